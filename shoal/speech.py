@@ -1,0 +1,49 @@
+"""Nouns that cross rooms."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from shoal.errors import InvalidRequest
+
+Repetition = Literal["upstream", "window"]
+
+
+class FinishReason(Enum):
+    STOP = "stop"  # the model said so
+    LENGTH = "length"  # max_frames or the context was reached
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How codes are drawn. The same seed gives the same audio, alone or in a batch.
+
+    `repetition` chooses what the S1 family's penalty looks at: `upstream` is the released behaviour, which in effect
+    penalises the main token of 16 frames ago; `window` penalises all main tokens of the last 16 frames.
+    The S2 family ignores the penalty; it redraws repeated tokens instead.
+    """
+
+    temperature: float = 0.8
+    top_p: float = 0.8
+    top_k: int = 0  # 0: no limit
+    repetition_penalty: float = 1.1
+    repetition: Repetition = "upstream"
+    seed: int = 0
+    max_frames: int = 1024  # 0: as many as the context holds
+
+    def __post_init__(self) -> None:
+        _within("temperature", self.temperature, 0.0, 2.0)
+        _within("top_p", self.top_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.0, 2.0)
+        if self.top_p == 0 or self.repetition_penalty == 0:
+            raise InvalidRequest("top_p and repetition_penalty must be greater than 0")
+        if self.top_k < 0 or self.max_frames < 0:
+            raise InvalidRequest("top_k and max_frames must not be negative; 0 means no limit")
+        if not 0 <= self.seed < 2**64:
+            raise InvalidRequest(f"seed must be a whole number from 0 to 2**64 - 1, not {self.seed}")
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must lie between {low:g} and {high:g}, not {value:g}")

@@ -1,0 +1,38 @@
+"""Shared by all tests: where the golden data lies, the marks, and the models they make."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.random import random_checkpoint
+
+# The models of the tests are too small to share out: a second thread would only wait for the first.
+torch.set_num_threads(1)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    return GOLDEN
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Checkpoint:
+    """A random model small enough to run anywhere, in fp32."""
+    return random_checkpoint("tiny", dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def tiny_s2() -> Checkpoint:
+    return random_checkpoint("tiny-s2", dtype=torch.float32)
