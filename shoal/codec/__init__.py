@@ -1,0 +1,1 @@
+"""Frames <-> samples: the causal codec, whole and as exact streams."""

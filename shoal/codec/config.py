@@ -1,0 +1,119 @@
+"""The numbers that define a codec. Field names on disk are upstream's, so its configuration files read as they are."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from math import prod
+from typing import Any
+
+from shoal.errors import CheckpointError
+
+# Upstream writes its class defaults and training knobs into the same file; none of them changes what is computed.
+TRAINING_ONLY = {"causal", "block_size", "dropout_rate", "attn_dropout_rate", "channels_first", "quantizer_dropout"}
+
+
+@dataclass(frozen=True)
+class WindowTransformerConfig:
+    """A causal transformer whose queries see the last `window_size` steps."""
+
+    n_layer: int
+    n_head: int
+    dim: int
+    intermediate_size: int
+    head_dim: int
+    window_size: int
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-5
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """Modified DAC. The defaults are the released Fish codec: 44.1 kHz, 2,048 samples per frame, 10 codebooks."""
+
+    sample_rate: int = 44100
+    encoder_dim: int = 64
+    encoder_rates: tuple[int, ...] = (2, 4, 8, 8)
+    latent_dim: int = 1024
+    decoder_dim: int = 1536
+    decoder_rates: tuple[int, ...] = (8, 8, 4, 2)
+    encoder_transformer_layers: tuple[int, ...] = (0, 0, 0, 4)
+    encoder_head_dim: int = 64
+    encoder_window: int = 512
+    downsample_factor: tuple[int, ...] = (2, 2)
+    semantic_codebook_size: int = 4096
+    codebook_size: int = 1024
+    n_codebooks: int = 9
+    codebook_dim: int = 8
+    transformer: WindowTransformerConfig = field(
+        default=WindowTransformerConfig(
+            n_layer=8, n_head=16, dim=1024, intermediate_size=3072, head_dim=64, window_size=128
+        )
+    )
+
+    @property
+    def num_codebooks(self) -> int:
+        """Rows of a frame: one semantic codebook and the residual ones."""
+        return 1 + self.n_codebooks
+
+    @property
+    def codebook_sizes(self) -> tuple[int, ...]:
+        return (self.semantic_codebook_size, *(self.codebook_size,) * self.n_codebooks)
+
+    @property
+    def frame_length(self) -> int:
+        """Samples per frame."""
+        return prod(self.encoder_rates) * prod(self.downsample_factor)
+
+    @property
+    def frame_rate(self) -> float:
+        return self.sample_rate / self.frame_length
+
+    def encoder_transformer(self, block: int) -> WindowTransformerConfig | None:
+        """The transformer behind encoder block `block`, or None. Heads and width follow upstream's fixed rules."""
+        layers, dim = self.encoder_transformer_layers[block], self.encoder_dim * 2 ** (block + 1)
+        if layers == 0:
+            return None
+        return WindowTransformerConfig(layers, dim // 64, dim, 3 * dim, self.encoder_head_dim, self.encoder_window)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "CodecConfig":
+        """Read upstream's layout: nested `quantizer`, `window_transformer` and `encoder_transformer` sections."""
+        try:
+            return cls(**_flatten(stored))
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise CheckpointError(f"codec configuration: {problem}") from problem
+
+    def to_dict(self) -> dict[str, Any]:
+        """The layout that `from_dict` reads."""
+        quantizer = ("n_codebooks", "codebook_size", "codebook_dim", "downsample_factor", "semantic_codebook_size")
+        flat = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {
+            **{
+                k: v
+                for k, v in flat.items()
+                if k not in (*quantizer, "transformer", "encoder_head_dim", "encoder_window")
+            },
+            "encoder_transformer": {"head_dim": self.encoder_head_dim, "window_size": self.encoder_window},
+            "quantizer": {key: flat[key] for key in quantizer},
+            "window_transformer": flat["transformer"],
+        }
+
+
+def _flatten(stored: Mapping[str, Any]) -> dict[str, Any]:
+    sections = {name: dict(stored[name]) for name in ("quantizer", "window_transformer", "encoder_transformer")}
+    plain = {key: value for key, value in stored.items() if key not in sections}
+    # Derived by us, or without effect: the decoder transformer is named in upstream's file but has no weights.
+    for known in ("derived", "decoder_transformer_layers", *TRAINING_ONLY):
+        plain.pop(known, None)
+    quantizer = {k: v for k, v in sections["quantizer"].items() if k not in (*TRAINING_ONLY, "input_dim")}
+    encoder = sections["encoder_transformer"]
+    merged = {**plain, **quantizer, "transformer": _window_transformer(sections["window_transformer"])}
+    merged |= {"encoder_head_dim": encoder["head_dim"], "encoder_window": encoder["window_size"]}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()}
+
+
+def _window_transformer(section: Mapping[str, Any]) -> WindowTransformerConfig:
+    known = {entry.name for entry in fields(WindowTransformerConfig)}
+    extra = set(section) - known - TRAINING_ONLY - {"input_dim", "n_local_heads"}
+    if extra:
+        raise CheckpointError(f"codec configuration: unknown keys in window_transformer: {', '.join(sorted(extra))}")
+    return WindowTransformerConfig(**{key: value for key, value in section.items() if key in known})

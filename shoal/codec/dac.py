@@ -1,0 +1,142 @@
+"""The modified DAC codec: samples -> codes -> samples, causal in both directions."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from shoal.codec.config import CodecConfig
+from shoal.codec.layers import (
+    DILATIONS,
+    KERNEL,
+    CausalConv,
+    CausalUpsample,
+    ResidualUnit,
+    Snake,
+    WindowTransformer,
+    run,
+)
+from shoal.codec.quantizer import Quantizer
+from shoal.codec.streaming import NoPast, Past, SlotPast
+
+
+class Block(nn.Module):
+    """A list of layers under the name that checkpoints give it."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.block = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        return run(self.block, x, past)
+
+
+class Encoder(nn.Module):
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        self.block = nn.ModuleList((CausalConv(1, config.encoder_dim, KERNEL),))
+        steps_per_frame = config.frame_length
+        for index, rate in enumerate(config.encoder_rates):
+            steps_per_frame //= rate
+            self.block.append(_encoder_block(config, index, rate, steps_per_frame))
+        width = config.encoder_dim * 2 ** len(config.encoder_rates)
+        self.block.append(Snake(width))
+        self.block.append(CausalConv(width, config.latent_dim, 3))
+
+    def forward(self, samples: Tensor, past: Past) -> Tensor:
+        """[n, 1, samples] -> [n, latent_dim, steps]"""
+        return run(self.block, samples, past)
+
+
+def _encoder_block(config: CodecConfig, index: int, rate: int, steps_per_frame: int) -> Block:
+    channels = config.encoder_dim * 2**index
+    units = [ResidualUnit(channels, dilation) for dilation in DILATIONS]
+    down = CausalConv(channels, 2 * channels, 2 * rate, stride=rate)
+    transformer = config.encoder_transformer(index)
+    tail = [] if transformer is None else [WindowTransformer(transformer, steps_per_frame)]
+    return Block(*units, Snake(channels), down, *tail)
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        channels = config.decoder_dim
+        self.model = nn.ModuleList((CausalConv(config.latent_dim, channels, KERNEL),))
+        for rate in config.decoder_rates:
+            up = CausalUpsample(channels, channels // 2, 2 * rate, rate)
+            units = [ResidualUnit(channels // 2, dilation) for dilation in DILATIONS]
+            self.model.append(Block(Snake(channels), up, *units))
+            channels //= 2
+        self.model.append(Snake(channels))
+        self.model.append(CausalConv(channels, 1, KERNEL))
+
+    def forward(self, latent: Tensor, past: Past) -> Tensor:
+        """[n, latent_dim, steps] -> samples [n, 1, samples] in (-1, 1)"""
+        return torch.tanh(run(self.model, latent, past))
+
+
+class Codec(nn.Module):
+    """Encode recordings, decode frames. Built without its encoder for servers that never encode."""
+
+    # Frames per piece of a long utterance: bounds memory, and pieces are exact, so nobody hears them.
+    PIECE = 256
+
+    def __init__(self, config: CodecConfig, *, encoder: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        if encoder:
+            self.encoder = Encoder(config)
+        self.quantizer = Quantizer(config, encoder=encoder)
+        self.decoder = Decoder(config)
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.model[0].conv.weight.device  # type: ignore[union-attr,return-value]
+
+    @property
+    def can_encode(self) -> bool:
+        return hasattr(self, "encoder")
+
+    def reserve(self, frames: int) -> None:
+        """Make ready for streams of up to `frames` frames."""
+        for module in self.modules():
+            if isinstance(module, WindowTransformer):
+                module.reserve(frames)
+
+    @torch.inference_mode()
+    def encode(self, samples: Tensor) -> Tensor:
+        """Samples [n, N] -> codes [n, codebooks, ceil(N / frame_length)]"""
+        length = self.config.frame_length
+        frames = -(-samples.shape[-1] // length)
+        padded = nn.functional.pad(samples, (0, frames * length - samples.shape[-1]))
+        pieces = padded[:, None].split(self.PIECE * length, dim=-1)
+        return torch.cat(self._in_pieces(self.encode_from, pieces, frames), dim=-1)
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [n, codebooks, T] -> samples [n, frame_length * T]"""
+        pieces = codes.split(self.PIECE, dim=-1)
+        return torch.cat(self._in_pieces(self.decode_from, pieces, codes.shape[-1]), dim=-1)
+
+    def encode_from(self, samples: Tensor, past: Past) -> Tensor:
+        """Whole frames of samples [n, 1, frame_length * T] that follow `past` -> codes [n, codebooks, T]"""
+        return self.quantizer.encode(self.encoder(samples, past), past)
+
+    def decode_from(self, codes: Tensor, past: Past) -> Tensor:
+        """Codes [n, codebooks, T] that follow `past` -> samples [n, frame_length * T]"""
+        latent = self.quantizer.upscale(self.quantizer.lookup(codes), past)
+        return self.decoder(latent, past).squeeze(1)
+
+    def _in_pieces(
+        self, work: Callable[[Tensor, Past], Tensor], pieces: tuple[Tensor, ...], frames: int
+    ) -> list[Tensor]:
+        self.reserve(frames)
+        if len(pieces) == 1:
+            return [work(pieces[0], NoPast())]
+        rows = torch.arange(len(pieces[0]), device=self.device)
+        past, done = SlotPast(len(rows), self.device), []
+        for start, piece in zip(range(0, frames, self.PIECE), pieces, strict=True):
+            past.open(rows, min(self.PIECE, frames - start), None)
+            done.append(work(piece, past))
+            past.close()
+        return done

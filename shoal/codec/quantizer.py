@@ -1,0 +1,99 @@
+"""Latents <-> codes: one semantic codebook, then residual ones, each looked up by cosine in a small space."""
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shoal.codec.config import CodecConfig
+from shoal.codec.layers import CausalConv, CausalUpsample, Resample, WindowTransformer, run
+from shoal.codec.streaming import Past
+
+
+class VectorQuantizer(nn.Module):
+    """One codebook with its projections into and out of the lookup space."""
+
+    def __init__(self, dim: int, entries: int, codebook_dim: int) -> None:
+        super().__init__()
+        self.in_proj = nn.Conv1d(dim, codebook_dim, 1)
+        self.out_proj = nn.Conv1d(codebook_dim, dim, 1)
+        self.codebook = nn.Embedding(entries, codebook_dim)
+
+    def encode(self, latent: Tensor) -> Tensor:
+        """[n, dim, T] -> codes [n, T]: the entry of highest cosine."""
+        query = F.normalize(self.in_proj(latent).transpose(1, 2), dim=-1)
+        return (query @ F.normalize(self.codebook.weight, dim=-1).T).argmax(-1)
+
+    def table(self) -> Tensor:
+        """[entries, dim]: what each code stands for, projection and bias included."""
+        return F.linear(self.codebook.weight, self.out_proj.weight.squeeze(-1), self.out_proj.bias)
+
+
+class CodebookStack(nn.Module):
+    """Codebooks that quantise, in turn, what the ones before left over. The name of its list is upstream's."""
+
+    def __init__(self, dim: int, count: int, entries: int, codebook_dim: int) -> None:
+        super().__init__()
+        self.quantizers = nn.ModuleList(VectorQuantizer(dim, entries, codebook_dim) for _ in range(count))
+
+    def __iter__(self) -> Iterator[VectorQuantizer]:
+        return cast(Iterator[VectorQuantizer], iter(self.quantizers))
+
+    def encode(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes [n, count, T] and what is left of the latent [n, dim, T]."""
+        codes = []
+        for quantizer in self:
+            code = quantizer.encode(latent)
+            latent = latent - F.embedding(code, quantizer.table()).transpose(1, 2)
+            codes.append(code)
+        return torch.stack(codes, dim=1), latent
+
+
+class Quantizer(nn.Module):
+    """Everything between encoder and decoder: down to the frame rate, codes, and up again."""
+
+    def __init__(self, config: CodecConfig, *, encoder: bool = True) -> None:
+        super().__init__()
+        dim, factors = config.latent_dim, config.downsample_factor
+        if encoder:
+            self.downsample = nn.ModuleList(
+                Resample(CausalConv(dim, dim, factor, stride=factor), dim) for factor in factors
+            )
+            self.pre_module = WindowTransformer(config.transformer)
+        self.semantic_quantizer = CodebookStack(dim, 1, config.semantic_codebook_size, config.codebook_dim)
+        self.quantizer = CodebookStack(dim, config.n_codebooks, config.codebook_size, config.codebook_dim)
+        self.post_module = WindowTransformer(config.transformer)
+        self.upsample = nn.ModuleList(
+            Resample(CausalUpsample(dim, dim, factor, factor), dim) for factor in reversed(factors)
+        )
+        self.sizes = config.codebook_sizes
+        # Derived from the weights at the first lookup; a buffer, so that it follows them to another device.
+        self.register_buffer("_tables", torch.empty(0, device="cpu"), persistent=False)
+        self._tables: Tensor
+
+    def encode(self, latent: Tensor, past: Past) -> Tensor:
+        """[n, dim, steps] -> codes [n, codebooks, frames]"""
+        latent = self.pre_module(run(self.downsample, latent, past), past)
+        semantic, left = self.semantic_quantizer.encode(latent)
+        residual, _ = self.quantizer.encode(left)
+        return torch.cat((semantic, residual), dim=1)
+
+    def lookup(self, codes: Tensor) -> Tensor:
+        """Codes [n, codebooks, T] -> latent [n, dim, T]; codes beyond a codebook's end stand for its last entry."""
+        sizes = torch.tensor(self.sizes, device=codes.device)
+        first = sizes.cumsum(0) - sizes
+        rows = torch.minimum(codes, sizes[:, None] - 1) + first[:, None]
+        return F.embedding(rows, self.tables()).sum(1).transpose(1, 2)
+
+    def upscale(self, latent: Tensor, past: Past) -> Tensor:
+        """Frame-rate latent [n, dim, T] -> decoder input [n, dim, steps]"""
+        return run(self.upsample, self.post_module(latent, past), past)
+
+    def tables(self) -> Tensor:
+        """All codebooks' vectors, one below the other [sum of sizes, dim]; made once, since weights do not change."""
+        if self._tables.numel() == 0:
+            books = (*self.semantic_quantizer, *self.quantizer)
+            self._tables = torch.cat([book.table() for book in books])
+        return self._tables

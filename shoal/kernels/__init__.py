@@ -1,0 +1,1 @@
+"""One file per kernel, with its plain PyTorch reference beside it."""

@@ -1,0 +1,24 @@
+"""Rotary positions over interleaved pairs (2i, 2i+1), with tables rounded to bfloat16.
+
+The models were trained with bf16 tables; exact tables move the logits visibly and garble long audio.
+"""
+
+import torch
+from torch import Tensor
+
+
+def rope_table(length: int, head_dim: int, base: float, device: torch.device | str | None = None) -> Tensor:
+    """[length, head_dim // 2, 2] of (cos, sin), fp32 values that bf16 can hold."""
+    # Computed on the CPU whatever the target: the last bit of cos differs between devices, and bf16 rounding keeps it.
+    exponent = torch.arange(0, head_dim, 2, device="cpu", dtype=torch.float32) / head_dim
+    angle = torch.outer(torch.arange(length, device="cpu", dtype=torch.float32), 1.0 / (base**exponent))
+    table = torch.stack((angle.cos(), angle.sin()), dim=-1)
+    return table.bfloat16().float().to(device)
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotate x [..., heads, head_dim] by table [..., head_dim // 2, 2] (one row per position); fp32 inside."""
+    pairs = x.float().unflatten(-1, (-1, 2))
+    cos, sin = table.unsqueeze(-3).unbind(-1)
+    even, odd = pairs.unbind(-1)
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
