@@ -1,0 +1,1 @@
+"""Prompt -> logits -> frames: the dual autoregressive transformer. Nothing here knows of requests."""

@@ -1,0 +1,59 @@
+"""Key/value caches for whole rows of equal length: what `generate`, the fast transformer and training use."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shoal.model.config import BlockConfig
+
+
+class RowCache:
+    """`rows` sequences in step: each call brings the next T tokens of every row, ordered row by row."""
+
+    def __init__(self, config: BlockConfig, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (config.n_layer, rows, config.n_local_heads, length, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.rows = rows
+        self.filled = 0
+        self.last_layer = config.n_layer - 1
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (by_row(x, self.rows) for x in (q, k, v))
+        begin, end = self.filled, self.filled + q.shape[-2]
+        self.keys[layer][:, :, begin:end] = k
+        self.values[layer][:, :, begin:end] = v
+        if layer == self.last_layer:
+            self.filled = end
+        return attend(q, self.keys[layer][:, :, :end], self.values[layer][:, :, :end])
+
+    def rewind(self) -> None:
+        """Start over; old entries are overwritten before anything sees them."""
+        self.filled = 0
+
+
+class NoCache:
+    """Whole rows at once, nothing kept: teacher-forced passes."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(*(by_row(x, self.rows) for x in (q, k, v)))
+
+
+def by_row(x: Tensor, rows: int) -> Tensor:
+    """[rows * T, heads, d] -> [rows, heads, T, d]"""
+    return x.unflatten(0, (rows, -1)).transpose(1, 2)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """q [rows, heads, T, d] are the last T of the tokens behind keys [rows, kv_heads, S, d] -> [rows * T, heads, d]"""
+    new, seen = q.shape[-2], keys.shape[-2]
+    mask = None if new == 1 else causal_mask(new, seen, q.device)
+    mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != keys.shape[1])
+    return mixed.transpose(1, 2).flatten(0, 1)
+
+
+def causal_mask(new: int, seen: int, device: torch.device) -> Tensor:
+    return torch.ones(new, seen, dtype=torch.bool, device=device).tril(seen - new)

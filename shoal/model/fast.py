@@ -1,0 +1,41 @@
+"""The fast transformer: one hidden state -> the codes of one frame, codebook by codebook."""
+
+import torch
+from torch import Tensor, nn
+
+from shoal.model.cache import NoCache
+from shoal.model.config import DualARConfig
+from shoal.model.layers import KVCache, Stack
+from shoal.model.linear import first_rows
+
+
+class FastTransformer(Stack):
+    def __init__(self, config: DualARConfig) -> None:
+        super().__init__(config.fast)
+        dim = config.fast.dim
+        self.project_in = nn.Linear(config.slow.dim, dim) if config.slow.dim != dim else nn.Identity()
+        self.embeddings = nn.Embedding(config.codebook_size, dim)
+        self.output = nn.Linear(dim, config.codebook_size, bias=False)
+        self.residual_size = config.residual_size
+
+    def forward(self, x: Tensor, position: int, cache: KVCache) -> Tensor:
+        """Inputs [n, dim] at one position of the frame -> hidden states [n, dim] after the norm."""
+        positions = torch.full((len(x),), position, device=x.device)
+        return self.norm(self.run(x, positions, cache))
+
+    def start(self, hidden: Tensor, cache: KVCache) -> None:
+        """Position 0 is the slow model's hidden state [n, slow dim]; its logits are never used."""
+        self.run(self.project_in(hidden), torch.zeros(len(hidden), dtype=torch.long, device=hidden.device), cache)
+
+    def next_logits(self, code: Tensor, position: int, cache: KVCache) -> Tensor:
+        """Logits [n, residual_size] of the code at `position`, given the code [n] before it."""
+        normed = self(self.embeddings(code), position, cache)
+        return first_rows(self.output, normed, self.residual_size)
+
+    def teacher_forced(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """Logits [n, codebooks, codebook_size] for known frames codes [n, codebooks]; the last code is not read."""
+        rows, length = codes.shape
+        inputs = torch.cat((self.project_in(hidden)[:, None], self.embeddings(codes[:, :-1])), dim=1)
+        positions = torch.arange(length, device=codes.device).repeat(rows)
+        mixed = self.run(inputs.flatten(0, 1), positions, NoCache(rows))
+        return self.output(self.norm(mixed)).unflatten(0, (rows, length))

@@ -1,0 +1,86 @@
+"""The transformer block both stacks are made of.
+
+Activations are [tokens, dim]: tokens of any number of sequences, one below the other. Only attention has to know
+which token belongs to which sequence, so only the cache does; a block hands it q, k and v and gets back the mix.
+"""
+
+from typing import Protocol
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shoal.kernels.rms_norm import RMSNorm
+from shoal.kernels.rope import rope_table, rotate
+from shoal.model.config import BlockConfig
+
+
+class KVCache(Protocol):
+    """Keeps keys and values, and attends over what each token may see."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store k, v [tokens, kv_heads, d], then mix the values for q [tokens, heads, d] -> [tokens, heads, d]."""
+
+
+class Attention(nn.Module):
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.wqkv = nn.Linear(config.dim, config.qkv_rows, bias=False)
+        self.wo = nn.Linear(config.n_head * config.head_dim, config.dim, bias=False)
+        self.heads = (config.n_head, config.n_local_heads, config.n_local_heads)
+        self.head_dim = config.head_dim
+        if config.attention_qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
+        self.normed = config.attention_qk_norm
+
+    def forward(self, x: Tensor, table: Tensor, layer: int, cache: KVCache) -> Tensor:
+        q, k, v = self.wqkv(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=-2)
+        if self.normed:
+            q, k = self.q_norm(q), self.k_norm(k)
+        mixed = cache.attend(layer, rotate(q, table), rotate(k, table), v)
+        return self.wo(mixed.flatten(-2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU with the gate and up projections in one matrix: one read of x, one product instead of two."""
+
+    def __init__(self, dim: int, intermediate: int) -> None:
+        super().__init__()
+        self.w13 = nn.Linear(dim, 2 * intermediate, bias=False)
+        self.w2 = nn.Linear(intermediate, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.w13(x).chunk(2, dim=-1)
+        return self.w2(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config.dim, config.intermediate_size)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+
+    def forward(self, x: Tensor, table: Tensor, layer: int, cache: KVCache) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), table, layer, cache)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Stack(nn.Module):
+    """Blocks in order, with the rotary table they share."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        table = rope_table(config.max_seq_len, config.head_dim, config.rope_base)
+        self.register_buffer("table", table, persistent=False)
+        self.table: Tensor
+
+    def run(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
+        """[tokens, dim] at positions [tokens] -> [tokens, dim], before the final norm."""
+        table = self.table[positions]
+        for index, block in enumerate(self.layers):
+            x = block(x, table, index, cache)
+        return x

@@ -1,0 +1,72 @@
+"""The slow transformer: columns of the prompt grid -> hidden state -> logits of the main token."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from shoal.model.config import DualARConfig
+from shoal.model.layers import KVCache, Stack
+from shoal.model.linear import dense, take_rows
+
+
+class SlowTransformer(Stack):
+    def __init__(self, config: DualARConfig) -> None:
+        super().__init__(config.slow)
+        self.config = config
+        dim = config.slow.dim
+        self.embeddings = nn.Embedding(config.vocab_size, dim)
+        self.codebook_embeddings = nn.Embedding(config.num_codebooks * config.codebook_size, dim)
+        if not config.tie_word_embeddings:
+            self.output = nn.Linear(dim, config.vocab_size, bias=False)
+
+    def embed(self, columns: Tensor) -> Tensor:
+        """Columns [tokens, 1 + codebooks] (main id, then codes) -> [tokens, dim]"""
+        config = self.config
+        main, codes = columns[:, 0], columns[:, 1:]
+        semantic = (main >= config.semantic_begin_id) & (main <= config.semantic_end_id)
+        first = torch.arange(config.num_codebooks, device=columns.device) * config.codebook_size
+        frame = self.codebook_embeddings(codes + first).sum(1) * semantic[:, None]
+        x = self.embeddings(main) + frame
+        if config.scale_codebook_embeddings:
+            # Only audio columns carry eleven vectors, so only they are scaled back to the size of one.
+            x = torch.where(semantic[:, None], x / math.sqrt(config.num_codebooks + 1), x)
+        return x
+
+    def forward(self, columns: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
+        """Columns [tokens, 1 + codebooks] at positions [tokens] -> hidden states [tokens, dim], before the norm."""
+        return self.run(self.embed(columns), positions, cache)
+
+
+class Head(nn.Module):
+    """Logits over the main tokens that may be drawn, with the vocabulary id of each column.
+
+    Cut, it holds the semantic ids in order and the stop token last: 4,097 rows are read per frame instead of
+    155,776, and text can never be drawn by accident. Whole, it is upstream's S1 head, which allows everything.
+    """
+
+    def __init__(self, slow: SlowTransformer, *, whole: bool = False) -> None:
+        super().__init__()
+        config = slow.config
+        source = dense(slow.embeddings.weight.detach()) if config.tie_word_embeddings else slow.output
+        legal = [*range(config.semantic_begin_id, config.semantic_end_id + 1), config.stop_id]
+        ids = torch.arange(config.vocab_size) if whole else torch.tensor(legal)
+        ids = ids.to(source.weight.device)
+        self.register_buffer("ids", ids, persistent=False)
+        self.ids: Tensor
+        self.output = source if whole else take_rows(source, ids)
+        self.whole = whole
+        self.first, self.count = config.semantic_begin_id, config.semantic_end_id - config.semantic_begin_id + 1
+        self.stop_id = config.stop_id
+
+    def forward(self, normed: Tensor) -> Tensor:
+        """[n, dim] after the final norm -> [n, rows]"""
+        return self.output(normed)
+
+    def columns_of(self, ids: Tensor) -> Tensor:
+        """Which column holds each vocabulary id; `len(self.ids)` for ids that cannot be drawn."""
+        if self.whole:
+            return ids
+        code = ids - self.first
+        column = torch.where((code >= 0) & (code < self.count), code, len(self.ids))
+        return torch.where(ids == self.stop_id, self.count, column)
