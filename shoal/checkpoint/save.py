@@ -1,0 +1,146 @@
+"""Modules -> files, in the layouts that `load` and upstream read. A directory appears whole or not at all."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.names import to_upstream, unstack
+from shoal.checkpoint.random import write_synthetic_tokenizer
+from shoal.checkpoint.weight_norm import unfold
+from shoal.codec.config import CodecConfig
+from shoal.codec.dac import Codec
+from shoal.errors import OutputError
+from shoal.model.config import BlockConfig, DualARConfig
+from shoal.model.dual_ar import DualAR
+
+Layout = Literal["pth", "safetensors"]
+
+
+def save_random(directory: Path, checkpoint: Checkpoint, *, shard_bytes: int = 2**30) -> None:
+    """Write a random checkpoint in its family's released layout: S1 as pickles, S2 as sharded safetensors."""
+    config = checkpoint.model.config
+    with whole_directory(directory) as folder:
+        write_json(folder / "config.json", config_document(config))
+        if config.family == "s1":
+            save_pickled_model(folder / "model.pth", checkpoint.model)
+        else:
+            save_sharded_model(folder, checkpoint.model, shard_bytes)
+        save_pickled_codec(folder, checkpoint.codec)
+        write_synthetic_tokenizer(folder, config)
+
+
+@contextmanager
+def whole_directory(directory: Path) -> Iterator[Path]:
+    """A folder to write into that becomes `directory` when the block ends well, and vanishes when it does not."""
+    if directory.exists():
+        raise OutputError(f"{directory} exists already; choose another name")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    except OSError as problem:
+        raise OutputError(f"cannot write to {directory.parent}: {problem.strerror}") from problem
+    try:
+        yield folder
+        folder.chmod(0o755)
+        folder.replace(directory)
+    except OSError as problem:
+        raise OutputError(f"cannot write {directory}: {problem.strerror}") from problem
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def upstream_tensors(model: DualAR) -> dict[str, Tensor]:
+    """The model's tensors under upstream's names."""
+    return {to_upstream(name): tensor.contiguous() for name, tensor in unstack(model.state_dict()).items()}
+
+
+def save_pickled_model(path: Path, model: DualAR) -> None:
+    # Cloned: a view would drag the whole stacked weight into the file, once per piece.
+    torch.save({name: tensor.clone() for name, tensor in upstream_tensors(model).items()}, path)
+
+
+def save_model(path: Path, model: DualAR) -> None:
+    """One safetensors file under upstream's names."""
+    save_file(upstream_tensors(model), path)
+
+
+def save_sharded_model(folder: Path, model: DualAR, shard_bytes: int) -> None:
+    """S2's layout: shards under the released prefixes, and the index that says which tensor is where."""
+    shards = _shards({_safetensors_name(n): t for n, t in upstream_tensors(model).items()}, shard_bytes)
+    where: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, folder / name)
+        where |= dict.fromkeys(shard, name)
+    total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
+
+
+def save_pickled_codec(folder: Path, codec: Codec) -> None:
+    """Upstream's `codec.pth`, weight norm and all, with the description that sizes other than Fish's need."""
+    torch.save(unfold(codec.state_dict()), folder / "codec.pth")
+    if codec.config != CodecConfig():
+        write_json(folder / "codec.json", codec.config.to_dict())
+
+
+def config_document(config: DualARConfig) -> dict[str, Any]:
+    """`config.json` as the family writes it."""
+    return _nested_document(config) if config.family == "s2" else _flat_document(config)
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _flat_document(config: DualARConfig) -> dict[str, Any]:
+    fast = {f"fast_{k}": v for k, v in asdict(config.fast).items() if k in _FAST_KEYS}
+    return {
+        "model_type": "dual_ar",
+        **asdict(config.slow),
+        **fast,
+        "n_fast_layer": config.fast.n_layer,
+        **{key: getattr(config, key) for key in _SHARED_KEYS},
+    }
+
+
+def _nested_document(config: DualARConfig) -> dict[str, Any]:
+    text = {**asdict(config.slow), "vocab_size": config.vocab_size, "tie_word_embeddings": config.tie_word_embeddings}
+    audio = {
+        **asdict(config.fast),
+        "vocab_size": config.codebook_size,
+        "num_codebooks": config.num_codebooks,
+        "tie_word_embeddings": False,
+    }
+    return {"model_type": "fish_qwen3_omni", "text_config": text, "audio_decoder_config": audio}
+
+
+_FAST_KEYS = set(BlockConfig.__dataclass_fields__) - {"n_layer", "rope_base", "norm_eps", "max_seq_len"}
+_SHARED_KEYS = (
+    "vocab_size", "codebook_size", "num_codebooks", "tie_word_embeddings", "scale_codebook_embeddings",
+    "norm_fastlayer_input",
+)  # fmt: skip
+
+
+def _safetensors_name(name: str) -> str:
+    if name.startswith("fast_"):
+        return f"audio_decoder.{name.removeprefix('fast_')}"
+    return f"audio_decoder.{name}" if name.startswith("codebook_embeddings.") else f"text_model.model.{name}"
+
+
+def _shards(tensors: dict[str, Tensor], most: int) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if shards[-1] and sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > most:
+            shards.append({})
+        shards[-1][name] = tensor
+    return shards

@@ -1,0 +1,91 @@
+"""Tensors on disk, memory-mapped. A pickle is only ever read as data."""
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from shoal.errors import CheckpointError, UnsafeCheckpoint
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
+        raise CheckpointError(f"{path}: not readable as JSON: {problem}") from problem
+    if not isinstance(stored, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(stored).__name__}")
+    return stored
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of one file. They are views of the mapped file: nothing is read until it is used."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    return _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+
+
+def read_shards(index: Path) -> dict[str, Tensor]:
+    """All tensors named by an index file, from the shards beside it."""
+    where = read_json(index).get("weight_map")
+    if not isinstance(where, dict) or not all(_is_plain_name(name) for name in where.values()):
+        raise CheckpointError(f"{index}: weight_map must map tensor names to file names beside it")
+    found: dict[str, Tensor] = {}
+    for shard in sorted(set(where.values())):
+        found |= read_tensors(index.parent / shard)
+    lost = sorted(set(where) - set(found))
+    if lost:
+        raise CheckpointError(f"{index}: {len(lost)} tensors are in no shard: {shorten(lost)}")
+    return found
+
+
+def shorten(names: list[str], most: int = 5) -> str:
+    """A few names and a count, for error messages."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _is_plain_name(name: object) -> bool:
+    return isinstance(name, str) and Path(name).name == name
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError) as problem:
+        raise CheckpointError(f"{path}: truncated, or not a safetensors file: {problem}") from problem
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        stored = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+    except pickle.UnpicklingError as problem:
+        raise _explain_refusal(path, problem) from problem
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as problem:
+        raise CheckpointError(f"{path}: truncated, or not a PyTorch file: {_first_line(problem)}") from problem
+    if isinstance(stored, dict) and isinstance(stored.get("state_dict"), dict):
+        stored = stored["state_dict"]
+    if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):
+        raise CheckpointError(f"{path}: expected a dictionary of tensors")
+    return stored
+
+
+def _explain_refusal(path: Path, problem: pickle.UnpicklingError) -> CheckpointError:
+    """torch names the global it would not import; anything else is just a broken file."""
+    if "GLOBAL" in str(problem) or "REDUCE" in str(problem) or "Unsupported class" in str(problem):
+        return UnsafeCheckpoint(
+            f"{path}: this pickle wants to run code when it is loaded, so it was not loaded. "
+            "Get the weights as safetensors, or from a source you can check."
+        )
+    return CheckpointError(f"{path}: truncated, or not a PyTorch file: {_first_line(problem)}")
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).splitlines()[0] if str(problem) else type(problem).__name__
