@@ -1,0 +1,177 @@
+"""Speech to a file: all of it under its name, or nothing.
+
+Samples go to a hidden file beside the target, which takes the name when everything is written. Standard output, pipes
+and devices have no name to take: they get the stream as it comes.
+"""
+
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Protocol, Self
+
+from shoal.audio.encode import Writing, encoder
+from shoal.audio.formats import format_of
+from shoal.audio.pcm import Samples
+from shoal.errors import OutputError
+
+STDOUT = Path("-")
+
+
+class AudioFile:
+    """Writes speech while it is made: `with AudioFile(path, rate) as file: file.write(samples)`.
+
+    Entering opens the output, so a place that cannot be written is known before any work is done. Leaving without an
+    error commits; leaving with one removes every trace. The format follows the suffix unless given; `-` is standard
+    output, wav unless given. Raises OutputError with the reason, InvalidRequest, MissingExtra.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        sample_rate: int,
+        *,
+        format: str | None = None,
+        output_rate: int | None = None,
+        bitrate: int | None = None,
+    ) -> None:
+        self.path = path
+        self.format = format or ("wav" if path == STDOUT else format_of(path))
+        self._sample_rate = sample_rate
+        self._output_rate = output_rate
+        self._bitrate = bitrate
+        self._output: Output | None = None
+
+    def __enter__(self) -> Self:
+        with _reasons(self.path):
+            self._output = self._open()
+        return self
+
+    def write(self, samples: Samples) -> None:
+        if self._output is None:
+            raise RuntimeError("an AudioFile is written inside its `with` block")
+        with _reasons(self.path):
+            self._output.write(samples)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        output, self._output = self._output, None
+        if output is None:
+            return
+        if error is not None:
+            output.discard()
+            return
+        try:
+            with _reasons(self.path):
+                output.commit()
+        except BaseException:
+            output.discard()
+            raise
+
+    def _open(self) -> "Output":
+        settings = (self.format, self._sample_rate, self._output_rate, self._bitrate)
+        if self.path == STDOUT:
+            return StreamedOutput(sys.stdout.buffer, *settings)
+        if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
+            # Renaming over a device or a pipe would replace it; a folder says no by itself.
+            return StreamedOutput(self.path.open("wb"), *settings)
+        return ReplacedOutput(self.path, *settings)
+
+
+def write_audio(
+    path: Path,
+    samples: Samples,
+    sample_rate: int,
+    *,
+    format: str | None = None,
+    output_rate: int | None = None,
+    bitrate: int | None = None,
+) -> None:
+    """Write a whole utterance, atomically; see AudioFile."""
+    with AudioFile(path, sample_rate, format=format, output_rate=output_rate, bitrate=bitrate) as file:
+        file.write(samples)
+
+
+class Output(Protocol):
+    def write(self, samples: Samples) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def discard(self) -> None:
+        """Leave no trace; never raises."""
+
+
+class StreamedOutput:
+    """Bytes to a stream that cannot be rewound, each piece at once."""
+
+    def __init__(
+        self, stream: BinaryIO, format: str, sample_rate: int, output_rate: int | None, bitrate: int | None
+    ) -> None:
+        self._stream = stream
+        self._encoder = encoder(format, sample_rate, output_rate=output_rate, bitrate=bitrate)
+
+    def write(self, samples: Samples) -> None:
+        self._send(self._encoder.feed(samples))
+
+    def commit(self) -> None:
+        self._send(self._encoder.finish())
+        self._close()
+
+    def discard(self) -> None:
+        with suppress(OSError):
+            self._close()
+
+    def _send(self, encoded: bytes) -> None:
+        self._stream.write(encoded)
+        self._stream.flush()
+
+    def _close(self) -> None:
+        if self._stream is not sys.stdout.buffer:
+            self._stream.close()
+
+
+class ReplacedOutput:
+    """A file that appears under its name when it is complete."""
+
+    def __init__(self, path: Path, format: str, sample_rate: int, output_rate: int | None, bitrate: int | None) -> None:
+        # Through a symbolic link the file behind it is replaced, not the link.
+        self._target = path.resolve()
+        self._hidden = self._target.with_name(f".shoal-{secrets.token_hex(8)}.part")
+        self._file = self._hidden.open("x+b")
+        try:
+            self._writing = Writing(format, sample_rate, self._file, output_rate=output_rate, bitrate=bitrate)
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, samples: Samples) -> None:
+        self._writing.write(samples)
+
+    def commit(self) -> None:
+        self._writing.close()
+        self._file.flush()
+        # Some file systems report a full disk only here; and a name must not outlive the bytes it promises.
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._hidden.replace(self._target)
+
+    def discard(self) -> None:
+        # Closed before the writer is dropped: a writer that sees a closed file does not try to end it.
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            self._hidden.unlink()
+
+
+@contextmanager
+def _reasons(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        place = "standard output" if path == STDOUT else path
+        raise OutputError(f"Cannot write {place}: {error.strerror or error}.") from error

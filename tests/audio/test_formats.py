@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+
+from shoal.audio.formats import FORMATS, audio_format, format_of, media_type
+from shoal.errors import InvalidRequest
+
+
+def test_every_format_has_its_media_type():
+    assert {name: media_type(name) for name in FORMATS} == {
+        "wav": "audio/wav",
+        "pcm": "audio/pcm",
+        "flac": "audio/flac",
+        "mp3": "audio/mpeg",
+        "opus": "audio/ogg",
+        "aac": "audio/aac",
+        "webm": "audio/webm",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("a.wav", "wav"), ("A.MP3", "mp3"), ("b.c.ogg", "opus"), ("speech.raw", "pcm")]
+)
+def test_a_suffix_names_a_format(name, expected):
+    assert format_of(Path(name)) == expected
+
+
+@pytest.mark.parametrize("name", ["a.xyz", "a", "wav"])
+def test_an_unknown_suffix_is_refused_with_the_known_ones(name):
+    with pytest.raises(InvalidRequest, match=r"\.wav.*\.mp3"):
+        format_of(Path(name))
+
+
+def test_an_unknown_format_is_refused_with_the_known_ones():
+    with pytest.raises(InvalidRequest, match=r"'midi'; known: wav, pcm, flac"):
+        audio_format("midi")
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "carried"),
+    [
+        ("wav", 44_100, 44_100),
+        ("opus", 44_100, 48_000),
+        ("mp3", 44_100, 44_100),
+        ("mp3", 20_000, 22_050),
+        ("mp3", 96_000, 48_000),
+    ],
+)
+def test_a_rate_the_format_cannot_carry_goes_to_the_next_one_up(name, rate, carried):
+    assert audio_format(name).rate_for(rate) == carried
+
+
+def test_a_rate_that_was_asked_for_and_cannot_be_had_is_refused():
+    with pytest.raises(InvalidRequest, match="mp3 cannot carry 96000 Hz"):
+        audio_format("mp3").check_rate(96_000)
+    with pytest.raises(InvalidRequest, match="outside 8000 to 192000"):
+        audio_format("wav").check_rate(1)
+
+
+def test_a_bitrate_outside_the_format_is_refused():
+    assert audio_format("mp3").check_bitrate(None) == 128_000
+    assert audio_format("opus").check_bitrate(24_000) == 24_000
+    with pytest.raises(InvalidRequest, match="8000 to 320000 bits per second, not 128"):
+        audio_format("mp3").check_bitrate(128)
+    with pytest.raises(InvalidRequest, match="lossless"):
+        audio_format("flac").check_bitrate(128_000)
