@@ -1,0 +1,97 @@
+"""Unicode to the characters that spoken English is written with.
+
+What has a name in English gets it (`×`, `→`), accents come off, other scripts leave a space behind: a character that
+vanished without one would join two words into a third.
+"""
+
+import re
+import unicodedata
+
+# Currency signs, the degree and the micro sign stay: they are read together with their number.
+KEPT = frozenset("£€¥₹¢°µ")
+
+# Letters that do not decompose, and signs with a reading of their own.
+NAMED = {
+    **dict.fromkeys("‘’‚‛′`´ʼ", "'"),
+    **dict.fromkeys("“”„‟«»″", '"'),
+    **dict.fromkeys("‐‑‒–−", "-"),
+    **dict.fromkeys("—―", " -- "),
+    **dict.fromkeys("•·∙▪●◦", ", "),
+    **dict.fromkeys("，、", ", "),
+    **dict.fromkeys("。｡", ". "),
+    **dict.fromkeys("™®℠", " "),
+    "…": "...",
+    "！": "! ",
+    "？": "? ",
+    "；": "; ",
+    "：": ": ",
+    "¿": " ",
+    "¡": " ",
+    "⁄": "/",
+    "²": " squared ",
+    "³": " cubed ",
+    "×": " times ",
+    "÷": " divided by ",
+    "±": " plus or minus ",
+    "≈": " approximately ",
+    "≠": " is not equal to ",
+    "≤": " less than or equal to ",
+    "≥": " greater than or equal to ",
+    "→": " to ",
+    "√": " square root of ",
+    "∞": " infinity ",
+    "π": " pi ",
+    "μ": "µ",
+    "Ω": " ohm ",
+    "©": " copyright ",
+    "§": " section ",
+    "№": " number ",
+    "℃": "°C",
+    "℉": "°F",
+    "ß": "ss",
+    "æ": "ae",
+    "Æ": "Ae",
+    "œ": "oe",
+    "Œ": "Oe",
+    "ø": "o",
+    "Ø": "O",
+    "ł": "l",
+    "Ł": "L",
+    "đ": "d",
+    "Đ": "D",
+    "ð": "d",
+    "Ð": "D",
+    "þ": "th",
+    "Þ": "Th",
+    "ı": "i",
+}
+PLAIN = re.compile(r"[\x20-\x7e\n]*")
+OTHER = re.compile(r"[^\x20-\x7e\n]")
+# "2½" decomposes to "21/2", so the fraction is first moved off.
+MIXED_FRACTION = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞])")
+
+
+def fold(text: str) -> str:
+    """The text in printable ASCII, line ends and the signs of KEPT."""
+    if PLAIN.fullmatch(text):
+        return text
+    composed = unicodedata.normalize("NFC", MIXED_FRACTION.sub(" ", text))
+    return OTHER.sub(lambda match: fold_character(match[0]), composed)
+
+
+def fold_character(character: str) -> str:
+    if character in KEPT:
+        return character
+    if character in NAMED:
+        return NAMED[character]
+    if unicodedata.category(character) in ("Mn", "Cf"):
+        return ""
+    if character.isdecimal():
+        return str(unicodedata.decimal(character))
+    return fold_decomposed(character)
+
+
+def fold_decomposed(character: str) -> str:
+    base = unicodedata.normalize("NFKD", character).replace("⁄", "/")
+    ascii_part = "".join(mark for mark in base if mark.isascii() and mark.isprintable())
+    return ascii_part or " "

@@ -1,0 +1,258 @@
+"""Written English to spoken English, for models that learned from spoken words only.
+
+The result is letters, spaces and `. , ? ! ' - ; :`, and normalising it again changes nothing: folding comes first and
+leaves a space where a character goes, so that no later step brings new spellings together; digits and signs are gone
+after their step; abbreviations are expanded until none is left.
+"""
+
+import re
+
+from shoal.errors import TextError
+from shoal.text.fold import fold
+from shoal.text.quantities import speak_quantities
+from shoal.text.tokenizer import SPEAKER_TAG
+
+# Stage directions: a model that knows no markers should not read them out.
+DIRECTION = re.compile(r"\[[^\[\]\n]{1,64}\]")
+
+EMAIL = re.compile(
+    r"(?<![\w.+-])[A-Za-z0-9_+-]{1,64}(?:\.[A-Za-z0-9_+-]{1,64}){0,5}@"
+    r"[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,4}(?![\w-])"
+)
+URL = re.compile(
+    r"(?:(?:https?|ftp)://(?:www\.)?|(?<![\w.])www\.)(?P<address>[^\s<>\"]{1,300})"
+    r"|(?<![\w.@-])(?P<domain>(?:[A-Za-z0-9-]{1,63}\.){1,4}(?:com|org|net|edu|gov|io|ai|dev|app|info|co\.uk)"
+    r"(?![\w-])(?:/[^\s<>\"]{1,300})?)"
+)
+ADDRESS_SIGNS = {
+    ".": "dot",
+    "/": "slash",
+    "-": "dash",
+    "_": "underscore",
+    "?": "question mark",
+    "=": "equals",
+    "&": "and",
+    "@": "at",
+    "#": "hash",
+    ":": "colon",
+    "%": "percent",
+    "+": "plus",
+    "~": "tilde",
+}
+
+DOTTED_LETTERS = re.compile(r"(?<![\w.])([A-Za-z](?:\.[A-Za-z]){1,8})(?![A-Za-z0-9])(\.(?=\s*$))?\.?")
+DOTTED_READINGS = {"e.g": "for example", "i.e": "that is"}
+
+# A word is letters: digits and signs beside it become words of their own.
+WORD_START = r"(?<![A-Za-z])(?<![A-Za-z]['-])"
+WORD_END = r"(?![A-Za-z])(?!['-][A-Za-z])"
+
+# Only with a capital: "rev the engine", "250 ms".
+TITLES = {
+    "Mr": "Mister",
+    "MR": "Mister",
+    "Mrs": "Missus",
+    "MRS": "Missus",
+    "Ms": "Miss",
+    "Dr": "Doctor",
+    "DR": "Doctor",
+    "Prof": "Professor",
+    "Rev": "Reverend",
+    "Sr": "Senior",
+    "Jr": "Junior",
+    "Capt": "Captain",
+    "Lt": "Lieutenant",
+    "Sgt": "Sergeant",
+}
+ABBREVIATIONS = {
+    "vs": "versus",
+    "etc": "et cetera",
+    "approx": "approximately",
+    "dept": "department",
+    "blvd": "boulevard",
+    "ltd": "limited",
+}
+# These are words, or parts of words, unless the dot is there.
+DOTTED_ABBREVIATIONS = {
+    "gen": "general",
+    "col": "colonel",
+    "maj": "major",
+    "gov": "governor",
+    "sen": "senator",
+    "rep": "representative",
+    "hon": "honorable",
+    "inc": "incorporated",
+    "corp": "corporation",
+    "co": "company",
+    "ave": "avenue",
+    "rd": "road",
+    "mt": "mount",
+    "ft": "fort",
+    "tel": "telephone",
+    "misc": "miscellaneous",
+    "jan": "January",
+    "feb": "February",
+    "apr": "April",
+    "aug": "August",
+    "sept": "September",
+    "oct": "October",
+    "nov": "November",
+    "dec": "December",
+}
+NUMBERED = {
+    "no": "number",
+    "nos": "numbers",
+    "fig": "figure",
+    "vol": "volume",
+    "ch": "chapter",
+    "p": "page",
+    "pp": "pages",
+}
+NUMBERED_ABBREVIATION = re.compile(rf"{WORD_START}({'|'.join(NUMBERED)})\.\s?(?=\d)", re.IGNORECASE)
+SAINT_OR_STREET = re.compile(rf"{WORD_START}St{WORD_END}\.?(?=(\s+[A-Z])?)")
+DOCTORATE = re.compile(rf"{WORD_START}PhD{WORD_END}")
+TITLE = re.compile(rf"{WORD_START}({'|'.join(TITLES)}){WORD_END}(\.(?=\s*$))?\.?")
+ABBREVIATION = re.compile(
+    rf"{WORD_START}(?:({'|'.join(ABBREVIATIONS)}){WORD_END}\.?|({'|'.join(DOTTED_ABBREVIATIONS)})\.)"
+    r"(?=(\s*$|(?-i:\s+[A-Z]))?)",
+    re.IGNORECASE,
+)
+
+SLASH_WORDS = {"and/or": "and or", "w/o": "without", "w/": "with", "n/a": "not applicable", "c/o": "care of"}
+SLASH_WORD = re.compile(r"(?<![\w/])(?:and/or\b|w/o\b|w/|n/a\b|c/o\b)", re.IGNORECASE)
+SIGNS = {
+    "&": " and ",
+    "%": " percent ",
+    "+": " plus ",
+    "=": " equals ",
+    "@": " at ",
+    "#": " hash ",
+    "/": " slash ",
+    "°": " degrees ",
+    "µ": " micro ",
+    "$": " dollar ",
+    "£": " pound ",
+    "€": " euro ",
+    "¥": " yen ",
+    "₹": " rupee ",
+    "¢": " cent ",
+    "(": ", ",
+    ")": ", ",
+    "{": ", ",
+    "}": ", ",
+    "|": ", ",
+}
+SIGN = re.compile(f"[{re.escape(''.join(SIGNS))}]")
+ABOUT = re.compile(r"~\s?(?=[$£€¥₹]?\d)")
+LESS = re.compile(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)")
+GREATER = re.compile(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)")
+
+PARAGRAPH = re.compile(r"\n\s*\n")
+ELLIPSIS = re.compile(r"\.{2,}(?=(\s*[a-z])?)")
+DASH = re.compile(r"-{2,}|(?<!\S)-(?!\S)")
+LOOSE_HYPHEN = re.compile(r"(?<![A-Za-z])-|-(?![A-Za-z])")
+LOOSE_APOSTROPHE = re.compile(r"(?<![A-Za-z])'|'(?![A-Za-z])")
+UNSPOKEN = re.compile(r"[^A-Za-z .,?!'\-;:]+")
+SPACES = re.compile(r"\s+")
+MARKS = re.compile(r" ?[.,?!;:](?: ?[.,?!;:])*+ ?")
+STRONGEST_FIRST = "?!.;:,"
+
+CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,6})(s?)(?![\w'])")
+INTERJECTIONS = frozenset(("HMM", "SHH", "PSST", "PFFT", "TSK", "BRR", "GRR", "ZZZ"))
+SPELLED = re.compile(
+    "AI|API|ATM|CEO|CIA|CPU|EU|FAQ|FBI|GPU|HIV|IBM|IT|IP|IQ|OS|PIN|UI|UK|UN|URL|US|USA|USB|USD|UV|VIP|ETA|EST|ID|IOS|UFO|UPS|USSR"
+)
+
+
+def normalize(text: str) -> str:
+    """The text as an English speaker would read it out. Raises TextError when nothing of it can be spoken."""
+    text = DIRECTION.sub(" ", SPEAKER_TAG.sub(" ", fold(text))).replace('"', " ")
+    text = expand_abbreviations(speak_addresses(text).replace("_", " "))
+    text = speak_quantities(speak_relations(text))
+    text = settle(tidy(speak_signs(text)))
+    if not re.search("[A-Za-z]", text):
+        raise TextError("the text has nothing that can be spoken in English")
+    return text
+
+
+def settle(text: str) -> str:
+    """Abbreviations that only tidying made visible, as in `(in Jan).`; no reading holds an abbreviation, so it ends."""
+    settled = spell_capitals(tidy(expand_abbreviations(text)))
+    while settled != text:
+        text, settled = settled, spell_capitals(tidy(expand_abbreviations(settled)))
+    return text
+
+
+def speak_addresses(text: str) -> str:
+    text = EMAIL.sub(lambda match: spell_address(match[0]), text)
+    return URL.sub(lambda match: spell_address(match["address"] or match["domain"]), text)
+
+
+def spell_address(address: str) -> str:
+    """`example dot com slash page`; what ends the sentence around the address is given back."""
+    bare = address.rstrip(".,!?;:)'/")
+    spoken = "".join(f" {ADDRESS_SIGNS[sign]} " if sign in ADDRESS_SIGNS else sign for sign in bare)
+    return f"{spoken}{address[len(bare) :].replace('/', ' ')}"
+
+
+def expand_abbreviations(text: str) -> str:
+    text = DOTTED_LETTERS.sub(read_dotted_letters, text)
+    text = NUMBERED_ABBREVIATION.sub(lambda match: f"{like(match[1], NUMBERED[match[1].lower()])} ", text)
+    text = SAINT_OR_STREET.sub(lambda match: "Saint" if match[1] else "Street", text)
+    text = DOCTORATE.sub("P H D", text)
+    text = TITLE.sub(lambda match: TITLES[match[1]] + (match[2] or ""), text)
+    return ABBREVIATION.sub(read_abbreviation, text)
+
+
+def read_dotted_letters(match: re.Match[str]) -> str:
+    """`U.S.` letter by letter. Its last dot is also the full stop when the text ends there."""
+    reading = DOTTED_READINGS.get(match[1].lower()) or match[1].upper().replace(".", " ")
+    return f"{reading}{'.' if match[2] else ' '}"
+
+
+def read_abbreviation(match: re.Match[str]) -> str:
+    written, following = match[1] or match[2], match[3]
+    reading = like(written, (ABBREVIATIONS | DOTTED_ABBREVIATIONS)[written.lower()])
+    ends_sentence = following is not None and (not following.strip() or written.lower() == "etc")
+    return f"{reading}." if ends_sentence and match[0].endswith(".") else reading
+
+
+def like(written: str, reading: str) -> str:
+    return reading[0].upper() + reading[1:] if written[0].isupper() else reading
+
+
+def speak_relations(text: str) -> str:
+    """Signs that mean something only between numbers, while the numbers are still there."""
+    text = LESS.sub(" is less than ", ABOUT.sub("about ", text))
+    return GREATER.sub(" is greater than ", text)
+
+
+def speak_signs(text: str) -> str:
+    text = SLASH_WORD.sub(lambda match: f"{SLASH_WORDS[match[0].lower()]} ", text)
+    return SIGN.sub(lambda match: SIGNS[match[0]], text)
+
+
+def tidy(text: str) -> str:
+    """Only speakable characters, one space between words, one mark between phrases."""
+    text = ELLIPSIS.sub(lambda match: ", " if match[1] else ". ", PARAGRAPH.sub(". ", text))
+    text = UNSPOKEN.sub(" ", DASH.sub(", ", text))
+    text = LOOSE_APOSTROPHE.sub(" ", LOOSE_HYPHEN.sub(" ", text))
+    text = MARKS.sub(strongest_mark, SPACES.sub(" ", text))
+    return text.strip().lstrip(".,?!;: ")
+
+
+def strongest_mark(match: re.Match[str]) -> str:
+    return f"{min(match[0].replace(' ', ''), key=STRONGEST_FIRST.index)} "
+
+
+def spell_capitals(text: str) -> str:
+    """`T V` for TV: capitals that make no syllable, and some that make one but are spelled all the same."""
+    shouted = text.isupper()
+
+    def spell(match: re.Match[str]) -> str:
+        word, ending = match[1], match[2]
+        unpronounceable = not re.search("[AEIOUY]", word) and word not in INTERJECTIONS
+        known = not shouted and SPELLED.fullmatch(word)
+        return " ".join(word) + ("'s" if ending else "") if unpronounceable or known else match[0]
+
+    return CAPITALS.sub(spell, text)
