@@ -9,6 +9,9 @@
     │   └── UnsafeCheckpoint  a pickle that wants to run code
     ├── ModelNotFound         no such model here
     ├── GenerationFailed      the model ran and what came out is not speech
+    ├── EngineBusy            the queue is full; try again later
+    ├── EngineStopped         the engine was closed, or failed while the request ran
+    ├── DeadlineExceeded      the request did not end in the time it was given
     ├── OutputError           the result could not be written
     ├── MissingExtra          an optional dependency is not installed
     └── VerificationFailed    a parity comparison left its tolerance
@@ -65,3 +68,15 @@ class MissingExtra(ShoalError):
 
 class VerificationFailed(ShoalError):
     exit_code = 12
+
+
+class EngineBusy(ShoalError):
+    exit_code = 13
+
+
+class EngineStopped(ShoalError):
+    exit_code = 14
+
+
+class DeadlineExceeded(ShoalError):
+    exit_code = 15

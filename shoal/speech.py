@@ -4,7 +4,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shoal.errors import InvalidRequest
+
+Samples = NDArray[np.float32]  # mono, in [-1, 1]
 
 Repetition = Literal["upstream", "window"]
 
@@ -42,6 +47,62 @@ class Sampling:
             raise InvalidRequest("top_k and max_frames must not be negative; 0 means no limit")
         if not 0 <= self.seed < 2**64:
             raise InvalidRequest(f"seed must be a whole number from 0 to 2**64 - 1, not {self.seed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A voice as it comes with a request: the bytes of an audio file, and what is said in it."""
+
+    audio: bytes
+    transcript: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechRequest:
+    """One thing to say. Without `sampling` it is the model's usual."""
+
+    text: str
+    voice: str | None = None  # the name of a stored voice
+    recordings: tuple[Recording, ...] = ()  # or recordings of one
+    sampling: Sampling | None = None
+    chunk_bytes: int | None = None  # longest piece of text per turn; None: the model's usual
+    timeout: float | None = None  # seconds from now
+    whole: bool = False  # audio only when all of it is there, so that a failure can be tried again
+
+    def __post_init__(self) -> None:
+        if self.voice is not None and self.recordings:
+            raise InvalidRequest("give the name of a voice or recordings of one, not both")
+        if self.chunk_bytes is not None and not 16 <= self.chunk_bytes <= 100_000:
+            raise InvalidRequest(f"chunk length must lie between 16 and 100000 bytes, not {self.chunk_bytes}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise InvalidRequest(f"timeout must be more than 0 seconds, not {self.timeout:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class AudioChunk:
+    """Samples on their way out; `finish` is set on the last chunk of an utterance, which may be empty."""
+
+    samples: Samples
+    sample_rate: int
+    finish: FinishReason | None = None
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.sample_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """A whole utterance."""
+
+    samples: Samples
+    sample_rate: int
+    finish: FinishReason
+    codes: NDArray[np.int32]  # [codebooks, frames]
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.sample_rate
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -1,0 +1,296 @@
+"""One voice on disk: a directory of recordings, each with a transcript of the same stem.
+
+    sample.wav                       as it came, in any of SUFFIXES; any number of them, in the order of their names
+    sample.lab                       what is said in it, UTF-8
+    voice.json                       ours: when it was added, and what the recordings were
+    codes-<fingerprint>-<hash>.npy   ours: the frames of the recording of that hash, by the codec of that fingerprint
+
+The first two are upstream's layout, and enough. A directory is held open while it is read and nothing in it is followed
+elsewhere: whatever is renamed or linked meanwhile, every read is of a plain file in this directory.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+import numpy as np
+
+from shoal.audio.decode import Recording
+from shoal.errors import InvalidRequest
+from shoal.text.prompt import Codes
+from shoal.voices.voice import BrokenVoice, VoiceLimits, check_transcript
+
+SUFFIXES = (".mp3", ".wav", ".flac", ".ogg", ".m4a", ".wma", ".aac", ".aiff", ".aif", ".aifc")
+TRANSCRIPT = ".lab"
+DETAILS = "voice.json"
+DETAILS_BYTES = 1 << 20
+
+# What numpy writes before an array [C, frames] of int32: magic, version 1.0, length of the rest, and the rest.
+CODES_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00v\x00{'descr': '<i4', 'fortran_order': False, 'shape': \(([1-9]\d*), ([1-9]\d*)\), } *\n"
+)
+CODES_HEADER_BYTES = 128
+
+# (offset, bytes, suffix): how the files of each suffix begin.
+BEGINNINGS = (
+    (8, b"WAVE", ".wav"),
+    (0, b"fLaC", ".flac"),
+    (0, b"OggS", ".ogg"),
+    (4, b"ftyp", ".m4a"),
+    (8, b"AIFC", ".aifc"),
+    (8, b"AIFF", ".aiff"),
+    (0, b"ID3", ".mp3"),
+    (0, b"\xff\xfb", ".mp3"),
+    (0, b"\xff\xf3", ".mp3"),
+    (0, b"\xff\xf1", ".aac"),
+    (0, b"\xff\xf9", ".aac"),
+    (0, b"\x30\x26\xb2\x75", ".wma"),
+)
+
+Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]  # per file: name, inode, bytes, time of change
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingDetails:
+    file: str
+    seconds: float
+    sample_rate: int  # of the file, before resampling
+    channels: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceDetails:
+    """What voice.json says. The name is not in it: the directory's name is the voice's."""
+
+    created: str  # ISO 8601, UTC
+    recordings: tuple[RecordingDetails, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(recording.seconds for recording in self.recordings)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """An open voice directory. Its methods raise BrokenVoice, naming the voice and the file."""
+
+    name: str
+    path: Path
+    fd: int
+
+    @property
+    def moved(self) -> bool:
+        """Renamed or deleted since it was opened, whatever bears its name now."""
+        try:
+            return not os.path.samestat(os.fstat(self.fd), self.path.lstat())
+        except OSError:
+            return True
+
+    @property
+    def empty(self) -> bool:
+        return not self._files()
+
+    @property
+    def complete(self) -> bool:
+        """At least one recording has its transcript; upstream lists no other directories."""
+        files = [file for file, plain in self._files().items() if plain]
+        return any(transcript_name(file) in files for file in audio_names(files))
+
+    def recordings(self) -> list[str]:
+        """File names of the recordings. Every one has a transcript beside it."""
+        files = self._files()
+        recordings = audio_names(files)
+        if not recordings:
+            raise self.broken(None, "it holds no recording")
+        for recording in recordings:
+            if transcript_name(recording) not in files:
+                raise self.broken(recording, f"its transcript {transcript_name(recording)!r} is missing")
+        return recordings
+
+    def stamp(self) -> Stamp:
+        """Changes when a recording or a transcript does; not when codes are added."""
+        files = [file for recording in self.recordings() for file in (recording, transcript_name(recording))]
+        return tuple(self._stamp(file) for file in files)
+
+    def audio(self, recording: str, limits: VoiceLimits) -> bytes:
+        return self.read(recording, limits.audio.max_bytes)
+
+    def transcript(self, recording: str, limits: VoiceLimits) -> str:
+        file = transcript_name(recording)
+        # A character takes four bytes at most; the rest is room for white space.
+        stored = self.read(file, 4 * limits.max_transcript + 1024)
+        try:
+            return check_transcript(stored.decode("utf-8-sig"), limits)
+        except (InvalidRequest, UnicodeDecodeError) as problem:
+            raise self.broken(file, problem) from problem
+
+    def details(self) -> VoiceDetails | None:
+        """None for a directory that was not made by us."""
+        if DETAILS not in self._files():
+            return None
+        try:
+            stored = json.loads(self.read(DETAILS, DETAILS_BYTES))
+            recordings = tuple(RecordingDetails(**recording) for recording in stored.pop("recordings"))
+            return VoiceDetails(recordings=recordings, **stored)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+            raise self.broken(DETAILS, f"it cannot be read: {problem}") from problem
+
+    def codes(self, file: str) -> Codes | None:
+        """Stored codes, memory-mapped; None where there are none, or none that can be used."""
+        try:
+            with self._open(file) as opened:
+                return map_codes(opened)
+        except (OSError, ValueError, OverflowError):
+            return None
+
+    def read(self, file: str, most: int) -> bytes:
+        try:
+            with self._open(file) as opened:
+                content = opened.read(most + 1)
+        except OSError as problem:
+            raise self.broken(file, reason(problem)) from problem
+        if len(content) > most:
+            raise self.broken(file, f"it is larger than {most} bytes")
+        return content
+
+    def broken(self, file: str | None, problem: object) -> BrokenVoice:
+        place = f"Voice {self.name!r}" if file is None else f"Voice {self.name!r}, file {file!r}"
+        return BrokenVoice(f"{place}: {problem}")
+
+    def _files(self) -> dict[str, bool]:
+        """Every name, and whether it is a plain file."""
+        try:
+            with os.scandir(self.fd) as entries:
+                return {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
+        except OSError as problem:
+            raise self.broken(None, reason(problem)) from problem
+
+    def _stamp(self, file: str) -> tuple[str, int, int, int]:
+        try:
+            found = os.stat(file, dir_fd=self.fd, follow_symlinks=False)
+        except OSError as problem:
+            raise self.broken(file, reason(problem)) from problem
+        return file, found.st_ino, found.st_size, found.st_mtime_ns
+
+    @contextmanager
+    def _open(self, file: str) -> Iterator[BinaryIO]:
+        # Without O_NONBLOCK a planted pipe would hold us until somebody writes to it.
+        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "it is not a plain file")
+        with os.fdopen(fd, "rb") as opened:
+            yield opened
+
+
+@contextmanager
+def open_folder(root: Path, name: str) -> Iterator[Folder]:
+    """Raises FileNotFoundError, or BrokenVoice for what is no directory. `name` has been checked."""
+    path = root / name
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as problem:
+        raise BrokenVoice(f"Voice {name!r}: {reason(problem)}") from problem
+    try:
+        yield Folder(name, path, fd)
+    finally:
+        os.close(fd)
+
+
+def write_folder(path: Path, clips: Sequence[tuple[bytes, str, str]], recordings: Sequence[Recording]) -> None:
+    """Make the directory of a voice from (audio, suffix, transcript) and what reading the audio gave."""
+    path.mkdir()
+    details = []
+    for stem, (audio, suffix, transcript), recording in zip(stems(len(clips)), clips, recordings, strict=True):
+        write_file(path / f"{stem}{suffix}", audio)
+        write_file(path / f"{stem}{TRANSCRIPT}", transcript.encode())
+        details.append(
+            RecordingDetails(
+                file=f"{stem}{suffix}",
+                seconds=round(recording.seconds, 3),
+                sample_rate=recording.original_rate,
+                channels=recording.original_channels,
+                sha256=hashlib.sha256(audio).hexdigest(),
+            )
+        )
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    write_file(path / DETAILS, json.dumps(asdict(VoiceDetails(created, tuple(details))), indent=2).encode())
+    sync_directory(path)
+
+
+def stems(count: int) -> list[str]:
+    """Upstream's name for one recording; for more, names that sort in their order."""
+    if count == 1:
+        return ["sample"]
+    return [f"sample-{place:0{len(str(count))}}" for place in range(1, count + 1)]
+
+
+def audio_suffix(audio: bytes, path: Path | None = None) -> str:
+    """The suffix to store a recording under: its own, or what its first bytes say, or upstream's .wav."""
+    if path is not None and path.suffix.lower() in SUFFIXES:
+        return path.suffix.lower()
+    return next((suffix for offset, start, suffix in BEGINNINGS if audio.startswith(start, offset)), ".wav")
+
+
+def audio_names(files: Iterable[str]) -> list[str]:
+    # Names with a dot before them are other programs' notes, such as the ._sample.wav of a Mac.
+    return sorted(file for file in files if Path(file).suffix.lower() in SUFFIXES and not file.startswith("."))
+
+
+def transcript_name(recording: str) -> str:
+    return f"{Path(recording).stem}{TRANSCRIPT}"
+
+
+def codes_name(fingerprint: str, audio_sha256: str) -> str:
+    return f"codes-{fingerprint}-{audio_sha256[:16]}.npy"
+
+
+def write_codes(path: Path, codes: Codes) -> None:
+    with path.open("xb") as file:
+        np.save(file, codes.astype("<i4"), allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def map_codes(file: BinaryIO) -> Codes:
+    """Codes [C, frames] of a .npy file, read when they are looked at. ValueError for anything else."""
+    # numpy's own reader maps paths only, and a path can be swapped for a link; nor has its parser an end of surprises.
+    header = CODES_HEADER.fullmatch(file.read(CODES_HEADER_BYTES))
+    if header is None:
+        raise ValueError("not codes")
+    shape = int(header[1]), int(header[2])
+    return np.asarray(np.memmap(file, np.dtype("<i4"), "r", CODES_HEADER_BYTES, shape))
+
+
+def write_file(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Names in a directory survive a power cut only after this."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def reason(problem: OSError) -> str:
+    if problem.errno in (errno.ELOOP, errno.ENOTDIR):
+        return "it is a link or not a directory, and is not followed"
+    return problem.strerror or str(problem)
