@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from shoal.checkpoint.names import model_tensors
-from shoal.checkpoint.tensors import read_json, read_shards, read_tensors, shorten
+from shoal.checkpoint.profile import Profile, read_profile
+from shoal.checkpoint.tensors import read_changed, read_json, read_shards, read_tensors, shorten
 from shoal.checkpoint.weight_norm import codec_tensors
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
@@ -30,6 +32,8 @@ class Checkpoint:
     model: DualAR
     codec: Codec
     tokenizer: Tokenizer
+    profile: Profile
+    directory: Path | None = None  # where it was read from
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +55,14 @@ def load_checkpoint(
     """Load all parts. `codec` names another file or directory for those that hold none, as quantised ones do."""
     require_directory(directory)
     tokenizer = load_tokenizer(directory)
+    model = load_model(directory, tokenizer, dtype=dtype, device=device)
     return Checkpoint(
         name=directory.name,
-        model=load_model(directory, tokenizer, dtype=dtype, device=device),
+        model=model,
         codec=load_codec(codec or directory, device=device, encoder=encoder),
         tokenizer=tokenizer,
+        profile=read_profile(directory, model.config.family),
+        directory=directory,
     )
 
 
@@ -72,7 +79,7 @@ def load_model(
 ) -> DualAR:
     """The DualAR of a directory. Without `dtype` the weights keep the type they are stored in."""
     config = read_model_config(directory, tokenizer)
-    stored = model_tensors(read_model_file(find_model_file(directory)))
+    stored = read_changed(partial(read_model_file, find_model_file(directory)), model_tensors)
     return build_model(config, stored, find_quantization(stored), directory, dtype=dtype, device=device)
 
 
@@ -101,7 +108,7 @@ def load_codec(source: Path, *, device: str = "cpu", encoder: bool = True) -> Co
     weights, config = find_codec(source)
     with torch.device("meta"):
         codec = Codec(config, encoder=encoder)
-    stored = codec_tensors(read_tensors(weights), encoder=encoder)
+    stored = read_changed(partial(read_tensors, weights), partial(codec_tensors, encoder=encoder))
     assign(codec, stored, weights, dtype=torch.float32, device=device)
     return codec.to(device).eval().requires_grad_(False)
 

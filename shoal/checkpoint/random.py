@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.profile import FAMILY_PROFILES
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
 from shoal.codec.layers import LayerScale, Snake
@@ -104,7 +105,11 @@ def random_checkpoint(
     fill(model, dtype or torch.bfloat16, device, generator)
     fill(codec, torch.float32, device, generator)
     return Checkpoint(
-        f"{PREFIX}{size}", model.to(device).eval(), codec.to(device).eval(), synthetic_tokenizer(model_config)
+        name=f"{PREFIX}{size}",
+        model=model.to(device).eval(),
+        codec=codec.to(device).eval(),
+        tokenizer=synthetic_tokenizer(model_config),
+        profile=FAMILY_PROFILES[model_config.family],
     )
 
 
@@ -128,7 +133,14 @@ def fill(module: nn.Module, dtype: torch.dtype, device: str, generator: torch.Ge
 def _spread(module: nn.Module, weight: nn.Parameter) -> float:
     if isinstance(module, nn.Embedding):
         return 1.0
-    return 0.02 if weight.dim() == 1 else float(weight[0].numel()) ** -0.5
+    if weight.dim() == 1:
+        return 0.02
+    if isinstance(module, nn.ConvTranspose1d):
+        # Each output sees two taps of every input channel.
+        return 0.5 * (2 * module.in_channels) ** -0.5
+    # Below one in the codec: its residual units only ever add, and a saturated tanh would hide every difference.
+    gain = 0.5 if isinstance(module, nn.Conv1d) else 1.0
+    return gain * float(weight[0].numel()) ** -0.5
 
 
 def synthetic_tokenizer(config: DualARConfig) -> Tokenizer:

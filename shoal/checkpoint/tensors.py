@@ -3,6 +3,7 @@
 import json
 import pickle
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shoal.errors import CheckpointError, UnsafeCheckpoint
+
+Change = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -44,6 +47,22 @@ def read_shards(index: Path) -> dict[str, Tensor]:
     if lost:
         raise CheckpointError(f"{index}: {len(lost)} tensors are in no shard: {shorten(lost)}")
     return found
+
+
+def read_changed(read: Callable[[], dict[str, Tensor]], change: Change) -> dict[str, Tensor]:
+    """The tensors that `read` maps, after `change`, which copies some and passes the others on as they are.
+
+    What was copied has been read through the mapping, and those pages stay resident as long as it lives. So the
+    copies are kept, the mapping is let go, and what was passed on comes from a second one that nobody has touched.
+    """
+    stored = read()
+    names = {id(tensor): name for name, tensor in stored.items()}
+    changed = change(stored)
+    origins = {name: names[id(tensor)] for name, tensor in changed.items() if id(tensor) in names}
+    copies = {name: tensor for name, tensor in changed.items() if name not in origins}
+    del stored, changed
+    again = read()
+    return copies | {name: again[origin] for name, origin in origins.items()}
 
 
 def shorten(names: list[str], most: int = 5) -> str:

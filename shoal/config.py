@@ -1,0 +1,27 @@
+"""Each room's settings, frozen. Built by hand in Python; flags, files and the environment are read elsewhere."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Policy = Literal["continuous", "dynamic", "static"]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How much runs at once, on how much memory."""
+
+    slots: int = 16  # live voices
+    block_size: int = 16  # columns per block of KV memory
+    kv_bytes: int = 1 << 30  # most memory for keys and values; never more than all slots can fill
+    host_kv_bytes: int = 256 << 20  # host memory for blocks that had to leave the device
+    prefix_cache: bool = True
+    token_budget: int = 512  # columns computed per step: what a long prompt may take from the running voices
+    policy: Policy = "continuous"
+    batch_size: int = 4  # of the policies that collect
+    batch_seconds: float = 0.05
+    max_waiting: int = 256  # requests that may queue before new ones are refused
+    first_chunk_frames: int = 2
+    max_chunk_frames: int = 32
+    carried_columns: int = 0  # longest prompt that keeps earlier turns of a long text; 0: what the model takes
+    guard: bool = True  # judge what comes out; random weights do not speak, so they go without
+    retries: int = 1  # with another seed, when what came out is not speech

@@ -1,0 +1,1 @@
+"""Who runs when, on which memory: continuous batching over paged keys and values."""

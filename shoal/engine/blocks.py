@@ -1,0 +1,137 @@
+"""Pages of KV memory: who holds which, what the full ones contain, and which may be taken back.
+
+A block is free, held by one or more sequences, or cached: full, held by nobody, and kept in case a prompt with the
+same beginning comes. A full block is known by the hash of everything up to its end, all codebooks included, so equal
+keys mean equal keys-and-values. A block that is still being filled has no key and exactly one holder.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+Key = bytes
+ROOT: Key = b""
+
+
+@dataclass(slots=True)
+class BlockStats:
+    hits: int = 0  # prompts that found at least one block of theirs
+    tokens_saved: int = 0  # columns that did not have to be computed
+    evictions: int = 0
+    host_hits: int = 0  # blocks brought back from host memory
+
+
+def block_key(before: Key, columns: NDArray[np.int32]) -> Key:
+    """The key of a full block: its columns [size, 1 + codebooks] and, through `before`, all columns in front of it."""
+    return blake2b(before + columns.tobytes(), digest_size=16).digest()
+
+
+class BlockPool:
+    """Hands out blocks by number; the memory behind them belongs to the runner."""
+
+    def __init__(self, count: int, size: int, *, caching: bool = True) -> None:
+        self.size = size
+        self.count = count
+        self.stats = BlockStats()
+        self._caching = caching
+        self._free: deque[int] = deque(range(count))
+        self._holders = [0] * count
+        self._key: list[Key | None] = [None] * count
+        self._by_key: dict[Key, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self.on_evict: Callable[[int, Key], None] = lambda block, key: None
+        self.on_miss: Callable[[Key, int], bool] = lambda key, block: False
+
+    @property
+    def available(self) -> int:
+        """Blocks that `take` could hand out now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def used(self) -> int:
+        return self.count - self.available
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
+
+    def needed(self, columns: int) -> int:
+        """Blocks that hold this many columns."""
+        return -(-columns // self.size)
+
+    def take(self) -> int:
+        """A block of one's own, empty. The caller has checked `available`."""
+        block = self._free.popleft() if self._free else self._evict()
+        self._holders[block] = 1
+        return block
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Give up one hold on each. Deepest first: the beginning of a prompt is what others can share."""
+        for block in reversed(list(blocks)):
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                self._retire(block)
+
+    def seal(self, block: int, key: Key) -> None:
+        """The block is full and its content is known by `key`; from now on it can be shared and is never written."""
+        if self._caching and key not in self._by_key:
+            self._key[block] = key
+            self._by_key[key] = block
+
+    def match(self, keys: Iterable[Key]) -> list[int]:
+        """Hold the blocks of the longest known beginning of `keys` and return them."""
+        found: list[int] = []
+        for key in keys:
+            block = self._find(key)
+            if block is None:
+                break
+            found.append(block)
+        if found:
+            self.stats.hits += 1
+            self.stats.tokens_saved += len(found) * self.size
+        return found
+
+    def clear_cache(self) -> None:
+        """Forget everything that nobody holds."""
+        while self._cached:
+            self._free.append(self._evict())
+
+    def _find(self, key: Key) -> int | None:
+        block = self._by_key.get(key)
+        if block is None:
+            return self._fetch(key)
+        self._holders[block] += 1
+        self._cached.pop(block, None)
+        return block
+
+    def _fetch(self, key: Key) -> int | None:
+        """Bring a block back from where `on_evict` put it, if that is still there and there is room."""
+        if not self._caching or not self.available:
+            return None
+        block = self.take()
+        if not self.on_miss(key, block):
+            self.release([block])
+            return None
+        self.stats.host_hits += 1
+        self.seal(block, key)
+        return block
+
+    def _retire(self, block: int) -> None:
+        if self._key[block] is None:
+            self._free.append(block)
+        else:
+            self._cached[block] = None
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        key = self._key[block]
+        assert key is not None, "a cached block has a key"
+        self.on_evict(block, key)
+        del self._by_key[key]
+        self._key[block] = None
+        self.stats.evictions += 1
+        return block

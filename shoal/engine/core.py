@@ -1,0 +1,129 @@
+"""The only owner of the device. `step` is the whole of it; the rest is who and when."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.blocks import BlockPool
+from shoal.engine.kv import HostTier, PagedKV
+from shoal.engine.policy import admission_policy
+from shoal.engine.runner import Runner
+from shoal.engine.scheduler import Batch, Drawn, Scheduler
+from shoal.engine.sequence import Sequence
+from shoal.engine.stage import Stage
+from shoal.engine.utterance import Event, Utterance
+from shoal.engine.voicebox import VoiceBox
+from shoal.errors import GenerationFailed, InvalidRequest
+from shoal.model.slow import Head
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class StepStats:
+    steps: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+
+class EngineCore:
+    """Many voices at once. Not thread-safe: one thread calls `add`, `cancel` and `step`."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: EngineConfig | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.checkpoint, self.config, self.clock = checkpoint, config or EngineConfig(), clock
+        self.stats = StepStats()
+        model, config = checkpoint.model, self.config
+        kv = PagedKV(model.config.slow, block_count(checkpoint, config), config.block_size, model.dtype, model.device)
+        self.pool = BlockPool(kv.blocks, config.block_size, caching=config.prefix_cache)
+        self.tier = HostTier(kv, config.host_kv_bytes)
+        self.pool.on_evict, self.pool.on_miss = self.tier.save, self.tier.restore
+        self.scheduler = Scheduler(
+            self.pool,
+            slots=config.slots,
+            token_budget=config.token_budget,
+            stop_id=model.config.stop_id,
+            max_columns=model.config.slow.max_seq_len,
+            policy=admission_policy(config.policy, config.batch_size, config.batch_seconds),
+            clock=clock,
+        )
+        self.runner = Runner(model, Head(model.slow), kv, self.scheduler.tables, config.slots)
+        self.voicebox = VoiceBox(
+            checkpoint.codec,
+            config.slots,
+            first_frames=config.first_chunk_frames,
+            max_frames=config.max_chunk_frames,
+            clock=clock,
+        )
+        self.stage = Stage(self.scheduler, self.voicebox, model.config, config, clock)
+        self._suspects: deque[Sequence] = deque()
+
+    @property
+    def idle(self) -> bool:
+        return not self.stage.live
+
+    def add(self, utterance: Utterance) -> None:
+        """Queue an utterance. Raises TextError or InvalidRequest for one that could never be spoken."""
+        self.stage.add(utterance)
+
+    def cancel(self, utterance: Utterance) -> None:
+        """Free everything an utterance holds; it will be heard of no more."""
+        self.stage.cancel(utterance)
+
+    def step(self) -> list[Event]:
+        """One frame of every running voice, and what it is made of: plan, run, commit, decode."""
+        events = self.stage.expire()
+        batch = self.scheduler.plan(alone=self._suspect())
+        drawn = self._run(batch)
+        if drawn is None:
+            return events + self._isolate(batch)
+        progress = self.scheduler.commit(drawn)
+        return events + self.stage.speak(progress)
+
+    def _run(self, batch: Batch) -> Drawn | None:
+        """The step's frames, or None if the device refused."""
+        started = time.perf_counter()
+        try:
+            return self.runner.run(batch) if batch else Drawn.nothing(batch)
+        except RuntimeError:
+            logger.exception("step over %d sequences failed", len(batch.sequences()))
+            self.stats.failed += 1
+            return None
+        finally:
+            self.stats.steps += 1
+            self.stats.seconds += time.perf_counter() - started
+
+    def _isolate(self, batch: Batch) -> list[Event]:
+        """A step failed: whoever fails alone is at fault and ends; of several, each has to show itself alone."""
+        sequences = batch.sequences()
+        if len(sequences) == 1:
+            utterance = self.stage.live[sequences[0].id]
+            return [self.stage.fail(utterance, GenerationFailed("the model failed on this request"))]
+        for sequence in sorted(sequences, key=lambda each: each.arrived, reverse=True):
+            self.scheduler.set_back(sequence)
+        self._suspects = deque(sequences)
+        return []
+
+    def _suspect(self) -> Sequence | None:
+        """Who has to show that it runs alone; each does so until it has drawn a frame or ended."""
+        while self._suspects:
+            first = self._suspects[0]
+            if first.id in self.stage.live and not first.bound:
+                return first
+            self._suspects.popleft()
+        return None
+
+
+def block_count(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """As many blocks as the memory allows, and no more than all slots could fill."""
+    model = checkpoint.model
+    affordable = config.kv_bytes // PagedKV.bytes_per_block(model.config.slow, config.block_size, model.dtype)
+    usable = config.slots * -(-model.config.slow.max_seq_len // config.block_size)
+    if affordable < 1:
+        raise InvalidRequest(f"kv_bytes = {config.kv_bytes} does not hold one block of {config.block_size} columns")
+    return min(affordable, usable)

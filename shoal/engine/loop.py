@@ -1,0 +1,186 @@
+"""The engine on a thread of its own, and the iterators through which its chunks come out.
+
+Orders go in through a queue, events come out through the caller's own queue; only the engine's thread touches the
+engine. Leaving an iterator, for whatever reason, cancels the utterance at the next step.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shoal.engine.utterance import Event, Utterance
+from shoal.errors import EngineBusy, EngineStopped, ShoalError
+from shoal.speech import AudioChunk
+
+if TYPE_CHECKING:
+    from shoal.engine.core import EngineCore
+
+logger = logging.getLogger(__name__)
+
+Deliver = Callable[[Event], None]
+Order = Callable[[], None]
+
+# While requests wait for a batch to fill there is nothing to run, and nothing will wake us when their time is up.
+NAP_SECONDS = 0.002
+
+
+class EngineLoop:
+    def __init__(self, engine: "EngineCore") -> None:
+        self.engine = engine
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._sinks: dict[int, tuple[Utterance, Deliver]] = {}
+        self._lock = threading.Lock()
+        self._live = 0
+        self._stopping = False  # takes nothing new
+        self._ended = False  # the engine is not touched any more
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="shoal-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def live(self) -> int:
+        """Utterances that have been taken and have not ended."""
+        return self._live
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive() and not self._stopping
+
+    def speak(self, utterance: Utterance) -> Generator[AudioChunk, None, None]:
+        """The chunks of an utterance as they come. Close the iterator to cancel."""
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.submit(utterance, events.put)
+        return self._chunks(utterance, events)
+
+    async def aspeak(self, utterance: Utterance) -> AsyncGenerator[AudioChunk, None]:
+        """The same for an event loop, which is never blocked."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+
+        def deliver(event: Event) -> None:
+            # The loop may be gone by the time the engine speaks; then nobody listens any more.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        self.submit(utterance, deliver)
+        ended = False
+        try:
+            while not ended:
+                event = await events.get()
+                ended = event.last
+                yield chunk_of(event)
+        finally:
+            if not ended:
+                self.cancel(utterance)
+
+    def submit(self, utterance: Utterance, deliver: Deliver) -> None:
+        """Hand an utterance to the engine; `deliver` is called on the engine's thread and must not block or raise."""
+        config = self.engine.config
+        with self._lock:
+            if self._stopping or not self._thread.is_alive():
+                raise EngineStopped("the engine is closed") from self._failure
+            if self._live >= config.slots + config.max_waiting:
+                raise EngineBusy(f"{self._live} requests are under way and the queue is full; try again later")
+            self._live += 1
+            # Under the lock: an order that is in before the end is answered, one that comes after is refused above.
+            self._orders.put(lambda: self._add(utterance, deliver))
+
+    def cancel(self, utterance: Utterance) -> None:
+        """Free what an utterance holds, at the next step; unknown or ended ones are left alone."""
+        self._orders.put(lambda: self._cancel(utterance))
+
+    def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
+        """Stop. With `drain`, what has been taken is spoken to its end first, for at most `timeout` seconds."""
+        with self._lock:
+            self._stopping = True
+        self._orders.put(lambda: None)
+        if drain:
+            self._thread.join(timeout)
+        self._orders.put(self._cancel_all)
+        self._thread.join()
+
+    def _chunks(self, utterance: Utterance, events: "queue.SimpleQueue[Event]") -> Generator[AudioChunk, None, None]:
+        ended = False
+        try:
+            while not ended:
+                event = events.get()
+                ended = event.last
+                yield chunk_of(event)
+        finally:
+            if not ended:
+                self.cancel(utterance)
+
+    def _run(self) -> None:
+        try:
+            while not (self._stopping and self.engine.idle):
+                self._take_orders()
+                for event in self.engine.step():
+                    self._tell(event)
+        except BaseException as failure:  # the edge: whatever it is, every caller must hear of it
+            logger.exception("the engine stopped")
+            self._failure = failure
+        finally:
+            self._refuse_the_rest()
+
+    def _take_orders(self) -> None:
+        with suppress(queue.Empty):
+            if self.engine.idle:
+                self._orders.get()()
+            elif not self.engine.scheduler.running:
+                self._orders.get(timeout=NAP_SECONDS)()
+            while True:
+                self._orders.get_nowait()()
+
+    def _add(self, utterance: Utterance, deliver: Deliver) -> None:
+        self._sinks[utterance.id] = (utterance, deliver)
+        try:
+            if not self._ended:
+                self.engine.add(utterance)
+        except ShoalError as error:
+            self._tell(Event(utterance, error=error))
+
+    def _cancel(self, utterance: Utterance) -> None:
+        if self._sinks.pop(utterance.id, None) is not None:
+            self._forget()
+            if not self._ended:
+                self.engine.cancel(utterance)
+
+    def _cancel_all(self) -> None:
+        if self._ended:
+            return
+        for utterance, _ in list(self._sinks.values()):
+            self._tell(self.engine.stage.fail(utterance, EngineStopped("the engine was closed")))
+
+    def _tell(self, event: Event) -> None:
+        _, deliver = self._sinks[event.utterance.id]
+        if event.last:
+            del self._sinks[event.utterance.id]
+            self._forget()
+        deliver(event)
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._live -= 1
+
+    def _refuse_the_rest(self) -> None:
+        """The thread ends: answer whoever still waits, without touching an engine that may be broken."""
+        with self._lock:
+            self._stopping = True
+        self._ended = True
+        with suppress(queue.Empty):
+            while True:
+                self._orders.get_nowait()()
+        for utterance, _ in list(self._sinks.values()):
+            self._tell(Event(utterance, error=EngineStopped("the engine stopped")))
+
+
+def chunk_of(event: Event) -> AudioChunk:
+    """The chunk an event carries; raises the error it carries instead."""
+    if event.error is not None:
+        raise event.error
+    assert event.chunk is not None, "an event has a chunk or an error"
+    return event.chunk

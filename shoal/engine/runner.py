@@ -1,0 +1,112 @@
+"""Runs one planned step on the device: prefill columns, decode columns, and the frames both draw."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.engine.kv import PagedKV, Pass, Segment
+from shoal.engine.scheduler import Batch, Drawn, Prefill
+from shoal.engine.sequence import Sequence
+from shoal.model.dual_ar import DualAR
+from shoal.model.frame import FrameDecoder, FrameState
+from shoal.model.sampling import SamplingRows
+from shoal.model.slow import Head
+from shoal.speech import Sampling
+
+
+class SlotStates:
+    """Sampling settings, frame counters and recent columns of every slot, on the device."""
+
+    def __init__(self, model: DualAR, slots: int) -> None:
+        self.device = model.device
+        settings = SamplingRows.of([Sampling()] * slots, model.device)
+        self.state = FrameState.fresh(model.config, settings)
+        self.newest = torch.zeros(slots, 1 + model.config.num_codebooks, dtype=torch.long, device=model.device)
+
+    def bind(self, sequence: Sequence) -> None:
+        """Make a slot continue `sequence`, wherever that stands."""
+        slot, state = sequence.slot, self.state
+        state.settings.put(slot, SamplingRows.of([sequence.sampling], self.device))
+        state.frame[slot] = sequence.frames
+        state.window[slot] = 0
+        recent = torch.from_numpy(sequence.recent(state.window.shape[-1]).T.astype(np.int64)).to(self.device)
+        state.window[slot, :, : recent.shape[1]] = recent
+
+    def rows(self, slots: Tensor, *, penalised: bool) -> FrameState:
+        state = self.state
+        return FrameState(state.settings.rows(slots, penalised=penalised), state.frame[slots], state.window[slots])
+
+    def put(self, slots: Tensor, drawn: FrameState, columns: Tensor) -> None:
+        self.state.frame[slots] = drawn.frame
+        self.state.window[slots] = drawn.window
+        self.newest[slots] = columns
+
+
+class Runner:
+    """The plain rung: every operator on its own, any batch shape, any device."""
+
+    def __init__(self, model: DualAR, head: Head, kv: PagedKV, tables: np.ndarray, slots: int) -> None:
+        self.model, self.kv, self.tables = model, kv, tables
+        self.size = kv.keys.shape[2]
+        self.slots = SlotStates(model, slots)
+        self.decoder = FrameDecoder(model, head)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Drawn:
+        for prefill in batch.prefills:
+            if prefill.draws:
+                self.slots.bind(prefill.sequence)
+        columns, positions, where = self._tokens(batch)
+        self.kv.open(self._pass(batch, where))
+        hidden = self.model.slow(columns, positions, self.kv)
+        drawing = batch.drawing()
+        if not drawing:
+            return Drawn.nothing(batch)
+        drawn = self._draw(hidden[self._drawing_rows(batch)], [sequence for sequence, _ in drawing])
+        return Drawn(batch, drawn.cpu().numpy().astype(np.int32))
+
+    def _draw(self, hidden: Tensor, sequences: list[Sequence]) -> Tensor:
+        slots = self._tensor([sequence.slot for sequence in sequences])
+        penalised = any(sequence.sampling.repetition_penalty != 1.0 for sequence in sequences)
+        state = self.slots.rows(slots, penalised=penalised)
+        columns = self.decoder.draw(hidden, state)
+        self.slots.put(slots, state, columns)
+        return columns
+
+    def _tokens(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Columns [tokens, 1 + codebooks], positions and places in memory [tokens] of everything in the step."""
+        known = [prefill.sequence.columns[prefill.start : prefill.end] for prefill in batch.prefills]
+        slots = [sequence.slot for sequence in batch.decodes]
+        columns = self.slots.newest[self._tensor(slots)]
+        if known:
+            columns = torch.cat((torch.from_numpy(np.concatenate(known).astype(np.int64)).to(columns.device), columns))
+        spans = [(p.sequence.slot, np.arange(p.start, p.end)) for p in batch.prefills]
+        spans += [(sequence.slot, np.array([sequence.computed - 1])) for sequence in batch.decodes]
+        positions = np.concatenate([span for _, span in spans])
+        where = np.concatenate(
+            [self.tables[slot, span // self.size] * self.size + span % self.size for slot, span in spans]
+        )
+        return columns, self._tensor(positions), self._tensor(where)
+
+    def _pass(self, batch: Batch, where: Tensor) -> Pass:
+        segments, first = [], 0
+        for prefill in batch.prefills:
+            segments.append(self._segment(prefill, first))
+            first += prefill.end - prefill.start
+        slots = [sequence.slot for sequence in batch.decodes]
+        lengths = np.array([sequence.computed for sequence in batch.decodes], np.int64)
+        width = -(-int(lengths.max(initial=0)) // self.size)
+        return Pass(where, segments, self._tensor(self.tables[slots, :width]), self._tensor(lengths))
+
+    def _segment(self, prefill: Prefill, first: int) -> Segment:
+        table = self.tables[prefill.sequence.slot, : -(-prefill.end // self.size)]
+        return Segment(first, prefill.end - prefill.start, prefill.end, self._tensor(table))
+
+    def _drawing_rows(self, batch: Batch) -> Tensor:
+        ends = np.cumsum([prefill.end - prefill.start for prefill in batch.prefills], dtype=np.int64)
+        last = [int(end) - 1 for end, prefill in zip(ends, batch.prefills, strict=True) if prefill.draws]
+        begin = int(ends[-1]) if len(ends) else 0
+        return self._tensor([*last, *range(begin, begin + len(batch.decodes))])
+
+    def _tensor(self, values: list[int] | np.ndarray) -> Tensor:
+        return torch.as_tensor(np.asarray(values, np.int64), device=self.model.device)

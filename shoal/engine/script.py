@@ -1,0 +1,46 @@
+"""A text and a voice -> the turns an utterance speaks. Runs off the engine's thread: it may take a while."""
+
+import numpy as np
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.engine.sequence import Columns
+from shoal.engine.utterance import Turn
+from shoal.text.clean import check_text, clean_text
+from shoal.text.normalize import normalize
+from shoal.text.prompt import ChatPrompts, Grid, InterleavePrompts, PromptBuilder
+from shoal.text.prompt import Columns as PromptColumns
+from shoal.text.split import group_turns, split_text
+from shoal.text.tokenizer import SPEAKER_TAG
+from shoal.voices.voice import Voice
+
+
+def write_turns(text: str, voice: Voice | None, checkpoint: Checkpoint, chunk_bytes: int | None = None) -> list[Turn]:
+    """The turns of a text. Raises TextError for what cannot be spoken."""
+    profile = checkpoint.profile
+    text = clean_text(text)
+    check_text(text, max_characters=profile.max_characters, tokenizer=checkpoint.tokenizer)
+    if profile.normalize:
+        text = normalize(text)
+    prompts = prompt_builder(checkpoint)
+    references = voice.references if voice is not None else ()
+    return [
+        Turn(piece, _columns(prompts.opening(piece, references)), _columns(prompts.tail(piece)))
+        for piece in split(text, checkpoint, chunk_bytes or profile.chunk_bytes)
+    ]
+
+
+def prompt_builder(checkpoint: Checkpoint) -> PromptBuilder:
+    config = checkpoint.model.config
+    columns = PromptColumns(checkpoint.tokenizer, config.num_codebooks)
+    return InterleavePrompts(columns) if config.family == "s1" else ChatPrompts(columns)
+
+
+def split(text: str, checkpoint: Checkpoint, chunk_bytes: int) -> list[str]:
+    """Dialogue by its turns, as S2 was trained; anything else by sentences."""
+    if checkpoint.model.config.family == "s2" and SPEAKER_TAG.search(text):
+        return group_turns(text, chunk_bytes)
+    return split_text(text, chunk_bytes)
+
+
+def _columns(grid: Grid) -> Columns:
+    return np.ascontiguousarray(grid.T)

@@ -1,0 +1,132 @@
+"""Requests in, chunks out: resolves the voice, writes the turns, and follows the utterance to its end.
+
+Everything here runs on the caller's threads or event loop; only the loop's thread touches the device.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.audio.decode import read_audio
+from shoal.engine.core import EngineCore
+from shoal.engine.loop import EngineLoop
+from shoal.engine.script import write_turns
+from shoal.engine.utterance import Utterance
+from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
+from shoal.text.prompt import Codes, check_codes
+from shoal.voices.cache import VoiceCache, Wanted
+from shoal.voices.encoder import CodecEncoder
+from shoal.voices.voice import Voice
+
+
+class Service:
+    """An engine in this process, as servers and programs use it."""
+
+    def __init__(self, core: EngineCore, voices: VoiceCache) -> None:
+        self.core, self.voices = core, voices
+        self.loop = EngineLoop(core)
+        self._encoder = CodecEncoder(core.checkpoint.codec)
+        self._ids = itertools.count()
+
+    @property
+    def usual_sampling(self) -> Sampling:
+        """What a request gets that does not choose."""
+        return self.core.checkpoint.profile.sampling
+
+    @property
+    def sample_rate(self) -> int:
+        return self.core.checkpoint.codec.config.sample_rate
+
+    @property
+    def ready(self) -> bool:
+        return self.loop.running
+
+    async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
+        """Chunks as they are made, the last with the reason of the end. Leaving the generator cancels."""
+        utterance = await self.awrite(request)
+        async with aclosing(self.loop.aspeak(utterance)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def speak_blocking(self, request: SpeechRequest, voice: Voice | None = None) -> "Speaking":
+        """The same for threads that may wait. A `voice` at hand goes before what the request names."""
+        wanted = _wanted(request)
+        if voice is None and wanted is not None:
+            voice = self.voices.resolve_blocking(wanted)
+        utterance = self.write(request, voice)
+        return Speaking(utterance, self.loop.speak(utterance))
+
+    async def awrite(self, request: SpeechRequest, voice: Voice | None = None) -> Utterance:
+        """Everything before the engine, off the event loop. A `voice` at hand goes before what the request names."""
+        wanted = _wanted(request)
+        if voice is None and wanted is not None:
+            voice = await self.voices.resolve(wanted)
+        return await asyncio.to_thread(self.write, request, voice)
+
+    def write(self, request: SpeechRequest, voice: Voice | None) -> Utterance:
+        """Split, tokenize and lay out a request; raises TextError for what cannot be spoken."""
+        turns = write_turns(request.text, voice, self.core.checkpoint, request.chunk_bytes)
+        deadline = None if request.timeout is None else self.core.clock() + request.timeout
+        sampling = request.sampling or self.usual_sampling
+        return Utterance(next(self._ids), turns, sampling, whole=request.whole, deadline=deadline)
+
+    def encode(self, audio: bytes) -> Codes:
+        """The codes [codebooks, frames] of a recording."""
+        return self._encoder.encode(read_audio(audio, self.sample_rate).samples)
+
+    def decode(self, codes: Codes) -> Samples:
+        """The samples of codes [codebooks, frames]."""
+        codec = self.core.checkpoint.codec
+        check_codes(codes, codec.config.num_codebooks, codec.config.semantic_codebook_size)
+        samples = codec.decode(torch.from_numpy(codes.astype(np.int64))[None].to(codec.device))
+        return samples[0].float().cpu().numpy()
+
+    def statistics(self) -> dict[str, Any]:
+        """Figures of the moment, by room."""
+        core = self.core
+        return {
+            "live": self.loop.live,
+            "running": len(core.scheduler.running),
+            "waiting": len(core.scheduler.waiting),
+            "slots": core.config.slots,
+            "blocks": {"all": core.pool.count, "used": core.pool.used, "cached": core.pool.cached},
+            "prefix_cache": asdict(core.pool.stats),
+            "scheduler": asdict(core.scheduler.stats),
+            "speech": asdict(core.stage.stats),
+            "steps": asdict(core.stats),
+            "codec_seconds": core.voicebox.seconds,
+            "voices": asdict(self.voices.statistics),
+        }
+
+    def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
+        self.loop.close(drain=drain, timeout=timeout)
+        self.voices.close()
+
+
+class Speaking:
+    """An utterance under way: iterate over its chunks, and ask for its codes at the end."""
+
+    def __init__(self, utterance: Utterance, chunks: Generator[AudioChunk, None, None]) -> None:
+        self._utterance, self._chunks = utterance, chunks
+
+    def __iter__(self) -> Generator[AudioChunk, None, None]:
+        return self._chunks
+
+    def codes(self) -> Codes:
+        return self._utterance.all_codes()
+
+    def close(self) -> None:
+        """Cancel what has not been said."""
+        self._chunks.close()
+
+
+def _wanted(request: SpeechRequest) -> Wanted | None:
+    if request.recordings:
+        return [(recording.audio, recording.transcript) for recording in request.recordings]
+    return request.voice

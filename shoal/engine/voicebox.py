@@ -1,0 +1,111 @@
+"""Frames of all live voices -> samples: decides whose frames are due and decodes them in one call."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shoal.codec.dac import Codec
+from shoal.codec.streaming import StreamingDecoder
+from shoal.engine.utterance import Utterance
+from shoal.errors import GenerationFailed
+from shoal.speech import Samples
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The next `frames` frames of an utterance are to become samples; `ended` if no more will come."""
+
+    utterance: Utterance
+    frames: int
+    ended: bool
+
+
+class VoiceBox:
+    """The codec's end of every slot. Slot numbers are those of the sequences, and a free slot is always clean."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        slots: int,
+        *,
+        first_frames: int,
+        max_frames: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.codec = codec
+        self.clock = clock
+        self.seconds = 0.0  # spent decoding
+        self._first, self._most = first_frames, max_frames
+        self._decoder = StreamingDecoder(codec, slots)
+
+    @property
+    def state_bytes(self) -> int:
+        return self._decoder.past.nbytes
+
+    def due(self, utterance: Utterance, *, ended: bool) -> Due | None:
+        """What of an utterance to decode now: nothing until a chunk worth sending has gathered, all at the end.
+
+        A listener who has been sent more than has been heard can wait for a larger chunk, which costs less to
+        decode. Half of that lead is what may gather, so playback never catches up while decoding keeps pace.
+        """
+        if ended:
+            return Due(utterance, utterance.backlog, ended=True)
+        wanted = self._first
+        if utterance.sent:
+            lead = utterance.sent - (self.clock() - utterance.first_sent) * self.codec.config.frame_rate
+            wanted = max(self._first, min(int(lead / 2), self._most))
+        return Due(utterance, utterance.backlog, ended=False) if utterance.backlog >= wanted else None
+
+    def decode(self, due: list[Due]) -> list[Samples | GenerationFailed]:
+        """The samples of each, in order. Whoever cannot be decoded fails alone."""
+        started = time.perf_counter()
+        filled = [each for each in due if each.frames]
+        try:
+            samples = iter(self._decode_together(filled)) if filled else iter(())
+        except RuntimeError:
+            logger.exception("codec call over %d voices failed; decoding them one by one", len(filled))
+            samples = iter([self._decode_again(each) for each in filled])
+        self.seconds += time.perf_counter() - started
+        return [next(samples) if each.frames else np.zeros(0, np.float32) for each in due]
+
+    def clear(self, slot: int) -> None:
+        """The next frame of this slot is the first of another voice."""
+        self._decoder.reset([slot])
+
+    def _decode_together(self, due: list[Due]) -> list[Samples | GenerationFailed]:
+        lengths = [each.frames for each in due]
+        codes = np.zeros((len(due), self.codec.config.num_codebooks, max(lengths)), np.int64)
+        for row, each in enumerate(due):
+            begin = each.utterance.decoded
+            codes[row, :, : each.frames] = np.stack(each.utterance.codes[begin : begin + each.frames], axis=1)
+        samples = self._run(codes, [each.utterance.sequence.slot for each in due], lengths)
+        for each in due:
+            each.utterance.decoded += each.frames
+        step = self.codec.config.frame_length
+        return [row[: length * step] for row, length in zip(samples, lengths, strict=True)]
+
+    def _decode_again(self, due: Due) -> Samples | GenerationFailed:
+        """A failed call leaves the slot half written: bring it back by decoding the utterance from its first frame."""
+        utterance, slot = due.utterance, due.utterance.sequence.slot
+        end = utterance.decoded + due.frames
+        try:
+            self.clear(slot)
+            codes = np.stack(utterance.codes[:end], axis=1)[None].astype(np.int64)
+            samples = np.concatenate(
+                [self._run(codes[..., i : i + self._most], [slot], None)[0] for i in range(0, end, self._most)]
+            )
+        except RuntimeError as problem:
+            return GenerationFailed(f"the codec failed: {problem}")
+        utterance.decoded = end
+        return samples[-due.frames * self.codec.config.frame_length :]
+
+    def _run(self, codes: np.ndarray, slots: list[int], lengths: list[int] | None) -> Samples:
+        uneven = lengths if lengths and len(set(lengths)) > 1 else None
+        samples = self._decoder.decode(torch.from_numpy(codes).to(self.codec.device), slots, uneven)
+        return samples.float().cpu().numpy()
