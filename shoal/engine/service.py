@@ -16,6 +16,7 @@ import torch
 from shoal.audio.decode import read_audio
 from shoal.engine.core import EngineCore
 from shoal.engine.loop import EngineLoop
+from shoal.engine.messages import Facts
 from shoal.engine.script import write_turns
 from shoal.engine.utterance import Utterance
 from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
@@ -47,6 +48,18 @@ class Service:
     def ready(self) -> bool:
         return self.loop.running
 
+    def facts(self) -> Facts:
+        """What callers may want to know without waiting for the engine."""
+        checkpoint = self.core.checkpoint
+        return Facts(
+            usual_sampling=self.usual_sampling,
+            sample_rate=self.sample_rate,
+            frame_rate=checkpoint.codec.config.frame_rate,
+            model=checkpoint.name,
+            device=str(checkpoint.model.device),
+            rung="eager",
+        )
+
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
         """Chunks as they are made, the last with the reason of the end. Leaving the generator cancels."""
         utterance = await self.awrite(request)
@@ -56,11 +69,13 @@ class Service:
 
     def speak_blocking(self, request: SpeechRequest, voice: Voice | None = None) -> "Speaking":
         """The same for threads that may wait. A `voice` at hand goes before what the request names."""
-        wanted = _wanted(request)
-        if voice is None and wanted is not None:
-            voice = self.voices.resolve_blocking(wanted)
-        utterance = self.write(request, voice)
+        utterance = self.write(request, voice or self.resolve_blocking(request))
         return Speaking(utterance, self.loop.speak(utterance))
+
+    def resolve_blocking(self, request: SpeechRequest) -> Voice | None:
+        """The voice a request asks for; encoded first if it is new."""
+        wanted = _wanted(request)
+        return None if wanted is None else self.voices.resolve_blocking(wanted)
 
     async def awrite(self, request: SpeechRequest, voice: Voice | None = None) -> Utterance:
         """Everything before the engine, off the event loop. A `voice` at hand goes before what the request names."""

@@ -1,0 +1,87 @@
+"""What supervisor and engine process say to each other. Plain values only: both sides may be of different ages."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import ShoalError
+from shoal.speech import AudioChunk, Sampling, SpeechRequest
+from shoal.text.prompt import Codes
+
+
+@dataclass(frozen=True, slots=True)
+class Speak:
+    request: SpeechRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    audio: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    codes: Codes
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatistics:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    drain: bool
+    timeout: float | None
+
+
+Order = Speak | Encode | Decode | AskStatistics | Cancel | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What callers may ask of an engine without waiting for it."""
+
+    usual_sampling: Sampling
+    sample_rate: int
+    frame_rate: float
+    model: str
+    device: str
+    rung: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life: steps taken so far, and utterances under way."""
+
+    steps: int
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    chunk: AudioChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    error: ShoalError
+
+
+Reply = Ready | Beat | Spoken | Answer | Failed
+# The number of the job a message belongs to; 0 for those that belong to none.
+Message = tuple[int, Order | Reply]

@@ -1,0 +1,168 @@
+"""The engine process: loads a model, takes orders from a pipe, sends back chunks.
+
+It ends when the pipe does, so it never outlives whoever started it.
+"""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from shoal.config import EngineConfig
+from shoal.engine.messages import (
+    Answer,
+    AskStatistics,
+    Beat,
+    Cancel,
+    Close,
+    Decode,
+    Encode,
+    Failed,
+    Order,
+    Ready,
+    Reply,
+    Speak,
+    Spoken,
+)
+from shoal.engine.utterance import Event, Utterance
+from shoal.errors import EngineStopped, ShoalError
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+# Threads that resolve voices and write turns; most of their time they wait for one another's encoding.
+PREPARING_THREADS = 8
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """Everything an engine is made from; it can be sent to another process."""
+
+    model: str = "nano"
+    device: str = "auto"
+    dtype: str | None = None
+    codec: Path | None = None
+    voices: Path | None = None
+    config: EngineConfig = field(default_factory=EngineConfig)
+
+
+def run_worker(pipe: Connection, source: EngineSource, log_level: int) -> None:
+    """The whole life of the process."""
+    # Ctrl-C goes to the whole terminal group; the supervisor decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
+    try:
+        worker = Worker(pipe, source)
+    except ShoalError as error:
+        pipe.send((0, Failed(error)))
+        return
+    worker.run()
+
+
+class Worker:
+    def __init__(self, pipe: Connection, source: EngineSource) -> None:
+        from shoal.engine.load import load
+
+        self._pipe = pipe
+        self._sending = threading.Lock()
+        self._service = load(
+            source.model,
+            device=source.device,
+            dtype=source.dtype,
+            codec=source.codec,
+            voices=source.voices,
+            config=source.config,
+        ).service
+        self._threads = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="shoal-prepare")
+        self._utterances: dict[int, Utterance | None] = {}  # None while one is still being prepared
+        self._table = threading.Lock()
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Serve the pipe until it closes or says so."""
+        self._send(0, Ready(self._service.facts()))
+        threading.Thread(target=self._beat, name="shoal-beat", daemon=True).start()
+        try:
+            while True:
+                job, order = self._pipe.recv()
+                if isinstance(order, Close):
+                    self._service.close(drain=order.drain, timeout=order.timeout)
+                    return
+                self._take(job, order)
+        except (EOFError, OSError):
+            self._service.close()
+        finally:
+            self._ended.set()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _take(self, job: int, order: Order) -> None:
+        if isinstance(order, Cancel):
+            self._cancel(job)
+            return
+        if isinstance(order, Speak):
+            self._utterances[job] = None
+            self._threads.submit(self._answering, job, lambda: self._speak(job, order))
+        elif isinstance(order, Encode):
+            self._threads.submit(self._answering, job, lambda: self._answer(job, self._service.encode(order.audio)))
+        elif isinstance(order, Decode):
+            self._threads.submit(self._answering, job, lambda: self._answer(job, self._service.decode(order.codes)))
+        elif isinstance(order, AskStatistics):
+            self._answer(job, self._service.statistics())
+
+    def _answering(self, job: int, work: Callable[[], None]) -> None:
+        """The edge of this process: whatever goes wrong with a job, its caller hears of it."""
+        try:
+            work()
+        except ShoalError as error:
+            self._fail(job, error)
+        except Exception as problem:
+            logger.exception("job %d failed", job)
+            self._fail(job, EngineStopped(f"internal error: {problem}"))
+
+    def _speak(self, job: int, order: Speak) -> None:
+        service = self._service
+        utterance = service.write(order.request, service.resolve_blocking(order.request))
+        with self._table:
+            if job not in self._utterances:
+                return  # cancelled while it was prepared
+            self._utterances[job] = utterance
+        service.loop.submit(utterance, lambda event: self._pass_on(job, event))
+
+    def _pass_on(self, job: int, event: Event) -> None:
+        if event.last:
+            with self._table:
+                self._utterances.pop(job, None)
+        if event.error is not None:
+            self._send(job, Failed(event.error))
+        elif event.chunk is not None:
+            self._send(job, Spoken(event.chunk))
+
+    def _cancel(self, job: int) -> None:
+        with self._table:
+            utterance = self._utterances.pop(job, None)
+        if utterance is not None:
+            self._service.loop.cancel(utterance)
+
+    def _answer(self, job: int, value: object) -> None:
+        self._send(job, Answer(value))
+
+    def _fail(self, job: int, error: ShoalError) -> None:
+        with self._table:
+            self._utterances.pop(job, None)
+        self._send(job, Failed(error))
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            self._send(0, Beat(self._service.core.stats.steps, self._service.loop.live))
+
+    def _send(self, job: int, reply: Reply) -> None:
+        try:
+            with self._sending:
+                self._pipe.send((job, reply))
+        except OSError:
+            # Nobody is at the other end; the reading side notices and ends the process.
+            self._ended.set()

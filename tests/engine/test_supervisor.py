@@ -1,0 +1,158 @@
+"""A real engine process under the supervisor: killed, replayed, reloaded, closed."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.config import EngineConfig
+from shoal.engine.supervisor import Supervisor, SupervisorConfig
+from shoal.engine.worker import EngineSource
+from shoal.errors import EngineStopped, InvalidRequest, ModelNotFound, TextError
+from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
+
+SOURCE = EngineSource("random:tiny", device="cpu", config=EngineConfig(slots=4))
+ENDLESS = Sampling(max_frames=1500, seed=1, temperature=1.0, top_p=1.0)
+
+
+def short(seed: int, frames: int = 6) -> SpeechRequest:
+    return SpeechRequest("hello there", sampling=Sampling(seed=seed, max_frames=frames))
+
+
+async def collect(supervisor: Supervisor, request: SpeechRequest) -> list[AudioChunk]:
+    return [chunk async for chunk in supervisor.speak(request)]
+
+
+def samples_of(chunks: list[AudioChunk]) -> np.ndarray:
+    return np.concatenate([chunk.samples for chunk in chunks])
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
+    source = EngineSource(
+        "random:tiny", device="cpu", config=EngineConfig(slots=4), voices=tmp_path_factory.mktemp("v")
+    )
+    supervisor = Supervisor(source)
+    supervisor.start()
+    yield supervisor
+    supervisor.close()
+
+
+def test_requests_are_spoken_and_repeat_exactly(supervisor: Supervisor) -> None:
+    async def twice() -> list[list[AudioChunk]]:
+        return await asyncio.gather(*(collect(supervisor, short(seed)) for seed in (1, 2, 1)))
+
+    first, second, again = asyncio.run(twice())
+    assert first[-1].finish is FinishReason.LENGTH
+    assert len(samples_of(first)) == 6 * 640
+    np.testing.assert_allclose(samples_of(first), samples_of(again), atol=1e-5)
+    assert np.abs(samples_of(first) - samples_of(second)).max() > 1e-3
+
+
+def test_errors_cross_the_process_boundary_as_themselves(supervisor: Supervisor) -> None:
+    with pytest.raises(TextError, match="empty"):
+        asyncio.run(collect(supervisor, SpeechRequest("   ")))
+    with pytest.raises(InvalidRequest):
+        asyncio.run(collect(supervisor, SpeechRequest("hi", recordings=(Recording(b"noise", "words"),))))
+
+
+def test_codes_and_samples_can_be_asked_for(supervisor: Supervisor) -> None:
+    codes = np.zeros((10, 3), np.int32)
+    assert supervisor.decode(codes).shape == (3 * 640,)
+    assert supervisor.statistics()["slots"] == 4
+    assert supervisor.sample_rate == 16000
+
+
+def test_leaving_the_generator_frees_the_slot(supervisor: Supervisor) -> None:
+    async def leave() -> None:
+        chunks = supervisor.speak(SpeechRequest("a long one", sampling=ENDLESS))
+        await anext(chunks)
+        await chunks.aclose()
+
+    asyncio.run(leave())
+    wait_until(lambda: supervisor.statistics()["running"] == 0)
+
+
+def test_a_killed_engine_comes_back_and_unheard_requests_are_replayed(supervisor: Supervisor) -> None:
+    async def kill_under_load() -> tuple[list[AudioChunk | BaseException], list[list[AudioChunk]]]:
+        heard = supervisor.speak(SpeechRequest("a long one", sampling=ENDLESS))
+        await anext(heard)
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGSTOP)  # nothing more is heard, so the next ones wait
+        waiting = [asyncio.create_task(collect(supervisor, short(seed))) for seed in range(6)]
+        await asyncio.sleep(0.05)
+        os.kill(supervisor.process_id, signal.SIGKILL)
+        rest = await asyncio.gather(drain(heard), return_exceptions=True)
+        return rest, await asyncio.gather(*waiting)
+
+    before = supervisor.restarts
+    lost, replayed = asyncio.run(kill_under_load())
+    assert isinstance(lost[0], EngineStopped)
+    assert supervisor.restarts == before + 1
+    assert all(chunks[-1].finish is not None and len(samples_of(chunks)) == 6 * 640 for chunks in replayed)
+    alone = asyncio.run(collect(supervisor, short(3)))
+    np.testing.assert_allclose(samples_of(replayed[3]), samples_of(alone), atol=1e-5)
+    assert supervisor.ready
+
+
+async def drain(chunks: AsyncGenerator[AudioChunk, None]) -> AudioChunk:
+    last = None
+    async for chunk in chunks:
+        last = chunk
+    assert last is not None
+    return last
+
+
+def test_a_reload_lets_running_requests_end(supervisor: Supervisor) -> None:
+    async def reload_under_way() -> list[AudioChunk]:
+        speaking = asyncio.create_task(collect(supervisor, short(5, frames=300)))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(supervisor.reload, supervisor.source)
+        assert len(samples_of(await collect(supervisor, short(6)))) == 6 * 640
+        return await speaking
+
+    before = supervisor.process_id
+    assert len(samples_of(asyncio.run(reload_under_way()))) > 0
+    assert supervisor.process_id != before
+
+
+def test_an_engine_that_hangs_is_ended_and_replaced(tmp_path: Path) -> None:
+    supervisor = Supervisor(SOURCE, SupervisorConfig(hang_seconds=1.0))
+    supervisor.start()
+    try:
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGSTOP)
+        chunks = asyncio.run(collect(supervisor, short(1)))
+        assert len(samples_of(chunks)) == 6 * 640
+        assert supervisor.restarts == 1
+    finally:
+        supervisor.close()
+
+
+def test_a_model_that_cannot_be_loaded_is_said_at_start() -> None:
+    with pytest.raises(ModelNotFound):
+        Supervisor(EngineSource("random:none")).start()
+
+
+def test_after_close_nothing_is_taken_and_the_process_is_gone(tmp_path: Path) -> None:
+    supervisor = Supervisor(SOURCE)
+    supervisor.start()
+    process = supervisor.process_id
+    assert process is not None
+    supervisor.close()
+    with pytest.raises(EngineStopped):
+        asyncio.run(collect(supervisor, short(1)))
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
