@@ -1,0 +1,256 @@
+"""What a directory holds, without reading its weights.
+
+The loader itself runs, on torch's meta device: names, shapes and types are checked exactly as for a real load, and no
+weight is touched. What `inspect` accepts, `load` accepts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from shoal.checkpoint.load import (
+    Quantization,
+    assign,
+    build_model,
+    find_codec,
+    find_model_file,
+    find_quantization,
+    read_model_config,
+    read_model_file,
+)
+from shoal.checkpoint.names import model_tensors
+from shoal.checkpoint.random import PREFIX, SIZES
+from shoal.checkpoint.resolve import find_directory
+from shoal.checkpoint.tensors import read_tensors
+from shoal.checkpoint.weight_norm import ENCODE_ONLY, codec_tensors
+from shoal.codec.config import CodecConfig
+from shoal.codec.dac import Codec
+from shoal.errors import ModelNotFound, ShoalError
+from shoal.model.config import DualARConfig, Family
+from shoal.model.dual_ar import DualAR
+from shoal.model.linear import Int4Linear, Int8Linear
+from shoal.text.tokenizer import Tokenizer, load_tokenizer
+
+T = TypeVar("T")
+META = "meta"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of the model: parameters, and the bytes its weights take in memory as stored."""
+
+    name: str
+    parameters: int
+    bytes: int
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """The text-to-codes half."""
+
+    family: Family
+    context: int  # columns
+    max_prompt: int
+    codebooks: int
+    codebook_size: int
+    vocabulary: int
+    kv_bytes_per_token: int  # at two bytes per value
+    quantization: str | None
+
+    @classmethod
+    def of(cls, config: DualARConfig, quantization: Quantization | None) -> "Language":
+        return cls(
+            family=config.family,
+            context=config.slow.max_seq_len,
+            max_prompt=config.max_prompt,
+            codebooks=config.num_codebooks,
+            codebook_size=config.codebook_size,
+            vocabulary=config.vocab_size,
+            kv_bytes_per_token=config.kv_bytes_per_token,
+            quantization=_describe(quantization),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """The codes-to-samples half."""
+
+    sample_rate: int
+    frame_rate: float
+    samples_per_frame: int
+    codebooks: int
+
+    @classmethod
+    def of(cls, config: CodecConfig) -> "Sound":
+        return cls(config.sample_rate, config.frame_rate, config.frame_length, config.num_codebooks)
+
+
+@dataclass(slots=True)
+class Inspection:
+    """What is there and what is wrong with it. A part that could not be read is None, and a problem says why."""
+
+    name: str
+    directory: Path | None = None  # None for random weights
+    language: Language | None = None
+    sound: Sound | None = None
+    tokenizer_size: int | None = None
+    parts: list[Part] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)  # bytes on disk
+    notes: list[str] = field(default_factory=list)
+    problems: list[ShoalError] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> int:
+        return sum(part.parameters for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
+def inspect(name: str, *, codec: Path | None = None) -> Inspection:
+    """Look into a directory, or at a model by any of its names. Raises ModelNotFound; all else is a problem found."""
+    if name.startswith(PREFIX):
+        return _inspect_random(name)
+    found = Inspection(name, directory=find_directory(name))
+    _inspect_directory(found, found.directory or Path(), codec)
+    if found.language and found.sound and found.language.codebooks != found.sound.codebooks:
+        found.notes.append("model and codec differ in codebooks: they do not belong together")
+    return found
+
+
+def as_json(found: Inspection) -> dict[str, object]:
+    """The same for programs."""
+    from dataclasses import asdict
+
+    document = asdict(found)
+    document |= {
+        "directory": str(found.directory) if found.directory else None,
+        "parameters": found.parameters,
+        "bytes": found.bytes,
+        "problems": [str(problem) for problem in found.problems],
+    }
+    return document
+
+
+def _inspect_directory(found: Inspection, directory: Path, codec: Path | None) -> None:
+    found.files = {file.name: file.stat().st_size for file in sorted(directory.iterdir()) if file.is_file()}
+    tokenizer = _attempt(found, lambda: load_tokenizer(directory))
+    if tokenizer is not None:
+        found.tokenizer_size = tokenizer.vocab_size
+        _attempt(found, lambda: _inspect_model(found, directory, tokenizer))
+    source = codec or directory
+    if codec is None and not any(name.startswith("codec.") for name in found.files):
+        found.notes.append("no codec here: to speak, name one with --codec")
+    else:
+        _attempt(found, lambda: _inspect_codec(found, source))
+
+
+def _inspect_model(found: Inspection, directory: Path, tokenizer: Tokenizer) -> None:
+    config = read_model_config(directory, tokenizer)
+    file = find_model_file(directory)
+    found.language = Language.of(config, None)
+    shapes = _without_weights(read_model_file(file))
+    with torch.device(META):
+        stored = model_tensors(shapes)
+        quantization = find_quantization(stored)
+        model = build_model(config, stored, quantization, file, device=META)
+    found.language = Language.of(config, quantization)
+    found.parts += _model_parts(model)
+
+
+def _inspect_codec(found: Inspection, source: Path) -> None:
+    weights, config = find_codec(source)
+    found.sound = Sound.of(config)
+    shapes = _without_weights(read_tensors(weights))
+    with torch.device(META):
+        codec, stored = Codec(config), codec_tensors(shapes, encoder=True)
+        assign(codec, stored, weights, dtype=torch.float32, device=META)
+    found.parts += _codec_parts(codec.state_dict())
+
+
+def _inspect_random(name: str) -> Inspection:
+    if name.removeprefix(PREFIX) not in SIZES:
+        known = ", ".join(PREFIX + size for size in SIZES)
+        raise ModelNotFound(f"{name}: unknown size, there are {known}")
+    model_config, codec_config = SIZES[name.removeprefix(PREFIX)]
+    with torch.device(META):
+        model, codec = DualAR(model_config).to(torch.bfloat16), Codec(codec_config)
+    return Inspection(
+        name,
+        language=Language.of(model_config, None),
+        sound=Sound.of(codec_config),
+        tokenizer_size=model_config.semantic_end_id + 1,
+        parts=_model_parts(model) + _codec_parts(codec.state_dict()),
+    )
+
+
+def _attempt(found: Inspection, look: Callable[[], T]) -> T | None:
+    try:
+        return look()
+    except ShoalError as problem:
+        found.problems.append(problem)
+        return None
+
+
+def _without_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(META) for name, tensor in stored.items()}
+
+
+def _model_parts(model: DualAR) -> list[Part]:
+    tensors = model.state_dict()
+    whose = {
+        "slow transformer": ("slow.layers.", "slow.norm."),
+        "text embeddings": ("slow.embeddings.",),
+        "codebook embeddings": ("slow.codebook_embeddings.",),
+        "head": ("slow.output.",),
+        "fast transformer": ("fast.",),
+    }
+    widths = {name: _columns(module) for name, module in model.named_modules()}
+    return [
+        _part(part, {name: t for name, t in tensors.items() if name.startswith(prefixes)}, widths)
+        for part, prefixes in whose.items()
+        if part != "head" or not model.config.tie_word_embeddings
+    ]
+
+
+def _codec_parts(tensors: Mapping[str, Tensor]) -> list[Part]:
+    encode = {name: tensor for name, tensor in tensors.items() if name.startswith(ENCODE_ONLY)}
+    decode = {name: tensor for name, tensor in tensors.items() if name not in encode}
+    return [_part("codec, decode side", decode, {}), _part("codec, encode side", encode, {})]
+
+
+def _part(name: str, tensors: Mapping[str, Tensor], widths: Mapping[str, int]) -> Part:
+    count = sum(_parameters(key, tensor, widths) for key, tensor in tensors.items())
+    return Part(name, count, sum(tensor.nbytes for tensor in tensors.values()), _dtypes(tensors.values()))
+
+
+def _parameters(name: str, tensor: Tensor, widths: Mapping[str, int]) -> int:
+    """Weights that count as parameters: packed ones as many as they unpack to, their scales not at all."""
+    owner, _, attribute = name.rpartition(".")
+    if attribute in ("scales", "scales_and_zeros"):
+        return 0
+    return tensor.shape[0] * widths[owner] if widths.get(owner) else prod(tensor.shape)
+
+
+def _columns(module: torch.nn.Module) -> int:
+    """Columns of a quantised matrix before packing; 0 for everything else."""
+    if isinstance(module, Int4Linear):
+        return 2 * int(module.weight.shape[1])
+    return int(module.weight.shape[1]) if isinstance(module, Int8Linear) else 0
+
+
+def _dtypes(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    return tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
+
+
+def _describe(quantization: Quantization | None) -> str | None:
+    if quantization is None:
+        return None
+    return f"int{quantization.bits}" + (f", groups of {quantization.group}" if quantization.group else "")

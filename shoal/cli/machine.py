@@ -1,0 +1,43 @@
+"""Commands about this machine and this build."""
+
+from typing import Annotated
+
+import typer
+
+from shoal import __version__
+
+PANEL = "This machine"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=PANEL)(doctor)
+    app.command(rich_help_panel=PANEL)(version)
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="Also try torch.compile; up to half a minute.")] = False,
+) -> None:
+    """Show what this machine has, what is missing, and what will be used and why.
+
+    Example: shoal doctor
+    """
+    from shoal.cli.tables import print_json, show_report
+    from shoal.doctor import examine
+
+    report = examine(compile=compile)
+    if json:
+        print_json(report.as_json())
+    else:
+        show_report(report)
+
+
+def version() -> None:
+    """Show the version."""
+    typer.echo(f"shoal {__version__}")
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit

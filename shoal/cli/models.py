@@ -1,0 +1,111 @@
+"""Commands about models: fetch, look into, check, make random ones."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.flags import Codec, Device, Json, Quiet
+
+PANEL = "Models"
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (pull, inspect, verify, random):
+        app.command(rich_help_panel=PANEL)(command)
+
+
+def pull(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="s1-mini, s2-pro or OWNER/NAME; @REVISION may follow.")],
+    to: Annotated[Path | None, typer.Option("--to", help="A new directory for it, instead of the cache.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a model from the Hugging Face hub.
+
+    Fish's models are gated: accept the licence on their page, then `hf auth login` or set HF_TOKEN.
+
+    Example: shoal pull s1-mini
+
+    Example: shoal pull fishaudio/s2-pro --to ./s2-pro
+    """
+    from shoal.checkpoint.pull import Hub, pull
+    from shoal.cli.tables import print_json
+
+    pulled = pull(name, to=to, hub=Hub(progress=sys.stderr.isatty() and not quiet))
+    if json:
+        print_json({"directory": str(pulled.directory), "bytes": pulled.bytes, "checked": pulled.checked})
+        return
+    if not pulled.checked and not quiet:
+        typer.echo("the hub cannot be reached; this is what was here already", err=True)
+    typer.echo(pulled.directory)
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, or a model's name.")],
+    codec: Codec = None,
+    json: Json = False,
+) -> None:
+    """Show what a model holds: parameters, types, memory by part. Reads no weights.
+
+    Example: shoal inspect ./s2-pro
+
+    Example: shoal inspect random:s1-mini --json
+    """
+    from shoal.checkpoint.inspect import as_json, inspect
+    from shoal.cli.tables import print_json, show_inspection
+
+    found = inspect(model, codec=codec)
+    if json:
+        print_json(as_json(found))
+    else:
+        show_inspection(found)
+    if found.problems:
+        raise found.problems[0]
+
+
+def verify(
+    directory: Annotated[Path, typer.Argument(metavar="GOLDEN_DIR", help="Laid out like tests/golden.")],
+    only: Annotated[list[str] | None, typer.Option("--only", help="A group (s1/prefill) or family (codec).")] = None,
+    device: Device = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compute stored examples again and compare with what upstream computed. Exit 0 only when all agree.
+
+    Example: shoal verify tests/golden
+
+    Example: shoal verify tests/golden --device cuda --only codec
+    """
+    from shoal.cli.tables import progress_line, show_table
+    from shoal.engine.load import choose_device, choose_dtype
+    from shoal.verify import as_json, as_table, require_all, verify
+
+    where = choose_device(device)
+    with progress_line(quiet or json) as progress:
+        comparisons = verify(
+            directory, device=where, dtype=choose_dtype(dtype, where), only=only or None, progress=progress
+        )
+    if json:
+        typer.echo(as_json(comparisons))
+    else:
+        show_table(as_table(comparisons))
+    require_all(comparisons)
+
+
+def random(
+    size: Annotated[str, typer.Argument(metavar="SIZE", help="tiny, tiny-s2, s1-mini or s2-pro.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that does not exist yet.")],
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same weights.")] = 0,
+) -> None:
+    """Save a model with random weights in the layout of its family: for tests and speed measurements.
+
+    Example: shoal random tiny ./tiny
+    """
+    from shoal.checkpoint.random import PREFIX, random_checkpoint
+    from shoal.checkpoint.save import save_random
+
+    save_random(directory, random_checkpoint(size.removeprefix(PREFIX), seed=seed))
+    typer.echo(directory)

@@ -1,0 +1,100 @@
+"""Results for the eye. Tables go to standard output, progress to standard error."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from shoal.checkpoint.inspect import Inspection
+    from shoal.doctor import Report
+
+MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "missing": "[red]missing[/]"}
+
+
+def print_json(document: Mapping[str, object]) -> None:
+    typer.echo(json.dumps(document, ensure_ascii=False, indent=2))
+
+
+def show_table(table: Table) -> None:
+    Console().print(table)
+
+
+def show_report(report: "Report") -> None:
+    table = _plain_table()
+    for finding in report.findings:
+        advice = f"\n[yellow]{escape(finding.advice)}[/]" if finding.advice else ""
+        table.add_row(MARKS[finding.mark], finding.subject, escape(finding.value) + advice)
+    show_table(table)
+    if report.choice is not None:
+        chosen = report.choice
+        Console().print(f"\nwill be used: [bold]{chosen.device}, {chosen.dtype}, {chosen.rung}[/] ({chosen.why})")
+
+
+def show_inspection(found: "Inspection") -> None:
+    console = Console()
+    console.print(_summary(found))
+    if found.parts:
+        console.print(_parts(found))
+    for note in found.notes:
+        console.print(f"note: {escape(note)}", highlight=False)
+    for problem in found.problems[1:]:  # the first becomes the error of the command
+        console.print(f"[red]problem:[/] {escape(str(problem))}", highlight=False)
+
+
+@contextmanager
+def progress_line(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Shows the last thing it was told."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda what: None
+        return
+    with console.status("") as status:
+        yield lambda what: status.update(escape(what))
+
+
+def _summary(found: "Inspection") -> Table:
+    table = _plain_table()
+    table.add_row("model", escape(found.name))
+    if found.language is not None:
+        spoken = found.language
+        table.add_row("family", spoken.family)
+        table.add_row("context", f"{spoken.context:,} columns, of them prompt {spoken.max_prompt:,}")
+        table.add_row("codebooks", f"{spoken.codebooks} of up to {spoken.codebook_size:,} codes")
+        table.add_row("KV cache", f"{spoken.kv_bytes_per_token:,} bytes per token at 16 bit")
+        table.add_row("quantised", spoken.quantization or "no")
+    if found.tokenizer_size is not None:
+        table.add_row("tokenizer", f"{found.tokenizer_size:,} tokens")
+    if found.sound is not None:
+        heard = found.sound
+        table.add_row("sound", f"{heard.sample_rate:,} Hz, {heard.frame_rate:.2f} frames/s")
+    if found.files:
+        table.add_row("files", f"{len(found.files)}, {_size(sum(found.files.values()))}")
+    return table
+
+
+def _parts(found: "Inspection") -> Table:
+    table = Table("part", "parameters", "type", "memory")
+    for column in (1, 3):
+        table.columns[column].justify = "right"
+    for part in found.parts:
+        table.add_row(part.name, f"{part.parameters:,}", ", ".join(part.dtypes), _size(part.bytes))
+    table.add_section()
+    table.add_row("all", f"{found.parameters:,}", "", _size(found.bytes))
+    return table
+
+
+def _plain_table() -> Table:
+    return Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.2f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,259 @@
+"""What this machine has, what is missing, and what will be used because of it. Changes nothing, asks no network."""
+
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from shoal import __version__
+
+Mark = Literal["ok", "warn", "missing"]
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 6)
+EXTRAS = {"formats": ("av", "soxr")}
+CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
+# The only way to run so far: every operator on its own.
+RUNG = "eager"
+# Weights of the smallest released model with its codec, in bf16 and fp32.
+SMALLEST_MODEL = 3.3e9
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. `advice` says what to do where something can be done."""
+
+    subject: str
+    value: str
+    mark: Mark = "ok"
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What `device="auto"` and no dtype come to here."""
+
+    device: str
+    dtype: str
+    rung: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    findings: list[Finding]
+    choice: Choice | None  # None without a working torch
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def examine(*, compile: bool = False) -> Report:
+    """Look at everything; `compile` also runs the compiler on a small function, which can take half a minute."""
+    findings = [Finding("shoal", __version__), *_python(), *_cpu(), *_memory()]
+    try:
+        import torch  # noqa: F401
+    except (ImportError, OSError) as problem:
+        advice = "install it as https://pytorch.org/get-started says for this machine"
+        return Report([*findings, Finding("torch", f"cannot be imported: {problem}", "missing", advice)], None)
+    findings += [*_torch(), *_gpu(), *_triton(), *_compiler()]
+    findings += _compile() if compile else []
+    findings += [*_extras(), *_audio(), *_models()]
+    return Report(findings, _choose())
+
+
+def _python() -> Iterator[Finding]:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    old = sys.version_info < OLDEST_PYTHON
+    yield Finding("Python", found, "warn" if old else "ok", "3.11 or newer is needed" if old else "")
+
+
+def _cpu() -> Iterator[Finding]:
+    lines = _proc("cpuinfo").splitlines()
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    features = [name for name in CPU_FEATURES if name in flags]
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    slow = platform.machine() in ("x86_64", "AMD64") and "avx2" not in flags and bool(flags)
+    advice = "without AVX2 the CPU will be slow" if slow else ""
+    found = f"{name}, {_cores()} cores{', ' + ' '.join(features) if features else ''}"
+    yield Finding("CPU", found, "warn" if slow else "ok", advice)
+
+
+def _memory() -> Iterator[Finding]:
+    available, total = _memory_bytes()
+    if total == 0:
+        yield Finding("memory", "unknown", "warn")
+        return
+    little = available < SMALLEST_MODEL
+    advice = f"s1-mini needs about {SMALLEST_MODEL / 1e9:.1f} GB on the CPU" if little else ""
+    yield Finding("memory", f"{available / 1e9:.1f} of {total / 1e9:.1f} GB free", "warn" if little else "ok", advice)
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    parts = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    old = parts < OLDEST_TORCH
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    build = f"ROCm {torch.version.hip}" if torch.version.hip else build
+    yield Finding("torch", f"{torch.__version__}, {build}", "warn" if old else "ok", "2.6 or newer" if old else "")
+    threads, cores = torch.get_num_threads(), _cores()
+    many = threads > cores
+    advice = f"more threads than cores slow each other down: OMP_NUM_THREADS={cores}" if many else ""
+    yield Finding("threads", f"{threads}", "warn" if many else "ok", advice)
+
+
+def _gpu() -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            card = torch.cuda.get_device_properties(index)
+            found = f"{card.name}, {card.total_memory / 1e9:.0f} GB, capability {card.major}.{card.minor}"
+            yield Finding(f"GPU {index}", found)
+        return
+    if shutil.which("nvidia-smi") is None:
+        yield Finding("GPU", "none found", "warn", "the CPU will do the work")
+    elif torch.version.cuda is None:
+        advice = "this torch was built for CPUs: install the CUDA build from https://pytorch.org/get-started"
+        yield Finding("GPU", "there is an NVIDIA driver, and torch cannot use it", "missing", advice)
+    else:
+        advice = "run nvidia-smi: the driver may be too old for this torch, or CUDA_VISIBLE_DEVICES hides the card"
+        yield Finding("GPU", "there is an NVIDIA driver, and torch sees no card", "missing", advice)
+
+
+def _triton() -> Iterator[Finding]:
+    import torch
+
+    found = _installed("triton")
+    needed = found is None and torch.cuda.is_available()
+    advice = "the GPU runs without our kernels: pip install triton" if needed else ""
+    yield Finding("Triton", found or "not installed, needed on GPUs only", "missing" if needed else "ok", advice)
+
+
+def _compiler() -> Iterator[Finding]:
+    """torch.compile makes C++ for the CPU, so it needs a compiler; whether it works is told by `--compile`."""
+    named = os.environ.get("CXX")
+    found = shutil.which(named) if named else next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    advice = "" if found else "without a C++ compiler torch.compile is left out on CPUs: install g++"
+    yield Finding("C++ compiler", found or "none found", "ok" if found else "warn", advice)
+
+
+def _compile() -> list[Finding]:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    before = time.perf_counter()
+    try:
+        torch.compile(lambda x: (x * 2 + 1).relu().sum())(torch.ones(64, device=device))
+    except Exception as problem:  # noqa: BLE001 - a compiler can fail in every way there is, and each is the finding
+        line = (str(problem).strip().splitlines() or [""])[0]
+        return [Finding("torch.compile", f"fails: {type(problem).__name__}: {line}", "warn", "eager will be used")]
+    return [Finding("torch.compile", f"works on {device}, {time.perf_counter() - before:.1f} s for a small function")]
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, packages in EXTRAS.items():
+        lacking = [package for package in packages if _installed(package) is None]
+        advice = f"pip install 'shoal[{extra}]'" if lacking else ""
+        found = f"lacks {', '.join(lacking)}" if lacking else "installed"
+        yield Finding(f"extra {extra}", found, "missing" if lacking else "ok", advice)
+
+
+def _audio() -> Iterator[Finding]:
+    if (pyav := _installed("av")) is not None:
+        import av
+
+        from shoal.audio.ffmpeg import MUXING
+
+        ffmpeg = ".".join(str(part) for part in av.library_versions["libavcodec"])
+        yield Finding("PyAV", f"{pyav}, libavcodec {ffmpeg}")
+        writable = [name for name, muxing in MUXING.items() if _can_encode(muxing.codec)]
+        lacking = sorted(set(MUXING) - set(writable))
+        advice = f"this PyAV cannot write {', '.join(lacking)}: install it from PyPI" if lacking else ""
+        formats = ", ".join(["wav", "pcm", *writable])
+        yield Finding("audio formats", formats, "warn" if lacking else "ok", advice)
+    else:
+        yield Finding("audio formats", "wav, pcm", "warn", "for the others: pip install 'shoal[formats]'")
+    if (soxr := _installed("soxr")) is not None:
+        yield Finding("soxr", soxr)
+
+
+def _models() -> Iterator[Finding]:
+    from huggingface_hub import constants
+
+    from shoal.checkpoint.resolve import BUNDLED, BUNDLED_FOLDER, Source, cached_snapshot, missing_files
+
+    cache, found, size = Path(constants.HF_HUB_CACHE), [BUNDLED] if BUNDLED_FOLDER.is_dir() else [], 0
+    for folder in sorted(cache.glob("models--*--*")):
+        repository = folder.name.removeprefix("models--").replace("--", "/")
+        snapshot = cached_snapshot(Source(repository))
+        if snapshot is not None and not missing_files(snapshot, codec=True):
+            found.append(repository)
+            size += sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file())
+    yield Finding("cache folder", f"{cache}, {size / 1e9:.1f} GB of models")
+    advice = "" if found else "fetch one: shoal pull s1-mini; or try the pipeline with --model random:tiny"
+    yield Finding("models", ", ".join(found) or "none found", "ok" if found else "missing", advice)
+
+
+def _choose() -> Choice:
+    from shoal.engine.load import choose_device, choose_dtype
+
+    device = choose_device("auto")
+    dtype = str(choose_dtype(None, device)).removeprefix("torch.")
+    why = "there is no GPU that torch can use" if device == "cpu" else "torch sees a GPU"
+    return Choice(device, dtype, RUNG, why)
+
+
+def _can_encode(codec: str) -> bool:
+    import av
+
+    try:
+        av.Codec(codec, "w")
+    except ValueError:  # PyAV's own error for an unknown codec is one
+        return False
+    return True
+
+
+def _installed(package: str) -> str | None:
+    """The version of a package that can be imported."""
+    try:
+        import_module(package)
+        return version(package)
+    except (ImportError, OSError, PackageNotFoundError):
+        return None
+
+
+def _cores() -> int:
+    """Cores this process may use, which in a container are fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory_bytes() -> tuple[int, int]:
+    """Available and total, the container's limit considered; zeros where the system does not tell."""
+    kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in _proc("meminfo").splitlines() if ":" in line}
+    available, total = 1024 * kilobytes.get("MemAvailable", 0), 1024 * kilobytes.get("MemTotal", 0)
+    limit = _read(Path("/sys/fs/cgroup/memory.max")).strip()
+    if not limit.isdigit() or int(limit) >= total:
+        return available, total
+    used = _read(Path("/sys/fs/cgroup/memory.current")).strip()
+    return min(available, int(limit) - int(used or 0)), int(limit)
+
+
+def _proc(name: str) -> str:
+    return _read(Path("/proc") / name)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

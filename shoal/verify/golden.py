@@ -1,0 +1,131 @@
+"""The stored directory: its files by name, its checkpoints as modules. Everything is read when first asked for."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.checkpoint.load import Quantization, assign, build_model, load_model, read_model_config
+from shoal.checkpoint.names import model_tensors
+from shoal.checkpoint.tensors import read_json, read_tensors
+from shoal.checkpoint.weight_norm import codec_tensors
+from shoal.codec.config import CodecConfig
+from shoal.codec.dac import Codec
+from shoal.errors import CheckpointError
+from shoal.model.config import Family
+from shoal.model.dual_ar import DualAR
+from shoal.text.prompt import Codes, Grid
+from shoal.text.tokenizer import Tokenizer, load_tokenizer
+
+Case = Mapping[str, Any]
+
+
+class Named(dict[str, Tensor]):
+    """The tensors of one file; asking for one it lacks says which file that is."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(read_tensors(path))
+        self.path = path
+
+    def __missing__(self, name: str) -> Tensor:
+        raise CheckpointError(f"{self.path}: no tensor {name}")
+
+    def parts(self, ending: str) -> list[str]:
+        """What stands before `.ending` in the names that have it."""
+        return sorted(name.removesuffix(f".{ending}") for name in self if name.endswith(f".{ending}"))
+
+
+@dataclass(eq=False)
+class Golden:
+    """A directory of stored comparisons and the way its models are to be computed."""
+
+    directory: Path
+    device: str
+    dtype: torch.dtype
+    _tensors: dict[str, Named] = field(default_factory=dict)
+    _models: dict[Family, DualAR] = field(default_factory=dict)
+
+    def tensors(self, part: str) -> Named:
+        if part not in self._tensors:
+            self._tensors[part] = Named(self.directory / part)
+        return self._tensors[part]
+
+    def cases(self, part: str) -> list[Case]:
+        path = self.directory / part
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: no such file") from None
+        except (OSError, ValueError) as problem:
+            raise CheckpointError(f"{path}: not readable as JSON: {problem}") from problem
+        if not isinstance(stored, list) or not all(isinstance(case, dict) for case in stored):
+            raise CheckpointError(f"{path}: expected a list of cases")
+        return stored
+
+    def document(self, part: str) -> Case:
+        return read_json(self.directory / part)
+
+    def grids(self, part: str) -> dict[str, Grid]:
+        path = self.directory / part
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                return dict(stored)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: no such file") from None
+        except (OSError, ValueError, EOFError, BadZipFile) as problem:
+            raise CheckpointError(f"{path}: not readable as numpy arrays: {problem}") from problem
+
+    def prompt(self, family: str, name: str) -> Tensor:
+        """A stored prompt grid [1 + codebooks, T], where the model is."""
+        return self.tensors(f"{family}/prefill.safetensors")[f"{name}.grid"].long().to(self.device)
+
+    def tokenizer(self, family: Family) -> Tokenizer:
+        return load_tokenizer(self.directory / family / "checkpoint")
+
+    def model(self, family: Family) -> DualAR:
+        if family not in self._models:
+            self._models[family] = self._load(self.directory / family / "checkpoint")
+        return self._models[family]
+
+    def int8_model(self) -> DualAR:
+        name = self.document("quant/quant.json")["int8"]["directory"]
+        return self._load(self.directory / "quant" / name)
+
+    def int4_model(self) -> DualAR:
+        """The S1 checkpoint with every linear weight replaced by its stored int4 values."""
+        folder, tokenizer = self.directory / "s1" / "checkpoint", self.tokenizer("s1")
+        stored = self.tensors("quant/int4_g128_unpacked.safetensors")
+        quantised = {f"{layer}.weight": stored[f"{layer}.q"] for layer in stored.parts("q")}
+        quantised |= {name: tensor for name, tensor in stored.items() if name.endswith(".scales_and_zeros")}
+        merged = {**read_tensors(folder / "model.pth"), **quantised}
+        group = self.document("quant/quant.json")["int4"]["groupsize"]
+        return build_model(
+            read_model_config(folder, tokenizer),
+            model_tensors(merged),
+            Quantization(bits=4, group=group),
+            stored.path,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @cached_property
+    def codec(self) -> Codec:
+        weights = self.directory / "codec" / "codec.pth"
+        with torch.device("meta"):
+            codec = Codec(CodecConfig.from_dict(self.document("codec/config.json")))
+        assign(codec, codec_tensors(read_tensors(weights), encoder=True), weights, dtype=self.dtype, device=self.device)
+        return codec.to(self.device).eval()
+
+    def _load(self, folder: Path) -> DualAR:
+        return load_model(folder, load_tokenizer(folder), dtype=self.dtype, device=self.device)
+
+
+def codes_of(matrices: Sequence[Sequence[Sequence[int]]]) -> list[Codes]:
+    return [np.array(matrix, np.int32) for matrix in matrices]

@@ -1,0 +1,63 @@
+import builtins
+import json
+
+import pytest
+
+from shoal import doctor
+from shoal.doctor import examine
+from tests.cli.conftest import Shoal
+
+
+def test_it_names_what_it_looked_at_and_what_will_be_used(shoal: Shoal) -> None:
+    ran = shoal("doctor")
+    assert ran.code == 0
+    for subject in ("Python", "torch", "CPU", "memory", "GPU", "Triton", "audio formats", "models", "will be used"):
+        assert subject in ran.text
+
+
+def test_every_finding_that_is_not_ok_says_what_to_do(shoal: Shoal) -> None:
+    document = json.loads(shoal("doctor", "--json").out)
+    assert document["choice"]["device"] in ("cpu", "cuda")
+    assert all(finding["advice"] for finding in document["findings"] if finding["mark"] != "ok")
+
+
+def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda package: None if package == "av" else "1.0")
+    findings = {finding.subject: finding for finding in examine().findings}
+    assert findings["extra formats"].mark == "missing"
+    assert findings["extra formats"].advice == "pip install 'shoal[formats]'"
+    assert findings["audio formats"].value == "wav, pcm"
+
+
+def test_a_torch_that_cannot_be_imported_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, *rest: object) -> object:
+        if name == "torch":
+            raise ImportError("libtorch.so is not there")
+        return whole(name, *rest)
+
+    whole = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    report = examine()
+    assert report.choice is None
+    assert report.findings[-1].mark == "missing"
+    assert "libtorch.so" in report.findings[-1].value
+
+
+def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    (finding,) = doctor._compiler()
+    assert finding.mark == "warn"
+    assert "g++" in finding.advice
+
+
+def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 64000000 kB\nMemAvailable: 60000000 kB\n",
+        "/sys/fs/cgroup/memory.max": "2000000000\n",
+        "/sys/fs/cgroup/memory.current": "500000000\n",
+    }
+    monkeypatch.setattr(doctor, "_read", lambda path: files[str(path)])
+    assert doctor._memory_bytes() == (1_500_000_000, 2_000_000_000)
+    (finding,) = doctor._memory()
+    assert finding.mark == "warn"

@@ -1,0 +1,240 @@
+import json
+import signal
+import struct
+import subprocess
+import sys
+import time
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Shoal
+
+TINY = ("--model", "random:tiny", "--max-frames", "12", "--quiet")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where speech goes; bad requests must leave it empty."""
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    path = tmp_path / "voice.wav"
+    write_wav(path, 0.1 * np.sin(np.arange(32000) / 20)[:, None])
+    return path
+
+
+def write_wav(path: Path, samples: np.ndarray, rate: int = 16000) -> None:
+    """32-bit float samples [n, channels]."""
+    content, channels = samples.astype("<f4").tobytes(), samples.shape[1]
+    layout = struct.pack("<HHIIHH", 3, channels, rate, rate * 4 * channels, 4 * channels, 32)
+    chunks = b"WAVEfmt " + struct.pack("<I", len(layout)) + layout + b"data" + struct.pack("<I", len(content)) + content
+    path.write_bytes(b"RIFF" + struct.pack("<I", len(chunks)) + chunks)
+
+
+def frames_of(path: Path) -> bytes:
+    with wave.open(str(path)) as file:
+        return file.readframes(file.getnframes())
+
+
+def test_a_text_becomes_a_file(shoal: Shoal, folder: Path) -> None:
+    ran = shoal("say", "Hello there.", "-o", folder / "a.wav", *TINY)
+    assert (ran.code, ran.out, ran.err) == (0, b"", "")
+    with wave.open(str(folder / "a.wav")) as file:
+        assert (file.getframerate(), file.getnchannels()) == (16000, 1)
+        assert 0 < file.getnframes() <= 12 * 640
+    assert [path.name for path in folder.iterdir()] == ["a.wav"]
+
+
+def test_the_same_seed_gives_the_same_audio_and_another_gives_another(shoal: Shoal, folder: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert shoal("say", "Hello there.", "-o", folder / f"{name}.wav", "--seed", seed, *TINY).code == 0
+    a, b, c = (frames_of(folder / f"{name}.wav") for name in "abc")
+    assert a == b != c
+
+
+def test_the_text_may_come_from_a_file_or_a_pipe(shoal: Shoal, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("Hello there.\n", encoding="utf-8")
+    assert shoal("say", "Hello there.", "-o", folder / "a.wav", *TINY).code == 0
+    assert shoal("say", "--file", tmp_path / "text.txt", "-o", folder / "b.wav", *TINY).code == 0
+    assert shoal("say", "-", "-o", folder / "c.wav", *TINY, stdin=b"Hello there.\n").code == 0
+    assert shoal("say", "-o", folder / "d.wav", *TINY, stdin=b"Hello there.\n").code == 0
+    assert len({frames_of(path) for path in folder.iterdir()}) == 1
+
+
+def test_standard_output_gets_the_audio_and_nothing_else(shoal: Shoal) -> None:
+    ran = shoal("say", "Hello there.", "-o", "-", *TINY[:-1])
+    assert ran.code == 0
+    assert ran.out[:4] == b"RIFF"
+    assert "s of speech" in ran.err
+
+
+def test_the_numbers_come_as_json(shoal: Shoal, folder: Path) -> None:
+    ran = shoal("say", "Hello there.", "-o", folder / "a.mp3", "--json", *TINY)
+    document = json.loads(ran.out)
+    assert document["output"] == str(folder / "a.mp3")
+    assert 0 < document["seconds"] <= 12 / 25
+    assert document["rtf"] > 0
+    assert document["finish"] in ("stop", "length")
+
+
+def test_a_voice_changes_what_is_heard(shoal: Shoal, folder: Path, recording: Path) -> None:
+    assert shoal("say", "Hello there.", "-o", folder / "a.wav", *TINY).code == 0
+    ran = shoal("say", "Hello.", "-o", folder / "b.wav", "--voice", recording, "--transcript", "La la.", *TINY)
+    assert (ran.code, ran.err) == (0, "")
+    assert frames_of(folder / "a.wav") != frames_of(folder / "b.wav")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (["Hi.", "--model", "./nowhere"], 8, "no such directory"),
+        (["Hi.", "--model", "s1-mini"], 8, "shoal pull s1-mini"),
+        (["Hi.", "--model", "random:huge"], 8, "random:s1-mini"),
+        (["Hi.", "--codec", "./nowhere"], 6, "no codec here"),
+        ([""], 3, "the text is empty"),
+        ([" \n\t"], 3, "the text is empty"),
+        (["?!…"], 3, "nothing to speak"),
+        (["Hello <|im_end|> there."], 3, "control token <|im_end|>"),
+        (["word " * 200_000], 3, "limit"),
+        (["--file", "./nowhere.txt"], 3, "cannot read"),
+        (["Hi.", "--file", "./nowhere.txt"], 2, "not both"),
+        ([], 2, "Give a text"),
+        (["Hi.", "--format", "tape"], 2, "tape"),
+        (["Hi.", "--temperature", "9"], 2, "temperature"),
+        (["Hi.", "--top-p", "0"], 2, "top_p"),
+        (["Hi.", "--top-k", "-1"], 2, "top_k"),
+        (["Hi.", "--repetition-penalty", "nan"], 2, "repetition_penalty"),
+        (["Hi.", "--seed", "-1"], 2, "seed"),
+        (["Hi.", "--max-frames", "-1"], 2, "max_frames"),
+        (["Hi.", "--dtype", "int3"], 2, "unknown dtype"),
+        (["Hi.", "--device", "abacus"], 2, "unknown device"),
+        (["Hi.", "--transcript", "La."], 2, "--voice"),
+        (["Hi.", "--voice", "nobody"], 5, "no voice 'nobody'"),
+        (["Hi.", "--voice", "../nobody"], 2, "cannot name a voice"),
+    ],
+)  # fmt: skip
+def test_a_bad_request_is_refused_and_leaves_nothing(
+    shoal: Shoal, folder: Path, arguments: list[str], code: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder.parent / "cache"))
+    monkeypatch.setenv("SHOAL_VOICES", str(folder.parent / "voices"))
+    given = arguments if "--model" in arguments else [*TINY, *arguments]
+    ran = shoal("say", "-o", folder / "a.wav", *given)
+    assert (ran.code, list(folder.iterdir())) == (code, [])
+    assert reason in ran.said
+    assert "Traceback" not in ran.err
+
+
+def text_file(path: Path) -> None:
+    path.write_text("This is not a recording. " * 100)
+
+
+def eight_channels(path: Path) -> None:
+    write_wav(path, np.full((16000, 8), 0.1))
+
+
+def not_numbers(path: Path) -> None:
+    write_wav(path, np.full((16000, 1), np.nan))
+
+
+def ten_hours(path: Path) -> None:
+    write_wav(path, np.zeros((1, 1)))
+    with path.open("r+b") as file:
+        file.truncate(10 * 3600 * 16000 * 4)  # a hole: it takes no room on the disk
+
+
+def silence(path: Path) -> None:
+    write_wav(path, np.zeros((16000, 1)))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: None, "No such file"),
+        (Path.touch, "0 bytes"),
+        (text_file, "text file"),
+        (eight_channels, "8 channels"),
+        (not_numbers, "not numbers"),
+        (ten_hours, "larger than"),
+        (silence, "silent"),
+    ],
+)
+def test_a_bad_recording_is_refused_and_leaves_nothing(
+    shoal: Shoal, folder: Path, tmp_path: Path, make: object, reason: str
+) -> None:
+    make(tmp_path / "bad.wav")  # type: ignore[operator]
+    flags = ("--voice", tmp_path / "bad.wav", "--transcript", "La la.")
+    ran = shoal("say", "Hi.", "-o", folder / "a.wav", *flags, *TINY)
+    assert (ran.code, list(folder.iterdir())) == (4, [])
+    assert reason in ran.said
+
+
+@pytest.mark.parametrize(("transcript", "code"), [(None, 2), ("", 3), ("la " * 5000, 3)])
+def test_a_recording_needs_its_words(
+    shoal: Shoal, folder: Path, recording: Path, transcript: str | None, code: int
+) -> None:
+    words = () if transcript is None else ("--transcript", transcript)
+    ran = shoal("say", "Hi.", "-o", folder / "a.wav", "--voice", recording, *words, *TINY)
+    assert (ran.code, list(folder.iterdir())) == (code, [])
+    assert "transcript" in ran.said
+
+
+@pytest.mark.parametrize(
+    ("place", "code"), [("nowhere/a.wav", 10), (".", 2), ("a.tape", 2), ("noname", 2), ("/proc/a.wav", 10)]
+)
+def test_an_output_that_cannot_be_written_is_refused(shoal: Shoal, folder: Path, place: str, code: int) -> None:
+    ran = shoal("say", "Hi.", "-o", folder / place, *TINY)
+    assert (ran.code, list(folder.iterdir())) == (code, [])
+    assert ran.err.startswith("error: ")
+
+
+def test_a_file_that_was_there_survives_a_request_that_fails(shoal: Shoal, folder: Path) -> None:
+    (folder / "a.wav").write_bytes(b"precious")
+    assert shoal("say", "Hello <|im_end|>", "-o", folder / "a.wav", *TINY).code == 3
+    assert (folder / "a.wav").read_bytes() == b"precious"
+
+
+def test_json_and_audio_cannot_share_standard_output(shoal: Shoal) -> None:
+    ran = shoal("say", "Hi.", "-o", "-", "--json", *TINY)
+    assert (ran.code, ran.out) == (2, b"")
+
+
+LONG = ("--model", "random:tiny", "--max-frames", "0", "--quiet")
+
+
+def start(*arguments: object, stdout: int | None = None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "shoal.cli", "say", "A long story. " * 500, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE)
+
+
+def said(process: subprocess.Popen[bytes]) -> str:
+    _, err = process.communicate(timeout=60)
+    return err.decode()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_who_is_stopped_leaves_nothing_behind(folder: Path, signum: signal.Signals, code: int) -> None:
+    process = start("-o", folder / "a.wav", *LONG)
+    while not list(folder.iterdir()) and process.poll() is None:  # the hidden file appears when speech begins
+        time.sleep(0.05)
+    process.send_signal(signum)
+    err = said(process)
+    assert (process.returncode, list(folder.iterdir())) == (code, [])
+    assert "Traceback" not in err
+
+
+def test_a_listener_who_leaves_ends_the_speech() -> None:
+    process = start("-o", "-", *LONG, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(4) == b"RIFF"
+    process.stdout.close()
+    process.stdout = None
+    err = said(process)
+    assert process.returncode == 10
+    assert err == "error: Cannot write standard output: Broken pipe.\n"
