@@ -1,9 +1,14 @@
 """Shared by all tests: where the golden data lies, the marks, and the models they make."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+
+# Read when Triton is first imported: without a GPU its kernels run in Python, slowly and exactly.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint

@@ -27,6 +27,16 @@ class BlockConfig:
     attention_qk_norm: bool
     max_seq_len: int
 
+    def __post_init__(self) -> None:
+        for name in ("n_layer", "dim", "n_head", "n_local_heads", "head_dim", "intermediate_size", "max_seq_len"):
+            _require_size(name, getattr(self, name))
+        if self.head_dim % 2:
+            raise CheckpointError(f"config.json: head_dim = {self.head_dim} cannot be rotated in pairs")
+        if self.n_head % self.n_local_heads:
+            raise CheckpointError(
+                f"config.json: n_local_heads = {self.n_local_heads} cannot be shared by {self.n_head} heads"
+            )
+
     @property
     def qkv_rows(self) -> int:
         return (self.n_head + 2 * self.n_local_heads) * self.head_dim
@@ -51,6 +61,15 @@ class DualARConfig:
     tie_word_embeddings: bool
     scale_codebook_embeddings: bool
     norm_fastlayer_input: bool
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "codebook_size", "num_codebooks"):
+            _require_size(name, getattr(self, name))
+        codes, last = self.semantic_end_id + 1 - self.semantic_begin_id, max(self.semantic_end_id, self.stop_id)
+        if last >= self.vocab_size:
+            raise CheckpointError(f"config.json: vocab_size = {self.vocab_size}, and the tokenizer goes up to {last}")
+        if codes > self.codebook_size:
+            raise CheckpointError(f"config.json: codebook_size = {self.codebook_size}, the tokenizer has {codes} codes")
 
     @property
     def residual_size(self) -> int:
@@ -115,7 +134,7 @@ def _read_flat(stored: Mapping[str, Any], tokens: TokenIds) -> DualARConfig:
 
 
 def _read_nested(stored: Mapping[str, Any], tokens: TokenIds) -> DualARConfig:
-    text, audio = stored["text_config"], stored["audio_decoder_config"]
+    text, audio = (_section(stored, name) for name in ("text_config", "audio_decoder_config"))
     _refuse_unknown(stored, {"text_config", "audio_decoder_config"})
     _refuse_unknown(text, SLOW_KEYS | {"vocab_size", "tie_word_embeddings"})
     _refuse_unknown(audio, SLOW_KEYS | {"vocab_size", "num_codebooks", "tie_word_embeddings"})
@@ -126,6 +145,13 @@ def _read_nested(stored: Mapping[str, Any], tokens: TokenIds) -> DualARConfig:
     # The loader of this family forces both switches, whatever the file says.
     forced = {**text, "scale_codebook_embeddings": True, "norm_fastlayer_input": True}
     return _assemble("s2", slow, fast, forced, tokens, audio["vocab_size"], audio["num_codebooks"])
+
+
+def _section(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = stored[name]
+    if not isinstance(section, Mapping):
+        raise CheckpointError(f"config.json: {name} is not an object")
+    return section
 
 
 def _assemble(
@@ -200,6 +226,11 @@ def _refuse_unknown(stored: Mapping[str, Any], known: set[str]) -> None:
         raise CheckpointError(
             f"config.json: unknown keys {', '.join(unknown)}; a model with other parts cannot be computed exactly"
         )
+
+
+def _require_size(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"config.json: {name} = {value!r} is not a whole number above 0")
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -6,21 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.kernels.sample import exponential_noise, penalise, probabilities, race
 from shoal.model.cache import RowCache
 from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR
-from shoal.model.sampling import (
-    MAIN_LANE,
-    RAS_TEMPERATURE,
-    RAS_TOP_P,
-    S1_WINDOW,
-    S2_WINDOW,
-    SamplingRows,
-    exponential_noise,
-    penalise,
-    probabilities,
-    race,
-)
+from shoal.model.sampling import MAIN_LANE, RAS_TEMPERATURE, RAS_TOP_P, S1_WINDOW, S2_WINDOW, SamplingRows
 from shoal.model.slow import Head
 
 # (seed [n], frame [n], lane, size) -> Exp(1) noise [n, size]
@@ -80,7 +70,7 @@ class FrameDecoder:
             return self._draw_main_s2(logits, state)
         settings = state.settings
         if settings.penalised:
-            logits = penalise(logits, self._penalised_columns(state), _penalty(state))
+            logits = penalise(logits, penalised_mains(state, self.head), penalty_now(state))
         return self._race(logits, settings.temperature, settings.top_p, state, MAIN_LANE)
 
     def _draw_main_s2(self, logits: Tensor, state: FrameState) -> Tensor:
@@ -93,21 +83,6 @@ class FrameDecoder:
         # The stop token is never in the window: the sequence ends with it.
         repeated = (state.window[:, 0] == main[:, None]).any(-1) & (main != self.head.stop_id)
         return torch.where(repeated & (state.frame > 0), other, usual)
-
-    def _penalised_columns(self, state: FrameState) -> Tensor:
-        """Head columns [n, k] the S1 penalty falls on."""
-        # The released code indexes the wrong axis: it takes the eleven numbers of the window's oldest column as ids.
-        oldest = self.head.columns_of(state.window[:, :, 0])
-        recent = self.head.columns_of(state.window[:, 0])
-        nowhere = len(self.head.ids)
-        whole = state.settings.whole_window[:, None]
-        return torch.cat(
-            (
-                torch.where(whole, nowhere, oldest),
-                torch.where(whole & _filled(state), recent, nowhere),
-            ),
-            dim=1,
-        )
 
     def _draw_codes(self, hidden: Tensor, main: Tensor, state: FrameState) -> Tensor:
         config, fast, cache = self.model.config, self.model.fast, self._cache(len(hidden))
@@ -129,9 +104,7 @@ class FrameDecoder:
     def _draw_code(self, logits: Tensor, codebook: int, state: FrameState) -> Tensor:
         settings = state.settings
         if self.model.config.family == "s1" and settings.penalised:
-            recent = state.window[:, 1 + codebook]
-            skip = settings.whole_window[:, None] & ~_filled(state)
-            logits = penalise(logits, torch.where(skip, logits.shape[-1], recent), _penalty(state))
+            logits = penalise(logits, penalised_codes(state, codebook, logits.shape[-1]), penalty_now(state))
         return self._race(logits, settings.temperature, settings.top_p, state, lane=codebook)
 
     def _race(self, logits: Tensor, temperature: Tensor, top_p: Tensor, state: FrameState, lane: int) -> Tensor:
@@ -139,7 +112,22 @@ class FrameDecoder:
         return race(probs, self.noise(state.settings.seed, state.frame, lane, logits.shape[-1]))
 
 
-def _penalty(state: FrameState) -> Tensor:
+def penalised_mains(state: FrameState, head: Head) -> Tensor:
+    """Columns of the head [n, k] that the S1 penalty falls on."""
+    # The released code indexes the wrong axis: it takes the eleven numbers of the window's oldest column as ids.
+    oldest, recent = head.columns_of(state.window[:, :, 0]), head.columns_of(state.window[:, 0])
+    nowhere, whole = len(head.ids), state.settings.whole_window[:, None]
+    chosen = (torch.where(whole, nowhere, oldest), torch.where(whole & _filled(state), recent, nowhere))
+    return torch.cat(chosen, dim=1)
+
+
+def penalised_codes(state: FrameState, codebook: int, nowhere: int) -> Tensor:
+    """Codes [n, W] of one codebook that the S1 penalty falls on; the released window counts empty places as code 0."""
+    skip = state.settings.whole_window[:, None] & ~_filled(state)
+    return torch.where(skip, nowhere, state.window[:, 1 + codebook])
+
+
+def penalty_now(state: FrameState) -> Tensor:
     """The first frame comes straight from the prompt and is never penalised."""
     return torch.where(state.frame > 0, state.settings.penalty, 1.0)
 

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from shoal.errors import TextError
+from shoal.kernels.sample import exponential_noise
 from shoal.model.cache import RowCache
 from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameDecoder, FrameState, Noise
-from shoal.model.sampling import SamplingRows, exponential_noise
+from shoal.model.sampling import SamplingRows
 from shoal.model.slow import Head
 from shoal.speech import FinishReason, Sampling
 

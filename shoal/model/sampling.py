@@ -1,9 +1,4 @@
-"""Logits -> codes: the filters of both families, and noise that depends only on (seed, frame, codebook).
-
-Everything works on rows: logits [n, size] with one temperature, top-p, top-k, penalty and seed per row. Draws are
-exponential races, argmax(p / e) with e ~ Exp(1): a row's outcome depends on its own probabilities and noise alone,
-never on its neighbours or on how a sort broke a tie.
-"""
+"""How the rows of a batch are sampled: their settings as tensors, and the constants of both families' recipes."""
 
 from dataclasses import dataclass, replace
 
@@ -60,54 +55,6 @@ class SamplingRows:
 COLUMNS = ("temperature", "top_p", "top_k", "penalty", "whole_window", "seed")
 
 
-def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Survivors' probabilities [n, size]; fp32.
-
-    The nucleus is taken before the temperature is applied and the token that crosses its edge is dropped; the
-    likeliest token always stays. This is the released order, and it is heard.
-    """
-    logits = logits.float()
-    ranked, order = logits.sort(dim=-1, descending=True)
-    cumulative = ranked.softmax(-1).cumsum(-1)
-    rank = torch.arange(logits.shape[-1], device=logits.device)
-    drop = (cumulative > top_p[:, None]) | (rank >= top_k[:, None])
-    drop[:, 0] = False
-    kept = torch.empty_like(logits).scatter_(-1, order, ranked.masked_fill(drop, -torch.inf))
-    return (kept / temperature.clamp_min(1e-5)[:, None]).softmax(-1)
-
-
-def penalise(logits: Tensor, columns: Tensor, penalty: Tensor) -> Tensor:
-    """Push the logits at columns [n, k] towards less likely; a column equal to the width of logits is ignored."""
-    padded = torch.cat((logits, logits.new_zeros(len(logits), 1)), dim=-1)
-    score = padded.gather(-1, columns)
-    strength = penalty[:, None].to(logits.dtype)
-    padded = padded.scatter(-1, columns, torch.where(score < 0, score * strength, score / strength))
-    return padded[:, :-1]
-
-
-def race(probs: Tensor, noise: Tensor) -> Tensor:
-    """Draw one column per row [n] from probs [n, size], given noise ~ Exp(1) of the same shape."""
-    return (probs / noise).argmax(-1)
-
-
-def exponential_noise(seed: Tensor, frame: Tensor, lane: int, size: int) -> Tensor:
-    """Exp(1) noise [n, size] that is a pure function of (seed, frame, lane, column)."""
-    key = _mix(seed + _mix(frame * 64 + lane + 1))
-    column = torch.arange(size, device=seed.device)
-    bits = _mix((key[:, None] + column * 0x9E3779B1) & 0xFFFFFFFF)
-    # 23 bits and a half: exact in fp32, and never 0 or 1, where the logarithm would decide the race.
-    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23
-    return -uniform.log()
-
-
 def fold_seed(seed: int) -> int:
     """A 64-bit seed in 32 bits."""
     return (seed ^ (seed >> 32) * 0x9E3779B1) & 0xFFFFFFFF
-
-
-def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers (held in int64) after which neighbours have nothing in common."""
-    x = x & 0xFFFFFFFF
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
-    return x ^ (x >> 16)

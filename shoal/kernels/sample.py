@@ -1,0 +1,180 @@
+"""Logits -> tokens: penalty, top-k, top-p, temperature, and a draw whose noise depends only on (seed, frame, lane).
+
+Everything works on rows: logits [n, size] with one temperature, top-p, top-k, penalty and seed per row. Draws are
+exponential races, argmax(p / e) with e ~ Exp(1): a row's outcome depends on its own probabilities and noise alone,
+never on its neighbours or on how a sort broke a tie.
+
+The kernel does not sort. Which tokens survive depends only on how many of them, and how much probability, lie at or
+above a logit; both grow as the bar is lowered, so the lowest bar within top-k and top-p is found by bisection over
+the bit patterns of the logits, which are ordered like the logits themselves.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoal.kernels.jit import jit, next_power_of_two, tl
+
+
+def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """Survivors' probabilities [n, size]; fp32.
+
+    The nucleus is taken before the temperature is applied and the token that crosses its edge is dropped; the
+    likeliest token always stays. This is the released order, and it is heard.
+    """
+    logits = logits.float()
+    ranked, order = logits.sort(dim=-1, descending=True)
+    cumulative = ranked.softmax(-1).cumsum(-1)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    drop = (cumulative > top_p[:, None]) | (rank >= top_k[:, None])
+    drop[:, 0] = False
+    kept = torch.empty_like(logits).scatter_(-1, order, ranked.masked_fill(drop, -torch.inf))
+    return (kept / temperature.clamp_min(1e-5)[:, None]).softmax(-1)
+
+
+def penalise(logits: Tensor, columns: Tensor, penalty: Tensor) -> Tensor:
+    """Push the logits at columns [n, k] towards less likely; a column equal to the width of logits is ignored."""
+    padded = torch.cat((logits, logits.new_zeros(len(logits), 1)), dim=-1)
+    score = padded.gather(-1, columns)
+    strength = penalty[:, None].to(logits.dtype)
+    padded = padded.scatter(-1, columns, torch.where(score < 0, score * strength, score / strength))
+    return padded[:, :-1]
+
+
+def race(probs: Tensor, noise: Tensor) -> Tensor:
+    """Draw one column per row [n] from probs [n, size], given noise ~ Exp(1) of the same shape."""
+    return (probs / noise).argmax(-1)
+
+
+def exponential_noise(seed: Tensor, frame: Tensor, lane: int, size: int) -> Tensor:
+    """Exp(1) noise [n, size] that is a pure function of (seed, frame, lane, column)."""
+    key = _mix(seed + _mix(frame * 64 + lane + 1))
+    column = torch.arange(size, device=seed.device)
+    bits = _mix((key[:, None] + column * 0x9E3779B1) & 0xFFFFFFFF)
+    # 23 bits and a half: exact in fp32, and never 0 or 1, where the logarithm would decide the race.
+    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23
+    return -uniform.log()
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of 32-bit integers (held in int64) after which neighbours have nothing in common."""
+    x = x & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def sample_reference(
+    logits: Tensor,
+    columns: Tensor,
+    penalty: Tensor,
+    temperature: Tensor,
+    top_p: Tensor,
+    top_k: Tensor,
+    seed: Tensor,
+    frame: Tensor,
+    lane: int,
+) -> Tensor:
+    """One token per row [n] from logits [n, size]; columns [n, k] are penalised, `size` meaning none."""
+    probs = probabilities(penalise(logits, columns, penalty), temperature, top_p, top_k)
+    return race(probs, exponential_noise(seed, frame, lane, logits.shape[-1]))
+
+
+@jit
+def _mixed(x):
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@jit
+def _sample_kernel(
+    logits,
+    columns,
+    penalty,
+    temperature,
+    top_p,
+    top_k,
+    seed,
+    frame,
+    out,
+    LANE: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PENALISED: tl.constexpr,
+):
+    row = tl.program_id(0)
+    index = tl.arange(0, PADDED)
+    inside = index < SIZE
+    kind = logits.dtype.element_ty
+    value = tl.load(logits + row * SIZE + index, mask=inside, other=float("-inf"))
+    if PENALISED > 0:
+        hit = tl.zeros((PADDED,), tl.int32)
+        for each in range(PENALISED):
+            hit |= (index == tl.load(columns + row * PENALISED + each)).to(tl.int32)
+        strength = tl.load(penalty + row).to(kind)
+        pushed = tl.where(value < 0, value * strength, value / strength).to(kind)
+        value = tl.where(hit != 0, pushed, value)
+    score = value.to(tl.float32)
+    top = tl.max(score, axis=0)
+    weight = tl.exp(score - top)
+    weight = weight / tl.sum(weight, axis=0)
+    # Bit patterns as integers in the order of the floats.
+    bits = score.to(tl.int32, bitcast=True)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    most, share = tl.load(top_k + row), tl.load(top_p + row)
+    high = tl.max(order, axis=0) + 1  # nothing at or above: always within bounds
+    low = tl.min(tl.where(inside, order, high), axis=0)
+    if (tl.sum(inside.to(tl.int32), axis=0) <= most) & (tl.sum(weight, axis=0) <= share):
+        high = low
+    while high - low > 1:
+        middle = (high + low) // 2
+        above = inside & (order >= middle)
+        within = tl.sum(above.to(tl.int32), axis=0) <= most
+        within = within & (tl.sum(tl.where(above, weight, 0.0), axis=0) <= share)
+        high = tl.where(within, middle, high)
+        low = tl.where(within, low, middle)
+    kept = inside & ((order >= high) | (score == top))
+    hot = tl.maximum(tl.load(temperature + row), 1e-5)
+    scaled = tl.where(kept, score / hot, float("-inf"))
+    chance = tl.exp(scaled - tl.max(scaled, axis=0))
+    key = _mixed((tl.load(frame + row) * 64 + LANE + 1).to(tl.uint32))
+    key = _mixed(tl.load(seed + row).to(tl.uint32) + key)
+    noise = _mixed(key + index.to(tl.uint32) * 0x9E3779B1)
+    uniform = ((noise >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    tl.store(out + row, tl.argmax(chance / -tl.log(uniform), axis=0).to(tl.int64))
+
+
+def sample(
+    logits: Tensor,
+    columns: Tensor,
+    penalty: Tensor,
+    temperature: Tensor,
+    top_p: Tensor,
+    top_k: Tensor,
+    seed: Tensor,
+    frame: Tensor,
+    lane: int,
+) -> Tensor:
+    """`sample_reference` in one launch. Equal logits at the edge of the nucleus stay or go together."""
+    rows, size = logits.shape
+    out = torch.empty(rows, dtype=torch.long, device=logits.device)
+    padded = next_power_of_two(size)
+    _sample_kernel[(rows,)](
+        logits,
+        columns,
+        penalty,
+        temperature,
+        top_p,
+        top_k,
+        seed,
+        frame,
+        out,
+        LANE=lane,
+        SIZE=size,
+        PADDED=padded,
+        PENALISED=columns.shape[1],
+        num_warps=8 if padded > 2048 else 4,
+    )
+    return out

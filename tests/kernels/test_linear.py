@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from shoal.kernels.linear import linear, linear_reference
+
+SHAPES = [(1, 48, 64), (3, 160, 100), (17, 64, 48), (70, 32, 16)]
+
+
+def matrices(rows: int, columns: int, width: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(rows, columns, device=device).to(dtype)
+    return x, (torch.randn(width, columns, device=device) / columns**0.5).to(dtype)
+
+
+@pytest.mark.parametrize(("rows", "columns", "width"), SHAPES)
+@pytest.mark.parametrize("form", ["plain", "normed", "added", "gated"])
+def test_one_launch_equals_the_separate_operators(
+    rows: int, columns: int, width: int, form: str, dtype: torch.dtype, device: str, close: float
+) -> None:
+    x, weight = matrices(rows, columns, width, dtype, device)
+    norm = torch.rand(columns, device=device).to(dtype) + 0.5
+    residual = torch.randn(rows, width, device=device).to(dtype)
+    options: dict[str, dict[str, object]] = {
+        "plain": {},
+        "normed": {"norm": norm, "eps": 1e-6},
+        "added": {"residual": residual},
+        "gated": {"norm": norm, "eps": 1e-6, "gated": True},
+    }
+    ours = linear(x, weight, **options[form])  # type: ignore[arg-type]
+    reference = linear_reference(x, weight, **options[form])  # type: ignore[arg-type]
+    assert ours.shape == reference.shape
+    torch.testing.assert_close(ours, reference, atol=close, rtol=close)
+
+
+def test_the_sum_may_be_written_over_the_residual(dtype: torch.dtype, device: str, close: float) -> None:
+    x, weight = matrices(2, 32, 32, dtype, device)
+    residual = torch.randn(2, 32, device=device).to(dtype)
+    expected = linear_reference(x, weight, residual=residual)
+    torch.testing.assert_close(linear(x, weight, residual=residual, out=residual), expected, atol=close, rtol=close)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, device: str) -> None:
+    x, weight = matrices(9, 64, 32, dtype, device)
+    together = linear(x, weight)
+    for row in (0, 4, 8):
+        assert torch.equal(linear(x[row : row + 1], weight)[0], together[row])

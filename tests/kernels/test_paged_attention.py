@@ -1,0 +1,47 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from shoal.kernels.paged_attention import paged_decode, paged_decode_reference, paged_prefill_reference
+
+
+def memory(kv_heads: int, d: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (20, 4, kv_heads, d)
+    return torch.randn(shape, device=device).to(dtype), torch.randn(shape, device=device).to(dtype)
+
+
+@pytest.mark.parametrize("split", [8, 16, 64])
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(4, 2, 16), (2, 2, 32)])
+def test_the_kernel_equals_the_reference_over_ragged_lengths(
+    split: int, heads: int, kv_heads: int, d: int, dtype: torch.dtype, device: str, close: float
+) -> None:
+    keys, values = memory(kv_heads, d, dtype, device)
+    tables = torch.randint(0, 20, (4, 9), device=device)
+    lengths = torch.tensor([1, 33, 17, 36], device=device)
+    q = torch.randn(4, heads, d, device=device).to(dtype)
+    ours = paged_decode(q, keys, values, tables, lengths, split=split)
+    torch.testing.assert_close(ours, paged_decode_reference(q, keys, values, tables, lengths), atol=close, rtol=close)
+
+
+def test_a_sequence_attends_the_same_alone_and_in_company(dtype: torch.dtype, device: str) -> None:
+    keys, values = memory(2, 16, dtype, device)
+    tables = torch.randint(0, 20, (3, 9), device=device)
+    lengths = torch.tensor([5, 30, 12], device=device)
+    q = torch.randn(3, 4, 16, device=device).to(dtype)
+    together = paged_decode(q, keys, values, tables, lengths, split=16)
+    for row in range(3):
+        one = slice(row, row + 1)
+        assert torch.equal(paged_decode(q[one], keys, values, tables[one], lengths[one], split=16)[0], together[row])
+
+
+def test_the_references_equal_attention_over_contiguous_memory() -> None:
+    torch.manual_seed(0)
+    keys, values = memory(2, 16, torch.float32, "cpu")
+    table = torch.tensor([7, 3, 11])
+    k, v = (x[table].flatten(0, 1)[:10].transpose(0, 1)[None] for x in (keys, values))
+    q = torch.randn(10, 4, 16)
+    whole = F.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v, is_causal=True, enable_gqa=True)[0]
+    torch.testing.assert_close(paged_prefill_reference(q, keys, values, table, 10), whole.transpose(0, 1))
+    torch.testing.assert_close(paged_prefill_reference(q[7:], keys, values, table, 10), whole.transpose(0, 1)[7:])
+    last = paged_decode_reference(q[9:], keys, values, table[None], torch.tensor([10]))
+    torch.testing.assert_close(last, whole.transpose(0, 1)[9:])
