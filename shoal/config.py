@@ -23,5 +23,6 @@ class EngineConfig:
     first_chunk_frames: int = 2
     max_chunk_frames: int = 32
     carried_columns: int = 0  # longest prompt that keeps earlier turns of a long text; 0: what the model takes
+    rung: str = "auto"  # how a step is run: graph, fused or eager; auto is the highest that works here
     guard: bool = True  # judge what comes out; random weights do not speak, so they go without
     retries: int = 1  # with another seed, when what came out is not speech

@@ -10,6 +10,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.blocks import BlockPool
 from shoal.engine.kv import HostTier, PagedKV
+from shoal.engine.ladder import Ladder, parse_rung
 from shoal.engine.policy import admission_policy
 from shoal.engine.runner import Runner
 from shoal.engine.scheduler import Batch, Drawn, Scheduler
@@ -52,7 +53,9 @@ class EngineCore:
             policy=admission_policy(config.policy, config.batch_size, config.batch_seconds),
             clock=clock,
         )
-        self.runner = Runner(model, Head(model.slow), kv, self.scheduler.tables, config.slots)
+        head = Head(model.slow)
+        plain = Runner(model, head, kv, self.scheduler.tables, config.slots)
+        self.runner = Ladder(plain, head, first=parse_rung(config.rung))
         self.voicebox = VoiceBox(
             checkpoint.codec,
             config.slots,
@@ -99,14 +102,18 @@ class EngineCore:
             self.stats.seconds += time.perf_counter() - started
 
     def _isolate(self, batch: Batch) -> list[Event]:
-        """A step failed: whoever fails alone is at fault and ends; of several, each has to show itself alone."""
+        """A step failed: the rung is at fault, if there is one below; else whoever fails alone, and ends.
+
+        Of several that fail on the lowest rung, each has to show itself alone.
+        """
         sequences = batch.sequences()
-        if len(sequences) == 1:
+        lower = self.runner.step_down()
+        if len(sequences) == 1 and not lower:
             utterance = self.stage.live[sequences[0].id]
             return [self.stage.fail(utterance, GenerationFailed("the model failed on this request"))]
         for sequence in sorted(sequences, key=lambda each: each.arrived, reverse=True):
             self.scheduler.set_back(sequence)
-        self._suspects = deque(sequences)
+        self._suspects = deque() if lower else deque(sequences)
         return []
 
     def _suspect(self) -> Sequence | None:

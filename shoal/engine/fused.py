@@ -4,6 +4,7 @@ The same numbers as `SlowTransformer` and `FrameDecoder`, in the same order of r
 launches; this is what a CUDA graph captures. Slots and places that a batch does not use point at spare ones.
 """
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,23 +31,27 @@ class FusedFrame:
         assert isinstance(head.output, nn.Linear), "the fused frame reads plain weights"
         self._head_weight = head.output.weight
         device = model.device
-        self.slots = torch.zeros(rows, dtype=torch.long, device=device)
-        self.positions = torch.zeros(rows, dtype=torch.long, device=device)
-        self.where = torch.zeros(rows, dtype=torch.long, device=device)
-        self.tables = torch.zeros(rows, width, dtype=torch.int32, device=device)
-        self.lengths = torch.ones(rows, dtype=torch.long, device=device)
+        # One buffer, so that a step costs one copy to the device.
+        self._inputs = torch.zeros(rows * (4 + width), dtype=torch.int32, device=device)
+        self.slots, self.positions, self.where, self.lengths = self._inputs[: 4 * rows].unflatten(0, (4, rows))
+        self.tables = self._inputs[4 * rows :].unflatten(0, (rows, width))
         self.columns = torch.zeros(rows, 1 + model.config.num_codebooks, dtype=torch.long, device=device)
         fast = model.config.fast
         memory = (fast.n_layer, rows, fast.n_local_heads, model.config.num_codebooks, fast.head_dim)
         self._fast_keys = torch.zeros(memory, dtype=model.dtype, device=device)
         self._fast_values = torch.zeros_like(self._fast_keys)
 
+    def fill(self, inputs: np.ndarray) -> None:
+        """Slots, positions, places and lengths [4, rows], then tables [rows, width], one behind the other."""
+        self._inputs.copy_(torch.from_numpy(inputs), non_blocking=True)
+
     def run(self) -> None:
         """Compute the newest column of every row, draw the frame after it, and leave both where they are needed."""
-        state = self.states.rows(self.slots, penalised=True)
-        hidden = self._slow(self.states.newest[self.slots])
+        slots = self.slots.long()
+        state = self.states.rows(slots, penalised=True)
+        hidden = self._slow(self.states.newest[slots])
         columns = self._draw(hidden, state)
-        self.states.put(self.slots, state, columns)
+        self.states.put(slots, state, columns)
         self.columns.copy_(columns)
 
     def _slow(self, columns: Tensor) -> Tensor:

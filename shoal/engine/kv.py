@@ -35,10 +35,11 @@ class PagedKV:
     def __init__(
         self, config: BlockConfig, blocks: int, size: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
-        shape = (config.n_layer, blocks, size, config.n_local_heads, config.head_dim)
+        # One block more than can be handed out, for rows that only fill up a batch of fixed size.
+        shape = (config.n_layer, blocks + 1, size, config.n_local_heads, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.blocks = blocks
+        self.blocks = self.spare = blocks
         self._pass: Pass | None = None
 
     @staticmethod

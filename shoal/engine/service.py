@@ -57,7 +57,7 @@ class Service:
             frame_rate=checkpoint.codec.config.frame_rate,
             model=checkpoint.name,
             device=str(checkpoint.model.device),
-            rung="eager",
+            rung=self.core.runner.rung,
         )
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:

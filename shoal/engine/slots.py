@@ -12,13 +12,17 @@ from shoal.speech import Sampling
 
 
 class SlotStates:
-    """Sampling settings, frame counters and recent columns of every slot, on the device."""
+    """Sampling settings, frame counters and recent columns of every slot, on the device.
+
+    There is one more than asked for: rows that only fill up a batch of fixed size work on the spare one.
+    """
 
     def __init__(self, model: DualAR, slots: int) -> None:
         self.device = model.device
-        settings = SamplingRows.of([Sampling()] * slots, model.device)
+        self.spare = slots
+        settings = SamplingRows.of([Sampling()] * (slots + 1), model.device)
         self.state = FrameState.fresh(model.config, settings)
-        self.newest = torch.zeros(slots, 1 + model.config.num_codebooks, dtype=torch.long, device=model.device)
+        self.newest = torch.zeros(slots + 1, 1 + model.config.num_codebooks, dtype=torch.long, device=model.device)
 
     def bind(self, sequence: Sequence) -> None:
         """Make a slot continue `sequence`, wherever that stands."""

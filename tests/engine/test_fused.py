@@ -32,7 +32,7 @@ def prepare(checkpoint: Checkpoint) -> tuple[PagedKV, SlotStates]:
     kv = PagedKV(config.slow, BLOCKS, SIZE, torch.float32, "cpu")
     kv.keys.normal_(generator=generator)
     kv.values.normal_(generator=generator)
-    states = SlotStates(checkpoint.model, 5)
+    states = SlotStates(checkpoint.model, 4)
     states.newest[:, 0] = config.semantic_begin_id + torch.arange(5)
     states.newest[:, 1:] = torch.randint(0, 128, (5, config.num_codebooks), generator=generator)
     for index, (slot, sampling) in enumerate(zip(SLOTS.tolist(), SAMPLINGS, strict=True)):
