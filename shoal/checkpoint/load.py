@@ -214,6 +214,10 @@ def _unpacked(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
     layer = model.get_submodule(owner) if owner else model
     if not isinstance(layer, Int4Linear):
         return tensor
-    if attribute == "weight" and tensor.dtype == torch.int32:
+    if attribute == "weight" and _is_tiled(tensor):
         return unpack_int4_tiles(tensor, layer.weight.shape[1] * 2)
     return tensor[: len(layer.scales_and_zeros)] if attribute == "scales_and_zeros" else tensor
+
+
+def _is_tiled(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.int32 and tensor.dim() == 4 and tensor.shape[2] == 32

@@ -91,9 +91,13 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: truncated, or not a PyTorch file: {_first_line(problem)}") from problem
     if isinstance(stored, dict) and isinstance(stored.get("state_dict"), dict):
         stored = stored["state_dict"]
-    if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):
+    if not isinstance(stored, dict) or not all(_is_named_tensor(*entry) for entry in stored.items()):
         raise CheckpointError(f"{path}: expected a dictionary of tensors")
     return stored
+
+
+def _is_named_tensor(name: object, value: object) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor)
 
 
 def _explain_refusal(path: Path, problem: pickle.UnpicklingError) -> CheckpointError:

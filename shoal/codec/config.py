@@ -11,6 +11,13 @@ from shoal.errors import CheckpointError
 TRAINING_ONLY = {"causal", "block_size", "dropout_rate", "attn_dropout_rate", "channels_first", "quantizer_dropout"}
 
 
+def _require_sizes(name: str, value: object, least: int = 1) -> None:
+    """Whole numbers, alone or in a row."""
+    for number in value if isinstance(value, tuple) and value else (value,):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise CheckpointError(f"codec configuration: {name} = {value!r} needs whole numbers from {least} up")
+
+
 @dataclass(frozen=True)
 class WindowTransformerConfig:
     """A causal transformer whose queries see the last `window_size` steps."""
@@ -23,6 +30,10 @@ class WindowTransformerConfig:
     window_size: int
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name in ("n_layer", "n_head", "dim", "intermediate_size", "head_dim", "window_size"):
+            _require_sizes(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,16 @@ class CodecConfig:
             n_layer=8, n_head=16, dim=1024, intermediate_size=3072, head_dim=64, window_size=128
         )
     )
+
+    def __post_init__(self) -> None:
+        for name in (entry.name for entry in fields(self) if entry.name != "transformer"):
+            _require_sizes(name, getattr(self, name), least=0 if name == "encoder_transformer_layers" else 1)
+        if prod(self.encoder_rates) != prod(self.decoder_rates):
+            raise CheckpointError("codec configuration: encoder_rates and decoder_rates have different products")
+        if len(self.encoder_transformer_layers) != len(self.encoder_rates):
+            raise CheckpointError("codec configuration: encoder_transformer_layers needs one number per rate")
+        if self.transformer.dim != self.latent_dim:
+            raise CheckpointError(f"codec configuration: latent_dim = {self.latent_dim} is not the transformer's dim")
 
     @property
     def num_codebooks(self) -> int:

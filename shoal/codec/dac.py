@@ -18,6 +18,7 @@ from shoal.codec.layers import (
 )
 from shoal.codec.quantizer import Quantizer
 from shoal.codec.streaming import NoPast, Past, SlotPast
+from shoal.errors import InvalidRequest
 
 
 class Block(nn.Module):
@@ -105,9 +106,13 @@ class Codec(nn.Module):
 
     @torch.inference_mode()
     def encode(self, samples: Tensor) -> Tensor:
-        """Samples [n, N] -> codes [n, codebooks, ceil(N / frame_length)]"""
+        """Samples [n, N] -> codes [n, codebooks, ceil(N / frame_length)]; raises InvalidRequest without an encoder."""
+        if not self.can_encode:
+            raise InvalidRequest("this codec was loaded without its encoder: it cannot turn a recording into codes")
         length = self.config.frame_length
         frames = -(-samples.shape[-1] // length)
+        if frames == 0:
+            return torch.zeros(len(samples), self.config.num_codebooks, 0, dtype=torch.long, device=samples.device)
         padded = nn.functional.pad(samples, (0, frames * length - samples.shape[-1]))
         pieces = padded[:, None].split(self.PIECE * length, dim=-1)
         return torch.cat(self._in_pieces(self.encode_from, pieces, frames), dim=-1)
@@ -115,6 +120,8 @@ class Codec(nn.Module):
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
         """Codes [n, codebooks, T] -> samples [n, frame_length * T]"""
+        if codes.shape[-1] == 0:
+            return torch.zeros(len(codes), 0, device=codes.device)
         pieces = codes.split(self.PIECE, dim=-1)
         return torch.cat(self._in_pieces(self.decode_from, pieces, codes.shape[-1]), dim=-1)
 

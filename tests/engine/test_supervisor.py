@@ -129,7 +129,7 @@ def test_a_reload_lets_running_requests_end(supervisor: Supervisor) -> None:
 
 
 def test_an_engine_that_hangs_is_ended_and_replaced(tmp_path: Path) -> None:
-    supervisor = Supervisor(SOURCE, SupervisorConfig(hang_seconds=1.0))
+    supervisor = Supervisor(SOURCE, SupervisorConfig(hang_seconds=4.0))
     supervisor.start()
     try:
         assert supervisor.process_id is not None

@@ -1,0 +1,78 @@
+"""Loading maps files: what is resident at the worst moment is hardly more than the weights themselves."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BOUND = 1.25
+NEEDED_DISK = 8 << 30
+
+# All weights alike: drawing a billion numbers would take longer than everything else here.
+MAKE = """
+import sys
+from pathlib import Path
+import torch
+from shoal.checkpoint.random import random_checkpoint
+from shoal.checkpoint.save import save_random
+
+torch.Tensor.normal_ = lambda self, *some, **rest: self.fill_(0.01)
+save_random(Path(sys.argv[1]), random_checkpoint("s1-mini"))
+"""
+# Run alone, so that the peak is its own: what importing and the tokenizer take is measured first and subtracted.
+MEASURE = """
+import json, re, sys
+from pathlib import Path
+import torch
+from shoal.checkpoint.load import load_codec, load_model
+from shoal.text.tokenizer import load_tokenizer
+
+def peak():
+    # Not getrusage: its maximum is inherited from whoever started this process.
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+def touch(module):
+    for tensor in module.state_dict().values():
+        tensor.view(-1)[::1024].float().sum()
+
+directory, parts = Path(sys.argv[1]), sys.argv[2:]
+tokenizer = load_tokenizer(directory)
+before, loaded = peak(), []
+if "model.pth" in parts:
+    loaded.append(load_model(directory, tokenizer))
+if "codec.pth" in parts:
+    loaded.append(load_codec(directory))
+for module in loaded:
+    touch(module)
+files = sum((directory / part).stat().st_size for part in parts)
+print(json.dumps({"resident": peak() - before, "files": files}))
+"""
+
+
+@pytest.fixture(scope="module")
+def s1_mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A random checkpoint at full size: 1.7 GB of model in bf16, 1.6 GB of codec in fp32."""
+    folder = tmp_path_factory.mktemp("full-size")
+    if shutil.disk_usage(folder).free < NEEDED_DISK:
+        pytest.skip("needs 8 GB of disk")
+    run(MAKE, folder / "s1-mini")
+    yield folder / "s1-mini"
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
+@pytest.mark.parametrize("parts", [["model.pth"], ["model.pth", "codec.pth"]], ids=["model", "checkpoint"])
+def test_loading_and_using_a_checkpoint_takes_hardly_more_than_its_files(parts: list[str], s1_mini: Path) -> None:
+    measured = json.loads(run(MEASURE, s1_mini, *parts))
+    assert measured["files"] < measured["resident"] + (200 << 20), "the weights were not touched"
+    assert measured["resident"] <= BOUND * measured["files"]
+
+
+def run(program: str, *arguments: object) -> str:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

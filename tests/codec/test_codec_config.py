@@ -1,0 +1,73 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.checkpoint.random import TINY_CODEC
+from shoal.codec.config import CodecConfig
+from shoal.errors import CheckpointError
+
+
+@pytest.mark.parametrize("config", [CodecConfig(), TINY_CODEC], ids=["released", "tiny"])
+def test_a_configuration_reads_back_as_it_was(config: CodecConfig) -> None:
+    assert CodecConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_the_stored_configuration_of_upstream_is_read(golden: Path) -> None:
+    stored = json.loads((golden / "codec" / "config.json").read_text())
+    config = CodecConfig.from_dict(stored)
+    assert (config.latent_dim, config.transformer.window_size, config.encoder_window) == (32, 8, 24)
+    assert config.codebook_sizes == (512, *[128] * 9)
+    assert config.frame_length == stored["derived"]["frame_length"]
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ((), {"colour": 1}, "colour"),
+        (("quantizer",), {"colour": 1}, "colour"),
+        (("window_transformer",), {"colour": 1}, "unknown keys in window_transformer: colour"),
+        ((), {"encoder_rates": [2, 4, 8]}, "different products"),
+        ((), {"encoder_rates": [2, 0, 8, 8]}, r"encoder_rates = \(2, 0, 8, 8\) needs whole numbers from 1 up"),
+        ((), {"encoder_rates": []}, r"encoder_rates = \(\)"),
+        ((), {"encoder_transformer_layers": [0]}, "one number per rate"),
+        ((), {"latent_dim": 31}, "latent_dim = 31 is not the transformer's dim"),
+        ((), {"sample_rate": 44100.5}, r"sample_rate = 44100\.5"),
+        (("quantizer",), {"codebook_size": "many"}, "codebook_size = 'many'"),
+        (("window_transformer",), {"window_size": 0}, "window_size = 0"),
+    ],
+)
+def test_a_wrong_description_is_named(
+    section: tuple[str, ...], change: dict[str, Any], message: str, golden: Path
+) -> None:
+    stored = json.loads((golden / "codec" / "config.json").read_text())
+    place = stored
+    for name in section:
+        place = place[name]
+    place |= change
+    with pytest.raises(CheckpointError, match=f"codec configuration: .*{message}"):
+        CodecConfig.from_dict(stored)
+
+
+@pytest.mark.parametrize("section", ["quantizer", "window_transformer", "encoder_transformer"])
+def test_a_missing_section_is_named(section: str, golden: Path) -> None:
+    stored = json.loads((golden / "codec" / "config.json").read_text())
+    del stored[section]
+    with pytest.raises(CheckpointError, match=f"codec configuration: '{section}'"):
+        CodecConfig.from_dict(stored)
+
+
+def test_keys_of_training_change_nothing(golden: Path) -> None:
+    stored = json.loads((golden / "codec" / "config.json").read_text())
+    stored["quantizer"]["quantizer_dropout"] = 0.9
+    stored["decoder_transformer_layers"] = [7, 7, 7, 7]
+    again = json.loads((golden / "codec" / "config.json").read_text())
+    assert CodecConfig.from_dict(stored) == CodecConfig.from_dict(again)
+
+
+def test_another_frame_length_follows_from_the_rates() -> None:
+    config = replace(TINY_CODEC, downsample_factor=(2,))
+    assert config.frame_length == 320
+    assert config.frame_rate == 50

@@ -1,0 +1,90 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.model.cache import NoCache, RowCache, attend, causal_mask
+from shoal.model.dual_ar import DualAR
+
+LENGTH = 24
+
+
+def random_columns(checkpoint: Checkpoint, rows: int, length: int) -> Tensor:
+    """[rows, length, 1 + codebooks], text and audio mixed."""
+    config, generator = checkpoint.model.config, torch.Generator().manual_seed(rows)
+    main = torch.randint(0, config.vocab_size, (rows, length, 1), generator=generator)
+    codes = torch.randint(0, config.codebook_size, (rows, length, config.num_codebooks), generator=generator)
+    return torch.cat((main, codes), dim=-1)
+
+
+@torch.inference_mode()
+def prefill(model: DualAR, columns: Tensor, cuts: list[int]) -> Tensor:
+    """Hidden states [rows, length, dim] of columns fed in pieces that end at the cuts."""
+    rows, length = columns.shape[:2]
+    cache = RowCache(model.config.slow, rows, length, torch.float32, torch.device("cpu"))
+    pieces = []
+    for begin, end in pairwise([0, *cuts, length]):
+        positions = torch.arange(begin, end).repeat(rows)
+        hidden = model.slow(columns[:, begin:end].flatten(0, 1), positions, cache)
+        pieces.append(hidden.unflatten(0, (rows, -1)))
+    return torch.cat(pieces, dim=1)
+
+
+@settings(deadline=None, max_examples=25)
+@given(cuts=st.sets(st.integers(1, LENGTH - 1)), rows=st.integers(1, 3))
+def test_a_prompt_in_pieces_gives_the_hidden_states_of_the_whole(cuts: set[int], rows: int, tiny: Checkpoint) -> None:
+    columns = random_columns(tiny, rows, LENGTH)
+    whole = prefill(tiny.model, columns, [])
+    torch.testing.assert_close(prefill(tiny.model, columns, sorted(cuts)), whole, rtol=0, atol=2e-5)
+
+
+def test_without_a_cache_a_whole_pass_gives_the_same(tiny: Checkpoint) -> None:
+    columns = random_columns(tiny, 2, LENGTH)
+    positions = torch.arange(LENGTH).repeat(2)
+    with torch.inference_mode():
+        hidden = tiny.model.slow(columns.flatten(0, 1), positions, NoCache(2)).unflatten(0, (2, -1))
+    torch.testing.assert_close(hidden, prefill(tiny.model, columns, []), rtol=0, atol=2e-5)
+
+
+def test_rows_do_not_see_each_other(tiny: Checkpoint) -> None:
+    columns = random_columns(tiny, 3, LENGTH)
+    together = prefill(tiny.model, columns, [7])
+    for row in range(3):
+        alone = prefill(tiny.model, columns[row : row + 1], [7])
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=0, atol=2e-5)
+
+
+def test_a_column_does_not_see_those_after_it(tiny: Checkpoint) -> None:
+    columns = random_columns(tiny, 1, LENGTH)
+    changed = columns.clone()
+    changed[:, 10:] = 0
+    before, after = prefill(tiny.model, columns, []), prefill(tiny.model, changed, [])
+    torch.testing.assert_close(after[:, :10], before[:, :10], rtol=0, atol=2e-5)
+    assert not torch.allclose(after[:, 10:], before[:, 10:], atol=1e-2)
+
+
+def test_what_a_rewound_cache_held_leaves_no_trace(tiny: Checkpoint) -> None:
+    model, columns = tiny.model, random_columns(tiny, 1, 6)[0]
+    cache = RowCache(model.config.slow, 1, 8, torch.float32, torch.device("cpu"))
+    with torch.inference_mode():
+        first = model.slow(columns, torch.arange(6), cache)
+        cache.keys.fill_(torch.nan)
+        cache.values.fill_(torch.nan)
+        cache.rewind()
+        assert torch.equal(model.slow(columns, torch.arange(6), cache), first)
+
+
+def test_consecutive_query_heads_share_a_key_head() -> None:
+    q, k, v = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    wide = attend(q, k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1))
+    torch.testing.assert_close(attend(q, k, v), wide)
+
+
+@pytest.mark.parametrize(("new", "seen"), [(1, 1), (1, 4), (3, 3), (2, 5)])
+def test_new_tokens_see_the_past_and_themselves(new: int, seen: int) -> None:
+    mask = causal_mask(new, seen, torch.device("cpu"))
+    assert mask.sum(1).tolist() == list(range(seen - new + 1, seen + 1))

@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from shoal.model.sampling import SamplingRows, fold_seed
+from shoal.speech import Sampling
+
+
+@pytest.mark.parametrize("low", [0, 1, 2**31, 2**32 - 1])
+def test_all_64_bits_of_a_seed_count(low: int) -> None:
+    seeds = [(high << 32) | low for high in (*range(1000), *(1 << bit for bit in range(10, 32)))]
+    assert len({fold_seed(seed) for seed in seeds}) == len(seeds)
+    seeds = [(low << 32) | half for half in (*range(1000), *(1 << bit for bit in range(10, 32)))]
+    assert len({fold_seed(seed) for seed in seeds}) == len(seeds)
+
+
+def test_seeds_that_fit_into_32_bits_are_taken_as_they_are() -> None:
+    assert [fold_seed(seed) for seed in (0, 1, 2**32 - 1)] == [0, 1, 2**32 - 1]
+
+
+def test_no_limit_of_ranks_is_spelled_zero() -> None:
+    rows = SamplingRows.of([Sampling(top_k=0), Sampling(top_k=5)], torch.device("cpu"))
+    assert rows.top_k.tolist() == [2**31, 5]
+
+
+def test_whether_anything_is_penalised_is_known_on_the_host() -> None:
+    plain, penalised = Sampling(repetition_penalty=1.0), Sampling(repetition_penalty=1.2)
+    assert SamplingRows.of([plain, penalised], torch.device("cpu")).penalised
+    assert not SamplingRows.of([plain, plain], torch.device("cpu")).penalised
+
+
+def test_rows_are_chosen_and_overwritten_one_by_one() -> None:
+    cpu = torch.device("cpu")
+    rows = SamplingRows.of([Sampling(seed=1), Sampling(seed=2), Sampling(seed=3)], cpu)
+    assert rows.rows(torch.tensor([2, 0]), penalised=True).seed.tolist() == [3, 1]
+    rows.put(1, SamplingRows.of([Sampling(seed=9, top_k=4, repetition="window")], cpu))
+    assert rows.seed.tolist() == [1, 9, 3]
+    assert rows.top_k.tolist() == [2**31, 4, 2**31]
+    assert rows.whole_window.tolist() == [False, True, False]
