@@ -126,7 +126,7 @@ def _missing_weights(directory: Path) -> list[str]:
 
 
 def _bundled() -> Path:
-    if BUNDLED_FOLDER.is_dir():
+    if not missing_files(BUNDLED_FOLDER, codec=True):
         return BUNDLED_FOLDER
     raise ModelNotFound(
         f"{BUNDLED} is not part of this build. Use `--model random:tiny` to try the pipeline, "

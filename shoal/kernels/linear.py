@@ -133,4 +133,3 @@ def tile(rows: int, width: int, columns: int) -> tuple[int, int, int]:
     block_m = min(max(16, next_power_of_two(rows)), 64)
     block_n = 16 if width <= 2048 else 32
     return block_m, block_n, min(128, max(16, next_power_of_two(columns)))
-
