@@ -212,13 +212,13 @@ def first_frame_remembered(patch: pytest.MonkeyPatch) -> None:
 
 def no_redraw_of_repeated_tokens(patch: pytest.MonkeyPatch) -> None:
     def draw(self: FrameDecoder, logits: Tensor, state: frame_room.FrameState) -> Tensor:
-        return self._race(logits, state.settings.temperature, state.settings.top_p, state, 0)
+        return self._race(logits, state.settings.temperature, state.settings.top_p, state, self._main_noise(state, 0))
 
     patch.setattr(FrameDecoder, "_draw_main_s2", draw)
 
 
 def whole_residual_head(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("shoal.model.fast.first_rows", lambda layer, x, count: layer(x))
+    patch.setattr("shoal.model.config.DualARConfig.residual_size", property(lambda config: config.codebook_size))
 
 
 def restarted_positions(patch: pytest.MonkeyPatch) -> None:

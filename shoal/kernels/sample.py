@@ -47,11 +47,13 @@ def race(probs: Tensor, noise: Tensor) -> Tensor:
     return (probs / noise).argmax(-1)
 
 
-def exponential_noise(seed: Tensor, frame: Tensor, lane: int, size: int) -> Tensor:
-    """Exp(1) noise [n, size] that is a pure function of (seed, frame, lane, column)."""
+def exponential_noise(seed: Tensor, frame: Tensor, lane: int | Tensor, size: int) -> Tensor:
+    """Exp(1) noise [n, size] that is a pure function of (seed, frame, lane, column); [n, k, size] for k lanes."""
+    if isinstance(lane, Tensor):
+        seed, frame = seed[:, None], frame[:, None]
     key = _mix(seed + _mix(frame * 64 + lane + 1))
     column = torch.arange(size, device=seed.device)
-    bits = _mix((key[:, None] + column * 0x9E3779B1) & 0xFFFFFFFF)
+    bits = _mix(key[..., None] + column * 0x9E3779B1)
     # 23 bits and a half: exact in fp32, and never 0 or 1, where the logarithm would decide the race.
     uniform = ((bits >> 9).float() + 0.5) * 2.0**-23
     return -uniform.log()

@@ -13,8 +13,8 @@ from shoal.model.dual_ar import DualAR
 from shoal.model.sampling import MAIN_LANE, RAS_TEMPERATURE, RAS_TOP_P, S1_WINDOW, S2_WINDOW, SamplingRows
 from shoal.model.slow import Head
 
-# (seed [n], frame [n], lane, size) -> Exp(1) noise [n, size]
-Noise = Callable[[Tensor, Tensor, int, int], Tensor]
+# (seed [n], frame [n], lane, size) -> Exp(1) noise [n, size], or [n, k, size] for k lanes
+Noise = Callable[[Tensor, Tensor, int | Tensor, int], Tensor]
 
 
 @dataclass(slots=True)
@@ -71,14 +71,15 @@ class FrameDecoder:
         settings = state.settings
         if settings.penalised:
             logits = penalise(logits, penalised_mains(state, self.head), penalty_now(state))
-        return self._race(logits, settings.temperature, settings.top_p, state, MAIN_LANE)
+        return self._race(logits, settings.temperature, settings.top_p, state, self._main_noise(state, MAIN_LANE))
 
     def _draw_main_s2(self, logits: Tensor, state: FrameState) -> Tensor:
         """Repetition-aware: a semantic token of the last ten is drawn again from a flatter distribution."""
         settings = state.settings
-        usual = self._race(logits, settings.temperature, settings.top_p, state, MAIN_LANE)
+        noise = self._main_noise(state, MAIN_LANE)
+        usual = self._race(logits, settings.temperature, settings.top_p, state, noise)
         flat = torch.full_like(settings.temperature, RAS_TEMPERATURE), torch.full_like(settings.top_p, RAS_TOP_P)
-        other = self._race(logits, *flat, state, lane=self.model.config.num_codebooks)
+        other = self._race(logits, *flat, state, self._main_noise(state, self.model.config.num_codebooks))
         main = self.head.ids[usual]
         # The stop token is never in the window: the sequence ends with it.
         repeated = (state.window[:, 0] == main[:, None]).any(-1) & (main != self.head.stop_id)
@@ -88,9 +89,11 @@ class FrameDecoder:
         config, fast, cache = self.model.config, self.model.fast, self._cache(len(hidden))
         fast.start(hidden, cache)
         codes = [(main - config.semantic_begin_id).clamp(0, config.codebook_size - 1)]
+        lanes = torch.arange(1, config.num_codebooks, device=main.device)
+        noise = self.noise(state.settings.seed, state.frame, lanes, config.residual_size)
         for codebook in range(1, config.num_codebooks):
             logits = fast.next_logits(codes[-1], codebook, cache)
-            codes.append(self._draw_code(logits, codebook, state))
+            codes.append(self._draw_code(logits, codebook, state, noise[:, codebook - 1]))
         return torch.stack(codes, dim=1)
 
     def _cache(self, rows: int) -> RowCache:
@@ -101,15 +104,17 @@ class FrameDecoder:
         self._caches[rows].rewind()
         return self._caches[rows]
 
-    def _draw_code(self, logits: Tensor, codebook: int, state: FrameState) -> Tensor:
+    def _draw_code(self, logits: Tensor, codebook: int, state: FrameState, noise: Tensor) -> Tensor:
         settings = state.settings
         if self.model.config.family == "s1" and settings.penalised:
             logits = penalise(logits, penalised_codes(state, codebook, logits.shape[-1]), penalty_now(state))
-        return self._race(logits, settings.temperature, settings.top_p, state, lane=codebook)
+        return self._race(logits, settings.temperature, settings.top_p, state, noise)
 
-    def _race(self, logits: Tensor, temperature: Tensor, top_p: Tensor, state: FrameState, lane: int) -> Tensor:
-        probs = probabilities(logits, temperature, top_p, state.settings.top_k)
-        return race(probs, self.noise(state.settings.seed, state.frame, lane, logits.shape[-1]))
+    def _race(self, logits: Tensor, temperature: Tensor, top_p: Tensor, state: FrameState, noise: Tensor) -> Tensor:
+        return race(probabilities(logits, temperature, top_p, state.settings.top_k), noise)
+
+    def _main_noise(self, state: FrameState, lane: int) -> Tensor:
+        return self.noise(state.settings.seed, state.frame, lane, len(self.head.ids))
 
 
 def penalised_mains(state: FrameState, head: Head) -> Tensor:

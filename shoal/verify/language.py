@@ -199,12 +199,10 @@ class _StoredNoise:
         self.main = [stored[name].float().to(device)[:, head.ids] for name in names]
         self.residual = stored["noise_residual"].float().to(device)
 
-    def __call__(self, seed: Tensor, frame: Tensor, lane: int, size: int) -> Tensor:
-        if lane == MAIN_LANE:
-            return self.main[0][frame]
-        if lane > self.residual.shape[1]:
-            return self.main[1][frame]
-        return self.residual[frame, lane - 1]
+    def __call__(self, seed: Tensor, frame: Tensor, lane: int | Tensor, size: int) -> Tensor:
+        if isinstance(lane, Tensor):
+            return self.residual[frame]
+        return self.main[0 if lane == MAIN_LANE else 1][frame]
 
 
 class _StoredDraws:
@@ -215,5 +213,5 @@ class _StoredDraws:
             stored[f"{case}.{name}"].float().to(device)[head.ids][None] for name in ("noise_normal", "noise_high")
         )
 
-    def __call__(self, seed: Tensor, frame: Tensor, lane: int, size: int) -> Tensor:
+    def __call__(self, seed: Tensor, frame: Tensor, lane: int | Tensor, size: int) -> Tensor:
         return self.usual if lane == MAIN_LANE else self.other

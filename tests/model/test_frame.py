@@ -89,9 +89,9 @@ class Listener(FrameDecoder):
 
     heard: Tensor
 
-    def _race(self, logits: Tensor, temperature: Tensor, top_p: Tensor, state: FrameState, lane: int) -> Tensor:
+    def _race(self, logits: Tensor, temperature: Tensor, top_p: Tensor, state: FrameState, noise: Tensor) -> Tensor:
         self.heard = logits
-        return super()._race(logits, temperature, top_p, state, lane)
+        return super()._race(logits, temperature, top_p, state, noise)
 
 
 def penalised_ids(checkpoint: Checkpoint, sampling: Sampling, mains: list[int]) -> list[int]:
