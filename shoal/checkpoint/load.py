@@ -97,6 +97,7 @@ def build_model(
         model = DualAR(config)
     if quantization is not None:
         quantize_skeleton(model, quantization)
+        stored = make_tables_whole(model, stored)
     if quantization is not None and quantization.bits == 4:
         stored = {name: _unpacked(model, name, tensor) for name, tensor in stored.items()}
     assign(model, stored, source, dtype=dtype, device=device)
@@ -161,9 +162,9 @@ def find_quantization(stored: Mapping[str, Tensor]) -> Quantization | None:
 
 
 def quantize_skeleton(model: nn.Module, quantization: Quantization) -> None:
-    """Put quantised layers, still without storage, in the place of all linear ones."""
+    """Put quantised layers, still without storage, in the place of all linear ones that have no bias."""
     for name, child in list(model.named_children()):
-        if not isinstance(child, nn.Linear):
+        if not isinstance(child, nn.Linear) or child.bias is not None:
             quantize_skeleton(child, quantization)
             continue
         with torch.device("meta"):
@@ -171,6 +172,20 @@ def quantize_skeleton(model: nn.Module, quantization: Quantization) -> None:
             if quantization.bits == 4:
                 replacement = Int4Linear(child.in_features, child.out_features, quantization.group)
         setattr(model, name, replacement)
+
+
+def make_tables_whole(model: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo int8 where no quantised layer computes: in embeddings, and in the one projection that has a bias."""
+    quantised = {name for name, module in model.named_modules() if isinstance(module, Int8Linear | Int4Linear)}
+    whole: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        owner, _, attribute = name.rpartition(".")
+        scales = None if owner in quantised else stored.get(f"{owner}.scales")
+        if scales is None or attribute == "bias":
+            whole[name] = tensor
+        elif attribute == "weight":
+            whole[name] = tensor.float() * scales.float()[:, None]
+    return whole
 
 
 def assign(

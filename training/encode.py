@@ -1,0 +1,209 @@
+"""Turn shards of speech into shards of codes with the frozen codec, as the shards appear.
+
+    python -m training.encode --shards build/speech build/codes --codec build/nano-codec
+
+The codec is used as it will be shipped: weights rounded to fp16, computed in fp32. Codes are found by nearest
+neighbours, so a lower precision here would teach the language model other codes than the shipped codec makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from shoal.checkpoint.random import synthetic_tokenizer
+from shoal.codec.dac import Codec
+from shoal.errors import TextError
+from shoal.model.config import BlockConfig, DualARConfig
+from shoal.text.clean import clean_text
+from shoal.text.normalize import normalize
+from shoal.text.prompt import Columns as PromptColumns
+from shoal.text.prompt import InterleavePrompts
+from shoal.voices.encoder import codec_fingerprint
+from training.codec import keep_codebooks, load_codec
+from training.data import Line, Samples, read_lines, write_whole
+from training.packing import SEMANTIC_BEGIN, STOP_ID, EncodedShard, utterance_columns
+
+logger = logging.getLogger(__name__)
+
+ABOUT = "codes.json"
+BATCH_FRAMES = {"cuda": 16_384, "cpu": 1024}
+OPEN_ENDED_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class About:
+    """What a folder of codes was made with; a model trained on it speaks through this codec only."""
+
+    codebooks: int
+    codebook_size: int
+    frame_length: int
+    sample_rate: int
+    fingerprint: str
+
+    @classmethod
+    def of(cls, codec: Codec) -> About:
+        config = codec.config
+        size = config.semantic_codebook_size
+        return cls(config.num_codebooks, size, config.frame_length, config.sample_rate, codec_fingerprint(codec))
+
+    @classmethod
+    def read(cls, folder: Path) -> About:
+        return cls(**json.loads((folder / ABOUT).read_text()))
+
+    def write(self, folder: Path) -> None:
+        """Raises ValueError if the folder holds the codes of another codec."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / ABOUT).exists() and About.read(folder) != self:
+            raise ValueError(f"{folder} holds codes of another codec; choose another folder")
+        write_whole(folder / ABOUT, json.dumps(asdict(self), indent=1).encode())
+
+
+def frozen_codec(folder: Path, codebooks: int | None = None) -> Codec:
+    """The codec as it is shipped, in fp32 storage: cut to `codebooks`, every weight one that fp16 can hold."""
+    codec = load_codec(folder)
+    if codebooks is not None and codebooks != codec.config.num_codebooks:
+        codec = keep_codebooks(codec, codebooks)
+    for weight in codec.parameters():
+        weight.data = weight.data.half().float()
+    return codec.eval().requires_grad_(False)
+
+
+def prompts_for(about: About) -> InterleavePrompts:
+    """The prompt format of nano: the S1 family's, over bytes."""
+    return InterleavePrompts(PromptColumns(synthetic_tokenizer(_any_config(about)), about.codebooks))
+
+
+def _any_config(about: About) -> DualARConfig:
+    """The synthetic tokenizer is laid out by a configuration; only its numbers of tokens matter."""
+    block = BlockConfig(1, 2, 1, 1, 2, 2, 1e4, 1e-6, attention_qk_norm=False, max_seq_len=2)
+    end, size = SEMANTIC_BEGIN + about.codebook_size, about.codebook_size
+    return DualARConfig(
+        "s1", block, block, end, size, about.codebooks, SEMANTIC_BEGIN, end - 1, STOP_ID, False, True, True
+    )
+
+
+def spoken_text(line: Line) -> str | None:
+    """The text as the engine would hand it to the model, a tenth of them without the mark at the end."""
+    try:
+        text = normalize(clean_text(line.text))
+    except TextError:
+        return None
+    if random.Random(f"{line.voice} {line.text}").random() < OPEN_ENDED_SHARE:
+        text = text.rstrip(".,!?;:") or text
+    return text
+
+
+def encode_recordings(codec: Codec, recordings: Sequence[Samples], most: int | None = None) -> list[NDArray[np.int32]]:
+    """Codes [codebooks, frames] of each, computed together: the codec is causal, so padding behind changes nothing."""
+    frame = codec.config.frame_length
+    found: dict[int, NDArray[np.int32]] = {}
+    most = most or BATCH_FRAMES[codec.device.type]
+    for batch in batches([len(samples) // frame for samples in recordings], most):
+        sounds = [torch.from_numpy(recordings[index].astype(np.float32)) / 32768 for index in batch]
+        longest = max(map(len, sounds))
+        padded = torch.stack([F.pad(sound, (0, longest - len(sound))) for sound in sounds])
+        codes = codec.encode(padded.to(codec.device)).to("cpu", torch.int32).numpy()
+        found |= {index: row[:, : len(recordings[index]) // frame] for index, row in zip(batch, codes, strict=True)}
+    return [found[index] for index in range(len(recordings))]
+
+
+def batches(frames: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Indices of recordings of like length, at most `most` frames together after padding."""
+    batch: list[int] = []
+    for index in sorted(range(len(frames)), key=lambda index: frames[index], reverse=True):
+        if batch and (len(batch) + 1) * frames[batch[0]] > most:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def encode_shard(codec: Codec, prompts: InterleavePrompts, lines: Path) -> EncodedShard:
+    pcm = np.fromfile(lines.with_suffix(".pcm"), dtype="<i2")
+    said = [(line, text) for line in read_lines(lines) if (text := spoken_text(line)) is not None]
+    if any(line.offset + line.samples > len(pcm) for line, _ in said):
+        raise ValueError(f"{lines.with_suffix('.pcm')}: its samples were dropped after an earlier run; speak it again")
+    recordings = [pcm[line.offset : line.offset + line.samples] for line, _ in said]
+    codes = encode_recordings(codec, recordings)
+    columns = [utterance_columns(prompts, text, each) for (_, text), each in zip(said, codes, strict=True)]
+    voices, texts = [line.voice for line, _ in said], [text for _, text in said]
+    return EncodedShard.of(columns, voices, texts, prompts.columns.num_codebooks)
+
+
+def encode_new(codec: Codec, prompts: InterleavePrompts, speech: Path, out: Path, *, discard: bool) -> int:
+    """Encode the complete shards of `speech` that `out` lacks, and return how many there were."""
+    missing = [
+        lines for lines in sorted(speech.glob("shard-*.jsonl")) if not (out / lines.name).with_suffix(".npz").exists()
+    ]
+    for lines in missing:
+        encode_shard(codec, prompts, lines).write((out / lines.name).with_suffix(".npz"))
+        if discard:
+            # Cut to one sample, not removed: its maker still asks for its size and maps it.
+            os.truncate(lines.with_suffix(".pcm"), 2)
+    return len(missing)
+
+
+def follow(work: Callable[[], int], seconds: float = 0.5) -> None:
+    """Do the work again and again, resting when there is none, until the process that started us is gone."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        if not work():
+            time.sleep(seconds)
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m training.encode", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--shards",
+        type=Path,
+        nargs=2,
+        action="append",
+        required=True,
+        metavar=("SPEECH", "CODES"),
+        help="folder to read and folder to write; may be given several times, the first come first",
+    )
+    parser.add_argument("--codec", type=Path, required=True, help="folder of the finished codec")
+    parser.add_argument("--codebooks", type=int, help="use the first so many; all of them if not given")
+    parser.add_argument("--follow", action="store_true", help="wait for more shards as long as the parent lives")
+    parser.add_argument("--discard", action="store_true", help="drop the samples of a shard when its codes are written")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    options = parse_arguments(arguments)
+    # On by default for convolutions; ten bits of mantissa would flip codes.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    codec = frozen_codec(options.codec, options.codebooks).to(device)
+    about = About.of(codec)
+    for _, out in options.shards:
+        about.write(out)
+    prompts = prompts_for(about)
+
+    def work() -> int:
+        began = time.monotonic()
+        done = sum(encode_new(codec, prompts, *pair, discard=options.discard) for pair in options.shards)
+        if done:
+            logger.info("%d shards encoded in %.1f s", done, time.monotonic() - began)
+        return done
+
+    follow(work) if options.follow else work()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Make the directory that is shipped as `nano` from a trained language model, its codec and recordings of its voices.
+
+    python -m training.export --language build/nano-lm/best --codec build/nano-codec --teachers build/teachers \\
+        --out shoal/models/nano
+
+The result is an ordinary checkpoint directory: `shoal.load("nano")` reads it through the same code as any other. It is
+written whole or not at all, and not if it is larger than MOST_BYTES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+
+from shoal.audio.wav import wav_header
+from shoal.checkpoint.load import Checkpoint, load_checkpoint, load_model
+from shoal.checkpoint.profile import Profile, profile_document
+from shoal.checkpoint.random import write_synthetic_tokenizer
+from shoal.checkpoint.save import config_document, upstream_tensors, whole_directory, write_json
+from shoal.codec.dac import Codec
+from shoal.model.dual_ar import DualAR
+from shoal.speech import Sampling
+from shoal.voices.encoder import CodecEncoder, codec_fingerprint
+from shoal.voices.store import VoiceStore
+from training.codec import save_codec
+from training.data import SAMPLE_RATE, VOICES, Samples, Teachers, Utterance, record
+from training.encode import About, frozen_codec, prompts_for
+from training.int8 import int8_tensors
+
+MOST_BYTES = 45_000_000
+
+Storage = Literal["int8", "fp16"]
+Clip = tuple[Samples, str]  # a recording and what is said in it
+
+PROFILE = Profile(
+    sampling=Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.0, max_frames=512),
+    # As long as the longest utterances of the corpus, and as many of them in a row as it has.
+    chunk_bytes=160,
+    carried_columns=640,
+    normalize=True,
+)
+
+# Many sounds in little time; the first is said calmly, the second asks.
+REFERENCES = (
+    "The early sun shone through the kitchen window while we made breakfast for the children.",
+    "Would you rather join us for a walk along the river, or stay here and finish your book?",
+)
+
+CARD = """\
+# nano
+
+A small English text-to-speech model of the DualAR family: a language model of {parameters:.1f} million parameters and
+a causal codec of {codec_parameters:.1f} million; {codebooks} codebooks at {frame_rate:g} frames a second, {sample_rate}
+samples a second.
+
+| | |
+| --- | --- |
+| voices | {voices} |
+| language | English, written words; numbers, dates and symbols are spelled out before they are spoken |
+| storage | language model {storage}, codec fp16; {megabytes:.1f} MB in all |
+| held-out cross-entropy | {validation} |
+
+## Origin
+
+All speech it learned from is synthetic: SVOX Pico (en-US, en-GB; partly with formants moved) and Flite (slt, rms, awb)
+reading WordNet definitions and examples and templates written for this project. `training/README.md` has every command.
+The notices of the teachers and of WordNet are in NOTICE.md and `licences/`.
+
+## Limits
+
+- It speaks English only, in the voices it learned. A recording of another person does not clone that person.
+- It sounds like what it learned from: intelligible and synthetic.
+- Sampling is random; with the same seed and text it says the same.
+
+## Quality
+
+To be filled in from the report of `training/evaluate.py`: word and character error rates, opinion scores and speaker
+similarity of the teachers, the codec alone and the whole, by voice.
+"""
+
+NOTICE = """\
+# Notices
+
+The weights in this directory were trained by the scripts in `training/` and are under the licence of the project, the
+Apache License 2.0 (the file LICENSE at the root of the project).
+
+They were trained on the output of programs, and on text, by others:
+
+- SVOX Pico, Copyright 2008-2009 SVOX AG, Apache License 2.0: see `licences/pico-NOTICE`.
+- Flite and its voices, Copyright Carnegie Mellon University and others, a permissive licence: see
+  `licences/flite-copyright`.
+- WordNet 3.0, Copyright 2006 by Princeton University, the WordNet licence: use, copying, modification and distribution
+  free of charge, with its notice kept.
+"""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is put together."""
+
+    model: DualAR
+    codec: Codec
+    about: About
+    trained: dict[str, Any]
+
+
+def read_parts(language: Path, codec: Path) -> Parts:
+    """The trained model and the codec it was trained on; raises ValueError when they do not belong together."""
+    about = About.read(language)
+    frozen = frozen_codec(codec, about.codebooks)
+    if codec_fingerprint(frozen) != about.fingerprint:
+        raise ValueError(f"{language} was trained on codes of another codec than {codec}")
+    tokenizer = prompts_for(about).columns.tokenizer
+    trained = json.loads((language / "trained.json").read_text())
+    return Parts(load_model(language, tokenizer, dtype=torch.float32), frozen, about, trained)
+
+
+def export(
+    parts: Parts, clips: Mapping[str, Sequence[Clip]], out: Path, *, storage: Storage, licences: Path | None = None
+) -> int:
+    """Write the directory and return its size in bytes; raises ValueError when it is too large."""
+    with whole_directory(out) as folder:
+        write_language_model(folder, parts.model, storage)
+        save_codec(parts.codec, folder, torch.float16, piece_bytes=MOST_BYTES)
+        write_voices(folder / "voices", clips, parts.codec)
+        if licences is not None:
+            shutil.copytree(licences, folder / "licences")
+        (folder / "NOTICE.md").write_text(NOTICE)
+        (folder / "MODEL_CARD.md").write_text(card(parts, sorted(clips), storage, size_of(folder)))
+        for path in folder.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # some writers keep their files to themselves
+        size = size_of(folder)
+        if size > MOST_BYTES:
+            raise ValueError(f"{size / 1e6:.2f} MB; at most {MOST_BYTES / 1e6:g} may be shipped:\n{sizes(folder)}")
+    return size
+
+
+def write_language_model(folder: Path, model: DualAR, storage: Storage) -> None:
+    write_json(folder / "config.json", config_document(model.config))
+    write_json(folder / "shoal.json", profile_document(PROFILE))
+    write_synthetic_tokenizer(folder, model.config)
+    halves = {name: tensor.half() for name, tensor in upstream_tensors(model).items()}
+    save_file(int8_tensors(model) if storage == "int8" else halves, folder / "model.safetensors")
+
+
+def write_voices(folder: Path, clips: Mapping[str, Sequence[Clip]], codec: Codec) -> None:
+    """Every voice with its recordings, transcripts and codes, as the engine's own store keeps them."""
+    encoder = CodecEncoder(codec)
+    store = VoiceStore(folder, sample_rate=codec.config.sample_rate)
+    for name, recordings in clips.items():
+        store.add_recordings(name, [(wav_bytes(samples), text) for samples, text in recordings])
+        store.get(name, encoder)  # stores the codes, so that nobody has to encode at start
+
+
+def wav_bytes(samples: Samples) -> bytes:
+    content = samples.astype("<i2").tobytes()
+    return wav_header(SAMPLE_RATE, len(content)) + content
+
+
+def recorded_clips(teachers: Path, sentences: Sequence[str] = REFERENCES) -> dict[str, list[Clip]]:
+    """Each voice of the corpus saying the reference sentences."""
+    with Teachers(teachers) as running:
+        return {
+            voice.name: [(record(Utterance(voice, (text,)), running), text) for text in sentences] for voice in VOICES
+        }
+
+
+def card(parts: Parts, voices: Sequence[str], storage: Storage, size: int) -> str:
+    codec = parts.codec.config
+    return CARD.format(
+        parameters=sum(weight.numel() for weight in parts.model.parameters()) / 1e6,
+        codec_parameters=sum(weight.numel() for weight in parts.codec.parameters()) / 1e6,
+        codebooks=codec.num_codebooks,
+        frame_rate=codec.frame_rate,
+        sample_rate=codec.sample_rate,
+        voices=", ".join(voices),
+        storage=storage,
+        megabytes=size / 1e6,
+        validation=json.dumps(parts.trained),
+    )
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def sizes(folder: Path) -> str:
+    """A line per file and folder, the largest first."""
+    found = {path.name: size_of(path) if path.is_dir() else path.stat().st_size for path in folder.iterdir()}
+    ranked = sorted(found.items(), key=lambda entry: entry[1], reverse=True)
+    return "\n".join(f"{size / 1e6:9.3f} MB  {name}" for name, size in ranked)
+
+
+def check(directory: Path, parts: Parts) -> Checkpoint:
+    """Read what was written as everybody will; raises when the codec's codes have changed their meaning."""
+    checkpoint = load_checkpoint(directory, dtype=torch.float32)
+    if codec_fingerprint(checkpoint.codec) != parts.about.fingerprint:
+        raise ValueError(f"{directory}: the codec is not the one whose codes were learned")
+    return checkpoint
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m training.export", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--language", type=Path, required=True, help="folder `best` of training.dual_ar")
+    parser.add_argument("--codec", type=Path, required=True, help="folder of the codec whose codes it learned")
+    parser.add_argument("--teachers", type=Path, required=True, help="folder made by training/teachers/build.sh")
+    parser.add_argument("--out", type=Path, required=True, help="directory to make")
+    parser.add_argument("--storage", choices=("int8", "fp16"), default="int8", help="of the language model's matrices")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse_arguments(arguments)
+    parts = read_parts(options.language, options.codec)
+    clips = recorded_clips(options.teachers)
+    licences = options.teachers / "licences"
+    size = export(parts, clips, options.out, storage=options.storage, licences=licences if licences.is_dir() else None)
+    print(sizes(options.out))
+    print(f"{size / 1e6:9.3f} MB  in all, of {MOST_BYTES / 1e6:g}")
+    check(options.out, parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Utterances as columns, several of one voice in a row: how the language model of `nano` reads its corpus.
+
+A row is what the engine would send for a long conversation in one voice: the opening token, then text, frames and stop
+token of one utterance after another, cut where the row ends. Since every utterance's frames are to be predicted, one
+row teaches speaking without a reference (its first utterance), with one, and with several or as a continuation.
+
+Encoded shards hold these columns ready to be used (`training.encode` writes them), so reading one is a copy.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.checkpoint.random import S1_CONTROL
+from shoal.text.prompt import InterleavePrompts, join
+from shoal.text.tokenizer import STOP
+from training.data import write_whole
+
+Columns = NDArray[np.int16]  # [positions, 1 + codebooks]
+
+BYTES = 256  # text is bytes, and their ids come first
+OPENING_ID = BYTES + S1_CONTROL.index("interleave")
+STOP_ID = BYTES + S1_CONTROL.index("im_end")
+SEMANTIC_BEGIN = BYTES + len(S1_CONTROL)
+
+
+def utterance_columns(prompts: InterleavePrompts, text: str, codes: NDArray[np.int32]) -> Columns:
+    """What one utterance adds to a row: its text, its frames [codebooks, n] and the stop token."""
+    columns = prompts.columns
+    return join([*prompts.said(text), columns.frames(codes), columns.control(STOP)]).T.astype(np.int16)
+
+
+@dataclass(frozen=True)
+class EncodedShard:
+    """The utterances of one shard of speech, their columns one below the other."""
+
+    columns: Columns
+    lengths: NDArray[np.int32]  # [utterances] positions of each
+    voices: list[str]
+    texts: list[str]
+
+    @classmethod
+    def of(cls, utterances: Sequence[Columns], voices: list[str], texts: list[str], codebooks: int) -> EncodedShard:
+        lengths = np.array([len(columns) for columns in utterances], np.int32)
+        return cls(np.concatenate((np.zeros((0, 1 + codebooks), np.int16), *utterances)), lengths, voices, texts)
+
+    def write(self, path: Path) -> None:
+        """The file is either absent or complete."""
+        said = np.frombuffer(json.dumps({"voices": self.voices, "texts": self.texts}).encode(), np.uint8)
+        content = io.BytesIO()
+        np.savez(content, columns=self.columns, lengths=self.lengths, said=said)
+        write_whole(path, content.getvalue())
+
+    @classmethod
+    def read(cls, path: Path) -> EncodedShard:
+        with np.load(path, allow_pickle=False) as stored:
+            said = json.loads(stored["said"].tobytes())
+            return cls(stored["columns"], stored["lengths"], said["voices"], said["texts"])
+
+
+class Library:
+    """All encoded utterances of a folder in device memory, end to end; `refresh` adds what was encoded since.
+
+    Position 0 holds the opening token, so that any row is a list of positions. Utterances never move.
+    """
+
+    def __init__(self, folder: Path, codebooks: int, capacity: int, device: torch.device) -> None:
+        self.folder = folder
+        self.columns = torch.zeros(capacity, 1 + codebooks, dtype=torch.int16, device=device)
+        self.columns[0, 0] = OPENING_ID
+        self.filled = 1
+        self.starts: list[int] = []
+        self.lengths: list[int] = []
+        self.by_voice: dict[str, list[int]] = {}
+        self.frames = 0
+        self._seen: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def refresh(self) -> int:
+        """Copy in the shards that are new; returns how many utterances came. A full library takes no more."""
+        before = len(self)
+        for path in sorted(self.folder.glob("shard-*.npz")):
+            if path.name not in self._seen:
+                self._seen.add(path.name)
+                self._append(EncodedShard.read(path))
+        return len(self) - before
+
+    def _append(self, shard: EncodedShard) -> None:
+        if self.filled + len(shard.columns) > len(self.columns):
+            return
+        self.columns[self.filled : self.filled + len(shard.columns)] = torch.from_numpy(shard.columns).to(
+            self.columns.device
+        )
+        start = self.filled
+        for length, voice in zip(shard.lengths.tolist(), shard.voices, strict=True):
+            self.by_voice.setdefault(voice, []).append(len(self.starts))
+            self.starts.append(start)
+            self.lengths.append(length)
+            start += length
+        self.filled = start
+        self.frames += int((shard.columns[:, 0] >= SEMANTIC_BEGIN).sum())
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Positions in a library [rows, length], and at which of them the text is to be read in lower case."""
+
+    positions: NDArray[np.int64]
+    lowered: NDArray[np.bool_]
+
+
+class Packer:
+    """Draws rows. Each voice's utterances come in random order, all of them before any comes again.
+
+    Utterances that arrive are mixed into those of their voice that have not been drawn yet.
+    """
+
+    def __init__(self, library: Library, rows: int, length: int, seed: int = 0, lowered: float = 0.0) -> None:
+        self.library, self.rows, self.length, self.lowered = library, rows, length, lowered
+        self.random = np.random.default_rng(seed)
+        self.waiting: dict[str, list[int]] = {}
+        self.known: dict[str, int] = {}
+
+    def draw(self) -> Rows:
+        positions = np.zeros((self.rows, self.length), np.int64)
+        lowered = np.zeros((self.rows, self.length), np.bool_)
+        voices = sorted(self.library.by_voice)
+        for row in range(self.rows):
+            self._fill(voices[self.random.integers(len(voices))], positions[row], lowered[row])
+        return Rows(positions, lowered)
+
+    def _fill(self, voice: str, positions: NDArray[np.int64], lowered: NDArray[np.bool_]) -> None:
+        """One row: the opening token stays at its place, then utterances until there is no room."""
+        at = 1
+        while at < self.length:
+            utterance = self._next(voice)
+            end = min(at + self.library.lengths[utterance], self.length)
+            start = self.library.starts[utterance]
+            positions[at:end] = np.arange(start, start + end - at)
+            lowered[at:end] = self.random.random() < self.lowered
+            at = end
+
+    def _next(self, voice: str) -> int:
+        waiting, everything = self.waiting.setdefault(voice, []), self.library.by_voice[voice]
+        known = self.known.get(voice, 0)
+        if known < len(everything) or not waiting:
+            waiting += everything[known:] if known < len(everything) else everything
+            self.known[voice] = len(everything)
+            self.random.shuffle(waiting)
+        return waiting.pop()
+
+    def state(self) -> dict[str, Any]:
+        return {"random": self.random.bit_generator.state, "waiting": self.waiting, "known": self.known}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where another packer stood over the same library."""
+        self.random.bit_generator.state = state["random"]
+        self.waiting = {voice: list(waiting) for voice, waiting in state["waiting"].items()}
+        self.known = dict(state["known"])
+
+
+def lower(columns: Tensor, where: Tensor) -> Tensor:
+    """Columns [..., 1 + codebooks] with the capital letters at `where` [...] made small."""
+    main = columns[..., :1]
+    capital = where[..., None] & (main >= ord("A")) & (main <= ord("Z"))
+    return torch.cat((main + 32 * capital, columns[..., 1:]), dim=-1)
+
+
+def corrupt(columns: Tensor, codebook_size: int, frames: float, codes: float) -> Tensor:
+    """Columns with a share of the frames, and of single codes behind the first, replaced by random ones.
+
+    What a model reads back at inference is what it drew itself; it has to have seen a history with mistakes.
+    """
+    main, known = columns[..., 0], columns[..., 1:]
+    audio = (main >= SEMANTIC_BEGIN)[..., None]
+    whole = torch.rand(main.shape, device=main.device)[..., None] < frames
+    single = torch.rand(known.shape, device=known.device) < codes
+    residual = torch.arange(known.shape[-1], device=known.device) > 0
+    made_up = torch.randint(codebook_size, known.shape, device=known.device)
+    mixed = torch.where(audio & (whole | (single & residual)), made_up, known)
+    token = torch.where(audio, mixed[..., :1] + SEMANTIC_BEGIN, main[..., None])
+    return torch.cat((token, mixed), dim=-1)
