@@ -1,17 +1,23 @@
-# Everything a newcomer needs: `make test` and `make install` set up .venv by themselves.
+# Everything a newcomer needs: every target sets up .venv by itself.
 PYTHON ?= python3
+MODEL ?= nano
 VENV := .venv
 STAMP := $(VENV)/.installed
+PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: install test check format clean
+.PHONY: install serve test check format clean
 
 install: $(STAMP)
 
+# torch by its exact version first: asked for by a range, pip would take another build of it.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt "torch==2.13.0"
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(PIP) "torch==2.13.0"
+	$(PIP) --editable ".[dev]"
 	touch $(STAMP)
+
+serve: install
+	$(VENV)/bin/shoal serve --model $(MODEL)
 
 test: install
 	scripts/test

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import machine, models, speak
+from shoal.cli import bench, machine, models, serve, speak
 from shoal.errors import ShoalError
 
 BUG_EXIT_CODE = 70
@@ -25,8 +25,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 speak.add_to(app)
+serve.add_to(app)
 models.add_to(app)
 machine.add_to(app)
+bench.add_to(app)
 
 
 @app.callback()

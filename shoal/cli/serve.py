@@ -1,0 +1,177 @@
+"""Commands that serve, and what belongs to serving: settings and keys."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli.flags import Codec, Json
+from shoal.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from shoal.server.keys import KeyFile
+    from shoal.settings import Origin
+
+PANEL = "Serve"
+
+Model = Annotated[str | None, typer.Option(help="A directory, s1-mini, s2-pro, OWNER/NAME or random:tiny.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
+Slots = Annotated[int | None, typer.Option(help="Voices that are spoken at one time.")]
+Insecure = Annotated[bool | None, typer.Option("--insecure", help="Let anybody in, on any address.")]
+File = Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting.")]
+KeysFile = Annotated[Path | None, typer.Option("--file", help="File of keys; else the one `serve` reads.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=PANEL)(serve)
+    app.command(rich_help_panel=PANEL)(config)
+    keys = typer.Typer(no_args_is_help=True, help="API keys. Example: shoal keys new alice")
+    keys.command("new")(new_key)
+    keys.command("list")(list_keys)
+    keys.command("revoke")(revoke_key)
+    app.add_typer(keys, name="keys", rich_help_panel=PANEL)
+
+
+def serve(
+    model: Model = None,
+    codec: Codec = None,
+    device: Device = None,
+    host: Host = None,
+    port: Port = None,
+    slots: Slots = None,
+    insecure: Insecure = None,
+    file: File = None,
+    set: Set = None,
+) -> None:
+    """Serve the Fish, OpenAI and SageMaker APIs over HTTP until a signal ends it.
+
+    Example: shoal serve --model random:tiny --port 8080
+    """
+    flags = {"model": model, "codec": codec, "device": device, "host": host, "port": port, "slots": slots}
+    origin = _origin({**flags, "insecure": insecure}, file, set)
+    import logging
+
+    with server_extra():
+        from shoal.server.logs import set_up_logging
+        from shoal.server.run import serve
+
+    set_up_logging(origin.settings.log_format, origin.settings.log_level)
+    for warning in origin.warnings:
+        logging.getLogger("shoal").warning(warning)
+    serve(origin.settings.server(), origin.settings.source(), origin.settings.voice_directory())
+
+
+def config(
+    model: Model = None,
+    device: Device = None,
+    host: Host = None,
+    port: Port = None,
+    slots: Slots = None,
+    file: File = None,
+    set: Set = None,
+    json: Json = False,
+) -> None:
+    """Show the settings `shoal serve` would use, and where each comes from. Secrets are masked.
+
+    Example: SHOAL_PORT=9000 shoal config
+    """
+    flags = {"model": model, "device": device, "host": host, "port": port, "slots": slots}
+    origin = _origin(flags, file, set)
+    from shoal.cli.tables import print_json, show_table
+
+    shown = {name: _shown(value) for name, value in origin.settings}
+    if json:
+        print_json({name: {"value": value, "from": origin.places[name]} for name, value in shown.items()})
+        return
+    from rich.table import Table
+
+    table = Table("setting", "value", "from")
+    for name, value in shown.items():
+        table.add_row(name, "" if value is None else str(value), origin.places[name])
+    show_table(table)
+    for warning in origin.warnings:
+        typer.echo(f"note: {warning}", err=True)
+
+
+def new_key(
+    name: Annotated[str, typer.Argument(help="Whose key it is.")],
+    requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1)] = None,
+    daily_audio_seconds: Annotated[float | None, typer.Option(min=1)] = None,
+    file: KeysFile = None,
+) -> None:
+    """Make a key and print it, once: only its hash is kept.
+
+    Example: shoal keys new alice --concurrency 4
+    """
+    keys = _key_file(file)
+    from shoal.server.config import KeyLimits
+
+    typer.echo(keys.new(name, KeyLimits(requests_per_minute, concurrency, daily_audio_seconds)))
+    typer.echo(f"kept as a hash in {keys.path}; it cannot be shown again", err=True)
+
+
+def list_keys(file: KeysFile = None, json: Json = False) -> None:
+    """List the keys and their limits.
+
+    Example: shoal keys list
+    """
+    from dataclasses import asdict
+
+    from shoal.cli.tables import print_json
+
+    entries = [{"name": key.name, "created": key.created, **asdict(key.limits)} for key in _key_file(file).read()]
+    if json:
+        print_json({"keys": entries})
+        return
+    for entry in entries:
+        limits = ", ".join(f"{name} {value:g}" for name, value in entry.items() if isinstance(value, int | float))
+        typer.echo(f"{entry['name']}\t{entry['created']}\t{limits or 'no limits of its own'}")
+
+
+def revoke_key(name: str, file: KeysFile = None) -> None:
+    """Take a key away; a running server refuses it within seconds.
+
+    Example: shoal keys revoke alice
+    """
+    _key_file(file).revoke(name)
+
+
+def _origin(flags: dict[str, Any], file: Path | None, others: list[str] | None) -> "Origin":
+    for other in others or ():
+        name, equals, value = other.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{other!r} is not NAME=VALUE", param_hint="--set")
+        flags[name] = value
+    with server_extra():
+        from shoal.settings import read_settings
+
+    return read_settings(flags, file)
+
+
+@contextmanager
+def server_extra() -> Iterator[None]:
+    """What is imported within comes with the extra."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(f"Serving needs {missing.name}: pip install 'shoal[server]'") from None
+
+
+def _key_file(file: Path | None) -> "KeyFile":
+    origin = _origin({}, None, None)
+    from shoal.server.keys import KeyFile
+    from shoal.settings import config_directory
+
+    return KeyFile(file or origin.settings.keys_file or config_directory() / "keys.json")
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [str(part) for part in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,93 @@
+"""`/v1/vqgan/*`: recordings to codes and back, without a model in between."""
+
+import asyncio
+from typing import Annotated, Any
+
+import numpy as np
+import ormsgpack
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from shoal.server.bodies import JSON, MSGPACK, read_model
+from shoal.server.desk import AtDesk, Caller, bearer
+from shoal.server.fields import AudioBytes, Body, Whole
+from shoal.server.identity import request_id
+from shoal.server.openapi import answers, body_of, returns
+from shoal.server.refusals import wrong_field
+from shoal.server.service import SpeechService
+from shoal.server.tally import Tally
+from shoal.text.prompt import Codes
+
+router = APIRouter(tags=["Codec"], prefix="/v1/vqgan", dependencies=[Depends(bearer)])
+
+Matrix = list[list[Annotated[Whole, Field(ge=0, lt=2**31)]]]
+
+
+class Audios(Body):
+    audios: Annotated[list[AudioBytes], Field(min_length=1, max_length=16)]
+
+
+class Tokens(Body):
+    """Per recording a matrix of codebooks x frames."""
+
+    tokens: Annotated[list[Matrix], Field(min_length=1, max_length=16)]
+
+
+REFUSALS = answers(400, 401, 408, 413, 415, 422, 429, 503)
+
+
+@router.post(
+    "/encode",
+    summary="Recordings to codes",
+    responses=returns(Tokens, MSGPACK) | REFUSALS,
+    openapi_extra=body_of(Audios, (JSON, MSGPACK)),
+)
+async def encode(http: Request, desk: AtDesk, key: Caller) -> Response:
+    service = desk.host.engine().service
+    body = await read_model(http, Audios, desk.config.limits, desk.budget)
+    tally = Tally(desk, "codec", key, request_id(http))
+    try:
+        tokens = [await asyncio.to_thread(_encoded, service, audio) for audio in body.audios]
+    finally:
+        tally.end()
+    return _packed({"tokens": tokens})
+
+
+@router.post(
+    "/decode",
+    summary="Codes to float16 samples",
+    responses=returns(Audios, MSGPACK) | REFUSALS,
+    openapi_extra=body_of(Tokens, (JSON, MSGPACK)),
+)
+async def decode(http: Request, desk: AtDesk, key: Caller) -> Response:
+    service = desk.host.engine().service
+    body = await read_model(http, Tokens, desk.config.limits, desk.budget)
+    matrices = await asyncio.to_thread(lambda: [matrix_of(tokens) for tokens in body.tokens])
+    tally = Tally(desk, "codec", key, request_id(http))
+    try:
+        audios = [await asyncio.to_thread(_decoded, service, codes) for codes in matrices]
+    finally:
+        tally.end()
+    return _packed({"audios": audios})
+
+
+def matrix_of(tokens: list[list[int]]) -> Codes:
+    """Raises SchemaViolation for rows of different lengths."""
+    lengths = {len(row) for row in tokens}
+    if len(lengths) != 1 or 0 in lengths:
+        raise wrong_field("tokens", "a matrix has rows of one length, and at least one frame")
+    return np.asarray(tokens, np.int32)
+
+
+def _encoded(service: SpeechService, audio: bytes) -> list[list[int]]:
+    tokens: list[list[int]] = service.encode(audio).tolist()
+    return tokens
+
+
+def _decoded(service: SpeechService, codes: Codes) -> bytes:
+    return service.decode(codes).astype("<f2").tobytes()
+
+
+def _packed(content: dict[str, Any]) -> Response:
+    return Response(ormsgpack.packb(content), media_type=MSGPACK)

@@ -1,0 +1,117 @@
+"""The life of the server's process: bind, load, serve, drain."""
+
+import logging
+import socket
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from shoal.engine.supervisor import Supervisor
+from shoal.engine.worker import EngineSource
+from shoal.errors import InvalidRequest
+from shoal.server.app import create_app
+from shoal.server.config import ServerConfig
+from shoal.server.desk import Desk, open_desk
+from shoal.server.host import Host
+from shoal.server.protocol import bounded_protocol
+from shoal.server.service import Loaded
+from shoal.voices.store import VoiceStore
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 512  # connections the kernel holds for us
+
+
+def serve(config: ServerConfig, source: EngineSource, voices: Path) -> None:
+    """Until a signal ends it. What can be refused is refused before the model is loaded; raises ShoalError."""
+    check_door(config)
+    with closing(bind(config)) as door:
+        host = Host(lambda: load(source, voices))
+        desk = open_desk(config, host, source.config.slots)
+        server = Server(desk)
+        logger.info("listening on %s port %d", *door.getsockname()[:2])
+        server.run(sockets=[door])
+    if host.failure is not None:
+        raise host.failure
+
+
+def load(source: EngineSource, voices: Path) -> Loaded:
+    """An engine in its own process, ready to speak. Takes a while."""
+    supervisor = Supervisor(source)
+    supervisor.start()
+    facts = supervisor.facts
+    store = VoiceStore(voices, builtin_voices(source.model), sample_rate=facts.sample_rate)
+    return Loaded(supervisor, store, facts.frame_rate, normalizes=False, rung=facts.rung)
+
+
+def builtin_voices(model: str) -> list[Path]:
+    """Voices that come with a model."""
+    if model.startswith("random:"):
+        return []
+    # Torch comes with it, which a server has no other use for.
+    from shoal.checkpoint.resolve import find_directory
+
+    directory = find_directory(model) / "voices"
+    return [directory] if directory.is_dir() else []
+
+
+def check_door(config: ServerConfig) -> None:
+    """Raises InvalidRequest when anybody in the network could speak without a key."""
+    if not (config.on_loopback or config.api_keys or config.keys_file or config.insecure):
+        raise InvalidRequest(
+            f"{config.host} can be reached from other machines and there is no API key: "
+            "make one with `shoal keys new NAME`, or say --insecure if that is meant"
+        )
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The listening socket. Raises InvalidRequest when the address cannot be had."""
+    with ExitStack() as undo:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[
+                0
+            ]
+            door = undo.enter_context(socket.socket(family, kind, protocol))
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            door.bind(address)
+            door.listen(BACKLOG)
+        except OSError as problem:
+            told = problem.strerror or str(problem)
+            raise InvalidRequest(f"cannot listen on {config.host} port {config.port}: {told}") from None
+        undo.pop_all()
+        return door
+
+
+class Server(uvicorn.Server):
+    """Drains on SIGTERM and SIGINT: takes nothing new, finishes what it has, for a bounded time."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        config, limits = desk.config, desk.config.limits
+        super().__init__(
+            uvicorn.Config(
+                create_app(desk, on_failure=self._give_up),
+                http=bounded_protocol(limits),
+                ws="websockets-sansio",
+                ws_max_size=limits.body_bytes,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=limits.connections,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        logger.info("going down: finishing %d requests", self._desk.backlog.running)
+        self._desk.host.begin_to_stop()
+        super().handle_exit(sig, frame)
+        # uvicorn would raise the signal again at the end; a server that was asked to stop and did has not failed.
+        self._captured_signals.clear()
+
+    def _give_up(self) -> None:
+        self.should_exit = True

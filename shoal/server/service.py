@@ -1,0 +1,43 @@
+"""What the server needs of an engine, whichever process it lives in."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
+from shoal.text.prompt import Codes
+from shoal.voices.store import VoiceStore
+
+
+class SpeechService(Protocol):
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def usual_sampling(self) -> Sampling: ...
+    @property
+    def sample_rate(self) -> int: ...
+
+    def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
+        """Chunks as they are made; leaving the generator cancels."""
+
+    def encode(self, audio: bytes) -> Codes:
+        """The codes [codebooks, frames] of a recording. Blocks."""
+
+    def decode(self, codes: Codes) -> Samples:
+        """The samples of codes [codebooks, frames]. Blocks."""
+
+    def statistics(self) -> dict[str, Any]:
+        """Figures of the moment, by room."""
+
+    def close(self, *, drain: bool = False, timeout: float | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine that speaks, and what the server must know of its model."""
+
+    service: SpeechService
+    voices: VoiceStore
+    frame_rate: float
+    normalizes: bool  # the model wants numbers and symbols spelled out, always
+    rung: str = "eager"

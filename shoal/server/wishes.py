@@ -1,0 +1,51 @@
+"""Wishes of a body -> the nouns of the engine. Shared by all APIs, so that a field means the same everywhere."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shoal.errors import TextError
+from shoal.server.config import Limits
+from shoal.server.refusals import wrong_field
+from shoal.server.service import Loaded
+from shoal.speech import Recording, Sampling
+
+
+def sampling_for(
+    loaded: Loaded,
+    *,
+    seed: int | None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float | None = None,
+    max_frames: int | None = None,
+) -> Sampling:
+    """The model's usual sampling with what was asked for. Without a seed it is drawn, and told in `X-Seed`."""
+    wishes = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "repetition_penalty": repetition_penalty,
+        "max_frames": max_frames,
+    }
+    given = {name: value for name, value in wishes.items() if value is not None}
+    drawn = secrets.randbits(63) if seed is None else seed
+    return replace(loaded.service.usual_sampling, seed=drawn, **given)  # type: ignore[arg-type]
+
+
+def check_length(text: str, limits: Limits) -> str:
+    """The cheap check, before anybody looks into the text."""
+    if len(text) > limits.text_characters:
+        raise TextError(f"Text is too long, max length is {limits.text_characters}")
+    return text
+
+
+def recordings_of(pairs: Sequence[tuple[bytes, str]], limits: Limits) -> tuple[Recording, ...]:
+    if len(pairs) > limits.references:
+        raise wrong_field("references", f"give at most {limits.references} recordings")
+    return tuple(Recording(audio, text) for audio, text in pairs)
+
+
+def check_normalize(wanted: bool, loaded: Loaded) -> None:
+    """Preparing numbers is a habit of the model, not of the request: only what it does anyway can be had."""
+    if loaded.normalizes and not wanted:
+        raise wrong_field("normalize", "this model always spells out numbers; leave the field out or set it to true")

@@ -1,0 +1,142 @@
+"""A real server process on loopback, shared by all tests that do not need one of their own."""
+
+import contextlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from shoal.audio.encode import encode_whole
+
+START_SECONDS = 60.0
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Serving:
+    """One server process and where it listens."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    voices: Path
+    clients: list[httpx.Client] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def client(self, **headers: str) -> httpx.Client:
+        client = httpx.Client(base_url=self.url, timeout=60.0, headers=headers, trust_env=False)
+        self.clients.append(client)
+        return client
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/ready", trust_env=False).status_code == 200:
+                    return
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.1)
+        raise AssertionError(self.log.read_text())
+
+    def end(self) -> int:
+        for client in self.clients:
+            client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def memory(self) -> int:
+        """Bytes of the server's own process, without the engine's."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) * 1024
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tests.server.launch", *arguments]
+
+
+def surroundings(home: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "S1_MINI_"))}
+    return kept | {"XDG_CONFIG_HOME": str(home), "XDG_DATA_HOME": str(home), "OMP_NUM_THREADS": "1"}
+
+
+def start(home: Path, *, wait: bool = True, **settings: object) -> Serving:
+    port = int(str(settings.pop("port", 0))) or free_port()
+    flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    home.mkdir(exist_ok=True)
+    log = home / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command("serve", "--model", "random:tiny", "--port", str(port), *flags),
+            stdout=out,
+            stderr=out,
+            cwd=ROOT,
+            env=surroundings(home),
+        )
+    serving = Serving(process, f"http://127.0.0.1:{port}", log, home / "shoal" / "voices")
+    if wait:
+        serving.wait_until_ready()
+    return serving
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    serving = start(tmp_path_factory.mktemp("server"), slots=8, body_seconds=2, header_seconds=2)
+    yield serving
+    assert serving.end() == 0, serving.log.read_text()
+
+
+Start = Callable[..., Serving]
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Start]:
+    started: list[Serving] = []
+
+    def begin(**settings: object) -> Serving:
+        started.append(start(tmp_path / f"home{len(started)}", **settings))
+        return started[-1]
+
+    yield begin
+    for serving in started:
+        serving.end()
+
+
+@pytest.fixture(scope="session")
+def http(server: Serving) -> httpx.Client:
+    return server.client()
+
+
+@pytest.fixture(scope="session")
+def recording() -> bytes:
+    """Two seconds that a codec takes for a voice."""
+    seconds = np.arange(2 * 16_000) / 16_000
+    wave = 0.3 * np.sin(2 * np.pi * 180 * seconds) * (1 + np.sin(2 * np.pi * 3 * seconds)) / 2
+    return encode_whole(wave.astype(np.float32), "wav", 16_000)
+
+
+def samples_of(audio: bytes) -> np.ndarray:
+    """16-bit samples of a wav file, as integers that can be compared."""
+    from shoal.audio.decode import AudioLimits, read_audio
+
+    heard = read_audio(io.BytesIO(audio), 16_000, AudioLimits(min_seconds=0.0))
+    return np.rint(heard.samples * 32768).astype(np.int32)

@@ -1,0 +1,10 @@
+"""`shoal` as a process of its own, with the commands of this room whoever composes the others."""
+
+from shoal.cli import app, main, serve
+
+if __name__ == "__main__":
+    if "serve" not in [
+        command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands
+    ]:
+        serve.add_to(app)
+    main()

@@ -1,0 +1,21 @@
+from pathlib import Path
+
+from shoal.server.configuration_page import PARTS, page
+from shoal.server.fish_body import SpeechBody
+from shoal.settings import Settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    assert (DOCS / "configuration.md").read_text() == page()
+
+
+def test_every_setting_is_described() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+    assert set(PARTS) < set(Settings.model_fields)
+
+
+def test_every_field_of_speech_is_documented() -> None:
+    told = (DOCS / "http-api.md").read_text()
+    assert [name for name in SpeechBody.model_fields if f"`{name}`" not in told] == []

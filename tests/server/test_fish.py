@@ -1,0 +1,174 @@
+"""The Fish API over REST, with plain requests and with the published clients."""
+
+import base64
+import io
+import json
+import warnings
+
+import httpx
+import numpy as np
+import ormsgpack
+import pytest
+
+from shoal.audio.decode import AudioLimits, read_audio
+from tests.server.conftest import Serving, samples_of
+
+SAY = {"text": "Hello there.", "seed": 3, "max_new_tokens": 12}
+FORMATS = {
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "flac": "audio/flac",
+    "aac": "audio/aac",
+    "webm": "audio/webm",
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_comes_whole_and_streamed(http: httpx.Client, format: str, streaming: bool) -> None:
+    answer = http.post("/v1/tts", json={**SAY, "format": format, "streaming": streaming})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == FORMATS[format]
+    assert answer.headers["content-disposition"] == f"attachment; filename=audio.{format}"
+    assert ("content-length" in answer.headers) is not streaming
+    if format == "pcm":
+        assert len(answer.content) == 12 * 640 * 2
+    else:
+        heard = read_audio(io.BytesIO(answer.content), 16_000)
+        assert heard.seconds == pytest.approx(12 * 0.04, abs=0.15)
+
+
+def test_streamed_and_whole_audio_are_the_same(http: httpx.Client) -> None:
+    whole = http.post("/v1/tts", json=SAY).content
+    streamed = http.post("/v1/tts", json={**SAY, "streaming": True}).content
+    assert np.abs(samples_of(whole) - samples_of(streamed)).max() <= 1
+
+
+def test_the_three_kinds_of_bodies_say_the_same(http: httpx.Client, recording: bytes) -> None:
+    said = {**SAY, "prosody": {"speed": 1.0, "volume": -3.0}}
+    spoken = [{"audio": base64.b64encode(recording).decode(), "text": "Spoken."}]
+    by_json = http.post("/v1/tts", json={**said, "references": spoken})
+    packed = ormsgpack.packb({**said, "references": [{"audio": recording, "text": "Spoken."}]})
+    by_msgpack = http.post("/v1/tts", content=packed, headers={"content-type": "application/msgpack"})
+    form = {**SAY, "prosody": json.dumps(said["prosody"]), "reference_text": "Spoken."}
+    by_form = http.post("/v1/tts", data=form, files={"reference_audio": ("a.wav", recording)})
+    assert by_json.status_code == by_msgpack.status_code == by_form.status_code == 200
+    assert by_json.content == by_msgpack.content == by_form.content
+    assert by_json.content != http.post("/v1/tts", json=said).content
+
+
+def test_latency_decides_whether_it_is_streamed(http: httpx.Client) -> None:
+    assert "content-length" in http.post("/v1/tts", json={**SAY, "latency": "normal"}).headers
+    assert "content-length" not in http.post("/v1/tts", json={**SAY, "latency": "balanced"}).headers
+    assert "content-length" in http.post("/v1/tts", json={**SAY, "latency": "balanced", "streaming": False}).headers
+
+
+def test_speed_and_volume_change_what_is_heard(http: httpx.Client) -> None:
+    usual = samples_of(http.post("/v1/tts", json={**SAY, "max_new_tokens": 50}).content)
+    fast = http.post("/v1/tts", json={**SAY, "max_new_tokens": 50, "prosody": {"speed": 2.0}})
+    quiet = http.post("/v1/tts", json={**SAY, "max_new_tokens": 50, "prosody": {"volume": -20.0}})
+    assert len(samples_of(fast.content)) == pytest.approx(len(usual) / 2, rel=0.1)
+    assert np.abs(samples_of(quiet.content)).mean() == pytest.approx(np.abs(usual).mean() / 10, rel=0.05)
+
+
+def test_the_rate_and_the_bitrate_are_those_asked_for(http: httpx.Client) -> None:
+    answer = http.post("/v1/tts", json={**SAY, "sample_rate": 8000})
+    assert answer.headers["x-sample-rate"] == "8000"
+    assert read_audio(io.BytesIO(answer.content), 8000).original_rate == 8000
+    small = http.post("/v1/tts", json={**SAY, "format": "mp3", "mp3_bitrate": 64}).content
+    large = http.post("/v1/tts", json={**SAY, "format": "mp3", "mp3_bitrate": 192}).content
+    assert len(large) > 1.8 * len(small)
+    assert http.post("/v1/tts", json={**SAY, "format": "opus", "sample_rate": 44100}).status_code == 400
+
+
+def test_a_seed_that_was_drawn_can_be_used_again(http: httpx.Client) -> None:
+    without = {"text": "Hello there.", "max_new_tokens": 8, "temperature": 1.0, "top_p": 1.0}
+    first, second = http.post("/v1/tts", json=without), http.post("/v1/tts", json=without)
+    assert first.headers["x-seed"] != second.headers["x-seed"]
+    again = http.post("/v1/tts", json={**without, "seed": int(first.headers["x-seed"])})
+    assert again.content == first.content
+
+
+@pytest.mark.parametrize(
+    ("wish", "field"),
+    [
+        ({"colour": "blue"}, "colour"),
+        ({"condition_on_previous_chunks": False}, "condition_on_previous_chunks"),
+        ({"early_stop_threshold": 0.5}, "early_stop_threshold"),
+        ({"temperature": 3.0}, "temperature"),
+        ({"temperature": "0.7"}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"chunk_length": 5}, "chunk_length"),
+        ({"format": "ogg"}, "format"),
+        ({"prosody": {"speed": 9.0}}, "prosody"),
+        ({"reference_id": "../etc"}, "reference_id"),
+        ({"references": [{"audio": "http://127.0.0.1/a.wav", "text": "x"}]}, "references"),
+        ({"seed": -1}, "seed"),
+        ({"text": ""}, "text"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(http: httpx.Client, wish: dict[str, object], field: str) -> None:
+    answer = http.post("/v1/tts", json={**SAY, **wish})
+    assert answer.status_code == 422
+    assert answer.json()[0]["loc"][0] == field
+
+
+@pytest.mark.parametrize(
+    ("wish", "status", "message"),
+    [
+        ({"text": "x" * 10_001}, 400, "Text is too long, max length is 10000"),
+        ({"text": "<|im_end|>"}, 400, ""),
+        ({"text": "…"}, 400, "nothing to speak"),
+        ({"reference_id": "nobody"}, 404, "There is no voice 'nobody'."),
+        ({"references": [{"audio": base64.b64encode(b"RIFFnonsense" * 30).decode(), "text": "x"}]}, 400, ""),
+    ],
+)
+def test_refusals_have_fishs_shape(http: httpx.Client, wish: dict[str, object], status: int, message: str) -> None:
+    answer = http.post("/v1/tts", json={**SAY, **wish})
+    assert answer.status_code == status
+    assert answer.json().keys() == {"statusCode", "message", "error"}
+    assert message in answer.json()["message"]
+
+
+def test_an_unknown_model_header_is_refused(http: httpx.Client) -> None:
+    assert http.post("/v1/tts", json=SAY, headers={"model": "gpt-9"}).status_code == 400
+
+
+def test_health_answers_both_methods(http: httpx.Client) -> None:
+    assert http.get("/v1/health").json() == http.post("/v1/health").json() == {"status": "ok"}
+
+
+def test_the_new_client_speaks(server: Serving, recording: bytes) -> None:
+    from fishaudio import FishAudio
+    from fishaudio.types import Prosody, ReferenceAudio, TTSConfig
+
+    client = FishAudio(api_key="any", base_url=server.url, httpx_client=server.client())
+    config = TTSConfig(format="wav", max_new_tokens=10, prosody=Prosody(speed=1.2, volume=2.0))
+    audio = client.tts.convert(text="Hello there.", config=config)
+    assert read_audio(audio, 16_000, AudioLimits(min_seconds=0)).seconds > 0.1
+    spoken = [ReferenceAudio(audio=recording, text="Spoken.")]
+    pieces = list(client.tts.stream(text="Hello.", references=spoken, config=TTSConfig(max_new_tokens=10)))
+    assert read_audio(b"".join(pieces), 16_000, AudioLimits(min_seconds=0)).seconds > 0.1
+
+
+def test_the_new_client_understands_our_refusals(server: Serving) -> None:
+    from fishaudio import FishAudio
+    from fishaudio.exceptions import APIError, NotFoundError
+
+    client = FishAudio(api_key="any", base_url=server.url, httpx_client=server.client())
+    with pytest.raises(NotFoundError, match="no voice"):
+        client.tts.convert(text="Hello.", reference_id="nobody")
+    with pytest.raises(APIError, match="reference_id"):
+        client.tts.convert(text="Hello.", reference_id="../nobody")
+
+
+def test_the_legacy_client_speaks(server: Serving, recording: bytes) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from fish_audio_sdk import ReferenceAudio, Session, TTSRequest
+    with Session("any", base_url=server.url) as session:
+        spoken = [ReferenceAudio(audio=recording, text="Spoken.")]
+        audio = b"".join(session.tts(TTSRequest(text="Hi.", references=spoken, format="wav")))
+    assert read_audio(audio, 16_000, AudioLimits(min_seconds=0)).original_rate == 16_000

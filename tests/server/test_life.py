@@ -1,0 +1,245 @@
+"""How a server begins and ends, and what it does when it is full, guarded, or its engine dies."""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from shoal.server.keys import KeyFile
+from tests.server.conftest import ROOT, Serving, Start, command, samples_of, start, surroundings
+
+LONG = {"text": "Hello there.", "max_new_tokens": 150, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
+
+
+def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = surroundings(home) | variables
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, cwd=ROOT, env=env)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--port", "99999"], "port (flag)"),
+        (["--set", "slow_reader=wait"], "slow_reader (flag)"),
+        (["--host", "0.0.0.0"], "no API key"),
+        (["--config", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_what_is_wrong_is_told_before_the_model_is_loaded(tmp_path: Path, flags: list[str], told: str) -> None:
+    began = time.monotonic()
+    ended = run(tmp_path, "serve", "--model", "random:tiny", *flags)
+    assert ended.returncode == 2
+    assert told in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert time.monotonic() - began < 20
+
+
+def test_a_model_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
+    ended = run(tmp_path, "serve", "--model", "no-such-model", "--port", "0")
+    assert ended.returncode == 8
+    assert "error: no-such-model: no such directory" in ended.stderr
+
+
+def test_a_busy_port_is_told_too(tmp_path: Path) -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as door:
+        ended = run(tmp_path, "serve", "--model", "random:tiny", "--port", str(door.getsockname()[1]))
+    assert (ended.returncode, "Address already in use" in ended.stderr) == (2, True)
+
+
+def test_settings_are_shown_with_their_places_and_without_secrets(tmp_path: Path) -> None:
+    told = run(tmp_path, "config", "--json", SHOAL_PORT="9000", SHOAL_API_KEYS="very-secret-key-1").stdout
+    assert '"from": "SHOAL_PORT"' in told
+    assert "very-secret" not in told
+    assert "SHOAL_PORT" in run(tmp_path, "config", SHOAL_PORT="9000").stdout
+
+
+def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
+    secret = run(tmp_path, "keys", "new", "alice", "--concurrency", "2").stdout.strip()
+    assert secret.startswith("shoal_")
+    listed = run(tmp_path, "keys", "list").stdout
+    assert "alice" in listed
+    assert secret not in listed
+    assert run(tmp_path, "keys", "revoke", "alice").returncode == 0
+    assert run(tmp_path, "keys", "revoke", "alice").returncode == 2
+
+
+def speak(serving: Serving, body: dict[str, object], **headers: str) -> httpx.Response:
+    return httpx.post(f"{serving.url}/v1/tts", json=body, headers=headers, timeout=60, trust_env=False)
+
+
+def test_keys_open_the_door_and_limits_hold(start_server: Start, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    alice, bob = file.new("alice"), file.new("bob")
+    serving = start_server(keys_file=file.path, slots=1, max_waiting=1, requests_per_minute=6, daily_audio_seconds=0.2)
+    say = {"text": "Hello.", "max_new_tokens": 6, "seed": 4}
+    nobody = speak(serving, say)
+    assert (nobody.status_code, nobody.headers["www-authenticate"]) == (401, "Bearer")
+    assert speak(serving, say, authorization="Bearer wrong").json()["message"] == "Invalid token"
+    assert speak(serving, say, authorization=f"Bearer {alice}").status_code == 200
+    spent = speak(serving, say, authorization=f"Bearer {alice}")
+    assert (spent.status_code, int(spent.headers["retry-after"]) > 1) == (429, True)
+    assert [speak(serving, {}, authorization=f"Bearer {bob}").status_code for _ in range(7)] == [422] * 6 + [429]
+    assert httpx.get(f"{serving.url}/health", trust_env=False).status_code == 200
+    assert httpx.get(f"{serving.url}/metrics", trust_env=False).status_code == 401
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://127.0.0.1:{serving.port}/v1/tts/live", proxy=None)
+    assert refused.value.response.status_code == 401
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(api_key="wrong", base_url=f"{serving.url}/v1", http_client=serving.client()).models.list()
+    document = httpx.get(f"{serving.url}/openapi.json", trust_env=False).json()
+    assert document["paths"]["/v1/tts"]["post"]["security"] == [{"HTTPBearer": []}]
+    file.revoke("bob")
+    time.sleep(3)
+    assert speak(serving, say, authorization=f"Bearer {bob}").status_code == 401
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server with room for two, and little patience."""
+    limits = {"request_seconds": 2, "buffer_bytes": 65536, "stall_seconds": 1}
+    serving = start(tmp_path_factory.mktemp("tight"), slots=1, max_waiting=1, **limits)
+    yield serving
+    serving.end()
+
+
+def test_a_full_queue_refuses_with_a_time(tight: Serving) -> None:
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: speak(tight, {**LONG, "max_new_tokens": 20}), range(6)))
+    assert {answer.status_code for answer in answers} == {200, 429}
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) >= 3
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+
+
+def test_a_request_that_takes_too_long_is_ended(tight: Serving) -> None:
+    late = speak(tight, {**LONG, "max_new_tokens": 1500, "streaming": False})
+    assert (late.status_code, late.json()["error"]) == (504, "Gateway Timeout")
+    with pytest.raises(httpx.RemoteProtocolError):
+        speak(tight, {**LONG, "max_new_tokens": 1500})
+
+
+def test_a_reader_who_takes_nothing_is_ended(tight: Serving) -> None:
+    # As many bytes a second as can be had: the kernel takes megabytes before anybody notices.
+    wide = {"response_format": "wav", "sample_rate": 192_000, "speed": 0.25, "max_new_tokens": 1500}
+    said = {"model": "tts-1", "voice": "alloy", "input": LONG["text"], "seed": 10, "temperature": 1.5, "top_p": 1.0}
+    body = json.dumps(said | wide).encode()
+    head = "POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    with contextlib.closing(socket.socket()) as line, tight.client() as http:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.connect(("127.0.0.1", tight.port))
+        line.sendall(head.format(len(body)).encode() + body)
+        for _ in range(300):
+            if 'shoal_errors_total{kind="stream_slow_reader"}' in http.get("/metrics").text:
+                break
+            time.sleep(0.1)
+        else:
+            raise AssertionError(tight.log.read_text()[-2000:])
+        assert http.get("/ready").json()["under_way"] == 0
+
+
+def engine_of(serving: Serving) -> int:
+    """The process id of the engine: the child of the server that speaks."""
+    tasks = Path(f"/proc/{serving.process.pid}/task").iterdir()
+    children = [child for task in tasks for child in (task / "children").read_text().split()]
+    names = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    return next(child for child, line in names.items() if b"spawn_main" in line)
+
+
+def test_a_life_from_start_to_end(start_server: Start) -> None:
+    """Starting, speaking, an engine that is killed and comes back, and a signal that waits for the last word."""
+    serving = start_server(slots=4, wait=False)
+    refuses_until_ready(serving)
+    serving.wait_until_ready()
+    survives_its_engine(serving)
+    finishes_before_it_ends(serving)
+
+
+def refuses_until_ready(serving: Serving) -> None:
+    with serving.client() as http:
+        for _ in range(100):
+            with contextlib.suppress(httpx.TransportError):
+                assert http.get("/health").status_code == 200
+                break
+            time.sleep(0.1)
+        early = http.post("/v1/tts", json={"text": "Hi."})
+        assert (early.status_code, early.headers["retry-after"]) == (503, "5")
+        assert http.get("/ready").json()["state"] == "starting"
+        assert http.get("/ping").status_code == 503
+
+
+def outcome(serving: Serving, number: int) -> int | str:
+    try:
+        return speak(serving, {**LONG, "max_new_tokens": 60, "streaming": number % 2 == 0}).status_code
+    except httpx.TransportError as broken:
+        return type(broken).__name__
+
+
+def survives_its_engine(serving: Serving) -> None:
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        outcomes = [pool.submit(outcome, serving, number) for number in range(12)]
+        time.sleep(0.7)
+        os.kill(engine_of(serving), signal.SIGKILL)
+        told = [each.result(90) for each in outcomes]
+    assert set(told) <= {200, 503, "RemoteProtocolError", "ReadError"}
+    assert told.count(200) >= 6
+    serving.wait_until_ready()
+    assert speak(serving, {"text": "Hi.", "max_new_tokens": 3}).status_code == 200
+
+
+def finishes_before_it_ends(serving: Serving) -> None:
+    with serving.client() as http, http.stream("POST", "/v1/tts", json=LONG) as answer:
+        pieces = answer.iter_bytes()
+        audio = next(pieces)
+        serving.process.send_signal(signal.SIGTERM)
+        audio += b"".join(pieces)
+    assert serving.process.wait(30) == 0
+    assert len(samples_of(audio)) == 150 * 640
+
+
+def test_the_server_itself_does_without_torch(server: Serving) -> None:
+    """The engine has its own process; a second copy of torch would cost seconds and a quarter of a gigabyte."""
+    assert "torch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert server.memory() < 400 << 20
+
+
+def test_curl_speaks(server: Serving, tmp_path: Path) -> None:
+    out = tmp_path / "a.wav"
+    body = '{"text":"Hello.","max_new_tokens":5,"streaming":true}'
+    request = ["curl", "-sSN", "--noproxy", "*", "-H", "content-type: application/json", "-d", body]
+    subprocess.run([*request, "-o", str(out), f"{server.url}/v1/tts"], check=True, timeout=60)
+    assert out.read_bytes().startswith(b"RIFF")
+
+
+BROWSER = """
+const body = JSON.stringify({text: "Hello there.", max_new_tokens: 40, seed: 3, streaming: true, format: "pcm"});
+const headers = {"Content-Type": "application/json"};
+const answer = await fetch(process.argv[1] + "/v1/tts", {method: "POST", body, headers});
+let pieces = 0, bytes = 0;
+for (const reader = answer.body.getReader(); ;) {
+  const {done, value} = await reader.read();
+  if (done) break;
+  pieces += 1; bytes += value.length;
+}
+console.log(pieces > 3 && bytes === 40 * 640 * 2);
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_fetch_reads_a_stream_as_a_browser_does(server: Serving) -> None:
+    ran = subprocess.run(
+        ["node", "--input-type=module", "-e", BROWSER, server.url], capture_output=True, text=True, timeout=60
+    )
+    assert ran.stdout.strip() == "true", ran.stderr

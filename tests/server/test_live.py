@@ -1,0 +1,141 @@
+"""Text in while audio goes out, with the published clients and by hand."""
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import ormsgpack
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+from shoal.audio.decode import AudioLimits, read_audio
+from shoal.server.live_text import TextBuffer
+from tests.server.conftest import Serving
+
+ANY_LENGTH = AudioLimits(min_seconds=0.0)
+START = {"text": "", "format": "pcm", "max_new_tokens": 8, "seed": 1}
+
+
+def words() -> Iterator[str]:
+    yield from ("Hello there, ", "this is the first sentence of all. ", "And this ", "is the second one. ", "Bye.")
+
+
+def test_the_new_client_streams_text_and_hears_audio(server: Serving) -> None:
+    from fishaudio import FishAudio
+    from fishaudio.types import FlushEvent, TTSConfig
+
+    client = FishAudio(api_key="any", base_url=server.url, httpx_client=server.client())
+    config = TTSConfig(format="wav", max_new_tokens=10)
+    audio = b"".join(client.tts.stream_websocket(words(), config=config))
+    assert read_audio(audio, 16_000, ANY_LENGTH).seconds > 0.5
+    flushed = client.tts.stream_websocket(iter(["Hello.", FlushEvent(), "Again."]), config=TTSConfig(max_new_tokens=5))
+    assert read_audio(b"".join(flushed), 16_000, ANY_LENGTH).seconds > 0.2
+
+
+def test_the_new_client_streams_without_blocking(server: Serving) -> None:
+    from fishaudio import AsyncFishAudio
+    from fishaudio.types import TTSConfig
+
+    async def text() -> AsyncIterator[str]:
+        for word in words():
+            yield word
+
+    async def heard() -> bytes:
+        async with AsyncFishAudio(api_key="any", base_url=server.url) as client:
+            stream = client.tts.stream_websocket(text(), config=TTSConfig(format="wav", max_new_tokens=5))
+            return b"".join([piece async for piece in stream])
+
+    assert read_audio(asyncio.run(heard()), 16_000, ANY_LENGTH).seconds > 0.2
+
+
+def test_the_legacy_client_streams_too(server: Serving) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from fish_audio_sdk import TTSRequest, WebSocketSession
+    with WebSocketSession("any", base_url=server.url) as session:
+        audio = b"".join(session.tts(TTSRequest(text="", format="wav"), iter(["Hello."])))
+    assert audio.startswith(b"RIFF")
+
+
+def send(socket: ClientConnection, **event: Any) -> None:
+    socket.send(ormsgpack.packb(event))
+
+
+def receive(socket: ClientConnection) -> dict[str, Any]:
+    event: dict[str, Any] = ormsgpack.unpackb(socket.recv(timeout=30))  # type: ignore[arg-type]
+    return event
+
+
+def live(server: Serving) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{server.port}/v1/tts/live", proxy=None)
+
+
+def test_a_flush_is_spoken_before_the_end(server: Serving) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request=START)
+        send(socket, event="text", text="Hi")
+        send(socket, event="flush")
+        assert receive(socket)["event"] == "audio"
+        send(socket, event="stop")
+        events = [receive(socket)]
+        while events[-1]["event"] == "audio":
+            events.append(receive(socket))
+    assert events[-1] == {"event": "finish", "reason": "stop"}
+
+
+def test_nothing_said_is_nothing_heard(server: Serving) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request=START)
+        send(socket, event="text", text="  … ")
+        send(socket, event="stop")
+        assert receive(socket) == {"event": "finish", "reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [{"event": "text", "text": "Hi"}],
+        [{"event": "start", "request": {**START, "colour": "blue"}}],
+        [{"event": "start", "request": START}, {"event": "sing"}],
+        [
+            {"event": "start", "request": {**START, "reference_id": "nobody"}},
+            {"event": "text", "text": "Hi"},
+            {"event": "flush"},
+        ],
+        [{"event": "start", "request": START}, {"event": "text", "text": "x" * 10_001}],
+        ["start"],
+        [b"\xc1\xff"],
+    ],
+)
+def test_wrong_events_end_with_an_error(server: Serving, events: list[Any]) -> None:
+    with live(server) as socket:
+        for event in events:
+            socket.send(event if isinstance(event, bytes) else ormsgpack.packb(event))
+        finish = receive(socket)
+    assert (finish["event"], finish["reason"]) == ("finish", "error")
+    assert finish["message"]
+
+
+def test_a_client_that_leaves_frees_its_place(server: Serving) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request={**START, "max_new_tokens": 800})
+        send(socket, event="text", text="Hello there.")
+        send(socket, event="flush")
+        assert receive(socket)["event"] == "audio"
+    with server.client() as http:
+        for _ in range(100):
+            if http.get("/ready").json()["under_way"] == 0:
+                return
+    raise AssertionError("the speech goes on")
+
+
+def test_text_is_spoken_at_the_ends_of_sentences() -> None:
+    buffer = TextBuffer(shortest=10, longest=40, most=1000)
+    assert buffer.add("Hi. How are") == []
+    assert buffer.add(" you? I am") == ["Hi. How are you?"]
+    assert buffer.add(" " + "well " * 10) == [" I am well well well well well well"]
+    assert buffer.rest() == [" well well well well "]
+    assert buffer.add("3.5") == []
+    assert buffer.rest() == ["3.5"]
+    assert buffer.rest() == []

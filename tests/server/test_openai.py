@@ -1,0 +1,106 @@
+"""OpenAI's API with the published client."""
+
+import base64
+import io
+import json
+
+import httpx
+import openai
+import pytest
+
+from shoal.audio.decode import AudioLimits, read_audio
+from tests.server.conftest import Serving
+
+SHORT = {"max_new_tokens": 12, "seed": 5}
+ANY_LENGTH = AudioLimits(min_seconds=0.0)
+
+
+@pytest.fixture(scope="module")
+def client(server: Serving) -> openai.OpenAI:
+    return openai.OpenAI(api_key="any", base_url=f"{server.url}/v1", max_retries=0, http_client=server.client())
+
+
+@pytest.mark.parametrize("format", ["mp3", "opus", "aac", "flac", "wav"])
+def test_the_client_speaks_in_every_format(client: openai.OpenAI, format: str) -> None:
+    answer = client.audio.speech.create(
+        model="tts-1", voice="alloy", input="Hello there.", response_format=format, extra_body=SHORT
+    )
+    assert read_audio(answer.content, 16_000, ANY_LENGTH).seconds == pytest.approx(0.48, abs=0.15)
+
+
+def test_the_client_streams(client: openai.OpenAI) -> None:
+    with client.audio.speech.with_streaming_response.create(
+        model="tts-1", voice="alloy", input="Hello there.", response_format="wav", extra_body={"max_new_tokens": 60}
+    ) as answer:
+        pieces = list(answer.iter_bytes(1024))
+    assert len(pieces) > 10
+    assert b"".join(pieces).startswith(b"RIFF")
+
+
+def test_bare_samples_have_openais_rate(http: httpx.Client) -> None:
+    body = {"model": "tts-1", "voice": "alloy", "input": "Hello there.", "response_format": "pcm", **SHORT}
+    answer = http.post("/v1/audio/speech", json=body)
+    assert answer.headers["x-sample-rate"] == "24000"
+    assert len(answer.content) == pytest.approx(0.48 * 24_000 * 2, rel=0.01)
+    assert len(http.post("/v1/audio/speech", json={**body, "sample_rate": 16_000}).content) == 0.48 * 16_000 * 2
+
+
+@pytest.mark.parametrize("speed", [0.25, 0.5, 1.5, 4.0])
+def test_speed_stretches_time(client: openai.OpenAI, speed: float) -> None:
+    answer = client.audio.speech.create(
+        model="tts-1",
+        voice="alloy",
+        input="Hello there.",
+        response_format="wav",
+        speed=speed,
+        extra_body={"max_new_tokens": 50, "seed": 3},
+    )
+    assert read_audio(answer.content, 16_000, ANY_LENGTH).seconds == pytest.approx(2.0 / speed, rel=0.1, abs=0.1)
+
+
+def test_events_carry_the_same_audio(http: httpx.Client) -> None:
+    body = {"model": "tts-1", "voice": "alloy", "input": "Hello there.", "response_format": "pcm", **SHORT}
+    plain = http.post("/v1/audio/speech", json=body)
+    with http.stream("POST", "/v1/audio/speech", json={**body, "stream_format": "sse"}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
+    assert b"".join(base64.b64decode(event["audio"]) for event in events[:-1]) == plain.content
+    assert events[-1]["type"] == "speech.audio.done"
+    assert events[-1]["usage"] == {"input_tokens": 12, "output_tokens": 12, "total_tokens": 24}
+
+
+def test_a_stored_voice_is_found_by_name_and_by_object(
+    http: httpx.Client, client: openai.OpenAI, recording: bytes
+) -> None:
+    http.post("/v1/references/add", data={"id": "mine", "text": "Spoken."}, files={"audio": ("a.wav", recording)})
+    named = client.audio.speech.create(model="tts-1", voice="mine", input="Hello.", extra_body=SHORT)
+    by_id = client.audio.speech.create(model="tts-1", voice={"id": "mine"}, input="Hello.", extra_body=SHORT)
+    usual = client.audio.speech.create(model="tts-1", voice="alloy", input="Hello.", extra_body=SHORT)
+    assert named.content == by_id.content != usual.content
+    http.request("DELETE", "/v1/references/delete", json={"reference_id": "mine"})
+
+
+def test_the_client_understands_our_refusals(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="no voice"):
+        client.audio.speech.create(model="tts-1", voice="nobody", input="Hello.")
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt-9'"):
+        client.audio.speech.create(model="gpt-9", voice="alloy", input="Hello.")
+    with pytest.raises(openai.UnprocessableEntityError, match="instructions are not supported") as refused:
+        client.audio.speech.create(model="tts-1", voice="alloy", input="Hello.", instructions="Sing.")
+    assert refused.value.param == "instructions"
+    with pytest.raises(openai.BadRequestError):
+        client.audio.speech.create(model="tts-1", voice="alloy", input="x" * 20_000)
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()][:2] == ["random:tiny", "tts-1"]
+
+
+def test_sagemaker_takes_both_bodies(http: httpx.Client) -> None:
+    assert http.get("/ping").status_code == 200
+    fish = http.post("/invocations", json={"text": "Hello.", **SHORT, "streaming": True})
+    assert read_audio(io.BytesIO(fish.content), 16_000, ANY_LENGTH).seconds > 0.1
+    theirs = {"model": "tts-1", "voice": "alloy", "input": "Hello.", "response_format": "wav", **SHORT}
+    assert http.post("/invocations", json=theirs).content.startswith(b"RIFF")
+    assert http.post("/invocations", json={**theirs, "text": "Hello."}).status_code == 422
+    assert http.post("/invocations", json={}).status_code == 422

@@ -1,0 +1,68 @@
+import json
+import re
+from pathlib import Path
+
+import httpx
+
+from tests.server.conftest import Serving
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "shoal.json"
+
+
+def test_ready_tells_the_rung(http: httpx.Client) -> None:
+    told = http.get("/ready").json()
+    assert told["state"] == "ready"
+    assert told["rung"]
+
+
+def figures(http: httpx.Client) -> dict[str, float]:
+    lines = [line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in lines}
+
+
+def test_metrics_count_what_happened(http: httpx.Client) -> None:
+    before = figures(http)
+    http.post("/v1/tts", json={"text": "Hello.", "max_new_tokens": 5})
+    http.post("/v1/tts", json={"text": "Hello.", "reference_id": "nobody"})
+    after = figures(http)
+
+    def more(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    assert more('shoal_speeches_total{api="fish",outcome="spoken"}') == 1
+    assert more('shoal_errors_total{kind="voice_not_found"}') == 1
+    assert more('shoal_first_audio_seconds_count{api="fish"}') == 1
+    assert more('shoal_http_responses_total{route="/v1/tts",status="404"}') == 1
+    assert more("shoal_frames_total") == 5
+    assert after["shoal_engine_slots"] == 8
+    assert after["shoal_speeches_under_way"] == 0
+
+
+def test_every_line_of_the_log_is_json_with_the_id(server: Serving, http: httpx.Client) -> None:
+    http.post("/v1/tts", json={"text": "Hello.", "max_new_tokens": 2}, headers={"x-request-id": "find-me"})
+    lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    mine = [line for line in lines if line.get("request_id") == "find-me"]
+    assert [line["logger"] for line in mine] == ["shoal.server.tally", "shoal.server.identity"]
+    assert mine[1]["status"] == 200
+    assert mine[0]["audio_seconds"] == 0.08
+
+
+def test_the_documentation_shows_every_route_with_examples(http: httpx.Client) -> None:
+    assert http.get("/docs").status_code == 200
+    paths = http.get("/openapi.json").json()["paths"]
+    assert {"/v1/tts", "/v1/audio/speech", "/invocations", "/v1/references/add", "/ready"} <= paths.keys()
+    content = paths["/v1/tts"]["post"]["requestBody"]["content"]
+    assert content.keys() == {"application/json", "application/msgpack", "multipart/form-data"}
+    assert "streamed" in content["application/json"]["examples"]
+
+
+def test_the_dashboard_asks_only_for_figures_that_exist(http: httpx.Client) -> None:
+    http.post("/v1/tts", json={"text": "Hello.", "max_new_tokens": 2})
+    text = http.get("/metrics").text
+    known = set(re.findall(r"^# TYPE (\w+)", text, re.M)) | set(re.findall(r"^(shoal_\w+)", text, re.M))
+    queries = [
+        target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel.get("targets", [])
+    ]
+    asked = {name for query in queries for name in re.findall(r"shoal_\w+", query)}
+    assert asked - known <= {"shoal_vram_bytes", "shoal_vram_bytes_all"}
+    assert len(asked) > 12

@@ -1,0 +1,108 @@
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import InvalidRequest
+from shoal.server.run import bind, check_door
+from shoal.settings import DECIDED_BY_THE_ENGINE, Origin, read_settings
+from tests.server.conftest import free_port
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nothing"))
+
+
+def read(variables: dict[str, str] | None = None, file: Path | None = None, **flags: object) -> Origin:
+    return read_settings(flags, file, variables or {})
+
+
+def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "shoal.toml"
+    file.write_text("port = 1\nslots = 2\nhost = '127.0.0.2'\n")
+    origin = read({"SHOAL_PORT": "3", "SHOAL_SLOTS": "4"}, file, port=5)
+    assert (origin.settings.port, origin.settings.slots, origin.settings.host) == (5, 4, "127.0.0.2")
+    assert [origin.places[name] for name in ("port", "slots", "host", "guard")] == [
+        "flag",
+        "SHOAL_SLOTS",
+        str(file),
+        "default",
+    ]
+
+
+def test_the_older_names_are_understood() -> None:
+    origin = read(
+        {
+            "S1_MINI_DEVICE": "cpu",
+            "S1_MINI_PRECISION": "bf16",
+            "S1_MINI_BATCH_SIZE": "3",
+            "S1_MINI_BATCH_TIMEOUT_MS": "20",
+            "S1_MINI_KV_CACHE_SIZE": "64MiB",
+            "S1_MINI_REQUEST_TIMEOUT_S": "7",
+            "S1_MINI_METRICS_ENABLED": "false",
+        }
+        | dict.fromkeys(DECIDED_BY_THE_ENGINE, "1")
+    )
+    source, server = origin.settings.source(), origin.settings.server()
+    assert (source.device, source.dtype, source.config.slots) == ("cpu", "bfloat16", 3)
+    assert (source.config.batch_seconds, source.config.kv_bytes) == (0.02, 64 << 20)
+    assert (server.limits.request_seconds, server.metrics) == (7.0, False)
+    assert origin.places["slots"] == "S1_MINI_BATCH_SIZE"
+    assert len(origin.warnings) == 4
+
+
+def test_our_name_goes_before_the_older_one() -> None:
+    assert read({"S1_MINI_DEVICE": "cuda", "SHOAL_DEVICE": "cpu"}).settings.device == "cpu"
+
+
+def test_what_kubernetes_sets_is_not_a_port() -> None:
+    assert read({"SHOAL_PORT": "tcp://10.0.0.1:8080"}).settings.port == 8080
+
+
+@pytest.mark.parametrize(
+    ("variables", "flags", "told"),
+    [
+        ({"SHOAL_PORT": "high"}, {}, r"port \(SHOAL_PORT\)"),
+        ({"S1_MINI_BATCH_TIMEOUT_MS": "soon"}, {}, "S1_MINI_BATCH_TIMEOUT_MS must be a number"),
+        ({}, {"slots": 0}, r"slots \(flag\)"),
+        ({}, {"colour": "blue"}, "colour"),
+        ({"SHOAL_CONFIG": "/nowhere.toml"}, {}, "/nowhere.toml"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_place(
+    variables: dict[str, str], flags: dict[str, object], told: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        read(variables, **flags)
+
+
+def test_an_unknown_key_of_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "shoal.toml"
+    file.write_text("prot = 80\n")
+    with pytest.raises(InvalidRequest, match="prot"):
+        read(file=file)
+    file.write_text("port = ")
+    with pytest.raises(InvalidRequest, match="not TOML"):
+        read(file=file)
+
+
+def test_the_door_is_closed_unless_a_key_or_a_word_opens_it() -> None:
+    check_door(read(host="127.0.0.1").settings.server())
+    check_door(read(host="::1").settings.server())
+    check_door(read(host="0.0.0.0", insecure=True).settings.server())
+    check_door(read(host="0.0.0.0", api_keys="a-long-enough-key").settings.server())
+    with pytest.raises(InvalidRequest, match="no API key"):
+        check_door(read(host="0.0.0.0").settings.server())
+
+
+def test_a_busy_port_is_told() -> None:
+    port = free_port()
+    first = bind(read(port=port).settings.server())
+    with first, pytest.raises(InvalidRequest, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
+        bind(read(port=port).settings.server())
+
+
+def test_secrets_are_not_shown() -> None:
+    settings = read({"SHOAL_API_KEYS": "first-secret-key,second-secret-key"}).settings
+    assert len(settings.server().api_keys) == 2
+    assert "secret-key" not in repr(settings) + repr(settings.server())

@@ -1,0 +1,37 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from shoal.server.tracing import Tracing
+
+pytest.importorskip("opentelemetry.sdk")
+
+PARENT = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    scope["state"] = {"request_id": "find-me"}
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"a", "more_body": True})
+    await send({"type": "http.response.body", "body": b"b"})
+
+
+def test_a_request_is_a_span_of_the_trace_it_came_with() -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+
+    async def ignore(message: Any) -> None:
+        return None
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/tts", "headers": [(b"traceparent", PARENT)]}
+    asyncio.run(Tracing(app, provider)(scope, ignore, ignore))
+    (span,) = spans.get_finished_spans()
+    assert format(span.context.trace_id, "032x") == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert span.attributes == {"http.response.status_code": 200, "shoal.request_id": "find-me"}
+    assert [event.name for event in span.events] == ["first bytes"]
