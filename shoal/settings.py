@@ -23,6 +23,7 @@ from shoal.config import EngineConfig
 from shoal.engine.worker import EngineSource
 from shoal.errors import InvalidRequest
 from shoal.server.config import MODEL_ALIASES, KeyLimits, Limits, ServerConfig
+from shoal.voices.store import voice_directory
 
 PREFIX = "SHOAL_"
 FILE_VARIABLE = "SHOAL_CONFIG"
@@ -147,7 +148,7 @@ class Settings(BaseSettings):
         return EngineSource(self.model, self.device, self.dtype, self.codec, self.voice_directory(), config)
 
     def voice_directory(self) -> Path:
-        return self.voices or _directory("XDG_DATA_HOME", ".local/share") / "voices"
+        return self.voices or voice_directory()
 
     def server(self) -> ServerConfig:
         return ServerConfig(

@@ -35,6 +35,12 @@ class Checkpoint:
     profile: Profile
     directory: Path | None = None  # where it was read from
 
+    @property
+    def builtin_voices(self) -> tuple[Path, ...]:
+        """Directories of voices that come with the model."""
+        folder = self.directory / "voices" if self.directory is not None else None
+        return (folder,) if folder is not None and folder.is_dir() else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Quantization:

@@ -1,6 +1,5 @@
 """A model's name -> an engine that is ready to speak."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from shoal.engine.engine import Engine
 from shoal.errors import InvalidRequest
 from shoal.voices.cache import VoiceCache
 from shoal.voices.encoder import CodecEncoder
-from shoal.voices.store import VoiceStore
+from shoal.voices.store import VoiceStore, voice_directory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -48,22 +47,8 @@ def load(
 
 def voice_cache(checkpoint: Checkpoint, directory: Path) -> VoiceCache:
     """The voices of a directory and those that come with the model, encoded by the model's codec when first used."""
-    builtin = [checkpoint.directory / "voices"] if checkpoint.directory else []
-    store = VoiceStore(
-        directory,
-        [root for root in builtin if root.is_dir()],
-        sample_rate=checkpoint.codec.config.sample_rate,
-    )
+    store = VoiceStore(directory, checkpoint.builtin_voices, sample_rate=checkpoint.codec.config.sample_rate)
     return VoiceCache(store, CodecEncoder(checkpoint.codec))
-
-
-def voice_directory() -> Path:
-    """Where a person's own voices are kept: the XDG data directory, or SHOAL_VOICES."""
-    chosen = os.environ.get("SHOAL_VOICES")
-    if chosen:
-        return Path(chosen)
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "shoal" / "voices"
 
 
 def choose_device(device: str) -> str:
@@ -72,7 +57,9 @@ def choose_device(device: str) -> str:
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        raise InvalidRequest(f"unknown device {device!r}: auto, cpu, cuda or cuda:N") from None
+        kind = "unknown"
+    if kind not in ("cpu", "cuda"):
+        raise InvalidRequest(f"unknown device {device!r}: auto, cpu, cuda or cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
         raise InvalidRequest(f"{device}: this machine has no usable CUDA device; `shoal doctor` says why")
     return device

@@ -1,6 +1,7 @@
 """What supervisor and engine process say to each other. Plain values only: both sides may be of different ages."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from shoal.errors import ShoalError
@@ -52,6 +53,8 @@ class Facts:
     model: str
     device: str
     rung: str
+    normalizes: bool  # the model wants numbers and symbols spelled out
+    builtin_voices: tuple[Path, ...]  # directories of voices that come with it
 
 
 @dataclass(frozen=True, slots=True)

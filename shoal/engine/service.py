@@ -58,6 +58,8 @@ class Service:
             model=checkpoint.name,
             device=str(checkpoint.model.device),
             rung=self.core.runner.rung,
+            normalizes=checkpoint.profile.normalize,
+            builtin_voices=checkpoint.builtin_voices,
         )
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:

@@ -188,6 +188,8 @@ class Supervisor:
         return samples
 
     def statistics(self) -> dict[str, Any]:
+        if not self.ready:
+            raise EngineStopped("the engine is not ready")
         figures: dict[str, Any] = self._ask(AskStatistics())
         return {**figures, "restarts": self.restarts}
 
@@ -231,7 +233,7 @@ class Supervisor:
         with self._lock:
             if self._closing:
                 raise EngineStopped("the engine is closed")
-            if self._live() >= config.slots + config.max_waiting:
+            if isinstance(order, Speak) and self._live() >= config.slots + config.max_waiting:
                 raise EngineBusy("the queue is full; try again later")
             job = Job(next(self._ids), order, deliver, time.monotonic())
             self._place(job)
@@ -273,6 +275,7 @@ class Supervisor:
         elif isinstance(reply, Ready):
             with self._lock:
                 process.facts = self._facts = reply.facts
+                process.progress = time.monotonic()  # loading is no hang
                 self._changed.notify_all()
         elif number == 0 and isinstance(reply, Failed):
             self._on_end(process, reply.error)

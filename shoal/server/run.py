@@ -42,19 +42,8 @@ def load(source: EngineSource, voices: Path) -> Loaded:
     supervisor = Supervisor(source)
     supervisor.start()
     facts = supervisor.facts
-    store = VoiceStore(voices, builtin_voices(source.model), sample_rate=facts.sample_rate)
-    return Loaded(supervisor, store, facts.frame_rate, normalizes=False, rung=facts.rung)
-
-
-def builtin_voices(model: str) -> list[Path]:
-    """Voices that come with a model."""
-    if model.startswith("random:"):
-        return []
-    # Torch comes with it, which a server has no other use for.
-    from shoal.checkpoint.resolve import find_directory
-
-    directory = find_directory(model) / "voices"
-    return [directory] if directory.is_dir() else []
+    store = VoiceStore(voices, facts.builtin_voices, sample_rate=facts.sample_rate)
+    return Loaded(supervisor, store, facts.frame_rate, normalizes=facts.normalizes, rung=facts.rung)
 
 
 def check_door(config: ServerConfig) -> None:

@@ -53,6 +53,15 @@ logger = logging.getLogger(__name__)
 WORKSPACE = ".shoal-"  # no voice is named so: names have no dots
 
 
+def voice_directory() -> Path:
+    """Where a person's own voices are kept: SHOAL_VOICES, or the data directory of the desktop standard."""
+    chosen = os.environ.get("SHOAL_VOICES")
+    if chosen:
+        return Path(chosen)
+    data = os.environ.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local" / "share") / "shoal" / "voices"
+
+
 class VoiceStore:
     """The voices of one directory, and of read-only ones such as a model's built-in voices.
 
