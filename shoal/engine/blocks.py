@@ -82,6 +82,16 @@ class BlockPool:
             self._key[block] = key
             self._by_key[key] = block
 
+    def in_use(self, keys: Iterable[Key]) -> int:
+        """How many blocks of the beginning of `keys` somebody holds: to share these takes nothing from `available`."""
+        count = 0
+        for key in keys:
+            block = self._by_key.get(key)
+            if block is None:
+                break
+            count += self._holders[block] > 0
+        return count
+
     def match(self, keys: Iterable[Key]) -> list[int]:
         """Hold the blocks of the longest known beginning of `keys` and return them."""
         found: list[int] = []
@@ -96,9 +106,11 @@ class BlockPool:
         return found
 
     def clear_cache(self) -> None:
-        """Forget everything that nobody holds."""
+        """Forget everything that nobody holds, for good: nothing of it is put anywhere."""
         while self._cached:
-            self._free.append(self._evict())
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
+            self._free.append(block)
 
     def _find(self, key: Key) -> int | None:
         block = self._by_key.get(key)
@@ -128,10 +140,12 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
-        key = self._key[block]
-        assert key is not None, "a cached block has a key"
-        self.on_evict(block, key)
-        del self._by_key[key]
-        self._key[block] = None
+        self.on_evict(block, self._forget(block))
         self.stats.evictions += 1
         return block
+
+    def _forget(self, block: int) -> Key:
+        key, self._key[block] = self._key[block], None
+        assert key is not None, "a cached block has a key"
+        del self._by_key[key]
+        return key

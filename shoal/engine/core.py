@@ -90,9 +90,11 @@ class EngineCore:
 
     def _run(self, batch: Batch) -> Drawn | None:
         """The step's frames, or None if the device refused."""
+        if not batch:
+            return Drawn.nothing(batch)
         started = time.perf_counter()
         try:
-            return self.runner.run(batch) if batch else Drawn.nothing(batch)
+            return self.runner.run(batch)
         except RuntimeError:
             logger.exception("step over %d sequences failed", len(batch.sequences()))
             self.stats.failed += 1

@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import EngineBusy, EngineStopped, ShoalError
 from shoal.speech import AudioChunk
@@ -52,9 +54,10 @@ class EngineLoop:
 
     def speak(self, utterance: Utterance) -> Generator[AudioChunk, None, None]:
         """The chunks of an utterance as they come. Close the iterator to cancel."""
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.submit(utterance, events.put)
-        return self._chunks(utterance, events)
+        chunks = self._chunks(utterance)
+        # Begun at once, which submits: closing a generator that has not begun would run none of its code.
+        next(chunks)
+        return chunks
 
     async def aspeak(self, utterance: Utterance) -> AsyncGenerator[AudioChunk, None]:
         """The same for an event loop, which is never blocked."""
@@ -78,7 +81,7 @@ class EngineLoop:
                 self.cancel(utterance)
 
     def submit(self, utterance: Utterance, deliver: Deliver) -> None:
-        """Hand an utterance to the engine; `deliver` is called on the engine's thread and must not block or raise."""
+        """Hand an utterance to the engine; `deliver` is called on the engine's thread and must not block."""
         config = self.engine.config
         with self._lock:
             if self._stopping or not self._thread.is_alive():
@@ -103,9 +106,13 @@ class EngineLoop:
         self._orders.put(self._cancel_all)
         self._thread.join()
 
-    def _chunks(self, utterance: Utterance, events: "queue.SimpleQueue[Event]") -> Generator[AudioChunk, None, None]:
+    def _chunks(self, utterance: Utterance) -> Generator[AudioChunk, None, None]:
+        """An empty chunk once the utterance is submitted, then its own."""
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.submit(utterance, events.put)
         ended = False
         try:
+            yield AudioChunk(np.zeros(0, np.float32), self.engine.checkpoint.codec.config.sample_rate)
             while not ended:
                 event = events.get()
                 ended = event.last
@@ -116,7 +123,8 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            while not (self._stopping and self.engine.idle):
+            # Not `idle`: what has been taken may still lie among the orders.
+            while not (self._stopping and self._live == 0):
                 self._take_orders()
                 for event in self.engine.step():
                     self._tell(event)
@@ -160,7 +168,11 @@ class EngineLoop:
         if event.last:
             del self._sinks[event.utterance.id]
             self._forget()
-        deliver(event)
+        try:
+            deliver(event)
+        except Exception:  # theirs, not ours: the other voices go on
+            logger.exception("utterance %d: its listener failed and has left", event.utterance.id)
+            self._cancel(event.utterance)
 
     def _forget(self) -> None:
         with self._lock:

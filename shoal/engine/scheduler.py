@@ -130,7 +130,8 @@ class Scheduler:
         # Memory that others hold may keep the lone one from starting; then they have to go on first.
         eligible = [alone] if alone in self.running else list(self.running)
         decodes = self._plan_decodes(eligible)
-        prefills = self._plan_prefills(eligible, self.token_budget - len(decodes))
+        # A prompt always gets on, however many voices run: they may never become fewer.
+        prefills = self._plan_prefills(eligible, max(1, self.token_budget - len(decodes)))
         # Making room for one may have set back another that was already planned; its epoch tells.
         kept = [(sequence, epoch) for sequence, epoch in decodes if sequence.epoch == epoch]
         return Batch(
@@ -226,12 +227,12 @@ class Scheduler:
         sequence.extend_keys(self.pool.size)
         # The last column is always computed, since the frame is drawn from it.
         shareable = sequence.keys[: (sequence.length - 1) // self.pool.size]
-        shared = self.pool.match(shareable)
-        wanted = self.pool.needed(sequence.length + 1) - len(shared)
-        if wanted > self.pool.available:
-            self.pool.release(shared)
+        wanted = self.pool.needed(sequence.length + 1)
+        # Asked before anything is touched: whoever has to wait here is asked again at every step.
+        if wanted - self.pool.in_use(shareable) > self.pool.available:
             return False
-        self._admit(sequence, shared, wanted)
+        shared = self.pool.match(shareable)
+        self._admit(sequence, shared, wanted - len(shared))
         return True
 
     def _admit(self, sequence: Sequence, shared: list[int], wanted: int) -> None:

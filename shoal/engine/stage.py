@@ -97,8 +97,9 @@ class Stage:
         if progress.frames:
             utterance.codes.append(sequence.columns[sequence.length - 1, 1:].copy())
             self.stats.frames += 1
-        ended = sequence.finish is not None and not self._next_turn(utterance)
-        return self.voicebox.due(utterance, ended=ended)
+        turned = sequence.finish is not None
+        ended = turned and not self._next_turn(utterance)
+        return self.voicebox.due(utterance, ended=ended, pausing=turned)
 
     def _next_turn(self, utterance: Utterance) -> bool:
         """Lead on to the next piece of the text, if there is one."""

@@ -48,18 +48,16 @@ class VoiceBox:
     def state_bytes(self) -> int:
         return self._decoder.past.nbytes
 
-    def due(self, utterance: Utterance, *, ended: bool) -> Due | None:
+    def due(self, utterance: Utterance, *, ended: bool, pausing: bool = False) -> Due | None:
         """What of an utterance to decode now: nothing until a chunk worth sending has gathered, all at the end.
 
-        A listener who has been sent more than has been heard can wait for a larger chunk, which costs less to
-        decode. Half of that lead is what may gather, so playback never catches up while decoding keeps pace.
+        Nor is anything kept back when `pausing`: the next frame has to wait for a prompt. A listener who has been
+        sent more than has been heard can wait for a larger chunk, which costs less to decode. Half of that lead is
+        what may gather, so playback never catches up while decoding keeps pace.
         """
         if ended:
             return Due(utterance, utterance.backlog, ended=True)
-        wanted = self._first
-        if utterance.sent:
-            lead = utterance.sent - (self.clock() - utterance.first_sent) * self.codec.config.frame_rate
-            wanted = max(self._first, min(int(lead / 2), self._most))
+        wanted = 1 if pausing else self._worthwhile(utterance)
         return Due(utterance, utterance.backlog, ended=False) if utterance.backlog >= wanted else None
 
     def decode(self, due: list[Due]) -> list[Samples | GenerationFailed]:
@@ -77,6 +75,17 @@ class VoiceBox:
     def clear(self, slot: int) -> None:
         """The next frame of this slot is the first of another voice."""
         self._decoder.reset([slot])
+
+    def _worthwhile(self, utterance: Utterance) -> int:
+        """Frames that make a chunk worth sending now."""
+        if utterance.whole:
+            return self._most
+        if not utterance.sent:
+            return self._first
+        lead = utterance.sent - (self.clock() - utterance.first_sent) * self.codec.config.frame_rate
+        if 0 < lead <= 1:
+            return 1  # the next frame may come too late
+        return max(self._first, min(int(lead / 2), self._most))
 
     def _decode_together(self, due: list[Due]) -> list[Samples | GenerationFailed]:
         lengths = [each.frames for each in due]

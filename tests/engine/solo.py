@@ -1,0 +1,142 @@
+"""What a request gives when it has the machine to itself: the plain `generate`, and the codec over all of it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.engine.core import EngineCore
+from shoal.engine.sequence import Columns
+from shoal.engine.utterance import Turn, Utterance
+from shoal.errors import ShoalError
+from shoal.model.generate import generate
+from shoal.model.slow import Head
+from shoal.speech import FinishReason, Samples, Sampling
+from shoal.text.prompt import Codes
+
+
+@dataclass(frozen=True)
+class Solo:
+    codes: Codes
+    finish: FinishReason
+    samples: Samples
+
+
+@dataclass
+class Soloist:
+    """Speaks requests one by one, and remembers what came out: the plain way is slow."""
+
+    checkpoint: Checkpoint
+    carried_columns: int = 0
+    _known: dict[tuple[object, ...], Solo] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.head = Head(self.checkpoint.model.slow)
+
+    def speak(self, turns: list[Turn], sampling: Sampling, attempt: int = 0) -> Solo:
+        key = (*(turn.opening.tobytes() for turn in turns), sampling, attempt, self.carried_columns)
+        if key not in self._known:
+            self._known[key] = self._speak(Utterance(0, turns, sampling, attempt=attempt))
+        return self._known[key]
+
+    def _speak(self, utterance: Utterance) -> Solo:
+        said, columns, finish = list[Codes](), None, None
+        for number, turn in enumerate(utterance.turns):
+            utterance.turn = number
+            prompt = self._prompt(columns, turn)
+            answer = generate(
+                self.checkpoint.model, self.head, torch.from_numpy(prompt.T.copy()), utterance.sampling_now()
+            )
+            codes, finish = answer.codes.numpy().astype(np.int32), answer.finish
+            said.append(codes)
+            columns = np.concatenate((prompt, self._frames(codes)))
+        assert finish is not None
+        codes = np.concatenate(said, axis=1)
+        return Solo(codes, finish, self._samples(codes))
+
+    def _prompt(self, before: Columns | None, turn: Turn) -> Columns:
+        longest = self.carried_columns or self.checkpoint.model.config.max_prompt
+        if before is None or len(before) + len(turn.tail) > longest:
+            return turn.opening
+        return np.concatenate((before, turn.tail))
+
+    def _frames(self, codes: Codes) -> Columns:
+        main = codes[:1] + self.checkpoint.model.config.semantic_begin_id
+        return np.concatenate((main, codes)).T.astype(np.int32)
+
+    def _samples(self, codes: Codes) -> Samples:
+        if not codes.shape[1]:
+            return np.zeros(0, np.float32)
+        samples: Samples = self.checkpoint.codec.decode(torch.from_numpy(codes.astype(np.int64))[None])[0].numpy()
+        return samples
+
+
+@dataclass
+class Heard:
+    """Everything that came of one utterance."""
+
+    utterance: Utterance
+    chunks: list[Samples] = field(default_factory=list)
+    finish: FinishReason | None = None
+    error: ShoalError | None = None
+    ends: int = 0
+
+    @property
+    def samples(self) -> Samples:
+        return np.concatenate([np.zeros(0, np.float32), *self.chunks])
+
+    @property
+    def codes(self) -> Codes:
+        return self.utterance.all_codes()
+
+    def equals(self, solo: Solo) -> bool:
+        return (
+            self.finish is solo.finish
+            and self.error is None
+            and np.array_equal(self.codes, solo.codes)
+            and len(self.samples) == len(solo.samples)
+            and np.allclose(self.samples, solo.samples, rtol=0, atol=1e-5)
+        )
+
+
+class Audience:
+    """Steps a core and listens to everybody in it."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.heard: dict[int, Heard] = {}
+
+    def add(self, utterance: Utterance) -> Heard:
+        self.heard[utterance.id] = Heard(utterance)
+        self.core.add(utterance)
+        return self.heard[utterance.id]
+
+    def step(self) -> None:
+        for event in self.core.step():
+            heard = self.heard[event.utterance.id]
+            assert not heard.ends, "nothing comes after the end"
+            heard.ends += event.last
+            heard.error = event.error
+            if event.chunk is not None:
+                heard.chunks.append(event.chunk.samples)
+                heard.finish = event.chunk.finish
+
+    def listen(self, most: int = 5000) -> None:
+        """Step until everybody has ended."""
+        for _ in range(most):
+            if self.core.idle:
+                return
+            self.step()
+        raise AssertionError(f"not at an end after {most} steps")
+
+
+def assert_nothing_is_held(core: EngineCore) -> None:
+    """No slot, no block, no sequence, no trace of a voice in the codec."""
+    scheduler = core.scheduler
+    assert core.idle
+    assert (scheduler.live, core.pool.used) == (0, 0)
+    assert core.pool.available == core.pool.count
+    assert sorted(scheduler._free_slots) == list(range(core.config.slots))
+    assert not scheduler._since
+    assert all(seen == 0 for seen in core.voicebox._decoder._seen)

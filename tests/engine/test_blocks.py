@@ -1,0 +1,211 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.engine.blocks import ROOT, BlockPool, Key, block_key
+from shoal.engine.kv import HostTier, PagedKV
+from shoal.model.config import BlockConfig
+
+SMALL = BlockConfig(
+    n_layer=2,
+    dim=8,
+    n_head=2,
+    n_local_heads=1,
+    head_dim=4,
+    intermediate_size=8,
+    rope_base=1e4,
+    norm_eps=1e-6,
+    attention_qk_norm=False,
+    max_seq_len=64,
+)
+
+
+def keys(count: int, first: int = 0) -> list[Key]:
+    return [b"key %d" % number for number in range(first, first + count)]
+
+
+def sealed(pool: BlockPool, names: list[Key]) -> list[int]:
+    """Blocks of one's own that are full, and known by these keys."""
+    blocks = [pool.take() for _ in names]
+    for block, key in zip(blocks, names, strict=True):
+        pool.seal(block, key)
+    return blocks
+
+
+def test_every_block_is_handed_out_once() -> None:
+    pool = BlockPool(5, 4)
+    assert sorted(pool.take() for _ in range(5)) == [0, 1, 2, 3, 4]
+    assert (pool.available, pool.used, pool.cached) == (0, 5, 0)
+
+
+def test_a_released_block_that_was_never_full_is_free_again() -> None:
+    pool = BlockPool(1, 4)
+    pool.release([pool.take()])
+    assert (pool.available, pool.used, pool.cached) == (1, 0, 0)
+
+
+def test_a_released_block_that_was_full_stays_to_be_found() -> None:
+    pool = BlockPool(3, 4)
+    blocks = sealed(pool, keys(2))
+    pool.release(blocks)
+    assert (pool.available, pool.used, pool.cached) == (3, 0, 2)
+    assert pool.match(keys(3)) == blocks
+    assert (pool.available, pool.used, pool.cached) == (1, 2, 0)
+
+
+def test_a_shared_block_is_released_by_the_last_of_its_holders() -> None:
+    pool = BlockPool(2, 4)
+    blocks = sealed(pool, keys(1))
+    assert pool.match(keys(1)) == blocks
+    pool.release(blocks)
+    assert pool.used == 1
+    pool.release(blocks)
+    assert pool.used == 0
+
+
+def test_matching_stops_at_the_first_block_that_is_not_there() -> None:
+    pool = BlockPool(4, 4)
+    first, _, third = sealed(pool, [b"a", b"unknown", b"c"])
+    assert pool.match([b"a", b"b", b"c"]) == [first]
+    assert third not in pool.match([b"b", b"c"])
+
+
+def test_blocks_that_somebody_holds_are_counted_as_far_as_the_beginning_is_known() -> None:
+    pool = BlockPool(5, 4)
+    blocks = sealed(pool, keys(3))
+    pool.release(blocks[2:])
+    assert pool.in_use(keys(3)) == 2
+    assert pool.in_use([b"other", *keys(3)]) == 0
+    assert pool.stats.hits == 0
+
+
+def test_the_least_recently_used_block_is_taken_back_first() -> None:
+    pool = BlockPool(3, 4)
+    gone: list[Key] = []
+    pool.on_evict = lambda block, key: gone.append(key)
+    for name in (b"a", b"b", b"c"):
+        pool.release(sealed(pool, [name]))
+    pool.release(pool.match([b"a"]))  # used once more
+    taken = [pool.take(), pool.take(), pool.take()]
+    assert gone == [b"b", b"c", b"a"]
+    assert pool.stats.evictions == 3
+    assert sorted(taken) == [0, 1, 2]
+    assert pool.match([b"a"]) == []
+
+
+def test_the_end_of_a_prompt_is_taken_back_before_its_beginning() -> None:
+    pool = BlockPool(3, 4)
+    pool.release(sealed(pool, keys(3)))
+    pool.take()
+    assert len(pool.match(keys(3))) == 2
+
+
+def test_two_blocks_of_equal_content_are_known_by_the_first() -> None:
+    pool = BlockPool(3, 4)
+    first, second = sealed(pool, [b"a"]), sealed(pool, [b"a"])
+    assert pool.match([b"a"]) == first
+    pool.release(second)
+    assert pool.cached == 0  # nobody could find it
+
+
+def test_without_caching_nothing_is_kept_or_found() -> None:
+    pool = BlockPool(2, 4, caching=False)
+    pool.release(sealed(pool, keys(2)))
+    assert (pool.cached, pool.match(keys(2)), pool.stats.hits) == (0, [], 0)
+
+
+def test_hits_and_saved_columns_are_counted() -> None:
+    pool = BlockPool(4, 4)
+    pool.release(sealed(pool, keys(3)))
+    pool.match(keys(2))
+    pool.match([b"nothing of the kind"])
+    assert (pool.stats.hits, pool.stats.tokens_saved) == (1, 8)
+
+
+def test_a_cleared_cache_forgets_for_good_what_nobody_holds() -> None:
+    pool = BlockPool(4, 4)
+    gone: list[Key] = []
+    pool.on_evict = lambda block, key: gone.append(key)
+    held = sealed(pool, keys(1))
+    pool.release(sealed(pool, keys(2, first=1)))
+    pool.clear_cache()
+    assert (pool.cached, pool.used, pool.available, gone) == (0, 1, 3, [])
+    assert pool.match(keys(3)) == held
+
+
+def test_a_key_tells_every_codebook_and_everything_before_it() -> None:
+    columns = np.arange(8, dtype=np.int32).reshape(2, 4)
+    other = columns.copy()
+    other[1, 3] += 1  # only the last codebook of the last column
+    assert block_key(ROOT, columns) == block_key(ROOT, columns.copy())
+    assert block_key(ROOT, columns) != block_key(ROOT, other)
+    assert block_key(ROOT, columns) != block_key(block_key(ROOT, other), columns)
+
+
+@pytest.fixture
+def kv() -> PagedKV:
+    memory = PagedKV(SMALL, 3, 4, torch.float32, "cpu")
+    memory.keys.normal_()
+    memory.values.normal_()
+    return memory
+
+
+def test_an_evicted_block_comes_back_from_host_memory_bit_equal(kv: PagedKV) -> None:
+    pool, tier = BlockPool(3, 4), HostTier(kv, 1 << 20)
+    pool.on_evict, pool.on_miss = tier.save, tier.restore
+    blocks = sealed(pool, keys(2))
+    before = kv.keys[:, blocks].clone(), kv.values[:, blocks].clone()
+    pool.release(blocks)
+    strangers = [pool.take() for _ in range(3)]
+    kv.keys.fill_(7.0), kv.values.fill_(7.0)
+    assert (pool.match(keys(2)), len(tier)) == ([], 2)
+    pool.release(strangers)
+    back = pool.match(keys(2))
+    assert len(back) == pool.stats.host_hits == 2
+    assert torch.equal(kv.keys[:, back], before[0])
+    assert torch.equal(kv.values[:, back], before[1])
+
+
+def test_what_comes_back_from_host_memory_can_be_shared(kv: PagedKV) -> None:
+    pool, tier = BlockPool(3, 4), HostTier(kv, 1 << 20)
+    pool.on_evict, pool.on_miss = tier.save, tier.restore
+    pool.release(sealed(pool, keys(1)))
+    pool.release([pool.take() for _ in range(3)])
+    assert pool.match(keys(1)) == pool.match(keys(1))
+    assert pool.stats.host_hits == 1
+
+
+def test_host_memory_keeps_what_was_used_last(kv: PagedKV) -> None:
+    tier = HostTier(kv, 2 * PagedKV.bytes_per_block(SMALL, 4, torch.float32))
+    for block, name in enumerate((b"a", b"b")):
+        tier.save(block, name)
+    assert tier.restore(b"a", 2)
+    tier.save(2, b"c")
+    assert (len(tier), tier.restore(b"b", 0), tier.restore(b"a", 0)) == (2, False, True)
+
+
+def test_no_host_memory_means_nothing_is_copied(kv: PagedKV) -> None:
+    tier = HostTier(kv, 0)
+    tier.save(0, b"a")
+    assert (len(tier), tier.restore(b"a", 0)) == (0, False)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=60))
+def test_free_and_used_and_cached_blocks_are_all_blocks(orders: list[tuple[int, int]]) -> None:
+    """Four prompts come and go; each order starts or ends one of a length."""
+    pool, held = BlockPool(8, 4), dict[int, list[int]]()
+    for prompt, length in orders:
+        if prompt in held:
+            pool.release(held.pop(prompt))
+        else:
+            names = [b"%d %d" % (prompt % 2, place) for place in range(length)]
+            blocks = pool.match(names)
+            fresh = min(pool.available, length - len(blocks))
+            blocks += [pool.take() for _ in range(fresh)]
+            for block, name in zip(blocks, names, strict=False):
+                pool.seal(block, name)
+            held[prompt] = blocks
+        assert pool.used == len({block for blocks in held.values() for block in blocks})
+        assert pool.available + pool.used == pool.count

@@ -1,0 +1,336 @@
+"""The engine says what the plain `generate` says, whoever else is speaking and however little memory there is."""
+
+import inspect
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore, block_count
+from shoal.engine.kv import PagedKV
+from shoal.engine.script import write_turns
+from shoal.engine.utterance import Turn, Utterance
+from shoal.errors import DeadlineExceeded, InvalidRequest, TextError
+from shoal.speech import FinishReason, Sampling
+from shoal.voices.voice import Voice
+from tests.engine.clock import FakeClock
+from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held
+
+# Random weights do not speak, so nothing that comes out of them is judged.
+PLAIN = EngineConfig(slots=8, guard=False)
+SHORT = Sampling(seed=3, max_frames=7)
+
+
+@dataclass
+class Song:
+    """A request and the step it comes at."""
+
+    turns: list[Turn]
+    sampling: Sampling
+    at: int = 0
+
+    def utterance(self, id: int, *, whole: bool = False) -> Utterance:
+        return Utterance(id, self.turns, self.sampling, whole=whole)
+
+
+def songs(checkpoint: Checkpoint, voice: Voice, count: int = 17) -> list[Song]:
+    """Requests of many lengths and settings, some with a voice; they come in twos and threes."""
+    chosen = random.Random(count)
+    return [
+        Song(
+            write_turns("word " * chosen.randint(1, 12) + str(number), voice if number % 3 else None, checkpoint),
+            Sampling(
+                temperature=chosen.choice([0.5, 0.8, 1.0]),
+                top_p=chosen.choice([0.7, 0.8, 0.95]),
+                top_k=chosen.choice([0, 5, 30]),
+                repetition_penalty=chosen.choice([1.0, 1.1, 1.5]),
+                repetition=chosen.choice(["upstream", "window"]),
+                seed=chosen.randrange(2**64),
+                max_frames=chosen.choice([1, 2, 5, 9, 18]),
+            ),
+            at=number // 3,
+        )
+        for number in range(count)
+    ]
+
+
+def sing(core: EngineCore, program: list[Song]) -> list[Heard]:
+    """Everybody comes at their step; all are heard to their end, and nothing stays behind."""
+    audience = Audience(core)
+    heard: list[Heard] = []
+    step = 0
+    while len(heard) < len(program) or not core.idle:
+        while len(heard) < len(program) and program[len(heard)].at <= step:
+            number = len(heard)
+            heard.append(audience.add(program[number].utterance(number, whole=number % 2 == 0)))
+        audience.step()
+        step += 1
+    assert_nothing_is_held(core)
+    assert [each.ends for each in heard] == [1] * len(program)
+    return heard
+
+
+def blocks_bytes(checkpoint: Checkpoint, blocks: int, size: int = PLAIN.block_size) -> int:
+    return blocks * PagedKV.bytes_per_block(checkpoint.model.config.slow, size, checkpoint.model.dtype)
+
+
+def check(core: EngineCore, program: list[Song], soloist: Soloist) -> None:
+    wrong = [
+        number
+        for number, (heard, song) in enumerate(zip(sing(core, program), program, strict=True))
+        if not heard.equals(soloist.speak(song.turns, song.sampling))
+    ]
+    assert not wrong
+
+
+def test_a_step_fits_on_one_screen() -> None:
+    assert len(inspect.getsource(EngineCore.step).splitlines()) <= 12
+
+
+def test_one_utterance_is_what_generate_says(either: Soloist, voice: Voice) -> None:
+    turns = write_turns("hello there", voice, either.checkpoint)
+    check(EngineCore(either.checkpoint, PLAIN), [Song(turns, Sampling(seed=1, max_frames=30))], either)
+
+
+def test_seventeen_at_once_are_each_what_generate_says(either: Soloist, voice: Voice) -> None:
+    check(EngineCore(either.checkpoint, PLAIN), songs(either.checkpoint, voice), either)
+
+
+def test_seventeen_of_the_golden_models_are_each_what_generate_says(golden_soloist: Soloist, voice: Voice) -> None:
+    checkpoint = golden_soloist.checkpoint
+    program = [
+        # Frames of the stored codec are long, and take as long to decode.
+        replace(song, sampling=replace(song.sampling, max_frames=1 + number % 6))
+        for number, song in enumerate(songs(checkpoint, voice))
+    ]
+    check(EngineCore(checkpoint, PLAIN), program, golden_soloist)
+
+
+def test_they_are_the_same_without_the_prefix_cache(either: Soloist, voice: Voice) -> None:
+    core = EngineCore(either.checkpoint, replace(PLAIN, prefix_cache=False))
+    check(core, songs(either.checkpoint, voice), either)
+    assert core.pool.stats.hits == 0
+
+
+def test_they_are_the_same_when_their_prefix_was_computed_by_others(either: Soloist, voice: Voice) -> None:
+    core = EngineCore(either.checkpoint, PLAIN)
+    program = songs(either.checkpoint, voice)
+    check(core, program, either)
+    before = core.pool.stats.tokens_saved
+    check(core, program, either)
+    assert core.pool.stats.tokens_saved > before + sum(len(song.turns[0].opening) - 16 for song in program) / 2
+
+
+@pytest.mark.parametrize("host_blocks", [0, 400])
+def test_they_are_the_same_after_preemption(either: Soloist, voice: Voice, host_blocks: int) -> None:
+    checkpoint = either.checkpoint
+    program = [replace(song, sampling=replace(song.sampling, max_frames=14)) for song in songs(checkpoint, voice)[:6]]
+    size = 4
+    longest = max(len(song.turns[0].opening) for song in program) + 14
+    few = blocks_bytes(checkpoint, -(-longest // size) + 8, size)
+    config = replace(PLAIN, block_size=size, kv_bytes=few, host_kv_bytes=blocks_bytes(checkpoint, host_blocks, size))
+    core = EngineCore(checkpoint, config)
+    check(core, program, either)
+    assert core.scheduler.stats.preempted > 0
+    assert core.pool.stats.evictions > 0
+    assert (core.pool.stats.host_hits > 0) == (host_blocks > 0)
+
+
+@pytest.mark.parametrize("budget", [1, 3, 7, 37])
+def test_they_are_the_same_whatever_piece_of_a_prompt_fits_a_step(either: Soloist, voice: Voice, budget: int) -> None:
+    program = songs(either.checkpoint, voice)[:5]
+    check(EngineCore(either.checkpoint, replace(PLAIN, token_budget=budget)), program, either)
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "static"])
+def test_they_are_the_same_under_every_policy(soloist: Soloist, voice: Voice, policy: str) -> None:
+    config = replace(PLAIN, policy=policy, batch_seconds=0.0)  # type: ignore[arg-type]
+    check(EngineCore(soloist.checkpoint, config), songs(soloist.checkpoint, voice)[:7], soloist)
+
+
+def test_they_are_the_same_with_other_sizes_of_blocks_and_chunks(soloist: Soloist, voice: Voice) -> None:
+    config = replace(PLAIN, block_size=5, slots=3, first_chunk_frames=1, max_chunk_frames=3)
+    check(EngineCore(soloist.checkpoint, config), songs(soloist.checkpoint, voice)[:7], soloist)
+
+
+def test_an_engine_that_was_started_again_says_the_same(either: Soloist, voice: Voice) -> None:
+    program = songs(either.checkpoint, voice)[:4]
+    core = EngineCore(either.checkpoint, PLAIN)
+    audience = Audience(core)
+    for number, song in enumerate(program):
+        audience.add(song.utterance(number))
+    for _ in range(3):
+        audience.step()
+    # It dies in the middle; another takes its place.
+    check(EngineCore(either.checkpoint, PLAIN), program, either)
+
+
+def test_every_turn_of_a_long_text_continues_the_ones_before(either: Soloist, voice: Voice) -> None:
+    turns = write_turns("One thing. Another thing. A third thing.", voice, either.checkpoint, chunk_bytes=16)
+    assert len(turns) == 3
+    program = [Song(turns, Sampling(seed=seed, max_frames=5 + seed), at=seed) for seed in range(3)]
+    check(EngineCore(either.checkpoint, PLAIN), program, either)
+
+
+def test_turns_that_are_set_back_are_computed_to_the_same_result(soloist: Soloist, voice: Voice) -> None:
+    turns = write_turns("One thing. Another thing. A third thing.", voice, soloist.checkpoint, chunk_bytes=16)
+    program = [Song(turns, Sampling(seed=seed, max_frames=5 + seed)) for seed in range(3)]
+    config = replace(PLAIN, kv_bytes=blocks_bytes(soloist.checkpoint, 17), token_budget=31)
+    core = EngineCore(soloist.checkpoint, config)
+    check(core, program, soloist)
+    assert core.scheduler.stats.preempted > 0
+
+
+def test_what_no_longer_fits_beside_the_next_turn_is_forgotten(either: Soloist, voice: Voice) -> None:
+    turns = write_turns("One thing. Another thing. A third thing.", voice, either.checkpoint, chunk_bytes=16)
+    carried = len(turns[0].opening) + len(turns[1].tail) + 8
+    config = replace(PLAIN, carried_columns=carried)
+    soloist = Soloist(either.checkpoint, carried)
+    song = Song(turns, Sampling(seed=1, max_frames=6))
+    check(EngineCore(either.checkpoint, config), [song, replace(song, at=2)], soloist)
+    assert not np.array_equal(
+        soloist.speak(turns, song.sampling).codes[:, -1], either.speak(turns, song.sampling).codes[:, -1]
+    )
+
+
+def test_a_turn_that_memory_cannot_hold_with_what_was_said_starts_afresh(soloist: Soloist) -> None:
+    checkpoint = soloist.checkpoint
+    turns = write_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
+    most = len(turns[1].opening) + 20
+    core = EngineCore(checkpoint, replace(PLAIN, kv_bytes=blocks_bytes(checkpoint, -(-most // 16))))
+    heard = sing(core, [Song(turns, Sampling(seed=1, max_frames=20))])[0]
+    fresh = soloist.speak([turns[1]], Utterance(0, turns, Sampling(seed=1, max_frames=20), turn=1).sampling_now())
+    assert np.array_equal(heard.codes[:, -fresh.codes.shape[1] :], fresh.codes)
+
+
+def test_one_frame_is_one_frame(either: Soloist) -> None:
+    turns = write_turns("hello", None, either.checkpoint)
+    [heard] = sing(EngineCore(either.checkpoint, PLAIN), [Song(turns, Sampling(seed=4, max_frames=1))])
+    assert heard.codes.shape[1] == 1
+    assert heard.finish is FinishReason.LENGTH
+    assert heard.equals(either.speak(turns, Sampling(seed=4, max_frames=1)))
+
+
+def short_context(checkpoint: Checkpoint, columns: int) -> Checkpoint:
+    """The same model with less room."""
+    model = checkpoint.model
+    slow = replace(model.config.slow, max_seq_len=columns)
+    smaller = type(model)(replace(model.config, slow=slow))
+    smaller.load_state_dict(model.state_dict())
+    return replace(checkpoint, model=smaller.eval())
+
+
+def test_without_a_limit_the_context_is_filled_and_not_overrun(tiny: Checkpoint) -> None:
+    checkpoint = short_context(tiny, 32)
+    soloist = Soloist(checkpoint)
+    turns = write_turns("hi", None, checkpoint)
+    program = [Song(turns, Sampling(seed=seed, max_frames=0)) for seed in range(2)]
+    core = EngineCore(checkpoint, PLAIN)
+    check(core, program, soloist)
+    assert soloist.speak(turns, program[0].sampling).codes.shape[1] == 32 - len(turns[0].opening)
+
+
+def louder_stop(checkpoint: Checkpoint, times: float) -> Checkpoint:
+    """The same model, with a stop token that is far more often among the likeliest."""
+    model = type(checkpoint.model)(checkpoint.model.config)
+    model.load_state_dict(checkpoint.model.state_dict())
+    model.slow.output.weight.requires_grad_(False)[model.config.stop_id] *= times
+    return replace(checkpoint, model=model.eval())
+
+
+def test_a_stop_at_the_very_first_token_is_an_empty_speech(tiny: Checkpoint) -> None:
+    checkpoint = louder_stop(tiny, 50.0)
+    soloist = Soloist(checkpoint)
+    program = [Song(write_turns(word, None, checkpoint), Sampling(max_frames=4)) for word in ("a", "b", "c", "d")]
+    program = [song for song in program if not soloist.speak(song.turns, song.sampling).codes.size]
+    assert program
+    for heard in sing(EngineCore(checkpoint, PLAIN), program):
+        assert (heard.finish, heard.codes.shape, len(heard.samples)) == (FinishReason.STOP, (10, 0), 0)
+
+
+def test_a_stop_in_the_middle_ends_one_turn_and_leads_to_the_next(tiny: Checkpoint) -> None:
+    checkpoint = louder_stop(tiny, 3.0)
+    soloist = Soloist(checkpoint)
+    turns = write_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
+    program = [Song(turns, Sampling(seed=seed, temperature=1.5, top_p=0.98, max_frames=8)) for seed in range(6)]
+    check(EngineCore(checkpoint, PLAIN), program, soloist)
+    frames = [soloist.speak(song.turns, song.sampling).codes.shape[1] for song in program]
+    assert min(frames) < 16
+
+
+def test_streamed_and_whole_utterances_have_the_same_samples(soloist: Soloist) -> None:
+    turns = write_turns("hello there", None, soloist.checkpoint)
+    audience = Audience(EngineCore(soloist.checkpoint, PLAIN))
+    sampling = Sampling(seed=5, max_frames=20)
+    streamed, whole = (
+        audience.add(Utterance(id, turns, sampling, whole=whole)) for id, whole in enumerate((False, True))
+    )
+    audience.listen()
+    assert len(streamed.chunks) > 3
+    assert len(whole.chunks) == 1
+    assert np.allclose(streamed.samples, whole.samples, atol=1e-6)
+
+
+def test_a_prompt_longer_than_the_model_takes_is_refused(tiny: Checkpoint) -> None:
+    core = EngineCore(tiny, PLAIN)
+    with pytest.raises(TextError, match="shorten the text"):
+        core.add(Utterance(0, write_turns("word " * 400, None, tiny, chunk_bytes=4000), SHORT))
+    assert_nothing_is_held(core)
+
+
+def test_a_request_larger_than_the_memory_is_refused(tiny: Checkpoint) -> None:
+    core = EngineCore(
+        tiny, replace(PLAIN, kv_bytes=4 * PagedKV.bytes_per_block(tiny.model.config.slow, 16, tiny.model.dtype))
+    )
+    with pytest.raises(InvalidRequest, match="do not fit the KV memory"):
+        core.add(Utterance(0, write_turns("hello", None, tiny), Sampling(max_frames=100)))
+    assert_nothing_is_held(core)
+
+
+def test_a_cancelled_utterance_is_gone_within_one_step(soloist: Soloist, voice: Voice) -> None:
+    core = EngineCore(soloist.checkpoint, replace(PLAIN, prefix_cache=False))
+    turns = write_turns("hello", voice, soloist.checkpoint)
+    audience = Audience(core)
+    stays = audience.add(Utterance(0, turns, SHORT))
+    leaves = audience.add(Utterance(1, turns, SHORT))
+    for _ in range(3):
+        audience.step()
+    used = core.pool.used
+    core.cancel(leaves.utterance)
+    core.cancel(leaves.utterance)
+    assert core.pool.used == used // 2
+    assert len(core.scheduler._free_slots) == 7
+    audience.listen()
+    assert stays.equals(soloist.speak(turns, SHORT))
+    assert leaves.ends == 0
+
+
+def test_whoever_runs_out_of_time_is_told_so_waiting_or_running(soloist: Soloist) -> None:
+    clock = FakeClock()
+    core = EngineCore(soloist.checkpoint, replace(PLAIN, slots=1), clock)
+    turns = write_turns("hello", None, soloist.checkpoint)
+    audience = Audience(core)
+    first = audience.add(Utterance(0, turns, SHORT, deadline=clock.now + 5))
+    second = audience.add(Utterance(1, turns, SHORT, deadline=clock.now + 5))
+    third = audience.add(Utterance(2, turns, SHORT))
+    audience.step()
+    clock.now += 6
+    audience.step()
+    for late in (first, second):
+        assert isinstance(late.error, DeadlineExceeded)
+        assert late.ends == 1
+    audience.listen()
+    assert third.equals(soloist.speak(turns, SHORT))
+    assert_nothing_is_held(core)
+
+
+def test_memory_is_never_more_than_all_slots_could_fill(tiny: Checkpoint) -> None:
+    assert block_count(tiny, replace(PLAIN, slots=2)) == 2 * 2048 // 16
+
+
+def test_memory_for_less_than_a_block_is_refused(tiny: Checkpoint) -> None:
+    with pytest.raises(InvalidRequest, match="does not hold one block"):
+        block_count(tiny, replace(PLAIN, kv_bytes=100))

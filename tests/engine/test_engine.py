@@ -1,0 +1,329 @@
+"""What programs and servers use: texts and voices in, chunks out."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.audio.pcm import to_int16
+from shoal.audio.wav import wav_header
+from shoal.checkpoint.load import Checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.engine import Engine
+from shoal.engine.load import choose_device, choose_dtype, voice_cache
+from shoal.engine.script import write_turns
+from shoal.errors import (
+    AudioError,
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidRequest,
+    ModelNotFound,
+    TextError,
+    VoiceNotFound,
+)
+from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
+from shoal.voices.store import voice_directory
+from shoal.voices.voice import Voice
+from tests.engine.solo import Soloist, assert_nothing_is_held
+
+pytestmark = pytest.mark.timeout(60)
+SHORT = Sampling(seed=1, max_frames=6)
+PLAIN = EngineConfig(slots=4, guard=False)
+
+
+def recording(seconds: float = 1.2, pitch: float = 220.0, rate: int = 16_000) -> bytes:
+    at = np.arange(round(seconds * rate)) / rate
+    sound = 0.5 * np.sin(2 * np.pi * pitch * at) * np.sin(2 * np.pi * 1.7 * at) ** 2
+    pcm = to_int16(sound.astype(np.float32)).tobytes()
+    return wav_header(rate, len(pcm)) + pcm
+
+
+@pytest.fixture
+def engine(tiny: Checkpoint, tmp_path: Path) -> Iterator[Engine]:
+    with Engine(EngineCore(tiny, PLAIN), voice_cache(tiny, tmp_path / "voices")) as made:
+        yield made
+        settle(made)
+        assert_nothing_is_held(made.service.core)
+
+
+def settle(engine: Engine) -> None:
+    """Until nothing is under way; cancelled ones are gone at the next step."""
+    end = time.monotonic() + 20
+    while engine.service.loop.live or not engine.service.core.idle:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_a_text_becomes_the_speech_that_generate_gives(engine: Engine, soloist: Soloist) -> None:
+    speech = engine.speak("hello there", sampling=SHORT)
+    solo = soloist.speak(write_turns("hello there", None, soloist.checkpoint), SHORT)
+    assert np.array_equal(speech.codes, solo.codes)
+    assert np.allclose(speech.samples, solo.samples, atol=1e-5)
+    assert (speech.finish, speech.sample_rate) == (FinishReason.LENGTH, engine.sample_rate)
+    assert speech.seconds == pytest.approx(6 * 640 / 16_000)
+
+
+def test_streamed_chunks_are_the_whole_speech(engine: Engine) -> None:
+    chunks = list(engine.speak("hello there", sampling=SHORT, stream=True))
+    assert len(chunks) > 1
+    whole = engine.speak("hello there", sampling=SHORT)
+    assert np.allclose(np.concatenate([chunk.samples for chunk in chunks]), whole.samples, atol=1e-6)
+
+
+def test_twenty_tasks_speak_at_once(engine: Engine, soloist: Soloist) -> None:
+    async def speak() -> list[shoal.Speech]:
+        return await asyncio.gather(
+            *(engine.aspeak("hello", sampling=Sampling(seed=seed, max_frames=2 + seed % 5)) for seed in range(20))
+        )
+
+    turns = write_turns("hello", None, soloist.checkpoint)
+    for seed, speech in enumerate(asyncio.run(speak())):
+        assert np.array_equal(speech.codes, soloist.speak(turns, Sampling(seed=seed, max_frames=2 + seed % 5)).codes)
+
+
+def test_a_voice_at_hand_is_the_voice_that_speaks(engine: Engine, soloist: Soloist, voice: Voice) -> None:
+    solo = soloist.speak(write_turns("hello", voice, soloist.checkpoint), SHORT)
+    assert np.array_equal(engine.speak("hello", voice=voice, sampling=SHORT).codes, solo.codes)
+    assert np.array_equal(asyncio.run(engine.aspeak("hello", voice=voice, sampling=SHORT)).codes, solo.codes)
+
+
+def test_a_recording_is_encoded_once_and_its_prompt_computed_once(engine: Engine) -> None:
+    request = SpeechRequest("hello", recordings=(Recording(recording(), "some words"),), sampling=SHORT)
+
+    async def listen() -> list[AudioChunk]:
+        return [chunk async for chunk in engine.astream(request)]
+
+    first, second = asyncio.run(listen()), asyncio.run(listen())
+    assert np.allclose(
+        np.concatenate([chunk.samples for chunk in first]),
+        np.concatenate([chunk.samples for chunk in second]),
+        atol=1e-6,
+    )
+    statistics = engine.service.statistics()
+    assert statistics["voices"]["encodes"] == 1
+    assert statistics["prefix_cache"]["tokens_saved"] > 30
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        (SpeechRequest(""), TextError),
+        (SpeechRequest("hello", voice="nobody"), VoiceNotFound),
+        (SpeechRequest("hello", voice="../etc"), InvalidRequest),
+        (SpeechRequest("hello", recordings=(Recording(b"not audio", "words"),)), AudioError),
+        (SpeechRequest("hello", recordings=(Recording(recording(), " "),)), TextError),
+    ],
+)
+def test_what_cannot_be_spoken_is_refused_before_the_engine_hears_of_it(
+    engine: Engine, asked: SpeechRequest, error: type[Exception]
+) -> None:
+    async def listen() -> None:
+        async for _ in engine.astream(asked):
+            pass
+
+    with pytest.raises(error):
+        asyncio.run(listen())
+    with pytest.raises(error):
+        engine.service.speak_blocking(asked)
+    assert engine.service.core.scheduler.stats.admitted == 0
+
+
+def test_a_askedmay_have_a_deadline(engine: Engine) -> None:
+    request = SpeechRequest("hello", sampling=Sampling(seed=1, max_frames=0), timeout=0.05)
+    with pytest.raises(DeadlineExceeded):
+        list(engine.service.speak_blocking(request))
+
+
+def test_closing_a_stream_early_cancels_it(engine: Engine) -> None:
+    chunks = engine.speak("hello", sampling=Sampling(seed=1, max_frames=0), stream=True)
+    next(chunks)
+    chunks.close()
+    speaking = engine.service.speak_blocking(SpeechRequest("hello", sampling=Sampling(seed=1, max_frames=0)))
+    speaking.close()
+    settle(engine)
+    assert engine.service.core.scheduler.stats.cancelled == 2
+
+
+def test_leaving_a_stream_of_an_event_loop_cancels_it(engine: Engine) -> None:
+    async def leave() -> None:
+        async for _ in engine.astream(SpeechRequest("hello", sampling=Sampling(seed=1, max_frames=0))):
+            break
+        task = asyncio.create_task(engine.aspeak("hello", sampling=Sampling(seed=1, max_frames=0)))
+        while engine.service.core.scheduler.stats.admitted < 2:
+            await asyncio.sleep(0.002)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    settle(engine)
+
+
+def test_a_failing_encoder_fails_its_own_askedand_no_other(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = engine.service.core.checkpoint.codec.encode
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the encoder broke")
+
+    request = SpeechRequest("hello", recordings=(Recording(recording(), "some words"),), sampling=SHORT)
+    chunks = engine.speak("hello", sampling=SHORT, stream=True)
+    monkeypatch.setattr(engine.service.core.checkpoint.codec, "encode", fail)
+    with pytest.raises(RuntimeError, match="the encoder broke"):
+        engine.service.speak_blocking(request)
+    assert list(chunks)[-1].finish is FinishReason.LENGTH
+    monkeypatch.setattr(engine.service.core.checkpoint.codec, "encode", encode)
+    assert list(engine.service.speak_blocking(request))[-1].finish is FinishReason.LENGTH
+
+
+def test_codes_and_samples_can_be_had_without_a_model(engine: Engine, tiny: Checkpoint) -> None:
+    codes = engine.service.encode(recording(seconds=1.0))
+    assert codes.shape == (10, 25)
+    assert len(engine.service.decode(codes)) == 25 * 640
+    with pytest.raises(InvalidRequest):
+        engine.service.decode(codes + 1000)
+
+
+def test_statistics_tell_what_every_room_has_done(engine: Engine) -> None:
+    engine.speak("hello", sampling=SHORT)
+    settle(engine)
+    figures = engine.service.statistics()
+    assert (figures["live"], figures["running"], figures["waiting"], figures["slots"]) == (0, 0, 0, 4)
+    assert figures["blocks"]["all"] == 4 * 2048 // 16
+    assert figures["speech"] == {"frames": 6, "samples": 6 * 640, "spoken": 1, "retried": 0, "failed": 0}
+    assert figures["scheduler"]["finished"] == 1
+    assert figures["steps"]["steps"] >= 6
+    assert figures["codec_seconds"] > 0
+
+
+def test_a_closed_engine_says_so(tiny: Checkpoint, tmp_path: Path) -> None:
+    engine = Engine(EngineCore(tiny, PLAIN), voice_cache(tiny, tmp_path))
+    chunks = engine.speak("hello", sampling=Sampling(seed=1, max_frames=0), stream=True)
+    next(chunks)
+    assert engine.service.ready
+    engine.close()
+    engine.close()
+    assert not engine.service.ready
+    with pytest.raises(EngineStopped):
+        list(chunks)
+    with pytest.raises(EngineStopped):
+        engine.speak("hello")
+    with pytest.raises(EngineStopped):
+        asyncio.run(engine.aspeak("hello"))
+
+
+def test_a_drained_engine_has_said_everything(tiny: Checkpoint, tmp_path: Path) -> None:
+    engine = Engine(EngineCore(tiny, PLAIN), voice_cache(tiny, tmp_path))
+    streams = [engine.speak("hello", sampling=Sampling(seed=seed, max_frames=5), stream=True) for seed in range(6)]
+    engine.close(drain=True)
+    assert all(list(chunks)[-1].finish is FinishReason.LENGTH for chunks in streams)
+
+
+def test_a_crowd_of_callers_is_served_as_if_each_were_alone(
+    engine: Engine, soloist: Soloist, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty tasks with voices, recordings that cannot be encoded, and people who hang up."""
+    dice = Random(2)
+    encode = engine.service.core.checkpoint.codec.encode
+
+    def flaky(*samples: object) -> object:
+        if dice.random() < 0.5:
+            raise RuntimeError("the encoder broke")
+        return encode(*samples)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine.service.core.checkpoint.codec, "encode", flaky)
+    solos = {
+        (seed, someone is None): soloist.speak(
+            write_turns("hello", someone, soloist.checkpoint), Sampling(seed=seed, max_frames=2 + seed)
+        )
+        for seed in range(4)
+        for someone in (None, voice)
+    }
+
+    async def one(number: int) -> str:
+        await asyncio.sleep(dice.random() * 0.5)
+        kind, seed = number % 4, number % 4
+        sampling = Sampling(seed=seed, max_frames=2 + seed)
+        if kind == 0:
+            clip = Recording(recording(pitch=200.0 + number), "some words")
+            stream = engine.astream(SpeechRequest("hello", recordings=(clip,), sampling=sampling))
+            try:
+                return "heard" if [chunk async for chunk in stream] else "silence"
+            except RuntimeError:
+                return "no voice"
+        if kind == 1:
+            async for _ in engine.astream(SpeechRequest("hello", sampling=replace(sampling, max_frames=0))):
+                return "hung up"
+        someone = voice if kind == 2 else None
+        speech = await engine.aspeak("hello", voice=someone, sampling=sampling)
+        return "as alone" if np.array_equal(speech.codes, solos[seed, someone is None].codes) else "otherwise"
+
+    async def all_of_them() -> list[str]:
+        outcomes = await asyncio.gather(*(one(number) for number in range(60)))
+        assert len(asyncio.all_tasks()) == 1
+        return outcomes
+
+    outcomes = asyncio.run(all_of_them())
+    assert {name: outcomes.count(name) for name in ("as alone", "hung up")} == {"as alone": 30, "hung up": 15}
+    assert outcomes.count("heard") + outcomes.count("no voice") == 15
+    assert "no voice" in outcomes
+
+
+def test_load_gives_an_engine_that_speaks(tmp_path: Path) -> None:
+    with shoal.load("random:tiny", device="cpu", dtype="float32", voices=tmp_path) as engine:
+        assert engine.speak("hello", sampling=SHORT).codes.shape == (10, 6)
+
+
+def test_load_refuses_what_is_not_there() -> None:
+    with pytest.raises(ModelNotFound):
+        shoal.load("random:huge")
+    with pytest.raises(InvalidRequest, match="unknown dtype"):
+        shoal.load("random:tiny", dtype="float8")
+    with pytest.raises(InvalidRequest, match="unknown device"):
+        shoal.load("random:tiny", device="abacus")
+
+
+def test_devices_and_types_are_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert choose_device("auto") == "cpu"
+    with pytest.raises(InvalidRequest, match="no usable CUDA"):
+        choose_device("cuda:0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert choose_device("auto") == "cuda"
+    assert [str(choose_dtype(None, device)) for device in ("cpu", "cuda")] == ["torch.float32", "torch.bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"SHOAL_VOICES": "/voices", "XDG_DATA_HOME": "/data"}, "/voices"),
+        ({"XDG_DATA_HOME": "/data"}, "/data/shoal/voices"),
+        ({"HOME": "/home/somebody"}, "/home/somebody/.local/share/shoal/voices"),
+    ],
+)
+def test_own_voices_are_kept_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
+) -> None:
+    for name in ("SHOAL_VOICES", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert voice_directory() == Path(expected)
+
+
+def test_dialogue_is_split_by_its_turns_where_the_model_was_trained_so(tiny_s2: Checkpoint) -> None:
+    dialogue = "<|speaker:0|>Good morning to you.<|speaker:1|>And to you."
+    turns = write_turns(dialogue, None, tiny_s2, chunk_bytes=40)
+    assert [turn.text for turn in turns] == ["<|speaker:0|>Good morning to you.", "<|speaker:1|>And to you."]
+
+
+def test_numbers_are_spelled_out_where_the_model_wants_it(tiny: Checkpoint) -> None:
+    spelling = replace(tiny, profile=replace(tiny.profile, normalize=True))
+    assert [turn.text for turn in write_turns("Room 12.", None, spelling)] == ["Room twelve."]
+    assert [turn.text for turn in write_turns("Room 12.", None, tiny)] == ["Room 12."]

@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+
+from shoal.engine.blocks import BlockPool
+from shoal.engine.policy import AdmissionPolicy, Continuous, Dynamic, Static, admission_policy
+from shoal.engine.scheduler import Scheduler
+from shoal.engine.sequence import Sequence
+from shoal.errors import InvalidRequest
+from shoal.speech import Sampling
+from tests.engine.clock import FakeClock
+from tests.engine.device import CheckingDevice
+
+
+class Line:
+    """A scheduler with a policy and a clock of ours; everybody in it speaks as long as asked."""
+
+    def __init__(self, policy: AdmissionPolicy, slots: int = 8) -> None:
+        self.clock = FakeClock()
+        pool = BlockPool(400, 4)
+        self.scheduler = Scheduler(
+            pool, slots=slots, token_budget=64, stop_id=-1, max_columns=64, policy=policy, clock=self.clock
+        )
+        self.device = CheckingDevice(self.scheduler)
+        self._ids = 0
+
+    def come(self, count: int = 1, frames: int = 3) -> None:
+        for _ in range(count):
+            prompt = np.full((3, 2), self._ids, np.int32)
+            self.scheduler.add(Sequence.start(self._ids, prompt, Sampling(max_frames=frames), 64))
+            self._ids += 1
+
+    def step(self, seconds: float = 0.01) -> int:
+        """Run one step that takes so long; how many voices ran in it."""
+        batch = self.scheduler.plan()
+        self.device.launch(batch)
+        self.clock.now += seconds
+        drawn = self.device.landed()
+        assert drawn is not None
+        for progress in self.scheduler.commit(drawn):
+            if progress.sequence.finish is not None:
+                self.scheduler.release(progress.sequence)
+        return len(batch.sequences())
+
+
+def test_continuous_lets_everybody_join_at_the_next_frame() -> None:
+    line = Line(Continuous())
+    line.come(2)
+    assert line.step() == 2
+    line.come(3)
+    assert line.step() == 5
+
+
+def test_continuous_is_bounded_by_the_slots() -> None:
+    line = Line(Continuous(), slots=3)
+    line.come(5, frames=2)
+    assert [line.step(), line.step(), line.step()] == [3, 3, 2]
+
+
+def test_dynamic_waits_for_a_full_batch() -> None:
+    line = Line(Dynamic(size=3, seconds=1.0))
+    line.come(2)
+    assert line.step() == 0
+    line.come(1)
+    assert line.step() == 3
+
+
+def test_dynamic_starts_what_has_come_when_the_oldest_has_waited_long_enough() -> None:
+    line = Line(Dynamic(size=4, seconds=0.05))
+    line.come(1)
+    assert line.step(0.03) == 0
+    line.come(1)
+    assert line.step(0.03) == 0
+    assert line.step() == 2
+
+
+def test_dynamic_runs_a_batch_to_its_end_before_the_next() -> None:
+    line = Line(Dynamic(size=2, seconds=0.05))
+    line.come(5, frames=3)
+    assert [line.step() for _ in range(6)] == [2, 2, 2, 2, 2, 2]
+    # The fifth has waited long since.
+    assert line.step() == 1
+
+
+def test_static_takes_what_waits_and_lets_nobody_join() -> None:
+    line = Line(Static(size=4))
+    line.come(1, frames=3)
+    assert line.step() == 1
+    line.come(6, frames=2)
+    assert [line.step(), line.step()] == [1, 1]
+    assert [line.step() for _ in range(4)] == [4, 4, 2, 2]
+
+
+@pytest.mark.parametrize("policy", [Dynamic(size=2, seconds=0.0), Static(size=2)])
+def test_whoever_was_preempted_is_not_held_up_by_the_policy(policy: AdmissionPolicy) -> None:
+    line = Line(policy)
+    line.come(2, frames=4)
+    line.step()
+    line.scheduler.set_back(line.scheduler.running[-1])
+    assert line.step() == 2
+
+
+@pytest.mark.parametrize("policy", [Continuous(), Dynamic(size=3, seconds=0.05), Static(size=3)])
+def test_under_every_policy_everybody_is_served_in_the_order_they_came(policy: AdmissionPolicy) -> None:
+    line = Line(policy, slots=4)
+    line.come(10)
+    seen: list[int] = []
+    for _ in range(200):
+        line.step()
+        seen += [each.id for each in line.scheduler.running if each.id not in seen]
+    assert line.scheduler.live == 0
+    assert seen == sorted(seen)
+
+
+def test_policies_are_chosen_by_name() -> None:
+    assert admission_policy("continuous", 4, 0.05) == Continuous()
+    assert admission_policy("dynamic", 8, 0.2) == Dynamic(8, 0.2)
+    assert admission_policy("static", 8, 0.2) == Static(8)
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidRequest, match="continuous, dynamic or static"):
+        admission_policy("greedy", 4, 0.05)  # type: ignore[arg-type]

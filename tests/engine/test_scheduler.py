@@ -1,0 +1,351 @@
+"""The promises of the scheduler, held over whatever order of things hypothesis comes up with.
+
+`CheckingDevice` runs what is planned at once and hands the frames over `lag` steps later, as a runner does that keeps
+the device one step ahead of the host. It notices when a sequence reads memory that is not its own.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from shoal.engine.blocks import BlockPool
+from shoal.engine.policy import AdmissionPolicy, Continuous, Dynamic, Static
+from shoal.engine.scheduler import Progress, Scheduler
+from shoal.engine.sequence import Columns, Sequence
+from shoal.errors import InvalidRequest
+from shoal.speech import FinishReason, Sampling
+from tests.engine.clock import FakeClock
+from tests.engine.device import STOP_ID, CheckingDevice, alone
+
+SIZE = 4  # columns per block
+MOST = 40  # columns per sequence
+VOICES = [np.arange(2 * n, dtype=np.int32).reshape(n, 2) + 1000 * n for n in (5, 9, 14)]
+
+
+@dataclass
+class Talk:
+    """What one sequence was asked for, and what the scheduler made of it."""
+
+    sequence: Sequence
+    prompt: Columns  # everything in front of the frames of this turn
+    tails: list[Columns]  # of the turns to come
+    frames: list[Columns] = field(default_factory=list)  # of this turn
+
+    def check(self) -> None:
+        """What was said is what would have been said alone."""
+        expected, finish = alone(self.prompt, self.sequence.sampling, MOST)
+        assert np.array_equal(np.array(self.frames, np.int32).reshape(-1, 2), expected)
+        assert self.sequence.finish is finish
+
+
+class Talks(RuleBasedStateMachine):
+    lag = 0
+
+    @initialize(
+        blocks=st.integers(10, 20),
+        slots=st.integers(1, 6),
+        budget=st.sampled_from([1, 3, 7, 64]),
+        caching=st.booleans(),
+        policy=st.sampled_from([Continuous(), Dynamic(2, 0.05), Static(3)]),
+    )
+    def open(self, blocks: int, slots: int, budget: int, caching: bool, policy: AdmissionPolicy) -> None:
+        self.clock = FakeClock()
+        self.pool = BlockPool(blocks, SIZE, caching=caching)
+        self.scheduler = Scheduler(
+            self.pool,
+            slots=slots,
+            token_budget=budget,
+            stop_id=STOP_ID,
+            max_columns=MOST,
+            policy=policy,
+            clock=self.clock,
+        )
+        self.slots = slots
+        self.device = CheckingDevice(self.scheduler, self.lag)
+        self.live: dict[int, Talk] = {}
+        self.started = self.finished = self.cancelled = 0
+
+    @rule(
+        voice=st.sampled_from(VOICES),
+        own=st.integers(0, 3),
+        seed=st.integers(0, 5),
+        max_frames=st.sampled_from([0, 1, 2, 9, 20]),
+        tails=st.lists(st.integers(1, 4), max_size=2),
+        times=st.integers(1, 3),
+    )
+    def come(self, voice: Columns, own: int, seed: int, max_frames: int, tails: list[int], times: int) -> None:
+        prompt = np.concatenate((voice, np.full((1 + own, 2), 500 + own, np.int32)))
+        for time in range(times):
+            sequence = Sequence.start(self.started, prompt, Sampling(seed=seed + time, max_frames=max_frames), MOST)
+            self.started += 1
+            self.scheduler.add(sequence)
+            self.live[sequence.id] = Talk(sequence, prompt, [np.full((n, 2), 700 + n, np.int32) for n in tails])
+
+    @rule(seconds=st.sampled_from([0.0, 0.03, 0.1]), times=st.integers(1, 6))
+    def step(self, seconds: float, times: int = 1) -> None:
+        for _ in range(times):
+            self.clock.now += seconds
+            for progress in self.device.step():
+                self._hear(progress)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        talk = self._pick(data)
+        self.scheduler.cancel(talk.sequence)
+        self.cancelled += 1
+        self._end(talk, FinishReason.CANCELLED)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), seed=st.integers(0, 5), voice=st.sampled_from(VOICES))
+    def start_over(self, data: st.DataObject, seed: int, voice: Columns) -> None:
+        """What was said is not speech, or does not fit beside what comes: another prompt, and other dice."""
+        talk = self._pick(data)
+        if talk.sequence.slot >= 0:
+            sampling = Sampling(seed=seed, max_frames=talk.sequence.sampling.max_frames)
+            self.scheduler.restart(talk.sequence, voice, sampling)
+            talk.prompt = voice
+            talk.frames.clear()
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def set_back(self, data: st.DataObject) -> None:
+        self.scheduler.set_back(self._pick(data).sequence)
+
+    @precondition(lambda self: self.lag == 0)
+    @rule()
+    def fail(self) -> None:
+        """The device refuses a step: everybody in it is set back, and the first of them runs alone."""
+        batch = self.scheduler.plan()
+        for sequence in sorted(batch.sequences(), key=lambda each: each.arrived, reverse=True):
+            self.scheduler.set_back(sequence)
+        if batch:
+            first = batch.sequences()[0]
+            lonely = self.scheduler.plan(alone=first)
+            assert first not in self.scheduler.running or set(lonely.sequences()) <= {first}
+            self.device.launch(lonely)
+            for progress in self.scheduler.commit(self.device.flight.popleft()):
+                self._hear(progress)
+
+    @rule()
+    def clear_cache(self) -> None:
+        self.pool.clear_cache()
+
+    @invariant()
+    def every_block_is_free_or_used_or_cached(self) -> None:
+        held = Counter(block for sequence in self.scheduler.running for block in sequence.blocks)
+        assert self.pool.used == len(held)
+        assert self.pool.available + self.pool.used == self.pool.count
+        assert not held.keys() & self.pool._cached.keys()
+        assert not held.keys() & set(self.pool._free)
+        for block, count in held.items():
+            assert count == self.pool._holders[block]
+            assert count == 1 or self.pool._key[block] is not None, "only a full block has several holders"
+
+    @invariant()
+    def every_slot_has_one_owner(self) -> None:
+        owned = [talk.sequence.slot for talk in self.live.values() if talk.sequence.slot >= 0]
+        assert sorted(owned + self.scheduler._free_slots) == list(range(self.slots))
+        assert {talk.sequence for talk in self.live.values()} == {*self.scheduler.running, *self.scheduler.waiting}
+
+    @invariant()
+    def every_row_of_the_tables_names_the_blocks(self) -> None:
+        for sequence in self.scheduler.running:
+            assert self.scheduler.tables[sequence.slot, : len(sequence.blocks)].tolist() == sequence.blocks
+
+    @invariant()
+    def every_sequence_knows_where_it_stands(self) -> None:
+        for sequence in self.scheduler.running:
+            assert (
+                sequence.begun <= sequence.length <= sequence.planned <= min(sequence.length + 1 + self.lag, MOST + 1)
+            )
+            assert sequence.planned - sequence.begun <= (sequence.sampling.max_frames or MOST)
+            assert sequence.computed <= sequence.planned
+            assert sequence.computed <= len(sequence.blocks) * SIZE
+            assert sequence.sealed <= min(len(sequence.blocks), len(sequence.keys))
+        for sequence in self.scheduler.waiting:
+            assert not sequence.blocks
+            assert (sequence.computed, sequence.planned, sequence.bound) == (0, sequence.length, False)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "live"):
+            return
+        # The oldest gets on at every step, by one column at least, whatever is set back for it; so this is a bound.
+        for _ in range(20 + 12 * MOST * (1 + len(self.live))):
+            if not self.live:
+                break
+            self.step(0.1)
+            self.every_block_is_free_or_used_or_cached()
+        assert not self.live, "somebody starves"
+        while self.device.flight:
+            assert not self.scheduler.commit(self.device.flight.popleft())
+        assert (self.pool.used, self.scheduler.live, len(self.scheduler._since)) == (0, 0, 0)
+        stats = self.scheduler.stats
+        assert (stats.finished, stats.cancelled) == (self.finished, self.cancelled)
+        assert stats.finished + stats.cancelled == self.started
+
+    def _pick(self, data: st.DataObject) -> Talk:
+        return self.live[data.draw(st.sampled_from(sorted(self.live)))]
+
+    def _hear(self, progress: Progress) -> None:
+        sequence = progress.sequence
+        talk = self.live[sequence.id]
+        if progress.frames:
+            talk.frames.append(sequence.columns[sequence.length - 1].copy())
+        if sequence.finish is None:
+            return
+        talk.check()
+        if talk.tails and sequence.length + len(talk.tails[0]) < MOST:
+            self._next_turn(talk)
+        else:
+            self.scheduler.release(sequence)
+            self.finished += 1
+            self._end(talk, sequence.finish)
+
+    def _next_turn(self, talk: Talk) -> None:
+        said = np.array(talk.frames, np.int32).reshape(-1, 2)
+        tail = talk.tails.pop(0)
+        talk.prompt = np.concatenate((talk.prompt, said, tail))
+        talk.frames.clear()
+        talk.sequence.begin_turn(tail, talk.sequence.sampling)
+
+    def _end(self, talk: Talk, finish: FinishReason) -> None:
+        assert talk.sequence.finish is finish
+        assert talk.sequence.slot == -1
+        del self.live[talk.sequence.id]
+
+
+class TalksAStepBehind(Talks):
+    lag = 1
+
+
+MANY = settings(max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class TestTalks(Talks.TestCase):  # type: ignore[name-defined,misc]
+    settings = MANY
+
+
+class TestTalksAStepBehind(TalksAStepBehind.TestCase):  # type: ignore[name-defined,misc]
+    settings = MANY
+
+
+def scheduler(blocks: int = 20, slots: int = 4, budget: int = 64) -> Scheduler:
+    return Scheduler(BlockPool(blocks, SIZE), slots=slots, token_budget=budget, stop_id=-1, max_columns=MOST)
+
+
+def sequence(id: int, columns: int, frames: int = 8) -> Sequence:
+    return Sequence.start(id, np.full((columns, 2), 10 + id, np.int32), Sampling(max_frames=frames), MOST)
+
+
+def drew(device: CheckingDevice, steps: int = 1) -> list[int]:
+    """The ids of all that drew a frame in the next steps, in order."""
+    return [progress.sequence.id for _ in range(steps) for progress in device.step()]
+
+
+def test_a_sequence_that_could_never_fit_is_refused_when_it_comes() -> None:
+    line = scheduler(blocks=3)
+    with pytest.raises(InvalidRequest, match="KV memory of 12"):
+        line.add(sequence(0, columns=5, frames=8))
+    assert line.live == 0
+
+
+def test_a_sequence_that_just_fits_is_spoken_to_its_end() -> None:
+    line = scheduler(blocks=3)
+    line.add(sequence(0, columns=5, frames=7))
+    assert drew(CheckingDevice(line), steps=7) == [0] * 7
+
+
+def test_a_long_prompt_does_not_stall_who_is_speaking() -> None:
+    line = scheduler(budget=4)
+    device = CheckingDevice(line)
+    line.add(sequence(0, columns=3, frames=20))
+    assert drew(device) == [0]
+    line.add(sequence(1, columns=20))
+    assert drew(device, steps=6) == [0] * 6
+    assert drew(device) == [1, 0]
+
+
+def test_a_prompt_gets_on_beside_more_voices_than_the_budget_has_columns() -> None:
+    line = scheduler(budget=1)
+    device = CheckingDevice(line)
+    for id in range(3):
+        line.add(sequence(id, columns=1, frames=30))
+    drew(device, steps=3)
+    line.add(sequence(3, columns=4))
+    assert drew(device, steps=3) == [0, 1, 2] * 3
+    assert drew(device) == [3, 0, 1, 2]
+
+
+def test_the_youngest_gives_way_when_blocks_run_out_and_comes_back_first() -> None:
+    line = scheduler(blocks=7)
+    device = CheckingDevice(line)
+    for id in range(3):
+        line.add(sequence(id, columns=6))
+    while not line.stats.preempted:
+        device.step()
+    line.add(sequence(3, columns=2))
+    assert [each.id for each in line.running] == [0, 1]
+    assert [each.id for each in line.waiting] == [2, 3]
+
+
+def test_whoever_waits_for_memory_leaves_no_trace_in_the_statistics() -> None:
+    line = scheduler(blocks=5)
+    device = CheckingDevice(line)
+    line.add(sequence(0, columns=8, frames=8))
+    drew(device, steps=3)
+    line.add(Sequence.start(1, np.full((17, 2), 10, np.int32), Sampling(max_frames=1), MOST))
+    drew(device, steps=4)
+    assert [each.id for each in line.waiting] == [1]
+    assert line.pool.stats.hits == 0
+    line.cancel(line.running[0])
+    drew(device)
+    assert line.pool.stats.hits == 1
+
+
+def test_a_cancelled_sequence_gives_its_blocks_back_at_once() -> None:
+    line = scheduler()
+    line.add(sequence(0, columns=9))
+    CheckingDevice(line).step()
+    assert line.pool.used == 3
+    line.cancel(line.running[0])
+    assert (line.pool.used, line.live, line.stats.cancelled) == (0, 0, 1)
+
+
+def test_a_cancelled_sequence_that_waits_leaves_the_queue() -> None:
+    line = scheduler()
+    line.add(sequence(0, columns=9))
+    line.cancel(line.waiting[0])
+    assert (line.live, line.stats.cancelled) == (0, 1)
+    assert not line.plan()
+
+
+def test_a_prompt_that_is_known_is_not_computed_again() -> None:
+    line = scheduler()
+    line.add(sequence(0, columns=12))
+    CheckingDevice(line).step()
+    line.add(Sequence.start(1, np.full((12, 2), 10, np.int32), Sampling(max_frames=2), MOST))
+    [prefill] = line.plan().prefills
+    # All but the block of the last column, from which the first frame is drawn.
+    assert (prefill.start, prefill.end) == (8, 12)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_no_frame_is_planned_behind_the_last(lag: int) -> None:
+    line = scheduler()
+    device = CheckingDevice(line, lag)
+    line.add(sequence(0, columns=5, frames=3))
+    ends: list[Progress] = []
+    drawn = 0
+    while not ends:
+        batch = line.plan()
+        drawn += len(batch.drawing())
+        device.launch(batch)
+        landed = device.landed()
+        ends = [each for each in (line.commit(landed) if landed else []) if each.sequence.finish is not None]
+    assert drawn == 3
