@@ -52,8 +52,7 @@ class VoiceBox:
         """What of an utterance to decode now: nothing until a chunk worth sending has gathered, all at the end.
 
         Nor is anything kept back when `pausing`: the next frame has to wait for a prompt. A listener who has been
-        sent more than has been heard can wait for a larger chunk, which costs less to decode. Half of that lead is
-        what may gather, so playback never catches up while decoding keeps pace.
+        sent more than has been heard can wait for a larger chunk, which costs less to decode.
         """
         if ended:
             return Due(utterance, utterance.backlog, ended=True)
@@ -77,7 +76,11 @@ class VoiceBox:
         self._decoder.reset([slot])
 
     def _worthwhile(self, utterance: Utterance) -> int:
-        """Frames that make a chunk worth sending now."""
+        """Frames that make a chunk worth sending now: half of what has been sent.
+
+        The clock decides only when playback would catch up. As long as frames come well faster than they are heard,
+        chunks are cut at the same places every time, and with them the last bits of the samples repeat.
+        """
         if utterance.whole:
             return self._most
         if not utterance.sent:
@@ -85,7 +88,7 @@ class VoiceBox:
         lead = utterance.sent - (self.clock() - utterance.first_sent) * self.codec.config.frame_rate
         if 0 < lead <= 1:
             return 1  # the next frame may come too late
-        return max(self._first, min(int(lead / 2), self._most))
+        return self._first if lead <= 0 else max(self._first, min(utterance.sent // 2, self._most))
 
     def _decode_together(self, due: list[Due]) -> list[Samples | GenerationFailed]:
         lengths = [each.frames for each in due]

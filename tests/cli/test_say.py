@@ -37,9 +37,15 @@ def write_wav(path: Path, samples: np.ndarray, rate: int = 16000) -> None:
     path.write_bytes(b"RIFF" + struct.pack("<I", len(chunks)) + chunks)
 
 
-def frames_of(path: Path) -> bytes:
+def samples_of(path: Path) -> np.ndarray:
     with wave.open(str(path)) as file:
-        return file.readframes(file.getnframes())
+        return np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(int)
+
+
+def same(a: Path, b: Path) -> bool:
+    """Equal to the last step of 16 bits: a machine too busy to keep pace cuts its chunks elsewhere."""
+    x, y = samples_of(a), samples_of(b)
+    return len(x) == len(y) and bool(np.abs(x - y).max() <= 1)
 
 
 def test_a_text_becomes_a_file(shoal: Shoal, folder: Path) -> None:
@@ -54,8 +60,9 @@ def test_a_text_becomes_a_file(shoal: Shoal, folder: Path) -> None:
 def test_the_same_seed_gives_the_same_audio_and_another_gives_another(shoal: Shoal, folder: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         assert shoal("say", "Hello there.", "-o", folder / f"{name}.wav", "--seed", seed, *TINY).code == 0
-    a, b, c = (frames_of(folder / f"{name}.wav") for name in "abc")
-    assert a == b != c
+    a, b, c = (folder / f"{name}.wav" for name in "abc")
+    assert same(a, b)
+    assert not same(a, c)
 
 
 def test_the_text_may_come_from_a_file_or_a_pipe(shoal: Shoal, folder: Path, tmp_path: Path) -> None:
@@ -64,7 +71,7 @@ def test_the_text_may_come_from_a_file_or_a_pipe(shoal: Shoal, folder: Path, tmp
     assert shoal("say", "--file", tmp_path / "text.txt", "-o", folder / "b.wav", *TINY).code == 0
     assert shoal("say", "-", "-o", folder / "c.wav", *TINY, stdin=b"Hello there.\n").code == 0
     assert shoal("say", "-o", folder / "d.wav", *TINY, stdin=b"Hello there.\n").code == 0
-    assert len({frames_of(path) for path in folder.iterdir()}) == 1
+    assert all(same(folder / "a.wav", path) for path in folder.iterdir())
 
 
 def test_standard_output_gets_the_audio_and_nothing_else(shoal: Shoal) -> None:
@@ -87,7 +94,7 @@ def test_a_voice_changes_what_is_heard(shoal: Shoal, folder: Path, recording: Pa
     assert shoal("say", "Hello there.", "-o", folder / "a.wav", *TINY).code == 0
     ran = shoal("say", "Hello.", "-o", folder / "b.wav", "--voice", recording, "--transcript", "La la.", *TINY)
     assert (ran.code, ran.err) == (0, "")
-    assert frames_of(folder / "a.wav") != frames_of(folder / "b.wav")
+    assert not same(folder / "a.wav", folder / "b.wav")
 
 
 @pytest.mark.parametrize(

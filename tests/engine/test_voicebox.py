@@ -90,6 +90,17 @@ def test_chunks_grow_with_the_lead_over_the_listener(tiny: Checkpoint) -> None:
     assert max(listener.chunks) == 16
 
 
+@pytest.mark.parametrize("speed", [2.0, 5.0, 300.0])
+def test_chunks_are_cut_at_the_same_places_whatever_the_speed(tiny: Checkpoint, speed: float) -> None:
+    clock = FakeClock()
+    listener = Listener(voicebox(tiny, clock, most=16), clock, utterance(0))
+    for _ in range(100):
+        clock.now += 1 / (speed * tiny.codec.config.frame_rate)
+        listener.speaker.codes.append(NO_COLUMNS[0, 1:])
+        listener.hear()
+    assert listener.chunks[:9] == [2, 2, 2, 3, 4, 6, 9, 14, 16]
+
+
 def test_nobody_listens_to_a_whole_utterance_before_its_end_so_its_chunks_are_large(tiny: Checkpoint) -> None:
     box, speaker = voicebox(tiny, most=8), utterance(0, codes(7), whole=True)
     assert box.due(speaker, ended=False) is None
