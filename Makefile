@@ -5,7 +5,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: install serve test check format clean
+.PHONY: install serve test check format quality clean
 
 install: $(STAMP)
 
@@ -28,6 +28,29 @@ check: install
 format: install
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# How well the bundled model speaks (docs/quality.md); about a second per clip, and what has been judged is kept.
+JUDGES := $(VENV)/.judges
+TEACHERS := build/teachers
+SENTENCES ?= 25
+GATES ?= wer:resynthesis<=teacher+5,mos:resynthesis>=teacher-0.5,faults:resynthesis<=0
+
+quality: $(JUDGES) $(TEACHERS)/flite
+	$(VENV)/bin/python -m training.data --heldout --text training/text_corpus/sentences/heldout.txt \
+	    --teachers $(TEACHERS) --out build/quality/speech
+	$(VENV)/bin/python -m training.clips --speech build/quality/speech --out build/quality/clips --sentences $(SENTENCES)
+	$(VENV)/bin/python -m training.evaluate build/quality/clips/manifest.jsonl --gate "$(GATES)" \
+	    --json build/quality/report.json --markdown build/quality/report.md
+
+# Some judges ask for packages they do not need to judge, one of which does not load beside this torch.
+$(JUDGES): $(STAMP) training/requirements-quality.txt training/requirements-quality-no-deps.txt
+	$(PIP) --requirement training/requirements-quality.txt
+	$(VENV)/bin/pip --quiet --disable-pip-version-check install --no-deps \
+	    --requirement training/requirements-quality-no-deps.txt
+	touch $(JUDGES)
+
+$(TEACHERS)/flite: | $(STAMP)
+	PYTHON=$(VENV)/bin/python training/teachers/build.sh $(TEACHERS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -115,7 +115,8 @@ class PeriodJudge(Judge):
 
     def view(self, samples: Tensor) -> Tensor:
         whole = F.pad(samples, (0, -samples.shape[-1] % self.period))
-        return whole.unflatten(-1, (-1, self.period)).transpose(1, 2).flatten(0, 1)[..., None]
+        columns: Tensor = whole.unflatten(-1, (-1, self.period)).transpose(1, 2)
+        return columns.flatten(0, 1)[..., None]
 
 
 class SpectrumJudge(Judge):
@@ -140,7 +141,7 @@ class SpectrumJudge(Judge):
         seen = spectrum(samples, self.window)[:, :-1] * (4 / len(self.window) ** 0.5)
         # The root of the magnitude: fricatives are 30 dB below vowels and would not be seen otherwise.
         seen = seen * (seen.square().sum(-1, keepdim=True) + 1e-4) ** -0.25
-        grouped = seen.unflatten(1, (-1, self.BINS)).permute(0, 2, 4, 3, 1).flatten(1, 2)
+        grouped: Tensor = seen.unflatten(1, (-1, self.BINS)).permute(0, 2, 4, 3, 1).flatten(1, 2)
         return grouped.contiguous(memory_format=torch.channels_last)
 
 

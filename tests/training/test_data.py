@@ -67,7 +67,7 @@ def teachers(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "UTTERANCES_PER_SHARD", 8)
+    monkeypatch.setattr("training.data.plan.UTTERANCES_PER_SHARD", 8)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -222,7 +222,7 @@ def test_a_failing_teacher_is_reported_and_the_next_sentence_is_spoken(teachers:
 
 
 def test_a_hanging_teacher_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "TEACHER_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("training.data.teachers.TEACHER_TIMEOUT_SECONDS", 0.1)
     (tmp_path / "pico").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "pico").chmod(0o755)
     teacher = Teacher.start(tmp_path, "pico")
@@ -315,7 +315,7 @@ def test_another_plan_may_not_write_into_the_same_folder(tmp_path: Path) -> None
 def test_the_command_resumes_and_does_not_care_how_many_workers(
     teachers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(data, "UTTERANCES_PER_SHARD", 200)
+    monkeypatch.setattr("training.data.plan.UTTERANCES_PER_SHARD", 200)
     text = tmp_path / "sentences.txt"
     text.write_text("\n".join(SENTENCES) + "\n")
     common = ["--text", str(text), "--teachers", str(teachers), "--hours", "0.1", "--voices", "us_f", "awb"]
@@ -330,6 +330,12 @@ def test_the_command_resumes_and_does_not_care_how_many_workers(
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert not list((tmp_path / "two").glob(".*.tmp"))
     assert json.loads((tmp_path / "two" / "voices.json").read_text()) == ["us_f", "awb"]
+
+
+def test_the_help_of_the_command_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "up to 8% off tempo" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_failed_worker_stops_the_run(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from training.clips import SHIPPED, main, named_codec, resynthesis
+from training.codec import load_codec
+from training.data import Line, Samples
+from training.evaluate import read_manifest, read_wav
+
+TEXTS = ["One red fox.", "Two blue birds.", "Three green frogs."]
+VOICES = ["us_f", "rms"]
+
+
+def hum(frames: int, hertz: float) -> Samples:
+    at = np.arange(frames * 640) / 16_000
+    return np.round(6000 * np.sin(2 * np.pi * hertz * at)).astype(np.int16)
+
+
+@pytest.fixture
+def speech(tmp_path: Path) -> Path:
+    folder = tmp_path / "speech"
+    folder.mkdir()
+    lines, sounds = [], []
+    for number, text in enumerate(TEXTS):
+        for place, voice in enumerate(VOICES):
+            sounds.append(hum(3 + number, 150 + 50 * place))
+            lines.append(Line(voice, text, sum(sound.size for sound in sounds[:-1]), sounds[-1].size))
+    (folder / "shard-00000.pcm").write_bytes(b"".join(sound.astype("<i2").tobytes() for sound in sounds))
+    rows = [{"voice": x.voice, "text": x.text, "offset": x.offset, "samples": x.samples} for x in lines]
+    (folder / "shard-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_every_system_says_the_first_sentences_in_every_voice(speech: Path, tmp_path: Path) -> None:
+    out = tmp_path / "clips"
+    main(["--speech", str(speech), "--out", str(out), "--sentences", "2"])
+    clips = read_manifest(out / "manifest.jsonl")
+    said = [(clip.system, clip.voice, clip.text) for clip in clips]
+    assert sorted(said) == sorted((s, v, t) for s in ("teacher", "resynthesis") for v in VOICES for t in TEXTS[:2])
+    first, rate = read_wav(clips[0].path.read_bytes())
+    assert rate == 16_000
+    assert (first * 32768).astype(np.int16).tolist() == hum(3, 150).tolist()
+    lengths = {clip.path.name: set() for clip in clips}
+    for clip in clips:
+        lengths[clip.path.name].add(read_wav(clip.path.read_bytes())[0].size)
+    assert all(len(found) == 1 for found in lengths.values())
+
+
+def test_resynthesis_is_what_the_codec_decodes(speech: Path) -> None:
+    codec, samples = load_codec(SHIPPED).eval(), hum(4, 150)
+    with torch.inference_mode():
+        made = codec.decode(codec.encode(torch.from_numpy(samples.astype(np.float32) / 32768)[None]))[0]
+    assert np.abs(resynthesis(codec)(samples) / 32767 - made.numpy()).max() < 1e-4
+
+
+def test_a_codec_without_a_name_is_refused() -> None:
+    assert named_codec("wide=build/codec") == ("wide", Path("build/codec"))
+    with pytest.raises(argparse.ArgumentTypeError, match="NAME=DIR"):
+        named_codec("build/codec")

@@ -1,0 +1,103 @@
+"""The command that trains: `python -m training.codec`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from shoal.codec.config import CodecConfig
+from training.codec.files import load_codec
+from training.codec.initialisation import initialise
+from training.codec.ladder import compile_networks
+from training.codec.plan import Plan
+from training.codec.reel import Reel
+from training.codec.run import Run
+from training.codec.trainer import Trainer
+
+ABOUT = "Train the codec of `nano`: the modules of `shoal.codec` themselves, on shards that may still be being written."
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m training.codec", description=ABOUT)
+    parser.add_argument("--corpus", type=Path, required=True, help="folder of shards; may still be growing")
+    parser.add_argument("--out", type=Path, required=True, help="log, checkpoint and the finished codec")
+    parser.add_argument("--minutes", type=float, default=Plan.minutes, help="wall clock from start to finished files")
+    parser.add_argument("--hours", type=float, default=120.0, help="most speech to keep in device memory")
+    parser.add_argument("--batch", type=int, default=Plan.batch)
+    parser.add_argument("--frames", type=int, default=Plan.frames, help="frames per example")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=Plan.rate, help="peak learning rate of the codec")
+    parser.add_argument("--judge-rate", type=float, default=Plan.judge_rate)
+    parser.add_argument("--adversary-from", type=float, default=Plan.adversary_from, help="share of the time")
+    parser.add_argument("--max-steps", type=int, default=Plan.max_steps)
+    parser.add_argument("--resume", type=Path, help="checkpoint (state.pt) to go on from, on its own schedule")
+    parser.add_argument("--start", type=Path, help="folder of a finished codec to begin a new schedule with")
+    parser.add_argument("--freeze-codes", action="store_true", help="with --start: train the decoding side only")
+    parser.add_argument("--plain", action="store_true", help="neither compile nor capture")
+    options = parser.parse_args(arguments)
+    if options.freeze_codes and options.start is None and options.resume is None:
+        parser.error("--freeze-codes needs the codec whose codes to keep: --start or --resume")
+    return options
+
+
+def make_plan(options: argparse.Namespace) -> Plan:
+    plan = Plan(
+        minutes=options.minutes,
+        batch=options.batch,
+        frames=options.frames,
+        seed=options.seed,
+        rate=options.rate,
+        judge_rate=options.judge_rate,
+        adversary_from=options.adversary_from,
+        max_steps=options.max_steps,
+        freeze_codes=options.freeze_codes,
+    )
+    if options.resume is not None:
+        config = torch.load(options.resume, map_location="cpu", weights_only=True)["config"]
+        return replace(plan, config=CodecConfig.from_dict(config))
+    if options.start is not None:
+        return replace(plan, config=load_codec(options.start).config, adversary_from=0.0)
+    return plan
+
+
+def prepare(trainer: Trainer, options: argparse.Namespace) -> float:
+    """Give the trainer its weights; returns the seconds that an earlier run already spent."""
+    if options.resume is not None:
+        trainer.load(torch.load(options.resume, map_location=trainer.device, weights_only=True))
+        return trainer.pace.spent
+    if options.start is not None:
+        trainer.codec.load_state_dict(load_codec(options.start).state_dict())
+        judges = options.start / "discriminators.safetensors"
+        if judges.exists():
+            trainer.judges.load_state_dict({name: value.float() for name, value in load_file(judges).items()})
+        trainer.pace.quantised_from = 0
+    else:
+        initialise(trainer.codec, trainer.reel.crops(trainer.plan.batch, trainer.plan.length))
+    trainer.follow()
+    return 0.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    began = time.monotonic()
+    options = parse_arguments(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    plan = make_plan(options)
+    reel = Reel(options.corpus, options.hours, plan.config.sample_rate, device)
+    trainer = Trainer(plan, reel, device, dtype)
+    if not options.plain:
+        compile_networks(trainer)
+    reel.wait(20 * plan.batch * plan.length, 60 * plan.minutes)
+    spent = prepare(trainer, options)
+    Run(trainer, options.out, began - spent, capture=not options.plain).go()

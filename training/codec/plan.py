@@ -1,0 +1,81 @@
+"""What decides a run, and where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.codec.config import CodecConfig, WindowTransformerConfig
+
+NANO = CodecConfig(
+    sample_rate=16_000,
+    encoder_dim=16,
+    encoder_rates=(2, 4, 4, 5),
+    latent_dim=256,
+    decoder_dim=384,
+    decoder_rates=(5, 4, 4, 2),
+    encoder_transformer_layers=(0, 0, 0, 0),
+    downsample_factor=(2, 2),
+    semantic_codebook_size=1024,
+    codebook_size=1024,
+    n_codebooks=9,
+    codebook_dim=8,
+    transformer=WindowTransformerConfig(
+        n_layer=3, n_head=4, dim=256, intermediate_size=768, head_dim=64, window_size=32
+    ),
+)
+
+
+class Diverged(RuntimeError):
+    """A loss stopped being a number."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides a run besides the corpus."""
+
+    config: CodecConfig = NANO
+    minutes: float = 22.0
+    batch: int = 16
+    frames: int = 64
+    seed: int = 0
+    rate: float = 6e-4
+    judge_rate: float = 3e-4
+    final_share: float = 0.02
+    warm_up: int = 400
+    free_steps: int = 1000
+    layout_frames: int = 65_536
+    adversary_from: float = 0.42
+    adversary_ramp: int = 600
+    revive_every: int = 200
+    revive_until: float = 0.8
+    ema: float = 0.999
+    judge_width: int = 32
+    max_steps: int = 1 << 40
+    freeze_codes: bool = False
+    recoveries: int = 2
+    # How many codebooks an example uses; the spread makes every prefix of the codebooks a codec of its own.
+    depths: tuple[int, ...] = (10, 10, 10, 10, 10, 10, 10, 8, 8, 8, 8, 8, 8, 8, 8, 6, 6, 4, 9, 7)
+
+    @property
+    def length(self) -> int:
+        return self.frames * self.config.frame_length
+
+
+@dataclass
+class Pace:
+    """Where a run stands; all of it goes into the checkpoint."""
+
+    step: int = 0
+    spent: float = 0.0
+    quantised_from: int = -1
+    adversary_since: int = -1
+    rate_scale: float = 1.0
+    ramp_from: int = 0
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Which losses a step has."""
+
+    codes: bool
+    adversary: bool

@@ -1,0 +1,166 @@
+"""One step of training: losses, judges, averages, and the state that a checkpoint holds."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.codec.dac import Codec
+from training.codec.networks import decode_latent, encode_latent
+from training.codec.optimisers import adam, hold_gradients, set_rate
+from training.codec.plan import Diverged, Mode, Pace, Plan
+from training.codec.quantiser import lay_out_codebooks, quantise
+from training.codec.reel import Reel
+from training.codec_losses import MelLoss, deception_loss, discriminator_loss, feature_loss
+from training.discriminators import Discriminators
+
+MEL_WEIGHT, COMMIT_WEIGHT, BOOK_WEIGHT, FEATURE_WEIGHT = 15.0, 0.25, 1.0, 2.0
+STATS = ("loss", "mel", "commit", "book", "norm", "judges", "deceive", "features")
+
+
+def alternate_halves(samples: Tensor) -> Tensor:
+    """[n, N] -> [n, N / 2]: ends of even rows, starts of odd ones. Judges cost more than the codec."""
+    half = samples.shape[-1] // 2
+    return torch.cat((samples[0::2, half:], samples[1::2, :half]))
+
+
+class Trainer:
+    """Networks, optimisers and the buffers that steps read and write; nothing here waits for the device but `stats`."""
+
+    def __init__(self, plan: Plan, reel: Reel, device: torch.device, dtype: torch.dtype) -> None:
+        torch.manual_seed(plan.seed)
+        self.plan, self.reel, self.device, self.dtype = plan, reel, device, dtype
+        self.codec = Codec(plan.config).to(device)
+        self.codec.reserve(plan.frames)
+        self.judges = Discriminators(width=plan.judge_width).to(device)
+        self.mel = MelLoss(plan.config.sample_rate).to(device)
+        self.encode: Callable[[Codec, Tensor, torch.dtype], Tensor] = encode_latent
+        self.decode: Callable[[Codec, Tensor, torch.dtype], Tensor] = decode_latent
+        self.pace = Pace()
+        self.ema = copy.deepcopy(self.codec)
+        self.optimizer = adam(self._trained(), plan.rate, device)
+        self.judge_optimizer = adam(list(self.judges.parameters()), plan.judge_rate, device)
+        books, entries = plan.config.num_codebooks, plan.config.codebook_size
+        self.uses = torch.zeros(books, entries, dtype=torch.long, device=device)
+        self.queries = torch.zeros(books, plan.batch * plan.frames, plan.config.codebook_dim, device=device)
+        self.depths = torch.tensor([min(depth, books) for depth in plan.depths], device=device)
+        self.means = torch.zeros(len(STATS), device=device)
+        self.usual_norm = torch.zeros((), device=device)
+        self.adversary_weight = torch.zeros((), device=device)
+
+    def _trained(self) -> list[nn.Parameter]:
+        if not self.plan.freeze_codes:
+            return list(self.codec.parameters())
+        self.codec.requires_grad_(False)
+        quantizer = self.codec.quantizer
+        parts = (quantizer.post_module, quantizer.upsample, self.codec.decoder)
+        return [weight for part in parts for weight in part.requires_grad_(True).parameters()]
+
+    def step(self, mode: Mode) -> None:
+        """One update of everything. No host reads: a graph can hold all of it."""
+        samples = self.reel.crops(self.plan.batch, self.plan.length)
+        self.optimizer.zero_grad(set_to_none=True)
+        latent, commit, book = self._latent(samples, mode)
+        made = self.decode(self.codec, latent, self.dtype)
+        mel = self.mel(made, samples)
+        loss = MEL_WEIGHT * mel + COMMIT_WEIGHT * commit + BOOK_WEIGHT * book
+        judged = [torch.zeros_like(mel)] * 3
+        if mode.adversary:
+            *judged, pull = self._judge(samples, made)
+            torch.autograd.backward([loss, made], [torch.ones_like(loss), pull])
+        else:
+            loss.backward()
+        norm = self._clip()
+        self.optimizer.step()
+        self._average()
+        self._note(torch.stack([loss, mel, commit, book, norm, *judged]))
+
+    def _latent(self, samples: Tensor, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.set_grad_enabled(not self.plan.freeze_codes):
+            latent = self.encode(self.codec, samples, self.dtype)
+            if not mode.codes:
+                return latent, latent.new_zeros(()), latent.new_zeros(())
+            active = self.depths[torch.randint(len(self.depths), (len(samples),), device=self.device)]
+            found = quantise(self.codec, latent, active)
+        self.uses.scatter_add_(1, found.codes, torch.ones_like(found.codes))
+        self.queries.copy_(found.queries)
+        return found.latent, found.commit, found.book
+
+    def _judge(self, samples: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Update the judges; returns their loss, the two losses of the codec, and its gradient at the samples made."""
+        leaf = made.detach().requires_grad_()
+        real = self.judges(alternate_halves(samples), self.dtype)
+        fake = self.judges(alternate_halves(leaf), self.dtype)
+        judging = discriminator_loss(real.logits, fake.logits)
+        weights = list(self.judges.parameters())
+        # One forward serves both sides: each asks for its own gradients only, so nothing is computed twice.
+        gradients = torch.autograd.grad(judging, weights, retain_graph=True)
+        deceive, features = deception_loss(fake.logits), feature_loss(real.features, fake.features)
+        (pull,) = torch.autograd.grad(self.adversary_weight * (deceive + FEATURE_WEIGHT * features), leaf)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient.contiguous()  # convolutions give theirs in their own order of memory
+        nn.utils.clip_grad_norm_(weights, 10.0)
+        self.judge_optimizer.step()
+        return judging.detach(), deceive.detach(), features.detach(), pull
+
+    def _clip(self) -> Tensor:
+        gradients = [w.grad for group in self.optimizer.param_groups for w in group["params"] if w.grad is not None]
+        return hold_gradients(gradients, self.usual_norm)
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        torch._foreach_lerp_(list(self.ema.parameters()), list(self.codec.parameters()), 1 - self.plan.ema)
+
+    @torch.no_grad()
+    def _note(self, now: Tensor) -> None:
+        now = now.detach().float()
+        self.means.copy_(torch.where(self.means == 0, now, self.means.lerp(now, 0.02)))
+
+    def stats(self) -> dict[str, float]:
+        """Running means; raises Diverged. The one place where a step's numbers reach the host."""
+        found = dict(zip(STATS, self.means.tolist(), strict=True))
+        if not all(math.isfinite(value) for value in found.values()):
+            raise Diverged(f"step {self.pace.step}: {found}")
+        return {key: round(value, 4) for key, value in found.items()}
+
+    @torch.no_grad()
+    def begin_codes(self) -> None:
+        """Lay out the codebooks from the latents of the codec as it is."""
+        batches = self.plan.layout_frames // (self.plan.batch * self.plan.frames)
+        crops = (self.reel.crops(self.plan.batch, self.plan.length) for _ in range(batches))
+        # The plain form: a compiled one would be compiled again, for want of gradients.
+        latents = torch.cat([encode_latent(self.codec, crop, self.dtype).flatten(0, 1) for crop in crops])
+        lay_out_codebooks(self.codec, latents)
+        self.follow()
+        self.pace.quantised_from = self.pace.ramp_from = self.pace.step
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Start the averaged codec anew from the trained one."""
+        for held, weight in zip(self.ema.parameters(), self.codec.parameters(), strict=True):
+            held.copy_(weight)
+
+    def set_rate(self, share: float) -> None:
+        set_rate(self.optimizer, self.plan.rate * share)
+        set_rate(self.judge_optimizer, self.plan.judge_rate * share)
+
+    def state(self) -> dict[str, Any]:
+        parts = ("codec", "ema", "judges", "optimizer", "judge_optimizer")
+        return {
+            **{name: getattr(self, name).state_dict() for name in parts},
+            "pace": vars(self.pace),
+            "config": self.plan.config.to_dict(),
+            "usual_norm": self.usual_norm,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        for name in ("codec", "ema", "judges", "optimizer", "judge_optimizer"):
+            getattr(self, name).load_state_dict(state[name])
+        self.pace = Pace(**state["pace"])
+        self.usual_norm.copy_(state["usual_norm"])
+        self.means.zero_()

@@ -1,0 +1,4 @@
+from training.data.command import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Held out: never trained on, for measuring how well people would understand the voice."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from training.text_corpus.files import own_sentences
+from training.text_corpus.wordnet import PERSONAL_OPENING
+
+HELDOUT = own_sentences("heldout")
+
+
+HELDOUT_EXAMPLES = 90
+HELDOUT_SHARE = 0.01
+HELDOUT_WORDS = range(6, 15)
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[a-z']+", text.casefold())
+
+
+def heldout_key(text: str) -> str:
+    """What makes two sentences the same test: their words, however written."""
+    return " ".join(words_of(text))
+
+
+def bucket(text: str) -> float:
+    """A number in [0, 1) that depends on nothing but the words."""
+    digest = hashlib.blake2b(heldout_key(text).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def in_heldout_bucket(text: str) -> bool:
+    return bucket(text) < HELDOUT_SHARE
+
+
+def suits_heldout(text: str) -> bool:
+    """Whether an example sounds like someone talking, and is not trained on."""
+    return bool(PERSONAL_OPENING.match(text)) and len(words_of(text)) in HELDOUT_WORDS and in_heldout_bucket(text)
