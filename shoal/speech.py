@@ -45,6 +45,8 @@ class Sampling:
             raise InvalidRequest("top_p and repetition_penalty must be greater than 0")
         if self.top_k < 0 or self.max_frames < 0:
             raise InvalidRequest("top_k and max_frames must not be negative; 0 means no limit")
+        if self.repetition not in ("upstream", "window"):
+            raise InvalidRequest(f"repetition is upstream or window, not {self.repetition!r}")
         if not 0 <= self.seed < 2**64:
             raise InvalidRequest(f"seed must be a whole number from 0 to 2**64 - 1, not {self.seed}")
 

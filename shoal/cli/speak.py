@@ -29,6 +29,9 @@ def say(
     top_p: Annotated[float | None, typer.Option(help="Up to 1; lower is steadier.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from the likeliest so many; 0 is all.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Up to 2; 1 is none. S1 only.")] = None,
+    repetition: Annotated[
+        str | None, typer.Option(help="What the penalty looks at: upstream (as released) or window (as meant).")
+    ] = None,
     max_frames: Annotated[int | None, typer.Option(help="Longest speech, in frames; 0 is what fits.")] = None,
     format: Annotated[str | None, typer.Option(help="wav, flac, mp3, opus, aac, webm, pcm; else by suffix.")] = None,
     device: Device = "auto",
@@ -54,6 +57,7 @@ def say(
         top_p=top_p,
         top_k=top_k,
         repetition_penalty=repetition_penalty,
+        repetition=repetition,
         max_frames=max_frames,
     )
     check_output(output, format, json=json)

@@ -33,7 +33,7 @@ def words_to_say(text: str | None, file: Path | None) -> str:
     return words
 
 
-def sampling_wishes(**wishes: float | int | None) -> dict[str, Any]:
+def sampling_wishes(**wishes: float | int | str | None) -> dict[str, Any]:
     """Those that were given; the model's own habits stand for the rest. Raises InvalidRequest."""
     from shoal.speech import Sampling
 

@@ -6,20 +6,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
-from shoal.engine.blocks import BlockPool
+from shoal.engine.blocks import BlockPool, BlockStats
 from shoal.engine.kv import HostTier, PagedKV
 from shoal.engine.ladder import Ladder, parse_rung
 from shoal.engine.policy import admission_policy
 from shoal.engine.runner import Runner
-from shoal.engine.scheduler import Batch, Drawn, Scheduler
+from shoal.engine.scheduler import Batch, Drawn, Scheduler, SchedulerStats
 from shoal.engine.sequence import Sequence
-from shoal.engine.stage import Stage
-from shoal.engine.utterance import Event, Utterance
+from shoal.engine.stage import Stage, StageStats
+from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.engine.voicebox import VoiceBox
 from shoal.errors import GenerationFailed, InvalidRequest
 from shoal.model.slow import Head
+from shoal.speech import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +80,19 @@ class EngineCore:
     def cancel(self, utterance: Utterance) -> None:
         """Free everything an utterance holds; it will be heard of no more."""
         self.stage.cancel(utterance)
+
+    def warm_up(self) -> None:
+        """Speak a few frames of nothing, so that no caller pays for what is done only once; leaves no trace."""
+        prompt = np.zeros((2 * self.config.block_size + 1, 1 + self.checkpoint.model.config.num_codebooks), np.int32)
+        frames = self.config.first_chunk_frames + 2
+        nobody = Utterance(-1, [Turn("", prompt, prompt)], Sampling(max_frames=frames))
+        self.stage.add(nobody)
+        nobody.guard = None
+        while not self.idle:
+            self.step()
+        self.pool.clear_cache()
+        self.stats, self.stage.stats, self.pool.stats = StepStats(), StageStats(), BlockStats()
+        self.scheduler.stats = SchedulerStats()
 
     def step(self) -> list[Event]:
         """One frame of every running voice, and what it is made of: plan, run, commit, decode."""

@@ -27,11 +27,13 @@ def load(
     codec: str | Path | None = None,
     voices: str | Path | None = None,
     config: EngineConfig | None = None,
+    warm: bool = False,
 ) -> Engine:
     """Load a model by name or directory and put an engine around it. Close the engine, or use it in a `with`.
 
     Without `dtype` it is bfloat16 on a GPU and float32 on a CPU. `codec` names the codec of models that have none.
-    `voices` is the directory of stored voices; those that come with the model are always there.
+    `voices` is the directory of stored voices; those that come with the model are always there. With `warm` the first
+    request finds everything done that is done only once, and stored voices are read in the background.
     """
     device = choose_device(device)
     checkpoint = resolve_model(
@@ -42,7 +44,11 @@ def load(
     # Random weights make noise; there is nothing to judge.
     guard = config.guard and not model.startswith(PREFIX)
     core = EngineCore(checkpoint, replace(config, carried_columns=carried, guard=guard))
-    return Engine(core, voice_cache(checkpoint, Path(voices) if voices else voice_directory()))
+    cache = voice_cache(checkpoint, Path(voices) if voices else voice_directory())
+    if warm:
+        core.warm_up()
+        cache.warm()
+    return Engine(core, cache)
 
 
 def voice_cache(checkpoint: Checkpoint, directory: Path) -> VoiceCache:

@@ -76,6 +76,7 @@ class Worker:
             codec=source.codec,
             voices=source.voices,
             config=source.config,
+            warm=True,
         ).service
         self._threads = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="shoal-prepare")
         self._utterances: dict[int, Utterance | None] = {}  # None while one is still being prepared

@@ -124,9 +124,13 @@ class VoiceCache:
         finally:
             self._leave(found)
 
-    def warm(self, names: Sequence[str]) -> "Warming":
-        """Load stored voices in the background, as many as there is room for, one at a time: requests overtake."""
-        warming = Warming(self, names[: self._most])
+    def warm(self, names: Sequence[str] | None = None) -> "Warming":
+        """Load stored voices, all of them if none are named, in the background, as many as there is room for.
+
+        They come one at a time, so that requests overtake.
+        """
+        chosen = self._store.names() if names is None else names
+        warming = Warming(self, chosen[: self._most])
         with self._lock:
             self._check_open()
             self._warmings = [*(other for other in self._warmings if not other.finished), warming]

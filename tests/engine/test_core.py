@@ -334,3 +334,17 @@ def test_memory_is_never_more_than_all_slots_could_fill(tiny: Checkpoint) -> Non
 def test_memory_for_less_than_a_block_is_refused(tiny: Checkpoint) -> None:
     with pytest.raises(InvalidRequest, match="does not hold one block"):
         block_count(tiny, replace(PLAIN, kv_bytes=100))
+
+
+def test_warming_up_leaves_no_trace(tiny: Checkpoint) -> None:
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=True))
+    core.warm_up()
+    assert core.idle
+    assert core.pool.available == core.pool.count
+    assert core.pool.cached == 0
+    assert (core.stats.steps, core.stage.stats.frames, core.scheduler.stats.admitted, core.pool.stats.hits) == (
+        0,
+        0,
+        0,
+        0,
+    )
