@@ -7,7 +7,7 @@ import numpy as np
 
 from shoal.audio.encode import Outbox, Writing
 from shoal.audio.formats import FORMATS, audio_format
-from shoal.server.tempo import Tempo
+from shoal.audio.tempo import Tempo
 from shoal.speech import Samples
 
 

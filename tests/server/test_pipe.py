@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.audio.tempo import Tempo, stages
 from shoal.server.pipe import Pipe
 from shoal.server.refusals import SlowReader
 from shoal.server.rendering import Renderer, Rendering
-from shoal.server.tempo import Tempo, stages
 
 
 def test_bytes_come_out_as_they_went_in() -> None:
