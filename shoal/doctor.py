@@ -192,7 +192,8 @@ def _models() -> Iterator[Finding]:
 
     from shoal.checkpoint.resolve import BUNDLED, BUNDLED_FOLDER, Source, cached_snapshot, missing_files
 
-    cache, found, size = Path(constants.HF_HUB_CACHE), [BUNDLED] if BUNDLED_FOLDER.is_dir() else [], 0
+    cache, size = Path(constants.HF_HUB_CACHE), 0
+    found = [] if missing_files(BUNDLED_FOLDER, codec=True) else [BUNDLED]
     for folder in sorted(cache.glob("models--*--*")):
         repository = folder.name.removeprefix("models--").replace("--", "/")
         snapshot = cached_snapshot(Source(repository))

@@ -52,8 +52,10 @@ class EngineSource:
 
 def run_worker(pipe: Connection, source: EngineSource, log_level: int) -> None:
     """The whole life of the process."""
-    # Ctrl-C goes to the whole terminal group; the supervisor decides when this process ends.
+    # Ctrl-C goes to the whole terminal group, and a service manager's SIGTERM to every process of the service: the
+    # supervisor decides when this one ends, after what it speaks is spoken.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
     try:
         worker = Worker(pipe, source)

@@ -128,6 +128,22 @@ def test_a_reload_lets_running_requests_end(supervisor: Supervisor) -> None:
     assert supervisor.process_id != before
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_signals_to_the_whole_group_do_not_cut_what_is_being_spoken(
+    supervisor: Supervisor, sent: signal.Signals
+) -> None:
+    async def interrupted() -> list[AudioChunk]:
+        chunks = supervisor.speak(short(7, frames=40))
+        heard = [await anext(chunks)]
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, sent)
+        return heard + [chunk async for chunk in chunks]
+
+    before = supervisor.restarts
+    assert asyncio.run(interrupted())[-1].finish is not None
+    assert supervisor.restarts == before
+
+
 def test_an_engine_that_hangs_is_ended_and_replaced(tmp_path: Path) -> None:
     supervisor = Supervisor(SOURCE, SupervisorConfig(hang_seconds=4.0))
     supervisor.start()
