@@ -4,7 +4,6 @@ A batch takes the smallest size that holds it; rows it does not fill work on the
 nothing is ever read. Prompts have any shape, so they go through the plain runner.
 """
 
-import logging
 from collections.abc import Sequence as Ordered
 
 import numpy as np
@@ -18,8 +17,6 @@ from shoal.kernels.jit import usable
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import Int4Linear, Int8Linear
 from shoal.model.slow import Head
-
-logger = logging.getLogger(__name__)
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
@@ -74,8 +71,9 @@ class FusedRunner:
         live = len(sequences)
         head = np.zeros((4, rows), np.int32)
         head[0], head[2], head[3] = self._spare_slot, self._spare_place, 1
-        slots = np.array([sequence.slot for sequence in sequences])
-        lengths = np.array([sequence.computed for sequence in sequences])
+        # Typed: a capture has no sequences, and nothing is indexed by floats, not even by none of them.
+        slots = np.array([sequence.slot for sequence in sequences], np.int64)
+        lengths = np.array([sequence.computed for sequence in sequences], np.int64)
         positions = lengths - 1
         head[:, :live] = slots, positions, tables[slots, positions // size] * size + positions % size, lengths
         table = np.full((rows, self._width), self.plain.kv.spare, np.int32)

@@ -40,7 +40,13 @@ class Ladder:
         return self._rungs[0]
 
     def run(self, batch: Batch) -> Drawn:
-        return self.runner.run(batch)
+        """Compute a planned step; whatever a rung with another below it raises is a failure of that rung."""
+        try:
+            return self.runner.run(batch)
+        except Exception as problem:
+            if self.rung == "eager" or isinstance(problem, RuntimeError):
+                raise
+            raise RuntimeError(f"rung {self.rung} failed") from problem
 
     def step_down(self) -> bool:
         """Give up the present rung after a failure; False if it was the last."""
@@ -57,7 +63,9 @@ class Ladder:
             try:
                 self.runner = self._builders()[self.rung]()
                 return
-            except (RuntimeError, ImportError, OSError):
+            except Exception:  # compilers raise anything; the lowest rung is built from what is there
+                if self.rung == "eager":
+                    raise
                 logger.exception("rung %s cannot be built here", self.rung)
                 self._rungs.pop(0)
 

@@ -7,6 +7,7 @@ import torch
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
+from shoal.engine.graphs import FusedRunner
 from shoal.engine.ladder import parse_rung
 from shoal.engine.scheduler import Batch, Drawn
 from shoal.engine.utterance import Turn, Utterance
@@ -61,8 +62,8 @@ def test_fused_frames_speak_what_the_plain_path_speaks(tiny: Checkpoint) -> None
 class Broken:
     """A rung that works once and then fails for ever."""
 
-    def __init__(self, works: int = 1) -> None:
-        self.left = works
+    def __init__(self, kind: type[Exception], works: int = 1) -> None:
+        self.left, self.kind = works, kind
 
     def wrap(self, core: EngineCore) -> None:
         below = core.runner.runner
@@ -70,16 +71,17 @@ class Broken:
         def run(batch: Batch) -> Drawn:
             self.left -= 1
             if self.left < 0:
-                raise RuntimeError("device-side assert")
+                raise self.kind("device-side assert")
             return below.run(batch)
 
         core.runner.runner = type("Rung", (), {"run": staticmethod(run)})()
 
 
-def test_a_rung_that_breaks_is_left_and_every_request_still_finishes(tiny: Checkpoint) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, IndexError])
+def test_a_rung_that_breaks_is_left_and_every_request_still_finishes(tiny: Checkpoint, kind: type[Exception]) -> None:
     core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
     core.runner._rungs = ["fused", "eager"]  # as if the present runner were a rung with another below it
-    Broken().wrap(core)
+    Broken(kind).wrap(core)
     utterances = some(tiny, 3)
     speak_all(core, utterances)
     assert core.runner.rung == "eager"
@@ -88,13 +90,27 @@ def test_a_rung_that_breaks_is_left_and_every_request_still_finishes(tiny: Check
         assert np.array_equal(each.all_codes(), expected(tiny, each))
 
 
-def test_a_rung_that_cannot_be_built_is_passed_over(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, ImportError, IndexError, ValueError])
+def test_a_rung_that_cannot_be_built_is_passed_over(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError("no such device")
+        raise kind("no such device")
 
     monkeypatch.setattr("shoal.engine.ladder.FusedRunner", refuse)
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="graph"))
     assert core.runner.rung == "eager"
+
+
+def test_a_batch_of_nobody_works_on_the_spare_slot_and_block(tiny: Checkpoint) -> None:
+    """What a graph is captured with: no row may touch what a voice holds."""
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
+    runner = core.runner.runner
+    assert isinstance(runner, FusedRunner)
+    inputs = runner._inputs([], 2)
+    spare = core.pool.count
+    assert inputs[:8].tolist() == [2, 2, 0, 0, 16 * spare, 16 * spare, 1, 1]
+    assert set(inputs[8:].tolist()) == {spare}
 
 
 def test_a_cpu_begins_on_the_plain_rung(tiny: Checkpoint) -> None:
