@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -22,8 +22,6 @@ from shoal.codec.dac import Codec
 from shoal.errors import OutputError
 from shoal.model.config import BlockConfig, DualARConfig
 from shoal.model.dual_ar import DualAR
-
-Layout = Literal["pth", "safetensors"]
 
 
 def save_random(directory: Path, checkpoint: Checkpoint, *, shard_bytes: int = 2**30) -> None:

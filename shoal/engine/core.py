@@ -82,14 +82,19 @@ class EngineCore:
         self.stage.cancel(utterance)
 
     def warm_up(self) -> None:
-        """Speak a few frames of nothing, so that no caller pays for what is done only once; leaves no trace."""
+        """Speak a few frames of nothing, so that no caller pays for what is done only once; leaves no trace.
+
+        Raises GenerationFailed if the model does not run at all: better now than at the first request.
+        """
         prompt = np.zeros((2 * self.config.block_size + 1, 1 + self.checkpoint.model.config.num_codebooks), np.int32)
         frames = self.config.first_chunk_frames + 2
         nobody = Utterance(-1, [Turn("", prompt, prompt)], Sampling(max_frames=frames))
         self.stage.add(nobody)
         nobody.guard = None
         while not self.idle:
-            self.step()
+            for event in self.step():
+                if event.error is not None:
+                    raise event.error
         self.pool.clear_cache()
         self.stats, self.stage.stats, self.pool.stats = StepStats(), StageStats(), BlockStats()
         self.scheduler.stats = SchedulerStats()

@@ -46,7 +46,7 @@ Deliver = Callable[[Spoken | Answer | Failed], None]
 class SupervisorConfig:
     start_seconds: float = 600.0  # to load a model and warm up
     hang_seconds: float = 60.0  # without a step while there is work
-    most_pauses: float = 10.0  # longest pause before the next attempt to start
+    longest_pause: float = 10.0  # between attempts to start
     attempts: int = 2  # engines one request may be given to: one that kills them must not kill them for ever
 
 
@@ -341,7 +341,7 @@ class Supervisor:
             self._failures += 1
             logger.error("the engine does not start: %s", error)
             self._fail_all(error)
-            time.sleep(min(0.1 * 2**self._failures, self.config.most_pauses))
+            time.sleep(min(0.1 * 2**self._failures, self.config.longest_pause))
             return
         with self._lock:
             self._failures = 0

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from shoal.audio.guard import SpeechGuard
 from shoal.engine.sequence import Columns, Sequence
 from shoal.errors import ShoalError
-from shoal.speech import AudioChunk, FinishReason, Samples, Sampling
+from shoal.speech import AudioChunk, Samples, Sampling
 
 # Odd, so that the seeds of all turns and attempts differ.
 TURN_STRIDE = 0x9E3779B97F4A7C15
@@ -80,7 +80,3 @@ class Event:
     @property
     def last(self) -> bool:
         return self.error is not None or (self.chunk is not None and self.chunk.finish is not None)
-
-
-def cancelled(utterance: Utterance, sample_rate: int) -> Event:
-    return Event(utterance, AudioChunk(np.zeros(0, np.float32), sample_rate, FinishReason.CANCELLED))

@@ -13,7 +13,7 @@ from shoal.engine.core import EngineCore, block_count
 from shoal.engine.kv import PagedKV
 from shoal.engine.script import write_turns
 from shoal.engine.utterance import Turn, Utterance
-from shoal.errors import DeadlineExceeded, InvalidRequest, TextError
+from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, TextError
 from shoal.speech import FinishReason, Sampling
 from shoal.voices.voice import Voice
 from tests.engine.clock import FakeClock
@@ -348,3 +348,16 @@ def test_warming_up_leaves_no_trace(tiny: Checkpoint) -> None:
         0,
         0,
     )
+
+
+def test_a_model_that_does_not_run_is_found_out_while_warming_up(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
+
+    def refuse(batch: object) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(core.runner, "run", refuse)
+    with pytest.raises(GenerationFailed):
+        core.warm_up()
