@@ -1,58 +1,95 @@
-"""Make the clips that `training.evaluate` judges: what the teachers said, and codecs' resynthesis of it.
+"""Make the clips that `training.evaluate` judges: what the teachers said, codecs' resynthesis of it, and speech.
 
     python -m training.data --heldout --text training/text_corpus/sentences/heldout.txt --teachers build/teachers \\
         --out build/quality/speech
-    python -m training.clips --speech build/quality/speech --out build/quality/clips --sentences 25
+    python -m training.clips --speech build/quality/speech --out build/quality/clips --sentences 25 --model tts=nano
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+import shoal
 from shoal.audio.wav import wav_header
 from shoal.codec.dac import Codec
+from shoal.engine.engine import Engine
+from shoal.errors import InvalidRequest
+from shoal.speech import Sampling
 from training.codec import load_codec
 from training.data import SAMPLE_RATE, Corpus, Samples
 from training.data.sound import to_int16
 
 TEACHER = "teacher"
 SHIPPED = Path(__file__).parents[1] / "shoal" / "models" / "nano"
-System = Callable[[Samples], Samples]
+TOGETHER = 16  # utterances that an engine speaks at a time
+
+
+class Utterance(NamedTuple):
+    samples: Samples  # as its teacher said it
+    text: str
+    voice: str
+
+
+System = Callable[[Sequence[Utterance]], Iterable[Samples]]
+
+
+def teacher(utterances: Sequence[Utterance]) -> Iterator[Samples]:
+    return (utterance.samples for utterance in utterances)
 
 
 def resynthesis(codec: Codec) -> System:
     """Through the codes and back, whole clips at once."""
 
     @torch.inference_mode()
-    def speak(samples: Samples) -> Samples:
-        codes = codec.encode(torch.from_numpy(samples.astype(np.float32) / 32768)[None])
-        return to_int16(codec.decode(codes)[0, : samples.size].double().numpy())
+    def speak(utterances: Sequence[Utterance]) -> Iterator[Samples]:
+        for samples, _, _ in utterances:
+            codes = codec.encode(torch.from_numpy(samples.astype(np.float32) / 32768)[None])
+            yield to_int16(codec.decode(codes)[0, : samples.size].double().numpy())
 
     return speak
 
 
-def first_utterances(corpus: Corpus, sentences: int | None) -> Iterator[tuple[Samples, str, str]]:
+def speech(engine: Engine, sampling: Sampling) -> System:
+    """The text of each utterance, spoken by a model in its voice of that name; every utterance has its own seed."""
+
+    async def say(number: int, utterance: Utterance, gate: asyncio.Semaphore) -> Samples:
+        async with gate:
+            own = replace(sampling, seed=sampling.seed + number)
+            said = await engine.aspeak(utterance.text, voice=utterance.voice, sampling=own)
+        return to_int16(said.samples.astype(np.float64))
+
+    async def say_all(utterances: Sequence[Utterance]) -> list[Samples]:
+        gate = asyncio.Semaphore(TOGETHER)
+        return await asyncio.gather(*(say(number, each, gate) for number, each in enumerate(utterances)))
+
+    return lambda utterances: asyncio.run(say_all(utterances))
+
+
+def first_utterances(corpus: Corpus, sentences: int | None) -> list[Utterance]:
     """Those of the first sentences, in every voice, so that the voices are compared on the same words."""
     kept = set(list(dict.fromkeys(text for _, text, _ in corpus))[:sentences])
-    return (utterance for utterance in corpus if utterance[1] in kept)
+    return [Utterance(*utterance) for utterance in corpus if utterance[1] in kept]
 
 
-def write_clips(utterances: Iterator[tuple[Samples, str, str]], systems: Mapping[str, System], out: Path) -> int:
+def write_clips(utterances: Sequence[Utterance], systems: Mapping[str, System], out: Path) -> int:
     """Each utterance by every system, and the manifest that names them all; returns the number of clips."""
     rows = []
-    for name in systems:
+    for name, speak in systems.items():
         (out / name).mkdir(parents=True, exist_ok=True)
-    for number, (samples, text, voice) in enumerate(utterances):
-        for name, speak in systems.items():
-            path = Path(name) / f"{number:04d}-{voice}.wav"
-            (out / path).write_bytes(wav_bytes(speak(samples)))
-            rows.append({"path": str(path), "text": text, "voice": voice, "system": name})
+        for number, (utterance, samples) in enumerate(zip(utterances, speak(utterances), strict=True)):
+            path = Path(name) / f"{number:04d}-{utterance.voice}.wav"
+            (out / path).write_bytes(wav_bytes(samples))
+            rows.append({"path": str(path), "text": utterance.text, "voice": utterance.voice, "system": name})
     (out / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return len(rows)
 
@@ -62,36 +99,69 @@ def wav_bytes(samples: Samples) -> bytes:
     return wav_header(SAMPLE_RATE, len(content)) + content
 
 
-def named_codec(argument: str) -> tuple[str, Path]:
-    name, _, folder = argument.partition("=")
-    if not name or not folder:
+def named(argument: str) -> tuple[str, str]:
+    name, _, what = argument.partition("=")
+    if not name or not what:
         raise argparse.ArgumentTypeError(f"{argument!r} is not NAME=DIR")
-    return name, Path(folder)
+    return name, what
+
+
+def overridden(sampling: Sampling, changes: Sequence[str]) -> Sampling:
+    """`temperature=0.5` and the like, over what the model usually does; raises InvalidRequest for what cannot be."""
+    known = asdict(sampling)
+    for change in changes:
+        name, _, value = change.partition("=")
+        if name not in known:
+            raise InvalidRequest(f"{change!r}: sampling has {', '.join(known)}")
+        try:
+            known[name] = type(known[name])(value)
+        except ValueError as problem:
+            raise InvalidRequest(f"{change!r}: {problem}") from problem
+    return Sampling(**known)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    about = "Make the clips that training.evaluate judges: what the teachers said, and codecs' resynthesis of it."
+    about = "Make the clips that training.evaluate judges: of teachers, codecs and whole models."
     parser = argparse.ArgumentParser(prog="python -m training.clips", description=about)
     parser.add_argument("--speech", type=Path, required=True, help="shards of training.data --heldout")
     parser.add_argument("--out", type=Path, required=True, help="folder for manifest.jsonl and a folder per system")
     parser.add_argument("--sentences", type=int, help="only the first so many, each in every voice")
     parser.add_argument(
         "--codec",
-        type=named_codec,
+        type=named,
         action="append",
         metavar="NAME=DIR",
         help="a system and its codec; may be repeated (default: resynthesis=the shipped one)",
+    )
+    parser.add_argument(
+        "--model",
+        type=named,
+        action="append",
+        default=[],
+        metavar="NAME=MODEL",
+        help="a system and the model that speaks for it; may be repeated",
+    )
+    parser.add_argument(
+        "--sampling",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="how the models draw, over their usual; may be repeated",
     )
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_arguments(arguments)
-    systems: dict[str, System] = {TEACHER: lambda samples: samples}
+    systems: dict[str, System] = {TEACHER: teacher}
     for name, folder in options.codec or [("resynthesis", SHIPPED)]:
-        systems[name] = resynthesis(load_codec(folder).eval())
-    utterances = first_utterances(Corpus(options.speech), options.sentences)
-    print(f"{write_clips(utterances, systems, options.out)} clips in {options.out}")
+        systems[name] = resynthesis(load_codec(Path(folder)).eval())
+    with ExitStack() as engines:
+        for name, model in options.model:
+            engine = engines.enter_context(shoal.load(model))
+            systems[name] = speech(engine, overridden(engine.service.usual_sampling, options.sampling))
+        utterances = first_utterances(Corpus(options.speech), options.sentences)
+        print(f"{write_clips(utterances, systems, options.out)} clips in {options.out}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from training.clips import SHIPPED, main, named_codec, resynthesis
+from shoal.errors import InvalidRequest
+from shoal.speech import Sampling
+from training.clips import SHIPPED, Utterance, main, named, overridden, resynthesis
 from training.codec import load_codec
 from training.data import Line, Samples
 from training.evaluate import read_manifest, read_wav
@@ -54,10 +56,28 @@ def test_resynthesis_is_what_the_codec_decodes(speech: Path) -> None:
     codec, samples = load_codec(SHIPPED).eval(), hum(4, 150)
     with torch.inference_mode():
         made = codec.decode(codec.encode(torch.from_numpy(samples.astype(np.float32) / 32768)[None]))[0]
-    assert np.abs(resynthesis(codec)(samples) / 32767 - made.numpy()).max() < 1e-4
+    (again,) = resynthesis(codec)([Utterance(samples, TEXTS[0], VOICES[0])])
+    assert np.abs(again / 32767 - made.numpy()).max() < 1e-4
 
 
-def test_a_codec_without_a_name_is_refused() -> None:
-    assert named_codec("wide=build/codec") == ("wide", Path("build/codec"))
+def test_a_model_speaks_the_sentences_in_its_voices_of_those_names(speech: Path, tmp_path: Path) -> None:
+    def clips(out: str, *more: str) -> dict[str, bytes]:
+        options = ["--speech", str(speech), "--out", str(tmp_path / out), "--sentences", "1"]
+        main([*options, "--model", "tts=nano", "--sampling", "max_frames=60", *more])
+        return {
+            c.voice: c.path.read_bytes() for c in read_manifest(tmp_path / out / "manifest.jsonl") if c.system == "tts"
+        }
+
+    once = clips("once")
+    assert set(once) == set(VOICES)
+    assert clips("again") == once
+    assert clips("other", "--sampling", "seed=7") != once
+
+
+def test_what_is_not_a_system_or_a_choice_is_refused() -> None:
+    assert named("wide=build/codec") == ("wide", "build/codec")
     with pytest.raises(argparse.ArgumentTypeError, match="NAME=DIR"):
-        named_codec("build/codec")
+        named("build/codec")
+    assert overridden(Sampling(), ["temperature=0.5", "top_k=3"]) == Sampling(temperature=0.5, top_k=3)
+    with pytest.raises(InvalidRequest, match="sampling has temperature"):
+        overridden(Sampling(), ["heat=1"])
