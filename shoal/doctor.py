@@ -20,8 +20,6 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 6)
 EXTRAS = {"formats": ("av", "soxr")}
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
-# The only way to run so far: every operator on its own.
-RUNG = "eager"
 # Weights of the smallest released model with its codec, in bf16 and fp32.
 SMALLEST_MODEL = 3.3e9
 
@@ -211,7 +209,9 @@ def _choose() -> Choice:
     device = choose_device("auto")
     dtype = str(choose_dtype(None, device)).removeprefix("torch.")
     why = "there is no GPU that torch can use" if device == "cpu" else "torch sees a GPU"
-    return Choice(device, dtype, RUNG, why)
+    # Graphs need our kernels; a rung that cannot be built or breaks is left for the next when the engine starts.
+    rung = "graph" if device.startswith("cuda") and _installed("triton") else "eager"
+    return Choice(device, dtype, rung, why)
 
 
 def _can_encode(codec: str) -> bool:

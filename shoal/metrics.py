@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -50,13 +50,16 @@ ENGINE_FIGURES = (
     Figure("shoal_utterances_failed", "counter", ("speech", "failed"), "Utterances that ended in an error."),
     Figure("shoal_steps", "counter", ("steps", "steps"), "Steps of the engine."),
     Figure("shoal_steps_failed", "counter", ("steps", "failed"), "Steps the device refused."),
+    Figure("shoal_steps_out_of_memory", "counter", ("steps", "out_of_memory"), "Steps memory did not suffice for."),
     Figure("shoal_step_seconds", "counter", ("steps", "seconds"), "Time in steps, without the codec."),
     Figure("shoal_codec_seconds", "counter", ("codec_seconds",), "Time spent decoding frames to samples."),
     Figure("shoal_voice_cache_entries", "gauge", ("voices", "entries"), "Voices in memory."),
     Figure("shoal_voice_cache_hits", "counter", ("voices", "hits"), "Voices found in memory."),
     Figure("shoal_voice_cache_misses", "counter", ("voices", "misses"), "Voices that had to be made."),
-    Figure("shoal_vram_bytes", "gauge", ("vram", "used"), "Device memory in use."),
+    Figure("shoal_vram_bytes", "gauge", ("vram", "used"), "Device memory in use, by anybody."),
     Figure("shoal_vram_bytes_all", "gauge", ("vram", "all"), "Device memory there is."),
+    Figure("shoal_vram_bytes_allocated", "gauge", ("vram", "allocated"), "Device memory in the engine's tensors."),
+    Figure("shoal_engine_resident_bytes", "gauge", ("host", "resident"), "Host memory of the engine's process."),
     Figure("shoal_engine_restarts", "counter", ("restarts",), "Times the engine's process was started again."),
 )
 
@@ -97,6 +100,8 @@ class Metrics:
         self.ready = Gauge("shoal_ready", "1 while requests are taken.", registry=self.registry)
         self.loop_lag = Gauge("shoal_event_loop_lag_seconds", "How late the event loop is.", registry=self.registry)
         self.registry.register(EngineCollector(statistics))
+        # The server's own memory, file handles and CPU time, under the names every dashboard knows.
+        ProcessCollector(registry=self.registry)
 
 
 class EngineCollector(Collector):

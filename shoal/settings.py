@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, ByteSize, Field, SecretStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -34,16 +34,14 @@ ALIASES = {
     "slots": "S1_MINI_BATCH_SIZE",
     "batch_seconds": "S1_MINI_BATCH_TIMEOUT_MS",
     "kv_bytes": "S1_MINI_KV_CACHE_SIZE",
+    "cached_voices": "S1_MINI_REFERENCE_CACHE_SIZE",
+    "clear_on_oom": "S1_MINI_VRAM_CLEAR_ON_OOM",
     "request_seconds": "S1_MINI_REQUEST_TIMEOUT_S",
     "metrics": "S1_MINI_METRICS_ENABLED",
 }
-# Accepted from the same server; what they chose the engine decides by itself, and a warning says so.
-DECIDED_BY_THE_ENGINE = (
-    "S1_MINI_COMPILE",
-    "S1_MINI_COMPILE_BACKEND",
-    "S1_MINI_REFERENCE_CACHE_SIZE",
-    "S1_MINI_VRAM_CLEAR_ON_OOM",
-)
+# That server compiled or did not, by a switch and a backend of torch.compile; here both come to a rung of the ladder.
+COMPILE, COMPILE_BACKEND = "S1_MINI_COMPILE", "S1_MINI_COMPILE_BACKEND"
+BACKEND_RUNGS = {"inductor": "auto", "cudagraphs": "graph", "eager": "eager", "aot_eager": "eager"}
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
@@ -74,6 +72,10 @@ class Settings(BaseSettings):
     model: str = Field("nano", description="A name or a directory, as for `shoal say`.")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:1.")
     dtype: Dtype = Field(None, description="float32, bfloat16 or float16; without it what suits the device.")
+    quantize: str = Field(
+        EngineConfig.quantize,
+        description="Weights: auto, none, int8, int4 or fp8, or by parts: `slow=int8,fast=fp8,codec=int8`.",
+    )
     codec: Path | None = Field(None, description="The codec of models that come without one.")
     voices: Path | None = Field(None, description="Directory of stored voices; without it the user's data directory.")
 
@@ -82,8 +84,14 @@ class Settings(BaseSettings):
     max_waiting: Annotated[int, Field(ge=0)] = Field(
         EngineConfig.max_waiting, description="Requests that may wait for a slot; more are refused with 429."
     )
-    kv_bytes: Bytes = Field(
-        ByteSize(EngineConfig.kv_bytes), description="Most memory for keys and values: 1GiB, 800MB."
+    gpu_memory: str = Field(
+        EngineConfig.gpu_memory, description="What the engine may take of a GPU: a share of it (0.9), or 4GB, 12GiB."
+    )
+    kv_bytes: Bytes | None = Field(
+        None, description="Most memory for keys and values: 1GiB. Without it what the rest leaves; on a CPU 1 GiB."
+    )
+    kv_dtype: Literal["auto", "int8", "fp8"] = Field(
+        "auto", description="Type of keys and values; auto is the model's. The others hold twice the voices."
     )
     token_budget: Count = Field(EngineConfig.token_budget, description="Columns computed per step.")
     policy: Literal["continuous", "dynamic", "static"] = Field(
@@ -92,6 +100,13 @@ class Settings(BaseSettings):
     batch_size: Count = Field(EngineConfig.batch_size, description="Of the policies that collect.")
     batch_seconds: Positive = Field(EngineConfig.batch_seconds, description="How long they collect.")
     guard: bool = Field(EngineConfig.guard, description="Judge whether what comes out is speech.")
+    rung: Literal["auto", "graph", "fused", "eager"] = Field(
+        "auto", description="How steps are run: `auto` takes the highest rung that works here; others begin there."
+    )
+    clear_on_oom: bool = Field(
+        EngineConfig.clear_on_oom, description="Give unused device memory back before going on after it ran out."
+    )
+    cached_voices: Count = Field(EngineConfig.cached_voices, description="Encoded voices kept in memory.")
 
     # Server
     host: str = Field("127.0.0.1", description="Address to listen on. Others than loopback need a key or `insecure`.")
@@ -101,11 +116,17 @@ class Settings(BaseSettings):
     keys_file: Path | None = Field(None, description="File of `shoal keys`; without it the user's, if there is one.")
     model_aliases: Names = Field(MODEL_ALIASES, description="Names under which OpenAI clients may ask for the model.")
     metrics: bool = Field(True, description="Serve `/metrics`.")
+    cors_origins: Names = Field(
+        (), description="Web pages of other origins that may use the server: `https://app.example`, or `*` for all."
+    )
     tracing: bool = Field(False, description="OpenTelemetry spans, by the OTEL_ variables; needs `shoal[tracing]`.")
     log_format: Literal["json", "text"] = Field("json", description="Of the log.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Of Shoal's own lines.")
     drain_seconds: Positive = Field(30.0, description="Time to finish requests after SIGTERM.")
     encoding_threads: Count = Field(2, description="Threads for audio encoders.")
+    models_bytes: Bytes | None = Field(
+        None, description="All models of a SageMaker multi-model endpoint: 12GiB. Without it 0.9 of what there is."
+    )
 
     # Limits
     request_seconds: Positive = Field(60.0, description="From a request to its last sample.")
@@ -113,6 +134,7 @@ class Settings(BaseSettings):
     body_bytes: Bytes = Field(ByteSize(Limits.body_bytes), description="Largest body.")
     body_seconds: Positive = Field(Limits.body_seconds, description="Time for a body to arrive.")
     header_seconds: Positive = Field(Limits.header_seconds, description="Time for the headers to arrive.")
+    reference_seconds: Positive = Field(EngineConfig.reference_seconds, description="Longest recording of a voice.")
     buffer_bytes: Bytes = Field(ByteSize(Limits.buffer_bytes), description="Audio that waits for one reader.")
     slow_reader: Literal["end", "pause"] = Field("end", description="What to do when that buffer is full.")
     stall_seconds: Positive = Field(Limits.stall_seconds, description="A reader who takes nothing for so long is gone.")
@@ -120,6 +142,9 @@ class Settings(BaseSettings):
     requests_per_minute: Count | None = Field(None, description="Per key; keys may have their own.")
     concurrency: Count | None = Field(None, description="Requests under way per key; keys may have their own.")
     daily_audio_seconds: Positive | None = Field(None, description="Per key and day (UTC); keys may have their own.")
+    usage_file: Path | None = Field(
+        None, description="What keys had of it today; without it in the user's state directory. One per server."
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -138,12 +163,19 @@ class Settings(BaseSettings):
         config = EngineConfig(
             slots=self.slots,
             max_waiting=self.max_waiting,
-            kv_bytes=int(self.kv_bytes),
+            quantize=self.quantize,
+            gpu_memory=self.gpu_memory,
+            kv_bytes=None if self.kv_bytes is None else int(self.kv_bytes),
+            kv_dtype=self.kv_dtype,
             token_budget=self.token_budget,
             policy=self.policy,
             batch_size=self.batch_size,
             batch_seconds=self.batch_seconds,
             guard=self.guard,
+            rung=self.rung,
+            clear_on_oom=self.clear_on_oom,
+            cached_voices=self.cached_voices,
+            reference_seconds=self.reference_seconds,
         )
         return EngineSource(self.model, self.device, self.dtype, self.codec, self.voice_directory(), config)
 
@@ -158,6 +190,8 @@ class Settings(BaseSettings):
             model_aliases=self.model_aliases,
             api_keys=tuple(key.get_secret_value() for key in self.api_keys),
             keys_file=self.keys_file or usual_keys_file(),
+            usage_file=self.usage_file or state_directory() / "usage.json",
+            cors_origins=self.cors_origins,
             key_limits=KeyLimits(self.requests_per_minute, self.concurrency, self.daily_audio_seconds),
             insecure=self.insecure,
             limits=self.limits(),
@@ -198,6 +232,9 @@ class Environment(PydanticBaseSettingsSource):
             if value and not value.startswith("tcp://"):
                 self.names[field_name] = name
                 return _in_our_unit(name, value), field_name, False
+        if field_name == "rung" and (found := _rung_of(self._variables)):
+            value, self.names[field_name] = found
+            return value, field_name, False
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
@@ -211,7 +248,6 @@ class Origin:
 
     settings: Settings
     places: dict[str, str]
-    warnings: tuple[str, ...] = ()
 
 
 def read_settings(
@@ -230,10 +266,7 @@ def read_settings(
         settings = Settings(**values)
     except ValidationError as problem:
         raise InvalidRequest(_told(problem, places)) from None
-    warnings = [
-        f"{name} is set; the engine decides this by itself" for name in DECIDED_BY_THE_ENGINE if name in variables
-    ]
-    return Origin(settings, places, tuple(warnings))
+    return Origin(settings, places)
 
 
 def usual_keys_file() -> Path | None:
@@ -243,6 +276,10 @@ def usual_keys_file() -> Path | None:
 
 def config_directory() -> Path:
     return _directory("XDG_CONFIG_HOME", ".config")
+
+
+def state_directory() -> Path:
+    return _directory("XDG_STATE_HOME", ".local/state")
 
 
 def _directory(variable: str, usual: str) -> Path:
@@ -257,6 +294,25 @@ def _in_our_unit(name: str, value: str) -> str:
         return str(float(value) / 1000)
     except ValueError:
         raise InvalidRequest(f"{name} must be a number of milliseconds, not {value!r}") from None
+
+
+def _rung_of(variables: Mapping[str, str]) -> tuple[str, str] | None:
+    """The rung that the older names ask for, and which of them. Raises InvalidRequest for what means nothing here."""
+    compile, backend = variables.get(COMPILE, ""), variables.get(COMPILE_BACKEND, "")
+    if compile and not _truth(compile):
+        return "eager", COMPILE
+    if backend:
+        if backend not in BACKEND_RUNGS:
+            raise InvalidRequest(f"{COMPILE_BACKEND} is one of {', '.join(BACKEND_RUNGS)}, not {backend[:64]!r}")
+        return BACKEND_RUNGS[backend], COMPILE_BACKEND
+    return ("auto", COMPILE) if compile else None
+
+
+def _truth(value: str) -> bool:
+    try:
+        return TypeAdapter(bool).validate_python(value)
+    except ValidationError:
+        raise InvalidRequest(f"{COMPILE} is true or false, not {value[:64]!r}") from None
 
 
 def _file_of(variables: Mapping[str, str]) -> Path | None:

@@ -68,6 +68,7 @@ class SpeechRequest:
     recordings: tuple[Recording, ...] = ()  # or recordings of one
     sampling: Sampling | None = None
     chunk_bytes: int | None = None  # longest piece of text per turn; None: the model's usual
+    normalize: bool = True  # prepare numbers and symbols as the model needs; False: the text goes as it is written
     timeout: float | None = None  # seconds from now
     whole: bool = False  # audio only when all of it is there, so that a failure can be tried again
 

@@ -1,6 +1,7 @@
 """Shared by all tests: where the golden data lies, the marks, and the models they make."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ if not torch.cuda.is_available():
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
+
+# A shell that started us in the background lets us ignore interrupts, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The models of the tests are too small to share out: a second thread would only wait for the first.
 torch.set_num_threads(1)

@@ -12,21 +12,22 @@ PACKAGE = Path(__file__).parents[1] / "shoal"
 
 # From the top of the house to its cellar: a room may use those below its own floor.
 FLOORS = (
-    {"cli", "__main__", "settings", "server", "cluster", "deploy", "ui", "bench", "verify", "doctor"},
+    {"cli", "__main__", "settings", "server", "cluster", "batch", "simulate", "ui", "bench", "verify", "doctor"},
     {"engine", "voices", "audio"},
-    {"text", "model", "codec", "checkpoint", "kernels"},
+    {"text", "model", "codec", "checkpoint", "kernels", "quantize"},
     {"speech", "config", "errors", "metrics"},
 )
 # On the third floor rooms stand apart, but for these.
 ACROSS = {
-    "checkpoint": {"model", "codec", "text", "kernels"},
+    "checkpoint": {"model", "codec", "text", "kernels", "quantize"},
+    "quantize": {"model", "codec"},
     "model": {"kernels"},
     "codec": {"kernels"},
     "text": set[str](),
     "kernels": set[str](),
 }
 FRONT_DOOR = "the promised names"
-CORE = ("model", "codec", "checkpoint", "text", "engine", "kernels")
+CORE = ("model", "codec", "checkpoint", "text", "engine", "kernels", "quantize")
 EXTRAS = ("pydantic", "fastapi", "uvicorn", "starlette", "av", "soxr", "soundfile", "torchao", "typer", "rich", "ray",
           "prometheus_client", "ormsgpack", "huggingface_hub", "triton", "scipy")  # fmt: skip
 

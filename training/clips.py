@@ -75,10 +75,18 @@ def speech(engine: Engine, sampling: Sampling) -> System:
     return lambda utterances: asyncio.run(say_all(utterances))
 
 
-def first_utterances(corpus: Corpus, sentences: int | None) -> list[Utterance]:
-    """Those of the first sentences, in every voice, so that the voices are compared on the same words."""
-    kept = set(list(dict.fromkeys(text for _, text, _ in corpus))[:sentences])
-    return [Utterance(*utterance) for utterance in corpus if utterance[1] in kept]
+def chosen_utterances(corpus: Corpus, sentences: int | None, voices: int | None) -> list[Utterance]:
+    """Those of the first sentences: in every voice, so that voices are compared on the same words, or in so many
+    voices each, which take turns, so that the same number of clips covers more sentences."""
+    spoken: dict[str, list[Utterance]] = {}
+    for utterance in corpus:
+        spoken.setdefault(utterance[1], []).append(Utterance(*utterance))
+    kept = list(spoken.values())[:sentences]
+    return [
+        utterances[(number * (voices or 0) + turn) % len(utterances)]
+        for number, utterances in enumerate(kept)
+        for turn in range(min(voices or len(utterances), len(utterances)))
+    ]
 
 
 def write_clips(utterances: Sequence[Utterance], systems: Mapping[str, System], out: Path) -> int:
@@ -125,7 +133,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m training.clips", description=about)
     parser.add_argument("--speech", type=Path, required=True, help="shards of training.data --heldout")
     parser.add_argument("--out", type=Path, required=True, help="folder for manifest.jsonl and a folder per system")
-    parser.add_argument("--sentences", type=int, help="only the first so many, each in every voice")
+    parser.add_argument("--sentences", type=int, help="only the first so many")
+    parser.add_argument("--voices", type=int, help="voices per sentence, taking turns (default: every voice)")
     parser.add_argument(
         "--codec",
         type=named,
@@ -160,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, model in options.model:
             engine = engines.enter_context(shoal.load(model))
             systems[name] = speech(engine, overridden(engine.service.usual_sampling, options.sampling))
-        utterances = first_utterances(Corpus(options.speech), options.sentences)
+        utterances = chosen_utterances(Corpus(options.speech), options.sentences, options.voices)
         print(f"{write_clips(utterances, systems, options.out)} clips in {options.out}")
 
 

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from shoal.checkpoint.load import (
-    Quantization,
     assign,
     build_model,
     find_codec,
     find_model_file,
-    find_quantization,
+    quantise_skeleton,
     read_model_config,
     read_model_file,
 )
@@ -33,7 +32,8 @@ from shoal.codec.dac import Codec
 from shoal.errors import ModelNotFound, ShoalError
 from shoal.model.config import DualARConfig, Family
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import Int4Linear, Int8Linear
+from shoal.model.linear import Int4Linear, RowLinear
+from shoal.quantize.apply import modes_of
 from shoal.text.tokenizer import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Language:
     quantization: str | None
 
     @classmethod
-    def of(cls, config: DualARConfig, quantization: Quantization | None) -> "Language":
+    def of(cls, config: DualARConfig, quantization: str | None = None) -> "Language":
         return cls(
             family=config.family,
             context=config.slow.max_seq_len,
@@ -73,7 +73,7 @@ class Language:
             codebook_size=config.codebook_size,
             vocabulary=config.vocab_size,
             kv_bytes_per_token=config.kv_bytes_per_token,
-            quantization=_describe(quantization),
+            quantization=quantization,
         )
 
 
@@ -155,13 +155,12 @@ def _inspect_directory(found: Inspection, directory: Path, codec: Path | None) -
 def _inspect_model(found: Inspection, directory: Path, tokenizer: Tokenizer) -> None:
     config = read_model_config(directory, tokenizer)
     file = find_model_file(directory)
-    found.language = Language.of(config, None)
+    found.language = Language.of(config)
     shapes = _without_weights(read_model_file(file))
     with torch.device(META):
         stored = model_tensors(shapes)
-        quantization = find_quantization(stored)
-        model = build_model(config, stored, quantization, file, device=META)
-    found.language = Language.of(config, quantization)
+        model = build_model(config, stored, file, device=META)
+    found.language = Language.of(config, _describe(model))
     found.parts += _model_parts(model)
 
 
@@ -171,6 +170,7 @@ def _inspect_codec(found: Inspection, source: Path) -> None:
     shapes = _without_weights(read_tensors(weights))
     with torch.device(META):
         codec, stored = Codec(config), codec_tensors(shapes, encoder=True)
+        quantise_skeleton(codec, stored)
         assign(codec, stored, weights, dtype=torch.float32, device=META)
     found.parts += _codec_parts(codec.state_dict())
 
@@ -184,7 +184,7 @@ def _inspect_random(name: str) -> Inspection:
         model, codec = DualAR(model_config).to(torch.bfloat16), Codec(codec_config)
     return Inspection(
         name,
-        language=Language.of(model_config, None),
+        language=Language.of(model_config),
         sound=Sound.of(codec_config),
         tokenizer_size=model_config.semantic_end_id + 1,
         parts=_model_parts(model) + _codec_parts(codec.state_dict()),
@@ -243,14 +243,16 @@ def _columns(module: torch.nn.Module) -> int:
     """Columns of a quantised matrix before packing; 0 for everything else."""
     if isinstance(module, Int4Linear):
         return 2 * int(module.weight.shape[1])
-    return int(module.weight.shape[1]) if isinstance(module, Int8Linear) else 0
+    return int(module.weight.shape[1]) if isinstance(module, RowLinear) else 0
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> tuple[str, ...]:
     return tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
 
 
-def _describe(quantization: Quantization | None) -> str | None:
-    if quantization is None:
+def _describe(model: DualAR) -> str | None:
+    modes = modes_of(model)
+    groups = {layer.group for layer in model.modules() if isinstance(layer, Int4Linear)}
+    if not modes:
         return None
-    return f"int{quantization.bits}" + (f", groups of {quantization.group}" if quantization.group else "")
+    return str(modes) + "".join(f", groups of {size}" for size in sorted(groups))

@@ -1,6 +1,6 @@
 """A directory -> a model, a codec and a tokenizer, strictly: what is missing, left over or misshapen is an error."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from shoal.checkpoint.blank import blank
 from shoal.checkpoint.names import model_tensors
 from shoal.checkpoint.profile import Profile, read_profile
 from shoal.checkpoint.tensors import read_changed, read_json, read_shards, read_tensors, shorten
@@ -17,11 +18,16 @@ from shoal.codec.dac import Codec
 from shoal.errors import CheckpointError, ModelNotFound
 from shoal.model.config import DualARConfig, TokenIds, read_config
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import Int4Linear, Int8Linear, unpack_int4_tiles
+from shoal.model.linear import GROUP, Fp8Linear, Int4Linear, Int8Linear, RowLinear, unpack_int4_tiles
+from shoal.quantize.apply import fit_codec, fit_model
+from shoal.quantize.convolution import Int8Conv
+from shoal.quantize.modes import WeightModes
 from shoal.text.tokenizer import Tokenizer, load_tokenizer
 
 MODEL_FILES = ("model.safetensors.index.json", "model.safetensors", "model.pth")
 CODEC_FILES = ("codec.safetensors", "codec.pth")
+# In directories of our own making: every file of weights and its size.
+MANIFEST = "quantized.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +48,8 @@ class Checkpoint:
         return (folder,) if folder is not None and folder.is_dir() else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Quantization:
-    """How the linear layers of a directory are stored."""
-
-    bits: int
-    group: int = 0
+# What to make of a model's weights, decided when they are mapped and before they are read.
+ChooseModes = Callable[[DualAR, Codec], WeightModes]
 
 
 def load_checkpoint(
@@ -57,15 +59,30 @@ def load_checkpoint(
     dtype: torch.dtype | None = None,
     device: str = "cpu",
     encoder: bool = True,
+    quantize: ChooseModes | None = None,
 ) -> Checkpoint:
-    """Load all parts. `codec` names another file or directory for those that hold none, as quantised ones do."""
+    """Load all parts. `codec` names another file or directory for those that hold none, as upstream's quantised ones.
+
+    With `quantize` weights become what it says on their way to the device; without it they stay as they are stored.
+    """
     require_directory(directory)
+    require_complete(directory)
     tokenizer = load_tokenizer(directory)
-    model = load_model(directory, tokenizer, dtype=dtype, device=device)
+    # Weights that are to change are only mapped here: they go to the device one by one, as they will stay there.
+    model = (
+        load_model(directory, tokenizer, dtype=dtype, device=device)
+        if quantize is None
+        else load_model(directory, tokenizer)
+    )
+    sound = load_codec(codec or directory, device=device, encoder=encoder)
+    if quantize is not None:
+        modes = quantize(model, sound)
+        fit_model(model, modes, device=device, dtype=dtype)
+        fit_codec(sound, modes.codec)
     return Checkpoint(
         name=directory.name,
         model=model,
-        codec=load_codec(codec or directory, device=device, encoder=encoder),
+        codec=sound,
         tokenizer=tokenizer,
         profile=read_profile(directory, model.config.family),
         directory=directory,
@@ -80,32 +97,43 @@ def require_directory(directory: Path) -> None:
         )
 
 
+def require_complete(directory: Path) -> None:
+    """Raises CheckpointError for a quantised directory that was copied or written in part."""
+    if not (directory / MANIFEST).is_file():
+        return
+    for name, size in read_json(directory / MANIFEST).get("files", {}).items():
+        found = (directory / name).stat().st_size if (directory / name).is_file() else 0
+        if found != size:
+            raise CheckpointError(
+                f"{directory}: half written, {name} has {found:,} of {size:,} bytes. Copy it again, or make it again "
+                "with `shoal quantize`"
+            )
+
+
 def load_model(
     directory: Path, tokenizer: Tokenizer, *, dtype: torch.dtype | None = None, device: str = "cpu"
 ) -> DualAR:
     """The DualAR of a directory. Without `dtype` the weights keep the type they are stored in."""
     config = read_model_config(directory, tokenizer)
     stored = read_changed(partial(read_model_file, find_model_file(directory)), model_tensors)
-    return build_model(config, stored, find_quantization(stored), directory, dtype=dtype, device=device)
+    return build_model(config, stored, directory, dtype=dtype, device=device)
 
 
 def build_model(
     config: DualARConfig,
     stored: Mapping[str, Tensor],
-    quantization: Quantization | None,
     source: Path,
     *,
     dtype: torch.dtype | None = None,
     device: str = "cpu",
 ) -> DualAR:
     """A model from tensors under our names; `source` is named in errors."""
-    with torch.device("meta"):
+    with blank():
         model = DualAR(config)
-    if quantization is not None:
-        quantize_skeleton(model, quantization)
-        stored = make_tables_whole(model, stored)
-    if quantization is not None and quantization.bits == 4:
-        stored = {name: _unpacked(model, name, tensor) for name, tensor in stored.items()}
+    quantise_skeleton(model, stored)
+    layers = dict(model.named_modules())
+    stored = make_tables_whole(layers, stored)
+    stored = {name: _unpacked(layers.get(name.rpartition(".")[0]), name, tensor) for name, tensor in stored.items()}
     assign(model, stored, source, dtype=dtype, device=device)
     return model.to(device).eval().requires_grad_(False)
 
@@ -113,9 +141,10 @@ def build_model(
 def load_codec(source: Path, *, device: str = "cpu", encoder: bool = True) -> Codec:
     """The codec of a directory or weights file; without `encoder` only what decoding needs is read and kept."""
     weights, config = find_codec(source)
-    with torch.device("meta"):
+    with blank():
         codec = Codec(config, encoder=encoder)
     stored = read_changed(partial(read_tensors, weights), partial(codec_tensors, encoder=encoder))
+    quantise_skeleton(codec, stored)
     assign(codec, stored, weights, dtype=torch.float32, device=device)
     return codec.to(device).eval().requires_grad_(False)
 
@@ -153,41 +182,52 @@ def find_codec(source: Path) -> tuple[Path, CodecConfig]:
     )
 
 
-def find_quantization(stored: Mapping[str, Tensor]) -> Quantization | None:
-    """Read off the tensors themselves: upstream tells only by the directory's name, and directories get renamed."""
-    for name, tensor in stored.items():
-        if name.endswith(".scales"):
-            return Quantization(bits=8)
-        if name.endswith(".scales_and_zeros"):
-            tiles = stored.get(name.replace(".scales_and_zeros", ".weight"))
-            if tiles is None or tiles.dim() != 4:
-                raise CheckpointError(f"{name} has no packed int4 weight beside it")
-            columns = tiles.shape[1] * tiles.shape[3] * 32
-            return Quantization(bits=4, group=columns // len(tensor))
-    return None
+def quantise_skeleton(module: nn.Module, stored: Mapping[str, Tensor]) -> None:
+    """Put quantised layers, still without storage, where the tensors say so.
 
-
-def quantize_skeleton(model: nn.Module, quantization: Quantization) -> None:
-    """Put quantised layers, still without storage, in the place of all linear ones that have no bias."""
-    for name, child in list(model.named_children()):
-        if not isinstance(child, nn.Linear) or child.bias is not None:
-            quantize_skeleton(child, quantization)
+    They are read off the tensors themselves: upstream tells only by the directory's name, and directories get renamed.
+    """
+    modules = dict(module.named_modules())
+    for name, scales in stored.items():
+        owner, _, attribute = name.rpartition(".")
+        if attribute not in ("scales", "scales_and_zeros") or owner not in modules:
             continue
-        with torch.device("meta"):
-            replacement: nn.Module = Int8Linear(child.in_features, child.out_features)
-            if quantization.bits == 4:
-                replacement = Int4Linear(child.in_features, child.out_features, quantization.group)
-        setattr(model, name, replacement)
+        weight = stored.get(f"{owner}.weight")
+        if weight is None:
+            raise CheckpointError(f"{name} has no quantised weight beside it")
+        with blank():
+            layer = _quantised_layer(modules[owner], weight, scales)
+        if layer is not None:
+            holder, _, attribute = owner.rpartition(".")
+            setattr(modules[holder], attribute, layer)
 
 
-def make_tables_whole(model: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undo int8 where no quantised layer computes: in embeddings, and in the one projection that has a bias."""
-    quantised = {name for name, module in model.named_modules() if isinstance(module, Int8Linear | Int4Linear)}
+def _quantised_layer(plain: nn.Module, weight: Tensor, scales: Tensor) -> nn.Module | None:
+    """The layer that computes with such a weight; None where none does, as in an embedding."""
+    if isinstance(plain, nn.Conv1d | nn.ConvTranspose1d):
+        return Int8Conv(plain)
+    if not isinstance(plain, nn.Linear):
+        return None
+    if scales.dim() == 3:
+        return Int4Linear(plain.in_features, plain.out_features, _group(weight, len(scales)))
+    kind = Fp8Linear if weight.dtype == Fp8Linear.KIND else Int8Linear
+    return kind(plain.in_features, plain.out_features, bias=plain.bias is not None)
+
+
+def _group(weight: Tensor, groups: int) -> int:
+    """Columns per scale of an int4 weight, in upstream's tiles or in our bytes."""
+    columns = weight.shape[1] * weight.shape[3] * 32 if weight.dim() == 4 else 2 * weight.shape[-1]
+    return GROUP if -(-columns // GROUP) == groups else max(1, columns // max(1, groups))
+
+
+def make_tables_whole(layers: Mapping[str, nn.Module], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo int8 where no quantised layer computes: in embeddings."""
+    quantised = {name for name, module in layers.items() if isinstance(module, RowLinear | Int4Linear)}
     whole: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         owner, _, attribute = name.rpartition(".")
         scales = None if owner in quantised else stored.get(f"{owner}.scales")
-        if scales is None or attribute == "bias":
+        if scales is None:
             whole[name] = tensor
         elif attribute == "weight":
             whole[name] = tensor.float() * scales.float()[:, None]
@@ -202,7 +242,8 @@ def assign(
     _compare_names(expected, stored, source)
     for name, tensor in stored.items():
         _compare(name, expected[name], tensor, source)
-        wanted = dtype if tensor.is_floating_point() else None
+        # What is quantised has the type it was quantised to.
+        wanted = dtype if expected[name].is_floating_point() and expected[name].itemsize > 1 else None
         ready = tensor.to(device=device, dtype=wanted)
         owner, _, attribute = name.rpartition(".")
         holder = module.get_submodule(owner)
@@ -225,19 +266,18 @@ def _compare(name: str, expected: Tensor, tensor: Tensor, source: Path) -> None:
         raise CheckpointError(
             f"{source}: {name} is {list(tensor.shape)}, the configuration says {list(expected.shape)}"
         )
-    if expected.is_floating_point() != tensor.is_floating_point():
+    quantised = expected.itemsize == 1 or tensor.itemsize == 1
+    if expected.is_floating_point() != tensor.is_floating_point() or (quantised and expected.dtype != tensor.dtype):
         raise CheckpointError(f"{source}: {name} is stored as {tensor.dtype}, expected {expected.dtype}")
 
 
-def _unpacked(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
+def _unpacked(layer: nn.Module | None, name: str, tensor: Tensor) -> Tensor:
     """Bring one int4 tensor into our byte order; padding columns that upstream added are cut off."""
-    owner, _, attribute = name.rpartition(".")
-    layer = model.get_submodule(owner) if owner else model
     if not isinstance(layer, Int4Linear):
         return tensor
-    if attribute == "weight" and _is_tiled(tensor):
+    if name.endswith(".weight") and _is_tiled(tensor):
         return unpack_int4_tiles(tensor, layer.weight.shape[1] * 2)
-    return tensor[: len(layer.scales_and_zeros)] if attribute == "scales_and_zeros" else tensor
+    return tensor[: len(layer.scales_and_zeros)] if name.endswith(".scales_and_zeros") else tensor
 
 
 def _is_tiled(tensor: Tensor) -> bool:

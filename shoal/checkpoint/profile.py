@@ -19,6 +19,7 @@ class Profile:
     carried_columns: int = 0  # longest prompt that keeps earlier turns; 0: as long as the model takes
     normalize: bool = False  # numbers, dates and symbols are spelled out first
     max_characters: int = 20_000
+    voice: str | None = None  # of requests that choose none; None: whatever voice the model takes by itself
 
 
 FAMILY_PROFILES: dict[Family, Profile] = {

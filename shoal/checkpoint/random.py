@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from shoal.checkpoint.blank import blank
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.profile import FAMILY_PROFILES
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
@@ -99,7 +100,7 @@ def random_checkpoint(
     if size not in SIZES:
         raise ModelNotFound(f"random:{size}: unknown size, there are {', '.join(PREFIX + name for name in SIZES)}")
     model_config, codec_config = SIZES[size]
-    with torch.device("meta"):
+    with blank():
         model, codec = DualAR(model_config), Codec(codec_config, encoder=encoder)
     generator = torch.Generator(device).manual_seed(seed)
     fill(model, dtype or torch.bfloat16, device, generator)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 
-from shoal.checkpoint.load import CODEC_FILES, MODEL_FILES, Checkpoint, load_checkpoint, load_codec
+from shoal.checkpoint.load import CODEC_FILES, MODEL_FILES, Checkpoint, ChooseModes, load_checkpoint, load_codec
 from shoal.checkpoint.random import PREFIX, random_checkpoint
 from shoal.checkpoint.tensors import read_json
 from shoal.errors import CheckpointError, ModelNotFound
+from shoal.quantize.apply import fit_codec, fit_model
 
 BUNDLED = "nano"
 BUNDLED_FOLDER = Path(__file__).parents[1] / "models" / BUNDLED
@@ -62,15 +63,25 @@ def resolve_model(
     dtype: torch.dtype | None = None,
     device: str = "cpu",
     encoder: bool = True,
+    quantize: ChooseModes | None = None,
 ) -> Checkpoint:
-    """Load the model of that name; `codec` puts another codec in the place of its own. Raises ModelNotFound."""
+    """Load the model of that name; `codec` puts another codec in the place of its own. Raises ModelNotFound.
+
+    `quantize` decides what becomes of its weights.
+    """
     if name.startswith(PREFIX):
         checkpoint = random_checkpoint(name.removeprefix(PREFIX), dtype=dtype, device=device, encoder=encoder)
         if codec is not None:
             checkpoint = replace(checkpoint, codec=load_codec(codec, device=device, encoder=encoder))
+        if quantize is not None:
+            modes = quantize(checkpoint.model, checkpoint.codec)
+            fit_model(checkpoint.model, modes)
+            fit_codec(checkpoint.codec, modes.codec)
     else:
         directory = find_directory(name)
-        checkpoint = load_checkpoint(directory, codec=codec, dtype=dtype, device=device, encoder=encoder)
+        checkpoint = load_checkpoint(
+            directory, codec=codec, dtype=dtype, device=device, encoder=encoder, quantize=quantize
+        )
         checkpoint = replace(checkpoint, name=name)
     _require_same_codebooks(checkpoint)
     return checkpoint

@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.load import CODEC_FILES, MANIFEST, Checkpoint, load_codec, load_model
 from shoal.checkpoint.names import to_upstream, unstack
 from shoal.checkpoint.random import write_synthetic_tokenizer
 from shoal.checkpoint.weight_norm import unfold
@@ -22,6 +22,9 @@ from shoal.codec.dac import Codec
 from shoal.errors import OutputError
 from shoal.model.config import BlockConfig, DualARConfig
 from shoal.model.dual_ar import DualAR
+from shoal.quantize.apply import quantise_codec, quantise_model
+from shoal.quantize.modes import WeightModes
+from shoal.text.tokenizer import load_tokenizer
 
 
 def save_random(directory: Path, checkpoint: Checkpoint, *, shard_bytes: int = 2**30) -> None:
@@ -82,6 +85,41 @@ def save_sharded_model(folder: Path, model: DualAR, shard_bytes: int) -> None:
         where |= dict.fromkeys(shard, name)
     total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
+
+
+def save_quantized(
+    source: Path, directory: Path, modes: WeightModes, *, tick: Callable[[str], None] = lambda part: None
+) -> None:
+    """Write the model of directory `source` with its weights in `modes`; everything else there is copied.
+
+    Raises CheckpointError, OutputError, and InvalidRequest for a source that is quantised in another way.
+    """
+    tokenizer = load_tokenizer(source)
+    model = load_model(source, tokenizer)
+    with whole_directory(directory) as folder:
+        copied = [path for path in source.iterdir() if not _holds_weights(path.name)]
+        if modes.codec != "none":
+            codec = load_codec(source)
+            quantise_codec(codec, modes.codec)
+            tick("codec")
+            save_file(
+                {name: tensor.contiguous() for name, tensor in codec.state_dict().items()}, folder / CODEC_FILES[0]
+            )
+        else:
+            copied += [path for path in source.iterdir() if path.name in CODEC_FILES]
+        quantise_model(model, modes, tick=tick)
+        save_model(folder / "model.safetensors", model)
+        for path in copied:
+            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, folder / path.name)
+        weights = [path for path in folder.iterdir() if _holds_weights(path.name)]
+        for path in weights:
+            path.chmod(0o644)  # safetensors keeps its files to the one who wrote them
+        sizes = {path.name: path.stat().st_size for path in weights}
+        write_json(folder / MANIFEST, {"weights": str(modes), "files": sizes})
+
+
+def _holds_weights(name: str) -> bool:
+    return name.startswith(("model", "codec")) and name.endswith((".pth", ".safetensors", ".safetensors.index.json"))
 
 
 def save_pickled_codec(folder: Path, codec: Codec) -> None:

@@ -11,24 +11,35 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import bench, machine, models, serve, speak
+from shoal.cli import (
+    bench,
+    machine,
+    models,
+    serve,
+    speak,
+    voices,
+)
 from shoal.errors import ShoalError
 
 BUG_EXIT_CODE = 70
+ABOUT = """Speech from the Fish-Speech voices, heard while it is made.
+
+Example: shoal say "The tide is coming in."
+
+Example: shoal serve, then open http://localhost:8080/
+"""
 
 app = typer.Typer(
     name="shoal",
-    help="Speech from the Fish-Speech voices.",
+    help=ABOUT,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-speak.add_to(app)
-serve.add_to(app)
-models.add_to(app)
-machine.add_to(app)
-bench.add_to(app)
+# The order of the groups in the help: what most people want stands first.
+for room in (speak, voices, serve, models, bench, machine):
+    room.add_to(app)
 
 
 @app.callback()

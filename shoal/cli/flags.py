@@ -10,4 +10,7 @@ Codec = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quantize = Annotated[
+    str | None, typer.Option("--quantize", help="Weights: auto, none, int8, int4, fp8, or slow=int8,codec=int8.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]

@@ -16,15 +16,29 @@ def add_to(app: typer.Typer) -> None:
 
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show how many voices common cards hold.")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Also try torch.compile; up to half a minute.")] = False,
 ) -> None:
     """Show what this machine has, what is missing, and what will be used and why.
 
     Example: shoal doctor
+
+    Example: shoal doctor --plan
     """
-    from shoal.cli.tables import print_json, show_report
+    from shoal.cli.tables import print_json, show_plan, show_report
     from shoal.doctor import examine
 
+    if plan:
+        from dataclasses import asdict
+
+        from shoal.engine.plan import plan_cards
+
+        holdings = plan_cards()
+        if json:
+            print_json({"cards": [asdict(holding) for holding in holdings]})
+        else:
+            show_plan(holdings)
+        return
     report = examine(compile=compile)
     if json:
         print_json(report.as_json())

@@ -48,12 +48,18 @@ class SpeechMeter:
         self._started = time.perf_counter()
         self._show("reading the text")
 
-    def heard(self, chunk: "AudioChunk") -> None:
+    def heard(self, chunk: "AudioChunk", turn: int = 1, turns: int = 1) -> None:
+        """`turn` of `turns` is being spoken: how far a long text has come."""
         if chunk.seconds and self.first_audio is None:
             self.first_audio = self.elapsed
         self.seconds += chunk.seconds
         self.wall, self.finish = self.elapsed, chunk.finish
-        self._show(f"{self.seconds:.1f} s of speech, RTF {self.rtf or 0:.2f}")
+        bar = f"{_bar((turn - 1) / turns)} part {turn} of {turns}, " if turns > 1 else ""
+        self._show(f"{bar}{self.seconds:.1f} s of speech, RTF {self.rtf or 0:.2f}")
+
+    def only_playing(self) -> None:
+        """All of it is made, and not all of it heard."""
+        self._show("playing")
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -71,3 +77,8 @@ class SpeechMeter:
     def _show(self, what: str) -> None:
         if self._line is not None:
             self._line.update(what)
+
+
+def _bar(fraction: float, width: int = 20) -> str:
+    full = round(width * fraction)
+    return "[cyan]" + "━" * full + "[/][dim]" + "━" * (width - full) + "[/]"

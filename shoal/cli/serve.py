@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.flags import Codec, Json
+from shoal.cli.completion import complete_model
+from shoal.cli.flags import Codec, Json, Quantize
 from shoal.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -16,11 +17,16 @@ if TYPE_CHECKING:
 
 PANEL = "Serve"
 
-Model = Annotated[str | None, typer.Option(help="A directory, s1-mini, s2-pro, OWNER/NAME or random:tiny.")]
+Model = Annotated[
+    str | None,
+    typer.Option(help="nano, s1-mini, s2-pro, OWNER/NAME, a directory or random:tiny.", autocompletion=complete_model),
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
 Slots = Annotated[int | None, typer.Option(help="Voices that are spoken at one time.")]
+KvDtype = Annotated[str | None, typer.Option("--kv-dtype", help="Keys and values: auto, int8 or fp8.")]
+GpuMemory = Annotated[str | None, typer.Option("--gpu-memory", help="Share of the GPU (0.9), or bytes (4GB).")]
 Insecure = Annotated[bool | None, typer.Option("--insecure", help="Let anybody in, on any address.")]
 File = Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting.")]
@@ -30,7 +36,7 @@ KeysFile = Annotated[Path | None, typer.Option("--file", help="File of keys; els
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=PANEL)(serve)
     app.command(rich_help_panel=PANEL)(config)
-    keys = typer.Typer(no_args_is_help=True, help="API keys. Example: shoal keys new alice")
+    keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
     keys.command("new")(new_key)
     keys.command("list")(list_keys)
     keys.command("revoke")(revoke_key)
@@ -44,25 +50,29 @@ def serve(
     host: Host = None,
     port: Port = None,
     slots: Slots = None,
+    quantize: Quantize = None,
+    kv_dtype: KvDtype = None,
+    gpu_memory: GpuMemory = None,
     insecure: Insecure = None,
     file: File = None,
     set: Set = None,
 ) -> None:
     """Serve the Fish, OpenAI and SageMaker APIs over HTTP until a signal ends it.
 
-    Example: shoal serve --model random:tiny --port 8080
+    Example: shoal serve
+
+    Example: shoal serve --model s1-mini --port 9000 --slots 32
+
+    Example: shoal keys new alice && shoal serve --host 0.0.0.0
     """
     flags = {"model": model, "codec": codec, "device": device, "host": host, "port": port, "slots": slots}
-    origin = _origin({**flags, "insecure": insecure}, file, set)
-    import logging
-
+    flags |= {"quantize": quantize, "kv_dtype": kv_dtype, "gpu_memory": gpu_memory, "insecure": insecure}
+    origin = origin_of(flags, file, set)
     with server_extra():
         from shoal.server.logs import set_up_logging
         from shoal.server.run import serve
 
     set_up_logging(origin.settings.log_format, origin.settings.log_level)
-    for warning in origin.warnings:
-        logging.getLogger("shoal").warning(warning)
     serve(origin.settings.server(), origin.settings.source(), origin.settings.voice_directory())
 
 
@@ -81,7 +91,7 @@ def config(
     Example: SHOAL_PORT=9000 shoal config
     """
     flags = {"model": model, "device": device, "host": host, "port": port, "slots": slots}
-    origin = _origin(flags, file, set)
+    origin = origin_of(flags, file, set)
     from shoal.cli.tables import print_json, show_table
 
     shown = {name: _shown(value) for name, value in origin.settings}
@@ -94,25 +104,29 @@ def config(
     for name, value in shown.items():
         table.add_row(name, "" if value is None else str(value), origin.places[name])
     show_table(table)
-    for warning in origin.warnings:
-        typer.echo(f"note: {warning}", err=True)
 
 
 def new_key(
     name: Annotated[str, typer.Argument(help="Whose key it is.")],
-    requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1)] = None,
-    daily_audio_seconds: Annotated[float | None, typer.Option(min=1)] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Its own limit; else the server's.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests it may have under way.")] = None,
+    daily_audio_seconds: Annotated[float | None, typer.Option(min=1, help="Audio it may have per day (UTC).")] = None,
     file: KeysFile = None,
+    json: Json = False,
 ) -> None:
     """Make a key and print it, once: only its hash is kept.
 
     Example: shoal keys new alice --concurrency 4
     """
     keys = _key_file(file)
+    from shoal.cli.tables import print_json
     from shoal.server.config import KeyLimits
 
-    typer.echo(keys.new(name, KeyLimits(requests_per_minute, concurrency, daily_audio_seconds)))
+    secret = keys.new(name, KeyLimits(requests_per_minute, concurrency, daily_audio_seconds))
+    if json:
+        print_json({"name": name, "key": secret, "file": str(keys.path)})
+        return
+    typer.echo(secret)
     typer.echo(f"kept as a hash in {keys.path}; it cannot be shown again", err=True)
 
 
@@ -134,7 +148,7 @@ def list_keys(file: KeysFile = None, json: Json = False) -> None:
         typer.echo(f"{entry['name']}\t{entry['created']}\t{limits or 'no limits of its own'}")
 
 
-def revoke_key(name: str, file: KeysFile = None) -> None:
+def revoke_key(name: Annotated[str, typer.Argument(help="Whose key it is.")], file: KeysFile = None) -> None:
     """Take a key away; a running server refuses it within seconds.
 
     Example: shoal keys revoke alice
@@ -142,7 +156,7 @@ def revoke_key(name: str, file: KeysFile = None) -> None:
     _key_file(file).revoke(name)
 
 
-def _origin(flags: dict[str, Any], file: Path | None, others: list[str] | None) -> "Origin":
+def origin_of(flags: dict[str, Any], file: Path | None, others: list[str] | None) -> "Origin":
     for other in others or ():
         name, equals, value = other.partition("=")
         if not equals:
@@ -164,7 +178,7 @@ def server_extra() -> Iterator[None]:
 
 
 def _key_file(file: Path | None) -> "KeyFile":
-    origin = _origin({}, None, None)
+    origin = origin_of({}, None, None)
     from shoal.server.keys import KeyFile
     from shoal.settings import config_directory
 

@@ -1,13 +1,23 @@
 """Commands that speak."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.flags import Codec, Device, Json, Quiet
+from shoal.cli.completion import complete_model, complete_voice
+from shoal.cli.flags import Codec, Device, Json, Quantize, Quiet
 from shoal.cli.wishes import check_output, sampling_wishes, voice_wish, words_to_say
+
+if TYPE_CHECKING:
+    from shoal.audio.pcm import Samples
+    from shoal.cli.meter import SpeechMeter
+    from shoal.cli.player import Player
+    from shoal.engine.engine import Engine
+    from shoal.speech import SpeechRequest
 
 PANEL = "Speak"
 
@@ -17,12 +27,23 @@ def add_to(app: typer.Typer) -> None:
 
 
 def say(
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; - is standard output.")],
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to say; - is standard input.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Say what is in this file.")] = None,
-    model: Annotated[str, typer.Option(help="A directory, s1-mini, s2-pro, OWNER/NAME or random:tiny.")] = "nano",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; - is standard output. Without it: play.")
+    ] = None,
+    play: Annotated[bool, typer.Option("--play", help="Play the audio, besides writing it.")] = False,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Say what is in this file.")] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="nano, s1-mini, s2-pro, OWNER/NAME, a directory or random:tiny.", autocompletion=complete_model
+        ),
+    ] = "nano",
     codec: Codec = None,
-    voice: Annotated[str | None, typer.Option(help="A recording to imitate, or the name of a stored voice.")] = None,
+    voice: Annotated[
+        str | None,
+        typer.Option(help="A recording to imitate, or the name of a stored voice.", autocompletion=complete_voice),
+    ] = None,
     transcript: Annotated[str | None, typer.Option(help="What is said in that recording.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same audio.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 to 2; lower is steadier.")] = None,
@@ -33,23 +54,26 @@ def say(
         str | None, typer.Option(help="What the penalty looks at: upstream (as released) or window (as meant).")
     ] = None,
     max_frames: Annotated[int | None, typer.Option(help="Longest speech, in frames; 0 is what fits.")] = None,
+    as_written: Annotated[
+        bool, typer.Option("--as-written", help="Do not spell out numbers and symbols, even if the model needs it.")
+    ] = False,
     format: Annotated[str | None, typer.Option(help="wav, flac, mp3, opus, aac, webm, pcm; else by suffix.")] = None,
     device: Device = "auto",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; else what suits.")] = None,
+    quantize: Quantize = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say a text into a file, written while it is made.
+    """Say a text: play it, or write it to a file, while it is made.
 
-    Example: shoal say "Hello." -o hello.wav --model random:tiny
+    Example: shoal say "The tide is coming in."
 
-    Example: fortune | shoal say -o fortune.mp3 --model s1-mini --voice me.wav --transcript "What I say in me.wav."
+    Example: shoal say --file chapter.txt -o chapter.mp3 --play
+
+    Example: fortune | shoal say -o fortune.opus
+
+    Example: shoal say "Hello." -o hello.wav --model s1-mini --voice me.wav --transcript "What I say in me.wav."
     """
-    from shoal import load
-    from shoal.audio.write import AudioFile
-    from shoal.cli.meter import SpeechMeter
-    from shoal.cli.tables import print_json
-
     words, speaker = words_to_say(text, file), voice_wish(voice, transcript)
     wishes = sampling_wishes(
         seed=seed,
@@ -61,14 +85,71 @@ def say(
         max_frames=max_frames,
     )
     check_output(output, format, json=json)
-    with SpeechMeter(shown=not quiet) as meter, load(model, device=device, dtype=dtype, codec=codec) as engine:
+    ears = Ears(output, format, _player(play or output is None))
+
+    from shoal import load
+    from shoal.cli.meter import SpeechMeter
+    from shoal.cli.tables import print_json
+    from shoal.config import EngineConfig
+
+    config = EngineConfig(quantize=quantize or EngineConfig.quantize)
+    with (
+        SpeechMeter(shown=not quiet) as meter,
+        load(model, device=device, dtype=dtype, codec=codec, config=config) as engine,
+    ):
         sampling = replace(engine.service.usual_sampling, **wishes)
-        with AudioFile(output, engine.sample_rate, format=format) as audio:
-            meter.begin()
-            for chunk in engine.service.speak_blocking(speaker.request(words, sampling)):
-                audio.write(chunk.samples)
-                meter.heard(chunk)
+        request = replace(speaker.request(words, sampling), normalize=not as_written)
+        _speak(engine, request, ears, meter)
     if json:
-        print_json({"output": str(output), "model": model, "seed": sampling.seed, **meter.as_json()})
+        print_json({**ears.as_json(), "model": model, "seed": sampling.seed, **meter.as_json()})
     elif not quiet:
-        typer.echo(f"{output}: {meter}", err=True)
+        typer.echo(f"{ears}: {meter}", err=True)
+
+
+@dataclass(frozen=True)
+class Ears:
+    """Where the audio goes: a file, a player, or both."""
+
+    output: Path | None
+    format: str | None
+    player: "Player | None"
+
+    def open(self, stack: ExitStack, sample_rate: int) -> "list[Callable[[Samples], None]]":
+        from shoal.audio.write import AudioFile
+        from shoal.cli.player import playing
+
+        listeners: list[Callable[[Samples], None]] = []
+        if self.player is not None:
+            listeners.append(stack.enter_context(playing(self.player, sample_rate)))
+        # Closed first: the file is complete when its last sample is made, not when the last sound is heard.
+        if self.output is not None:
+            listeners.append(stack.enter_context(AudioFile(self.output, sample_rate, format=self.format)).write)
+        return listeners
+
+    def as_json(self) -> dict[str, object]:
+        player = None if self.player is None else self.player.name
+        return {"output": None if self.output is None else str(self.output), "player": player}
+
+    def __str__(self) -> str:
+        return str(self.output) if self.output is not None else self.player.name if self.player is not None else ""
+
+
+def _speak(engine: "Engine", request: "SpeechRequest", ears: Ears, meter: "SpeechMeter") -> None:
+    with ExitStack() as open_ears:
+        listeners = ears.open(open_ears, engine.sample_rate)
+        meter.begin()
+        speaking = engine.service.speak_blocking(request)
+        for chunk in speaking:
+            for listen in listeners:
+                listen(chunk.samples)
+            meter.heard(chunk, *speaking.turn)
+        if ears.player is not None:
+            meter.only_playing()
+
+
+def _player(wanted: bool) -> "Player | None":
+    if not wanted:
+        return None
+    from shoal.cli.player import find_player
+
+    return find_player()

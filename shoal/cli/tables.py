@@ -1,7 +1,7 @@
 """Results for the eye. Tables go to standard output, progress to standard error."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from shoal.checkpoint.inspect import Inspection
     from shoal.doctor import Report
+    from shoal.engine.plan import Holding
 
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "missing": "[red]missing[/]"}
 
@@ -34,6 +35,18 @@ def show_report(report: "Report") -> None:
     if report.choice is not None:
         chosen = report.choice
         Console().print(f"\nwill be used: [bold]{chosen.device}, {chosen.dtype}, {chosen.rung}[/] ({chosen.why})")
+
+
+def show_plan(holdings: "Sequence[Holding]") -> None:
+    contexts = list(holdings[0].voices)
+    table = Table("card", "model", "weights", "GB", *(f"voices x {columns:,} columns" for columns in contexts))
+    for holding in holdings:
+        voices = (" / ".join(map(str, holding.voices[columns].values())) for columns in contexts)
+        row = (f"{holding.card} GB", holding.model, holding.weights, f"{holding.weight_bytes / 1e9:.1f}")
+        table.add_row(*row, *voices)
+    show_table(table)
+    kinds = " / ".join(holdings[0].voices[contexts[0]])
+    Console().print(f"Voices with {kinds} keys and values, in 0.9 of the card, weights as `auto` takes them.")
 
 
 def show_inspection(found: "Inspection") -> None:

@@ -25,11 +25,11 @@ def words_to_say(text: str | None, file: Path | None) -> str:
     elif text == STDIN or (text is None and not sys.stdin.isatty()):
         words = _decoded(sys.stdin.buffer, "standard input")
     elif text is None:
-        raise InvalidRequest('what shall be said? Give a text: shoal say "Hello." -o hello.wav')
+        raise InvalidRequest('what shall be said? Give a text: shoal say "Hello."; or a file: shoal say --file a.txt')
     else:
         words = text
     if not words.strip():
-        raise TextError("the text is empty")
+        raise TextError('the text is empty; give some words: shoal say "Hello."')
     return words
 
 
@@ -42,10 +42,14 @@ def sampling_wishes(**wishes: float | int | str | None) -> dict[str, Any]:
     return given
 
 
-def check_output(output: Path, format: str | None, *, json: bool) -> None:
+def check_output(output: Path | None, format: str | None, *, json: bool) -> None:
     """Raises InvalidRequest for a format that nobody can write."""
     from shoal.audio.formats import audio_format, format_of
 
+    if output is None:
+        if format is not None:
+            raise InvalidRequest("--format is for a file: name one with -o")
+        return
     if output == STDOUT and json:
         raise InvalidRequest("-o - and --json both want standard output; choose one")
     if format is not None:

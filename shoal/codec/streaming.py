@@ -118,7 +118,7 @@ class StreamingDecoder:
         self.codec.reserve(max(self._seen) + codes.shape[-1])
         real = None if lengths is None else torch.tensor(lengths, device=self.codec.device)
         self.past.open(self._rows(slots), codes.shape[-1], real)
-        samples = self.codec.decode_from(codes, self.past)
+        samples = self.codec.decode_from(codes.to(self.codec.device), self.past)
         self.past.close()
         return samples
 

@@ -11,8 +11,9 @@ import numpy as np
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.blocks import BlockPool, BlockStats
-from shoal.engine.kv import HostTier, PagedKV
+from shoal.engine.kv import HostTier, PagedKV, kv_type
 from shoal.engine.ladder import Ladder, parse_rung
+from shoal.engine.memory import give_back, ran_out
 from shoal.engine.policy import admission_policy
 from shoal.engine.runner import Runner
 from shoal.engine.scheduler import Batch, Drawn, Scheduler, SchedulerStats
@@ -22,15 +23,20 @@ from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.engine.voicebox import VoiceBox
 from shoal.errors import GenerationFailed, InvalidRequest
 from shoal.model.slow import Head
+from shoal.quantize.apply import modes_of
 from shoal.speech import Sampling
 
 logger = logging.getLogger(__name__)
+
+# For keys and values where nobody has planned: on a CPU, and in cores that are made by hand.
+USUAL_KV_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
 class StepStats:
     steps: int = 0
     failed: int = 0
+    out_of_memory: int = 0
     seconds: float = 0.0
 
 
@@ -43,7 +49,8 @@ class EngineCore:
         self.checkpoint, self.config, self.clock = checkpoint, config or EngineConfig(), clock
         self.stats = StepStats()
         model, config = checkpoint.model, self.config
-        kv = PagedKV(model.config.slow, block_count(checkpoint, config), config.block_size, model.dtype, model.device)
+        kind = kv_type(config.kv_dtype, model.dtype, model.device)
+        kv = PagedKV(model.config.slow, block_count(checkpoint, config), config.block_size, kind, model.device)
         self.pool = BlockPool(kv.blocks, config.block_size, caching=config.prefix_cache)
         self.tier = HostTier(kv, config.host_kv_bytes)
         self.pool.on_evict, self.pool.on_miss = self.tier.save, self.tier.restore
@@ -65,9 +72,12 @@ class EngineCore:
             first_frames=config.first_chunk_frames,
             max_frames=config.max_chunk_frames,
             clock=clock,
+            # The fused codec packs plain weights; quantised ones are computed by the layers they are in.
+            fused=self.runner.rung == "graph" and modes_of(model, checkpoint.codec).codec == "none",
         )
         self.stage = Stage(self.scheduler, self.voicebox, model.config, config, clock)
         self._suspects: deque[Sequence] = deque()
+        self._starved = False  # whether the last failure was one of memory
 
     @property
     def idle(self) -> bool:
@@ -111,13 +121,14 @@ class EngineCore:
 
     def _run(self, batch: Batch) -> Drawn | None:
         """The step's frames, or None if the device refused."""
-        if not batch:
+        if not batch and not self.runner.under_way:
             return Drawn.nothing(batch)
         started = time.perf_counter()
         try:
             return self.runner.run(batch)
-        except RuntimeError:
+        except RuntimeError as problem:
             logger.exception("step over %d sequences failed", len(batch.sequences()))
+            self._starved = ran_out(problem)
             self.stats.failed += 1
             return None
         finally:
@@ -129,15 +140,36 @@ class EngineCore:
 
         Of several that fail on the lowest rung, each has to show itself alone.
         """
-        sequences = batch.sequences()
+        failed = [sequence for each in (*self.runner.under_way, batch) for sequence in each.sequences()]
+        sequences = [sequence for sequence in dict.fromkeys(failed) if sequence.id in self.stage.live]
+        if self._starved and self._make_do():
+            self._set_back(sequences)
+            return []
         lower = self.runner.step_down()
         if len(sequences) == 1 and not lower:
             utterance = self.stage.live[sequences[0].id]
             return [self.stage.fail(utterance, GenerationFailed("the model failed on this request"))]
-        for sequence in sorted(sequences, key=lambda each: each.arrived, reverse=True):
-            self.scheduler.set_back(sequence)
+        self._set_back(sequences)
         self._suspects = deque() if lower else deque(sequences)
         return []
+
+    def _make_do(self) -> bool:
+        """Memory ran out: free what is cached, and go on with fewer voices at once; False if there is only one.
+
+        What was computing is computed again, as after any failure.
+        """
+        self.stats.out_of_memory += 1
+        if self.config.clear_on_oom:
+            give_back()
+        if not self.scheduler.shrink():
+            return False
+        self.runner.abandon()
+        logger.warning("from now on at most %d voices at once", self.scheduler.most_running)
+        return True
+
+    def _set_back(self, sequences: list[Sequence]) -> None:
+        for sequence in sorted(sequences, key=lambda each: each.arrived, reverse=True):
+            self.scheduler.set_back(sequence)
 
     def _suspect(self) -> Sequence | None:
         """Who has to show that it runs alone; each does so until it has drawn a frame or ended."""
@@ -149,11 +181,16 @@ class EngineCore:
         return None
 
 
+def block_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    model = checkpoint.model
+    kind = kv_type(config.kv_dtype, model.dtype, model.device)
+    return PagedKV.bytes_per_block(model.config.slow, config.block_size, kind)
+
+
 def block_count(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """As many blocks as the memory allows, and no more than all slots could fill."""
-    model = checkpoint.model
-    affordable = config.kv_bytes // PagedKV.bytes_per_block(model.config.slow, config.block_size, model.dtype)
-    usable = config.slots * -(-model.config.slow.max_seq_len // config.block_size)
+    affordable = (config.kv_bytes or USUAL_KV_BYTES) // block_bytes(checkpoint, config)
+    usable = config.slots * -(-checkpoint.model.config.slow.max_seq_len // config.block_size)
     if affordable < 1:
         raise InvalidRequest(f"kv_bytes = {config.kv_bytes} does not hold one block of {config.block_size} columns")
     return min(affordable, usable)

@@ -1,145 +1,169 @@
-"""One whole frame for n sequences through the fused kernels, with fixed shapes and no word to the host.
+"""Columns and whole frames through the fused kernels, with fixed shapes and no word to the host.
 
-The same numbers as `SlowTransformer` and `FrameDecoder`, in the same order of rounding, in about a third of the
-launches; this is what a CUDA graph captures. Slots and places that a batch does not use point at spare ones.
+The same numbers as `SlowTransformer` and `FrameDecoder`, in the same order of rounding, in a fraction of the
+launches; this is what CUDA graphs capture. A column is computed the same way whether it is one of a prompt or the
+newest of a voice, alone or in company, so whoever is computed again comes to the same bits.
 """
 
-import numpy as np
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from shoal.engine.kv import PagedKV
 from shoal.engine.slots import SlotStates
+from shoal.kernels.draw import MainIds, draw_code, draw_main
+from shoal.kernels.embed import embed_newest
 from shoal.kernels.fast_attention import fast_attention
 from shoal.kernels.linear import linear
-from shoal.kernels.paged_attention import paged_decode
+from shoal.kernels.paged_attention import DecodeSpace, paged_decode
 from shoal.kernels.qkv import place_qkv
 from shoal.kernels.rms_norm import rms_norm
-from shoal.kernels.sample import sample
 from shoal.model.dual_ar import DualAR
-from shoal.model.frame import FrameState, penalised_codes, penalised_mains, penalty_now
 from shoal.model.layers import Block
-from shoal.model.sampling import MAIN_LANE, RAS_TEMPERATURE, RAS_TOP_P
+from shoal.model.linear import RowLinear
 from shoal.model.slow import Head
 
 
-class FusedFrame:
-    """The frame of one batch size. Inputs are its tensors; `run` reads them and writes `columns`."""
+class FusedColumns:
+    """The slow transformer over `rows` columns: row i is column positions[i] of slot slots[i]."""
 
-    def __init__(self, model: DualAR, head: Head, kv: PagedKV, slots: SlotStates, rows: int, width: int) -> None:
-        self.model, self.head, self.kv, self.states = model, head, kv, slots
-        assert isinstance(head.output, nn.Linear), "the fused frame reads plain weights"
-        self._head_weight = head.output.weight
-        device = model.device
-        # One buffer, so that a step costs one copy to the device.
-        self._inputs = torch.zeros(rows * (4 + width), dtype=torch.int32, device=device)
-        self.slots, self.positions, self.where, self.lengths = self._inputs[: 4 * rows].unflatten(0, (4, rows))
-        self.tables = self._inputs[4 * rows :].unflatten(0, (rows, width))
-        self.columns = torch.zeros(rows, 1 + model.config.num_codebooks, dtype=torch.long, device=device)
-        fast = model.config.fast
-        memory = (fast.n_layer, rows, fast.n_local_heads, model.config.num_codebooks, fast.head_dim)
-        self._fast_keys = torch.zeros(memory, dtype=model.dtype, device=device)
-        self._fast_values = torch.zeros_like(self._fast_keys)
+    def __init__(self, model: DualAR, kv: PagedKV, tables: Tensor, rows: int) -> None:
+        self.model, self.kv, self.tables = model, kv, tables
+        # One tensor, so that a step costs one copy to the device.
+        self.inputs = torch.zeros(2, rows, dtype=torch.int32, device=model.device)
+        self.slots, self.positions = self.inputs
+        slow = model.config.slow
+        self._space = DecodeSpace.of(rows, slow.n_head, slow.n_local_heads, slow.head_dim, model.device)
 
-    def fill(self, inputs: np.ndarray) -> None:
-        """Slots, positions, places and lengths [4, rows], then tables [rows, width], one behind the other."""
-        self._inputs.copy_(torch.from_numpy(inputs), non_blocking=True)
+    def embed(self, columns: Tensor, rows: Tensor) -> Tensor:
+        """Rows of columns [any, 1 + codebooks] -> [rows, dim]"""
+        config, slow = self.model.config, self.model.slow
+        tables = slow.embeddings.weight, slow.codebook_embeddings.weight
+        span = config.semantic_begin_id, config.semantic_end_id
+        return embed_newest(columns, rows, *tables, *span, config.scale_codebook_embeddings)
 
-    def run(self) -> None:
-        """Compute the newest column of every row, draw the frame after it, and leave both where they are needed."""
-        slots = self.slots.long()
-        state = self.states.rows(slots, penalised=True)
-        hidden = self._slow(self.states.newest[slots])
-        columns = self._draw(hidden, state)
-        self.states.put(slots, state, columns)
-        self.columns.copy_(columns)
-
-    def _slow(self, columns: Tensor) -> Tensor:
-        slow, config = self.model.slow, self.model.config.slow
-        x = slow.embed(columns)
-        for index, block in enumerate(slow.layers):
-            assert isinstance(block, Block)
-            x = self._slow_block(x, block, index, config.norm_eps)
-        return x
-
-    def _slow_block(self, x: Tensor, block: Block, index: int, eps: float) -> Tensor:
-        attention = block.attention
-        keys, values = self.kv.keys[index], self.kv.values[index]
-        qkv = linear(x, attention.wqkv.weight, norm=block.attention_norm.weight, eps=eps)
+    def place(self, x: Tensor, layer: int) -> Tensor:
+        """Write the keys and values of a layer; returns its queries [rows, heads, d]."""
+        block, slow = self._block(layer), self.model.slow
+        attention, eps = block.attention, self.model.config.slow.norm_eps
+        qkv = project(x, attention.wqkv, norm=block.attention_norm.weight, eps=eps)
         q_norm = attention.q_norm.weight if attention.normed else None
         k_norm = attention.k_norm.weight if attention.normed else None
-        flat_keys, flat_values, table = keys.flatten(0, 1), values.flatten(0, 1), self.model.slow.table
-        q = place_qkv(qkv, q_norm, k_norm, eps, table, self.positions, flat_keys, flat_values, self.where)
-        mixed = paged_decode(q, keys, values, self.tables, self.lengths)
-        x = linear(mixed.flatten(1), attention.wo.weight, residual=x)
-        return _feed_forward(x, block, eps)
+        memory = self.kv.keys[layer], self.kv.values[layer], self.tables
+        scales = self.kv.scales(layer)
+        return place_qkv(qkv, q_norm, k_norm, eps, slow.table, self.positions, *memory, self.slots, **scales)
 
-    def _draw(self, hidden: Tensor, state: FrameState) -> Tensor:
-        model, head = self.model, self.head
-        normed = rms_norm(hidden, model.slow.norm.weight, model.config.slow.norm_eps)
-        main = head.ids[self._draw_main(linear(normed, self._head_weight), state)]
-        codes = self._draw_codes(model.fast_input(hidden, normed), main, state)
-        columns = torch.cat((main[:, None], codes), dim=1)
-        state.advance(columns)
-        return columns
+    def layer(self, x: Tensor, layer: int) -> Tensor:
+        q, block = self.place(x, layer), self._block(layer)
+        memory = self.kv.keys[layer], self.kv.values[layer], self.tables
+        mixed = paged_decode(q, *memory, self.slots, self.positions, self._space, **self.kv.scales(layer))
+        x = project(mixed.flatten(1), block.attention.wo, residual=x)
+        return feed_forward(x, block, self.model.config.slow.norm_eps)
 
-    def _draw_main(self, logits: Tensor, state: FrameState) -> Tensor:
-        settings = state.settings
-        if self.model.config.family == "s1":
-            return self._sample(logits, penalised_mains(state, self.head), state, MAIN_LANE)
-        usual = self._sample(logits, None, state, MAIN_LANE)
-        flat = torch.full_like(settings.temperature, RAS_TEMPERATURE), torch.full_like(settings.top_p, RAS_TOP_P)
-        other = self._sample(logits, None, state, self.model.config.num_codebooks, *flat)
-        main = self.head.ids[usual]
-        repeated = (state.window[:, 0] == main[:, None]).any(-1) & (main != self.head.stop_id)
-        return torch.where(repeated & (state.frame > 0), other, usual)
+    def _block(self, layer: int) -> Block:
+        block = self.model.slow.layers[layer]
+        assert isinstance(block, Block)
+        return block
 
-    def _draw_codes(self, hidden: Tensor, main: Tensor, state: FrameState) -> Tensor:
-        config, fast = self.model.config, self.model.fast
-        self._fast(fast.project_in(hidden), 0)
-        codes = [(main - config.semantic_begin_id).clamp(0, config.codebook_size - 1)]
-        weight = fast.output.weight[: config.residual_size]
-        for codebook in range(1, config.num_codebooks):
-            x = self._fast(fast.embeddings(codes[-1]), codebook)
-            logits = linear(x, weight, norm=fast.norm.weight, eps=config.fast.norm_eps)
-            columns = penalised_codes(state, codebook, config.residual_size) if config.family == "s1" else None
-            codes.append(self._sample(logits, columns, state, codebook))
-        return torch.stack(codes, dim=1)
 
-    def _fast(self, x: Tensor, position: int) -> Tensor:
-        fast, eps = self.model.fast, self.model.config.fast.norm_eps
-        for index, block in enumerate(fast.layers):
-            assert isinstance(block, Block)
-            qkv = linear(x, block.attention.wqkv.weight, norm=block.attention_norm.weight, eps=eps)
-            mixed = fast_attention(qkv, fast.table, position, self._fast_keys[index], self._fast_values[index])
-            x = linear(mixed, block.attention.wo.weight, residual=x)
-            x = _feed_forward(x, block, eps)
+class FusedPrompt(FusedColumns):
+    """Known columns of any sequences: their keys and values are left in memory, and nothing else is wanted."""
+
+    def __init__(self, model: DualAR, kv: PagedKV, tables: Tensor, rows: int) -> None:
+        super().__init__(model, kv, tables, rows)
+        width = 1 + model.config.num_codebooks
+        self.inputs = torch.zeros(2 + width, rows, dtype=torch.int32, device=model.device)
+        self.slots, self.positions = self.inputs[0], self.inputs[1]
+        self._rows = torch.arange(rows, dtype=torch.int32, device=model.device)
+
+    def run(self) -> None:
+        x = self.embed(self.inputs[2:].T.contiguous(), self._rows)
+        last = self.model.config.slow.n_layer - 1
+        for layer in range(last):
+            x = self.layer(x, layer)
+        self.place(x, last)
+
+
+class FusedFrame(FusedColumns):
+    """The newest column of every row, and the frame drawn after it, which becomes the newest column."""
+
+    def __init__(self, model: DualAR, head: Head, kv: PagedKV, states: SlotStates, tables: Tensor, rows: int) -> None:
+        super().__init__(model, kv, tables, rows)
+        config, fast = model.config, model.config.fast
+        self._memory, self._rows = states.memory, rows
+        self._ids = MainIds(head.first, head.count, head.stop_id, config.codebook_size)
+        assert isinstance(head.output, nn.Linear | RowLinear), "the fused frame reads rows of weights"
+        self._head = head.output
+        self.columns = torch.zeros(rows, 1 + config.num_codebooks, dtype=torch.long, device=model.device)
+        # The first two positions of a frame are known together, so the weights are read once for both.
+        self._opening = torch.zeros(2 * rows, fast.dim, dtype=model.dtype, device=model.device)
+        shape = (fast.n_layer, rows, fast.n_local_heads, config.num_codebooks, fast.head_dim)
+        self._keys, self._values = (torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2))
+
+    def run(self) -> None:
+        x = self.embed(self._memory.newest, self.slots)
+        for layer in range(self.model.config.slow.n_layer):
+            x = self.layer(x, layer)
+        self._draw_main(x)
+        x = self._open()
+        for codebook in range(1, self.model.config.num_codebooks):
+            if codebook > 1:
+                x = self._advance(x, codebook)
+            x = self._draw_code(x, codebook)
+
+    def _draw_main(self, hidden: Tensor) -> None:
+        model, config = self.model, self.model.config
+        norm, eps = model.slow.norm.weight, config.slow.norm_eps
+        logits = project(hidden, self._head, norm=norm, eps=eps)
+        normed = rms_norm(hidden, norm, eps) if config.norm_fastlayer_input else hidden
+        self._opening[: self._rows].copy_(model.fast.project_in(normed))
+        table, code = model.fast.embeddings.weight, self._opening[self._rows :]
+        draw_main(logits, self.slots, self._memory, self._ids, self.columns, table, code, config.family == "s2")
+
+    def _open(self) -> Tensor:
+        """Positions 0, the slow model's hidden state, and 1, the first code; hidden states of the latter."""
+        x, rows, last = self._opening, self._rows, len(self.model.fast.layers) - 1
+        for index, block, eps in self._fast_blocks():
+            qkv = project(x, block.attention.wqkv, norm=block.attention_norm.weight, eps=eps)
+            mixed = qkv.new_empty(2 * rows, block.attention.wo.weight.shape[1])
+            for position, part in enumerate((slice(0, rows), slice(rows, None))):
+                self._attend(qkv[part], position, index, mixed[part])
+            if index == last:
+                x, mixed = x[rows:], mixed[rows:]  # nobody asks what follows position 0
+            x = feed_forward(project(mixed, block.attention.wo, residual=x), block, eps)
         return x
 
-    def _sample(
-        self,
-        logits: Tensor,
-        columns: Tensor | None,
-        state: FrameState,
-        lane: int,
-        temperature: Tensor | None = None,
-        top_p: Tensor | None = None,
-    ) -> Tensor:
-        settings = state.settings
-        nobody = torch.zeros(len(logits), 0, dtype=torch.long, device=logits.device)
-        return sample(
-            logits,
-            nobody if columns is None else columns,
-            penalty_now(state),
-            settings.temperature if temperature is None else temperature,
-            settings.top_p if top_p is None else top_p,
-            settings.top_k,
-            settings.seed,
-            state.frame,
-            lane,
-        )
+    def _advance(self, x: Tensor, position: int) -> Tensor:
+        for index, block, eps in self._fast_blocks():
+            qkv = project(x, block.attention.wqkv, norm=block.attention_norm.weight, eps=eps)
+            mixed = self._attend(qkv, position, index)
+            x = feed_forward(project(mixed, block.attention.wo, residual=x), block, eps)
+        return x
+
+    def _attend(self, qkv: Tensor, position: int, index: int, out: Tensor | None = None) -> Tensor:
+        return fast_attention(qkv, self.model.fast.table, position, self._keys[index], self._values[index], out)
+
+    def _draw_code(self, x: Tensor, codebook: int) -> Tensor:
+        """Draws a code; returns the input it makes for the next position."""
+        fast, config = self.model.fast, self.model.config
+        logits = project(x, fast.output, config.residual_size, norm=fast.norm.weight, eps=config.fast.norm_eps)
+        following = torch.empty_like(x)
+        table, penalised = fast.embeddings.weight, config.family == "s1"
+        draw_code(logits, self.slots, self._memory, codebook, self.columns, table, following, penalised)
+        return following
+
+    def _fast_blocks(self) -> list[tuple[int, Block, float]]:
+        eps, blocks = self.model.config.fast.norm_eps, self.model.fast.layers
+        return [(index, block, eps) for index, block in enumerate(blocks) if isinstance(block, Block)]
 
 
-def _feed_forward(x: Tensor, block: Block, eps: float) -> Tensor:
-    inner = linear(x, block.feed_forward.w13.weight, norm=block.ffn_norm.weight, eps=eps, gated=True)
-    return linear(inner, block.feed_forward.w2.weight, residual=x)
+def project(x: Tensor, layer: nn.Linear | RowLinear, count: int | None = None, **how: Any) -> Tensor:
+    """`linear` over the weights of a layer, plain or with a scale per row; or over the first `count` of them."""
+    scales = layer.scales[:count] if isinstance(layer, RowLinear) else None
+    return linear(x, layer.weight[:count], scales=scales, **how)
+
+
+def feed_forward(x: Tensor, block: Block, eps: float) -> Tensor:
+    inner = project(x, block.feed_forward.w13, norm=block.ffn_norm.weight, eps=eps, gated=True)
+    return project(inner, block.feed_forward.w2, residual=x)

@@ -1,96 +1,107 @@
-"""The fast rung: live voices decode through fused frames of a few fixed sizes, each captured once as a CUDA graph.
+"""The fast rung: fused columns and frames of a few fixed sizes, each captured once as a CUDA graph.
 
 A batch takes the smallest size that holds it; rows it does not fill work on the spare slot and the spare block, where
-nothing is ever read. Prompts have any shape, so they go through the plain runner.
+nothing is ever read. A prompt is computed up to its last column, which then draws its frame like any newest column:
+the first frame of a voice goes through the same graph as all others.
 """
 
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from shoal.engine.fused import FusedFrame
-from shoal.engine.runner import Runner
-from shoal.engine.scheduler import Batch, Drawn
-from shoal.engine.sequence import Sequence
+from shoal.engine.fused import FusedFrame, FusedPrompt
+from shoal.engine.runner import Flight, Runner
+from shoal.engine.scheduler import Batch, Prefill
+from shoal.kernels.capture import Captured, Inbox
 from shoal.kernels.jit import usable
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import Int4Linear, Int8Linear
+from shoal.model.linear import Int4Linear, IntegerLinear
 from shoal.model.slow import Head
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+PROMPTS = (32, 128, 256, 512)
 
 
 def supported(model: DualAR) -> bool:
-    """Whether the fused frame can run this model: kernels for its device, and weights that are not quantised."""
-    quantised = any(isinstance(each, Int8Linear | Int4Linear) for each in model.modules())
-    return usable(model.device) and not quantised
+    """Whether the fused frame can run this model: kernels for its device, and for the kind of its weights."""
+    strange = any(isinstance(each, Int4Linear | IntegerLinear) for each in model.modules())
+    return usable(model.device) and not strange
 
 
 class FusedRunner:
-    """The interface of `Runner`. Without `capture` the frames run launch by launch, on any device the kernels know."""
+    """Launches steps. Without `capture` they run launch by launch, on any device the kernels know."""
 
-    def __init__(self, plain: Runner, head: Head, buckets: Ordered[int], *, capture: bool) -> None:
+    def __init__(
+        self,
+        plain: Runner,
+        head: Head,
+        *,
+        capture: bool,
+        buckets: Ordered[int] = BUCKETS,
+        prompts: Ordered[int] = PROMPTS,
+    ) -> None:
         self.plain = plain
-        self._spare_slot = plain.slots.spare
-        self._spare_place = plain.kv.spare * plain.size
-        self._width = plain.tables.shape[1]
-        self._frames: dict[int, FusedFrame] = {}
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        most = len(plain.tables)
-        # The largest first: the smaller ones then find all the memory they need in the pool it leaves.
-        for rows in sorted({min(bucket, most) for bucket in buckets} | {most}, reverse=True):
-            self._frames[rows] = FusedFrame(plain.model, head, plain.kv, plain.slots, rows, self._width)
-            if capture:
-                self._capture(rows)
+        device, slots = plain.model.device, len(plain.tables)
+        shape = (slots + 1, plain.tables.shape[1])
+        self._tables = Inbox(torch.full(shape, plain.kv.spare, dtype=torch.int32, device=device))
+        self._padded = np.full(shape, plain.kv.spare, np.int32)
+        model, kv, tables = plain.model, plain.kv, self._tables.target
+        sizes = {min(bucket, slots) for bucket in buckets} | {slots}
+        self._frames = {
+            rows: Captured(FusedFrame(model, head, kv, plain.slots, tables, rows)) for rows in sorted(sizes)
+        }
+        self._prompts = {rows: Captured(FusedPrompt(model, kv, tables, rows)) for rows in sorted(prompts)}
+        if capture:
+            self._capture()
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> Drawn:
-        drawn = []
-        if batch.prefills:
-            drawn.append(self.plain.run(Batch(batch.prefills)).columns)
-        if batch.decodes:
-            drawn.append(self._decode(batch.decodes))
-        drawn = [columns for columns in drawn if len(columns)]
-        return Drawn(batch, np.concatenate(drawn)) if drawn else Drawn.nothing(batch)
+    def launch(self, batch: Batch) -> Flight:
+        self._padded[:-1] = self.plain.tables
+        self._tables.put(self._padded)
+        drawing = [prefill for prefill in batch.prefills if prefill.draws]
+        self.plain.slots.bind([prefill.sequence for prefill in drawing])
+        self._launch_prompts([replace(each, end=each.end - each.draws) for each in batch.prefills])
+        sequences = [sequence for sequence, _ in batch.drawing()]
+        if not sequences:
+            return Flight(batch)
+        rows = next(size for size in self._frames if size >= len(sequences))
+        inputs = self._spare_rows(rows, 2)
+        inputs[0, : len(sequences)] = [sequence.slot for sequence in sequences]
+        inputs[1, : len(sequences)] = [sequence.computed - 1 for sequence in sequences]
+        self._frames[rows].run(inputs)
+        return Flight.of(batch, self._frames[rows].work.columns[: len(sequences)])
 
-    def _decode(self, sequences: list[Sequence]) -> np.ndarray:
-        rows = next(size for size in sorted(self._frames) if size >= len(sequences))
-        frame = self._frames[rows]
-        frame.fill(self._inputs(sequences, rows))
-        if rows in self._graphs:
-            self._graphs[rows].replay()
-        else:
-            frame.run()
-        # The one place where the host waits for the device.
-        return frame.columns[: len(sequences)].cpu().numpy().astype(np.int32)
+    def _launch_prompts(self, prefills: list[Prefill]) -> None:
+        """All columns of all prompts, one below the other, in as few pieces as the largest size allows."""
+        if not any(each.end > each.start for each in prefills):
+            return
+        columns = np.concatenate([each.sequence.columns[each.start : each.end] for each in prefills])
+        slots = np.concatenate([np.full(each.end - each.start, each.sequence.slot) for each in prefills])
+        positions = np.concatenate([np.arange(each.start, each.end) for each in prefills])
+        most = max(self._prompts)
+        for start in range(0, len(columns), most):
+            piece = slice(start, start + most)
+            count = len(columns[piece])
+            rows = next(size for size in self._prompts if size >= count)
+            inputs = self._spare_rows(rows, 2 + columns.shape[1])
+            inputs[0, :count], inputs[1, :count], inputs[2:, :count] = slots[piece], positions[piece], columns[piece].T
+            self._prompts[rows].run(inputs)
 
-    def _inputs(self, sequences: list[Sequence], rows: int) -> np.ndarray:
-        """Slots, positions, places, lengths [4, rows] and tables [rows, width], as one array of int32."""
-        size, tables = self.plain.size, self.plain.tables
-        live = len(sequences)
-        head = np.zeros((4, rows), np.int32)
-        head[0], head[2], head[3] = self._spare_slot, self._spare_place, 1
-        # Typed: a capture has no sequences, and nothing is indexed by floats, not even by none of them.
-        slots = np.array([sequence.slot for sequence in sequences], np.int64)
-        lengths = np.array([sequence.computed for sequence in sequences], np.int64)
-        positions = lengths - 1
-        head[:, :live] = slots, positions, tables[slots, positions // size] * size + positions % size, lengths
-        table = np.full((rows, self._width), self.plain.kv.spare, np.int32)
-        table[:live] = tables[slots]
-        return np.concatenate((head.reshape(-1), table.reshape(-1)))
+    def _spare_rows(self, rows: int, height: int) -> np.ndarray:
+        """Inputs of rows that stand for nobody: column 0 of the spare slot."""
+        inputs = np.zeros((height, rows), np.int32)
+        inputs[0] = self.plain.slots.spare
+        return inputs
 
-    def _capture(self, rows: int) -> None:
-        frame = self._frames[rows]
-        frame.fill(self._inputs([], rows))
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), torch.inference_mode():
-            # Compiles the kernels, and fills the allocator, before anything is recorded.
-            frame.run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
-            frame.run()
-        self._graphs[rows] = graph
+    def _capture(self) -> None:
+        self._tables.put(self._padded)
+        pool = None
+        works: list[Captured[Any]] = [*self._frames.values(), *self._prompts.values()]
+        # The largest first: the smaller ones then find all the memory they need in the pool it leaves.
+        for captured in sorted(works, key=lambda each: -each.work.inputs.shape[1]):
+            height, rows = captured.work.inputs.shape
+            captured.inbox.put(self._spare_rows(rows, height))
+            pool = captured.capture(pool)

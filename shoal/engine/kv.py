@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from shoal.engine.blocks import Key
+from shoal.errors import InvalidRequest
+from shoal.kernels.kv_quant import SCALE, TOPS, Scales, put_columns
 from shoal.kernels.paged_attention import paged_decode_reference, paged_prefill_reference
 from shoal.model.config import BlockConfig
 
@@ -32,19 +34,38 @@ class Pass:
 
 
 class PagedKV:
+    """`kind` is the type that keys and values are kept in: that of the model, or a byte with scales beside it."""
+
     def __init__(
-        self, config: BlockConfig, blocks: int, size: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        config: BlockConfig,
+        blocks: int,
+        size: int,
+        kind: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         # One block more than can be handed out, for rows that only fill up a batch of fixed size.
         shape = (config.n_layer, blocks + 1, size, config.n_local_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys = torch.zeros(shape, dtype=kind, device=device)
+        self.values = torch.zeros(shape, dtype=kind, device=device)
+        quantised = kind in TOPS
+        self.key_scales = torch.zeros(shape[:-1], dtype=SCALE, device=device) if quantised else None
+        self.value_scales = torch.zeros(shape[:-1], dtype=SCALE, device=device) if quantised else None
         self.blocks = self.spare = blocks
         self._pass: Pass | None = None
 
     @staticmethod
-    def bytes_per_block(config: BlockConfig, size: int, dtype: torch.dtype) -> int:
-        return 2 * config.n_layer * size * config.n_local_heads * config.head_dim * dtype.itemsize
+    def bytes_per_block(config: BlockConfig, size: int, kind: torch.dtype) -> int:
+        row = config.head_dim * kind.itemsize + (SCALE.itemsize if kind in TOPS else 0)
+        return 2 * config.n_layer * size * config.n_local_heads * row
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts())
+
+    def parts(self) -> list[Tensor]:
+        """Everything a block is made of: [layers, blocks, ...] each."""
+        return [part for part in (self.keys, self.values, self.key_scales, self.value_scales) if part is not None]
 
     def open(self, plan: Pass) -> None:
         """The tokens of the next forward pass."""
@@ -54,14 +75,23 @@ class PagedKV:
         plan = self._pass
         assert plan is not None, "open() comes before the forward pass"
         keys, values = self.keys[layer], self.values[layer]
-        keys.flatten(0, 1).index_copy_(0, plan.where, k)
-        values.flatten(0, 1).index_copy_(0, plan.where, v)
+        scales = self.scales(layer)
+        put_columns(keys, scales["key_scales"], plan.where, k)
+        put_columns(values, scales["value_scales"], plan.where, v)
         mixed = [
-            paged_prefill_reference(q[s.first : s.first + s.count], keys, values, s.table, s.end) for s in plan.segments
+            paged_prefill_reference(q[s.first : s.first + s.count], keys, values, s.table, s.end, **scales)
+            for s in plan.segments
         ]
         if len(plan.lengths):
-            mixed.append(paged_decode_reference(q[-len(plan.lengths) :], keys, values, plan.tables, plan.lengths))
+            rows = q[-len(plan.lengths) :]
+            mixed.append(paged_decode_reference(rows, keys, values, plan.tables, plan.lengths, **scales))
         return torch.cat(mixed) if len(mixed) > 1 else mixed[0]
+
+    def scales(self, layer: int) -> Scales:
+        return {
+            "key_scales": None if self.key_scales is None else self.key_scales[layer],
+            "value_scales": None if self.value_scales is None else self.value_scales[layer],
+        }
 
 
 class HostTier:
@@ -69,13 +99,13 @@ class HostTier:
 
     def __init__(self, kv: PagedKV, most_bytes: int) -> None:
         self.kv = kv
-        self.most = most_bytes // max(1, 2 * kv.keys[:, 0].nbytes)
-        self._kept: OrderedDict[Key, tuple[Tensor, Tensor]] = OrderedDict()
+        self.most = most_bytes // max(1, sum(part[:, 0].nbytes for part in kv.parts()))
+        self._kept: OrderedDict[Key, list[Tensor]] = OrderedDict()
 
     def save(self, block: int, key: Key) -> None:
         if self.most == 0:
             return
-        self._kept[key] = (self.kv.keys[:, block].to("cpu", copy=True), self.kv.values[:, block].to("cpu", copy=True))
+        self._kept[key] = [part[:, block].to("cpu", copy=True) for part in self.kv.parts()]
         self._kept.move_to_end(key)
         while len(self._kept) > self.most:
             self._kept.popitem(last=False)
@@ -86,9 +116,20 @@ class HostTier:
         if kept is None:
             return False
         self._kept.move_to_end(key)
-        self.kv.keys[:, block] = kept[0].to(self.kv.keys.device)
-        self.kv.values[:, block] = kept[1].to(self.kv.values.device)
+        for part, saved in zip(self.kv.parts(), kept, strict=True):
+            part[:, block] = saved.to(part.device)
         return True
 
     def __len__(self) -> int:
         return len(self._kept)
+
+
+def kv_type(name: str, model: torch.dtype, device: torch.device) -> torch.dtype:
+    """A setting: auto, int8 or fp8. Raises InvalidRequest, with what there is, for what a device cannot do."""
+    kinds = {"auto": model, "int8": torch.int8}
+    # The kernels convert fp8 on Ada, Hopper and later; a CPU does it in software.
+    if device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9):
+        kinds["fp8"] = torch.float8_e4m3fn
+    if name not in kinds:
+        raise InvalidRequest(f"kv_dtype = {name!r} cannot be used on {device.type}; here it can be {', '.join(kinds)}")
+    return kinds[name]

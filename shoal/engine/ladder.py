@@ -7,10 +7,10 @@ eager   plain operators; runs everywhere
 
 import logging
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
-from shoal.engine.graphs import BUCKETS, FusedRunner, supported
-from shoal.engine.runner import Runner
+from shoal.engine.graphs import FusedRunner, supported
+from shoal.engine.runner import Launcher, Overlapped, Runner
 from shoal.engine.scheduler import Batch, Drawn
 from shoal.errors import InvalidRequest
 from shoal.model.slow import Head
@@ -21,26 +21,31 @@ Rung = Literal["graph", "fused", "eager"]
 RUNGS: tuple[Rung, ...] = ("graph", "fused", "eager")
 
 
-class StepRunner(Protocol):
-    def run(self, batch: Batch) -> Drawn:
-        """Compute a planned step."""
-
-
 class Ladder:
     """Runs steps on one rung; `step_down` takes the next. The lowest has none below it."""
 
     def __init__(self, plain: Runner, head: Head, *, first: Rung | None = None) -> None:
         self._plain, self._head = plain, head
         self._rungs = list(RUNGS[RUNGS.index(first or highest(plain)) :])
-        self.runner: StepRunner = plain
+        # A GPU works while the host plans; a CPU would only wait for itself.
+        self._lag = 1 if plain.model.device.type == "cuda" else 0
+        self.runner = Overlapped(plain, self._lag)
         self._climb()
 
     @property
     def rung(self) -> Rung:
         return self._rungs[0]
 
+    @property
+    def under_way(self) -> list[Batch]:
+        """Steps that have been launched and have not landed, oldest first."""
+        return [flight.batch for flight in self.runner.flights]
+
     def run(self, batch: Batch) -> Drawn:
-        """Compute a planned step; whatever a rung with another below it raises is a failure of that rung."""
+        """Launch a planned step, and hand out the oldest that is through; an empty one only waits for the others.
+
+        Whatever a rung with another below it raises is a failure of that rung.
+        """
         try:
             return self.runner.run(batch)
         except Exception as problem:
@@ -48,9 +53,14 @@ class Ladder:
                 raise
             raise RuntimeError(f"rung {self.rung} failed") from problem
 
+    def abandon(self) -> None:
+        """Forget what is under way; whoever was in it is computed again."""
+        self.runner.flights.clear()
+
     def step_down(self) -> bool:
-        """Give up the present rung after a failure; False if it was the last."""
+        """Give up the present rung after a failure, and whatever is under way; False if it was the last."""
         if self.rung == "eager":
+            self.abandon()
             return False
         logger.error("rung %s failed; going on with %s", self.rung, self._rungs[1])
         self._rungs.pop(0)
@@ -61,7 +71,7 @@ class Ladder:
         """Build the highest rung that can be built."""
         while True:
             try:
-                self.runner = self._builders()[self.rung]()
+                self.runner = Overlapped(self._builders()[self.rung](), self._lag)
                 return
             except Exception:  # compilers raise anything; the lowest rung is built from what is there
                 if self.rung == "eager":
@@ -69,11 +79,11 @@ class Ladder:
                 logger.exception("rung %s cannot be built here", self.rung)
                 self._rungs.pop(0)
 
-    def _builders(self) -> dict[Rung, Callable[[], StepRunner]]:
+    def _builders(self) -> dict[Rung, Callable[[], Launcher]]:
         plain, head = self._plain, self._head
         return {
-            "graph": lambda: FusedRunner(plain, head, BUCKETS, capture=True),
-            "fused": lambda: FusedRunner(plain, head, BUCKETS, capture=False),
+            "graph": lambda: FusedRunner(plain, head, capture=True),
+            "fused": lambda: FusedRunner(plain, head, capture=False),
             "eager": lambda: plain,
         }
 

@@ -1,20 +1,30 @@
 """A model's name -> an engine that is ready to speak."""
 
+import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.load import Checkpoint, ChooseModes
 from shoal.checkpoint.random import PREFIX
 from shoal.checkpoint.resolve import resolve_model
+from shoal.codec.dac import Codec
 from shoal.config import EngineConfig
+from shoal.engine.budget import device_cap, parse_cap, plan_memory
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.errors import InvalidRequest
+from shoal.model.dual_ar import DualAR
+from shoal.quantize.modes import WeightModes
+from shoal.quantize.policy import check_wish, choose_modes
 from shoal.voices.cache import VoiceCache
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.store import VoiceStore, voice_directory
+from shoal.voices.voice import voice_limits
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,30 +41,53 @@ def load(
 ) -> Engine:
     """Load a model by name or directory and put an engine around it. Close the engine, or use it in a `with`.
 
-    Without `dtype` it is bfloat16 on a GPU and float32 on a CPU. `codec` names the codec of models that have none.
-    `voices` is the directory of stored voices; those that come with the model are always there. With `warm` the first
-    request finds everything done that is done only once, and stored voices are read in the background.
+    Without `dtype` it is bfloat16 on a GPU and float32 on a CPU; `config.quantize` says what becomes of the weights.
+    `codec` names the codec of models that have none. `voices` is the directory of stored voices; those that come with
+    the model are always there. With `warm` the first request finds everything done that is done only once, and stored
+    voices are read in the background.
     """
-    device = choose_device(device)
+    device, config = choose_device(device), config or EngineConfig()
     checkpoint = resolve_model(
-        model, codec=Path(codec) if codec else None, dtype=choose_dtype(dtype, device), device=device
+        model,
+        codec=Path(codec) if codec else None,
+        dtype=choose_dtype(dtype, device),
+        device=device,
+        quantize=weight_chooser(config, torch.device(device), choose_dtype(dtype, device)),
     )
-    config = config or EngineConfig()
     carried = config.carried_columns or checkpoint.profile.carried_columns
     # Random weights make noise; there is nothing to judge.
     guard = config.guard and not model.startswith(PREFIX)
-    core = EngineCore(checkpoint, replace(config, carried_columns=carried, guard=guard))
-    cache = voice_cache(checkpoint, Path(voices) if voices else voice_directory())
+    config = replace(config, carried_columns=carried, guard=guard)
+    if checkpoint.model.device.type == "cuda":
+        config = plan_memory(checkpoint, config)
+    core = EngineCore(checkpoint, config)
+    cache = voice_cache(checkpoint, Path(voices) if voices else voice_directory(), config)
     if warm:
         core.warm_up()
         cache.warm()
     return Engine(core, cache)
 
 
-def voice_cache(checkpoint: Checkpoint, directory: Path) -> VoiceCache:
+def voice_cache(checkpoint: Checkpoint, directory: Path, config: EngineConfig | None = None) -> VoiceCache:
     """The voices of a directory and those that come with the model, encoded by the model's codec when first used."""
-    store = VoiceStore(directory, checkpoint.builtin_voices, sample_rate=checkpoint.codec.config.sample_rate)
-    return VoiceCache(store, CodecEncoder(checkpoint.codec))
+    config = config or EngineConfig()
+    limits, rate = voice_limits(config.reference_seconds), checkpoint.codec.config.sample_rate
+    store = VoiceStore(directory, checkpoint.builtin_voices, sample_rate=rate, limits=limits)
+    return VoiceCache(store, CodecEncoder(checkpoint.codec), entries=config.cached_voices, limits=limits)
+
+
+def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ChooseModes:
+    """What to make of a model's weights when they are read. Raises InvalidRequest for what this device cannot do."""
+    check_wish(config.quantize, device)
+    # Without a GPU there is nothing to cap; what means nothing is refused all the same.
+    memory = device_cap(config, device) if device.type == "cuda" else parse_cap(config.gpu_memory, sys.maxsize)
+
+    def choose(model: DualAR, codec: Codec) -> WeightModes:
+        choice = choose_modes(config.quantize, model, codec, device=device, dtype=dtype, memory=memory)
+        logger.info("weights: %s (%s)", choice.modes, choice.why)
+        return choice.modes
+
+    return choose
 
 
 def choose_device(device: str) -> str:

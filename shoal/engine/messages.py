@@ -48,12 +48,12 @@ class Facts:
     """What callers may ask of an engine without waiting for it."""
 
     usual_sampling: Sampling
+    usual_voice: str | None  # of requests that choose none
     sample_rate: int
     frame_rate: float
     model: str
     device: str
     rung: str
-    normalizes: bool  # the model wants numbers and symbols spelled out
     builtin_voices: tuple[Path, ...]  # directories of voices that come with it
 
 

@@ -1,4 +1,8 @@
-"""Runs one planned step on the device: prefill columns, decode columns, and the frames both draw."""
+"""Runs planned steps on the device: prefill columns, decode columns, and the frames both draw."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,6 +17,58 @@ from shoal.model.frame import FrameDecoder
 from shoal.model.slow import Head
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that has been launched; `land` waits for what it drew."""
+
+    batch: Batch
+    columns: Tensor | None = None  # on the host, filled when `ended` has come
+    ended: torch.cuda.Event | None = None
+
+    @classmethod
+    def of(cls, batch: Batch, columns: Tensor) -> "Flight":
+        """Columns [rows, 1 + codebooks] on any device; they may be overwritten by the next launch."""
+        if columns.device.type != "cuda":
+            return cls(batch, columns.clone())
+        host = torch.empty(columns.shape, dtype=columns.dtype, pin_memory=True)
+        host.copy_(columns, non_blocking=True)
+        ended = torch.cuda.Event()
+        ended.record()
+        return cls(batch, host, ended)
+
+    def land(self) -> Drawn:
+        """The one place where a step waits for the device."""
+        if self.ended is not None:
+            self.ended.synchronize()
+        if self.columns is None:
+            return Drawn.nothing(self.batch)
+        return Drawn(self.batch, self.columns.numpy().astype(np.int32))
+
+
+class Launcher(Protocol):
+    def launch(self, batch: Batch) -> Flight:
+        """Begin a planned step."""
+
+
+class Overlapped:
+    """Runs steps, and hands out what a step drew when the `lag`-th after it has been launched.
+
+    So the host plans the next step, and decodes the one before, while the device is at work.
+    """
+
+    def __init__(self, launcher: Launcher, lag: int) -> None:
+        self.launcher, self.lag = launcher, lag
+        self.flights: deque[Flight] = deque()
+
+    def run(self, batch: Batch) -> Drawn:
+        """Launch a step; an empty one only lets the others land."""
+        if batch:
+            self.flights.append(self.launcher.launch(batch))
+        if self.flights and (len(self.flights) > self.lag or not batch):
+            return self.flights.popleft().land()
+        return Drawn.nothing(Batch())
+
+
 class Runner:
     """The plain rung: every operator on its own, any batch shape, any device."""
 
@@ -23,18 +79,15 @@ class Runner:
         self.decoder = FrameDecoder(model, head)
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> Drawn:
-        for prefill in batch.prefills:
-            if prefill.draws:
-                self.slots.bind(prefill.sequence)
+    def launch(self, batch: Batch) -> Flight:
+        self.slots.bind([prefill.sequence for prefill in batch.prefills if prefill.draws])
         columns, positions, where = self._tokens(batch)
         self.kv.open(self._pass(batch, where))
         hidden = self.model.slow(columns, positions, self.kv)
         drawing = batch.drawing()
         if not drawing:
-            return Drawn.nothing(batch)
-        drawn = self._draw(hidden[self._drawing_rows(batch)], [sequence for sequence, _ in drawing])
-        return Drawn(batch, drawn.cpu().numpy().astype(np.int32))
+            return Flight(batch)
+        return Flight.of(batch, self._draw(hidden[self._drawing_rows(batch)], [sequence for sequence, _ in drawing]))
 
     def _draw(self, hidden: Tensor, sequences: list[Sequence]) -> Tensor:
         slots = self._tensor([sequence.slot for sequence in sequences])

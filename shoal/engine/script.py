@@ -14,12 +14,19 @@ from shoal.text.tokenizer import SPEAKER_TAG
 from shoal.voices.voice import Voice
 
 
-def write_turns(text: str, voice: Voice | None, checkpoint: Checkpoint, chunk_bytes: int | None = None) -> list[Turn]:
-    """The turns of a text. Raises TextError for what cannot be spoken."""
+def write_turns(
+    text: str,
+    voice: Voice | None,
+    checkpoint: Checkpoint,
+    chunk_bytes: int | None = None,
+    *,
+    prepared: bool = True,
+) -> list[Turn]:
+    """The turns of a text, as the model needs it if `prepared`. Raises TextError for what cannot be spoken."""
     profile = checkpoint.profile
     text = clean_text(text)
     check_text(text, max_characters=profile.max_characters, tokenizer=checkpoint.tokenizer)
-    if profile.normalize:
+    if profile.normalize and prepared:
         text = normalize(text)
     prompts = prompt_builder(checkpoint)
     references = voice.references if voice is not None else ()

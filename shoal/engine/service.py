@@ -16,6 +16,7 @@ import torch
 from shoal.audio.decode import read_audio
 from shoal.engine.core import EngineCore
 from shoal.engine.loop import EngineLoop
+from shoal.engine.memory import memory_figures
 from shoal.engine.messages import Facts
 from shoal.engine.script import write_turns
 from shoal.engine.utterance import Utterance
@@ -41,6 +42,10 @@ class Service:
         return self.core.checkpoint.profile.sampling
 
     @property
+    def usual_voice(self) -> str | None:
+        return self.core.checkpoint.profile.voice
+
+    @property
     def sample_rate(self) -> int:
         return self.core.checkpoint.codec.config.sample_rate
 
@@ -53,12 +58,12 @@ class Service:
         checkpoint = self.core.checkpoint
         return Facts(
             usual_sampling=self.usual_sampling,
+            usual_voice=self.usual_voice,
             sample_rate=self.sample_rate,
             frame_rate=checkpoint.codec.config.frame_rate,
             model=checkpoint.name,
             device=str(checkpoint.model.device),
             rung=self.core.runner.rung,
-            normalizes=checkpoint.profile.normalize,
             builtin_voices=checkpoint.builtin_voices,
         )
 
@@ -76,22 +81,27 @@ class Service:
 
     def resolve_blocking(self, request: SpeechRequest) -> Voice | None:
         """The voice a request asks for; encoded first if it is new."""
-        wanted = _wanted(request)
+        wanted = self._wanted(request)
         return None if wanted is None else self.voices.resolve_blocking(wanted)
 
     async def awrite(self, request: SpeechRequest, voice: Voice | None = None) -> Utterance:
         """Everything before the engine, off the event loop. A `voice` at hand goes before what the request names."""
-        wanted = _wanted(request)
+        wanted = self._wanted(request)
         if voice is None and wanted is not None:
             voice = await self.voices.resolve(wanted)
         return await asyncio.to_thread(self.write, request, voice)
 
     def write(self, request: SpeechRequest, voice: Voice | None) -> Utterance:
         """Split, tokenize and lay out a request; raises TextError for what cannot be spoken."""
-        turns = write_turns(request.text, voice, self.core.checkpoint, request.chunk_bytes)
+        turns = write_turns(request.text, voice, self.core.checkpoint, request.chunk_bytes, prepared=request.normalize)
         deadline = None if request.timeout is None else self.core.clock() + request.timeout
         sampling = request.sampling or self.usual_sampling
         return Utterance(next(self._ids), turns, sampling, whole=request.whole, deadline=deadline)
+
+    def _wanted(self, request: SpeechRequest) -> Wanted | None:
+        if request.recordings:
+            return [(recording.audio, recording.transcript) for recording in request.recordings]
+        return request.voice or self.usual_voice
 
     def encode(self, audio: bytes) -> Codes:
         """The codes [codebooks, frames] of a recording."""
@@ -119,6 +129,7 @@ class Service:
             "steps": asdict(core.stats),
             "codec_seconds": core.voicebox.seconds,
             "voices": asdict(self.voices.statistics),
+            **memory_figures(core.checkpoint.model.device),
         }
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
@@ -138,12 +149,11 @@ class Speaking:
     def codes(self) -> Codes:
         return self._utterance.all_codes()
 
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Turns begun so far, and of how many."""
+        return self._utterance.turn + 1, len(self._utterance.turns)
+
     def close(self) -> None:
         """Cancel what has not been said."""
         self._chunks.close()
-
-
-def _wanted(request: SpeechRequest) -> Wanted | None:
-    if request.recordings:
-        return [(recording.audio, recording.transcript) for recording in request.recordings]
-    return request.voice

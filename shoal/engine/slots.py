@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from shoal.engine.sequence import Sequence
+from shoal.kernels.draw import SlotMemory
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameState
-from shoal.model.sampling import SamplingRows
+from shoal.model.sampling import COLUMNS, SamplingRows
 from shoal.speech import Sampling
 
 
@@ -24,14 +25,41 @@ class SlotStates:
         self.state = FrameState.fresh(model.config, settings)
         self.newest = torch.zeros(slots + 1, 1 + model.config.num_codebooks, dtype=torch.long, device=model.device)
 
-    def bind(self, sequence: Sequence) -> None:
-        """Make a slot continue `sequence`, wherever that stands."""
-        slot, state = sequence.slot, self.state
-        state.settings.put(slot, SamplingRows.of([sequence.sampling], self.device))
-        state.frame[slot] = sequence.frames
-        state.window[slot] = 0
-        recent = torch.from_numpy(sequence.recent(state.window.shape[-1]).T.astype(np.int64)).to(self.device)
-        state.window[slot, :, : recent.shape[1]] = recent
+    @property
+    def memory(self) -> SlotMemory:
+        """The same tensors, as the kernels take them."""
+        settings = {name: getattr(self.state.settings, name) for name in COLUMNS}
+        return SlotMemory(**settings, frame=self.state.frame, window=self.state.window, newest=self.newest)
+
+    def bind(self, sequences: list[Sequence]) -> None:
+        """Make slots continue these sequences, wherever they stand: the last known column is the newest.
+
+        One copy, which nobody waits for: a double holds every number of a slot exactly.
+        """
+        if not sequences:
+            return
+        state, width = self.state, self.newest.shape[1]
+        host = torch.from_numpy(np.stack([self._packed(sequence) for sequence in sequences]))
+        if self.device.type == "cuda":
+            host = host.pin_memory()
+        packed = host.to(self.device, non_blocking=True)
+        slots = packed[:, 0].long()
+        for column, name in enumerate(COLUMNS, start=2):
+            target: Tensor = getattr(state.settings, name)
+            target[slots] = packed[:, column].to(target.dtype)
+        state.frame[slots] = packed[:, 1].long()
+        past = packed[:, 2 + len(COLUMNS) :].long()
+        self.newest[slots] = past[:, :width]
+        state.window[slots] = past[:, width:].unflatten(1, (width, -1))
+
+    def _packed(self, sequence: Sequence) -> np.ndarray:
+        """Slot, frame, settings in the order of COLUMNS, newest column, window: all of it in one row."""
+        settings = SamplingRows.of([sequence.sampling], torch.device("cpu"))
+        window = np.zeros(self.state.window.shape[1:])
+        recent = sequence.recent(window.shape[1])
+        window[:, : len(recent)] = recent.T
+        numbers = [sequence.slot, sequence.frames, *(getattr(settings, name).item() for name in COLUMNS)]
+        return np.concatenate((numbers, sequence.columns[sequence.length - 1], window.reshape(-1)))
 
     def rows(self, slots: Tensor, *, penalised: bool) -> FrameState:
         state = self.state

@@ -150,6 +150,10 @@ class Supervisor:
         return self.facts.usual_sampling
 
     @property
+    def usual_voice(self) -> str | None:
+        return self.facts.usual_voice
+
+    @property
     def sample_rate(self) -> int:
         return self.facts.sample_rate
 

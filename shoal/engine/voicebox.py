@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from shoal.codec.dac import Codec
+from shoal.codec.fused import FusedDecoder
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
@@ -37,12 +38,19 @@ class VoiceBox:
         first_frames: int,
         max_frames: int,
         clock: Callable[[], float] = time.monotonic,
+        fused: bool = False,
     ) -> None:
+        """With `fused` the codec runs in half precision through kernels and graphs, as long as they work."""
         self.codec = codec
         self.clock = clock
         self.seconds = 0.0  # spent decoding
-        self._first, self._most = first_frames, max_frames
-        self._decoder = StreamingDecoder(codec, slots)
+        self._slots, self._first, self._most = slots, first_frames, max_frames
+        self._decoder = (fused and self._build_fused()) or StreamingDecoder(codec, slots)
+        self._lost: set[int] = set()  # slots whose past went with a decoder that broke
+
+    @property
+    def rung(self) -> str:
+        return "graph" if isinstance(self._decoder, FusedDecoder) else "eager"
 
     @property
     def state_bytes(self) -> int:
@@ -62,18 +70,50 @@ class VoiceBox:
     def decode(self, due: list[Due]) -> list[Samples | GenerationFailed]:
         """The samples of each, in order. Whoever cannot be decoded fails alone."""
         started = time.perf_counter()
+        samples = dict[int, Samples | GenerationFailed]()
         filled = [each for each in due if each.frames]
-        try:
-            samples = iter(self._decode_together(filled)) if filled else iter(())
-        except RuntimeError:
-            logger.exception("codec call over %d voices failed; decoding them one by one", len(filled))
-            samples = iter([self._decode_again(each) for each in filled])
+        for each in [each for each in filled if each.utterance.sequence.slot in self._lost]:
+            samples[each.utterance.id] = self._decode_again(each)
+        intact = [each for each in filled if each.utterance.id not in samples]
+        samples |= zip([each.utterance.id for each in intact], self._decode_all(intact), strict=True)
         self.seconds += time.perf_counter() - started
-        return [next(samples) if each.frames else np.zeros(0, np.float32) for each in due]
+        return [samples.get(each.utterance.id, np.zeros(0, np.float32)) for each in due]
+
+    def rehearse(self) -> None:
+        """Decode the most there can be at once: the longest chunk of every slot. Nothing of it stays."""
+        slots = list(range(self._slots))
+        codes = np.zeros((len(slots), self.codec.config.num_codebooks, self._most), np.int64)
+        self._run(codes, slots, None)
+        self._decoder.reset(slots)
 
     def clear(self, slot: int) -> None:
         """The next frame of this slot is the first of another voice."""
+        self._lost.discard(slot)
         self._decoder.reset([slot])
+
+    def _decode_all(self, due: list[Due]) -> list[Samples | GenerationFailed]:
+        """In one call, or one by one if that fails."""
+        try:
+            return self._decode_together(due) if due else []
+        except Exception as problem:
+            if not isinstance(self._decoder, FusedDecoder) and not isinstance(problem, RuntimeError):
+                raise
+            logger.exception("codec call over %d voices failed; decoding them one by one", len(due))
+            self._step_down()
+            return [self._decode_again(each) for each in due]
+
+    def _build_fused(self) -> FusedDecoder | None:
+        try:
+            return FusedDecoder(self.codec, self._slots, torch.float16, capture=self.codec.device.type == "cuda")
+        except Exception:  # compilers raise anything; the plain decoder is built from what is there
+            logger.exception("the codec's graphs cannot be built here")
+            return None
+
+    def _step_down(self) -> None:
+        """Leave the graphs, and with them what they remember of every voice: it is decoded anew when it is due."""
+        if isinstance(self._decoder, FusedDecoder):
+            self._lost = {slot for slot, seen in enumerate(self._decoder._seen) if seen}
+            self._decoder = StreamingDecoder(self.codec, self._slots)
 
     def _worthwhile(self, utterance: Utterance) -> int:
         """Frames that make a chunk worth sending now: half of what has been sent.
@@ -119,5 +159,5 @@ class VoiceBox:
 
     def _run(self, codes: np.ndarray, slots: list[int], lengths: list[int] | None) -> Samples:
         uneven = lengths if lengths and len(set(lengths)) > 1 else None
-        samples = self._decoder.decode(torch.from_numpy(codes).to(self.codec.device), slots, uneven)
+        samples = self._decoder.decode(torch.from_numpy(codes), slots, uneven)
         return samples.float().cpu().numpy()

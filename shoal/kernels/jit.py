@@ -1,15 +1,40 @@
-"""Triton where there is one. Without it the kernels cannot be launched, and nothing else changes."""
+"""Triton where there is one. Without it the kernels cannot be launched, and nothing else changes.
 
+Kernels of a frame run ahead of each other: on cards that can (Hopper and later) a kernel is started before the one it
+depends on has ended, loads its weights, and only then waits (`await_previous`). Every kernel that is launched `ahead`
+must wait before it reads or writes anything that another one touches.
+"""
+
+import os
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["jit", "next_power_of_two", "tl", "triton", "usable"]
+__all__ = [
+    "await_previous",
+    "jit",
+    "jit_for_any",
+    "next_power_of_two",
+    "release_next",
+    "runs_ahead",
+    "tl",
+    "triton",
+    "usable",
+    "wait_for_previous",
+]
+
+# Compiled kernels are kept between starts, beside everything else we keep; Triton's key holds the source, the card and
+# the compiler. Set before Triton is imported, and only where nobody has chosen another place.
+KEPT = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "shoal" / "triton"  # noqa: PTH111 - Path raises without a home
+os.environ.setdefault("TRITON_CACHE_DIR", str(KEPT))
 
 try:
     import triton
     import triton.language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:
     triton = None
     tl = None
@@ -19,11 +44,40 @@ def jit(function: Callable[..., Any]) -> Any:
     return function if triton is None else triton.jit(function)
 
 
+def jit_for_any(*arguments: str) -> Callable[[Callable[..., Any]], Any]:
+    """Like `jit`, with integers that change from launch to launch and are not worth a kernel of their own."""
+    return lambda function: function if triton is None else triton.jit(function, do_not_specialize=list(arguments))
+
+
+@jit
+def release_next():
+    """Let the next kernel start."""
+    gdc_launch_dependents()
+
+
+@jit
+def wait_for_previous():
+    """Wait until everything before this kernel is done and visible."""
+    gdc_wait()
+
+
+@jit
+def await_previous():
+    gdc_launch_dependents()
+    gdc_wait()
+
+
 def usable(device: torch.device) -> bool:
     """Whether kernels run on tensors of this device: on a GPU, or anywhere under Triton's interpreter."""
     if triton is None:
         return False
     return device.type == "cuda" or bool(triton.knobs.runtime.interpret)
+
+
+@cache
+def runs_ahead(device: torch.device) -> bool:
+    """Whether a kernel on this device may be started before the one before it has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def next_power_of_two(value: int) -> int:

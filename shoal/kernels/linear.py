@@ -1,17 +1,26 @@
-"""A linear layer for few rows, with the norm before it and the gate or the sum behind it in the same pass.
+"""A linear layer for few rows, with the gate or the sum behind it in the same launch, and the norm before it.
 
-A decode step reads every weight once for a handful of rows, so it is bound by memory; what these kernels save is the
-trips of the small activations and the launches between them. Rounding is that of the separate operators: each
-intermediate is rounded to the activations' type where the plain path would store it.
+A decode step reads every weight once for a handful of rows, so it is bound by memory, and between two layers by the
+time from the end of one kernel to the first product of the next. Up to sixteen rows, a program therefore has its
+weights in registers before it waits for its inputs. Rounding is that of the separate operators: each intermediate is
+rounded to the activations' type where the plain path would store it.
+
+A row comes to the same bits however many are computed with it: the columns are added up in quarters, each from its
+first column to its last, and the quarters in order. This also lets four chains of products run side by side.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import jit, next_power_of_two, tl
-from shoal.kernels.rms_norm import rms_norm
+from shoal.kernels.jit import await_previous, jit, next_power_of_two, release_next, runs_ahead, tl, wait_for_previous
+from shoal.kernels.rms_norm import normed, rms_norm
+
+# Rows that one program computes with its weights in registers.
+FEW = 16
 
 
 def linear_reference(
@@ -22,11 +31,15 @@ def linear_reference(
     eps: float = 0.0,
     residual: Tensor | None = None,
     gated: bool = False,
+    scales: Tensor | None = None,
 ) -> Tensor:
-    """x [rows, in] through weight [out, in]; optionally normed first, gated (weight holds gate and up) or added."""
+    """x [rows, in] through weight [out, in]; optionally normed first, gated (weight holds gate and up) or added.
+
+    A weight in int8 or fp8 comes with scales [out].
+    """
     if norm is not None:
         x = rms_norm(x, norm, eps)
-    y = F.linear(x, weight)
+    y = F.linear(x, weight) if scales is None else (F.linear(x, weight.to(x.dtype)).float() * scales).to(x.dtype)
     if gated:
         gate, up = y.chunk(2, dim=-1)
         y = F.silu(gate) * up
@@ -34,59 +47,163 @@ def linear_reference(
 
 
 @jit
-def _linear_kernel(
-    x,
-    weight,
-    norm,
-    residual,
-    out,
-    rows,
-    eps,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    NORMED: tl.constexpr,
-    GATED: tl.constexpr,
-    ADDED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    here = m[:, None] < rows
-    wanted = n[:, None] < N
-    kind = x.dtype.element_ty
-    scale = tl.zeros((BLOCK_M,), tl.float32)
-    if NORMED:
-        # The rows are few and stay in cache, so every program reads them twice rather than wait for another kernel.
-        for start in range(0, K, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
-            part = tl.load(x + m[:, None] * K + k[None, :], mask=here & (k[None, :] < K), other=0.0).to(tl.float32)
-            scale += tl.sum(part * part, axis=1)
-        scale = tl.rsqrt(scale / K + eps)
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    raised = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        inside = k[None, :] < K
-        part = tl.load(x + m[:, None] * K + k[None, :], mask=here & inside, other=0.0)
-        if NORMED:
-            part = (part.to(tl.float32) * scale[:, None]).to(kind)
-            part = (part * tl.load(norm + k, mask=k < K, other=0.0)[None, :]).to(kind)
-        w = tl.load(weight + n[:, None] * K + k[None, :], mask=wanted & inside, other=0.0)
-        total = tl.dot(part, tl.trans(w), total, input_precision="ieee")
+def _finished(total, raised, scales, residual, out, m, n, rows, N, SCALED, GATED, ADDED):
+    """Scale, gate, add and store products [rows, columns]."""
+    kind = out.dtype.element_ty
+    if SCALED:
+        total *= tl.load(scales + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
         if GATED:
-            w = tl.load(weight + (n[:, None] + N) * K + k[None, :], mask=wanted & inside, other=0.0)
-            raised = tl.dot(part, tl.trans(w), raised, input_precision="ieee")
+            raised *= tl.load(scales + n + N, mask=n < N, other=0.0).to(tl.float32)[None, :]
     y = total.to(kind)
     if GATED:
         gate = y.to(tl.float32)
         y = ((gate / (1.0 + tl.exp(-gate))).to(kind) * raised.to(kind)).to(kind)
     place = m[:, None] * N + n[None, :]
-    kept = here & (n[None, :] < N)
+    kept = (m < rows)[:, None] & (n < N)[None, :]
     if ADDED:
         y = (tl.load(residual + place, mask=kept, other=0.0) + y).to(kind)
     tl.store(out + place, y, mask=kept)
+
+
+@jit
+def _added_up(parts, BLOCK_N: tl.constexpr):
+    """The sum of quarters [4, 16, n], in order."""
+    pairs = tl.permute(tl.reshape(parts, (2, 2, 16, BLOCK_N)), (2, 3, 0, 1))
+    even, odd = tl.split(pairs)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return ((first + second) + third) + fourth
+
+
+@jit
+def _few_kernel(
+    x,
+    weight,
+    residual,
+    scales,
+    out,
+    rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SCALED: tl.constexpr,
+    GATED: tl.constexpr,
+    ADDED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WIDE: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    QUARTER: tl.constexpr = K // 4
+    m = tl.program_id(1) * 16 + tl.arange(0, 16)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    quarter, k = tl.arange(0, 4) * QUARTER, tl.arange(0, WIDE)
+    kind = x.dtype.element_ty
+    columns = quarter[:, None, None] + k[None, None, :]
+    there = weight + tl.minimum(n, N - 1)[None, :, None] * K + columns
+    if AHEAD:
+        release_next()
+    # The weights depend on nobody: they come while the kernel before is still at work.
+    w = tl.load(there)
+    if GATED:
+        g = tl.load(there + N * K)
+    if QUARTER > WIDE:
+        w_next = tl.load(there + WIDE)
+        if GATED:
+            g_next = tl.load(there + N * K + WIDE)
+    if AHEAD:
+        wait_for_previous()
+    source = x + m[None, :, None] * K + columns
+    here = (m < rows)[None, :, None]
+    total = tl.zeros((4, 16, BLOCK_N), tl.float32)
+    raised = tl.zeros((4, 16, BLOCK_N), tl.float32)
+    following = tl.load(source, mask=here, other=0.0)
+    for start in tl.static_range(0, QUARTER, WIDE):
+        part = following
+        if start + WIDE < QUARTER:
+            following = tl.load(source + start + WIDE, mask=here, other=0.0)
+        total = tl.dot(part, tl.permute(w.to(kind), (0, 2, 1)), total, input_precision="ieee")
+        if GATED:
+            raised = tl.dot(part, tl.permute(g.to(kind), (0, 2, 1)), raised, input_precision="ieee")
+        if start + WIDE < QUARTER:
+            w = w_next
+            if GATED:
+                g = g_next
+        if start + 2 * WIDE < QUARTER:
+            w_next = tl.load(there + start + 2 * WIDE)
+            if GATED:
+                g_next = tl.load(there + N * K + start + 2 * WIDE)
+    total, raised = _added_up(total, BLOCK_N), _added_up(raised, BLOCK_N)
+    _finished(total, raised, scales, residual, out, m, n, rows, N, SCALED, GATED, ADDED)
+
+
+@jit
+def _many_kernel(
+    x,
+    weight,
+    residual,
+    scales,
+    out,
+    rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SCALED: tl.constexpr,
+    GATED: tl.constexpr,
+    ADDED: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    PART: tl.constexpr = K // PARTS
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if AHEAD:
+        await_previous()
+    here, wanted = (m < rows)[:, None], (n < N)[:, None]
+    kind = x.dtype.element_ty
+    total_0 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    total_1, total_2, total_3 = total_0, total_0, total_0
+    raised_0, raised_1, raised_2, raised_3 = total_0, total_0, total_0, total_0
+    for start in range(0, PART, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        inside = (k < PART)[None, :] if PART % BLOCK_K else (k >= 0)[None, :]
+        source, there = x + m[:, None] * K + k[None, :], weight + n[:, None] * K + k[None, :]
+        part = tl.load(source, mask=here & inside, other=0.0)
+        total_0 = _product(part, there, wanted & inside, total_0, kind)
+        if GATED:
+            raised_0 = _product(part, there + N * K, wanted & inside, raised_0, kind)
+        if PARTS == 4:
+            part = tl.load(source + PART, mask=here & inside, other=0.0)
+            total_1 = _product(part, there + PART, wanted & inside, total_1, kind)
+            if GATED:
+                raised_1 = _product(part, there + N * K + PART, wanted & inside, raised_1, kind)
+            part = tl.load(source + 2 * PART, mask=here & inside, other=0.0)
+            total_2 = _product(part, there + 2 * PART, wanted & inside, total_2, kind)
+            if GATED:
+                raised_2 = _product(part, there + N * K + 2 * PART, wanted & inside, raised_2, kind)
+            part = tl.load(source + 3 * PART, mask=here & inside, other=0.0)
+            total_3 = _product(part, there + 3 * PART, wanted & inside, total_3, kind)
+            if GATED:
+                raised_3 = _product(part, there + N * K + 3 * PART, wanted & inside, raised_3, kind)
+    total, raised = ((total_0 + total_1) + total_2) + total_3, ((raised_0 + raised_1) + raised_2) + raised_3
+    _finished(total, raised, scales, residual, out, m, n, rows, N, SCALED, GATED, ADDED)
+
+
+@jit
+def _product(part, weights, mask, total, kind: tl.constexpr):
+    # Exact also for bytes: one of either sort is a value of every float.
+    w = tl.load(weights, mask=mask, other=0.0).to(kind)
+    return tl.dot(part, tl.trans(w), total, input_precision="ieee")
+
+
+class Tile(NamedTuple):
+    """How the work of one product is cut up."""
+
+    rows: int
+    width: int
+    columns: int  # per quarter
+    warps: int = 4
+    stages: int = 3
 
 
 def linear(
@@ -97,39 +214,50 @@ def linear(
     eps: float = 0.0,
     residual: Tensor | None = None,
     gated: bool = False,
+    scales: Tensor | None = None,
     out: Tensor | None = None,
+    tile: Tile | None = None,
 ) -> Tensor:
-    """`linear_reference` in one launch. x is contiguous; `out` may be given, and may be `residual`."""
+    """`linear_reference` in one launch, or two with a norm. x is contiguous; `out` may be given, and be `residual`."""
+    if norm is not None:
+        x = normed(x, norm, eps)
     rows, columns = x.shape
     width = len(weight) // 2 if gated else len(weight)
     if out is None:
         out = x.new_empty(rows, width)
-    block_m, block_n, block_k = tile(rows, width, columns)
-    grid = (-(-width // block_n), -(-rows // block_m))
-    _linear_kernel[grid](
+    parts = 4 if columns % 128 == 0 else 1
+    tile = tile or choose_tile(rows, width, columns // parts, gated)
+    few = tile.rows == FEW and parts == 4 and columns // parts % tile.columns == 0
+    ahead = runs_ahead(x.device)
+    grid = (-(-width // tile.width), -(-rows // tile.rows))
+    arguments = (
         x,
         weight,
-        x if norm is None else norm,
         x if residual is None else residual,
+        x if scales is None else scales,
         out,
         rows,
-        eps,
-        N=width,
-        K=columns,
-        NORMED=norm is not None,
-        GATED=gated,
-        ADDED=residual is not None,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        num_warps=4,
-        num_stages=3,
     )
+    form = {"SCALED": scales is not None, "GATED": gated, "ADDED": residual is not None, "AHEAD": ahead}
+    how = {"BLOCK_N": tile.width, "num_warps": tile.warps, "launch_pdl": ahead}
+    if few:
+        _few_kernel[grid](*arguments, N=width, K=columns, **form, WIDE=tile.columns, **how)
+    else:
+        sizes = {"PARTS": parts, "BLOCK_M": tile.rows, "BLOCK_K": tile.columns, "num_stages": tile.stages}
+        _many_kernel[grid](*arguments, N=width, K=columns, **form, **sizes, **how)
     return out
 
 
-def tile(rows: int, width: int, columns: int) -> tuple[int, int, int]:
-    """Block sizes. Narrow in `out`, so that even a small matrix keeps every multiprocessor reading."""
-    block_m = min(max(16, next_power_of_two(rows)), 64)
-    block_n = 16 if width <= 2048 else 32
-    return block_m, block_n, min(128, max(16, next_power_of_two(columns)))
+def choose_tile(rows: int, width: int, part: int, gated: bool) -> Tile:
+    """For so many rows and outputs, and columns per quarter: what was fastest on an H200 at the released sizes."""
+    if rows <= FEW:
+        widest = 256 if 512 <= part <= 1024 else 128
+        wide = next((size for size in (256, 128, 64, 32) if size <= widest and part % size == 0), 16)
+        return Tile(FEW, 16, wide)
+    # At least two steps per quarter: a loop of one is unrolled, and the compiler then chains the quarters.
+    block_k = min(64, max(16, next_power_of_two(part) // 2))
+    if rows > 64:
+        return Tile(64, 32 if gated else 64, block_k)
+    if width <= 2048:
+        return Tile(64, 16, block_k, stages=4)
+    return Tile(64, 32 if gated or width <= 4096 else 64, block_k)

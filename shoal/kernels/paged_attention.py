@@ -5,16 +5,35 @@ Memory is [blocks, size, kv_heads, d]; a table names the blocks of one sequence 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import jit, next_power_of_two, tl
+from shoal.kernels.jit import await_previous, jit, next_power_of_two, runs_ahead, tl
+from shoal.kernels.kv_quant import dequantise_columns
+
+# Shares of the context of one row and one group of heads, and up to how many rows each has a program of its own.
+SHARES = 8
+SPREAD_ROWS = 16
 
 
-def paged_decode_reference(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
-    """One new token per sequence: q [n, heads, d], tables [n, blocks] -> [n, heads, d]; lengths [n] count it."""
-    k, v = (_gather(memory, tables) for memory in (keys, values))
+def paged_decode_reference(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    *,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> Tensor:
+    """One new token per sequence: q [n, heads, d], tables [n, blocks] -> [n, heads, d]; lengths [n] count it.
+
+    Quantised keys and values come with their scales [blocks, size, kv_heads].
+    """
+    k, v = _gather(keys, key_scales, tables, q.dtype), _gather(values, value_scales, tables, q.dtype)
     visible = torch.arange(k.shape[-2], device=q.device) < lengths[:, None]
     mixed = F.scaled_dot_product_attention(
         q[:, :, None], k, v, attn_mask=visible[:, None, None], enable_gqa=q.shape[1] != k.shape[1]
@@ -22,18 +41,31 @@ def paged_decode_reference(q: Tensor, keys: Tensor, values: Tensor, tables: Tens
     return mixed.squeeze(-2)
 
 
-def paged_prefill_reference(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, end: int) -> Tensor:
+def paged_prefill_reference(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    end: int,
+    *,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> Tensor:
     """The last columns of one sequence: q [T, heads, d] up to position end - 1, table [blocks] -> [T, heads, d]"""
-    k, v = (_gather(memory, table[None])[:, :, :end] for memory in (keys, values))
+    k = _gather(keys, key_scales, table[None], q.dtype)[:, :, :end]
+    v = _gather(values, value_scales, table[None], q.dtype)[:, :, :end]
     mask = torch.ones(len(q), end, dtype=torch.bool, device=q.device).tril(end - len(q))
     q = q.transpose(0, 1)[None]
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
     return mixed[0].transpose(0, 1)
 
 
-def _gather(memory: Tensor, tables: Tensor) -> Tensor:
+def _gather(memory: Tensor, scales: Tensor | None, tables: Tensor, dtype: torch.dtype) -> Tensor:
     """[n, blocks] of block numbers -> [n, kv_heads, blocks * size, d]"""
-    return memory[tables].flatten(1, 2).transpose(1, 2)
+    found = memory[tables]
+    if scales is not None:
+        found = dequantise_columns(found, scales[tables], dtype)
+    return found.flatten(1, 2).transpose(1, 2)
 
 
 @jit
@@ -41,128 +73,182 @@ def _decode_kernel(
     q,
     keys,
     values,
+    key_scales,
+    value_scales,
     tables,
-    lengths,
+    slots,
+    positions,
     parts,
     sums,
     tops,
+    arrivals,
+    out,
     scale,
+    QUANTISED: tl.constexpr,
     WIDTH: tl.constexpr,
     SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
-    SPLIT: tl.constexpr,
-    SPLITS: tl.constexpr,
     GROUP: tl.constexpr,
-    STEP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SHARES: tl.constexpr,
+    SPREAD: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
-    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(lengths + row)
-    begin = split * SPLIT
-    if begin < length:
+    share, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if AHEAD:
+        await_previous()
+    length = tl.load(positions + row).to(tl.int32) + 1
+    chunks = (length + CHUNK - 1) // CHUNK
+    each = (chunks + SHARES - 1) // SHARES  # chunks per share, which follow from the length alone
+    first, last = 0, chunks
+    if SPREAD:
+        first, last = share * each, tl.minimum(share * each + each, chunks)
+    if first < last:
         member = tl.arange(0, GROUP)
         d = tl.arange(0, D)
         mine = member < HEADS // KV_HEADS
-        head = kv_head * (HEADS // KV_HEADS) + member
-        query = tl.load(q + (row * HEADS + head[:, None]) * D + d[None, :], mask=mine[:, None], other=0.0)
+        head = row * HEADS + kv_head * (HEADS // KV_HEADS) + member
+        query = tl.load(q + head[:, None] * D + d[None, :], mask=mine[:, None], other=0.0)
+        table = tables + tl.load(slots + row) * WIDTH
         top = tl.full((GROUP,), float("-inf"), tl.float32)
         total = tl.zeros((GROUP,), tl.float32)
         mix = tl.zeros((GROUP, D), tl.float32)
-        end = tl.minimum(length, begin + SPLIT)
-        for start in range(begin, end, STEP):
-            column = start + tl.arange(0, STEP)
-            seen = column < end
-            block = tl.load(tables + row * WIDTH + column // SIZE, mask=seen, other=0).to(tl.int64)
+        all_top, all_total, all_mix = top, total, mix
+        for chunk in range(first, last):
+            column = chunk * CHUNK + tl.arange(0, CHUNK)
+            seen = column < length
+            block = tl.load(table + column // SIZE, mask=seen, other=0).to(tl.int64)
             place = ((block * SIZE + column % SIZE) * KV_HEADS + kv_head) * D
             key = tl.load(keys + place[:, None] + d[None, :], mask=seen[:, None], other=0.0)
+            if QUANTISED:
+                key = key.to(query.dtype)  # exact: a byte of either sort is a value of every float
             score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            if QUANTISED:
+                score *= tl.load(key_scales + place // D, mask=seen, other=0.0).to(tl.float32)[None, :]
             score = tl.where(seen[None, :], score, float("-inf"))
             higher = tl.maximum(top, tl.max(score, axis=1))
             weight = tl.exp(score - higher[:, None])
             shrink = tl.exp(top - higher)
             value = tl.load(values + place[:, None] + d[None, :], mask=seen[:, None], other=0.0)
-            mix = tl.dot(weight.to(value.dtype), value, mix * shrink[:, None], input_precision="ieee")
             total = total * shrink + tl.sum(weight, axis=1)
+            if QUANTISED:
+                value = value.to(query.dtype)
+                weight *= tl.load(value_scales + place // D, mask=seen, other=0.0).to(tl.float32)[None, :]
+            mix = tl.dot(weight.to(value.dtype), value, mix * shrink[:, None], input_precision="ieee")
             top = higher
-        part = (row * HEADS + head) * SPLITS + split
-        tl.store(parts + part[:, None] * D + d[None, :], mix / total[:, None], mask=mine[:, None])
-        tl.store(sums + part, total, mask=mine)
-        tl.store(tops + part, top, mask=mine)
+            if not SPREAD:  # noqa: SIM102 - known when compiled, the other only when run
+                # One program goes through all shares, and adds them up as the last of several would.
+                if ((chunk + 1) % each == 0) | (chunk + 1 == chunks):
+                    all_top, all_total, all_mix = _merged(all_top, all_total, all_mix, top, total, mix)
+                    top = tl.full((GROUP,), float("-inf"), tl.float32)
+                    total = tl.zeros((GROUP,), tl.float32)
+                    mix = tl.zeros((GROUP, D), tl.float32)
+        done = not SPREAD
+        if SPREAD:
+            part = head * SHARES + share
+            tl.store(parts + part[:, None] * D + d[None, :], mix, mask=mine[:, None])
+            tl.store(sums + part, total, mask=mine)
+            tl.store(tops + part, top, mask=mine)
+            # Whoever comes last adds up, always in the same order. All of this program has to be written before it
+            # says that it came.
+            tl.debug_barrier()
+            shares = (chunks + each - 1) // each
+            arrived = tl.atomic_add(arrivals + row * KV_HEADS + kv_head, 1, sem="acq_rel")
+            done = arrived == shares - 1
+            if done:
+                for other in range(0, shares):
+                    found = head * SHARES + other
+                    where = found[:, None] * D + d[None, :]
+                    its_top = tl.load(tops + found, mask=mine, other=0.0, cache_modifier=".cg")
+                    its_total = tl.load(sums + found, mask=mine, other=1.0, cache_modifier=".cg")
+                    its_mix = tl.load(parts + where, mask=mine[:, None], other=0.0, cache_modifier=".cg")
+                    all_top, all_total, all_mix = _merged(all_top, all_total, all_mix, its_top, its_total, its_mix)
+                tl.store(arrivals + row * KV_HEADS + kv_head, 0)
+        if done:
+            mixed = (all_mix / all_total[:, None]).to(out.dtype.element_ty)
+            tl.store(out + head[:, None] * D + d[None, :], mixed, mask=mine[:, None])
 
 
 @jit
-def _combine_kernel(
-    parts,
-    sums,
-    tops,
-    lengths,
-    out,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    SPLIT: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PADDED: tl.constexpr,
-):
-    row, head = tl.program_id(0), tl.program_id(1)
-    split = tl.arange(0, PADDED)
-    used = split * SPLIT < tl.load(lengths + row)
-    part = (row * HEADS + head) * SPLITS + split
-    top = tl.load(tops + part, mask=used, other=float("-inf"))
-    weight = tl.load(sums + part, mask=used, other=0.0) * tl.exp(top - tl.max(top, axis=0))
-    d = tl.arange(0, D)
-    mix = tl.load(parts + part[:, None] * D + d[None, :], mask=used[:, None], other=0.0)
-    mixed = tl.sum(mix * (weight / tl.sum(weight, axis=0))[:, None], axis=0)
-    tl.store(out + (row * HEADS + head) * D + d, mixed.to(out.dtype.element_ty))
+def _merged(top, total, mix, its_top, its_total, its_mix):
+    """Two parts of a softmax as one."""
+    higher = tl.maximum(top, its_top)
+    shrink, weight = tl.exp(top - higher), tl.exp(its_top - higher)
+    return higher, total * shrink + its_total * weight, mix * shrink[:, None] + its_mix * weight[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpace:
+    """Where the programs that share a row's context leave what they found; reused by every layer and step."""
+
+    parts: Tensor
+    sums: Tensor
+    tops: Tensor
+    arrivals: Tensor  # all zero between two launches
+
+    @classmethod
+    def of(cls, rows: int, heads: int, kv_heads: int, d: int, device: torch.device) -> DecodeSpace:
+        sums = torch.empty(rows, heads, SHARES, dtype=torch.float32, device=device)
+        parts = torch.empty(rows, heads, SHARES, d, dtype=torch.float32, device=device)
+        arrivals = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
+        return cls(parts, sums, torch.empty_like(sums), arrivals)
 
 
 def paged_decode(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, *, split: int = 512
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    space: DecodeSpace | None = None,
+    *,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    chunk: int = 64,
 ) -> Tensor:
-    """`paged_decode_reference` on a GPU, long contexts cut into pieces of `split` columns that run side by side.
+    """`paged_decode_reference` on a GPU, for any columns whose keys and values are in memory: row i is column
+    positions[i] of slot slots[i], and sees all columns up to itself by way of tables [slots, blocks].
 
-    Pieces are of fixed length, not of fixed number, so a row's result does not depend on who is in the batch.
+    A row's context is cut into shares, which are added up in order. Few rows give each share to a program of its own,
+    many rows one program to all of them; how it is cut depends on the row's length alone, so its result does not
+    depend on who is in the batch.
     """
     rows, heads, d = q.shape
     size, kv_heads = keys.shape[1:3]
-    splits = -(-tables.shape[1] * size // split)
-    parts = torch.empty(rows, heads, splits, d, dtype=torch.float32, device=q.device)
-    sums = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-    tops = torch.empty_like(sums)
-    _decode_kernel[(rows, kv_heads, splits)](
+    space = space or DecodeSpace.of(rows, heads, kv_heads, d, q.device)
+    out = torch.empty_like(q)
+    ahead, spread = runs_ahead(q.device), rows <= SPREAD_ROWS
+    _decode_kernel[(SHARES if spread else 1, kv_heads, rows)](
         q,
         keys,
         values,
+        keys if key_scales is None else key_scales,
+        values if value_scales is None else value_scales,
         tables,
-        lengths,
-        parts,
-        sums,
-        tops,
+        slots,
+        positions,
+        space.parts,
+        space.sums,
+        space.tops,
+        space.arrivals,
+        out,
         d**-0.5,
+        QUANTISED=key_scales is not None,
         WIDTH=tables.shape[1],
         SIZE=size,
         HEADS=heads,
         KV_HEADS=kv_heads,
         D=d,
-        SPLIT=split,
-        SPLITS=splits,
         GROUP=max(16, next_power_of_two(heads // kv_heads)),
-        STEP=min(64, split),
+        CHUNK=chunk,
+        SHARES=SHARES,
+        SPREAD=spread,
+        AHEAD=ahead,
         num_warps=4,
-        num_stages=2,
-    )
-    out = torch.empty_like(q)
-    _combine_kernel[(rows, heads)](
-        parts,
-        sums,
-        tops,
-        lengths,
-        out,
-        HEADS=heads,
-        D=d,
-        SPLIT=split,
-        SPLITS=splits,
-        PADDED=next_power_of_two(splits),
-        num_warps=1,
+        num_stages=3 if spread else 5,
+        launch_pdl=ahead,
     )
     return out

@@ -1,7 +1,11 @@
 """Root-mean-square norm with the rounding order of the released models."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor, nn
+
+from shoal.kernels.jit import await_previous, jit, next_power_of_two, runs_ahead, tl
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -9,6 +13,38 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return normed.to(x.dtype) * weight
+
+
+@jit
+def _norm_kernel(x, weight, out, eps, DIM: tl.constexpr, PADDED: tl.constexpr, AHEAD: tl.constexpr):
+    d = tl.arange(0, PADDED)
+    inside = d < DIM
+    scale = tl.load(weight + d, mask=inside, other=0.0)
+    if AHEAD:
+        await_previous()
+    row = tl.program_id(0) * DIM
+    part = tl.load(x + row + d, mask=inside, other=0.0)
+    wide = part.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / DIM + eps)
+    tl.store(out + row + d, (wide.to(part.dtype) * scale).to(part.dtype), mask=inside)
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm` of rows x [n, dim] in one launch."""
+    rows, dim = x.shape
+    out, ahead = torch.empty_like(x), runs_ahead(x.device)
+    _norm_kernel[(rows,)](
+        x,
+        weight,
+        out,
+        eps,
+        DIM=dim,
+        PADDED=next_power_of_two(dim),
+        AHEAD=ahead,
+        num_warps=4,
+        launch_pdl=ahead,
+    )
+    return out
 
 
 class RMSNorm(nn.Module):

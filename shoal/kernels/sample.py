@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.kernels.jit import jit, next_power_of_two, tl
+from shoal.kernels.jit import jit, tl
 
 
 def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
@@ -91,92 +91,48 @@ def _mixed(x):
 
 
 @jit
-def _sample_kernel(
-    logits,
-    columns,
-    penalty,
-    temperature,
-    top_p,
-    top_k,
-    seed,
-    frame,
-    out,
-    LANE: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    PENALISED: tl.constexpr,
-):
-    row = tl.program_id(0)
-    index = tl.arange(0, PADDED)
-    inside = index < SIZE
-    kind = logits.dtype.element_ty
-    value = tl.load(logits + row * SIZE + index, mask=inside, other=float("-inf"))
-    if PENALISED > 0:
-        hit = tl.zeros((PADDED,), tl.int32)
-        for each in range(PENALISED):
-            hit |= (index == tl.load(columns + row * PENALISED + each)).to(tl.int32)
-        strength = tl.load(penalty + row).to(kind)
-        pushed = tl.where(value < 0, value * strength, value / strength).to(kind)
-        value = tl.where(hit != 0, pushed, value)
+def drawn(value, inside, index, temperature, top_p, top_k, seed, frame, lane):
+    """The column that a row of logits `value` draws under its settings; `inside` tells which are real."""
     score = value.to(tl.float32)
     top = tl.max(score, axis=0)
     weight = tl.exp(score - top)
     weight = weight / tl.sum(weight, axis=0)
-    # Bit patterns as integers in the order of the floats.
-    bits = score.to(tl.int32, bitcast=True)
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-    most, share = tl.load(top_k + row), tl.load(top_p + row)
+    # Bit patterns as integers in the order of the floats: sixteen bits are searched in half the steps of thirty-two.
+    if value.dtype == tl.float32:
+        bits = value.to(tl.int32, bitcast=True)
+        order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    else:
+        bits = value.to(tl.int16, bitcast=True).to(tl.int32)
+        order = tl.where(bits < 0, bits ^ 0x7FFF, bits)
     high = tl.max(order, axis=0) + 1  # nothing at or above: always within bounds
     low = tl.min(tl.where(inside, order, high), axis=0)
-    if (tl.sum(inside.to(tl.int32), axis=0) <= most) & (tl.sum(weight, axis=0) <= share):
+    # Most callers do not limit the number of tokens; then nobody has to count them.
+    limited = tl.sum(inside.to(tl.int32), axis=0) > top_k
+    if (limited == 0) & (tl.sum(weight, axis=0) <= top_p):
         high = low
     while high - low > 1:
         middle = (high + low) // 2
         above = inside & (order >= middle)
-        within = tl.sum(above.to(tl.int32), axis=0) <= most
-        within = within & (tl.sum(tl.where(above, weight, 0.0), axis=0) <= share)
+        within = tl.sum(tl.where(above, weight, 0.0), axis=0) <= top_p
+        if limited:
+            within = within & (tl.sum(above.to(tl.int32), axis=0) <= top_k)
         high = tl.where(within, middle, high)
         low = tl.where(within, low, middle)
     kept = inside & ((order >= high) | (score == top))
-    hot = tl.maximum(tl.load(temperature + row), 1e-5)
-    scaled = tl.where(kept, score / hot, float("-inf"))
+    scaled = tl.where(kept, score / tl.maximum(temperature, 1e-5), float("-inf"))
     chance = tl.exp(scaled - tl.max(scaled, axis=0))
-    key = _mixed((tl.load(frame + row) * 64 + LANE + 1).to(tl.uint32))
-    key = _mixed(tl.load(seed + row).to(tl.uint32) + key)
+    key = _mixed((frame * 64 + lane + 1).to(tl.uint32))
+    key = _mixed(seed.to(tl.uint32) + key)
     noise = _mixed(key + index.to(tl.uint32) * 0x9E3779B1)
     uniform = ((noise >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
-    tl.store(out + row, tl.argmax(chance / -tl.log(uniform), axis=0).to(tl.int64))
+    return tl.argmax(chance / -tl.log(uniform), axis=0).to(tl.int64)
 
 
-def sample(
-    logits: Tensor,
-    columns: Tensor,
-    penalty: Tensor,
-    temperature: Tensor,
-    top_p: Tensor,
-    top_k: Tensor,
-    seed: Tensor,
-    frame: Tensor,
-    lane: int,
-) -> Tensor:
-    """`sample_reference` in one launch. Equal logits at the edge of the nucleus stay or go together."""
-    rows, size = logits.shape
-    out = torch.empty(rows, dtype=torch.long, device=logits.device)
-    padded = next_power_of_two(size)
-    _sample_kernel[(rows,)](
-        logits,
-        columns,
-        penalty,
-        temperature,
-        top_p,
-        top_k,
-        seed,
-        frame,
-        out,
-        LANE=lane,
-        SIZE=size,
-        PADDED=padded,
-        PENALISED=columns.shape[1],
-        num_warps=8 if padded > 2048 else 4,
-    )
-    return out
+@jit
+def push(logits, columns, chosen, strength):
+    """Make the logits at the chosen of some columns less likely, in place; a column that comes twice is pushed once."""
+    value = tl.load(logits + columns, mask=chosen, other=0.0)
+    strength = strength.to(value.dtype)
+    tl.debug_barrier()
+    tl.store(logits + columns, tl.where(value < 0, value * strength, value / strength).to(value.dtype), mask=chosen)
+    tl.debug_barrier()

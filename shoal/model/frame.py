@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.kernels.draw import MAIN_LANE, RAS_TEMPERATURE, RAS_TOP_P
 from shoal.kernels.sample import exponential_noise, penalise, probabilities, race
 from shoal.model.cache import RowCache
 from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR
-from shoal.model.sampling import MAIN_LANE, RAS_TEMPERATURE, RAS_TOP_P, S1_WINDOW, S2_WINDOW, SamplingRows
+from shoal.model.sampling import S1_WINDOW, S2_WINDOW, SamplingRows
 from shoal.model.slow import Head
 
 # (seed [n], frame [n], lane, size) -> Exp(1) noise [n, size], or [n, k, size] for k lanes

@@ -1,27 +1,89 @@
-"""Linear layers over upstream's quantised weights, computed as upstream computes them."""
+"""Linear layers over quantised weights. int8 and int4 are stored and computed as upstream does; fp8 as its int8."""
+
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+# Columns that share a scale and a zero in int4.
+GROUP = 128
 
-class Int8Linear(nn.Module):
-    """Symmetric per-row int8: y = (x · wᵀ) · scale."""
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+class RowLinear(nn.Module):
+    """Weights of a small type with one scale per output: y = (x · wᵀ) · scale (+ bias)."""
+
+    KIND: ClassVar[torch.dtype]
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.empty(out_features, in_features, dtype=torch.int8))
+        self.register_buffer("weight", torch.empty(out_features, in_features, dtype=self.KIND))
         self.register_buffer("scales", torch.empty(out_features, dtype=torch.bfloat16))
+        self.register_buffer("bias", torch.empty(out_features) if bias else None)
         self.weight: Tensor
         self.scales: Tensor
+        self.bias: Tensor | None
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
+        """The layer nearest to a plain one with this weight [out, in]."""
+        return cls.over(*quantise_rows(weight, cls.KIND), bias)
+
+    @classmethod
+    def over(cls, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Self:
+        """A layer over existing tensors, without a copy."""
+        layer = cls(0, 0)
+        layer.weight, layer.scales, layer.bias = weight, scales, bias
+        return layer
 
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
-        return F.linear(x, self.weight[:count].to(x.dtype)) * self.scales[:count].to(x.dtype)
+        y = F.linear(x, self.weight[:count].to(x.dtype)) * self.scales[:count].to(x.dtype)
+        return y if self.bias is None else y + self.bias[:count].to(x.dtype)
 
-    def take_rows(self, rows: Tensor) -> "Int8Linear":
-        taken = Int8Linear(self.weight.shape[1], 0)
-        taken.weight, taken.scales = self.weight[rows], self.scales[rows]
-        return taken
+    def take_rows(self, rows: Tensor) -> Self:
+        bias = None if self.bias is None else self.bias[rows]
+        return type(self).over(_rows(self.weight, rows), self.scales[rows], bias)
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """[out, in]"""
+        return (self.weight.float() * self.scales.float()[:, None]).to(dtype)
+
+
+class Int8Linear(RowLinear):
+    KIND = torch.int8
+
+
+class Fp8Linear(RowLinear):
+    KIND = torch.float8_e4m3fn
+
+
+class IntegerLinear(nn.Module):
+    """int8 as a CPU does it fastest: activations become bytes too, each row by its own scale, and integers multiply.
+
+    The scale belongs to the row, so a row's result does not depend on who else is in the batch.
+    """
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("packed", torch.ops.onednn.qlinear_prepack(weight.contiguous(), None), persistent=False)
+        self.register_buffer("scales", scales.float())
+        self.register_buffer("zeros", torch.zeros(len(scales), dtype=torch.int32), persistent=False)
+        self.register_buffer("bias", bias)
+        self.packed: Tensor
+        self.scales: Tensor
+        self.zeros: Tensor
+        self.bias: Tensor | None
+
+    def forward(self, x: Tensor, count: int | None = None) -> Tensor:
+        wide = x.flatten(0, -2).float()
+        largest = wide.abs().amax(-1, keepdim=True).clamp_min_(1e-30)
+        # 1 to 255 around 128; the half makes rounding of cutting off.
+        q = (wide * (127 / largest)).add_(128.5).to(torch.uint8)
+        y = torch.ops.onednn.qlinear_pointwise(
+            q, 1 / 127, 128, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        y = (y * largest)[:, :count].unflatten(0, x.shape[:-1])
+        return (y if self.bias is None else y + self.bias[:count]).to(x.dtype)
 
 
 class Int4Linear(nn.Module):
@@ -35,6 +97,13 @@ class Int4Linear(nn.Module):
         self.register_buffer("scales_and_zeros", torch.empty(groups, out_features, 2, dtype=torch.bfloat16))
         self.weight: Tensor
         self.scales_and_zeros: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, group: int = GROUP) -> "Int4Linear":
+        """The layer nearest to a plain one with this weight [out, in]."""
+        layer = cls(0, 0, group)
+        layer.weight, layer.scales_and_zeros = quantise_groups(weight, group)
+        return layer
 
     def dequantised(self, dtype: torch.dtype, count: int | None = None) -> Tensor:
         """[count or out, in]"""
@@ -52,10 +121,10 @@ class Int4Linear(nn.Module):
         return taken
 
 
-AnyLinear = nn.Linear | Int8Linear | Int4Linear
+AnyLinear = nn.Linear | RowLinear | Int4Linear
 
 
-def first_rows(layer: AnyLinear, x: Tensor, count: int) -> Tensor:
+def first_rows(layer: AnyLinear | IntegerLinear, x: Tensor, count: int) -> Tensor:
     """The first `count` outputs of a layer of any kind; the others are not computed."""
     return F.linear(x, layer.weight[:count]) if isinstance(layer, nn.Linear) else layer(x, count)
 
@@ -65,11 +134,43 @@ def take_rows(layer: AnyLinear, rows: Tensor) -> AnyLinear:
     return dense(layer.weight.detach()[rows]) if isinstance(layer, nn.Linear) else layer.take_rows(rows)
 
 
-def dense(weight: Tensor) -> nn.Linear:
+def dense(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     """A layer over an existing weight [out, in], without a copy."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer
+
+
+def quantise_rows(weight: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[out, ...] -> the same shape in int8 or fp8, and scales [out]: w = q · scale."""
+    wide = weight.detach().float().flatten(1)
+    top = 127.0 if kind == torch.int8 else torch.finfo(kind).max
+    # Rounded to what is stored before they are used: a row is nearest to w under the scale that undoes it.
+    scales = (wide.abs().amax(1) / top).clamp_min(1e-12).bfloat16()
+    q = (wide / scales.float()[:, None]).clamp(-top, top)
+    return (q.round() if kind == torch.int8 else q).to(kind).view(weight.shape), scales
+
+
+def quantise_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """[out, in] -> bytes [out, in / 2] and scales with zeros [groups, out, 2]; the last group may be shorter."""
+    columns = weight.shape[1]
+    wide = weight.detach().float()
+    # Padding repeats the last column, which moves neither end of its group.
+    padded = torch.cat((wide, wide[:, -1:].expand(-1, -columns % group)), dim=1).unflatten(1, (-1, group))
+    low, high = padded.amin(-1), padded.amax(-1)
+    scales = ((high - low) / 15).clamp_min(1e-6).bfloat16().float()
+    zeros = (low + 8 * scales).bfloat16().float()
+    q = ((padded - zeros[..., None]) / scales[..., None] + 8).round().clamp(0, 15).to(torch.uint8)
+    q = q.flatten(1)[:, :columns]
+    affine = torch.stack((scales, zeros), dim=-1).transpose(0, 1).bfloat16().contiguous()
+    return q[:, 0::2] | (q[:, 1::2] << 4), affine
+
+
+def _rows(weight: Tensor, rows: Tensor) -> Tensor:
+    """weight[rows] for types that cannot be indexed as well."""
+    return weight.view(torch.uint8)[rows].view(weight.dtype)
 
 
 def unpack_int4_tiles(packed: Tensor, in_features: int) -> Tensor:

@@ -9,10 +9,6 @@ from shoal.speech import Sampling
 
 S1_WINDOW = 16
 S2_WINDOW = 10
-RAS_TEMPERATURE, RAS_TOP_P = 1.0, 0.9
-
-# Lanes of a frame's noise: the main token, the residual codebooks by number, and S2's second main draw.
-MAIN_LANE = 0
 
 
 @dataclass(slots=True)

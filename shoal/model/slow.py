@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from shoal.model.config import DualARConfig
 from shoal.model.layers import KVCache, Stack
-from shoal.model.linear import dense, take_rows
+from shoal.model.linear import AnyLinear, dense, take_rows
 
 
 class SlowTransformer(Stack):
@@ -18,7 +18,14 @@ class SlowTransformer(Stack):
         self.embeddings = nn.Embedding(config.vocab_size, dim)
         self.codebook_embeddings = nn.Embedding(config.num_codebooks * config.codebook_size, dim)
         if not config.tie_word_embeddings:
-            self.output = nn.Linear(dim, config.vocab_size, bias=False)
+            self.output: AnyLinear = nn.Linear(dim, config.vocab_size, bias=False)
+        self.cut = False  # whether `output` holds the legal rows only
+
+    def cut_output(self) -> None:
+        """Let go of the rows of text tokens, which no cut head reads: a tenth of a small model's weights."""
+        if not self.config.tie_word_embeddings and not self.cut:
+            self.output = take_rows(self.output, legal_ids(self.config).to(self.norm.weight.device))
+            self.cut = True
 
     def embed(self, columns: Tensor) -> Tensor:
         """Columns [tokens, 1 + codebooks] (main id, then codes) -> [tokens, dim]"""
@@ -38,6 +45,11 @@ class SlowTransformer(Stack):
         return self.run(self.embed(columns), positions, cache)
 
 
+def legal_ids(config: DualARConfig) -> Tensor:
+    """The main tokens that speech is made of: the semantic ones in order, and the end."""
+    return torch.tensor([*range(config.semantic_begin_id, config.semantic_end_id + 1), config.stop_id])
+
+
 class Head(nn.Module):
     """Logits over the main tokens that may be drawn, with the vocabulary id of each column.
 
@@ -48,13 +60,13 @@ class Head(nn.Module):
     def __init__(self, slow: SlowTransformer, *, whole: bool = False) -> None:
         super().__init__()
         config = slow.config
+        assert not (whole and slow.cut), "the rows of text tokens were let go"
         source = dense(slow.embeddings.weight.detach()) if config.tie_word_embeddings else slow.output
-        legal = [*range(config.semantic_begin_id, config.semantic_end_id + 1), config.stop_id]
-        ids = torch.arange(config.vocab_size) if whole else torch.tensor(legal)
-        ids = ids.to(source.weight.device)
+        ids = torch.arange(config.vocab_size) if whole else legal_ids(config)
+        ids = ids.to(slow.norm.weight.device)
         self.register_buffer("ids", ids, persistent=False)
         self.ids: Tensor
-        self.output = source if whole else take_rows(source, ids)
+        self.output = source if whole or slow.cut else take_rows(source, ids)
         self.whole = whole
         self.first, self.count = config.semantic_begin_id, config.semantic_end_id - config.semantic_begin_id + 1
         self.stop_id = config.stop_id

@@ -46,6 +46,8 @@ class ServerConfig:
     model_aliases: tuple[str, ...] = MODEL_ALIASES
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     keys_file: Path | None = None
+    usage_file: Path | None = None  # of daily quotas; None: a restart begins a new count
+    cors_origins: tuple[str, ...] = ()
     key_limits: KeyLimits = field(default=KeyLimits())
     insecure: bool = False
     limits: Limits = field(default=Limits())

@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ByteSize
 
-from shoal.settings import ALIASES, DECIDED_BY_THE_ENGINE, PREFIX, Settings
+from shoal.settings import ALIASES, BACKEND_RUNGS, PREFIX, Settings
 
 # The first setting of each part.
 PARTS = {"model": "Model", "slots": "Engine", "host": "Server", "request_seconds": "Limits"}
@@ -30,8 +30,9 @@ TAIL = """
 ## Names of an older server
 
 Accepted as variables where the name above is not set: {aliases}.
-`S1_MINI_BATCH_TIMEOUT_MS` is in milliseconds. Accepted with a warning, since the engine decides these by itself:
-{decided}.
+`S1_MINI_BATCH_TIMEOUT_MS` is in milliseconds. `S1_MINI_COMPILE=false` is rung `eager`; otherwise
+`S1_MINI_COMPILE_BACKEND` chooses the rung ({backends}),
+and `S1_MINI_COMPILE=true` alone is `auto`. The engine has fused kernels of its own and calls no torch.compile.
 """
 
 
@@ -50,7 +51,8 @@ def _tables() -> Iterator[str]:
 
 def _tail() -> str:
     aliases = ", ".join(f"`{alias}` ({name})" for name, alias in ALIASES.items())
-    return TAIL.format(aliases=aliases, decided=", ".join(f"`{name}`" for name in DECIDED_BY_THE_ENGINE))
+    backends = ", ".join(f"`{backend}`: {rung}" for backend, rung in BACKEND_RUNGS.items())
+    return TAIL.format(aliases=aliases, backends=backends)
 
 
 def _choices(annotation: Any) -> str:

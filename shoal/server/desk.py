@@ -20,6 +20,7 @@ from shoal.server.host import Host
 from shoal.server.keys import ANYONE, Key, KeyFile, KeyRing, chosen_key
 from shoal.server.limits import Backlog, Meters
 from shoal.server.refusals import Unauthorized
+from shoal.server.usage import UsageFile, UsageKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Desk:
     encoders: ThreadPoolExecutor
     keys: KeyRing = field(default=KeyRing(()))
     figures: Figures = field(default_factory=Figures)
+    usage: UsageKeeper | None = None
 
     @property
     def keyed(self) -> bool:
@@ -95,6 +97,10 @@ class Desk:
                 seen = stamp
                 await self._take_up(file)
 
+    async def keep_usage(self) -> None:
+        if self.usage is not None:
+            await self.usage.keep()
+
     async def _take_up(self, file: KeyFile) -> None:
         try:
             self.keys = await asyncio.to_thread(key_ring, self.config)
@@ -104,17 +110,18 @@ class Desk:
 
 
 def open_desk(config: ServerConfig, host: Host, slots: int) -> Desk:
-    figures = Figures()
+    figures, meters = Figures(), Meters(config.key_limits)
     return Desk(
         config,
         host,
         Metrics(lambda: figures.known),
-        Meters(config.key_limits),
+        meters,
         Backlog(config.capacity, slots),
         BodyBudget(config.limits.all_bodies_bytes),
         ThreadPoolExecutor(config.encoding_threads, thread_name_prefix="shoal-encode"),
         key_ring(config),
         figures,
+        UsageKeeper(meters, UsageFile(config.usage_file)) if config.usage_file is not None else None,
     )
 
 

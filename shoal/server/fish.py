@@ -5,15 +5,16 @@ from fastapi.responses import JSONResponse, Response
 
 from shoal.errors import InvalidRequest
 from shoal.server.bodies import ALL, read_model
-from shoal.server.config import ServerConfig
+from shoal.server.config import Limits, ServerConfig
 from shoal.server.desk import AtDesk, Caller, Desk, bearer
 from shoal.server.fish_body import SpeechBody, form_content
 from shoal.server.identity import request_id
 from shoal.server.keys import Key
 from shoal.server.openapi import answers, body_of, returns_audio
 from shoal.server.performance import Order
+from shoal.server.service import Loaded
 from shoal.server.streaming import perform
-from shoal.server.wishes import check_length, check_normalize, recordings_of, sampling_for
+from shoal.server.wishes import check_length, recordings_of, sampling_for
 from shoal.speech import SpeechRequest
 
 # What the published clients send in their `model` header; the model that is loaded answers.
@@ -45,10 +46,12 @@ async def speak(http: Request, desk: AtDesk, key: Caller) -> Response:
 
 def fish_order(body: SpeechBody, desk: Desk, key: Key, id: str, *, api: str = "fish") -> Order:
     """Raises InvalidRequest and its kin for what cannot be done."""
-    loaded, limits = desk.host.engine(), desk.config.limits
-    check_normalize(body.normalize, loaded)
+    return Order(api, fish_request(body, desk.host.engine(), desk.config.limits), body.rendering(), key, id)
+
+
+def fish_request(body: SpeechBody, loaded: Loaded, limits: Limits) -> SpeechRequest:
     pairs = [] if body.reference_id else [(each.audio, each.text) for each in body.references]
-    request = SpeechRequest(
+    return SpeechRequest(
         check_length(body.text, limits),
         voice=body.reference_id,
         recordings=recordings_of(pairs, limits),
@@ -61,10 +64,10 @@ def fish_order(body: SpeechBody, desk: Desk, key: Key, id: str, *, api: str = "f
             max_frames=body.max_new_tokens,
         ),
         chunk_bytes=body.chunk_length,
+        normalize=body.normalize,
         timeout=limits.request_seconds,
         whole=not body.streams,
     )
-    return Order(api, request, body.rendering(), key, id)
 
 
 def headers_for(order: Order, desk: Desk) -> dict[str, str]:

@@ -56,7 +56,9 @@ class SpeechBody(Body):
         Literal["on", "off"],
         Field(description="Encoded references are remembered by their content in any case; the audio is the same."),
     ] = "off"
-    normalize: Annotated[bool, Field(description="False is refused by models that always spell out numbers.")] = True
+    normalize: Annotated[
+        bool, Field(description="Prepare numbers and symbols as the model needs; false: speak the text as written.")
+    ] = True
     latency: Annotated[
         Literal["normal", "balanced"],
         Field(description="balanced: stream; normal: all at once, unless `streaming` says otherwise."),

@@ -14,11 +14,11 @@ Load = Callable[[], Loaded]
 
 
 class Host:
-    """Loads in a thread, so that the server answers `/health` from its first second."""
+    """Loads in a thread, so that the server answers `/health` from its first second; or has it `loaded` already."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, loaded: Loaded | None = None) -> None:
         self._load = load
-        self._loaded: Loaded | None = None
+        self._loaded = loaded
         self._stopping = False
         self.failure: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
@@ -38,7 +38,8 @@ class Host:
         return self._loaded
 
     def start(self, on_failure: Callable[[], None]) -> None:
-        self._task = asyncio.create_task(self._start(on_failure))
+        if self._loaded is None:
+            self._task = asyncio.create_task(self._start(on_failure))
 
     def engine(self) -> Loaded:
         """Raises NotReady before the model is loaded and while the server goes down."""

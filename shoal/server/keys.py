@@ -7,17 +7,16 @@ entry per key with its own limits, is written whole or not at all, and is read a
 import hashlib
 import hmac
 import json
-import os
 import secrets
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import InvalidRequest, OutputError
+from shoal.errors import InvalidRequest
 from shoal.server.config import KeyLimits
+from shoal.server.whole_file import write_whole
 
 PREFIX = "shoal_"
 SHORTEST = 16  # characters of a key that somebody chose by hand
@@ -109,17 +108,7 @@ class KeyFile:
 
     def _write(self, keys: list[Key]) -> None:
         content = json.dumps({"keys": [_entry(key) for key in keys]}, indent=2) + "\n"
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # mkstemp makes it readable for its owner only, and the rename keeps that.
-            fd, name = tempfile.mkstemp(dir=self.path.parent, prefix=".keys-")
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(fd)
-            Path(name).replace(self.path)
-        except OSError as problem:
-            raise OutputError(f"the keys could not be written to {self.path}: {problem.strerror}") from problem
+        write_whole(self.path, content, "the keys")
 
 
 def _entry(key: Key) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -28,10 +28,19 @@ class Usage:
     running: int = 0
     day: str = ""
     seconds: float = 0.0
+    limited: bool = False  # by the day
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of audio on a day (UTC, ISO)."""
+
+    day: str
+    seconds: float
 
 
 class Meters:
-    """The usage of every key. Kept in memory: a restart begins a new count."""
+    """The usage of every key. `spent` and `restore` carry the day's audio over a restart."""
 
     def __init__(self, usual: KeyLimits, clock: Clock = time.monotonic, now: Today = utc_now) -> None:
         self._usual, self._clock, self._now = usual, clock, now
@@ -74,9 +83,19 @@ class Meters:
     def count_audio(self, key: Key, seconds: float) -> None:
         self._of(key).seconds += seconds
 
+    def spent(self) -> dict[str, Spent]:
+        """Of the keys that have a daily limit, by name."""
+        limited = {name: each for name, each in self._usage.items() if each.limited and each.seconds}
+        return {name: Spent(each.day, each.seconds) for name, each in limited.items()}
+
+    def restore(self, spent: Mapping[str, Spent]) -> None:
+        for name, each in spent.items():
+            self._usage[name] = Usage(math.inf, self._clock(), day=each.day, seconds=each.seconds, limited=True)
+
     def _of(self, key: Key) -> Usage:
-        most = self.limits_of(key).requests_per_minute or 0
-        usage = self._usage.setdefault(key.name, Usage(float(most), self._clock()))
+        limits = self.limits_of(key)
+        usage = self._usage.setdefault(key.name, Usage(float(limits.requests_per_minute or 0), self._clock()))
+        usage.limited = limits.daily_audio_seconds is not None
         today = self._now().date().isoformat()
         if usage.day != today:
             usage.day, usage.seconds = today, 0.0

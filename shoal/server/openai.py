@@ -64,6 +64,7 @@ class OpenAISpeech(Body):
     top_p: TopP | None = None
     repetition_penalty: RepetitionPenalty | None = None
     max_new_tokens: MaxFrames | None = None
+    normalize: Annotated[bool, Field(description="As of /v1/tts.")] = True
 
     def rendering(self) -> Rendering:
         rate = self.sample_rate or (PCM_RATE if self.response_format == "pcm" else None)
@@ -109,7 +110,9 @@ async def openai_order(body: OpenAISpeech, desk: Desk, key: Key, id: str) -> Ord
     )
     text = check_length(body.input, limits)
     voice = await _voice(body, desk)
-    request = SpeechRequest(text, voice=voice, sampling=sampling, timeout=limits.request_seconds)
+    request = SpeechRequest(
+        text, voice=voice, sampling=sampling, normalize=body.normalize, timeout=limits.request_seconds
+    )
     return Order("openai", request, body.rendering(), key, id)
 
 

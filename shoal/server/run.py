@@ -8,6 +8,7 @@ from types import FrameType
 
 import uvicorn
 
+from shoal.engine.messages import Facts
 from shoal.engine.supervisor import Supervisor
 from shoal.engine.worker import EngineSource
 from shoal.errors import InvalidRequest
@@ -16,8 +17,9 @@ from shoal.server.config import ServerConfig
 from shoal.server.desk import Desk, open_desk
 from shoal.server.host import Host
 from shoal.server.protocol import bounded_protocol
-from shoal.server.service import Loaded
+from shoal.server.service import Loaded, SpeechService
 from shoal.voices.store import VoiceStore
+from shoal.voices.voice import voice_limits
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +43,14 @@ def load(source: EngineSource, voices: Path) -> Loaded:
     """An engine in its own process, ready to speak. Takes a while."""
     supervisor = Supervisor(source)
     supervisor.start()
-    facts = supervisor.facts
-    store = VoiceStore(voices, facts.builtin_voices, sample_rate=facts.sample_rate)
-    return Loaded(supervisor, store, facts.frame_rate, normalizes=facts.normalizes, rung=facts.rung)
+    return loaded(supervisor, supervisor.facts, source, voices)
+
+
+def loaded(service: SpeechService, facts: Facts, source: EngineSource, voices: Path) -> Loaded:
+    """An engine that runs, with the voices beside it."""
+    limits = voice_limits(source.config.reference_seconds)
+    store = VoiceStore(voices, facts.builtin_voices, sample_rate=facts.sample_rate, limits=limits)
+    return Loaded(service, store, facts.frame_rate, rung=facts.rung)
 
 
 def check_door(config: ServerConfig) -> None:

@@ -15,6 +15,8 @@ class SpeechService(Protocol):
     @property
     def usual_sampling(self) -> Sampling: ...
     @property
+    def usual_voice(self) -> str | None: ...
+    @property
     def sample_rate(self) -> int: ...
 
     def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
@@ -39,5 +41,4 @@ class Loaded:
     service: SpeechService
     voices: VoiceStore
     frame_rate: float
-    normalizes: bool  # the model wants numbers and symbols spelled out, always
     rung: str = "eager"

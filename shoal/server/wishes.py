@@ -43,9 +43,3 @@ def recordings_of(pairs: Sequence[tuple[bytes, str]], limits: Limits) -> tuple[R
     if len(pairs) > limits.references:
         raise wrong_field("references", f"give at most {limits.references} recordings")
     return tuple(Recording(audio, text) for audio, text in pairs)
-
-
-def check_normalize(wanted: bool, loaded: Loaded) -> None:
-    """Preparing numbers is a habit of the model, not of the request: only what it does anyway can be had."""
-    if loaded.normalizes and not wanted:
-        raise wrong_field("normalize", "this model always spells out numbers; leave the field out or set it to true")

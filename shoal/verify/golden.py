@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.checkpoint.load import Quantization, assign, build_model, load_model, read_model_config
+from shoal.checkpoint.load import assign, build_model, load_model, read_model_config
 from shoal.checkpoint.names import model_tensors
 from shoal.checkpoint.tensors import read_json, read_tensors
 from shoal.checkpoint.weight_norm import codec_tensors
@@ -105,11 +105,9 @@ class Golden:
         quantised = {f"{layer}.weight": stored[f"{layer}.q"] for layer in stored.parts("q")}
         quantised |= {name: tensor for name, tensor in stored.items() if name.endswith(".scales_and_zeros")}
         merged = {**read_tensors(folder / "model.pth"), **quantised}
-        group = self.document("quant/quant.json")["int4"]["groupsize"]
         return build_model(
             read_model_config(folder, tokenizer),
             model_tensors(merged),
-            Quantization(bits=4, group=group),
             stored.path,
             dtype=self.dtype,
             device=self.device,

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from shoal.kernels.draw import MAIN_LANE
 from shoal.kernels.sample import exponential_noise, penalise, probabilities
 from shoal.model.cache import NoCache
 from shoal.model.config import Family
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameDecoder, FrameState, Noise
 from shoal.model.generate import generate_columns
-from shoal.model.sampling import MAIN_LANE, SamplingRows
+from shoal.model.sampling import SamplingRows
 from shoal.model.slow import Head
 from shoal.speech import Sampling
 from shoal.verify.comparison import LOGITS, PROBABILITIES, QUANTISED, Comparison, close, equal

@@ -98,6 +98,10 @@ class VoiceStore:
         check_name(name)
         return any(_holds_voice(root, name) for root in self._roots)
 
+    def is_builtin(self, name: str) -> bool:
+        """Whether a voice that exists came with the model."""
+        return not _holds_voice(self._directory, check_name(name))
+
     def add(self, name: str, audio: bytes | Path, transcript: str) -> None:
         """Raises VoiceExists, and AudioError or TextError for what cannot be a reference."""
         self.add_recordings(name, [(audio, transcript)])

@@ -58,6 +58,12 @@ class VoiceLimits:
 USUAL_LIMITS = VoiceLimits()
 
 
+def voice_limits(seconds: float) -> VoiceLimits:
+    """The usual limits, with recordings of at most so many seconds."""
+    total = max(seconds, USUAL_LIMITS.max_total_seconds)
+    return VoiceLimits(audio=AudioLimits(max_seconds=seconds), max_total_seconds=total)
+
+
 @dataclass(frozen=True, eq=False)
 class Voice:
     """References in the order a prompt lists them. Codes are read-only: requests share them."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from shoal.checkpoint.load import Quantization, find_quantization, load_model
+from shoal.checkpoint.load import load_model, quantise_skeleton
 from shoal.errors import CheckpointError
 from shoal.model.cache import NoCache
 from shoal.model.dual_ar import DualAR
@@ -77,10 +77,12 @@ def test_torch_packs_the_same_tiles(rows: int, columns: int, inner: int) -> None
 
 def test_the_packed_layout_is_recognised_with_its_group_size() -> None:
     tiles, affine = torch.zeros(2, 8, 32, 4, dtype=torch.int32), torch.zeros(8, 16, 2, dtype=torch.bfloat16)
-    stored = {"slow.output.weight": tiles, "slow.output.scales_and_zeros": affine}
-    assert find_quantization(stored) == Quantization(bits=4, group=GROUP)
-    with pytest.raises(CheckpointError, match="no packed int4 weight"):
-        find_quantization({"slow.output.scales_and_zeros": affine})
+    model = nn.Sequential(nn.Linear(1024, 16, bias=False))
+    quantise_skeleton(model, {"0.weight": tiles, "0.scales_and_zeros": affine})
+    assert isinstance(model[0], Int4Linear)
+    assert model[0].group == GROUP
+    with pytest.raises(CheckpointError, match="no quantised weight"):
+        quantise_skeleton(model, {"0.scales_and_zeros": affine})
 
 
 @pytest.fixture(scope="module")

@@ -1,26 +1,67 @@
 """The edge: what every command has in common."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from shoal import __version__, cli
 from tests.cli.conftest import Shoal
 
-COMMANDS = ["say", "pull", "inspect", "verify", "random", "doctor", "version"]
+GROUPS = ("Speak", "Serve", "Models", "Measure", "This machine")
 
 
-def test_the_help_names_every_command(shoal: Shoal) -> None:
+def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, with the words that call it."""
+    group = group or typer.main.get_command(cli.app)
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(commands())
+
+
+def test_the_help_groups_every_command_by_what_it_is_for(shoal: Shoal) -> None:
     told = shoal("--help").text
-    assert all(f" {name} " in told for name in COMMANDS)
+    places = [told.index(f"─ {group} ─") for group in GROUPS]
+    assert places == sorted(places)
+    assert all(f"│ {path[0]} " in told for path in COMMANDS)
+    assert "─ Commands ─" not in told, "a command has no group"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(shoal: Shoal, command: str) -> None:
-    told = shoal(command, "--help")
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself(shoal: Shoal, path: tuple[str, ...]) -> None:
+    told = shoal(*path, "--help")
     assert told.code == 0
-    assert "Example" in told.text or command == "version"
+    assert "Example: " in told.text or path == ("version",)
+    silent = [each.name for each in COMMANDS[path].params if not getattr(each, "help", None)]
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("shoal sa", "say"),
+        ("shoal say --model ran", "random:tiny"),
+        ("shoal serve --model s1", "s1-mini"),
+        ("shoal say --voice narr", "narrator"),
+    ],
+)
+def test_the_shell_completes(typed: str, offered: str, tmp_path: Path) -> None:
+    (tmp_path / "narrator").mkdir()
+    env = {**os.environ, "_SHOAL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "SHOAL_VOICES": str(tmp_path)}
+    env["COMP_CWORD"] = str(len(typed.split()) - 1)
+    script = Path(sys.executable).with_name("shoal")
+    ran = subprocess.run([script], capture_output=True, text=True, env=env, timeout=60)
+    assert offered in ran.stdout.split()
 
 
 def test_the_version_is_told_both_ways(shoal: Shoal) -> None:

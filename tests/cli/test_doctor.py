@@ -61,3 +61,11 @@ def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert doctor._memory_bytes() == (1_500_000_000, 2_000_000_000)
     (finding,) = doctor._memory()
     assert finding.mark == "warn"
+
+
+def test_it_tells_how_many_voices_common_cards_hold(shoal: Shoal) -> None:
+    document = json.loads(shoal("doctor", "--plan", "--json").out)
+    assert {(row["card"], row["model"]) for row in document["cards"]} >= {(8, "s1-mini"), (141, "s2-pro")}
+    shown = shoal("doctor", "--plan").text
+    assert "24 GB" in shown
+    assert "16-bit / 8-bit" in shown

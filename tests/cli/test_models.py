@@ -146,3 +146,37 @@ def test_verification_refuses_what_it_does_not_know(shoal: Shoal, golden: Path, 
 
 def test_verification_needs_a_directory(shoal: Shoal) -> None:
     assert shoal("verify", "./nowhere").code == 2
+
+
+def test_a_model_is_quantised_saved_and_speaks(shoal: Shoal, tmp_path: Path) -> None:
+    save_random(tmp_path / "model", random_checkpoint("tiny"))
+    small = tmp_path / "small"
+    assert shoal("quantize", tmp_path / "model", "--mode", "int8,codec=int8", "-o", small).text == f"{small}\n"
+    assert json.loads(shoal("inspect", small, "--json").out)["language"]["quantization"] == "int8"
+    ran = shoal("say", "Hi.", "--model", small, "-o", tmp_path / "a.wav", "--max-frames", "3")
+    assert ran.code == 0
+    assert (tmp_path / "a.wav").stat().st_size > 44
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "reason"),
+    [
+        (["quantize", "random:tiny", "-o", "out"], 8, "random:tiny"),
+        (["quantize", "MODEL", "--mode", "int3", "-o", "out"], 2, "cannot quantise to 'int3'"),
+        (["quantize", "MODEL", "-o", "MODEL"], 10, "exists already"),
+        (
+            ["say", "Hi.", "--model", "MODEL", "-o", "a.wav", "--quantize", "fp8", "--device", "cpu"],
+            2,
+            "here slow can be",
+        ),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused(
+    shoal: Shoal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], code: int, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_random(tmp_path / "MODEL", random_checkpoint("tiny"))
+    ran = shoal(*command)
+    assert ran.code == code
+    assert reason in ran.said
+    assert [path.name for path in tmp_path.iterdir()] == ["MODEL"]

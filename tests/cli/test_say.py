@@ -245,3 +245,13 @@ def test_a_listener_who_leaves_ends_the_speech() -> None:
     err = said(process)
     assert process.returncode == 10
     assert err == "error: Cannot write standard output: Broken pipe.\n"
+
+
+def test_the_compiler_is_left_alone_until_somebody_compiles(tmp_path: Path) -> None:
+    """Importing it takes longer than everything else before the first sound."""
+    heavy = "[name for name in ('torch._dynamo', 'sympy') if name in sys.modules]"
+    code = f"import sys, shoal.cli\ntry: shoal.cli.main()\nfinally: print({heavy})"
+    flags = ["-o", str(tmp_path / "a.wav"), "--max-frames", "2", "--quiet", "--model", "random:tiny"]
+    command = [sys.executable, "-c", code, "say", "Hello.", *flags]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.stderr) == ("[]\n", "")

@@ -327,3 +327,4 @@ def test_numbers_are_spelled_out_where_the_model_wants_it(tiny: Checkpoint) -> N
     spelling = replace(tiny, profile=replace(tiny.profile, normalize=True))
     assert [turn.text for turn in write_turns("Room 12.", None, spelling)] == ["Room twelve."]
     assert [turn.text for turn in write_turns("Room 12.", None, tiny)] == ["Room 12."]
+    assert [turn.text for turn in write_turns("Room 12.", None, spelling, prepared=False)] == ["Room 12."]

@@ -1,12 +1,12 @@
-"""The fused frame against the plain path: the same columns, slot for slot."""
+"""The fused frame against the plain path: the same columns, slot for slot, and the same memory after a prompt."""
 
 import numpy as np
 import pytest
 import torch
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.engine.fused import FusedFrame
-from shoal.engine.kv import PagedKV, Pass
+from shoal.engine.fused import FusedFrame, FusedPrompt
+from shoal.engine.kv import PagedKV, Pass, Segment
 from shoal.engine.sequence import Sequence
 from shoal.engine.slots import SlotStates
 from shoal.model.frame import FrameDecoder
@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 ROWS, BLOCKS, SIZE = 3, 9, 16
 SLOTS = torch.tensor([4, 1, 2])
-TABLES = torch.arange(BLOCKS, dtype=torch.int32).reshape(ROWS, 3)
+TABLES = torch.arange(BLOCKS, dtype=torch.int32).reshape(ROWS, 3)  # one row per sequence
 SAMPLINGS = [
     Sampling(seed=1, repetition_penalty=1.3, temperature=0.9, top_p=0.9),
     Sampling(seed=2, repetition_penalty=1.5, repetition="window", temperature=0.9, top_p=0.9, top_k=30),
@@ -33,14 +33,20 @@ def prepare(checkpoint: Checkpoint) -> tuple[PagedKV, SlotStates]:
     kv.keys.normal_(generator=generator)
     kv.values.normal_(generator=generator)
     states = SlotStates(checkpoint.model, 4)
-    states.newest[:, 0] = config.semantic_begin_id + torch.arange(5)
-    states.newest[:, 1:] = torch.randint(0, 128, (5, config.num_codebooks), generator=generator)
     for index, (slot, sampling) in enumerate(zip(SLOTS.tolist(), SAMPLINGS, strict=True)):
         sequence = Sequence.start(index, np.zeros((3, 1 + config.num_codebooks), np.int32), sampling, 100)
         sequence.slot = slot
         sequence.length += 3 * index
-        states.bind(sequence)
+        states.bind([sequence])
+    states.newest[:, 0] = config.semantic_begin_id + torch.arange(5)
+    states.newest[:, 1:] = torch.randint(0, 128, (5, config.num_codebooks), generator=generator)
     return kv, states
+
+
+def by_slot() -> torch.Tensor:
+    tables = torch.full((5, TABLES.shape[1]), BLOCKS, dtype=torch.int32)
+    tables[SLOTS] = TABLES
+    return tables
 
 
 def places(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,15 +71,11 @@ def plain_frames(checkpoint: Checkpoint, lengths: torch.Tensor, steps: int) -> t
 @torch.inference_mode()
 def fused_frames(checkpoint: Checkpoint, lengths: torch.Tensor, steps: int) -> torch.Tensor:
     kv, states = prepare(checkpoint)
-    frame = FusedFrame(checkpoint.model, Head(checkpoint.model.slow), kv, states, ROWS, TABLES.shape[1])
+    frame = FusedFrame(checkpoint.model, Head(checkpoint.model.slow), kv, states, by_slot(), ROWS)
     frame.slots.copy_(SLOTS)
-    frame.tables.copy_(TABLES)
     frames = []
     for step in range(steps):
-        positions, where = places(lengths + step)
-        frame.positions.copy_(positions)
-        frame.where.copy_(where)
-        frame.lengths.copy_(lengths + step)
+        frame.positions.copy_(lengths + step - 1)
         frame.run()
         frames.append(frame.columns.clone())
     return torch.stack(frames)
@@ -86,3 +88,26 @@ def test_the_fused_frame_draws_what_the_plain_path_draws(family: str, request: p
     checkpoint: Checkpoint = request.getfixturevalue(family)
     lengths = torch.tensor([5, 17, 40])
     assert torch.equal(fused_frames(checkpoint, lengths, 1), plain_frames(checkpoint, lengths, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
+@torch.inference_mode()
+def test_a_fused_prompt_leaves_the_memory_that_the_plain_path_leaves(tiny: Checkpoint) -> None:
+    (ours, _), (theirs, _) = prepare(tiny), prepare(tiny)
+    width = 1 + tiny.model.config.num_codebooks
+    columns = torch.randint(0, 100, (7, width), generator=torch.Generator().manual_seed(1))
+    slot, first = 1, 14  # across the edge of a block, behind columns that are there already
+    prompt = FusedPrompt(tiny.model, ours, by_slot(), 8)
+    prompt.slots.fill_(0)
+    prompt.slots[:7] = SLOTS[slot]
+    prompt.positions[:7] = torch.arange(first, first + 7)
+    prompt.inputs[2:, :7] = columns.T
+    prompt.run()
+    positions = torch.arange(first, first + 7)
+    table = TABLES[slot].long()
+    where = table[positions // SIZE] * SIZE + positions % SIZE
+    theirs.open(Pass(where, [Segment(0, 7, first + 7, table)], TABLES[:0].long(), torch.zeros(0, dtype=torch.long)))
+    tiny.model.slow(columns, positions, theirs)
+    torch.testing.assert_close(ours.keys[:, :BLOCKS], theirs.keys[:, :BLOCKS], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.values[:, :BLOCKS], theirs.values[:, :BLOCKS], atol=1e-5, rtol=1e-5)

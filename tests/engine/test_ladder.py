@@ -9,6 +9,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.graphs import FusedRunner
 from shoal.engine.ladder import parse_rung
+from shoal.engine.runner import Overlapped
 from shoal.engine.scheduler import Batch, Drawn
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import InvalidRequest
@@ -67,14 +68,15 @@ class Broken:
 
     def wrap(self, core: EngineCore) -> None:
         below = core.runner.runner
+        works = below.run
 
         def run(batch: Batch) -> Drawn:
             self.left -= 1
             if self.left < 0:
                 raise self.kind("device-side assert")
-            return below.run(batch)
+            return works(batch)
 
-        core.runner.runner = type("Rung", (), {"run": staticmethod(run)})()
+        below.run = run  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, IndexError])
@@ -106,11 +108,31 @@ def test_a_batch_of_nobody_works_on_the_spare_slot_and_block(tiny: Checkpoint) -
     """What a graph is captured with: no row may touch what a voice holds."""
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
     runner = core.runner.runner
-    assert isinstance(runner, FusedRunner)
-    inputs = runner._inputs([], 2)
-    spare = core.pool.count
-    assert inputs[:8].tolist() == [2, 2, 0, 0, 16 * spare, 16 * spare, 1, 1]
-    assert set(inputs[8:].tolist()) == {spare}
+    assert isinstance(runner.launcher, FusedRunner)
+    assert runner.launcher._spare_rows(2, 3).tolist() == [[2, 2], [0, 0], [0, 0]]
+    assert set(runner.launcher._tables.target.flatten().tolist()) == {core.pool.count}
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_a_device_that_runs_behind_speaks_the_same(tiny: Checkpoint, lag: int) -> None:
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
+    core.runner.runner = Overlapped(core.runner._plain, lag)
+    utterances = some(tiny, 5)
+    speak_all(core, utterances)
+    for each in utterances:
+        assert np.array_equal(each.all_codes(), expected(tiny, each))
+
+
+def test_what_was_under_way_when_a_rung_broke_is_computed_again(tiny: Checkpoint) -> None:
+    core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
+    core.runner._rungs = ["fused", "eager"]
+    core.runner.runner = Overlapped(core.runner._plain, 1)
+    Broken(RuntimeError, works=2).wrap(core)
+    utterances = some(tiny, 3)
+    speak_all(core, utterances)
+    assert core.runner.rung == "eager"
+    for each in utterances:
+        assert np.array_equal(each.all_codes(), expected(tiny, each))
 
 
 def test_a_cpu_begins_on_the_plain_rung(tiny: Checkpoint) -> None:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint
+from shoal.codec.fused import FusedDecoder
+from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
 from shoal.engine.voicebox import Due, VoiceBox
@@ -227,3 +229,46 @@ def test_what_is_sent_is_counted_in_frames(tiny: Checkpoint, first: int) -> None
     listener = Listener(voicebox(tiny, clock, first=first), clock, utterance(0, codes(first)))
     listener.hear()
     assert listener.lead == first
+
+
+class BrokenGraphs(FusedDecoder):
+    """Graphs that work for a while and then fail for ever, having written half of what they should."""
+
+    def __init__(self, checkpoint: Checkpoint, works: int) -> None:
+        self.plain = StreamingDecoder(checkpoint.codec, 4)
+        self.left = works
+        self._seen = self.plain._seen
+
+    def decode(self, codes: Tensor, slots: Rows[int], lengths: Rows[int] | None = None) -> Tensor:
+        self.left -= 1
+        samples = self.plain.decode(codes, slots, lengths)
+        if self.left < 0:
+            raise ValueError("an illegal memory access")
+        return samples
+
+    def reset(self, slots: Rows[int]) -> None:
+        self.plain.reset(slots)
+
+
+def test_a_codec_whose_graphs_break_goes_on_without_them_and_nobody_hears_it(tiny: Checkpoint) -> None:
+    box, frames = voicebox(tiny), [codes(6, seed) for seed in (1, 2)]
+    box._decoder = BrokenGraphs(tiny, works=2)
+    speakers = [utterance(0, frames[0][:, :2]), utterance(1, frames[1][:, :2])]
+    heard = [[], []]  # type: ignore[var-annotated]
+
+    def decode(*rows: int) -> None:
+        answers = box.decode([Due(speakers[row], speakers[row].backlog, ended=False) for row in rows])
+        for row, answer in zip(rows, answers, strict=True):
+            heard[row].append(sound(answer))
+
+    decode(0, 1)
+    assert box.rung == "graph"
+    speakers[0].codes += list(frames[0][:, 2:4].T)
+    decode(0)
+    speakers[0].codes += list(frames[0][:, 4:].T)
+    decode(0)  # breaks; the other one is not due
+    assert box.rung == "eager"
+    speakers[1].codes += list(frames[1][:, 2:].T)
+    decode(1)
+    for row in range(2):
+        assert np.allclose(np.concatenate(heard[row]), whole(tiny, frames[row]), atol=1e-5)

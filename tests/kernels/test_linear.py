@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from shoal.kernels.linear import linear, linear_reference
+from shoal.model.linear import quantise_rows
 
 SHAPES = [(1, 48, 64), (3, 160, 100), (17, 64, 48), (70, 32, 16)]
 
@@ -43,3 +44,35 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, device: str
     together = linear(x, weight)
     for row in (0, 4, 8):
         assert torch.equal(linear(x[row : row + 1], weight)[0], together[row])
+
+
+@pytest.mark.gpu  # the interpreter's products are numpy's, whose order depends on the shapes
+@pytest.mark.parametrize("form", ["normed", "added", "gated"])
+def test_the_same_bits_come_of_every_way_to_cut_the_work(form: str, device: str) -> None:
+    dtype = torch.bfloat16
+    x, weight = matrices(70, 256, 64, dtype, device)
+    residual, norm = torch.randn(70, 64, device=device).to(dtype), torch.rand(256, device=device).to(dtype)
+    options = {
+        "normed": {"norm": norm, "eps": 1e-6},
+        "added": {"residual": residual},
+        "gated": {"gated": True},
+    }[form]
+    together = linear(x, weight, **options)  # type: ignore[arg-type]
+    for rows in (1, 2, 17, 33):
+        if form == "added":
+            options["residual"] = residual[:rows].contiguous()
+        assert torch.equal(linear(x[:rows].contiguous(), weight, **options), together[:rows])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("rows", "columns", "width"), SHAPES[:3])
+@pytest.mark.parametrize("gated", [False, True])
+def test_bytes_with_a_scale_per_row_are_made_whole_on_the_way(
+    kind: torch.dtype, rows: int, columns: int, width: int, gated: bool, dtype: torch.dtype, device: str, close: float
+) -> None:
+    x, weight = matrices(rows, columns, width, dtype, device)
+    small, scales = quantise_rows(weight, kind)
+    ours = linear(x, small, scales=scales, gated=gated)
+    reference = linear_reference(x, small, scales=scales, gated=gated)
+    torch.testing.assert_close(ours, reference, atol=close, rtol=close)
+    torch.testing.assert_close(ours, linear_reference(x, weight, gated=gated), atol=0.2, rtol=0.1)

@@ -13,12 +13,15 @@ def test_queries_come_back_and_keys_and_values_land_in_their_places(
     qkv = torch.randn(3, (heads + 2 * kv_heads) * d, device=device).to(dtype)
     norm = torch.rand(d, device=device).to(dtype) + 0.5 if normed else None
     table = rope_table(50, d, 1e6, device)
-    positions, where = torch.tensor([3, 0, 49], device=device), torch.tensor([5, 9, 2], device=device)
-    memories = [torch.full((12, kv_heads, d), 7.0, dtype=dtype, device=device) for _ in range(4)]
-    ours = place_qkv(qkv, norm, norm, 1e-6, table, positions, memories[0], memories[1], where)
-    reference = place_qkv_reference(qkv, norm, norm, 1e-6, table, positions, memories[2], memories[3], where)
+    positions, slots = (torch.tensor(each, dtype=torch.int32, device=device) for each in ([3, 0, 49], [1, 0, 1]))
+    tables = torch.zeros(2, 13, dtype=torch.int32, device=device)
+    tables[0, 0], tables[1, 0], tables[1, 12] = 2, 1, 0
+    memories = [torch.full((3, 4, kv_heads, d), 7.0, dtype=dtype, device=device) for _ in range(4)]
+    where = tables, slots
+    ours = place_qkv(qkv, norm, norm, 1e-6, table, positions, memories[0], memories[1], *where)
+    reference = place_qkv_reference(qkv, norm, norm, 1e-6, table, positions, memories[2], memories[3], *where)
     for got, expected in ((ours, reference), (memories[0], memories[2]), (memories[1], memories[3])):
         torch.testing.assert_close(got, expected, atol=close, rtol=close)
-    untouched = [place for place in range(12) if place not in (5, 9, 2)]
-    assert (memories[0][untouched] == 7.0).all()
-    assert (memories[1][untouched] == 7.0).all()
+    untouched = [place for place in range(12) if place not in (7, 8, 1)]
+    assert (memories[0].flatten(0, 1)[untouched] == 7.0).all()
+    assert (memories[1].flatten(0, 1)[untouched] == 7.0).all()

@@ -76,17 +76,23 @@ def command(*arguments: str) -> list[str]:
 
 def surroundings(home: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "S1_MINI_"))}
-    return kept | {"XDG_CONFIG_HOME": str(home), "XDG_DATA_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    return kept | {
+        "XDG_CONFIG_HOME": str(home),
+        "XDG_DATA_HOME": str(home),
+        "XDG_STATE_HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def start(home: Path, *, wait: bool = True, **settings: object) -> Serving:
     port = int(str(settings.pop("port", 0))) or free_port()
+    model = str(settings.pop("model", "random:tiny"))
     flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     home.mkdir(exist_ok=True)
     log = home / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command("serve", "--model", "random:tiny", "--port", str(port), *flags),
+            command("serve", "--model", model, "--port", str(port), *flags),
             stdout=out,
             stderr=out,
             cwd=ROOT,

@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +21,8 @@ from shoal.server.keys import KeyFile
 from tests.server.conftest import ROOT, Serving, Start, command, samples_of, start, surroundings
 
 LONG = {"text": "Hello there.", "max_new_tokens": 150, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
+# Hundreds of turns: no machine speaks them in the time of the server that they are sent to.
+ENDLESS = {**LONG, "text": "Hello there. " * 300, "chunk_length": 16, "max_new_tokens": 1500}
 
 
 def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -109,7 +110,7 @@ def test_keys_open_the_door_and_limits_hold(start_server: Start, tmp_path: Path)
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A server with room for two, and little patience."""
-    limits = {"request_seconds": 2, "buffer_bytes": 65536, "stall_seconds": 1}
+    limits = {"request_seconds": 5, "buffer_bytes": 65536, "stall_seconds": 1}
     serving = start(tmp_path_factory.mktemp("tight"), slots=1, max_waiting=1, **limits)
     yield serving
     serving.end()
@@ -125,16 +126,16 @@ def test_a_full_queue_refuses_with_a_time(tight: Serving) -> None:
 
 
 def test_a_request_that_takes_too_long_is_ended(tight: Serving) -> None:
-    late = speak(tight, {**LONG, "max_new_tokens": 1500, "streaming": False})
+    late = speak(tight, {**ENDLESS, "streaming": False})
     assert (late.status_code, late.json()["error"]) == (504, "Gateway Timeout")
     with pytest.raises(httpx.RemoteProtocolError):
-        speak(tight, {**LONG, "max_new_tokens": 1500})
+        speak(tight, ENDLESS)
 
 
 def test_a_reader_who_takes_nothing_is_ended(tight: Serving) -> None:
     # As many bytes a second as can be had: the kernel takes megabytes before anybody notices.
     wide = {"response_format": "wav", "sample_rate": 192_000, "speed": 0.25, "max_new_tokens": 1500}
-    said = {"model": "tts-1", "voice": "alloy", "input": LONG["text"], "seed": 10, "temperature": 1.5, "top_p": 1.0}
+    said = {"model": "tts-1", "voice": "alloy", "input": ENDLESS["text"], "seed": 10, "temperature": 1.5, "top_p": 1.0}
     body = json.dumps(said | wide).encode()
     head = "POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
     with contextlib.closing(socket.socket()) as line, tight.client() as http:
@@ -221,25 +222,3 @@ def test_curl_speaks(server: Serving, tmp_path: Path) -> None:
     request = ["curl", "-sSN", "--noproxy", "*", "-H", "content-type: application/json", "-d", body]
     subprocess.run([*request, "-o", str(out), f"{server.url}/v1/tts"], check=True, timeout=60)
     assert out.read_bytes().startswith(b"RIFF")
-
-
-BROWSER = """
-const body = JSON.stringify({text: "Hello there.", max_new_tokens: 40, seed: 3, streaming: true, format: "pcm"});
-const headers = {"Content-Type": "application/json"};
-const answer = await fetch(process.argv[1] + "/v1/tts", {method: "POST", body, headers});
-let pieces = 0, bytes = 0;
-for (const reader = answer.body.getReader(); ;) {
-  const {done, value} = await reader.read();
-  if (done) break;
-  pieces += 1; bytes += value.length;
-}
-console.log(pieces > 3 && bytes === 40 * 640 * 2);
-"""
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_fetch_reads_a_stream_as_a_browser_does(server: Serving) -> None:
-    ran = subprocess.run(
-        ["node", "--input-type=module", "-e", BROWSER, server.url], capture_output=True, text=True, timeout=60
-    )
-    assert ran.stdout.strip() == "true", ran.stderr

@@ -36,6 +36,7 @@ def test_metrics_count_what_happened(http: httpx.Client) -> None:
     assert more("shoal_frames_total") == 5
     assert after["shoal_engine_slots"] == 8
     assert after["shoal_speeches_under_way"] == 0
+    assert after["shoal_engine_resident_bytes"] > after["process_resident_memory_bytes"] > 20 << 20
 
 
 def test_every_line_of_the_log_is_json_with_the_id(server: Serving, http: httpx.Client) -> None:
@@ -64,5 +65,5 @@ def test_the_dashboard_asks_only_for_figures_that_exist(http: httpx.Client) -> N
         target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel.get("targets", [])
     ]
     asked = {name for query in queries for name in re.findall(r"shoal_\w+", query)}
-    assert asked - known <= {"shoal_vram_bytes", "shoal_vram_bytes_all"}
+    assert asked - known <= {"shoal_vram_bytes", "shoal_vram_bytes_all", "shoal_vram_bytes_allocated"}
     assert len(asked) > 12

@@ -1,10 +1,12 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from shoal.engine.ladder import RUNGS
 from shoal.errors import InvalidRequest
 from shoal.server.run import bind, check_door
-from shoal.settings import DECIDED_BY_THE_ENGINE, Origin, read_settings
+from shoal.settings import Origin, Settings, read_settings
 from tests.server.conftest import free_port
 
 
@@ -40,15 +42,37 @@ def test_the_older_names_are_understood() -> None:
             "S1_MINI_KV_CACHE_SIZE": "64MiB",
             "S1_MINI_REQUEST_TIMEOUT_S": "7",
             "S1_MINI_METRICS_ENABLED": "false",
+            "S1_MINI_REFERENCE_CACHE_SIZE": "8",
+            "S1_MINI_VRAM_CLEAR_ON_OOM": "false",
         }
-        | dict.fromkeys(DECIDED_BY_THE_ENGINE, "1")
     )
     source, server = origin.settings.source(), origin.settings.server()
     assert (source.device, source.dtype, source.config.slots) == ("cpu", "bfloat16", 3)
     assert (source.config.batch_seconds, source.config.kv_bytes) == (0.02, 64 << 20)
     assert (server.limits.request_seconds, server.metrics) == (7.0, False)
+    assert (source.config.cached_voices, source.config.clear_on_oom) == (8, False)
     assert origin.places["slots"] == "S1_MINI_BATCH_SIZE"
-    assert len(origin.warnings) == 4
+
+
+@pytest.mark.parametrize(
+    ("variables", "rung", "place"),
+    [
+        ({}, "auto", "default"),
+        ({"S1_MINI_COMPILE": "1"}, "auto", "S1_MINI_COMPILE"),
+        ({"S1_MINI_COMPILE": "false"}, "eager", "S1_MINI_COMPILE"),
+        ({"S1_MINI_COMPILE": "0", "S1_MINI_COMPILE_BACKEND": "inductor"}, "eager", "S1_MINI_COMPILE"),
+        ({"S1_MINI_COMPILE": "1", "S1_MINI_COMPILE_BACKEND": "cudagraphs"}, "graph", "S1_MINI_COMPILE_BACKEND"),
+        ({"S1_MINI_COMPILE_BACKEND": "inductor"}, "auto", "S1_MINI_COMPILE_BACKEND"),
+        ({"S1_MINI_COMPILE": "0", "SHOAL_RUNG": "fused"}, "fused", "SHOAL_RUNG"),
+    ],
+)
+def test_compiling_or_not_is_a_rung(variables: dict[str, str], rung: str, place: str) -> None:
+    origin = read(variables)
+    assert (origin.settings.source().config.rung, origin.places["rung"]) == (rung, place)
+
+
+def test_every_rung_can_be_set() -> None:
+    assert get_args(Settings.model_fields["rung"].annotation) == ("auto", *RUNGS)
 
 
 def test_our_name_goes_before_the_older_one() -> None:
@@ -64,6 +88,8 @@ def test_what_kubernetes_sets_is_not_a_port() -> None:
     [
         ({"SHOAL_PORT": "high"}, {}, r"port \(SHOAL_PORT\)"),
         ({"S1_MINI_BATCH_TIMEOUT_MS": "soon"}, {}, "S1_MINI_BATCH_TIMEOUT_MS must be a number"),
+        ({"S1_MINI_COMPILE": "perhaps"}, {}, "S1_MINI_COMPILE is true or false"),
+        ({"S1_MINI_COMPILE_BACKEND": "magic"}, {}, "S1_MINI_COMPILE_BACKEND is one of inductor"),
         ({}, {"slots": 0}, r"slots \(flag\)"),
         ({}, {"colour": "blue"}, "colour"),
         ({"SHOAL_CONFIG": "/nowhere.toml"}, {}, "/nowhere.toml"),

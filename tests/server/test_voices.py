@@ -18,7 +18,7 @@ def remove(http: httpx.Client, name: str) -> httpx.Response:
 def test_a_voice_is_added_listed_used_renamed_and_deleted(http: httpx.Client, recording: bytes) -> None:
     added = add(http, "narrator one", recording)
     assert added.json() == {"success": True, "message": added.json()["message"], "reference_id": "narrator one"}
-    assert http.get("/v1/references/list?format=json").json()["reference_ids"] == ["narrator one"]
+    assert "narrator one" in http.get("/v1/references/list?format=json").json()["reference_ids"]
     say = {"text": "Hello.", "seed": 1, "max_new_tokens": 6}
     assert (
         http.post("/v1/tts", json={**say, "reference_id": "narrator one"}).content
@@ -28,7 +28,9 @@ def test_a_voice_is_added_listed_used_renamed_and_deleted(http: httpx.Client, re
     assert http.post("/v1/references/update", json=renaming, headers=JSON).json()["new_reference_id"] == "narrator-2"
     assert http.post("/v1/tts", json={**say, "reference_id": "narrator one"}).status_code == 404
     assert remove(http, "narrator-2").status_code == 200
-    assert http.get("/v1/references/list", headers=JSON).json()["reference_ids"] == []
+    assert not {"narrator one", "narrator-2"} & set(
+        http.get("/v1/references/list", headers=JSON).json()["reference_ids"]
+    )
 
 
 def test_answers_are_msgpack_unless_json_is_asked_for(http: httpx.Client) -> None:

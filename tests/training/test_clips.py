@@ -52,6 +52,12 @@ def test_every_system_says_the_first_sentences_in_every_voice(speech: Path, tmp_
     assert all(len(found) == 1 for found in lengths.values())
 
 
+def test_voices_take_turns_over_the_sentences(speech: Path, tmp_path: Path) -> None:
+    main(["--speech", str(speech), "--out", str(tmp_path), "--voices", "1"])
+    clips = [clip for clip in read_manifest(tmp_path / "manifest.jsonl") if clip.system == "teacher"]
+    assert [(clip.text, clip.voice) for clip in clips] == list(zip(TEXTS, ["us_f", "rms", "us_f"], strict=True))
+
+
 def test_resynthesis_is_what_the_codec_decodes(speech: Path) -> None:
     codec, samples = load_codec(SHIPPED).eval(), hum(4, 150)
     with torch.inference_mode():

@@ -1,0 +1,363 @@
+"""One entry of a frame, from its logits to everywhere it is needed, without a word to the host.
+
+What a slot has to remember between frames lies in a `SlotMemory`. A draw reads the settings and the recent columns of
+its slot, draws, and writes: the frame's column, the slot's newest column and window, and the embedding that the next
+pass of the fast transformer starts from. The main token is drawn first and brings the first codebook with it; the
+last codebook ends the frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shoal.kernels.jit import await_previous, jit, jit_for_any, next_power_of_two, runs_ahead, tl
+from shoal.kernels.sample import drawn, penalise, push, sample_reference
+
+# The second draw of a main token that would repeat, in the recipe of S2.
+RAS_TEMPERATURE, RAS_TOP_P = 1.0, 0.9
+# Lanes of a frame's noise: the main token, the residual codebooks by number, and S2's second main draw.
+MAIN_LANE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMemory:
+    """Per slot: its settings, how many frames it has drawn, its recent columns, and the newest one."""
+
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    penalty: Tensor
+    whole_window: Tensor
+    seed: Tensor
+    frame: Tensor
+    window: Tensor  # [slots, 1 + codebooks, W], filled from the left, then sliding; the first frame is not in it
+    newest: Tensor  # [slots, 1 + codebooks]
+
+
+@dataclass(frozen=True, slots=True)
+class MainIds:
+    """Which main tokens the head's columns stand for: `count` codes from `first` on, then the stop token."""
+
+    first: int
+    count: int
+    stop: int
+    codes: int  # entries of the first codebook
+
+
+def draw_main_reference(
+    logits: Tensor, slots: Tensor, memory: SlotMemory, ids: MainIds, columns: Tensor, table: Tensor, x: Tensor, s2: bool
+) -> None:
+    """Logits [n, count + 1] of the rows in slots [n]: fills columns[:, :2] and x [n, dim] from table [codes, dim]."""
+    slots, size = slots.long(), ids.count + 1
+    window, frame = memory.window[slots], memory.frame[slots]
+    if s2:
+        usual = _sampled(logits, slots, memory, None, MAIN_LANE)
+        hot, share = (torch.full_like(memory.top_p, each) for each in (RAS_TEMPERATURE, RAS_TOP_P))
+        flatter = replace(memory, temperature=hot, top_p=share)
+        other = _sampled(logits, slots, flatter, None, memory.newest.shape[1] - 1)
+        repeated = (window[:, 0] == (usual + ids.first)[:, None]).any(-1) & (usual < ids.count) & (frame > 0)
+        drawn_column = torch.where(repeated, other, usual)
+    else:
+        # The released code indexes the wrong axis: it takes the eleven numbers of the window's oldest column as ids.
+        whole = memory.whole_window[slots][:, None]
+        filled = torch.arange(window.shape[-1], device=frame.device) < (frame - 1)[:, None]
+        oldest, recent = (_column_of(each, ids) for each in (window[:, :, 0], window[:, 0]))
+        hit = torch.cat((torch.where(whole, size, oldest), torch.where(whole & filled, recent, size)), dim=1)
+        drawn_column = _sampled(logits, slots, memory, hit, MAIN_LANE)
+    main = torch.where(drawn_column < ids.count, drawn_column + ids.first, ids.stop)
+    code = (main - ids.first).clamp(0, ids.codes - 1)
+    _remember(slots, memory, 0, main)
+    _remember(slots, memory, 1, code)
+    columns[:, 0], columns[:, 1] = main, code
+    x.copy_(F.embedding(code, table))
+
+
+def draw_code_reference(
+    logits: Tensor,
+    slots: Tensor,
+    memory: SlotMemory,
+    codebook: int,
+    columns: Tensor,
+    table: Tensor,
+    x: Tensor,
+    penalised: bool,
+) -> None:
+    """Logits [n, size] of one residual codebook: fills columns[:, 1 + codebook] and x; the last one ends the frame."""
+    slots, size = slots.long(), logits.shape[1]
+    window, frame = memory.window[slots, 1 + codebook], memory.frame[slots]
+    filled = torch.arange(window.shape[-1], device=frame.device) < (frame - 1)[:, None]
+    hit = torch.where(memory.whole_window[slots][:, None] & ~filled, size, window) if penalised else None
+    code = _sampled(logits, slots, memory, hit, codebook)
+    _remember(slots, memory, 1 + codebook, code)
+    columns[:, 1 + codebook] = code
+    x.copy_(F.embedding(code, table))
+    if codebook == columns.shape[1] - 2:
+        memory.frame[slots] += 1
+
+
+def _sampled(logits: Tensor, slots: Tensor, memory: SlotMemory, hit: Tensor | None, lane: int) -> Tensor:
+    frame = memory.frame[slots]
+    if hit is not None:
+        # The first frame comes straight from the prompt and is never penalised.
+        logits = penalise(logits, hit, torch.where(frame > 0, memory.penalty[slots], 1.0))
+    nobody = torch.zeros(len(logits), 0, dtype=torch.long, device=logits.device)
+    penalty, seed = memory.penalty[slots], memory.seed[slots]
+    limits = memory.temperature[slots], memory.top_p[slots], memory.top_k[slots]
+    return sample_reference(logits, nobody, penalty, *limits, seed, frame, lane)
+
+
+def _column_of(main: Tensor, ids: MainIds) -> Tensor:
+    code = main - ids.first
+    column = torch.where((code >= 0) & (code < ids.count), code, ids.count + 1)
+    return torch.where(main == ids.stop, ids.count, column)
+
+
+def _remember(slots: Tensor, memory: SlotMemory, entry: int, value: Tensor) -> None:
+    window, frame, length = memory.window[slots, entry], memory.frame[slots], memory.window.shape[-1]
+    moved = torch.where((frame > length)[:, None], window.roll(-1, dims=-1), window)
+    here = torch.arange(length, device=frame.device) == (frame - 1).clamp_max(length - 1)[:, None]
+    memory.window[slots, entry] = torch.where(here, value[:, None], moved)
+    memory.newest[slots, entry] = value
+
+
+@jit
+def _keep(
+    window,
+    newest,
+    columns,
+    slot,
+    row,
+    frame,
+    value,
+    ENTRY,
+    W: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    """Write one entry of the frame: into its column, its slot's newest column, and its slot's window."""
+    place = tl.arange(0, PLACES)
+    source = window + (slot * WIDTH + ENTRY) * W + place
+    stays = tl.load(source, mask=place < W, other=0)
+    moves = tl.load(source + 1, mask=place + 1 < W, other=0)
+    # Frame 1 goes to place 0; from frame W + 1 on everything moves up and the newest goes last.
+    moved = tl.where(frame > W, moves, stays)
+    here = place == tl.minimum(frame - 1, W - 1)
+    tl.debug_barrier()
+    tl.store(source, tl.where(here, value, moved), mask=place < W)
+    tl.store(newest + slot * WIDTH + ENTRY, value)
+    tl.store(columns + row * WIDTH + ENTRY, value)
+
+
+@jit
+def _embed_code(table, x, row, code, DIM: tl.constexpr, STEP: tl.constexpr):
+    for start in range(0, DIM, STEP):
+        d = start + tl.arange(0, STEP)
+        tl.store(x + row * DIM + d, tl.load(table + code * DIM + d, mask=d < DIM), mask=d < DIM)
+
+
+@jit
+def _draw_main_kernel(
+    logits,
+    slots,
+    temperature,
+    top_p,
+    top_k,
+    penalty,
+    whole_window,
+    seed,
+    frame,
+    window,
+    newest,
+    columns,
+    table,
+    x,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    STOP: tl.constexpr,
+    CODES: tl.constexpr,
+    S2: tl.constexpr,
+    LANE: tl.constexpr,
+    FLAT_HEAT: tl.constexpr,
+    FLAT_SHARE: tl.constexpr,
+    PADDED: tl.constexpr,
+    W: tl.constexpr,
+    PLACES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DIM: tl.constexpr,
+    STEP: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    row = tl.program_id(0)
+    if AHEAD:
+        await_previous()
+    slot = tl.load(slots + row).to(tl.int64)
+    done = tl.load(frame + slot)
+    index = tl.arange(0, PADDED)
+    inside = index < COUNT + 1
+    logits += row * (COUNT + 1)
+    most, dice = tl.load(top_k + slot), tl.load(seed + slot)
+    recent = window + slot * WIDTH * W
+    place = tl.arange(0, PLACES)
+    said = tl.load(recent + place, mask=place < W, other=-1)
+    if not S2:
+        whole = tl.load(whole_window + slot) != 0
+        strength = tl.where(done > 0, tl.load(penalty + slot), 1.0)
+        oldest = tl.load(recent + place * W, mask=place < WIDTH, other=-1)
+        now = _legal(said, FIRST, COUNT, STOP) & whole & (place < done - 1)
+        push(logits, _column(said, FIRST, COUNT, STOP), now, strength)
+        then = _legal(oldest, FIRST, COUNT, STOP) & (whole == 0)
+        push(logits, _column(oldest, FIRST, COUNT, STOP), then, strength)
+    value = tl.load(logits + index, mask=inside, other=float("-inf"))
+    hot, share = tl.load(temperature + slot), tl.load(top_p + slot)
+    column = drawn(value, inside, index, hot, share, most, dice, done, LANE)
+    if S2:
+        repeated = tl.sum((said == column + FIRST).to(tl.int32), axis=0) > 0
+        if repeated & (column < COUNT) & (done > 0):
+            column = drawn(value, inside, index, FLAT_HEAT, FLAT_SHARE, most, dice, done, WIDTH - 1)
+    main = tl.where(column < COUNT, column + FIRST, STOP)
+    code = tl.minimum(tl.maximum(main - FIRST, 0), CODES - 1)
+    _keep(window, newest, columns, slot, row, done, main, 0, W, WIDTH, PLACES)
+    _keep(window, newest, columns, slot, row, done, code, 1, W, WIDTH, PLACES)
+    _embed_code(table, x, row, code, DIM, STEP)
+
+
+@jit
+def _legal(main, FIRST: tl.constexpr, COUNT: tl.constexpr, STOP: tl.constexpr):
+    """Whether the head has a column for the vocabulary id `main`."""
+    return ((main >= FIRST) & (main < FIRST + COUNT)) | (main == STOP)
+
+
+@jit
+def _column(main, FIRST: tl.constexpr, COUNT: tl.constexpr, STOP: tl.constexpr):
+    return tl.where(main == STOP, COUNT, main - FIRST)
+
+
+@jit_for_any("codebook")
+def _draw_code_kernel(
+    logits,
+    slots,
+    temperature,
+    top_p,
+    top_k,
+    penalty,
+    whole_window,
+    seed,
+    frame,
+    window,
+    newest,
+    columns,
+    table,
+    x,
+    codebook,
+    PENALISED: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    W: tl.constexpr,
+    PLACES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DIM: tl.constexpr,
+    STEP: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    row = tl.program_id(0)
+    if AHEAD:
+        await_previous()
+    slot = tl.load(slots + row).to(tl.int64)
+    done = tl.load(frame + slot)
+    index = tl.arange(0, PADDED)
+    inside = index < SIZE
+    logits += row * SIZE
+    if PENALISED:
+        place = tl.arange(0, PLACES)
+        said = tl.load(window + (slot * WIDTH + 1 + codebook) * W + place, mask=place < W, other=SIZE)
+        whole = tl.load(whole_window + slot) != 0
+        # The released window counts empty places as code 0.
+        chosen = (said < SIZE) & ((whole == 0) | (place < done - 1))
+        push(logits, said, chosen, tl.where(done > 0, tl.load(penalty + slot), 1.0))
+    value = tl.load(logits + index, mask=inside, other=float("-inf"))
+    hot, share = tl.load(temperature + slot), tl.load(top_p + slot)
+    most, dice = tl.load(top_k + slot), tl.load(seed + slot)
+    code = drawn(value, inside, index, hot, share, most, dice, done, codebook)
+    _keep(window, newest, columns, slot, row, done, code, 1 + codebook, W, WIDTH, PLACES)
+    if codebook == WIDTH - 2:
+        tl.store(frame + slot, done + 1)
+    else:
+        _embed_code(table, x, row, code, DIM, STEP)
+
+
+def draw_main(
+    logits: Tensor, slots: Tensor, memory: SlotMemory, ids: MainIds, columns: Tensor, table: Tensor, x: Tensor, s2: bool
+) -> None:
+    """`draw_main_reference` in one launch. The logits are used up."""
+    ahead, padded = runs_ahead(logits.device), next_power_of_two(ids.count + 1)
+    _draw_main_kernel[(len(logits),)](
+        logits,
+        slots,
+        *_tensors(memory),
+        columns,
+        table,
+        x,
+        FIRST=ids.first,
+        COUNT=ids.count,
+        STOP=ids.stop,
+        CODES=ids.codes,
+        S2=s2,
+        LANE=MAIN_LANE,
+        FLAT_HEAT=RAS_TEMPERATURE,
+        FLAT_SHARE=RAS_TOP_P,
+        PADDED=padded,
+        **_sizes(memory, table),
+        AHEAD=ahead,
+        num_warps=8 if padded > 2048 else 2,
+        launch_pdl=ahead,
+    )
+
+
+def draw_code(
+    logits: Tensor,
+    slots: Tensor,
+    memory: SlotMemory,
+    codebook: int,
+    columns: Tensor,
+    table: Tensor,
+    x: Tensor,
+    penalised: bool,
+) -> None:
+    """`draw_code_reference` in one launch; the logits are used up. After the last codebook x is left alone."""
+    ahead, size = runs_ahead(logits.device), logits.shape[1]
+    _draw_code_kernel[(len(logits),)](
+        logits,
+        slots,
+        *_tensors(memory),
+        columns,
+        table,
+        x,
+        codebook,
+        PENALISED=penalised,
+        SIZE=size,
+        PADDED=next_power_of_two(size),
+        **_sizes(memory, table),
+        AHEAD=ahead,
+        num_warps=2,
+        launch_pdl=ahead,
+    )
+
+
+def _tensors(memory: SlotMemory) -> tuple[Tensor, ...]:
+    settings = memory.temperature, memory.top_p, memory.top_k, memory.penalty, memory.whole_window, memory.seed
+    return *settings, memory.frame, memory.window, memory.newest
+
+
+def _sizes(memory: SlotMemory, table: Tensor) -> dict[str, int]:
+    length, dim = memory.window.shape[-1], table.shape[1]
+    return {
+        "W": length,
+        "PLACES": next_power_of_two(max(length, memory.newest.shape[1])),
+        "WIDTH": memory.newest.shape[1],
+        "DIM": dim,
+        "STEP": min(1024, next_power_of_two(dim)),
+    }

@@ -1,0 +1,44 @@
+"""A headless Chromium for the tests that look at pages as people do."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--no-sandbox",  # CI runs as root, and the only pages opened are our own
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--mute-audio",
+    # A microphone that beeps, and nobody who would have to allow it.
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+)
+
+
+def executable() -> str | None:
+    """The browser to use: CHROMIUM, or the first one on the PATH."""
+    return os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+@contextmanager
+def chromium() -> Iterator["Browser"]:
+    """Skips the test where there is no browser; scripts/browser tries to install one."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make install")
+    path = executable()
+    if path is None:
+        pytest.skip("needs a Chromium: run scripts/browser as root, or set CHROMIUM to one")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()

@@ -1,0 +1,103 @@
+"""`shoal say` without -o plays. The player of these tests is a program that keeps what it hears."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.cli.player import KNOWN, find_player
+from tests.cli.conftest import Shoal
+from tests.cli.test_say import LONG, TINY, samples_of
+
+KEEPS_INPUT = '#!/bin/sh\necho "$0 $*" > {folder}/called\nexec cat > {folder}/heard\n'
+KEEPS_FILE = '#!/bin/sh\nexec cp "$1" {folder}/heard\n'
+BROKEN = "#!/bin/sh\necho starting >&2\necho 'no sound card' >&2\nexit 3\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with no player of its own; programs are put into `bin`."""
+    (tmp_path / "bin").mkdir()
+    for tool in ("cat", "cp", "sh"):
+        (tmp_path / "bin" / tool).symlink_to(f"/bin/{tool}")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("SHOAL_PLAYER", raising=False)
+    return tmp_path
+
+
+def install(machine: Path, name: str, script: str) -> None:
+    program = machine / "bin" / name
+    program.write_text(script.format(folder=machine))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.parametrize("name", [player.name for player in KNOWN])
+def test_every_known_player_hears_what_a_file_would_hold(shoal: Shoal, machine: Path, name: str) -> None:
+    streams = next(player.streams for player in KNOWN if player.name == name)
+    install(machine, name, KEEPS_INPUT if streams else KEEPS_FILE)
+    assert find_player().name == name
+    ran = shoal("say", "Hello there.", "-o", machine / "a.wav", "--play", *TINY)
+    assert (ran.code, ran.err) == (0, "")
+    heard, written = (machine / "heard").read_bytes(), samples_of(machine / "a.wav")
+    assert np.array_equal(np.frombuffer(heard[-2 * len(written) :], "<i2"), written)
+    assert len(heard) - 2 * len(written) in (0, 44)
+
+
+def test_the_rate_is_told_to_those_who_get_bare_samples(shoal: Shoal, machine: Path) -> None:
+    install(machine, "aplay", KEEPS_INPUT)
+    assert shoal("say", "Hello there.", *TINY).code == 0
+    assert "-r 16000" in (machine / "called").read_text()
+
+
+def test_a_command_of_ones_own_goes_first(shoal: Shoal, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(machine, "aplay", KEEPS_INPUT)
+    install(machine, "mine", KEEPS_INPUT)
+    monkeypatch.setenv("SHOAL_PLAYER", "mine --loud")
+    ran = shoal("say", "Hello there.", "--json", *TINY)
+    assert "mine --loud" in (machine / "called").read_text()
+    assert (machine / "heard").read_bytes()[:4] == b"RIFF"
+    document = json.loads(ran.out)
+    assert (document["output"], document["player"]) == (None, "mine")
+
+
+def test_without_a_player_the_error_says_what_to_do(shoal: Shoal, machine: Path) -> None:
+    ran = shoal("say", "Hello there.", *TINY)
+    assert ran.code == 10
+    assert "aplay" in ran.said
+    assert "-o FILE" in ran.said
+    assert "SHOAL_PLAYER" in ran.said
+
+
+def test_a_player_that_fails_is_an_error_with_its_last_word(shoal: Shoal, machine: Path) -> None:
+    install(machine, "aplay", BROKEN)
+    ran = shoal("say", "Hello there.", *TINY)
+    assert ran.code == 10
+    assert "aplay did not play: no sound card" in ran.said
+
+
+def test_a_format_is_for_a_file(shoal: Shoal, machine: Path) -> None:
+    install(machine, "aplay", KEEPS_INPUT)
+    ran = shoal("say", "Hello there.", "--format", "mp3", *TINY)
+    assert (ran.code, "-o" in ran.said) == (2, True)
+
+
+def test_an_interrupt_silences_the_player(machine: Path) -> None:
+    """It plays while the rest is made, and ends with the command."""
+    install(machine, "aplay", KEEPS_INPUT.replace("exec cat", "echo $$ > {folder}/pid; exec cat"))
+    command = [sys.executable, "-m", "shoal.cli", "say", "A long story. " * 500, *LONG]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not ((machine / "heard").exists() and (machine / "heard").stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((machine / "pid").read_text()), 0)

@@ -1,0 +1,45 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Shoal
+from tests.cli.test_say import TINY, write_wav
+
+
+@pytest.fixture(autouse=True)
+def own_voices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_VOICES", str(tmp_path / "voices"))
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    write_wav(tmp_path / "me.wav", 0.1 * np.sin(np.arange(32000) / 20)[:, None])
+    return tmp_path / "me.wav"
+
+
+def own(shoal: Shoal) -> list[str]:
+    listed = json.loads(shoal("voices", "list", "--json").out)["voices"]
+    return [voice["name"] for voice in listed if not voice["builtin"]]
+
+
+def test_a_voice_is_kept_used_renamed_and_removed(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
+    added = shoal("voices", "add", "narrator", recording, "--transcript", "La la.")
+    assert (added.code, "--voice narrator" in added.err) == (0, True)
+    assert own(shoal) == ["narrator"]
+    assert "narrator" in shoal("voices", "list").text
+    spoken = shoal("say", "Hello.", "--voice", "narrator", "-o", tmp_path / "a.wav", *TINY)
+    assert (spoken.code, spoken.err) == (0, "")
+    assert shoal("voices", "rename", "narrator", "other").code == 0
+    assert own(shoal) == ["other"]
+    assert shoal("voices", "remove", "other").code == 0
+    assert own(shoal) == []
+
+
+def test_what_cannot_be_a_voice_is_refused(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
+    assert shoal("voices", "add", "../x", recording, "--transcript", "La.").code == 2
+    assert shoal("voices", "add", "x", tmp_path / "nowhere.wav", "--transcript", "La.").code == 4
+    assert shoal("voices", "add", "x", recording, "--transcript", "").code == 3
+    assert shoal("voices", "remove", "x").code == 5
+    assert own(shoal) == []

@@ -1,0 +1,69 @@
+"""The fused decode path against the plain one, over streams that are cut anyhow."""
+
+import pytest
+import torch
+
+from shoal.checkpoint.random import fill
+from shoal.codec.config import CodecConfig, WindowTransformerConfig
+from shoal.codec.dac import Codec
+from shoal.codec.fused import FusedDecoder
+
+pytest.importorskip("triton")
+
+# Every kind of layer once or twice, and as little of each as can be.
+CONFIG = CodecConfig(
+    sample_rate=8000,
+    encoder_dim=4,
+    encoder_rates=(2, 3),
+    latent_dim=16,
+    decoder_dim=16,
+    decoder_rates=(3, 2),
+    encoder_transformer_layers=(0, 0),
+    downsample_factor=(2,),
+    semantic_codebook_size=32,
+    codebook_size=16,
+    n_codebooks=2,
+    transformer=WindowTransformerConfig(n_layer=1, n_head=1, dim=16, intermediate_size=32, head_dim=16, window_size=4),
+)
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
+    with torch.device("meta"):
+        made = Codec(CONFIG, encoder=False)
+    fill(made, torch.float32, "cpu", torch.Generator().manual_seed(0))
+    return made.eval()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
+def test_streams_cut_anyhow_give_the_samples_of_the_plain_codec(codec: Codec) -> None:
+    decoder = FusedDecoder(codec, 3, torch.float32, capture=False)
+    codes = torch.randint(0, 16, (2, 3, 6), generator=torch.Generator().manual_seed(1))
+    expected, step = codec.decode(codes), CONFIG.frame_length
+    heard: list[list[torch.Tensor]] = [[], []]
+    done = [0, 0]
+    for lengths in ([1, 2], [4, 1], [1, 3]):
+        piece = torch.zeros(2, 3, max(lengths), dtype=torch.long)
+        for row, new in enumerate(lengths):
+            piece[row, :, :new] = codes[row, :, done[row] : done[row] + new]
+            done[row] += new
+        samples = decoder.decode(piece, [2, 0], lengths)
+        for row, new in enumerate(lengths):
+            heard[row].append(samples[row, : new * step])
+    torch.testing.assert_close(torch.stack([torch.cat(row) for row in heard]), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
+def test_a_slot_that_was_reset_begins_anew(codec: Codec) -> None:
+    decoder = FusedDecoder(codec, 2, torch.float32, capture=False)
+    codes = torch.randint(0, 16, (1, 3, 2))
+    first = decoder.decode(codes, [1])
+    decoder.reset([1])
+    assert torch.equal(decoder.decode(codes, [1]), first)
+
+
+def test_a_stream_beyond_the_rotary_table_is_refused(codec: Codec) -> None:
+    decoder = FusedDecoder(codec, 1, torch.float32, capture=False)
+    decoder._seen[0] = 1 << 16
+    with pytest.raises(RuntimeError, match="65536"):
+        decoder.decode(torch.zeros(1, 3, 1, dtype=torch.long), [0])

@@ -1,0 +1,110 @@
+"""The bundled model in the engine: what it says alone is what it says in company, and it stops by itself."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import shoal
+from shoal.audio.guard import check_speech
+from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.resolve import resolve_model
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.engine import Engine
+from shoal.engine.kv import PagedKV
+from shoal.engine.load import voice_cache
+from shoal.engine.script import write_turns
+from shoal.speech import FinishReason
+from tests.engine.solo import Soloist
+from tests.engine.test_core import Song, check
+
+SENTENCES = (
+    "Good morning.", "The kettle is on.", "Nobody was at home.", "It rained all day.", "We met in June.", "Yes.",
+    "Take the second street on the left.", "He owes me ten pounds.", "Turn it down, please!", "Why not?",
+    "The train was late again.", "A cup of tea?", "She laughed.", "Close the door.", "I have no idea.", "See you.",
+    "Three of them stayed.",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def nano() -> Checkpoint:
+    return resolve_model("nano", dtype=torch.float32, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def alone(nano: Checkpoint) -> Soloist:
+    return Soloist(nano, nano.profile.carried_columns)
+
+
+@pytest.fixture(scope="module")
+def program(nano: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[Song]:
+    """Seventeen sentences of many lengths in all the voices and in none; they come in twos and threes."""
+    voices = voice_cache(nano, tmp_path_factory.mktemp("voices"))
+    known = [None, *map(voices.resolve_blocking, ("awb", "gb_f", "gb_m", "rms", "slt", "us_b", "us_f", "us_m"))]
+    return [
+        Song(
+            write_turns(sentence, known[number % len(known)], nano),
+            replace(nano.profile.sampling, seed=number, max_frames=6 + 2 * number),
+            at=number // 3,
+        )
+        for number, sentence in enumerate(SENTENCES)
+    ]
+
+
+def config(**changes: object) -> EngineConfig:
+    return replace(EngineConfig(slots=8, carried_columns=640), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"prefix_cache": False}, {"token_budget": 7}, {"token_budget": 37, "block_size": 5, "first_chunk_frames": 1}],
+    ids=str,
+)
+def test_seventeen_sentences_are_each_what_generate_says(
+    nano: Checkpoint, alone: Soloist, program: list[Song], changes: dict[str, object]
+) -> None:
+    check(EngineCore(nano, config(guard=False, **changes)), program, alone)
+
+
+def test_they_are_the_same_after_preemption(nano: Checkpoint, alone: Soloist) -> None:
+    sampling = replace(nano.profile.sampling, max_frames=24)
+    program = [Song(write_turns(text, None, nano), replace(sampling, seed=n)) for n, text in enumerate(SENTENCES[:6])]
+    longest = max(len(song.turns[0].opening) for song in program) + sampling.max_frames
+    memory = (-(-longest // 4) + 8) * PagedKV.bytes_per_block(nano.model.config.slow, 4, nano.model.dtype)
+    core = EngineCore(nano, config(guard=False, block_size=4, kv_bytes=memory))
+    check(core, program, alone)
+    assert core.scheduler.stats.preempted > 0
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with shoal.load("nano") as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(
+    "text", ["Hello.", "No", "On May 3rd, 2024, Dr. Smith paid $12.50 for 3 lb of apples.", "What?! (Really...)"]
+)
+def test_it_says_a_text_and_stops_by_itself(engine: Engine, text: str) -> None:
+    said = engine.speak(text)
+    assert said.finish is FinishReason.STOP
+    assert not check_speech(said.samples, said.sample_rate, text)
+
+
+def test_who_names_no_voice_gets_the_usual_one(engine: Engine, nano: Checkpoint) -> None:
+    unnamed, named = engine.speak("Good evening."), engine.speak("Good evening.", voice=nano.profile.voice)
+    assert np.array_equal(unnamed.samples, named.samples)
+    assert not np.array_equal(unnamed.codes, engine.speak("Good evening.", voice="slt").codes)
+
+
+def test_sentences_are_joined_without_a_click(engine: Engine) -> None:
+    text = "The river was high that week. Nobody crossed the old bridge. " * 3
+    said = engine.speak(text)
+    steps = np.abs(np.diff(said.samples))
+    # What is louder than anything inside a sentence would be heard as a click between two of them.
+    alone = engine.speak("The river was high that week.")
+    assert said.finish is FinishReason.STOP
+    assert steps.max() < 2 * np.abs(np.diff(alone.samples)).max()

@@ -1,0 +1,27 @@
+import pytest
+import torch
+
+from shoal.kernels.rope import rope_table
+from shoal.kernels.window_attention import window_attention, window_attention_reference
+
+
+@pytest.mark.parametrize("pieces", [[1, 1, 3], [5, 20, 2]])
+def test_steps_see_the_window_of_their_own_stream(
+    pieces: list[int], dtype: torch.dtype, device: str, close: float
+) -> None:
+    heads, d, window, ring = 2, 32, 12, 40
+    rope = rope_table(200, d, 1e4, device)
+    memories = [torch.zeros(4, ring, heads, d, dtype=dtype, device=device) for _ in range(4)]
+    slots = torch.tensor([3, 1], dtype=torch.int32, device=device)
+    seen = torch.tensor([0, 0, 0, 37], device=device)
+    memories[0].normal_()
+    memories[1].normal_()
+    memories[2].copy_(memories[0])
+    memories[3].copy_(memories[1])
+    for length in pieces:
+        qkv = torch.randn(2, length, 3 * heads * d, device=device).to(dtype)
+        ours = window_attention(qkv, rope, seen, slots, memories[0], memories[1], window)
+        reference = window_attention_reference(qkv, rope, seen, slots, memories[2], memories[3], window)
+        torch.testing.assert_close(ours, reference, atol=close, rtol=close)
+        torch.testing.assert_close(memories[0], memories[2], atol=close, rtol=close)
+        seen[slots.long()] += length

@@ -1,0 +1,173 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.codec.dac import Codec
+from shoal.errors import InvalidRequest
+from shoal.model.dual_ar import DualAR
+from shoal.model.linear import Fp8Linear, Int4Linear, Int8Linear, IntegerLinear
+from shoal.model.slow import Head
+from shoal.quantize import apply
+from shoal.quantize.apply import fit_codec, fit_model, modes_of, multiply_integers, quantise_codec, quantise_model
+from shoal.quantize.convolution import Int8Conv
+from shoal.quantize.modes import Mode, WeightModes, multiplies_integers
+from shoal.quantize.sizes import codec_bytes, model_bytes
+
+needs_integers = pytest.mark.skipif(not multiplies_integers(), reason="this CPU multiplies no integers")
+
+
+@pytest.fixture
+def model(tiny: Checkpoint) -> DualAR:
+    return copy.deepcopy(tiny.model)
+
+
+@pytest.fixture
+def codec(tiny: Checkpoint) -> Codec:
+    return copy.deepcopy(tiny.codec)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "error"), [("int8", Int8Linear, 0.01), ("fp8", Fp8Linear, 0.04), ("int4", Int4Linear, 0.15)]
+)
+def test_every_matrix_becomes_the_nearest_of_its_kind(
+    mode: Mode, kind: type[nn.Module], error: float, model: DualAR, tiny: Checkpoint
+) -> None:
+    quantise_model(model, WeightModes(mode, mode))
+    for name, plain in tiny.model.named_modules():
+        if isinstance(plain, nn.Linear):
+            layer = model.get_submodule(name)
+            assert isinstance(layer, kind)
+            away = layer.dequantised(torch.float32) - plain.weight  # type: ignore[operator]
+            assert away.norm() / plain.weight.norm() < error
+
+
+def test_parts_are_quantised_apart(model: DualAR) -> None:
+    quantise_model(model, WeightModes(slow="int8", fast="fp8"))
+    assert modes_of(model) == WeightModes("int8", "fp8")
+    assert isinstance(model.fast.output, Fp8Linear)
+    assert isinstance(model.slow.embeddings, nn.Embedding)
+
+
+def test_none_makes_quantised_weights_whole_again(model: DualAR) -> None:
+    quantise_model(model, WeightModes.parse("int8"))
+    expected = model.fast.output.dequantised(torch.float32)  # type: ignore[operator]
+    quantise_model(model, WeightModes())
+    assert modes_of(model) == WeightModes()
+    assert torch.equal(model.fast.output.weight, expected)
+
+
+def test_what_is_quantised_is_not_quantised_again_into_something_else(model: DualAR) -> None:
+    quantise_model(model, WeightModes.parse("int4"))
+    with pytest.raises(InvalidRequest, match=r"slow is int4 already.*take the original weights"):
+        quantise_model(model, WeightModes.parse("int8"))
+
+
+def test_the_type_of_the_rest_is_asked_for_apart(model: DualAR) -> None:
+    table = model.slow.table.dtype
+    quantise_model(model, WeightModes.parse("fp8"), dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    assert model.slow.embeddings.weight.dtype == torch.bfloat16
+    assert model.fast.output.weight.dtype == torch.float8_e4m3fn
+    assert model.slow.table.dtype == table
+
+
+def test_a_bias_does_not_widen_what_is_computed() -> None:
+    plain = nn.Linear(16, 8)
+    layer, x = Int8Linear.of(plain.weight, plain.bias.detach()), torch.randn(3, 16)
+    assert layer(x.bfloat16()).dtype == torch.bfloat16
+    torch.testing.assert_close(layer(x), plain(x), atol=0.05, rtol=0.05)
+
+
+# On a CPU
+
+
+@needs_integers
+def test_integers_give_nearly_what_floats_give_and_the_same_alone_as_in_company() -> None:
+    weight, x = torch.randn(300, 200), torch.randn(7, 200) * torch.logspace(-3, 3, 7)[:, None]
+    stored = Int8Linear.of(weight)
+    layer, expected = IntegerLinear(stored.weight, stored.scales), stored(x)
+    y = layer(x)
+    assert ((y - expected).norm(dim=1) / expected.norm(dim=1)).max() < 0.02
+    assert torch.equal(torch.cat([layer(row[None]) for row in x]), y)
+    assert torch.equal(layer(x, 11), y[:, :11])
+    assert torch.equal(layer(x.view(7, 1, 200)), y.view(7, 1, 300))
+    assert torch.equal(layer(torch.zeros(1, 200)), torch.zeros(1, 300))
+    assert layer(x.bfloat16()).dtype == torch.bfloat16
+
+
+@needs_integers
+def test_on_a_cpu_large_matrices_become_integers_and_small_ones_are_left_alone(
+    model: DualAR, tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "FEWEST_INTEGERS", 48 * 128)
+    fit_model(model, WeightModes.parse("int8"), dtype=torch.float32)
+    first, plain = model.slow.layers[0], tiny.model.slow.layers[0]
+    assert isinstance(first.feed_forward.w13, IntegerLinear)  # type: ignore[union-attr]
+    assert torch.equal(first.attention.wo.weight, plain.attention.wo.weight)  # type: ignore[union-attr]
+
+
+def test_on_a_cpu_stored_int8_is_never_computed_matrix_by_matrix_from_bytes(model: DualAR, codec: Codec) -> None:
+    quantise_model(model, WeightModes.parse("int8"))
+    quantise_codec(codec, "int8")
+    multiply_integers(model)
+    multiply_integers(codec)
+    slow = (Int8Linear, Int8Conv)
+    assert not any(isinstance(module, slow) for module in (*model.modules(), *codec.modules()))
+
+
+def test_the_engine_keeps_no_row_of_the_head_that_it_cannot_draw(model: DualAR, tiny: Checkpoint) -> None:
+    expected = Head(tiny.model.slow)
+    fit_model(model, WeightModes())
+    assert len(model.slow.output.weight) == len(expected.ids)
+    x = torch.randn(3, 48)
+    assert torch.equal(Head(model.slow)(x), expected(x))
+    with pytest.raises(AssertionError, match="let go"):
+        Head(model.slow, whole=True)
+
+
+# The codec
+
+
+def test_an_int8_codec_sounds_nearly_the_same_and_encodes_exactly_the_same(codec: Codec, tiny: Checkpoint) -> None:
+    codes = torch.randint(0, 100, (2, 10, 20))
+    samples = tiny.codec.decode(codes)
+    quantise_codec(codec, "int8")
+    assert any(isinstance(module, Int8Conv) and module.transposed for module in codec.modules())
+    away = codec.decode(codes) - samples
+    assert 0 < away.norm() / samples.norm() < 0.05
+    assert torch.equal(codec.encode(samples), tiny.codec.encode(samples))
+
+
+def test_a_convolution_made_whole_computes_what_its_bytes_do() -> None:
+    for plain in (nn.Conv1d(6, 4, 3, stride=2, dilation=2), nn.ConvTranspose1d(6, 4, 6, stride=3, bias=False)):
+        layer, x = Int8Conv.of(plain), torch.randn(2, 6, 20)
+        torch.testing.assert_close(layer.whole()(x), layer(x))
+        assert (layer(x) - plain(x)).norm() / plain(x).norm() < 0.02
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("mode", ["none", "int8", "fp8", "int4"])
+@pytest.mark.parametrize("family", ["s1", "s2"])
+def test_sizes_are_told_before_anything_is_quantised(
+    mode: Mode, family: str, tiny: Checkpoint, tiny_s2: Checkpoint
+) -> None:
+    model = copy.deepcopy((tiny if family == "s1" else tiny_s2).model)
+    told = model_bytes(model, WeightModes(mode, mode), torch.bfloat16)
+    model.slow.cut_output()
+    quantise_model(model, WeightModes(mode, mode), dtype=torch.bfloat16)
+    head = Head(model.slow).output.weight.nbytes if family == "s2" else 0
+    assert told == sum(tensor.nbytes for tensor in model.state_dict().values()) + head
+    assert told == model_bytes(model, WeightModes(mode, mode), torch.bfloat16)
+
+
+@pytest.mark.parametrize("mode", ["none", "int8"])
+def test_the_size_of_a_codec_is_told_too(mode: Mode, codec: Codec) -> None:
+    told = codec_bytes(codec, mode)
+    quantise_codec(codec, mode)
+    assert told == sum(tensor.nbytes for tensor in codec.state_dict().values())
+    fit_codec(codec, "none")

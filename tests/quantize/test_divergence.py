@@ -1,0 +1,57 @@
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.engine.kv import PagedKV, Pass, Segment
+from shoal.model.dual_ar import DualAR
+from shoal.quantize.apply import quantise_model
+from shoal.quantize.divergence import Divergence, divergence, mean
+from shoal.quantize.modes import Mode, WeightModes
+
+
+@pytest.fixture(scope="module")
+def speech(tiny: Checkpoint) -> Tensor:
+    """A prompt of 20 columns and 40 frames."""
+    config, generator = tiny.model.config, torch.Generator().manual_seed(1)
+    columns = torch.randint(0, 100, (60, 11), generator=generator)
+    columns[20:, 0] = config.semantic_begin_id + columns[20:, 1]
+    return columns
+
+
+def quantised(model: DualAR, mode: Mode) -> DualAR:
+    copied = copy.deepcopy(model)
+    quantise_model(copied, WeightModes(mode, mode))
+    return copied
+
+
+def test_a_model_does_not_diverge_from_itself(tiny: Checkpoint, speech: Tensor) -> None:
+    assert divergence(tiny.model, tiny.model, speech) == Divergence(0.0, 0.0, 1.0, frames=40)
+
+
+def test_fewer_bits_diverge_more(tiny: Checkpoint, speech: Tensor) -> None:
+    modes: tuple[Mode, ...] = ("int8", "fp8", "int4")
+    found = [divergence(tiny.model, quantised(tiny.model, mode), speech) for mode in modes]
+    for smaller, larger in pairwise(found):
+        assert 0 < smaller.main < larger.main
+        assert 0 < smaller.codes < larger.codes
+
+
+@pytest.mark.parametrize(("kind", "most"), [(torch.float32, 1e-9), (torch.int8, 1e-3), (torch.float8_e4m3fn, 1e-2)])
+def test_keys_and_values_of_another_type_are_judged_through_their_cache(
+    kind: torch.dtype, most: float, tiny: Checkpoint, speech: Tensor
+) -> None:
+    kv = PagedKV(tiny.model.config.slow, blocks=4, size=16, kind=kind, device="cpu")
+    nobody = torch.zeros(0, 4, dtype=torch.long)
+    kv.open(Pass(torch.arange(60), [Segment(0, 60, 60, torch.arange(4))], nobody, nobody[:, 0]))
+    found = divergence(tiny.model, tiny.model, speech, cache=kv)
+    assert found.main < most
+    assert (found.main > 1e-9) == (kind != torch.float32)
+
+
+def test_utterances_count_by_their_frames() -> None:
+    parts = [Divergence(1.0, 0.0, 1.0, frames=1), Divergence(4.0, 3.0, 0.0, frames=2)]
+    assert mean(parts) == Divergence(3.0, 2.0, pytest.approx(1 / 3), frames=3)  # type: ignore[arg-type]

@@ -1,0 +1,62 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import InvalidRequest
+from shoal.quantize import modes
+from shoal.quantize.modes import CODEC_MODES, MODES, WeightModes, possible_modes, require_possible
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("none", WeightModes()),
+        ("int8", WeightModes("int8", "int8")),
+        ("fp8", WeightModes("fp8", "fp8")),
+        ("slow=int8,fast=fp8,codec=int8", WeightModes("int8", "fp8", "int8")),
+        ("int4, fast=int8", WeightModes("int4", "int8")),
+        ("codec=int8", WeightModes(codec="int8")),
+    ],
+)
+def test_a_word_means_both_transformers_and_a_part_means_itself(text: str, parsed: WeightModes) -> None:
+    assert WeightModes.parse(text) == parsed
+
+
+@given(st.builds(WeightModes, *[st.sampled_from(MODES)] * 2, st.sampled_from(CODEC_MODES)))
+def test_modes_read_back_as_they_are_written(chosen: WeightModes) -> None:
+    assert WeightModes.parse(str(chosen)) == chosen
+
+
+@pytest.mark.parametrize(
+    "text", ["", "int3", "slow", "slow=", "tail=int8", "codec=fp8", "codec=int4", "int8,,", "=int8"]
+)
+def test_what_means_nothing_is_refused_with_what_does(text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"none, int8, int4, fp8.*slow=int8,fast=fp8"):
+        WeightModes.parse(text)
+
+
+def test_a_cpu_is_offered_only_what_it_gains_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modes, "multiplies_integers", lambda: True)
+    require_possible(WeightModes.parse("int8,codec=int8"), CPU)
+    with pytest.raises(InvalidRequest, match="fast=fp8 cannot be used on cpu; here fast can be none or int8"):
+        require_possible(WeightModes.parse("slow=int8,fast=fp8"), CPU)
+    monkeypatch.setattr(modes, "multiplies_integers", lambda: False)
+    with pytest.raises(InvalidRequest, match="slow=int8 cannot be used on cpu; here slow can be none"):
+        require_possible(WeightModes.parse("int8"), CPU)
+
+
+@pytest.mark.parametrize(("capability", "fp8"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
+def test_fp8_needs_a_card_that_knows_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fp8: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert ("fp8" in possible_modes("slow", torch.device("cuda"))) == fp8
+
+
+def test_they_are_written_short() -> None:
+    assert str(WeightModes("int8", "int8", "int8")) == "int8,codec=int8"
+    assert str(WeightModes("int8", "fp8")) == "slow=int8,fast=fp8"
+    assert str(WeightModes()) == "none"

@@ -1,0 +1,95 @@
+import copy
+
+import pytest
+import torch
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.random import SIZES
+from shoal.codec.dac import Codec
+from shoal.errors import InvalidRequest
+from shoal.model.dual_ar import DualAR
+from shoal.quantize import apply, policy
+from shoal.quantize.apply import quantise_model
+from shoal.quantize.modes import WeightModes
+from shoal.quantize.policy import Choice, check_wish, choose_modes
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def choose(size: str, memory: float, wish: str = "auto") -> Choice:
+    model, codec = SIZES[size]
+    with torch.device("meta"):
+        skeleton, sound = DualAR(model), Codec(codec)
+    return choose_modes(wish, skeleton, sound, device=GPU, dtype=torch.bfloat16, memory=int(memory * 1e9))
+
+
+@pytest.mark.parametrize(
+    ("size", "memory", "modes"),
+    [
+        ("s1-mini", 24, "none"),
+        ("s1-mini", 8, "none"),
+        ("s1-mini", 4, "int8,codec=int8"),
+        ("s2-pro", 24, "none"),
+        ("s2-pro", 16, "int8"),
+        ("s2-pro", 12, "int8"),
+        ("s2-pro", 10.5, "int8,codec=int8"),
+        ("s2-pro", 8, "slow=int4,fast=int8,codec=int8"),
+    ],
+)
+def test_auto_takes_the_largest_weights_that_leave_room_for_the_rest(size: str, memory: float, modes: str) -> None:
+    chosen = choose(size, memory)
+    assert chosen.modes == WeightModes.parse(modes)
+    assert f"{memory:.1f} GB of memory" in chosen.why
+
+
+def test_what_is_asked_for_is_taken() -> None:
+    assert choose("s1-mini", 1000, "fp8").modes == WeightModes.parse("fp8")
+
+
+def test_weights_that_are_stored_quantised_stay_so_on_a_gpu(tiny: Checkpoint) -> None:
+    model = copy.deepcopy(tiny.model)
+    quantise_model(model, WeightModes("int4", "int8"))
+    chosen = choose_modes("auto", model, tiny.codec, device=GPU, dtype=torch.bfloat16, memory=10**12)
+    assert chosen == Choice(WeightModes("int4", "int8"), "as it is stored")
+
+
+@pytest.mark.parametrize(("stored", "integers", "chosen"), [
+    ("none", True, "int8"),
+    ("int8", True, "int8"),
+    ("slow=int4,fast=int8", True, "fast=int8"),
+    ("fp8", True, "none"),
+    ("int8", False, "none"),
+])  # fmt: skip
+def test_a_cpu_computes_in_integers_or_in_floats(
+    stored: str, integers: bool, chosen: str, tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "multiplies_integers", lambda: integers)
+    monkeypatch.setattr(apply, "FEWEST_INTEGERS", 1000)
+    model = copy.deepcopy(tiny.model)
+    quantise_model(model, WeightModes.parse(stored))
+    found = choose_modes("auto", model, tiny.codec, device=CPU, dtype=torch.float32, memory=0)
+    assert found.modes == WeightModes.parse(chosen)
+
+
+def test_a_wish_is_checked_before_anything_is_read() -> None:
+    check_wish("auto", CPU)
+    check_wish("fp8", GPU)
+    with pytest.raises(InvalidRequest, match="cannot be used on cpu"):
+        check_wish("fp8", CPU)
+    with pytest.raises(InvalidRequest, match="cannot quantise to 'tiny'"):
+        check_wish("tiny", GPU)
+
+
+def test_a_model_of_small_matrices_is_left_to_floats_on_a_cpu(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "multiplies_integers", lambda: True)
+    here = {"device": CPU, "dtype": torch.float32, "memory": 0}
+    assert choose_modes("auto", tiny.model, tiny.codec, **here).modes == WeightModes()  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="too small to gain by int8 on a CPU"):
+        choose_modes("int8", tiny.model, tiny.codec, **here)  # type: ignore[arg-type]

@@ -1,0 +1,173 @@
+"""A server with settings that are not the usual ones: other origins, patience with slow readers, short references."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from shoal.server.config import KeyLimits
+from shoal.server.keys import KeyFile
+from tests.server.conftest import Serving, samples_of, start
+
+FRIEND, STRANGER = "https://app.example", "https://evil.example"
+SAY = {"text": "Hello.", "max_new_tokens": 6, "seed": 4}
+
+
+@dataclass
+class Chosen:
+    serving: Serving
+    home: Path
+    alice: str  # may have little audio a day
+    bob: str
+    settings: dict[str, object]
+
+    @property
+    def http(self) -> httpx.Client:
+        return self.serving.client(authorization=f"Bearer {self.bob}")
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chosen]:
+    home = tmp_path_factory.mktemp("chosen")
+    file = KeyFile(home / "keys.json")
+    alice, bob = file.new("alice", KeyLimits(daily_audio_seconds=0.2)), file.new("bob")
+    settings: dict[str, object] = {
+        "keys_file": file.path,
+        "cors_origins": FRIEND,
+        "slow_reader": "pause",
+        "buffer_bytes": 65_536,
+        "reference_seconds": 1.5,
+        "slots": 2,
+    }
+    made = Chosen(start(home, **settings), home, alice, bob, settings)
+    yield made
+    made.serving.end()
+
+
+def test_a_named_page_may_ask_and_read(chosen: Chosen) -> None:
+    asks = {"origin": FRIEND, "access-control-request-method": "POST"}
+    asks["access-control-request-headers"] = "authorization,content-type"
+    preflight = httpx.options(f"{chosen.serving.url}/v1/tts", headers=asks, trust_env=False)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == FRIEND
+    answer = chosen.http.post("/v1/tts", json=SAY, headers={"origin": FRIEND, "sec-fetch-site": "cross-site"})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, FRIEND)
+    assert "X-Seed" in answer.headers["access-control-expose-headers"]
+    refusal = chosen.http.post("/v1/tts", json={}, headers={"origin": FRIEND})
+    assert (refusal.status_code, refusal.headers["access-control-allow-origin"]) == (422, FRIEND)
+
+
+def test_other_pages_may_not(chosen: Chosen) -> None:
+    asks = {"origin": STRANGER, "access-control-request-method": "POST"}
+    preflight = httpx.options(f"{chosen.serving.url}/v1/tts", headers=asks, trust_env=False)
+    assert "access-control-allow-origin" not in preflight.headers
+    form = {"id": (None, "x"), "text": (None, "La.")}
+    sent = chosen.http.post(
+        "/v1/references/add", files=form, headers={"origin": STRANGER, "sec-fetch-site": "cross-site"}
+    )
+    assert (sent.status_code, STRANGER in sent.json()["message"]) == (403, True)
+
+
+def test_without_names_no_other_page_may(server: Serving, http: httpx.Client) -> None:
+    foreign = {"origin": FRIEND, "sec-fetch-site": "cross-site"}
+    assert http.post("/v1/tts", json=SAY, headers=foreign).status_code == 403
+    assert "access-control-allow-origin" not in http.get("/health", headers=foreign).headers
+    own = {"origin": server.url, "sec-fetch-site": "same-origin"}
+    assert http.post("/v1/tts", json=SAY, headers=own).status_code == 200
+
+
+def test_a_recording_longer_than_the_setting_is_refused(chosen: Chosen, recording: bytes) -> None:
+    """The recording has two seconds; inline it is the engine that refuses, stored it is the server."""
+    form = {"id": (None, "long"), "text": (None, "La."), "audio": ("a.wav", recording)}
+    stored = chosen.http.post("/v1/references/add?format=json", files=form)
+    assert (stored.status_code, "longer than 1.5 seconds" in stored.json()["message"]) == (400, True)
+    files = [("reference_audio", ("a.wav", recording)), ("reference_text", (None, "La.")), ("text", (None, "Hello."))]
+    inline = chosen.http.post("/v1/tts", files=files)
+    assert (inline.status_code, "longer than 1.5 seconds" in inline.json()["message"]) == (400, True)
+
+
+def figure(http: httpx.Client, name: str) -> float:
+    lines = http.get("/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def until(condition: object, seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# As many bytes as can be had of a short speech: the kernel takes megabytes before anybody notices.
+WIDE = {
+    "model": "tts-1",
+    "voice": "alloy",
+    "input": "Hello there.",
+    "seed": 10,
+    "temperature": 1.5,
+    "top_p": 1.0,
+    "max_new_tokens": 150,
+    "response_format": "wav",
+    "sample_rate": 192_000,
+    "speed": 0.25,
+}
+
+
+def test_a_slow_reader_gets_everything_and_holds_no_slot(chosen: Chosen) -> None:
+    body, host = json.dumps(WIDE).encode(), f"127.0.0.1:{chosen.serving.port}"
+    head = (
+        f"POST /v1/audio/speech HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {chosen.bob}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    http = chosen.http
+    with contextlib.closing(socket.socket()) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.connect(("127.0.0.1", chosen.serving.port))
+        line.sendall(head.encode() + body)
+        spoken = "shoal_frames_total"
+        assert until(lambda: figure(http, spoken) >= 150 and figure(http, "shoal_engine_running") == 0)
+        # The engine is done with it, the server is not: the rest waits for its reader.
+        assert figure(http, "shoal_speeches_under_way") == 1
+        received = b"".join(iter(lambda: line.recv(1 << 16), b""))
+    audio = unchunked(received.partition(b"\r\n\r\n")[2])
+    at_once = samples_of(http.post("/v1/audio/speech", json=WIDE).content)
+    late = samples_of(audio)
+    # A change of tempo ends a little differently when its input is cut elsewhere.
+    assert abs(len(late) - len(at_once)) < 0.01 * len(at_once)
+    assert np.abs(late).max() > 0
+    assert until(lambda: figure(http, "shoal_speeches_under_way") == 0)
+
+
+def unchunked(body: bytes) -> bytes:
+    pieces = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        pieces.append(body[:length])
+        body = body[length + 2 :]
+    assert pieces[-1] == b"", "the stream has no proper end"
+    return b"".join(pieces)
+
+
+def test_a_restart_gives_nobody_a_second_day(chosen: Chosen) -> None:
+    """Last in this file: it ends the server."""
+
+    def alice(serving: Serving) -> int:
+        headers = {"authorization": f"Bearer {chosen.alice}"}
+        return httpx.post(f"{serving.url}/v1/tts", json=SAY, headers=headers, timeout=60, trust_env=False).status_code
+
+    assert [alice(chosen.serving), alice(chosen.serving)] == [200, 429]
+    assert chosen.serving.end() == 0
+    stored = json.loads((chosen.home / "shoal" / "usage.json").read_text())
+    assert stored["keys"].keys() == {"alice"}
+    chosen.serving = start(chosen.home, **chosen.settings)
+    assert alice(chosen.serving) == 429

@@ -1,0 +1,49 @@
+"""A server with the voice that is in the package."""
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.server.conftest import Serving, start
+from tests.server.crowd import Crowd, settled
+
+
+@pytest.fixture(scope="module")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    serving = start(tmp_path_factory.mktemp("nano"), model="nano", slots=4, guard=False)
+    yield serving
+    assert serving.end() == 0, serving.log.read_text()
+
+
+@pytest.fixture
+def http(nano: Serving) -> httpx.Client:
+    return nano.client()
+
+
+def test_everybody_hears_what_they_would_hear_alone(nano: Serving) -> None:
+    crowd = Crowd(nano, seed=3)
+    crowd.learn(6)
+    asyncio.run(crowd.come(requests=6, clients=6))
+    assert (crowd.heard + crowd.left, crowd.different) == (6, 0)
+    assert settled(nano)
+
+
+def test_a_text_may_be_spoken_as_it_is_written(http: httpx.Client) -> None:
+    said = {"text": "Room 5 costs $20.", "seed": 1, "format": "pcm"}
+    usual, asked, written = (
+        len(http.post("/v1/tts", json=said | more).content) for more in ({}, {"normalize": True}, {"normalize": False})
+    )
+    assert usual == asked > 1.2 * written
+    openai = {"model": "nano", "voice": "alloy", "input": said["text"], "seed": 1, "response_format": "pcm"}
+    openai |= {"sample_rate": 16_000, "normalize": False}
+    assert len(http.post("/v1/audio/speech", json=openai).content) == written
+
+
+def test_its_voices_are_found_by_name(http: httpx.Client) -> None:
+    names = http.get("/v1/references/list?format=json").json()["reference_ids"]
+    assert {"us_f", "gb_f", "rms"} <= set(names)
+    body = {"model": "nano", "input": "Hello.", "seed": 1, "response_format": "pcm", "max_new_tokens": 8}
+    one, other = (http.post("/v1/audio/speech", json=body | {"voice": name}).content for name in ("gb_f", "rms"))
+    assert one != other

