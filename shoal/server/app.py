@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import APIRouter, FastAPI
 
 from shoal import __version__
-from shoal.server import codec, fish, health, live, openai, problems, sagemaker, voices
+from shoal.server import about, codec, convert, fish, health, live, openai, page, problems, sagemaker, voices
 from shoal.server.desk import Desk
 from shoal.server.identity import Identity
 from shoal.server.openapi import document
@@ -41,11 +41,12 @@ def create_app(
 
     app = FastAPI(title="Shoal", version=__version__, description=ABOUT, lifespan=life, redoc_url=None)
     app.state.desk = desk
-    rooms = (fish, voices, codec, openai, sagemaker, health, live)
+    rooms = (fish, voices, codec, convert, openai, sagemaker, about, health, live)
     for router in (*before, *(room.router for room in rooms)):
         app.include_router(router)
     if desk.config.metrics:
         app.include_router(health.metrics_router)
+    page.add_to(app)
     problems.add_to(app, desk.backlog.wait_seconds)
     app.add_middleware(Identity, metrics=desk.metrics)
     app.add_middleware(Origins, allowed=desk.config.cors_origins)

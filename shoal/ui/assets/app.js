@@ -1,0 +1,154 @@
+/** Puts the page together and keeps it in touch with the server. */
+
+import { Player } from "./audio/player.js";
+import * as server from "./server/client.js";
+import { Speaking } from "./speaking.js";
+import { recall, remember } from "./store/preferences.js";
+import { Composer } from "./views/composer.js";
+import { DialogueEditor } from "./views/dialogue.js";
+import { byId } from "./views/dom.js";
+import { DownloadMenu } from "./views/download.js";
+import { EditDialog } from "./views/edit-dialog.js";
+import { EngineView } from "./views/engine.js";
+import { HistoryList } from "./views/history.js";
+import { askForKey } from "./views/key-dialog.js";
+import * as notice from "./views/notice.js";
+import { SamplingForm } from "./views/sampling.js";
+import { Stage } from "./views/stage.js";
+import { VoiceDialog } from "./views/voice-dialog.js";
+import { VoicePicker } from "./views/voices.js";
+
+const LOOK_SECONDS = { whileAway: 1, whileReady: 5 };
+const STATES = {
+  starting: "Loading the model…",
+  restarting: "The engine is coming back…",
+  stopping: "The server is going down",
+  failed: "The server has failed",
+  away: "No server",
+};
+
+const player = new Player();
+const stage = new Stage(player);
+const picker = new VoicePicker();
+const dialogue = new DialogueEditor();
+const sampling = new SamplingForm();
+const composer = new Composer(dialogue, picker);
+const history = new HistoryList();
+const download = new DownloadMenu((problem) => notice.tell(problem));
+const speaking = new Speaking({ player, stage, composer, dialogue, sampling, history, download });
+const voiceDialog = new VoiceDialog();
+const editDialog = new EditDialog();
+new EngineView();
+
+let known = false; // the model's facts are on the page
+
+async function lookAfterServer() {
+  for (;;) {
+    const { state, model } = await server.ready().catch(() => ({ state: "away" }));
+    if (state === "ready" && !known) await meet();
+    if (state !== "ready") known = false;
+    showState(state, model);
+    const seconds = known ? LOOK_SECONDS.whileReady : LOOK_SECONDS.whileAway;
+    await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
+  }
+}
+
+function showState(state, model) {
+  const words =
+    state === "ready" ? (speaking.rate ? `${model} · ${speaking.rate / 1000} kHz` : `${model}`) : STATES[state];
+  byId("status").dataset.state = state;
+  const line = byId("status").querySelector(".words");
+  // Only a change is written: what is announced again and again is noise.
+  if (line.textContent !== words) line.textContent = words;
+}
+
+/** Learn the model, its voices and its habits. */
+async function meet() {
+  try {
+    const facts = await server.about();
+    speaking.rate = facts.sample_rate;
+    composer.mostCharacters = facts.text_characters;
+    sampling.setUsual(facts.sampling);
+    download.offer(facts.formats);
+    showVoices(facts.voices);
+    byId("version").textContent = `Shoal ${facts.version}`;
+    known = true;
+  } catch (problem) {
+    if (problem.status === 401) await askForKey(server.key.get() ? problem : null);
+    else if (problem.title) notice.tell(problem);
+    else throw problem;
+  }
+}
+
+function showVoices(voices) {
+  picker.show(voices);
+  dialogue.show(voices);
+  speaking.update();
+}
+
+async function refreshVoices(choose) {
+  try {
+    showVoices((await server.about()).voices);
+    if (choose !== undefined) picker.choose(choose);
+  } catch (problem) {
+    notice.tell(problem);
+  }
+}
+
+function reuse({ draft, seed, moved }) {
+  composer.take(draft);
+  sampling.seed = seed;
+  sampling.show(moved);
+  byId("text").scrollIntoView({ block: "center" });
+  byId(draft.mode === "dialogue" ? "add-turn" : "text").focus();
+}
+
+function replay({ speech, track }) {
+  speaking.stop();
+  player.play(track);
+  stage.showFigures(speech);
+  stage.update();
+  download.show(track);
+}
+
+function connectTheme() {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const tell = () => byId("theme-button").setAttribute("aria-pressed", String(isDark()));
+  byId("theme-button").addEventListener("click", () => {
+    const theme = isDark() ? "light" : "dark";
+    document.documentElement.dataset.theme = theme;
+    remember("theme", theme);
+    tell();
+  });
+  system.addEventListener("change", tell);
+  tell();
+}
+
+function connectKeyboard() {
+  byId("shortcut").textContent = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘" : "Ctrl";
+  document.addEventListener("keydown", (event) => {
+    if (document.querySelector("dialog[open]")) return;
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      speaking.toggle();
+    } else if (event.key === "Escape") speaking.stop();
+  });
+}
+
+picker.addEventListener("edit", ({ detail }) => editDialog.open(detail));
+editDialog.addEventListener("changed", ({ detail: { was, now } }) =>
+  refreshVoices(picker.chosen === was ? now : undefined),
+);
+voiceDialog.addEventListener("saved", ({ detail }) => refreshVoices(detail));
+byId("add-voice").addEventListener("click", () => voiceDialog.open());
+byId("key-button").addEventListener("click", async () => (await askForKey()) && meet());
+history.addEventListener("play", ({ detail }) => replay(detail));
+history.addEventListener("reuse", ({ detail }) => reuse(detail.speech));
+// What is open stays open.
+byId("advanced").open = recall("advanced", false);
+byId("advanced").addEventListener("toggle", () => remember("advanced", byId("advanced").open));
+connectTheme();
+connectKeyboard();
+speaking.update();
+lookAfterServer();

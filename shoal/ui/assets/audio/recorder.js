@@ -1,0 +1,71 @@
+/** Records a voice as it is: no echo cancelling, no noise gate, no lossy codec. The result is a wav file. */
+
+import { Problem } from "../server/problem.js";
+import { toInteger, wavFile } from "./pcm.js";
+
+const AS_IT_IS = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: true };
+
+export class Recorder {
+  #context = null;
+  #stream = null;
+  #worklet = null;
+  #heard = [];
+
+  seconds = 0;
+  level = 0; // the loudest sample of the last few milliseconds, 0 to 1
+
+  /** Raises a Problem that says what to do instead. */
+  async start() {
+    this.#stream = await microphone();
+    this.#context = new AudioContext();
+    await this.#context.audioWorklet.addModule(new URL("recorder-worklet.js", import.meta.url));
+    this.#worklet = new AudioWorkletNode(this.#context, "recorder", { numberOfOutputs: 0 });
+    this.#worklet.port.onmessage = ({ data }) => this.#hear(data);
+    this.#context.createMediaStreamSource(this.#stream).connect(this.#worklet);
+  }
+
+  async stop() {
+    this.#worklet.port.onmessage = null; // what is still on its way comes too late
+    for (const track of this.#stream.getTracks()) track.stop();
+    await this.#context.close();
+    if (!this.#heard.length)
+      throw new Problem("Nothing was recorded", "Is the right microphone chosen in the browser?");
+    return wavFile(toInteger(joined(this.#heard)), this.#context.sampleRate);
+  }
+
+  #hear(samples) {
+    this.#heard.push(samples);
+    this.seconds += samples.length / this.#context.sampleRate;
+    this.level = Math.max(
+      0.85 * this.level,
+      samples.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0),
+    );
+  }
+}
+
+async function microphone() {
+  if (!navigator.mediaDevices) {
+    throw new Problem(
+      "The browser gives no microphone to this page",
+      "It does so only over https or on localhost. Upload a file instead.",
+    );
+  }
+  try {
+    return await navigator.mediaDevices.getUserMedia({ audio: AS_IT_IS });
+  } catch (error) {
+    if (error.name === "NotAllowedError") {
+      throw new Problem("The microphone is not allowed", "Allow it for this page in the browser, or upload a file.");
+    }
+    throw new Problem("No microphone was found", "Connect one, or upload a file.");
+  }
+}
+
+function joined(pieces) {
+  const all = new Float32Array(pieces.reduce((sum, { length }) => sum + length, 0));
+  let at = 0;
+  for (const piece of pieces) {
+    all.set(piece, at);
+    at += piece.length;
+  }
+  return all;
+}

@@ -1,0 +1,81 @@
+/** An utterance that may still be growing: its samples, its loudness over time, and who speaks where. */
+
+const PEAKS_PER_SECOND = 50;
+const FIRST_ROOM = 1 << 16;
+
+export class Track {
+  #samples = new Int16Array(FIRST_ROOM);
+  #peaks = [];
+
+  constructor(rate) {
+    this.rate = rate;
+    this.length = 0;
+    this.complete = false;
+    this.parts = []; // { at: first sample, speaker, turn }
+  }
+
+  static of(samples, rate, parts = []) {
+    const track = new Track(rate);
+    track.parts = parts;
+    track.append(samples);
+    track.complete = true;
+    return track;
+  }
+
+  get seconds() {
+    return this.length / this.rate;
+  }
+
+  /** What is there so far; a view, not a copy. */
+  get samples() {
+    return this.#samples.subarray(0, this.length);
+  }
+
+  beginPart(speaker, turn) {
+    this.parts.push({ at: this.length, speaker, turn });
+  }
+
+  append(samples) {
+    if (this.length + samples.length > this.#samples.length) this.#grow(this.length + samples.length);
+    this.#samples.set(samples, this.length);
+    this.length += samples.length;
+    this.#measure();
+  }
+
+  appendSilence(seconds) {
+    this.append(new Int16Array(Math.round(seconds * this.rate)));
+  }
+
+  slice(from, to) {
+    return this.samples.slice(from, to);
+  }
+
+  partAt(sample) {
+    return this.parts.findLast(({ at }) => at <= sample) ?? { at: 0, speaker: 0, turn: 0 };
+  }
+
+  /** The loudest sample, 0 to 1, in each of `count` equal stretches. */
+  outline(count) {
+    const share = this.#peaks.length / count;
+    return Array.from({ length: count }, (_, n) => {
+      const from = Math.floor(n * share);
+      return Math.max(0, ...this.#peaks.slice(from, Math.max(from + 1, Math.floor((n + 1) * share))));
+    });
+  }
+
+  #grow(needed) {
+    const larger = new Int16Array(Math.max(needed, 2 * this.#samples.length));
+    larger.set(this.samples);
+    this.#samples = larger;
+  }
+
+  /** The last stretch is measured again when more of it has come. */
+  #measure() {
+    const stretch = Math.round(this.rate / PEAKS_PER_SECOND);
+    const all = Math.ceil(this.length / stretch);
+    for (let n = Math.max(0, this.#peaks.length - 1); n < all; n++) {
+      const heard = this.samples.subarray(n * stretch, (n + 1) * stretch);
+      this.#peaks[n] = heard.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0) / 32768;
+    }
+  }
+}

@@ -1,0 +1,73 @@
+/** The server's routes, as this page uses them. Every failure is a Problem; leaving by a signal is an AbortError. */
+
+import { recall, remember } from "../store/preferences.js";
+import { problemOf, unreachable } from "./problem.js";
+
+const JSON_BODY = { "Content-Type": "application/json" };
+
+export const key = {
+  get: () => recall("key", ""),
+  set: (value) => remember("key", value || null),
+};
+
+export const about = (signal) => json("v1/about", { signal });
+export const metrics = async (signal) => (await ask("metrics", { signal })).text();
+
+/** The state of the server, also when it is not ready; open to all. */
+export async function ready() {
+  const response = await send("ready", {});
+  return response.json().catch(() => ({ state: "failed" }));
+}
+
+/** A response whose body is 16-bit samples, sent while they are made. */
+export function speak(wishes, signal) {
+  const body = JSON.stringify({ ...wishes, format: "pcm", streaming: true });
+  return ask("v1/tts", { method: "POST", headers: JSON_BODY, body, signal });
+}
+
+export async function addVoice(name, recording, transcript) {
+  const form = new FormData();
+  form.set("id", name);
+  form.set("audio", recording, "recording");
+  form.set("text", transcript);
+  return json("v1/references/add?format=json", { method: "POST", body: form });
+}
+
+export function renameVoice(from, to) {
+  const body = JSON.stringify({ old_reference_id: from, new_reference_id: to });
+  return json("v1/references/update?format=json", { method: "POST", headers: JSON_BODY, body });
+}
+
+export function deleteVoice(name) {
+  const body = JSON.stringify({ reference_id: name });
+  return json("v1/references/delete?format=json", { method: "DELETE", headers: JSON_BODY, body });
+}
+
+/** A wav file in another format. */
+export async function convert(wav, format) {
+  const form = new FormData();
+  form.set("audio", wav, "speech.wav");
+  form.set("format", format);
+  return (await ask("v1/convert", { method: "POST", body: form })).blob();
+}
+
+async function json(path, wishes) {
+  return (await ask(path, wishes)).json();
+}
+
+async function ask(path, wishes) {
+  const response = await send(path, wishes);
+  if (!response.ok) throw await problemOf(response);
+  return response;
+}
+
+async function send(path, { headers = {}, ...wishes }) {
+  const secret = key.get();
+  const shown = secret ? { ...headers, Authorization: `Bearer ${secret}` } : headers;
+  try {
+    return await fetch(path, { ...wishes, headers: shown, cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw unreachable();
+  }
+}

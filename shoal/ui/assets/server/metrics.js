@@ -1,0 +1,82 @@
+/** The server's Prometheus text -> what the engine is doing. */
+
+const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)/;
+const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
+
+/** Samples by name: Map(name -> [{ labels, value }]). */
+export function parse(text) {
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    const match = line.startsWith("#") ? null : LINE.exec(line);
+    if (!match) continue;
+    const labels = Object.fromEntries(Array.from((match[2] ?? "").matchAll(LABEL), ([, name, value]) => [name, value]));
+    if (!found.has(match[1])) found.set(match[1], []);
+    found.get(match[1]).push({ labels, value: Number(match[3]) });
+  }
+  return found;
+}
+
+/** All samples of a name added up; null where the engine does not count it. */
+export function total(samples, name) {
+  return samples.get(name)?.reduce((sum, { value }) => sum + value, 0) ?? null;
+}
+
+/** The value below which a share of a histogram's observations lies, by its buckets; null before the first. */
+export function quantile(samples, name, share) {
+  const buckets = new Map();
+  for (const { labels, value } of samples.get(`${name}_bucket`) ?? []) {
+    const bound = labels.le === "+Inf" ? Infinity : Number(labels.le);
+    buckets.set(bound, (buckets.get(bound) ?? 0) + value);
+  }
+  const all = buckets.get(Infinity) ?? 0;
+  if (!all) return null;
+  return between(
+    [...buckets].sort(([a], [b]) => a - b),
+    share * all,
+  );
+}
+
+/** As Prometheus does it: a straight line within the bucket; past the last bound, that bound. */
+function between(buckets, wanted) {
+  let [lower, below] = [0, 0];
+  for (const [bound, count] of buckets) {
+    if (count >= wanted) {
+      if (bound === Infinity) return lower;
+      return lower + ((bound - lower) * (wanted - below)) / Math.max(1e-9, count - below);
+    }
+    [lower, below] = [bound, count];
+  }
+  return lower;
+}
+
+/** What a person wants to see. `before` is the reading before this one, for rates; both have `at` in seconds. */
+export function reading(text, at, before = null) {
+  const samples = parse(text);
+  const of = (name) => total(samples, name);
+  const audioMade = of("shoal_audio_seconds_total") ?? 0;
+  const frames = of("shoal_frames_total") ?? 0;
+  const passed = before ? at - before.at : 0;
+  // A counter that went back belongs to a server that was started again.
+  const rate = (now, then) => (passed > 0 && now >= then ? (now - then) / passed : 0);
+  return {
+    at,
+    audioMade,
+    frames,
+    slots: of("shoal_engine_slots"),
+    running: of("shoal_engine_running") ?? 0,
+    waiting: of("shoal_engine_waiting") ?? 0,
+    underWay: of("shoal_speeches_under_way") ?? 0,
+    blocks: of("shoal_kv_blocks"),
+    blocksUsed: of("shoal_kv_blocks_used") ?? 0,
+    blocksCached: of("shoal_kv_blocks_cached") ?? 0,
+    tokensSaved: of("shoal_prefix_tokens_saved_total") ?? 0,
+    prefixHits: of("shoal_prefix_hits_total") ?? 0,
+    voiceHits: of("shoal_voice_cache_hits_total") ?? 0,
+    voiceMisses: of("shoal_voice_cache_misses_total") ?? 0,
+    spoken: of("shoal_utterances_spoken_total") ?? 0,
+    throughput: before ? rate(audioMade, before.audioMade) : 0,
+    frameRate: before ? rate(frames, before.frames) : 0,
+    firstAudio: quantile(samples, "shoal_first_audio_seconds", 0.5),
+    realTimeFactor: quantile(samples, "shoal_real_time_factor", 0.5),
+  };
+}

@@ -1,0 +1,77 @@
+/** What went wrong, in words a person can act on. */
+
+const UNREACHABLE = {
+  title: "The server does not answer",
+  detail: "Is `shoal serve` still running? The page will find it again by itself.",
+};
+
+const TITLES = {
+  400: "This cannot be spoken as it is",
+  401: "This server wants a key",
+  404: "Not found",
+  408: "The upload took too long",
+  409: "The name is taken",
+  413: "Too large for this server",
+  415: "The server cannot read this",
+  422: "One of the settings is not possible",
+  429: "The server is busy",
+  500: "The model stumbled",
+  501: "The server lacks a library for this",
+  503: "The server is not ready",
+  504: "This took too long",
+};
+
+export class Problem extends Error {
+  /** `retryAfter` is in seconds; null where trying again would not help. */
+  constructor(title, detail, { status = 0, retryAfter = null } = {}) {
+    super(detail);
+    this.title = title;
+    this.detail = detail;
+    this.status = status;
+    this.retryAfter = retryAfter;
+  }
+}
+
+/** The sentence inside an error body, whichever of the server's shapes it has. */
+export function messageOf(body) {
+  if (Array.isArray(body)) return body.map(({ loc, msg }) => `${(loc ?? []).join(".")}: ${msg}`).join("; ");
+  return body?.error?.message ?? body?.message ?? "";
+}
+
+/** Retry-After as seconds; the header may hold a date instead. */
+export function secondsToWait(header, now = Date.now()) {
+  if (!header) return null;
+  const seconds = Number(header);
+  if (Number.isFinite(seconds)) return Math.max(1, seconds);
+  const date = Date.parse(header);
+  return Number.isNaN(date) ? null : Math.max(1, Math.ceil((date - now) / 1000));
+}
+
+export function describe(status, body, retryAfter = null) {
+  const title = TITLES[status] ?? `The server answered ${status}`;
+  const detail = capitalised(messageOf(body)) || "The server gave no reason; its log has more.";
+  return new Problem(title, detail, { status, retryAfter: secondsToWait(retryAfter) });
+}
+
+export async function problemOf(response) {
+  const body = await response.json().catch(() => null);
+  return describe(response.status, body, response.headers.get("Retry-After"));
+}
+
+export function unreachable() {
+  return new Problem(UNREACHABLE.title, UNREACHABLE.detail);
+}
+
+/** After the first samples there is no status left: the server cuts the stream off. */
+export function brokenOff(heard, passed) {
+  const what = `The stream ended after ${heard.toFixed(1)} s of audio and ${passed.toFixed(0)} s of work. What was made is kept.`;
+  const why = passed > 30 ? " On a slow machine, a larger request_seconds helps." : "";
+  return new Problem("The audio broke off", what + why);
+}
+
+function capitalised(text) {
+  const sentence = text.trim();
+  if (!sentence) return "";
+  const ended = /[.!?…]$/.test(sentence) ? sentence : `${sentence}.`;
+  return ended[0].toUpperCase() + ended.slice(1);
+}

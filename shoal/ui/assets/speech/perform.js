@@ -1,0 +1,176 @@
+/** Speaks a script: asks for its lines in order and puts the samples on a track as they come. */
+
+import { SampleReader, wavFile } from "../audio/pcm.js";
+import * as server from "../server/client.js";
+import { Problem, brokenOff } from "../server/problem.js";
+import { characters, expectedSeconds, fitted } from "./script.js";
+
+const BETWEEN_TURNS_SECONDS = 0.2;
+const REFERENCE_SECONDS = { least: 1, most: 45 };
+const TRIES = 5;
+
+/** A seed that a JSON number carries exactly. */
+export function drawSeed() {
+  return crypto.getRandomValues(new Uint32Array(1))[0];
+}
+
+export class Performance extends EventTarget {
+  #leaving = new AbortController();
+  #began = 0; // when the line was asked for, 0 between lines
+  #working = 0; // seconds of waiting for the server, of the lines that have ended
+  #references = new Map();
+
+  /** `wishes` are fields of /v1/tts beside the text and the voice. */
+  constructor(lines, wishes, track) {
+    super();
+    Object.assign(this, { lines, wishes, track });
+    this.firstAudio = null; // seconds
+    this.line = 0; // being spoken
+    this.outcome = null; // whole, stopped, broken
+  }
+
+  /** Seconds of work per second of audio, of what has been made so far. */
+  get realTimeFactor() {
+    if (!this.track.seconds) return null;
+    const now = this.#began ? (performance.now() - this.#began) / 1000 : 0;
+    return (this.#working + now) / this.track.seconds;
+  }
+
+  /** The share of the text that is spoken, by its characters; within a line, a guess. */
+  get progress() {
+    const letters = this.lines[this.line]?.text.length ?? 0;
+    const made = (this.track.length - (this.track.parts.at(-1)?.at ?? 0)) / this.track.rate;
+    const share = letters ? Math.min(0.95, made / expectedSeconds(letters)) : 0;
+    return (characters(this.lines.slice(0, this.line)) + share * letters) / characters(this.lines);
+  }
+
+  /** Resolves when all is made or the listener has left; raises a Problem otherwise. */
+  async run() {
+    try {
+      for (this.line = 0; this.line < this.lines.length; this.line++) {
+        this.#fit();
+        await this.#perform(this.lines[this.line]);
+      }
+      this.outcome = "whole";
+    } catch (error) {
+      this.outcome = this.#leaving.signal.aborted ? "stopped" : "broken";
+      if (this.outcome === "broken") throw error;
+    } finally {
+      this.#endLine();
+      this.track.complete = true;
+      this.#tell("end");
+    }
+  }
+
+  stop() {
+    this.#leaving.abort();
+  }
+
+  /** A slow machine is asked for less at a time: each request has a deadline. */
+  #fit() {
+    const rtf = this.realTimeFactor;
+    if (rtf !== null) this.lines.splice(this.line, 1, ...fitted(this.lines[this.line], rtf));
+  }
+
+  async #perform(line) {
+    const from = this.#begin(line);
+    const body = await this.#ask(line);
+    await this.#listen(body, from);
+    this.#endLine();
+    await this.#keepReference(line, from);
+  }
+
+  #endLine() {
+    if (this.#began) this.#working += (performance.now() - this.#began) / 1000;
+    this.#began = 0;
+  }
+
+  #begin({ speaker, turn }) {
+    const before = this.lines[this.line - 1];
+    if (before && before.turn !== turn) this.track.appendSilence(BETWEEN_TURNS_SECONDS);
+    this.track.beginPart(speaker, turn);
+    this.#tell("line");
+    return this.track.length;
+  }
+
+  /** Past the first line a busy server is waited for: half a text is worth more than an error. */
+  async #ask(line) {
+    for (let tries = 1; ; tries++) {
+      this.#began = performance.now();
+      try {
+        const response = await server.speak(this.#wishesFor(line), this.#leaving.signal);
+        this.#check(response);
+        return response.body;
+      } catch (problem) {
+        if (!problem.retryAfter || this.line === 0 || tries === TRIES) throw problem;
+        this.#tell("waiting", { seconds: problem.retryAfter });
+        await nap(problem.retryAfter, this.#leaving.signal);
+      }
+    }
+  }
+
+  #wishesFor({ text, voice, speaker }) {
+    if (voice !== null) return { ...this.wishes, text, reference_id: voice };
+    const reference = this.#references.get(speaker);
+    return reference ? { ...this.wishes, text, references: [reference] } : { ...this.wishes, text };
+  }
+
+  #check(response) {
+    const rate = Number(response.headers.get("X-Sample-Rate"));
+    if (rate === this.track.rate) return;
+    throw new Problem("The model has changed", "The server now speaks at another rate. Reload the page.");
+  }
+
+  async #listen(body, from) {
+    const reader = new SampleReader();
+    const stream = body.getReader();
+    try {
+      for (;;) {
+        const { done, value } = await stream.read();
+        if (done) return;
+        this.#hear(reader.feed(value));
+      }
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw brokenOff((this.track.length - from) / this.track.rate, (performance.now() - this.#began) / 1000);
+    }
+  }
+
+  #hear(samples) {
+    if (!samples.length) return;
+    this.firstAudio ??= (performance.now() - this.#began) / 1000;
+    this.track.append(samples);
+    this.#tell("audio");
+  }
+
+  /** Without a reference each request would draw another speaker: the first line of one is the reference of the rest. */
+  async #keepReference({ text, voice, speaker }, from) {
+    if (voice !== null || this.#references.has(speaker) || this.line === this.lines.length - 1) return;
+    const samples = this.track.slice(from, this.track.length);
+    const seconds = samples.length / this.track.rate;
+    if (seconds < REFERENCE_SECONDS.least || seconds > REFERENCE_SECONDS.most) return;
+    this.#references.set(speaker, { text, audio: await base64(wavFile(samples, this.track.rate)) });
+  }
+
+  #tell(name, detail = {}) {
+    this.dispatchEvent(new CustomEvent(name, { detail }));
+  }
+}
+
+async function base64(blob) {
+  const bytes = new Uint8Array(await blob.arrayBuffer());
+  let text = "";
+  // In slices: a call has only so many arguments.
+  for (let at = 0; at < bytes.length; at += 0x8000) text += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
+  return btoa(text);
+}
+
+function nap(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, 1000 * seconds);
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    });
+  });
+}

@@ -1,0 +1,72 @@
+/** Text -> the lines that are asked for one after the other.
+ *
+ * A long text is cut at sentence ends into passages, so that no request runs into the server's deadline, the listener
+ * sees how far it is, and a text of any length can be spoken.
+ */
+
+export const PASSAGE_CHARACTERS = 480;
+// About twelve seconds: enough to learn how fast the machine is, and the right length for a reference of the rest.
+const FIRST_CHARACTERS = 180;
+const FEWEST_CHARACTERS = 60;
+const COMFORTABLE_SECONDS = 25; // well within the server's usual deadline
+const LETTERS_PER_SECOND = 15; // of speech; only to guess a length before it is known
+
+/** Passages of at most `most` characters that together are the text, its outer spaces aside.
+ *
+ * The first one takes no further sentence past `first` characters.
+ */
+export function passages(text, most, first = most) {
+  const found = [];
+  for (const piece of pieces(text, most)) {
+    const [last, room] = [found.at(-1), found.length === 1 ? first : most];
+    if (last !== undefined && last.length + piece.length <= room) found[found.length - 1] = last + piece;
+    else found.push(piece);
+  }
+  return found.map((passage) => passage.trim()).filter(Boolean);
+}
+
+/** One line per passage, all by one voice; null is the model's own. */
+export function monologue(text, voice, most = PASSAGE_CHARACTERS) {
+  return passages(text, most, FIRST_CHARACTERS).map((passage) => ({ text: passage, voice, speaker: 0, turn: 0 }));
+}
+
+/** One line per turn, or several where a turn is long. `cast` has the voice of each speaker. */
+export function dialogue(turns, cast, most = PASSAGE_CHARACTERS) {
+  return turns.flatMap(({ speaker, text }, turn) =>
+    passages(text, most).map((passage) => ({ text: passage, voice: cast[speaker] ?? null, speaker, turn })),
+  );
+}
+
+export function characters(lines) {
+  return lines.reduce((sum, { text }) => sum + text.length, 0);
+}
+
+export function expectedSeconds(letters) {
+  return letters / LETTERS_PER_SECOND;
+}
+
+/** A line as several, none of which should take a machine of that real-time factor longer than `seconds`. */
+export function fitted(line, realTimeFactor, seconds = COMFORTABLE_SECONDS) {
+  const most = Math.max(FEWEST_CHARACTERS, Math.floor((LETTERS_PER_SECOND * seconds) / realTimeFactor));
+  return passages(line.text, most).map((text) => ({ ...line, text }));
+}
+
+function pieces(text, most) {
+  return segments(text, "sentence").flatMap((sentence) => {
+    if (sentence.length <= most) return [sentence];
+    return segments(sentence, "word").flatMap((word) => cut(word, most));
+  });
+}
+
+function segments(text, granularity) {
+  return Array.from(new Intl.Segmenter(undefined, { granularity }).segment(text), ({ segment }) => segment);
+}
+
+/** By characters of the reader's, not of the machine's: an emoji is never halved. */
+function cut(word, most) {
+  if (word.length <= most) return [word];
+  const letters = segments(word, "grapheme");
+  const half = Math.ceil(letters.length / 2);
+  if (half === letters.length) return [word];
+  return [letters.slice(0, half), letters.slice(half)].flatMap((part) => cut(part.join(""), most));
+}

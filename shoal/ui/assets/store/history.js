@@ -1,0 +1,75 @@
+/** What was made, kept in this browser's database: samples and the wishes that made them. The oldest go first. */
+
+const DATABASE = "shoal";
+const SPEECHES = "speeches";
+const MOST_SPEECHES = 60;
+const MOST_BYTES = 256 * 2 ** 20;
+
+/** A speech: its samples (Int16Array), rate, parts and outline; text, voices and figures; and the recipe to make it again. */
+export async function keep(speech) {
+  const id = await inStore("readwrite", (store) => store.add(speech));
+  await forgetOldest();
+  return { ...speech, id };
+}
+
+/** Newest first, without their samples: a list should not hold minutes of audio. */
+export async function list() {
+  const found = [];
+  await eachNewestFirst("readonly", ({ value }) => {
+    const { samples, ...rest } = value;
+    found.push({ ...rest, seconds: samples.length / value.rate });
+  });
+  return found;
+}
+
+export const read = (id) => inStore("readonly", (store) => store.get(id));
+export const forget = (id) => inStore("readwrite", (store) => store.delete(id));
+export const forgetAll = () => inStore("readwrite", (store) => store.clear());
+
+async function forgetOldest() {
+  let count = 0;
+  let bytes = 0;
+  await eachNewestFirst("readwrite", (cursor) => {
+    count += 1;
+    bytes += cursor.value.samples.byteLength;
+    // The newest stays whatever its size.
+    if (count > 1 && (count > MOST_SPEECHES || bytes > MOST_BYTES)) cursor.delete();
+  });
+}
+
+async function inStore(mode, work) {
+  const database = await open();
+  return promised(work(database.transaction(SPEECHES, mode).objectStore(SPEECHES)));
+}
+
+async function eachNewestFirst(mode, visit) {
+  const database = await open();
+  const request = database.transaction(SPEECHES, mode).objectStore(SPEECHES).openCursor(null, "prev");
+  return new Promise((resolve, reject) => {
+    request.onerror = () => reject(request.error);
+    request.onsuccess = () => {
+      if (!request.result) return resolve();
+      visit(request.result);
+      request.result.continue();
+    };
+  });
+}
+
+let opened = null;
+
+function open() {
+  opened ??= new Promise((resolve, reject) => {
+    const request = indexedDB.open(DATABASE, 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(SPEECHES, { keyPath: "id", autoIncrement: true });
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+  return opened;
+}
+
+function promised(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}

@@ -1,0 +1,113 @@
+/** Where words come in: a text, or a dialogue. */
+
+import { PASSAGE_CHARACTERS, characters, dialogue, expectedSeconds, monologue } from "../speech/script.js";
+import { recall, remember } from "../store/preferences.js";
+import { byId, element } from "./dom.js";
+import { plural } from "./words.js";
+
+const TRIES = {
+  "A greeting": "Hello! I am a small voice from a large shoal. It is good to be heard.",
+  "A report": "On 3 May at 6:45, the buoy measured 12.5 °C and waves of 2 m. By noon, 128 boats had left the harbour.",
+  "A story":
+    "There was once a fisherman who never cast his net. Every morning he rowed out past the last buoy, laid his oars " +
+    "across his knees, and listened.\n\nThe others laughed at him, at first. They came home with herring and mackerel; he came " +
+    "home with stories. But in the year when the sea was empty, it was his door they knocked on, one after the other, " +
+    "with bread under their arms, and asked him what the water had said.\n\nHe told them. It took all winter. And when the ice " +
+    "broke, nobody in the village was afraid of the quiet any more.",
+};
+
+const LONG_CHARACTERS = 280; // set smaller from here on, so that the sound stays in view
+
+export class Composer extends EventTarget {
+  #dialogue;
+  #picker;
+  #most = PASSAGE_CHARACTERS;
+
+  constructor(dialogueEditor, picker) {
+    super();
+    this.#dialogue = dialogueEditor;
+    this.#picker = picker;
+    this.text = recall("text", TRIES["A greeting"]);
+    byId("tries").replaceChildren(...Object.entries(TRIES).map(([name, text]) => this.#try(name, text)));
+    byId("text").addEventListener("input", () => this.#changed());
+    byId("mode").addEventListener("change", () => this.#changed());
+    dialogueEditor.addEventListener("change", () => this.#changed());
+    this.mode = recall("mode", "speech");
+  }
+
+  /** How many characters the server takes at one time. */
+  set mostCharacters(most) {
+    this.#most = Math.min(PASSAGE_CHARACTERS, most);
+  }
+
+  get mode() {
+    return document.querySelector("input[name=mode]:checked").value;
+  }
+
+  set mode(value) {
+    document.querySelector(`input[name=mode][value=${value === "dialogue" ? value : "speech"}]`).checked = true;
+    this.#changed();
+  }
+
+  get text() {
+    return byId("text").value;
+  }
+
+  set text(value) {
+    byId("text").value = value;
+  }
+
+  get lines() {
+    if (this.mode === "speech") return monologue(this.text, this.#picker.chosen, this.#most);
+    return dialogue(this.#dialogue.spoken, this.#dialogue.cast, this.#most);
+  }
+
+  /** What it takes to come back to this later. */
+  get draft() {
+    const { turns, cast } = this.#dialogue;
+    return {
+      mode: this.mode,
+      text: this.text,
+      voice: this.#picker.chosen,
+      turns: turns.map((turn) => ({ ...turn })),
+      cast: [...cast],
+    };
+  }
+
+  take({ mode, text, voice, turns, cast }) {
+    if (mode === "dialogue") this.#dialogue.replace(turns, cast);
+    else {
+      this.text = text;
+      this.#picker.choose(voice);
+    }
+    this.mode = mode;
+  }
+
+  #try(name, text) {
+    const take = () => {
+      this.text = text;
+      this.mode = "speech";
+      byId("text").focus();
+    };
+    return element("button", { type: "button", class: "chip", click: take }, name);
+  }
+
+  #changed() {
+    const speech = this.mode === "speech";
+    byId("speech-editor").hidden = !speech;
+    byId("text").classList.toggle("long", this.text.length > LONG_CHARACTERS);
+    byId("tries").hidden = !speech;
+    byId("dialogue-editor").hidden = speech;
+    byId("voices-note").hidden = speech;
+    remember("text", this.text);
+    remember("mode", this.mode);
+    byId("count").textContent = sizeInWords(speech ? this.text.length : characters(this.#dialogue.spoken));
+    this.dispatchEvent(new Event("change"));
+  }
+}
+
+function sizeInWords(letters) {
+  if (!letters) return "Nothing to say yet";
+  const seconds = Math.max(1, Math.round(expectedSeconds(letters)));
+  return `${plural(letters, "character")}, about ${seconds < 90 ? `${seconds} s` : `${Math.round(seconds / 60)} min`}`;
+}

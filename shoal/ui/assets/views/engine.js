@@ -1,0 +1,126 @@
+/** The engine, live: slots, queue, memory, throughput. Read from /metrics while somebody looks. */
+
+import { metrics, ready } from "../server/client.js";
+import { reading } from "../server/metrics.js";
+import { byId, drawing, element } from "./dom.js";
+import { count, duration, factor } from "./words.js";
+
+const EVERY_MILLISECONDS = 1000;
+const KEPT_READINGS = 60;
+const MOST_DRAWN_SLOTS = 96;
+
+export class EngineView {
+  #readings = [];
+  #looking = true;
+
+  constructor() {
+    new IntersectionObserver(([{ isIntersecting }]) => (this.#looking = isIntersecting)).observe(byId("engine"));
+    this.#watch();
+  }
+
+  async #watch() {
+    for (;;) {
+      if (this.#looking && !document.hidden) await this.#look();
+      await new Promise((resolve) => setTimeout(resolve, EVERY_MILLISECONDS));
+    }
+  }
+
+  async #look() {
+    try {
+      const [text, { rung }] = [await metrics(), await ready()];
+      this.#readings = [...this.#readings, reading(text, performance.now() / 1000, this.#readings.at(-1))].slice(
+        -KEPT_READINGS,
+      );
+      byId("engine-rung").textContent = rung ?? "";
+      this.#draw(this.#readings.at(-1));
+    } catch (problem) {
+      this.#readings = [];
+      byId("engine").replaceChildren(element("p", { class: "empty" }, excuse(problem)));
+    }
+  }
+
+  #draw(now) {
+    const node = byId("engine");
+    node.dataset.running = now.running;
+    node.dataset.waiting = now.waiting;
+    node.replaceChildren(
+      tile("Slots", `${now.running} of ${now.slots ?? "–"}`, slotRow(now)),
+      tile("Queue", String(now.waiting), element("small", {}, `${now.underWay} under way`)),
+      tile(
+        "Throughput",
+        `${now.throughput.toFixed(1)}×`,
+        sparkline(this.#readings.map(({ throughput }) => throughput)),
+        "Seconds of audio made per second",
+      ),
+      tile(
+        "Memory",
+        share(now.blocksUsed, now.blocks),
+        memoryBar(now),
+        "Blocks of keys and values: in use, still known, free",
+      ),
+      tile("First audio", now.firstAudio === null ? "–" : duration(now.firstAudio), element("small", {}, "median")),
+      tile("RTF", factor(now.realTimeFactor), element("small", {}, "median")),
+      tile("Prompt cache", count(now.tokensSaved), element("small", {}, "columns not computed again")),
+      tile(
+        "Voice cache",
+        share(now.voiceHits, now.voiceHits + now.voiceMisses),
+        element("small", {}, "found in memory"),
+      ),
+    );
+  }
+}
+
+function excuse(problem) {
+  if (problem.status === 401) return "Give a key to see the engine.";
+  if (problem.status === 404) return "This server keeps its figures to itself.";
+  return problem.title ? `${problem.title}.` : "No figures.";
+}
+
+function tile(title, value, picture, hint = null) {
+  return element(
+    "div",
+    { class: "tile", title: hint },
+    element("h3", {}, title),
+    element("p", { class: "value" }, value),
+    picture,
+  );
+}
+
+const share = (part, all) => (all ? `${Math.round((100 * part) / all)} %` : "–");
+
+/** A fish per slot; those that speak are lit. */
+function slotRow({ slots, running }) {
+  const drawn = Math.min(slots ?? 0, MOST_DRAWN_SLOTS);
+  const lit = slots ? Math.round((running / slots) * drawn) : 0;
+  const fish = Array.from({ length: drawn }, (_, n) => element("i", { class: n < lit ? "slot on" : "slot" }));
+  return element("div", { class: "slots", "aria-hidden": "true" }, ...fish);
+}
+
+function memoryBar({ blocks, blocksUsed, blocksCached }) {
+  const part = (number, from, kind) =>
+    drawing("rect", {
+      class: kind,
+      x: (100 * from) / (blocks || 1),
+      y: 0,
+      width: (100 * number) / (blocks || 1),
+      height: 6,
+    });
+  return drawing(
+    "svg",
+    { class: "bar", viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true" },
+    part(blocksUsed, 0, "used"),
+    part(blocksCached, blocksUsed, "known"),
+  );
+}
+
+function sparkline(values) {
+  const most = Math.max(1, ...values);
+  const place = (value, n) =>
+    `${100 - (values.length - 1 - n) * (100 / (KEPT_READINGS - 1))},${27 - (25 * value) / most}`;
+  const points = values.map(place).join(" ");
+  return drawing(
+    "svg",
+    { class: "spark", viewBox: "0 0 100 28", preserveAspectRatio: "none", "aria-hidden": "true" },
+    drawing("polyline", { points }),
+  );
+}

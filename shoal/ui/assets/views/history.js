@@ -1,0 +1,83 @@
+/** The list of what was made: hear it again, or take its text and settings up again. */
+
+import { Track } from "../audio/track.js";
+import * as store from "../store/history.js";
+import { byId, drawing, element, icon } from "./dom.js";
+import { ago, duration, factor } from "./words.js";
+
+const PLAY = "M8 5.2v13.6l11-6.8z";
+const AGAIN = "M4 12a8 8 0 1 0 2.6-5.9M4 4v4.5h4.5";
+const CROSS = "m7 7 10 10M17 7 7 17";
+const ENDINGS = { stopped: "stopped early", broken: "broke off" };
+const OUTLINE_BARS = 40;
+
+/** `play` with a speech and its track, `reuse` with a speech. */
+export class HistoryList extends EventTarget {
+  constructor() {
+    super();
+    byId("clear-history").addEventListener("click", async () => {
+      await store.forgetAll();
+      this.draw();
+    });
+    this.draw();
+  }
+
+  async add(speech, track) {
+    const { samples, rate, parts } = track;
+    const outline = track.outline(OUTLINE_BARS).map((height) => Math.round(100 * height) / 100);
+    await store.keep({ ...speech, rate, parts, outline, samples: samples.slice(), made: Date.now() });
+    await this.draw();
+  }
+
+  async draw() {
+    const speeches = await store.list().catch(() => []);
+    byId("history").replaceChildren(...speeches.map((speech) => this.#row(speech)));
+    byId("history-empty").hidden = speeches.length > 0;
+    byId("clear-history").hidden = speeches.length === 0;
+  }
+
+  #row(speech) {
+    const name = speech.text.slice(0, 60);
+    const button = (label, path, work, solid = false) =>
+      element(
+        "button",
+        { type: "button", class: "icon", "aria-label": `${label}: ${name}`, title: label, click: work },
+        icon(path, solid),
+      );
+    return element(
+      "li",
+      { class: "speech" },
+      button("Play", PLAY, () => this.#play(speech.id), true),
+      element("div", { class: "speech-words" }, element("p", {}, speech.text), element("small", {}, facts(speech))),
+      outlineOf(speech.outline),
+      button("Use again", AGAIN, () => this.#tell("reuse", { speech })),
+      button("Delete", CROSS, async () => {
+        await store.forget(speech.id);
+        this.draw();
+      }),
+    );
+  }
+
+  async #play(id) {
+    const speech = await store.read(id);
+    this.#tell("play", { speech, track: Track.of(speech.samples, speech.rate, speech.parts) });
+  }
+
+  #tell(name, detail) {
+    this.dispatchEvent(new CustomEvent(name, { detail }));
+  }
+}
+
+function facts({ voices, seconds, rtf, outcome, made }) {
+  const words = [voices.join(", "), duration(seconds), `RTF ${factor(rtf)}`, ENDINGS[outcome], ago(made)];
+  return words.filter(Boolean).join(" · ");
+}
+
+function outlineOf(heights) {
+  const most = Math.max(0.1, ...heights);
+  const bars = heights.map((height, n) => {
+    const tall = Math.max(1.5, (22 * height) / most);
+    return drawing("rect", { x: 3 * n, y: 12 - tall / 2, width: 1.8, height: tall, rx: 0.9 });
+  });
+  return drawing("svg", { class: "outline", viewBox: `0 0 ${3 * heights.length} 24`, "aria-hidden": "true" }, ...bars);
+}

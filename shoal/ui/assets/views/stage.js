@@ -1,0 +1,154 @@
+/** The sea: what is heard, where in it one is, and the controls to move about. */
+
+import { byId } from "./dom.js";
+import { advance, draw, schoolOf, sizeFor } from "./school.js";
+import { clock, duration, factor } from "./words.js";
+
+const SEEK_SECONDS = 1;
+const SWIMMING_MILLISECONDS = 33;
+const QUIET = 0.08; // below this, quiet sound is drawn as quiet
+
+/** Tells of the `turn` that is heard when it is another one; null when nothing is. */
+export class Stage extends EventTarget {
+  #player;
+  #expected = 0; // seconds, while more is on its way
+  #school = [];
+  #outline = { of: null, state: "", bars: [] };
+  #drawn = 0;
+  #inView = true;
+  #turn = null;
+  #still = matchMedia("(prefers-reduced-motion: reduce)");
+
+  constructor(player) {
+    super();
+    this.#player = player;
+    this.canvas = byId("wave");
+    this.#listen();
+    requestAnimationFrame((now) => this.#frame(now));
+  }
+
+  /** `expected` is how many seconds the text may take, as long as nobody knows. */
+  expect(seconds) {
+    this.#expected = seconds;
+  }
+
+  showFigures({ firstAudio, rtf, seed }) {
+    byId("first-audio").textContent = firstAudio === null ? "–" : duration(firstAudio);
+    byId("rtf").textContent = factor(rtf);
+    byId("seed-used").textContent = seed ?? "–";
+  }
+
+  /** Also for those who do not see the picture: numbers, names and states. */
+  update() {
+    const { track, state, position } = this.#player;
+    const stage = byId("stage");
+    stage.dataset.state = state;
+    stage.dataset.samples = track?.length ?? 0;
+    stage.dataset.rate = track?.rate ?? 0;
+    stage.dataset.played = position;
+    const here = track ? position / track.rate : 0;
+    byId("position").textContent = clock(here);
+    byId("duration").textContent = clock(track?.seconds ?? 0);
+    this.#updateSlider(here, track?.seconds ?? 0);
+    const play = byId("play");
+    play.disabled = !track?.length;
+    play.setAttribute("aria-label", state === "playing" ? "Pause" : "Play");
+    this.#follow(state === "playing" && track.length ? track.partAt(position).turn : null);
+  }
+
+  #follow(turn) {
+    if (turn === this.#turn) return;
+    this.#turn = turn;
+    this.dispatchEvent(new CustomEvent("turn", { detail: turn }));
+  }
+
+  #updateSlider(here, all) {
+    const usable = all > 0;
+    this.canvas.tabIndex = usable ? 0 : -1;
+    this.canvas.setAttribute("aria-disabled", String(!usable));
+    this.canvas.setAttribute("aria-valuemax", all.toFixed(1));
+    this.canvas.setAttribute("aria-valuenow", here.toFixed(1));
+    this.canvas.setAttribute("aria-valuetext", `${here.toFixed(1)} of ${all.toFixed(1)} seconds`);
+  }
+
+  #listen() {
+    byId("play").addEventListener("click", () => this.#player.toggle());
+    this.#player.addEventListener("change", () => this.update());
+    this.canvas.addEventListener("keydown", (event) => this.#seekByKey(event));
+    this.canvas.addEventListener("pointerdown", (event) => this.#seekByHand(event));
+    this.canvas.addEventListener("pointermove", (event) => event.buttons && this.#seekByHand(event));
+    new IntersectionObserver(([{ isIntersecting }]) => (this.#inView = isIntersecting)).observe(this.canvas);
+  }
+
+  #seekByKey(event) {
+    const { track, position } = this.#player;
+    if (!track?.length) return;
+    const step = SEEK_SECONDS * track.rate;
+    const places = { ArrowLeft: position - step, ArrowRight: position + step, Home: 0, End: track.length - 1 };
+    if (event.key === " " || event.key === "Enter") this.#player.toggle();
+    else if (event.key in places) this.#player.seek(Math.round(places[event.key]));
+    else return;
+    event.preventDefault();
+  }
+
+  #seekByHand(event) {
+    const { track } = this.#player;
+    if (!track?.length) return;
+    this.canvas.setPointerCapture(event.pointerId);
+    const share = event.offsetX / this.canvas.clientWidth;
+    this.#player.seek(Math.round(share * this.#span(track) * track.rate));
+  }
+
+  /** Seconds from the left edge to the right. */
+  #span(track) {
+    return track.complete ? track.seconds : Math.max(track.seconds, this.#expected);
+  }
+
+  #frame(now) {
+    requestAnimationFrame((next) => this.#frame(next));
+    const { track, state } = this.#player;
+    if (!this.#inView || (state !== "playing" && now - this.#drawn < SWIMMING_MILLISECONDS)) return;
+    this.#drawn = now;
+    if (state === "playing") this.update();
+    this.#paint(track, this.#still.matches ? 0 : now / 1000);
+  }
+
+  #paint(track, time) {
+    const size = sizeFor(this.canvas.clientWidth);
+    if (this.#school.length !== size) this.#school = schoolOf(size);
+    const bars = track ? this.#bars(track, size) : null;
+    advance(
+      this.#school,
+      bars?.map(({ height }) => height),
+      { still: this.#still.matches },
+    );
+    draw(this.canvas, this.#school, {
+      time,
+      played: track ? this.#player.position / Math.max(1, this.#span(track) * track.rate) : null,
+      colors: this.#colors(),
+      speakers: bars?.map(({ speaker }) => speaker),
+    });
+  }
+
+  /** The height and the speaker of each bar. Made again only when there is more to show. */
+  #bars(track, size) {
+    const state = `${track.length} ${track.complete} ${size}`;
+    if (this.#outline.of === track && this.#outline.state === state) return this.#outline.bars;
+    const share = track.length ? track.seconds / this.#span(track) : 0;
+    const filled = Math.round(share * size);
+    const loud = filled ? track.outline(filled) : [];
+    const most = Math.max(QUIET, ...loud);
+    const bars = Array.from({ length: size }, (_, n) => ({
+      height: (loud[n] ?? 0) / most,
+      speaker: track.partAt((n / Math.max(1, filled)) * track.length).speaker,
+    }));
+    this.#outline = { of: track, state, bars };
+    return bars;
+  }
+
+  #colors() {
+    const style = getComputedStyle(this.canvas);
+    const color = (name) => style.getPropertyValue(name);
+    return { lead: color("--lead"), speakers: [0, 1, 2, 3, 4, 5].map((n) => color(`--speaker-${n}`)) };
+  }
+}

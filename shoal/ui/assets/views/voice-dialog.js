@@ -1,0 +1,150 @@
+/** A new voice: recorded or uploaded, with what is said in it, under a name. */
+
+import { Recorder } from "../audio/recorder.js";
+import { addVoice } from "../server/client.js";
+import { byId, closable, showError } from "./dom.js";
+import { clock } from "./words.js";
+
+const PASSAGE =
+  "The harbour wakes slowly. First the gulls, then the ropes against the masts, and at last the fishermen, " +
+  "who greet each other as if the night had lasted a year. By seven the fog is gone, and you can see every island.";
+const LONGEST_SECONDS = 60;
+
+export class VoiceDialog extends EventTarget {
+  #dialog = closable(byId("voice-dialog"));
+  #recorder = null;
+  #recording = null; // a Blob
+  #meter = 0;
+
+  constructor() {
+    super();
+    byId("passage").textContent = PASSAGE;
+    byId("voice-source").addEventListener("change", () => this.#chooseSource());
+    byId("record").addEventListener("click", () => (this.#recorder ? this.#endRecording() : this.#startRecording()));
+    byId("recording-file").addEventListener("change", ({ target }) =>
+      this.#take(target.files[0], target.files[0]?.name),
+    );
+    byId("voice-form").addEventListener("submit", (event) => this.#save(event));
+    this.#dialog.addEventListener("close", () => this.#leave());
+    this.#acceptDrops(byId("drop"));
+  }
+
+  open() {
+    byId("voice-form").reset();
+    byId("transcript").value = PASSAGE;
+    this.#take(null);
+    this.#chooseSource();
+    showError(byId("voice-error"), null);
+    this.#dialog.showModal();
+  }
+
+  #chooseSource() {
+    const uploads = byId("voice-form").elements.source.value === "upload";
+    byId("record-pane").hidden = uploads;
+    byId("upload-pane").hidden = !uploads;
+    const transcript = byId("transcript");
+    // The passage is what a recording says; a file says something else.
+    if (uploads && transcript.value === PASSAGE) transcript.value = "";
+    if (!uploads && !transcript.value) transcript.value = PASSAGE;
+  }
+
+  async #startRecording() {
+    showError(byId("voice-error"), null);
+    const recorder = new Recorder();
+    try {
+      await recorder.start();
+    } catch (problem) {
+      return showError(byId("voice-error"), problem);
+    }
+    this.#recorder = recorder;
+    this.#showRecording(true);
+    this.#meter = requestAnimationFrame(() => this.#measure());
+  }
+
+  async #endRecording() {
+    const recorder = this.#recorder;
+    this.#recorder = null;
+    this.#showRecording(false);
+    try {
+      this.#take(await recorder.stop());
+    } catch (problem) {
+      showError(byId("voice-error"), problem);
+    }
+  }
+
+  #showRecording(on) {
+    byId("record").setAttribute("aria-pressed", String(on));
+    byId("record-label").textContent = on ? "Stop" : this.#recording ? "Record again" : "Record";
+    if (!on) cancelAnimationFrame(this.#meter);
+  }
+
+  #measure() {
+    if (!this.#recorder) return;
+    byId("record-clock").textContent = clock(this.#recorder.seconds);
+    drawLevel(byId("level"), this.#recorder.level);
+    if (this.#recorder.seconds >= LONGEST_SECONDS) this.#endRecording();
+    else this.#meter = requestAnimationFrame(() => this.#measure());
+  }
+
+  #take(recording, name = null) {
+    this.#recording = recording ?? null;
+    const preview = byId("recording-preview");
+    if (preview.src) URL.revokeObjectURL(preview.src);
+    preview.hidden = !recording;
+    if (recording) preview.src = URL.createObjectURL(recording);
+    else preview.removeAttribute("src");
+    byId("drop-words").replaceChildren(name ?? "Choose a recording, or drop it here");
+    byId("record-label").textContent = recording ? "Record again" : "Record";
+    if (!recording) byId("record-clock").textContent = "0:00";
+  }
+
+  async #save(event) {
+    event.preventDefault();
+    if (!this.#recording) {
+      return showError(byId("voice-error"), {
+        title: "No recording yet",
+        detail: "Record something, or choose a file.",
+      });
+    }
+    const name = byId("voice-name").value.trim();
+    byId("save-voice").disabled = true;
+    try {
+      await addVoice(name, this.#recording, byId("transcript").value.trim());
+      this.dispatchEvent(new CustomEvent("saved", { detail: name }));
+      this.#dialog.close();
+    } catch (problem) {
+      showError(byId("voice-error"), problem);
+    } finally {
+      byId("save-voice").disabled = false;
+    }
+  }
+
+  #leave() {
+    this.#recorder?.stop().catch(() => {});
+    this.#recorder = null;
+    this.#take(null);
+    this.#showRecording(false);
+  }
+
+  #acceptDrops(area) {
+    for (const name of ["dragover", "dragleave", "drop"]) {
+      area.addEventListener(name, (event) => {
+        event.preventDefault();
+        area.classList.toggle("over", name === "dragover");
+        const file = event.dataTransfer?.files?.[0];
+        if (name === "drop" && file) this.#take(file, file.name);
+      });
+    }
+  }
+}
+
+function drawLevel(canvas, level) {
+  const dots = devicePixelRatio;
+  canvas.width = canvas.clientWidth * dots;
+  canvas.height = canvas.clientHeight * dots;
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = getComputedStyle(canvas).color;
+  pen.beginPath();
+  pen.roundRect(0, 0, Math.max(canvas.height, canvas.width * Math.min(1, level)), canvas.height, canvas.height / 2);
+  pen.fill();
+}

@@ -1,0 +1,69 @@
+"""The page in a real browser, against a real server process."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shoal.audio.encode import encode_whole
+from tests.browser import chromium
+from tests.server.conftest import Serving, start
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+PATIENCE = 60_000  # milliseconds that anything on the page may take; it seldom takes one second
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """Per file: while it is open, its event loop is in the way of tests that want one of their own."""
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    served = start(tmp_path_factory.mktemp("page"), slots=4)
+    yield served
+    assert served.end() == 0, served.log.read_text()
+
+
+Visit = Callable[..., "Page"]
+
+
+@pytest.fixture
+def visit(browser: "Browser", serving: Serving) -> Iterator[Visit]:
+    """Opens the page as a new visitor. Faults of its scripts and breaches of its policy fail the test."""
+    contexts, faults = [], []
+
+    def notice(message: Any) -> None:
+        if "Content Security Policy" in message.text:
+            faults.append(message.text)
+
+    def open_page(url: str = serving.url, *, ready: bool = True, **wishes: Any) -> "Page":
+        settings: dict[str, Any] = {"reduced_motion": "reduce", "permissions": ["microphone"]}
+        context = browser.new_context(**(settings | wishes))
+        context.set_default_timeout(PATIENCE)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", notice)
+        page.goto(url)
+        if ready:
+            page.wait_for_selector("#speak:enabled")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+@pytest.fixture(scope="session")
+def recording() -> bytes:
+    """Two seconds that a codec takes for a voice."""
+    seconds = np.arange(2 * 16_000) / 16_000
+    wave = 0.3 * np.sin(2 * np.pi * 180 * seconds) * (1 + np.sin(2 * np.pi * 3 * seconds)) / 2
+    return encode_whole(wave.astype(np.float32), "wav", 16_000)

@@ -1,0 +1,168 @@
+"""The parts of the page that need neither a server nor a person, in the browser they are written for."""
+
+import functools
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+ASSETS = Path(__file__).parents[2] / "shoal" / "ui" / "assets"
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def origin() -> Iterator[str]:
+    handler = functools.partial(Quiet, directory=str(ASSETS))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def run(browser: "Browser", origin: str) -> Iterator[Run]:
+    """`run("audio/pcm.js", "(module, given) => …", given)`."""
+    page = browser.new_page()
+    page.goto(f"{origin}/mark.svg")
+
+    def call(module: str, work: str, given: object = None) -> Any:
+        body = f"async ([url, given]) => ({work})(await import(url), given)"
+        return page.evaluate(body, [f"{origin}/{module}", given])
+
+    yield call
+    page.close()
+
+
+def test_samples_come_whole_whatever_the_pieces(run: Run) -> None:
+    work = """({ SampleReader }, cuts) => {
+      const bytes = new Uint8Array(new Int16Array([1, -2, 32767, -32768, 300]).buffer);
+      const reader = new SampleReader();
+      return cuts.flatMap(([from, to]) => [...reader.feed(bytes.subarray(from, to))]);
+    }"""
+    for cuts in ([[0, 10]], [[0, 1], [1, 2], [2, 7], [7, 10]], [[0, 3], [3, 3], [3, 9], [9, 10]]):
+        assert run("audio/pcm.js", work, cuts) == [1, -2, 32767, -32768, 300]
+
+
+def test_a_wav_file_says_what_it_holds(run: Run) -> None:
+    work = """async ({ wavFile }) => [...new Uint8Array(await wavFile(new Int16Array([1, -1]), 16000).arrayBuffer())]"""
+    from shoal.audio.wav import wav_header
+
+    assert bytes(run("audio/pcm.js", work)) == wav_header(16_000, 4) + b"\x01\x00\xff\xff"
+
+
+def test_loud_samples_are_cut_at_full_scale(run: Run) -> None:
+    assert run("audio/pcm.js", "({ toInteger }) => [...toInteger([0, 1.5, -1.5, 0.5])]") == [0, 32767, -32768, 16384]
+
+
+@pytest.mark.parametrize("most", [16, 40, 480])
+def test_passages_are_the_text_and_none_is_too_long(run: Run, most: int) -> None:
+    text = (
+        "First. Second one!\n\nA third, which is longer than the others are? "
+        + "word " * 60
+        + "x" * 90
+        + " end 👩‍👩‍👧."
+    )
+    found = run("speech/script.js", "({ passages }, [text, most]) => passages(text, most)", [text, most])
+    assert max(len(passage.encode("utf-16-le")) // 2 for passage in found) <= most
+    assert "".join("".join(found).split()) == "".join(text.split())
+
+
+def test_passages_end_where_sentences_do(run: Run) -> None:
+    text = "One is here. Two is here. Three is here."
+    found = run("speech/script.js", "({ passages }, text) => passages(text, 30)", text)
+    assert found == ["One is here. Two is here.", "Three is here."]
+
+
+def test_the_first_line_is_short_and_the_others_are_long(run: Run) -> None:
+    work = """({ monologue }) => monologue("One is here. ".repeat(60), null).map(({ text }) => text.length)"""
+    assert run("speech/script.js", work) == [168, 467, 142]
+
+
+@pytest.mark.parametrize(("factor", "parts"), [(0.2, 1), (2.0, 2), (6.0, 5), (1000.0, 5)])
+def test_a_slow_machine_is_asked_for_less_at_a_time(run: Run, factor: float, parts: int) -> None:
+    line = {"text": "One is here. " * 20, "voice": "me", "speaker": 1, "turn": 2}
+    lines = run("speech/script.js", "({ fitted }, [line, factor]) => fitted(line, factor)", [line, factor])
+    assert len(lines) == parts
+    assert {(line["voice"], line["speaker"], line["turn"]) for line in lines} == {("me", 1, 2)}
+
+
+def test_no_words_make_no_lines(run: Run) -> None:
+    assert run("speech/script.js", "({ monologue }) => monologue('  \\n ', null)") == []
+
+
+def test_a_track_knows_its_outline_while_it_grows(run: Run) -> None:
+    work = """({ Track }) => {
+      const track = new Track(100);
+      track.beginPart(0, 0);
+      track.append(new Int16Array(100).fill(16384));
+      track.beginPart(1, 1);
+      track.append(new Int16Array(70000).fill(-32768));
+      return [track.outline(701).slice(0, 12), track.seconds, track.partAt(99).speaker, track.partAt(100).speaker];
+    }"""
+    outline, seconds, first, second = run("audio/track.js", work)
+    assert (seconds, first, second) == (701.0, 0, 1)
+    assert outline[0] == pytest.approx(0.5)
+    assert outline[10] == pytest.approx(1.0)
+
+
+METRICS = """# HELP shoal_engine_slots Slots there are.
+shoal_engine_slots 8.0
+shoal_engine_running 3.0
+shoal_audio_seconds_total{key="a \\"quoted\\" one"} 10.0
+shoal_audio_seconds_total{key="other"} 2.0
+shoal_first_audio_seconds_bucket{api="fish",le="0.1"} 1.0
+shoal_first_audio_seconds_bucket{api="fish",le="0.2"} 3.0
+shoal_first_audio_seconds_bucket{api="fish",le="+Inf"} 4.0
+"""
+
+
+def test_metrics_become_what_a_person_wants_to_see(run: Run) -> None:
+    work = "({ reading }, [text, before]) => reading(text, 12, before)"
+    seen = run("server/metrics.js", work, [METRICS, {"at": 10, "audioMade": 4, "frames": 0}])
+    assert (seen["slots"], seen["running"], seen["audioMade"], seen["throughput"]) == (8, 3, 12, 4)
+    assert seen["firstAudio"] == pytest.approx(0.15)
+    assert seen["realTimeFactor"] is None
+    restarted = run("server/metrics.js", work, [METRICS, {"at": 10, "audioMade": 400, "frames": 0}])
+    assert restarted["throughput"] == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "retry", "told"),
+    [
+        (429, {"message": "the queue is full"}, "7", ["The server is busy", "The queue is full.", 7]),
+        (
+            422,
+            [{"loc": ["seed"], "msg": "too large"}],
+            None,
+            ["One of the settings is not possible", "Seed: too large.", None],
+        ),
+        (401, {"error": {"message": "Invalid token"}}, None, ["This server wants a key", "Invalid token.", None]),
+        (502, None, None, ["The server answered 502", "The server gave no reason; its log has more.", None]),
+    ],
+)
+def test_errors_are_told_in_words(run: Run, status: int, body: object, retry: str | None, told: list[object]) -> None:
+    work = """({ describe }, given) => {
+      const problem = describe(...given);
+      return [problem.title, problem.detail, problem.retryAfter];
+    }"""
+    assert run("server/problem.js", work, [status, body, retry]) == told
+
+
+def test_a_date_will_do_to_come_back_at(run: Run) -> None:
+    work = "({ secondsToWait }) => secondsToWait('Sun, 06 Nov 1994 08:49:37 GMT', Date.parse('1994-11-06T08:49:30Z'))"
+    assert run("server/problem.js", work) == 7

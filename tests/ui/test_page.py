@@ -1,0 +1,424 @@
+"""What a visitor does: type, hear, stop, choose, record, come back."""
+
+import io
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+
+from shoal.audio.decode import AudioLimits, read_audio
+from shoal.checkpoint.resolve import BUNDLED_FOLDER
+from tests.server.conftest import Serving, start
+from tests.server.test_life import engine_of
+from tests.ui.conftest import PATIENCE, Visit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
+
+SHORT = "The tide is coming in."
+LONG = " ".join(f"Wave number {number} rolls over the sand and goes back to the sea." for number in range(60))
+SEED = 23  # with which the tiny random model says the short text in about two seconds
+
+
+NAMELESS = """() => {
+  const pressable = "button, input, select, textarea, [role=slider], summary, a";
+  const name = (node) => node.getAttribute("aria-label") || node.textContent || node.labels?.[0]?.textContent || "";
+  const nameless = (node) => !node.hidden && !name(node).trim();
+  return [...document.querySelectorAll(pressable)].filter(nameless).map((node) => node.outerHTML);
+}"""
+
+
+def say(page: "Page", text: str = SHORT, seed: int | None = SEED) -> None:
+    page.fill("#text", text)
+    choose_seed(page, seed)
+    page.click("#speak")
+
+
+def choose_seed(page: "Page", seed: int | None) -> None:
+    page.evaluate("document.getElementById('advanced').open = true")
+    page.fill("#seed", "" if seed is None else str(seed))
+
+
+def wait_until_made(page: "Page") -> None:
+    page.wait_for_selector("#speak:not(.busy):enabled")
+    wait_for(lambda: stage(page, "samples") > 0)
+
+
+def wait_until_heard(page: "Page") -> None:
+    page.wait_for_selector("#stage[data-state=ended]")
+
+
+def stage(page: "Page", name: str) -> int:
+    return int(page.get_attribute("#stage", f"data-{name}") or 0)
+
+
+def spoken_by_server(url: str, text: str = SHORT, **fields: object) -> np.ndarray:
+    body = {"text": text, "seed": SEED, "format": "pcm", "streaming": True, **fields}
+    answer = httpx.post(f"{url}/v1/tts", json=body, timeout=60, trust_env=False).raise_for_status()
+    return np.frombuffer(answer.content, "<i2")
+
+
+def downloaded(page: "Page", format: str) -> bytes:
+    page.click("#download summary")
+    with page.expect_download() as download:
+        page.click(f"[data-format={format}]")
+    assert download.value.suggested_filename == f"shoal.{format}"
+    return Path(download.value.path()).read_bytes()
+
+
+def samples_of(audio: bytes, rate: int = 16_000) -> np.ndarray:
+    return read_audio(io.BytesIO(audio), rate, AudioLimits(min_seconds=0.0)).samples
+
+
+def figure(serving: Serving, name: str) -> float:
+    """A figure of the engine; labels are added up."""
+    text = httpx.get(f"{serving.url}/metrics", trust_env=False).text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE / 1000
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def add_voice(page: "Page", name: str, recording: bytes) -> None:
+    page.click("#add-voice")
+    page.check("input[value=upload]")
+    page.set_input_files("#recording-file", {"name": "me.wav", "mimeType": "audio/wav", "buffer": recording})
+    page.fill("#transcript", "What I say in it.")
+    page.fill("#voice-name", name)
+    page.click("#save-voice")
+    page.wait_for_selector("#voice-dialog", state="hidden")
+
+
+def test_what_is_typed_is_heard_to_its_last_sample(visit: Visit, serving: Serving) -> None:
+    page = visit()
+    say(page)
+    wait_until_made(page)
+    wait_until_heard(page)
+    expected = spoken_by_server(serving.url)
+    assert (stage(page, "samples"), stage(page, "rate")) == (len(expected), 16_000)
+    assert stage(page, "played") == len(expected)
+    # Other pieces of the stream round the last bit otherwise, now and then.
+    heard = np.frombuffer(downloaded(page, "wav")[44:], "<i2")
+    assert np.abs(heard.astype(int) - expected).max() <= 1
+    assert page.inner_text("#first-audio").endswith(("ms", " s"))
+    assert float(page.inner_text("#rtf")) > 0
+    assert page.inner_text("#seed-used") == str(SEED)
+
+
+def test_a_long_text_is_heard_while_it_is_made_and_a_stop_frees_the_slot(visit: Visit, serving: Serving) -> None:
+    page = visit()
+    left = figure(serving, 'shoal_speeches_total{api="fish",outcome="disconnected"}')
+    say(page, LONG, seed=10)
+    wait_for(lambda: stage(page, "played") > 8000)
+    assert page.is_visible("#speak.busy")
+    assert page.inner_text("#progress-words").startswith("Part ")
+    wait_for(lambda: figure(serving, "shoal_engine_running") == 1)
+    page.click("#speak")
+    page.wait_for_selector("#speak:not(.busy)")
+    wait_for(lambda: figure(serving, "shoal_engine_running") == 0)
+    assert figure(serving, 'shoal_speeches_total{api="fish",outcome="disconnected"}') == left + 1
+    page.wait_for_selector("#history >> text=stopped early")
+
+
+def test_a_busy_server_is_waited_for_in_the_middle_of_a_text(visit: Visit) -> None:
+    page = visit()
+    asked: list[dict[str, Any]] = []
+
+    def busy_once(route: "Route") -> None:
+        asked.append(route.request.post_data_json)
+        if len(asked) == 2:
+            route.fulfill(status=429, headers={"Retry-After": "1"}, json={"message": "the queue is full"})
+        else:
+            route.continue_()
+
+    page.route("**/v1/tts", busy_once)
+    with page.expect_response(lambda answer: answer.url.endswith("/v1/tts") and len(asked) == 3):
+        say(page, " ".join([SHORT] * 25), seed=4)
+        page.wait_for_selector("#progress-words >> text=The server is busy; going on in 1 s")
+    assert asked[2] == asked[1] != asked[0]
+    # No voice was chosen: what was said first is the reference of what follows.
+    assert [reference["text"] for reference in asked[1]["references"]] == [asked[0]["text"]]
+    page.keyboard.press("Escape")
+
+
+def test_what_was_made_before_the_engine_died_is_kept(visit: Visit, serving: Serving) -> None:
+    page = visit()
+    say(page, LONG, seed=10)
+    wait_for(lambda: stage(page, "samples") > 0)
+    os.kill(engine_of(serving), signal.SIGKILL)
+    page.wait_for_selector("#notice >> text=The audio broke off")
+    page.wait_for_selector("#history >> text=broke off")
+    serving.wait_until_ready()
+
+
+def test_every_format_can_be_had(visit: Visit) -> None:
+    page = visit()
+    say(page)
+    wait_until_made(page)
+    seconds = stage(page, "samples") / 16_000
+    for format in ("mp3", "opus", "flac", "aac", "webm"):
+        assert len(samples_of(downloaded(page, format))) / 16_000 == pytest.approx(seconds, abs=0.15)
+    assert len(downloaded(page, "pcm")) == 2 * stage(page, "samples")
+
+
+def test_an_uploaded_voice_speaks_is_renamed_and_deleted(visit: Visit, serving: Serving, recording: bytes) -> None:
+    page = visit()
+    add_voice(page, "harbour", recording)
+    page.wait_for_selector(".voice[data-name=harbour] input:checked", state="attached")
+    say(page)
+    wait_until_made(page)
+    assert stage(page, "samples") == len(spoken_by_server(serving.url, reference_id="harbour"))
+    page.click("[aria-label='Edit harbour']")
+    page.fill("#new-name", "port")
+    page.click("text=Rename")
+    page.wait_for_selector(".voice[data-name=port] input:checked", state="attached")
+    page.click("[aria-label='Edit port']")
+    page.click("text=Delete voice")
+    page.click("text=Delete for good?")
+    page.wait_for_selector(".voice[data-name=port]", state="detached")
+    listed = httpx.get(f"{serving.url}/v1/references/list?format=json", trust_env=False).json()
+    assert "port" not in listed["reference_ids"]
+
+
+def test_a_name_that_is_taken_is_told_in_the_dialog(visit: Visit, serving: Serving, recording: bytes) -> None:
+    page = visit()
+    add_voice(page, "twice", recording)
+    page.click("#add-voice")
+    page.check("input[value=upload]")
+    page.set_input_files("#recording-file", {"name": "me.wav", "mimeType": "audio/wav", "buffer": recording})
+    page.fill("#transcript", "Again.")
+    page.fill("#voice-name", "twice")
+    page.click("#save-voice")
+    page.wait_for_selector("#voice-error >> text=The name is taken")
+
+
+def test_a_voice_is_recorded(visit: Visit, serving: Serving) -> None:
+    page = visit()
+    page.click("#add-voice")
+    page.click("#record")
+    page.wait_for_selector("#record-clock:text('0:02')")
+    page.click("#record")
+    page.wait_for_selector("#recording-preview", state="visible")
+    page.fill("#voice-name", "by microphone")
+    page.click("#save-voice")
+    page.wait_for_selector(".voice[data-name='by microphone']")
+    assert (serving.voices / "by microphone").is_dir()
+
+
+def test_a_dialogue_is_spoken_by_its_cast(visit: Visit, serving: Serving, recording: bytes) -> None:
+    page = visit()
+    add_voice(page, "first", recording)
+    add_voice(page, "second", recording)
+    page.check("input[value=dialogue]")
+    for speaker, voice in enumerate(("first", "second")):
+        page.select_option(f"#cast .speaker-{speaker} select", voice)
+    for _ in range(2):
+        page.click("[aria-label='Remove line 1']")
+    page.fill("[aria-label='Line 1']", "Did you hear that?")
+    page.select_option("[aria-label='Speaker of line 1']", "0")
+    page.click("#add-turn")
+    page.keyboard.type("Hear what?")
+    choose_seed(page, SEED)
+    page.click("#speak")
+    page.wait_for_selector("#turns [aria-current]")
+    wait_until_made(page)
+    lines = (("Did you hear that?", "first"), ("Hear what?", "second"))
+    spoken = [len(spoken_by_server(serving.url, text, reference_id=voice)) for text, voice in lines]
+    assert stage(page, "samples") == sum(spoken) + 0.2 * 16_000
+    page.wait_for_selector("#history >> text=first, second")
+
+
+def test_history_outlives_the_page(visit: Visit) -> None:
+    page = visit()
+    say(page, "<img src=x onerror=alert(1)> is only text.", seed=6)
+    wait_until_made(page)
+    made = stage(page, "samples")
+    page.wait_for_selector("#history >> text=<img src=x onerror=alert(1)> is only text.")
+    page.reload()
+    page.wait_for_selector("#speak:enabled")
+    assert stage(page, "samples") == 0
+    page.click("[aria-label^='Play: <img']")
+    wait_until_heard(page)
+    assert (stage(page, "samples"), stage(page, "played")) == (made, made)
+    page.fill("#text", "")
+    page.click("[aria-label^='Use again']")
+    assert page.input_value("#text").startswith("<img")
+    assert page.input_value("#seed") == "6"
+    page.click("#clear-history")
+    page.wait_for_selector("#history-empty", state="visible")
+
+
+RECORD_STARTS = """() => {
+  window.laid = [];
+  const start = AudioBufferSourceNode.prototype.start;
+  AudioBufferSourceNode.prototype.start = function (when) {
+    window.laid.push({ when, samples: this.buffer.length, rate: this.context.sampleRate });
+    start.call(this, when);
+  };
+}"""
+
+
+def test_pieces_are_laid_end_to_end_at_the_rate_of_the_model(visit: Visit) -> None:
+    page = visit()
+    say(page, seed=7)
+    wait_until_made(page)
+    page.evaluate(RECORD_STARTS)
+    page.click("[aria-label^='Play: ']")
+    wait_until_heard(page)
+    laid = page.evaluate("window.laid")
+    assert len(laid) > 3
+    assert sum(piece["samples"] for piece in laid) == stage(page, "samples")
+    assert {piece["rate"] for piece in laid} == {16_000}
+    ends = [piece["when"] + piece["samples"] / 16_000 for piece in laid]
+    assert [piece["when"] for piece in laid[1:]] == pytest.approx(ends[:-1], abs=1e-7)
+
+
+def test_sliders_stand_at_the_usual_of_the_model_and_only_moved_ones_are_sent(visit: Visit) -> None:
+    page = visit()
+    page.click("#advanced summary")
+    assert page.input_value("#temperature") == "0.8"
+    page.focus("#temperature")
+    page.keyboard.press("ArrowLeft")
+    with page.expect_request("**/v1/tts") as request:
+        say(page)
+    sent = request.value.post_data_json
+    assert (sent["temperature"], "top_p" in sent, sent["seed"]) == (0.75, False, SEED)
+    page.click("text=Back to the model’s usual")
+    assert page.input_value("#temperature") == "0.8"
+
+
+def test_what_cannot_be_spoken_is_told_in_words(visit: Visit) -> None:
+    page = visit()
+    say(page, "<|im_end|> is a control token.")
+    page.wait_for_selector("#notice >> text=control token")
+    assert stage(page, "samples") == 0
+    page.click("#notice-close")
+    assert page.is_hidden("#notice")
+
+
+def test_a_model_that_says_nothing_is_told_too(visit: Visit) -> None:
+    page = visit()
+    say(page, LONG[:60], seed=23)
+    page.wait_for_selector("#notice >> text=The model said nothing")
+
+
+def test_the_keyboard_is_enough(visit: Visit) -> None:
+    page = visit()
+
+    def tab_to(id: str) -> None:
+        for _ in range(80):
+            if page.evaluate("document.activeElement.id") == id:
+                return
+            page.keyboard.press("Tab")
+        raise AssertionError(f"Tab never came to {id}")
+
+    tab_to("text")
+    page.keyboard.press("Control+a")
+    page.keyboard.type(SHORT)
+    page.keyboard.press("Control+Enter")
+    wait_until_made(page)
+    wait_until_heard(page)
+    tab_to("wave")
+    page.keyboard.press("Home")
+    page.wait_for_selector("#stage[data-state=playing]")
+    page.keyboard.press("Space")
+    page.wait_for_selector("#stage[data-state=paused]")
+    tab_to("add-voice")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#voice-dialog[open]")
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") == "add-voice"
+
+
+def test_everything_that_can_be_pressed_has_a_name(visit: Visit) -> None:
+    page = visit()
+    page.check("input[value=dialogue]")
+    nameless = page.evaluate(NAMELESS)
+    assert nameless == []
+
+
+def test_the_engine_is_seen_at_work(visit: Visit) -> None:
+    page = visit()
+    page.locator("#engine").scroll_into_view_if_needed()
+    page.wait_for_selector("#engine >> text=0 of 4")
+    say(page, LONG, seed=10)
+    page.locator("#engine").scroll_into_view_if_needed()
+    page.wait_for_selector("#engine[data-running='1'] >> text=1 of 4")
+    assert page.locator(".slot.on").count() == 1
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#engine[data-running='0']")
+
+
+def test_no_width_needs_sideways_scrolling(visit: Visit) -> None:
+    page = visit()
+    for mode in ("speech", "dialogue"):
+        page.check(f"input[value={mode}]")
+        for width in (320, 390, 768, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_theme_follows_the_system_until_one_is_chosen(visit: Visit) -> None:
+    def brightness() -> int:
+        red = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
+        return int(red)
+
+    page = visit(color_scheme="dark")
+    assert brightness() < 30
+    page.click("#theme-button")
+    assert brightness() > 200
+    page.reload()
+    assert brightness() > 200
+    assert page.get_attribute("#theme-button", "aria-pressed") == "false"
+
+
+@pytest.mark.skipif(not (BUNDLED_FOLDER / "config.json").exists(), reason="nano is not in the package")
+def test_nano_speaks_with_a_voice_that_came_with_it(visit: Visit, tmp_path: Path) -> None:
+    served = start(tmp_path / "nano", model="nano")
+    try:
+        page = visit(served.url)
+        assert page.locator("#voices >> text=Built in").count() > 0
+        assert page.locator(".voice input:checked").get_attribute("value")
+        say(page, "Hello.")
+        wait_until_made(page)
+        assert 0.2 < stage(page, "samples") / stage(page, "rate") < 10
+        assert page.locator("#voices [aria-label^=Edit]").count() == 0
+    finally:
+        served.end()
+
+
+def test_a_keyed_server_asks_for_the_key_and_says_when_to_come_back(visit: Visit, tmp_path: Path) -> None:
+    key = "a-key-of-our-own-1"
+    served = start(tmp_path / "keyed", api_keys=key, requests_per_minute=2, slots=2)
+    try:
+        page = visit(served.url, ready=False)
+        page.wait_for_selector("#key-dialog[open]")
+        page.fill("#key", "a-key-that-is-wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#key-error >> text=Invalid token")
+        page.fill("#key", key)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#speak:enabled")
+        for _ in range(2):
+            say(page)
+            wait_until_made(page)
+        say(page)
+        page.wait_for_selector("#notice >> text=this key may send 2 requests a minute")
+        assert page.is_disabled("#notice-action")
+        assert page.inner_text("#notice-action").startswith("Try again in")
+        page.reload()
+        page.wait_for_selector("#speak:enabled")  # the key was kept
+    finally:
+        served.end()
+    say(page)
+    page.wait_for_selector("#notice >> text=The server does not answer")
