@@ -2,19 +2,24 @@
 
 import os
 import platform
+import time
 from pathlib import Path
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING
 
 from shoal import __version__
 
+if TYPE_CHECKING:
+    import torch
 
-def machine(device: torch.device) -> dict[str, str | int]:
+
+def machine(device: "torch.device") -> dict[str, str | int]:
     """Names and versions that a reader needs to compare figures."""
+    import numpy as np
+    import torch
+
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -32,3 +37,48 @@ def processor() -> str:
         lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()
+
+
+def sender() -> dict[str, str | int]:
+    """The machine that asks, where nothing of torch is needed."""
+    return {
+        "device": processor(),
+        "cores": cores(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "shoal": __version__,
+    }
+
+
+class Others:
+    """What everybody else makes of the cores while we measure, from the moment it is made."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def share(self) -> float | None:
+        """Of all cores, 0 to 1; None where the system does not tell."""
+        busy, seconds = _busy_seconds(), time.monotonic() - self._began
+        if busy is None or self._busy is None or seconds <= 0:
+            return None
+        others = (busy - self._busy) - (_own_seconds() - self._own)
+        return round(min(1.0, max(0.0, others / (seconds * (os.cpu_count() or 1)))), 3)
+
+
+def _busy_seconds() -> float | None:
+    """Of all cores together, since the system began."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return None
+    user, nice, system, _idle, _waiting, irq, softirq = map(int, fields[:7])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    """Of this process and its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

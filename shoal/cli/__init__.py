@@ -13,8 +13,11 @@ import typer
 
 from shoal.cli import (
     bench,
+    load,
     machine,
     models,
+    profile,
+    report,
     serve,
     speak,
     voices,
@@ -38,7 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # The order of the groups in the help: what most people want stands first.
-for room in (speak, voices, serve, models, bench, machine):
+for room in (speak, voices, serve, models, bench, load, report, profile, machine):
     room.add_to(app)
 
 

@@ -1,0 +1,1 @@
+"""A server under load, seen from outside: what its listeners hear, and when."""

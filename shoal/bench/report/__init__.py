@@ -1,0 +1,1 @@
+"""Documents of measurements -> something people read: tables, one HTML page, and what changed between two runs."""

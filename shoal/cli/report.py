@@ -1,0 +1,49 @@
+"""The command that shows what other commands measured."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.publish import Html, Markdown, show, write_reports
+
+PANEL = "Measure"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=PANEL)(report)
+
+
+def report(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What --json of bench and load wrote.")],
+    html: Html = None,
+    markdown: Markdown = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 12 if something got worse.")] = False,
+) -> None:
+    """Show measurements again; of two of the same kind, say what changed beyond their noise.
+
+    Example: shoal report bench.json load.json --html report.html
+
+    Example: shoal report before.json after.json --strict
+    """
+    from rich.console import Console
+
+    from shoal.bench.document import read_document
+    from shoal.bench.report.compare import pairs
+    from shoal.bench.report.sheets import changes_sheet
+    from shoal.errors import VerificationFailed
+
+    documents = [read_document(file) for file in files]
+    compared = pairs(documents)
+    write_reports(documents, html, markdown)
+    if not compared:
+        show(documents)
+    console = Console() if Console().is_terminal else Console(width=180)
+    for comparison in compared:
+        console.print(changes_sheet(comparison).rich())
+        for remark in comparison.remarks:
+            console.print(f"note: {remark}", highlight=False, markup=False)
+        console.print(comparison.in_short, highlight=False)
+    worse = [change for comparison in compared for change in comparison.worse]
+    if strict and worse:
+        raise VerificationFailed(f"{len(worse)} figures got worse; the first is {worse[0].metric} of {worse[0].run}")

@@ -1,0 +1,75 @@
+"""An event loop whose clock jumps, and a speech server in it whose delays are known exactly.
+
+What a load test measures there depends on nothing but its own arithmetic.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from random import Random
+
+import httpx
+
+RATE = 24_000
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Never waits: when nothing is left to do, it is the time of the next thing."""
+
+    _now = 1000.0
+    _scheduled: list[asyncio.TimerHandle]
+    _ready: list[asyncio.Handle]
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:
+            self._now = max(self._now, self._scheduled[0].when())
+        super()._run_once()  # type: ignore[misc]
+
+
+@dataclass
+class VirtualServer(httpx.AsyncBaseTransport):
+    """Answers after `first` seconds, then sends `pieces` of audio `gap` seconds apart; speaks for `slots` at a time."""
+
+    first: float = 0.2
+    gap: float = 0.05
+    pieces: int = 10
+    piece_seconds: float = 0.1
+    slots: int = 1000
+    jitter: float = 0.0  # every delay is up to this share longer
+    fails: int = 0  # every so many requests one is refused
+    seed: int = 0
+    bodies: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._dice, self._free = Random(self.seed), asyncio.Semaphore(self.slots)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.bodies.append(await request.aread())
+        if self.fails and len(self.bodies) % self.fails == 0:
+            return httpx.Response(429)
+        await self._free.acquire()
+        await asyncio.sleep(self._delay(self.first))
+        return httpx.Response(200, headers={"content-type": "audio/pcm"}, stream=_Stream(self))
+
+    def _delay(self, seconds: float) -> float:
+        return seconds * (1 + self.jitter * self._dice.random())
+
+    async def speak(self) -> AsyncIterator[bytes]:
+        try:
+            for number in range(self.pieces):
+                if number:
+                    await asyncio.sleep(self._delay(self.gap))
+                yield b"\0\0" * round(RATE * self.piece_seconds)
+        finally:
+            self._free.release()
+
+
+@dataclass
+class _Stream(httpx.AsyncByteStream):
+    server: VirtualServer
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self.server.speak()
