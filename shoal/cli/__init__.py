@@ -12,13 +12,16 @@ from typing import Annotated
 import typer
 
 from shoal.cli import (
+    batch,
     bench,
+    cluster,
     load,
     machine,
     models,
     profile,
     report,
     serve,
+    simulate,
     speak,
     voices,
 )
@@ -41,7 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # The order of the groups in the help: what most people want stands first.
-for room in (speak, voices, serve, models, bench, load, report, profile, machine):
+for room in (speak, voices, batch, serve, cluster, models, bench, load, simulate, report, profile, machine):
     room.add_to(app)
 
 

@@ -1,0 +1,1 @@
+"""Many lines into many files, at full throughput: what is done stays done, whatever ends the run."""

@@ -1,0 +1,98 @@
+"""Entries on disk, added at the end and synced. Whatever kills the writer tears at most the last one."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from shoal.errors import InvalidRequest, OutputError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How a line of the input ended."""
+
+    line: int
+    id: str
+    status: Literal["done", "failed"]
+    digest: str | None = None
+    file: str | None = None
+    size: int | None = None  # of the file, in bytes
+    audio_seconds: float | None = None
+    wall_seconds: float | None = None
+    seed: int | None = None
+    finish: str | None = None
+    error: str | None = None
+
+    def encoded(self) -> bytes:
+        told = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(told, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+class Journal:
+    """Of one process, whose threads may share it. Opening it cuts off a torn end."""
+
+    def __init__(self, path: Path) -> None:
+        self._directory, self._writing = path.parent, threading.Lock()
+        with writing(path):
+            self._file = path.open("a+b")
+            self._file.truncate(sum(len(raw) for raw in _whole_lines(path)))
+
+    def add(self, entries: list[Entry]) -> None:
+        """Make entries last: after this, a power cut does not undo them, nor the names of their files."""
+        with self._writing, writing(self._directory):
+            sync_directory(self._directory)
+            self._file.write(b"".join(entry.encoded() for entry in entries))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_journal(path: Path) -> Iterator[Entry]:
+    """Everything that was added; a torn end is left out. Raises InvalidRequest when the file is not ours."""
+    for raw in _whole_lines(path):
+        try:
+            yield Entry(**json.loads(raw))
+        except (ValueError, TypeError):
+            raise InvalidRequest(f"{path} is not a manifest of `shoal batch`; choose another -o") from None
+
+
+def put_file(path: Path, content: bytes) -> None:
+    """A whole file under its name, or none. Raises OutputError."""
+    hidden = path.with_name(f".shoal-{os.getpid()}-{path.name}.part")
+    with writing(path):
+        try:
+            with hidden.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            hidden.replace(path)
+        finally:
+            hidden.unlink(missing_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise OutputError(f"cannot write {path}: {problem.strerror or problem}") from problem
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from (raw for raw in file if raw.endswith(b"\n"))

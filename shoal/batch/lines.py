@@ -1,0 +1,142 @@
+"""The input: one JSON object per line, with the fields of `/v1/tts`.
+
+The file is surveyed before the model is loaded, so that what is wrong in line 9,000 is known in the first seconds.
+Lines are then read again by their place, as they are needed: a batch may be larger than memory.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Self
+
+from pydantic import Field, model_validator
+
+from shoal.errors import InvalidRequest, ShoalError
+from shoal.server.bodies import parse_json, validated
+from shoal.server.fields import VoiceName
+from shoal.server.fish_body import SpeechBody
+from shoal.server.refusals import SchemaViolation
+
+MOST_BYTES = 32 << 20  # of one line, recordings included
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
+
+
+class LineBody(SpeechBody):
+    """A body of `/v1/tts`, a name for its file, and `voice` for those who find `reference_id` long."""
+
+    id: Annotated[str | None, Field(pattern=NAME)] = None
+    voice: VoiceName | None = None
+
+    @model_validator(mode="after")
+    def _one_voice(self) -> Self:
+        if self.voice is not None and self.reference_id is not None:
+            raise ValueError("voice and reference_id are the same field: give one of them")
+        self.reference_id = self.reference_id or self.voice
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A line that is to be spoken, and where it stands."""
+
+    number: int  # of the line, from 1
+    name: str  # of the file, without suffix
+    digest: str  # of everything that decides how it sounds
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A line that cannot be spoken, and why."""
+
+    number: int
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds for all lines: the model, and the fields of those that do not say otherwise."""
+
+    model: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    path: Path
+    defaults: Defaults
+
+    def tasks(self) -> Iterator[Task | Fault]:
+        """Every line that is not blank, in order. Raises InvalidRequest when the file cannot be read."""
+        names: dict[str, int] = {}
+        for number, start, raw in _raw_lines(self.path):
+            try:
+                body, digest = parse_line(raw, self.defaults)
+                name = body.id or usual_name(number)
+                if names.setdefault(name, number) != number:
+                    raise InvalidRequest(f"the id {name!r} is that of line {names[name]} already")
+            except ShoalError as problem:
+                yield Fault(number, usual_name(number), str(problem))
+            else:
+                yield Task(number, name, digest, start, len(raw))
+
+    def raw(self, task: Task) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(task.start)
+            return file.read(task.size)
+
+
+def parse_line(raw: bytes, defaults: Defaults) -> tuple[LineBody, str]:
+    """What to speak, and the digest of it. Raises what is wrong with the line."""
+    if len(raw) > MOST_BYTES:
+        raise InvalidRequest(f"the line is longer than {MOST_BYTES >> 20} MB")
+    try:
+        content = parse_json(raw.decode())
+    except UnicodeDecodeError:
+        raise InvalidRequest("the line is not UTF-8 text") from None
+    except SchemaViolation as problem:
+        raise InvalidRequest(problem.errors[0]["msg"].replace("the body", "the line")) from None
+    if not isinstance(content, dict):
+        raise InvalidRequest('a line is a JSON object, such as {"text": "Hello."}')
+    content = _with_defaults(content, defaults.fields)
+    body = validated(LineBody, content)
+    body.rendering()  # refuses what the format cannot carry
+    sounds = json.dumps(content, ensure_ascii=False, sort_keys=True)
+    return body, blake2b(f"{defaults.model}\0{sounds}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def usual_name(number: int) -> str:
+    return f"{number:06d}"
+
+
+def _raw_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Number, place and content of every line; of one that is too long only so much that it can be told."""
+    try:
+        with path.open("rb") as file:
+            number = start = 0
+            while raw := file.readline(MOST_BYTES + 1):
+                number += 1
+                if raw.strip():
+                    yield number, start, raw
+                start += len(raw) + _skip_rest(file, raw)
+    except OSError as problem:
+        raise InvalidRequest(f"cannot read {path}: {problem.strerror or problem}") from None
+
+
+def _skip_rest(file: BinaryIO, raw: bytes) -> int:
+    skipped = 0
+    while raw and not raw.endswith(b"\n"):
+        raw = file.readline(1 << 20)
+        skipped += len(raw)
+    return skipped
+
+
+def _with_defaults(content: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """A line that brings its own voice, in whatever way, does not get another."""
+    if "reference_id" in content or "references" in content:
+        fields = {name: value for name, value in fields.items() if name != "voice"}
+    return fields | content

@@ -1,0 +1,98 @@
+"""What has been done, in `manifest.jsonl`: an entry per line of the input, written when the file it tells of is safe.
+
+While a batch runs, entries are added as lines are done. When it ends, they are put in the order of the input. Workers
+on other machines keep journals of their own beside it, which are taken in at the end, or by the next run.
+"""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from shoal.batch.journal import Entry, Journal, put_file, read_journal, sync_directory, writing
+from shoal.batch.lines import Task
+from shoal.errors import InvalidRequest
+
+MANIFEST = "manifest.jsonl"
+LOCK = ".shoal-batch.lock"
+PARTS = ".shoal-*.part"
+WORKERS = ".shoal-*.journal"
+
+
+class Manifest:
+    """Of one directory, for one run at a time: see `opened`."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.path = out, out / MANIFEST
+        self._entries: dict[str, Entry] = {}  # by id; the newest counts
+        self._journal: Journal
+
+    @classmethod
+    @contextmanager
+    def opened(cls, out: Path) -> Iterator["Manifest"]:
+        """Raises InvalidRequest, OutputError. At the end it is settled, however that comes."""
+        manifest = cls(out)
+        with ExitStack() as files:
+            with writing(out):
+                out.mkdir(parents=True, exist_ok=True)
+                _lock(files.enter_context((out / LOCK).open("w")), out)
+                _clear(out, PARTS)
+            manifest._journal = files.enter_context(closing(Journal(manifest.path)))
+            manifest._take(manifest.path)
+            manifest._take_workers()
+            try:
+                yield manifest
+            finally:
+                manifest.settle()
+
+    def has(self, task: Task) -> bool:
+        """Whether this very line has been spoken, and its file is still there, whole."""
+        entry = self._entries.get(task.name)
+        if entry is None or entry.file is None or entry.digest != task.digest:
+            return False
+        with suppress(OSError):
+            if (self.out / entry.file).stat().st_size == entry.size:
+                self._entries[task.name] = replace(entry, line=task.number)
+                return True
+        return False
+
+    def add(self, entries: list[Entry]) -> None:
+        self._journal.add(entries)
+        self._entries |= {entry.id: entry for entry in entries}
+
+    def settle(self) -> None:
+        """One entry per id, those of other workers among them, in the order of the lines."""
+        self._take_workers()
+        entries = sorted(self._entries.values(), key=lambda entry: entry.line)
+        put_file(self.path, b"".join(entry.encoded() for entry in entries))
+        with writing(self.out):
+            sync_directory(self.out)
+            _clear(self.out, WORKERS)
+
+    def _take_workers(self) -> None:
+        for journal in self.out.glob(WORKERS):
+            self._take(journal)
+
+    def _take(self, path: Path) -> None:
+        self._entries |= {entry.id: entry for entry in read_journal(path)}
+
+
+def worker_journal(out: Path) -> Journal:
+    """For a process that speaks into the same directory."""
+    return Journal(out / f".shoal-{os.getpid()}-{secrets.token_hex(4)}.journal")
+
+
+def _lock(lock: IO[str], out: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InvalidRequest(f"another batch writes to {out}; wait for it or choose another -o") from None
+
+
+def _clear(out: Path, pattern: str) -> None:
+    for path in out.glob(pattern):
+        path.unlink(missing_ok=True)

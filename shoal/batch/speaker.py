@@ -1,0 +1,71 @@
+"""One line of a batch: spoken, encoded, put under its name."""
+
+import asyncio
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from shoal.batch.journal import Entry, put_file
+from shoal.batch.lines import Defaults, LineBody, Task, parse_line
+from shoal.errors import OutputError, ShoalError
+from shoal.server.config import Limits
+from shoal.server.fish import fish_request
+from shoal.server.rendering import Renderer
+from shoal.server.service import Loaded
+from shoal.speech import FinishReason, Samples, SpeechRequest
+
+# Nobody waits for an answer: a line may be as long as a book.
+LIMITS = Limits(text_characters=10_000_000)
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """Speaks into `out`. Many lines at one time are what makes it fast."""
+
+    loaded: Loaded
+    out: Path
+    defaults: Defaults
+
+    async def speak(self, task: Task, raw: bytes) -> Entry:
+        """How it ended; what is wrong with the line is told there. Raises OutputError, which ends a batch."""
+        began = time.monotonic()
+        try:
+            body, _ = parse_line(raw, self.defaults)
+            request = replace(fish_request(body, self.loaded, LIMITS), timeout=None, whole=True)
+            samples, finish = await self._samples(request)
+            path = self.out / f"{task.name}.{body.format}"
+            size = await asyncio.to_thread(self._write, path, body, samples)
+        except OutputError:
+            raise
+        except ShoalError as problem:
+            return Entry(task.number, task.name, "failed", task.digest, error=str(problem))
+        assert request.sampling is not None
+        return Entry(
+            task.number,
+            task.name,
+            "done",
+            task.digest,
+            file=path.name,
+            size=size,
+            audio_seconds=round(len(samples) / self.loaded.service.sample_rate, 3),
+            wall_seconds=round(time.monotonic() - began, 3),
+            seed=request.sampling.seed,
+            finish=finish.value,
+        )
+
+    async def _samples(self, request: SpeechRequest) -> tuple[Samples, FinishReason]:
+        pieces, finish = list[Samples](), FinishReason.STOP
+        async with aclosing(self.loaded.service.speak(request)) as chunks:
+            async for chunk in chunks:
+                pieces.append(chunk.samples)
+                finish = chunk.finish or finish
+        return np.concatenate(pieces), finish
+
+    def _write(self, path: Path, body: LineBody, samples: Samples) -> int:
+        renderer = Renderer(body.rendering(), self.loaded.service.sample_rate, stream=False)
+        content = renderer.feed(samples) + renderer.finish()
+        put_file(path, content)
+        return len(content)

@@ -1,0 +1,121 @@
+"""The command for many lines at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.flags import Codec, Json, Quiet
+from shoal.cli.serve import Device, File, Model, Set, Slots, origin_of, server_extra
+
+if TYPE_CHECKING:
+    from shoal.batch.lines import Input
+    from shoal.batch.manifest import Manifest
+    from shoal.batch.run import Survey
+    from shoal.cli.board import Board
+    from shoal.settings import Settings
+
+PANEL = "Speak"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=PANEL)(batch)
+
+
+def batch(
+    lines: Annotated[Path, typer.Argument(metavar="IN.JSONL", help="One JSON object per line, as for /v1/tts.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory of the files and manifest.jsonl.")],
+    voice: Annotated[str | None, typer.Option(help="A stored voice, for lines that name none.")] = None,
+    format: Annotated[str | None, typer.Option(help="wav, flac, mp3, …, for lines that name none.")] = None,
+    model: Model = None,
+    codec: Codec = None,
+    device: Device = None,
+    slots: Slots = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Spread the lines over several engines with Ray Data.")] = False,
+    replicas: Annotated[int, typer.Option(min=1, help="Engines, with --ray.")] = 1,
+    gpus: Annotated[float | None, typer.Option(min=0, help="GPUs per engine, with --ray; else 1 if there are.")] = None,
+    cpus: Annotated[float, typer.Option(min=0, help="CPUs per engine, with --ray.")] = 1.0,
+    address: Annotated[str | None, typer.Option(help="A Ray cluster, with --ray: HOST:PORT or auto.")] = None,
+    file: File = None,
+    set: Set = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Speak every line of a file, many at a time. The same command goes on where it was interrupted.
+
+    A line: {"text": "Hello.", "id": "greeting", "voice": "narrator", "format": "mp3", "seed": 7}
+
+    What cannot be spoken is told with its line number, and the rest goes on; the exit code is then 1.
+
+    Example: shoal batch lines.jsonl -o speech/ --model random:tiny
+    """
+    settings = origin_of({"model": model, "codec": codec, "device": device, "slots": slots}, file, set).settings
+    with server_extra():
+        from shoal.batch.lines import Defaults, Input
+        from shoal.batch.manifest import Manifest
+        from shoal.batch.run import survey
+
+    from shoal.cli.board import Board
+    from shoal.cli.tables import print_json
+
+    fields = {name: value for name, value in (("voice", voice), ("format", format)) if value is not None}
+    source, board = Input(lines, Defaults(settings.model, fields)), Board(shown=not quiet)
+    with Manifest.opened(output) as manifest:
+        found = survey(source, manifest)
+        board.surveyed(found)
+        job = Job(found, source, manifest, settings, board)
+        if found.tasks:
+            with board.drawn():
+                job.spread(replicas, cpus, gpus, address) if ray else job.run()
+    if json:
+        print_json(board.as_json())
+    else:
+        board.sum_up(output)
+    if board.failed:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a batch is made of, on its way to the one who does it."""
+
+    found: "Survey"
+    lines: "Input"
+    manifest: "Manifest"
+    settings: "Settings"
+    board: "Board"
+
+    def run(self) -> None:
+        from shoal.batch.run import run
+        from shoal.server.run import load
+
+        source = self.settings.source()
+        loaded = load(source, self.settings.voice_directory())
+        self.board.begin()
+        try:
+            # As many wait as are spoken: whoever ends is followed at the next frame.
+            run(self.found, self.lines, loaded, self.manifest, 2 * source.config.slots, self.board.heard)
+        finally:
+            loaded.service.close()
+
+    def spread(self, replicas: int, cpus: float, gpus: float | None, address: str | None) -> None:
+        from shoal.cluster import life
+
+        with life.joined_ray(address) if address else life.local_ray(logs=False):
+            from shoal.batch.spread import Workers, spread
+
+            source = self.settings.source()
+            if gpus is None:
+                gpus = 1.0 if source.device != "cpu" and life.gpus_there() else 0.0
+            workers = Workers(replicas, cpus, gpus)
+            life.check_room(replicas, cpus, gpus)
+            spread(
+                self.found,
+                self.lines,
+                source,
+                self.settings.voice_directory(),
+                self.manifest,
+                workers,
+                self.board.heard,
+            )

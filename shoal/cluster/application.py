@@ -1,0 +1,62 @@
+"""Fronts, replicas and the gate as one Ray Serve application."""
+
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from shoal.cluster.config import Plan
+from shoal.cluster.front import FRONTS, GATE, REPLICAS, Front
+from shoal.cluster.gate import Gate
+from shoal.cluster.replica import Replica
+from shoal.cluster.router import StrategyRouter
+
+# Replicas are added before all slots are taken: a model takes a while to load.
+BUSY = 0.75
+# A model that cannot be loaded cannot be loaded by trying often.
+CONSTRUCTIONS = 2
+
+
+def application(plan: Plan) -> serve.Application:
+    config, logs = plan.source.config, {"log_format": plan.log_format, "log_level": plan.log_level}
+    drain = {"graceful_shutdown_timeout_s": plan.server.drain_seconds, "graceful_shutdown_wait_loop_s": 0.2}
+    gate = serve.deployment(Gate, name=GATE, ray_actor_options={"num_cpus": 0}).bind(plan.cluster.stagger_seconds)
+    replicas = serve.deployment(
+        Replica,
+        name=REPLICAS,
+        ray_actor_options={"num_cpus": plan.cluster.cpus, "num_gpus": plan.cluster.gpus},
+        max_ongoing_requests=config.slots + config.max_waiting,
+        request_router_config=RequestRouterConfig(
+            request_router_class=StrategyRouter,
+            request_router_kwargs={"strategy": plan.cluster.strategy, "slots": config.slots},
+        ),
+        max_constructor_retry_count=CONSTRUCTIONS,
+        health_check_period_s=2.0,
+        **scale(plan),
+        **drain,
+    ).bind(plan.source, gate, **logs)
+    return serve.deployment(
+        serve.ingress()(Front),
+        name=FRONTS,
+        num_replicas=plan.cluster.fronts,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=plan.server.limits.connections,
+        # A front weighs little: the new one is there before the old one goes.
+        max_surge_percent=100,
+        **drain,
+    ).bind(plan.server, plan.cluster, plan.source, plan.voices, replicas, **logs)
+
+
+def scale(plan: Plan) -> dict[str, Any]:
+    """A number of replicas, or bounds and when to add one."""
+    wanted = plan.cluster.autoscale
+    if wanted is None:
+        return {"num_replicas": plan.cluster.replicas}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=wanted.least,
+            max_replicas=wanted.most,
+            initial_replicas=min(max(plan.cluster.replicas, wanted.least), wanted.most),
+            target_ongoing_requests=max(1.0, BUSY * plan.source.config.slots),
+        )
+    }

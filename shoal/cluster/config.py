@@ -1,0 +1,58 @@
+"""The cluster's own settings, frozen. What one replica serves with is in `shoal/settings.py`, as for `shoal serve`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.cluster.routing import StrategyName
+from shoal.engine.worker import EngineSource
+from shoal.errors import InvalidRequest
+from shoal.server.config import ServerConfig
+from shoal.server.logs import LogFormat
+
+
+@dataclass(frozen=True)
+class Autoscale:
+    """How many replicas there may be."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise InvalidRequest(f"--autoscale needs 1 <= MIN <= MAX, not {self.least}:{self.most}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Autoscale":
+        """`2:8`. Raises InvalidRequest."""
+        least, colon, most = text.partition(":")
+        if not (colon and least.isdigit() and most.isdigit()):
+            raise InvalidRequest(f"--autoscale is MIN:MAX, such as 2:8, not {text!r}")
+        return cls(int(least), int(most))
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    replicas: int = 1
+    strategy: StrategyName = "voice-affinity"
+    autoscale: Autoscale | None = None
+    stagger_seconds: float = 0.0  # between the starts of two replicas: loading together may be more than a disk bears
+    cpus: float = 1.0  # per replica, as Ray counts them
+    gpus: float = 0.0  # per replica; 0.5 lets two share one
+    fronts: int = 1
+
+    @property
+    def most(self) -> int:
+        """Replicas there may ever be."""
+        return self.autoscale.most if self.autoscale else self.replicas
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is deployed. Deploying a changed plan over a running one replaces replica after replica."""
+
+    server: ServerConfig
+    cluster: ClusterConfig
+    source: EngineSource
+    voices: Path
+    log_format: LogFormat = "json"
+    log_level: str = "info"

@@ -1,0 +1,118 @@
+"""The door of the cluster: the application of `shoal serve`, with the replicas as its engine, and two routes more."""
+
+import asyncio
+import math
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ReplicaState
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shoal.cluster.config import ClusterConfig
+from shoal.cluster.life import APP_NAME
+from shoal.cluster.service import ClusterService
+from shoal.engine.messages import Facts
+from shoal.engine.worker import EngineSource
+from shoal.server.app import create_app
+from shoal.server.config import ServerConfig
+from shoal.server.desk import Caller, bearer, open_desk
+from shoal.server.host import Host
+from shoal.server.identity import HEADER
+from shoal.server.logs import LogFormat, set_up_logging
+from shoal.server.openapi import answers
+from shoal.server.run import loaded
+
+REPLICAS, FRONTS, GATE = "replicas", "fronts", "gate"
+WAIT_SECONDS = 0.5
+
+
+class Front:
+    """Knows the model before it takes a request. Ray Serve asks it for its application."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self,
+        config: ServerConfig,
+        cluster: ClusterConfig,
+        source: EngineSource,
+        voices: Path,
+        replicas: DeploymentHandle,
+        log_format: LogFormat = "json",
+        log_level: str = "info",
+    ) -> None:
+        set_up_logging(log_format, log_level)
+        facts = await facts_of(replicas, source)
+        service = ClusterService(replicas, facts)
+        ready = loaded(service, facts, source, voices)
+        # The queue is bounded here, by this front's part of what all replicas hold.
+        share = math.ceil(config.capacity * cluster.most / cluster.fronts)
+        # Several fronts would overwrite each other's counts in one file.
+        usage_file = config.usage_file if cluster.fronts == 1 else None
+        own = replace(config, capacity=share, usage_file=usage_file)
+        self._desk = open_desk(own, Host(lambda: ready, ready), source.config.slots * cluster.most)
+        self._routes = cluster_routes(service)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return without_id(create_app(self._desk, before=[self._routes]))
+
+
+async def facts_of(replicas: DeploymentHandle, source: EngineSource) -> Facts:
+    """Of a replica that runs `source`. In an upgrade the old ones answer first: theirs is another model."""
+    while True:
+        known: list[tuple[EngineSource, Facts] | Exception] = []
+        with suppress(DeploymentUnavailableError):  # none is there yet
+            known = await replicas.broadcast("model").results_async(return_exceptions=True)
+        for model in known:
+            if not isinstance(model, Exception) and model[0] == source:
+                return model[1]
+        await asyncio.sleep(WAIT_SECONDS)
+
+
+def without_id(app: ASGIApp) -> ASGIApp:
+    """Ray's proxy chooses the id of a request as we do, passes it on to us, and puts it on the answer itself."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def once(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [pair for pair in message["headers"] if pair[0] != HEADER]
+            await send(message)
+
+        await app(scope, receive, once)
+
+    return answer
+
+
+def cluster_routes(service: ClusterService) -> APIRouter:
+    router = APIRouter(tags=["Operations"], dependencies=[Depends(bearer)])
+
+    @router.get("/v1/health", summary="Are all replicas there?", responses=answers(401))
+    async def health(key: Caller) -> JSONResponse:
+        found = await asyncio.to_thread(replica_health)
+        return JSONResponse(found, 200 if found["ready"] else 503)
+
+    @router.get("/v1/workers", summary="What does every replica do?", responses=answers(401))
+    async def workers(key: Caller) -> JSONResponse:
+        return JSONResponse({"workers": await asyncio.to_thread(service.reports)})
+
+    return router
+
+
+def replica_health() -> dict[str, Any]:
+    """How many replicas are ready, and what the others do. `ok` when all are, as the Fish API says it. Blocks."""
+    states: dict[str, int] = {}
+    application = serve.status().applications.get(APP_NAME)
+    if application is not None and REPLICAS in application.deployments:
+        states = {
+            str(name).lower(): number for name, number in application.deployments[REPLICAS].replica_states.items()
+        }
+    ready = states.get(ReplicaState.RUNNING.lower(), 0)
+    # One that is going down is not missed.
+    wanted = sum(number for name, number in states.items() if name != ReplicaState.STOPPING.lower())
+    status = "ok" if ready and ready >= wanted else "degraded" if ready else "down"
+    return {"status": status, "ready": ready, "wanted": wanted, "replicas": states}

@@ -1,0 +1,55 @@
+"""Our strategies as Ray Serve calls them."""
+
+from collections import Counter
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from shoal.cluster.routing import Candidate, Strategy, make_strategy, voice_key
+from shoal.speech import SpeechRequest
+
+
+class StrategyRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes are not followed
+    """Lives beside every handle to the replicas.
+
+    It counts what it has sent itself, from the moment of the choice: requests that come together must see each other.
+    What others send it learns from Ray, late; the higher figure is the better guess.
+    """
+
+    def initialize_state(self, strategy: str, slots: int) -> None:
+        self._strategy: Strategy = make_strategy(strategy)
+        self._slots = slots
+        self._under_way: dict[str, tuple[ReplicaID, PendingRequest]] = {}  # by Ray's id of the request
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        loads = self._loads()
+        candidates = [self._candidate(replica.replica_id, loads) for replica in candidate_replicas]
+        chosen = [by_id[each.id] for each in self._strategy.order(_voice(pending_request), candidates)]
+        if chosen and pending_request is not None:
+            self.on_request_routed(pending_request, chosen[0].replica_id, None)
+        # One replica per rank: Ray takes the first that has room.
+        return [[replica] for replica in chosen]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        self._under_way[pending_request.metadata.internal_request_id] = (replica_id, pending_request)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        self._under_way.pop(internal_request_id, None)
+
+    def _loads(self) -> Counter[ReplicaID]:
+        # Whoever left before it was sent is not heard of again.
+        left = [id for id, (_, pending) in self._under_way.items() if pending.future.cancelled()]
+        for id in left:
+            del self._under_way[id]
+        return Counter(replica for replica, _ in self._under_way.values())
+
+    def _candidate(self, id: ReplicaID, loads: Counter[ReplicaID]) -> Candidate:
+        return Candidate(id.unique_id, max(loads[id], self.replica_queue_len_cache.get(id) or 0), self._slots)
+
+
+def _voice(pending: PendingRequest | None) -> str | None:
+    speeches = [each for each in pending.args if isinstance(each, SpeechRequest)] if pending else []
+    return voice_key(speeches[0]) if speeches else None

@@ -1,0 +1,110 @@
+"""`shoal batch` as a person runs it: to the end, killed, interrupted, and again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from shoal.batch.lines import Defaults, Input
+from shoal.batch.manifest import MANIFEST, Manifest
+from shoal.batch.run import run, survey
+from shoal.checkpoint.load import Checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.engine import Engine
+from shoal.engine.load import voice_cache
+from shoal.server.service import Loaded
+from shoal.voices.store import VoiceStore
+from tests.server.conftest import ROOT, samples_of, surroundings
+
+LONG = {"max_new_tokens": 60, "temperature": 1.5, "top_p": 1.0, "seed": 10}
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def entries(out: Path) -> dict[int, dict[str, object]]:
+    return {entry["line"]: entry for entry in map(json.loads, (out / MANIFEST).read_text().splitlines())}
+
+
+def test_many_lines_are_under_way_at_one_time_and_each_sounds_as_if_alone(tiny: Checkpoint, tmp_path: Path) -> None:
+    said = [{"text": f"Line {number}.", "max_new_tokens": 12, "seed": 3} for number in range(8)]
+    source = Input(write(tmp_path / "in.jsonl", *said, *said), Defaults("tiny"))
+    core = EngineCore(tiny, EngineConfig(slots=4, guard=False))
+    with Engine(core, voice_cache(tiny, tmp_path / "voices")) as engine, Manifest.opened(tmp_path / "out") as manifest:
+        loaded = Loaded(engine.service, VoiceStore(tmp_path / "voices"), 1.0)
+        most = 0
+
+        def watch(task: object, entry: object) -> None:
+            nonlocal most
+            most = max(most, engine.service.statistics()["running"])
+
+        run(survey(source, manifest), source, loaded, manifest, 8, watch)
+    told = entries(tmp_path / "out")
+    assert [told[line]["audio_seconds"] for line in sorted(told)] == [0.48] * 16
+    assert most == 4
+    files = [(tmp_path / "out" / f"{line:06d}.wav").read_bytes() for line in range(1, 17)]
+    assert files[:8] == files[8:]
+
+
+def start(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "shoal.cli", "batch", "in.jsonl", "-o", "out", "--model", "random:tiny", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=surroundings(tmp_path) | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def until_done(process: subprocess.Popen[str], out: Path, lines: int) -> None:
+    manifest = out / MANIFEST
+    while not manifest.exists() or manifest.read_text().count('"done"') < lines:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def test_killed_and_interrupted_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    said = [{"text": f"Line {number}.", **LONG} for number in range(16)]
+    write(tmp_path / "in.jsonl", *said, "not json", {"text": "Who?", "voice": "nobody"}, {**said[0], "id": "last"})
+    out = tmp_path / "out"
+
+    killed = start(tmp_path, "--slots", "2")
+    until_done(killed, out, 3)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    first = {path: path.stat().st_mtime_ns for path in out.glob("*.wav")}
+    journalled = {str(entry.get("file")) for entry in entries(out).values()}
+
+    interrupted = start(tmp_path, "--slots", "2")
+    until_done(interrupted, out, len(journalled) + 3)
+    interrupted.send_signal(signal.SIGINT)
+    _, told = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 130
+    assert "the same command goes on" in told
+    assert not list(out.glob(".*.part"))
+    second = {path.name: path.stat().st_mtime_ns for path in out.glob("*.wav")}
+
+    whole = start(tmp_path, "--slots", "8", "--json")
+    told, faults = whole.communicate(timeout=120)
+    assert whole.returncode == 1, faults
+    assert "line 17: the line is not JSON" in faults
+    assert "line 18: There is no voice 'nobody'." in faults
+    summary = json.loads(told)
+    assert (summary["done"] + summary["done_before"], summary["failed"]) == (17, 2)
+    assert summary["done_before"] >= 6
+
+    # What was in the books was not touched again, and every file is whole.
+    for path, stamp in first.items():
+        assert path.name not in journalled or path.stat().st_mtime_ns == stamp
+    assert sum((out / name).stat().st_mtime_ns == stamp for name, stamp in second.items()) >= summary["done_before"]
+    told_of = entries(out)
+    assert sorted(told_of) == list(range(1, 20))
+    assert all(len(samples_of(path.read_bytes())) == 60 * 640 for path in out.glob("*.wav"))
+    assert (out / "last.wav").exists()

@@ -1,0 +1,101 @@
+"""The input of a batch: what is taken, what is told, and what makes two lines the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.batch import lines
+from shoal.batch.lines import Defaults, Fault, Input, Task
+from shoal.errors import InvalidRequest
+
+PLAIN = Defaults("nano")
+
+
+def read(tmp_path: Path, content: str | bytes, defaults: Defaults = PLAIN) -> list[Task | Fault]:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return list(Input(path, defaults).tasks())
+
+
+def digest(tmp_path: Path, defaults: Defaults = PLAIN, **fields: Any) -> str:
+    (task,) = read(tmp_path, json.dumps(fields), defaults)
+    assert isinstance(task, Task), task
+    return task.digest
+
+
+def test_lines_are_numbered_named_and_found_again(tmp_path: Path) -> None:
+    content = '{"text": "One."}\n\n  \n{"text": "Zwei, drei: übel.", "id": "zwei"}\n{"text": "No end of line."}'
+    found = read(tmp_path, content)
+    assert [(task.number, task.name) for task in found] == [(1, "000001"), (4, "zwei"), (5, "000005")]
+    source = Input(tmp_path / "in.jsonl", PLAIN)
+    texts = [json.loads(source.raw(task))["text"] for task in found if isinstance(task, Task)]
+    assert texts == ["One.", "Zwei, drei: übel.", "No end of line."]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("not json", "the line is not JSON"),
+        ("[1]", "a line is a JSON object"),
+        ("{}", "text: Field required"),
+        ('{"text": ""}', "text"),
+        ('{"text": "a", "tone": "sad"}', "tone"),
+        ('{"text": "a", "format": "doc"}', "format"),
+        ('{"text": "a", "temperature": 9}', "temperature"),
+        ('{"text": "a", "id": "../../etc/passwd"}', "id"),
+        ('{"text": "a", "id": ".hidden"}', "id"),
+        ('{"text": "a", "voice": "b", "reference_id": "c"}', "give one of them"),
+        ('{"text": "a", "format": "opus", "sample_rate": 44100}', "opus"),
+        (b'{"text": "\xff"}', "not UTF-8"),
+    ],
+)
+def test_a_line_that_is_wrong_is_told_and_the_others_stay(tmp_path: Path, line: str | bytes, told: str) -> None:
+    raw = line if isinstance(line, bytes) else line.encode()
+    before, fault, after = read(tmp_path, b'{"text": "a"}\n' + raw + b'\n{"text": "b"}\n')
+    assert isinstance(fault, Fault)
+    assert fault.number == 2
+    assert told in fault.message
+    assert isinstance(before, Task)
+    assert isinstance(after, Task)
+
+
+def test_an_id_is_used_once(tmp_path: Path) -> None:
+    _, fault = read(tmp_path, '{"text": "a", "id": "x"}\n{"text": "b", "id": "x"}\n')
+    assert isinstance(fault, Fault)
+    assert "line 1" in fault.message
+
+
+def test_a_line_without_end_costs_no_more_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MOST_BYTES", 1000)
+    fault, task = read(tmp_path, '{"text": "' + "a" * 5000 + '"}\n{"text": "b"}\n')
+    assert isinstance(fault, Fault)
+    assert "longer than" in fault.message
+    assert isinstance(task, Task)
+    assert task.number == 2
+    assert json.loads(Input(tmp_path / "in.jsonl", PLAIN).raw(task)) == {"text": "b"}
+
+
+def test_whatever_changes_the_sound_changes_the_digest(tmp_path: Path) -> None:
+    same = digest(tmp_path, text="a", seed=1)
+    assert same == digest(tmp_path, seed=1, text="a")
+    assert same != digest(tmp_path, text="b", seed=1)
+    assert same != digest(tmp_path, text="a", seed=2)
+    assert same != digest(tmp_path, Defaults("s1-mini"), text="a", seed=1)
+    assert same != digest(tmp_path, Defaults("nano", {"voice": "me"}), text="a", seed=1)
+
+
+def test_defaults_hold_for_lines_that_do_not_say_otherwise(tmp_path: Path) -> None:
+    defaults = Defaults("nano", {"voice": "me", "format": "mp3"})
+    body, _ = lines.parse_line(b'{"text": "a"}', defaults)
+    assert (body.reference_id, body.format) == ("me", "mp3")
+    body, _ = lines.parse_line(b'{"text": "a", "voice": "you", "format": "wav"}', defaults)
+    assert (body.reference_id, body.format) == ("you", "wav")
+    body, _ = lines.parse_line(b'{"text": "a", "reference_id": "you"}', defaults)
+    assert body.reference_id == "you"
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="No such file"):
+        list(Input(tmp_path / "nowhere.jsonl", PLAIN).tasks())

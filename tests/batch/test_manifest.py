@@ -1,0 +1,123 @@
+"""What a batch knows of itself after whatever has happened."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal.batch.journal import Entry, put_file
+from shoal.batch.lines import Task
+from shoal.batch.manifest import MANIFEST, Manifest, worker_journal
+from shoal.errors import InvalidRequest, OutputError
+
+
+def task(number: int, *, name: str | None = None, digest: str = "d") -> Task:
+    return Task(number, name or f"{number:06d}", digest, 0, 10)
+
+
+def done(out: Path, number: int, *, digest: str = "d") -> Entry:
+    """An entry, and the file it tells of."""
+    put_file(out / f"{number:06d}.wav", b"sound")
+    return Entry(number, f"{number:06d}", "done", digest, file=f"{number:06d}.wav", size=5, audio_seconds=1.0)
+
+
+def entries(out: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (out / MANIFEST).read_text().splitlines()]
+
+
+def test_what_is_done_is_known_to_the_next_run(tmp_path: Path) -> None:
+    with Manifest.opened(tmp_path) as manifest:
+        assert not manifest.has(task(1))
+        manifest.add([done(tmp_path, 1), Entry(2, "000002", "failed", "d", error="why")])
+        assert manifest.has(task(1))
+    with Manifest.opened(tmp_path) as manifest:
+        assert manifest.has(task(1))
+        assert not manifest.has(task(2)), "what failed is tried again"
+        assert not manifest.has(task(1, digest="other")), "the line says something else now"
+    assert [entry["status"] for entry in entries(tmp_path)] == ["done", "failed"]
+
+
+def test_a_file_that_is_gone_or_cut_short_is_made_again(tmp_path: Path) -> None:
+    with Manifest.opened(tmp_path) as manifest:
+        manifest.add([done(tmp_path, 1), done(tmp_path, 2)])
+    (tmp_path / "000001.wav").unlink()
+    (tmp_path / "000002.wav").write_bytes(b"so")
+    with Manifest.opened(tmp_path) as manifest:
+        assert not manifest.has(task(1))
+        assert not manifest.has(task(2))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@given(torn=st.integers(0, 400))
+def test_wherever_a_crash_tears_the_manifest_whole_entries_stay(tmp_path: Path, torn: int) -> None:
+    (tmp_path / MANIFEST).unlink(missing_ok=True)
+    with Manifest.opened(tmp_path) as manifest:
+        manifest.add([done(tmp_path, number) for number in (1, 2, 3)])
+    content = (tmp_path / MANIFEST).read_bytes()
+    (tmp_path / MANIFEST).write_bytes(content[:torn])
+    whole = content[:torn].count(b"\n")
+    with Manifest.opened(tmp_path) as manifest:
+        assert [manifest.has(task(number)) for number in (1, 2, 3)] == [number <= whole for number in (1, 2, 3)]
+        manifest.add([done(tmp_path, 9)])
+    assert [entry["line"] for entry in entries(tmp_path)] == [*range(1, whole + 1), 9]
+
+
+def test_the_manifest_ends_in_the_order_of_the_input_with_one_entry_each(tmp_path: Path) -> None:
+    with Manifest.opened(tmp_path) as manifest:
+        manifest.add([done(tmp_path, 3), Entry(2, "000002", "failed", "d", error="why"), done(tmp_path, 1)])
+        manifest.add([done(tmp_path, 2)])
+    assert [(entry["line"], entry["status"]) for entry in entries(tmp_path)] == [(1, "done"), (2, "done"), (3, "done")]
+
+
+def test_a_line_that_has_moved_keeps_its_file_and_gets_its_new_number(tmp_path: Path) -> None:
+    with Manifest.opened(tmp_path) as manifest:
+        manifest.add([done(tmp_path, 1)])
+    with Manifest.opened(tmp_path) as manifest:
+        assert manifest.has(task(7, name="000001"))
+    assert [entry["line"] for entry in entries(tmp_path)] == [7]
+
+
+def test_parts_that_a_killed_run_left_are_swept_away(tmp_path: Path) -> None:
+    (tmp_path / ".shoal-123-000001.wav.part").write_bytes(b"half")
+    with Manifest.opened(tmp_path):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".shoal-batch.lock", MANIFEST]
+
+
+def test_two_runs_do_not_write_to_one_directory(tmp_path: Path) -> None:
+    with (
+        Manifest.opened(tmp_path),
+        pytest.raises(InvalidRequest, match="another batch"),
+        Manifest.opened(tmp_path),
+    ):
+        pass
+
+
+def test_journals_of_workers_are_taken_in_at_the_end_and_after_a_crash(tmp_path: Path) -> None:
+    with Manifest.opened(tmp_path) as manifest:
+        journal = worker_journal(tmp_path)
+        journal.add([done(tmp_path, 2)])
+        manifest.add([done(tmp_path, 1)])
+    journal.close()
+    assert [entry["line"] for entry in entries(tmp_path)] == [1, 2]
+    crashed = worker_journal(tmp_path)
+    crashed.add([done(tmp_path, 3)])
+    crashed.close()
+    with Manifest.opened(tmp_path) as manifest:
+        assert manifest.has(task(3))
+    assert not list(tmp_path.glob("*.journal"))
+
+
+def test_a_manifest_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text('{"name": "theirs"}\n')
+    with pytest.raises(InvalidRequest, match="choose another -o"), Manifest.opened(tmp_path):
+        pass
+    assert (tmp_path / MANIFEST).read_text() == '{"name": "theirs"}\n'
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputError, match="file"), Manifest.opened(tmp_path / "file"):
+        pass

@@ -1,0 +1,110 @@
+"""A real cluster of two replicas, started by the command and shared by all tests of this folder."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import ROOT, free_port, recording, surroundings
+
+__all__ = ["recording"]  # a fixture here, too
+
+START_SECONDS = 120.0
+SLOTS = 4
+
+
+@dataclass
+class Cluster:
+    process: subprocess.Popen[bytes]
+    home: Path
+    scratch: Path
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.home / "log").read_text()
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=90.0, trust_env=False)
+
+    def workers(self) -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = httpx.get(f"{self.url}/v1/workers", timeout=30, trust_env=False).json()[
+            "workers"
+        ]
+        return workers
+
+    def health(self) -> httpx.Response:
+        return httpx.get(f"{self.url}/v1/health", timeout=30, trust_env=False)
+
+    def wait_until(self, ready: int, seconds: float = START_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with suppress(httpx.TransportError, ValueError):
+                if (found := self.health().json())["ready"] == found["wanted"] == ready:
+                    return
+            assert self.process.poll() is None, self.log
+            time.sleep(0.2)
+        raise AssertionError(self.log)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another `shoal` on the same machine."""
+        return subprocess.run(
+            [sys.executable, "-m", "shoal.cli", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            cwd=ROOT,
+            env=self.env,
+        )
+
+    @property
+    def env(self) -> dict[str, str]:
+        return surroundings(self.home) | {"RAY_TMPDIR": str(self.scratch), "XDG_STATE_HOME": str(self.home)}
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    home = tmp_path_factory.mktemp("cluster")
+    # Ray's sockets have a short limit on the length of their path.
+    scratch = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    flags = ["--replicas", "2", "--cpus", "0.5", "--model", "random:tiny", "--set", f"slots={SLOTS}"]
+    cluster = Cluster(None, home, scratch, free_port())  # type: ignore[arg-type]
+    with (home / "log").open("wb") as out:
+        cluster.process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.cli", "cluster", "up", *flags, "--port", str(cluster.port)],
+            stdout=out,
+            stderr=out,
+            cwd=ROOT,
+            env=cluster.env,
+        )
+    try:
+        cluster.wait_until(ready=2)
+        yield cluster
+    finally:
+        end(cluster.process)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,211 @@
+"""Two replicas behind one port: the same APIs, and what happens when one dies, is replaced or taken down.
+
+The tests share one cluster and stand in the order of its life: the last one takes it down.
+"""
+
+import concurrent.futures
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+
+import httpx
+import openai
+import ormsgpack
+from websockets.sync.client import connect
+
+from tests.cluster.conftest import SLOTS, Cluster
+from tests.server.conftest import samples_of
+
+SHORT = {"text": "Hello there.", "max_new_tokens": 10, "seed": 3}
+LONG = {"text": "Hello there.", "max_new_tokens": 150, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
+
+
+def test_health_counts_the_replicas_and_workers_describe_them(cluster: Cluster) -> None:
+    answer = cluster.health()
+    assert (answer.status_code, answer.json()["status"], answer.json()["ready"]) == (200, "ok", 2)
+    workers = cluster.workers()
+    assert [worker["rank"] for worker in workers] == [0, 1]
+    assert len({worker["pid"] for worker in workers}) == 2
+    assert all(worker["state"] == "ready" and worker["restarts"] == 0 for worker in workers)
+
+
+def test_the_same_request_sounds_the_same_from_every_replica(cluster: Cluster) -> None:
+    with cluster.client() as http:
+        answers = [http.post("/v1/tts", json=SHORT) for _ in range(4)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    assert all(worker["requests"] for worker in cluster.workers())
+    assert all(len(answer.headers.get_list("x-request-id")) == 1 for answer in answers)
+
+
+def test_audio_comes_while_it_is_made(cluster: Cluster) -> None:
+    with cluster.client() as http, http.stream("POST", "/v1/tts", json=LONG) as answer:
+        pieces = list(answer.iter_raw())
+    assert len(pieces) > 5
+    assert len(samples_of(b"".join(pieces))) == 150 * 640
+
+
+def test_errors_keep_their_shapes(cluster: Cluster) -> None:
+    with cluster.client() as http:
+        fish = http.post("/v1/tts", json={**SHORT, "reference_id": "nobody"})
+        assert (fish.status_code, fish.json()["message"]) == (404, "There is no voice 'nobody'.")
+        spoken = http.post("/v1/audio/speech", json={"model": "tts-1", "input": "Hi.", "voice": "nobody"})
+        assert (spoken.status_code, spoken.json()["error"]["code"]) == (404, "voice_not_found")
+
+
+def test_openais_client_speaks(cluster: Cluster) -> None:
+    with cluster.client() as http:
+        client = openai.OpenAI(api_key="any", base_url=f"{cluster.url}/v1", max_retries=0, http_client=http)
+        more = {"max_new_tokens": 10, "seed": 3}
+        answer = client.audio.speech.create(
+            model="tts-1", voice="alloy", input="Hello there.", response_format="wav", extra_body=more
+        )
+    assert len(samples_of(answer.content)) == 10 * 640
+
+
+def test_fish_audios_client_speaks_plain_and_live(cluster: Cluster) -> None:
+    from fishaudio import FishAudio
+    from fishaudio.types import TTSConfig
+
+    with cluster.client() as http:
+        client = FishAudio(api_key="any", base_url=cluster.url, httpx_client=http)
+        config = TTSConfig(format="wav", max_new_tokens=10)
+        plain = client.tts.convert(text="Hello there.", config=config)
+        live = b"".join(client.tts.stream_websocket(iter(["Hello there. ", "And more."]), config=config))
+    assert plain.startswith(b"RIFF")
+    assert live.startswith(b"RIFF")
+
+
+def test_a_live_session_ends_with_its_reason(cluster: Cluster) -> None:
+    with connect(f"ws://127.0.0.1:{cluster.port}/v1/tts/live", proxy=None) as socket:
+        start = {"text": "", "max_new_tokens": 10, "format": "pcm"}
+        for event in ({"event": "start", "request": start}, {"event": "text", "text": "Hello."}, {"event": "stop"}):
+            socket.send(ormsgpack.packb(event))
+        heard = [ormsgpack.unpackb(message) for message in socket]
+    assert [event["event"] for event in heard[:-1]] == ["audio"] * (len(heard) - 1)
+    assert heard[-1] == {"event": "finish", "reason": "stop"}
+    assert sum(len(event.get("audio", b"")) for event in heard) == 10 * 640 * 2
+
+
+def test_a_voice_is_spoken_where_it_is_cached_and_found_by_every_replica(cluster: Cluster, recording: bytes) -> None:
+    with cluster.client() as http:
+        for name in ("one", "two", "three", "four"):
+            form = {"id": name, "text": "What is said in it."}
+            added = http.post("/v1/references/add", data=form, files={"audio": recording})
+            assert added.status_code == 200, added.text
+            answers = [http.post("/v1/tts", json={**SHORT, "reference_id": name}) for _ in range(3)]
+            assert {answer.status_code for answer in answers} == {200}
+        at_home = [Counter(worker["voices"]) for worker in cluster.workers()]
+        assert sum(at_home, Counter()) == Counter(f"name:{name}" for name in ("one", "two", "three", "four"))
+        # More at once than one replica has slots: the voice spills over to the other.
+        long = {**LONG, "reference_id": "one", "streaming": False, "max_new_tokens": 60}
+        with concurrent.futures.ThreadPoolExecutor(2 * SLOTS) as pool:
+            statuses = list(pool.map(lambda _: http.post("/v1/tts", json=long).status_code, range(2 * SLOTS)))
+    assert set(statuses) == {200}
+    assert all("name:one" in worker["voices"] for worker in cluster.workers())
+
+
+def test_a_batch_is_spread_over_the_same_cluster(cluster: Cluster) -> None:
+    lines = [{"text": f"Line {number}.", "max_new_tokens": 10, "seed": 3} for number in range(20)]
+    (cluster.home / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"text": ""}]))
+    out = cluster.home / "out"
+    command = ["batch", str(cluster.home / "in.jsonl"), "-o", str(out), "--model", "random:tiny", "--json", "--ray"]
+    first = cluster.run(*command, "--address", "auto", "--replicas", "1", "--cpus", "0.5", "--slots", "4")
+    assert first.returncode == 1, first.stderr
+    assert "line 21: text" in first.stderr
+    assert {key: json.loads(first.stdout)[key] for key in ("done", "failed")} == {"done": 20, "failed": 1}
+    assert all(len(samples_of(path.read_bytes())) == 10 * 640 for path in out.glob("*.wav"))
+    told = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+    assert [entry["line"] for entry in told] == list(range(1, 22))
+    again = cluster.run(*command, "--address", "auto")
+    assert json.loads(again.stdout)["done_before"] == 20
+
+
+def test_whoever_leaves_frees_the_slot(cluster: Cluster) -> None:
+    with cluster.client() as http, http.stream("POST", "/v1/tts", json={**LONG, "max_new_tokens": 1500}) as answer:
+        next(answer.iter_raw())
+    for _ in range(100):
+        workers = cluster.workers()
+        if not any(worker["in_flight"] or worker["engine"]["running"] for worker in workers):
+            break
+        time.sleep(0.1)
+    assert sum(worker["left"] for worker in workers) == 1
+
+
+def outcome(cluster: Cluster, begun: list[int]) -> tuple[str, int]:
+    """How a streamed request ended, and the bytes that were heard; `begun` grows with its first piece."""
+    heard = 0
+    try:
+        with cluster.client() as http, http.stream("POST", "/v1/tts", json=LONG) as answer:
+            for piece in answer.iter_raw():
+                if not heard:
+                    begun.append(1)
+                heard += len(piece)
+        return str(answer.status_code), heard
+    except httpx.TransportError as broken:
+        return type(broken).__name__, heard
+
+
+def test_a_killed_replica_is_replaced_and_who_waited_there_is_spoken_elsewhere(cluster: Cluster) -> None:
+    whole = len(httpx.post(f"{cluster.url}/v1/tts", json={**LONG, "streaming": False}, trust_env=False).content)
+    requests = 4 * SLOTS  # as many wait as are spoken
+    with concurrent.futures.ThreadPoolExecutor(requests) as pool:
+        begun: list[int] = []
+        outcomes = [pool.submit(outcome, cluster, begun) for _ in range(requests)]
+        # Nobody has ended, and more are heard than one replica speaks: both have listeners.
+        while [worker["in_flight"] for worker in cluster.workers()] != [requests // 2] * 2 or len(begun) <= SLOTS:
+            assert not any(each.done() for each in outcomes)
+            time.sleep(0.05)
+        victim = cluster.workers()[0]
+        os.kill(victim["pid"], signal.SIGKILL)
+        told = [each.result(90) for each in outcomes]
+    broken = [(how, heard) for how, heard in told if how != "200"]
+    assert all(heard == whole for how, heard in told if how == "200")
+    # Only who had heard something is told, by a connection that breaks off.
+    assert 1 <= len(broken) <= SLOTS
+    assert all(how in ("RemoteProtocolError", "ReadError") and 0 < heard < whole for how, heard in broken)
+    cluster.wait_until(ready=2)
+    back = cluster.workers()[victim["rank"]]
+    assert back["pid"] != victim["pid"]
+    assert back["restarts"] == 1
+
+
+def test_an_upgrade_to_another_model_fails_no_request(cluster: Cluster) -> None:
+    ended, statuses = threading.Event(), Counter[int | str]()
+
+    def go_on(number: int) -> None:
+        with cluster.client() as http:
+            while not ended.is_set():
+                answer = http.post("/v1/tts", json={**SHORT, "streaming": number % 2 == 0, "max_new_tokens": 40})
+                statuses[answer.status_code] += 1
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(go_on, number) for number in range(3)]
+        changed = ["--replicas", "2", "--cpus", "0.5", "--model", "random:tiny-s2", "--set", f"slots={SLOTS + 1}"]
+        upgrade = cluster.run("cluster", "up", "--address", "auto", *changed, "--port", str(cluster.port))
+        ended.set()
+        for each in running:
+            each.result(90)
+    assert upgrade.returncode == 0, upgrade.stderr
+    assert set(statuses) == {200}
+    assert [(worker["facts"]["model"], worker["engine"]["slots"]) for worker in cluster.workers()] == [
+        ("random:tiny-s2", SLOTS + 1)
+    ] * 2
+    with cluster.client() as http:
+        assert http.get("/v1/models").json()["data"][0]["id"] == "random:tiny-s2"
+
+
+def test_status_tells_and_down_ends_it(cluster: Cluster) -> None:
+    told = cluster.run("cluster", "status", "--json")
+    assert told.returncode == 0, told.stderr
+    status = json.loads(told.stdout)
+    assert (status["state"], len(status["workers"])) == ("RUNNING", 2)
+    assert "voices" in cluster.run("cluster", "status").stdout
+    assert cluster.run("cluster", "down").returncode == 0
+    assert cluster.process.wait(60) == 0, cluster.log
+    nowhere = cluster.run("cluster", "status")
+    assert nowhere.returncode == 2
+    assert "no Ray cluster" in nowhere.stderr
