@@ -1,0 +1,51 @@
+"""The programs of `examples/`, each run as a person would, against a real server where they need one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.here import ROOT
+from tests.server.conftest import Serving
+
+EXAMPLES = ROOT / "examples"
+ASKS_A_SERVER = ("openai_client.py", "fish_client.py", "stream_http.py", "live_text.py")
+
+
+def run(name: str, *arguments: object) -> str:
+    program = EXAMPLES / name
+    command = [sys.executable, str(program)] if program.suffix == ".py" else ["sh", "-e", str(program)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([*command, *map(str, arguments)], capture_output=True, env=env, timeout=120)
+    assert ran.returncode == 0, ran.stderr.decode()
+    return ran.stdout.decode(errors="replace")
+
+
+@pytest.mark.parametrize("name", ASKS_A_SERVER)
+def test_a_client_hears_audio(name: str, site_server: Serving, elsewhere: Path) -> None:
+    assert run(name, site_server.url).strip()
+
+
+def test_speaking_in_this_process(elsewhere: Path) -> None:
+    assert "hello.wav" in run("speak.py", "Hello there.", "hello.wav")
+    assert (elsewhere / "hello.wav").stat().st_size > 44
+    assert len(run("many_at_once.py").splitlines()) == 4
+
+
+def test_a_voice_is_kept_used_and_removed(site_server: Serving, elsewhere: Path, recording: bytes) -> None:
+    (elsewhere / "me.wav").write_bytes(recording)
+    assert "was added" in run("clone_a_voice.py", site_server.url, "me.wav", "La la la.")
+    assert (elsewhere / "cloned.mp3").stat().st_size > 100
+
+
+def test_curl_streams(site_server: Serving, elsewhere: Path) -> None:
+    assert run("stream.sh", site_server.url).startswith("RIFF")
+
+
+def test_every_example_is_listed_and_run() -> None:
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    programs = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")}
+    assert [name for name in programs if f"`{name}`" not in listed] == []
+    assert programs == {*ASKS_A_SERVER, "speak.py", "many_at_once.py", "clone_a_voice.py", "stream.sh"}

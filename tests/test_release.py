@@ -1,0 +1,73 @@
+"""What is built holds everything that is needed, and speaks without the checkout."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from shoal import __version__
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return dist / f"shoal-{__version__}-py3-none-any.whl"
+
+
+def shipped() -> set[str]:
+    files = (path for path in (ROOT / "shoal").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(ROOT).as_posix() for path in files}
+
+
+def test_the_wheel_holds_the_package_its_voices_and_its_page(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert shipped() <= names
+    assert {"shoal/models/nano/model.safetensors", "shoal/ui/index.html", "shoal/py.typed"} <= names
+    assert {name.split("/")[0] for name in names} == {"shoal", f"shoal-{__version__}.dist-info"}
+
+
+def test_the_version_comes_from_one_place(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = Parser().parsestr(archive.read(f"shoal-{__version__}.dist-info/METADATA").decode())
+        names = archive.namelist()
+    assert (metadata["Version"], metadata["License-Expression"]) == (__version__, "Apache-2.0")
+    assert f"shoal-{__version__}.dist-info/licenses/LICENSE" in names
+    written = [path for path in ("pyproject.toml", "mkdocs.yml") if __version__ in (ROOT / path).read_text()]
+    assert written == []
+
+
+def test_the_sdist_holds_what_it_takes_to_test_it(dist: Path) -> None:
+    with tarfile.open(dist / f"shoal-{__version__}.tar.gz") as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames()}
+    assert shipped() <= names
+    needed = "Makefile constraints.txt mkdocs.yml scripts/test tests/conftest.py examples/speak.py SECURITY.md LICENSE"
+    assert set(needed.split()) <= names
+
+
+def test_the_wheel_speaks_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    """With the dependencies of this environment; `scripts/release` does it with none."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    out = tmp_path / "spoken.wav"
+    code = "import shoal, sys; from shoal.cli import main; print(shoal.__file__, flush=True); main()"
+    command = [sys.executable, "-c", code, "say", "This is what was built.", "-o", str(out)]
+    env = os.environ | {"PYTHONPATH": str(tmp_path / "installed"), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(str(tmp_path / "installed"))
+    assert out.stat().st_size > 16_000
