@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from shoal.checkpoint.save import upstream_tensors
 from shoal.model.dual_ar import DualAR
+from shoal.model.linear import quantise_rows
 
 
 def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, columns] -> int8 [rows, columns] and fp32 scales [rows]; weight ~ int8 * scale."""
-    wide = weight.detach().float()
-    scales = (wide.abs().amax(dim=1) / 127).clamp_min(1e-12)
-    return torch.round(wide / scales[:, None]).to(torch.int8), scales
+    return quantise_rows(weight, torch.int8, torch.float32)
 
 
 def dequantised(stored: Tensor, scales: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
+from shoal.model.linear import stripe
 from shoal.quantize.modes import WeightModes
 from shoal.quantize.policy import check_wish, choose_modes
 from shoal.voices.cache import VoiceCache
@@ -54,6 +55,8 @@ def load(
         device=device,
         quantize=weight_chooser(config, torch.device(device), choose_dtype(dtype, device)),
     )
+    if device == "cpu":
+        stripe(checkpoint.model)
     carried = config.carried_columns or checkpoint.profile.carried_columns
     # Random weights make noise; there is nothing to judge.
     guard = config.guard and not model.startswith(PREFIX)

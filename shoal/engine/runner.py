@@ -12,6 +12,7 @@ from shoal.engine.kv import PagedKV, Pass, Segment
 from shoal.engine.scheduler import Batch, Drawn, Prefill
 from shoal.engine.sequence import Sequence
 from shoal.engine.slots import SlotStates
+from shoal.engine.threads import Threads
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameDecoder
 from shoal.model.slow import Head
@@ -77,11 +78,13 @@ class Runner:
         self.size = kv.keys.shape[2]
         self.slots = SlotStates(model, slots)
         self.decoder = FrameDecoder(model, head)
+        self.threads = Threads(model)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Flight:
         self.slots.bind([prefill.sequence for prefill in batch.prefills if prefill.draws])
         columns, positions, where = self._tokens(batch)
+        self.threads.choose(len(columns))
         self.kv.open(self._pass(batch, where))
         hidden = self.model.slow(columns, positions, self.kv)
         drawing = batch.drawing()

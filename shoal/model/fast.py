@@ -23,9 +23,15 @@ class FastTransformer(Stack):
         positions = torch.full((len(x),), position, device=x.device)
         return self.norm(self.run(x, positions, cache))
 
-    def start(self, hidden: Tensor, cache: KVCache) -> None:
-        """Position 0 is the slow model's hidden state [n, slow dim]; its logits are never used."""
-        self.run(self.project_in(hidden), torch.zeros(len(hidden), dtype=torch.long, device=hidden.device), cache)
+    def first_logits(self, hidden: Tensor, code: Tensor, cache: KVCache) -> Tensor:
+        """Logits [n, residual_size] of the code at position 1, given the main token's code [n].
+
+        Position 0 is the slow model's hidden state [n, slow dim]. Nothing is drawn there, so both go in one pass.
+        """
+        inputs = torch.stack((self.project_in(hidden), self.embeddings(code)), dim=1)
+        positions = torch.arange(2, device=code.device).repeat(len(code))
+        mixed = self.run(inputs.flatten(0, 1), positions, cache)
+        return first_rows(self.output, self.norm(mixed[1::2]), self.residual_size)
 
     def next_logits(self, code: Tensor, position: int, cache: KVCache) -> Tensor:
         """Logits [n, residual_size] of the code at `position`, given the code [n] before it."""

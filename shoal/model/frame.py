@@ -88,12 +88,15 @@ class FrameDecoder:
 
     def _draw_codes(self, hidden: Tensor, main: Tensor, state: FrameState) -> Tensor:
         config, fast, cache = self.model.config, self.model.fast, self._cache(len(hidden))
-        fast.start(hidden, cache)
         codes = [(main - config.semantic_begin_id).clamp(0, config.codebook_size - 1)]
         lanes = torch.arange(1, config.num_codebooks, device=main.device)
         noise = self.noise(state.settings.seed, state.frame, lanes, config.residual_size)
         for codebook in range(1, config.num_codebooks):
-            logits = fast.next_logits(codes[-1], codebook, cache)
+            logits = (
+                fast.first_logits(hidden, codes[0], cache)
+                if codebook == 1
+                else fast.next_logits(codes[-1], codebook, cache)
+            )
             codes.append(self._draw_code(logits, codebook, state, noise[:, codebook - 1]))
         return torch.stack(codes, dim=1)
 

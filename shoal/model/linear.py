@@ -143,12 +143,12 @@ def dense(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     return layer
 
 
-def quantise_rows(weight: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[out, ...] -> the same shape in int8 or fp8, and scales [out]: w = q · scale."""
+def quantise_rows(weight: Tensor, kind: torch.dtype, scale: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """[out, ...] -> the same shape in int8 or fp8, and scales [out] of type `scale`: w = q · scale."""
     wide = weight.detach().float().flatten(1)
     top = 127.0 if kind == torch.int8 else torch.finfo(kind).max
     # Rounded to what is stored before they are used: a row is nearest to w under the scale that undoes it.
-    scales = (wide.abs().amax(1) / top).clamp_min(1e-12).bfloat16()
+    scales = (wide.abs().amax(1) / top).clamp_min(1e-12).to(scale)
     q = (wide / scales.float()[:, None]).clamp(-top, top)
     return (q.round() if kind == torch.int8 else q).to(kind).view(weight.shape), scales
 
@@ -166,6 +166,16 @@ def quantise_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
     q = q.flatten(1)[:, :columns]
     affine = torch.stack((scales, zeros), dim=-1).transpose(0, 1).bfloat16().contiguous()
     return q[:, 0::2] | (q[:, 1::2] << 4), affine
+
+
+def stripe(module: nn.Module) -> None:
+    """Lay tall matrices out column by column, in place: on a CPU their products with few rows are a quarter faster.
+
+    What is computed stays the same, to rounding.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear) and layer.out_features > layer.in_features:
+            layer.weight.data = layer.weight.data.t().contiguous().t()
 
 
 def _rows(weight: Tensor, rows: Tensor) -> Tensor:

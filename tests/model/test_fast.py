@@ -19,8 +19,8 @@ def test_code_by_code_gives_the_logits_of_a_teacher_forced_frame(checkpoint: Che
     config, fast = checkpoint.model.config, checkpoint.model.fast
     hidden, codes = torch.randn(3, config.slow.dim), torch.randint(0, 200, (3, config.num_codebooks))
     cache = RowCache(config.fast, 3, config.num_codebooks, torch.float32, torch.device("cpu"))
-    fast.start(hidden, cache)
-    steps = [fast.next_logits(codes[:, book - 1], book, cache) for book in range(1, config.num_codebooks)]
+    steps = [fast.first_logits(hidden, codes[:, 0], cache)]
+    steps += [fast.next_logits(codes[:, book - 1], book, cache) for book in range(2, config.num_codebooks)]
     whole = fast.teacher_forced(hidden, codes)[:, 1:, : config.residual_size]
     torch.testing.assert_close(torch.stack(steps, dim=1), whole, rtol=0, atol=2e-5)
 

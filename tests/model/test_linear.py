@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.model.linear import AnyLinear, Int4Linear, Int8Linear, dense, first_rows, take_rows
+from shoal.model.linear import AnyLinear, Int4Linear, Int8Linear, dense, first_rows, stripe, take_rows
 
 
 def plain() -> nn.Linear:
@@ -67,3 +67,13 @@ def test_a_last_group_may_be_shorter_than_the_others() -> None:
 def test_a_dense_layer_shares_the_weight_it_is_given() -> None:
     weight = torch.randn(3, 4)
     assert dense(weight).weight.data_ptr() == weight.data_ptr()
+
+
+@torch.inference_mode()
+def test_striped_matrices_compute_the_same() -> None:
+    layers = nn.Sequential(nn.Linear(8, 24, bias=False), nn.Linear(24, 8))
+    x = torch.randn(3, 8)
+    before = layers(x)
+    stripe(layers)
+    assert [layer.weight.is_contiguous() for layer in layers] == [False, True]
+    torch.testing.assert_close(layers(x), before, rtol=0, atol=1e-6)
