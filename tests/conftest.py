@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 
-# A shell that started us in the background lets us ignore interrupts, and so would every process that a test interrupts.
+# A shell that started us in the background made us ignore interrupts; so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The models of the tests are too small to share out: a second thread would only wait for the first.
@@ -29,6 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Whoever lets this process ignore interrupts lets all that later tests start ignore them."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pytest.fail(f"{item.nodeid} changed what an interrupt does")
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,8 @@ class Worker:
     def run(self) -> None:
         """Serve the pipe until it closes or says so."""
         self._send(0, Ready(self._service.facts()))
-        threading.Thread(target=self._beat, name="shoal-beat", daemon=True).start()
+        beat = threading.Thread(target=self._beat, name="shoal-beat", daemon=True)
+        beat.start()
         try:
             while True:
                 job, order = self._pipe.recv()
@@ -101,6 +102,9 @@ class Worker:
         finally:
             self._ended.set()
             self._threads.shutdown(wait=False, cancel_futures=True)
+            # Otherwise it may be the last to hold the model, and a thread that lets go of tensors while Python is
+            # ending aborts the process.
+            beat.join(BEAT_SECONDS)
 
     def _take(self, job: int, order: Order) -> None:
         if isinstance(order, Cancel):

@@ -1,6 +1,7 @@
 """A real engine process under the supervisor: killed, replayed, reloaded, closed."""
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import time
@@ -160,6 +161,15 @@ def test_an_engine_that_hangs_is_ended_and_replaced(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_loaded_is_said_at_start() -> None:
     with pytest.raises(ModelNotFound):
         Supervisor(EngineSource("random:none")).start()
+
+
+def test_an_engine_that_is_closed_after_speaking_ends_without_a_fault() -> None:
+    supervisor = Supervisor(EngineSource("nano", device="cpu", config=EngineConfig(slots=1)))
+    supervisor.start()
+    engine = next(child for child in multiprocessing.active_children() if child.pid == supervisor.process_id)
+    asyncio.run(collect(supervisor, short(1)))
+    supervisor.close()
+    assert engine.exitcode == 0
 
 
 def test_after_close_nothing_is_taken_and_the_process_is_gone(tmp_path: Path) -> None:

@@ -67,17 +67,18 @@ def test_resynthesis_is_what_the_codec_decodes(speech: Path) -> None:
 
 
 def test_a_model_speaks_the_sentences_in_its_voices_of_those_names(speech: Path, tmp_path: Path) -> None:
-    def clips(out: str, *more: str) -> dict[str, bytes]:
+    def clips(out: str, *more: str) -> dict[str, np.ndarray]:
         options = ["--speech", str(speech), "--out", str(tmp_path / out), "--sentences", "1"]
         main([*options, "--model", "tts=nano", "--sampling", "max_frames=60", *more])
-        return {
-            c.voice: c.path.read_bytes() for c in read_manifest(tmp_path / out / "manifest.jsonl") if c.system == "tts"
-        }
+        said = [clip for clip in read_manifest(tmp_path / out / "manifest.jsonl") if clip.system == "tts"]
+        return {clip.voice: read_wav(clip.path.read_bytes())[0] for clip in said}
 
-    once = clips("once")
+    once, again, other = clips("once"), clips("again"), clips("other", "--sampling", "seed=7")
     assert set(once) == set(VOICES)
-    assert clips("again") == once
-    assert clips("other", "--sampling", "seed=7") != once
+    for voice in VOICES:
+        # Who else is in a step decides the rounding of products, so a sample may be one apart.
+        assert np.abs(again[voice] - once[voice]).max() <= 1.5 / 32768
+        assert other[voice].shape != once[voice].shape or np.abs(other[voice] - once[voice]).max() > 0.01
 
 
 def test_what_is_not_a_system_or_a_choice_is_refused() -> None:

@@ -18,9 +18,10 @@ from training.data.teachers import Teachers
 
 def work(plan: Plan, teachers: Path, out: Path, shards: Sequence[int]) -> None:
     """Make these shards, one after another. Leaves between shards when the parent is gone."""
-    # The parent decides when to stop; a Ctrl-C must not kill the teachers under a half-made shard.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
+    if parent is not None:
+        # The parent decides when to stop; a Ctrl-C must not kill the teachers under a half-made shard.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     for shard in shards:
         if parent is not None and not parent.is_alive():
             return
