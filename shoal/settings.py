@@ -336,4 +336,5 @@ def _toml(file: Path | None) -> dict[str, Any]:
 def _told(problem: ValidationError, places: Mapping[str, str]) -> str:
     first = problem.errors(include_url=False, include_input=False)[0]
     name = str(first["loc"][0])
-    return f"{name} ({places.get(name, 'unknown')}): {first['msg']}"
+    told = first["msg"] if first["type"] != "extra_forbidden" else "no such setting; `shoal config` lists all of them"
+    return f"{name} ({places.get(name, 'unknown')}): {told}"

@@ -12,7 +12,20 @@ PACKAGE = Path(__file__).parents[1] / "shoal"
 
 # From the top of the house to its cellar: a room may use those below its own floor.
 FLOORS = (
-    {"cli", "__main__", "settings", "server", "cluster", "batch", "simulate", "ui", "bench", "verify", "doctor"},
+    {
+        "cli",
+        "__main__",
+        "settings",
+        "server",
+        "cluster",
+        "batch",
+        "simulate",
+        "deploy",
+        "ui",
+        "bench",
+        "verify",
+        "doctor",
+    },
     {"engine", "voices", "audio"},
     {"text", "model", "codec", "checkpoint", "kernels", "quantize"},
     {"speech", "config", "errors", "metrics"},

@@ -15,6 +15,7 @@ from shoal.cli import (
     batch,
     bench,
     cluster,
+    deploy,
     load,
     machine,
     models,
@@ -25,7 +26,7 @@ from shoal.cli import (
     speak,
     voices,
 )
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, VoiceNotFound
 
 BUG_EXIT_CODE = 70
 ABOUT = """Speech from the Fish-Speech voices, heard while it is made.
@@ -44,7 +45,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # The order of the groups in the help: what most people want stands first.
-for room in (speak, voices, batch, serve, cluster, models, bench, load, simulate, report, profile, machine):
+for room in (speak, voices, batch, serve, cluster, deploy, models, bench, load, simulate, report, profile, machine):
     room.add_to(app)
 
 
@@ -68,6 +69,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     try:
         app(prog_name="shoal")
+    except VoiceNotFound as error:
+        _fail(f"{error} `shoal voices list` shows those there are.", error.exit_code)
     except ShoalError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:

@@ -41,11 +41,11 @@ class Serving:
         self.clients.append(client)
         return client
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, path: str = "/ready") -> None:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/ready", trust_env=False).status_code == 200:
+                if httpx.get(f"{self.url}{path}", trust_env=False).status_code == 200:
                     return
             assert self.process.poll() is None, self.log.read_text()
             time.sleep(0.1)

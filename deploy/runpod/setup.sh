@@ -1,0 +1,33 @@
+#!/bin/sh -eu
+# A pod of RunPod with a volume becomes a server: installs once, fetches the model once, then serves.
+# Everything lies under WORKSPACE, so a pod that is stopped and started again is there at once.
+#
+#   SHOAL_MODEL      nano, s1-mini, s2-pro, OWNER/NAME or a directory
+#   SHOAL_PORT       the port that the pod exposes
+#   SHOAL_PACKAGE    what pip installs: shoal, or a wheel, or the address of a repository
+#   HF_TOKEN         for models whose terms must be accepted first
+WORKSPACE=${WORKSPACE:-/workspace}/shoal
+VENV=$WORKSPACE/venv
+
+export XDG_CONFIG_HOME="$WORKSPACE/config" XDG_DATA_HOME="$WORKSPACE/data" XDG_STATE_HOME="$WORKSPACE/state"
+export XDG_CACHE_HOME="$WORKSPACE/cache" HF_HOME="$WORKSPACE/models"
+export SHOAL_MODEL="${SHOAL_MODEL:-nano}" SHOAL_PORT="${SHOAL_PORT:-8080}" SHOAL_HOST="${SHOAL_HOST:-0.0.0.0}"
+
+mkdir -p "$WORKSPACE"
+if ! [ -x "$VENV/bin/shoal" ]; then
+    # The images of RunPod bring a torch that fits their driver: it is used as it is.
+    python3 -m venv --system-site-packages "$VENV"
+    "$VENV/bin/pip" install --quiet "${SHOAL_PACKAGE:-shoal}[server]"
+fi
+
+case $SHOAL_MODEL in
+    nano | random:* | /* | ./*) ;;
+    *) "$VENV/bin/shoal" pull "$SHOAL_MODEL" ;;
+esac
+
+# The first start makes a key and tells it, once; it can be made anew with `shoal keys`.
+if ! [ -e "$XDG_CONFIG_HOME/shoal/keys.json" ] && [ -z "${SHOAL_API_KEYS:-}" ]; then
+    echo "the key of this pod: $("$VENV/bin/shoal" keys new pod)"
+fi
+
+exec "$VENV/bin/shoal" serve

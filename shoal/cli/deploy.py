@@ -1,0 +1,129 @@
+"""Commands that bring a model to a platform: pack it, and set up what runs it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.completion import complete_model
+from shoal.cli.flags import Codec, Quiet
+
+if TYPE_CHECKING:
+    from shoal.deploy.package import Part, Tick
+
+PANEL = "Serve"
+
+Model = Annotated[
+    str, typer.Option(help="nano, s1-mini, s2-pro, OWNER/NAME or a directory.", autocompletion=complete_model)
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="A directory that does not exist yet.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    package = typer.Typer(no_args_is_help=True, help="Pack a model for SageMaker, Triton or RunPod.")
+    package.command("sagemaker")(package_sagemaker)
+    package.command("triton")(package_triton)
+    package.command("runpod")(package_runpod)
+    app.add_typer(package, name="package", rich_help_panel=PANEL)
+    deploy = typer.Typer(no_args_is_help=True, help="Set up what runs a packed model.")
+    deploy.command("sagemaker")(deploy_sagemaker)
+    app.add_typer(deploy, name="deploy", rich_help_panel=PANEL)
+
+
+def package_sagemaker(output: Output, model: Model = "nano", codec: Codec = None, quiet: Quiet = False) -> None:
+    """Write model.tar.gz, for S3, and the recipe of the image. The same model gives the same bytes.
+
+    Example: shoal package sagemaker --model s1-mini -o sagemaker/
+    """
+    from shoal.deploy.package import package_sagemaker
+
+    _package(package_sagemaker, model, codec, output, quiet)
+
+
+def package_triton(output: Output, model: Model = "nano", codec: Codec = None, quiet: Quiet = False) -> None:
+    """Write a model repository for Triton Inference Server.
+
+    Example: shoal package triton --model s1-mini -o models/ && tritonserver --model-repository models/
+    """
+    from shoal.deploy.package import package_triton
+
+    _package(package_triton, model, codec, output, quiet)
+
+
+def package_runpod(output: Output, model: Model = "nano", codec: Codec = None, quiet: Quiet = False) -> None:
+    """Write what `docker build` needs for a serverless worker of RunPod.
+
+    Example: shoal package runpod --model s1-mini -o worker/ && docker build -t worker worker/
+    """
+    from shoal.deploy.package import package_runpod
+
+    _package(package_runpod, model, codec, output, quiet)
+
+
+def deploy_sagemaker(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the endpoint.")],
+    image: Annotated[str, typer.Option(help="The image in ECR, built from the packed Dockerfile.")],
+    model_data: Annotated[str, typer.Option(help="s3://…/model.tar.gz; with --many the prefix that holds several.")],
+    role: Annotated[str, typer.Option(help="ARN of the role that SageMaker takes on.")],
+    instance: Annotated[str, typer.Option(help="Type of the instances.")] = "ml.g5.xlarge",
+    instances: Annotated[str, typer.Option(metavar="MIN:MAX", help="How many there may be.")] = "1:1",
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests per instance that scaling aims at.")] = 16,
+    many: Annotated[bool, typer.Option("--many", help="Many models on one endpoint, loaded when asked for.")] = False,
+    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of the container.")] = None,
+    region: Annotated[str | None, typer.Option(help="Of AWS; else that of your configuration.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+) -> None:
+    """Make an endpoint what is asked for: model, configuration, endpoint and scaling. Done twice, it does nothing.
+
+    Example: shoal deploy sagemaker voices --image IMAGE --model-data s3://bucket/model.tar.gz --role ARN --dry-run
+    """
+    from shoal.deploy.endpoint import Account, Wanted
+
+    least, most = _bounds(instances)
+    variables = dict(_pair(each) for each in env or ())
+    wanted = Wanted(
+        name,
+        image=image,
+        model_data=model_data,
+        role=role,
+        instance=instance,
+        least=least,
+        most=most,
+        concurrency=concurrency,
+        multi_model=many,
+        environment=variables,
+    )
+    steps = Account(region).steps(wanted)
+    for step in steps:
+        typer.echo(f"{'would ' if dry_run else ''}{step.told}")
+        if not dry_run:
+            step.do()
+    if not steps:
+        typer.echo(f"{name} is as it should be")
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    least, colon, most = text.partition(":")
+    if not (colon and least.isdigit() and most.isdigit()):
+        raise typer.BadParameter(f"{text!r} is not MIN:MAX, such as 1:4", param_hint="--instances")
+    return int(least), int(most)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--env")
+    return name, value
+
+
+def _package(
+    pack: "Callable[[list[Part], Path, Tick], None]", model: str, codec: Path | None, output: Path, quiet: bool
+) -> None:
+    from shoal.cli.tables import progress_line
+    from shoal.deploy.package import model_parts
+
+    parts = model_parts(model, codec)
+    with progress_line(quiet) as progress:
+        pack(parts, output, progress)
+    typer.echo(output)

@@ -1,0 +1,54 @@
+"""`python -m shoal.deploy.container serve`: what SageMaker starts, by its variables.
+
+SAGEMAKER_BIND_TO_PORT is the port, SAGEMAKER_MULTI_MODEL says whether one model lies in /opt/ml/model or many come
+and go. All other settings are those of `shoal serve`, as `SHOAL_…` variables.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.errors import ShoalError
+from shoal.server.logs import set_up_logging
+from shoal.settings import Origin, read_settings
+
+MODEL_DIRECTORY = "/opt/ml/model"
+
+
+def settings_of(variables: Mapping[str, str]) -> Origin:
+    """SageMaker asks for permission itself, and nobody else reaches the container."""
+    flags: dict[str, Any] = {"host": "0.0.0.0", "insecure": True}
+    if variables.get("SAGEMAKER_BIND_TO_PORT"):
+        flags["port"] = variables["SAGEMAKER_BIND_TO_PORT"]
+    if not variables.get("SHOAL_MODEL"):
+        flags["model"] = MODEL_DIRECTORY
+    return read_settings(flags, variables=variables)
+
+
+def many_models(variables: Mapping[str, str]) -> bool:
+    return variables.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true"
+
+
+def main(arguments: list[str]) -> None:
+    if arguments != ["serve"]:
+        sys.exit("usage: python -m shoal.deploy.container serve")
+    try:
+        settings = settings_of(os.environ).settings
+        set_up_logging(settings.log_format, settings.log_level)
+        if many_models(os.environ):
+            from shoal.deploy.multi_model import serve_many
+
+            serve_many(settings)
+        else:
+            from shoal.server.run import serve
+
+            serve(settings.server(), settings.source(), settings.voice_directory())
+    except ShoalError as problem:
+        logging.getLogger("shoal").error("%s", problem)
+        sys.exit(problem.exit_code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

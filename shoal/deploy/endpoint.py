@@ -1,0 +1,218 @@
+"""A SageMaker endpoint as it should be, and the steps from what is there to that.
+
+Models and endpoint configurations cannot be changed in SageMaker, so their names carry a digest of their content: what
+has the name is what is wanted, and doing the same again does nothing.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from shoal.errors import InvalidRequest, MissingExtra, ShoalError
+
+VARIANT = "voice"
+DIMENSION = "sagemaker:variant:DesiredInstanceCount"
+METRIC = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
+STARTUP_SECONDS = 900  # to load a large model; SageMaker kills what is not healthy by then
+DOWNLOAD_SECONDS = 900
+COOLDOWN_SECONDS = 300  # before an instance is taken away: it took minutes to get it
+NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,49}")
+NOT_THERE = ("Could not find", "Cannot find")
+
+Spec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    name: str
+    image: str
+    model_data: str  # s3://…/model.tar.gz, or with `multi_model` the prefix that holds many
+    role: str
+    instance: str
+    least: int = 1
+    most: int = 1
+    concurrency: int = 16  # requests per instance that scaling aims at
+    multi_model: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise InvalidRequest(f"{self.name!r} is no name of an endpoint: up to 50 letters, digits and single -")
+        if not self.model_data.startswith("s3://"):
+            raise InvalidRequest(f"the model must lie in S3, s3://BUCKET/KEY, not {self.model_data!r}")
+        if self.multi_model and not self.model_data.endswith("/"):
+            raise InvalidRequest("with many models, give the prefix that holds them: s3://BUCKET/PREFIX/")
+        if not 1 <= self.least <= self.most:
+            raise InvalidRequest(f"instances need 1 <= MIN <= MAX, not {self.least}:{self.most}")
+
+    @property
+    def container(self) -> Spec:
+        return {
+            "Image": self.image,
+            "ModelDataUrl": self.model_data,
+            "Mode": "MultiModel" if self.multi_model else "SingleModel",
+            "Environment": self.environment,
+        }
+
+    @property
+    def model_name(self) -> str:
+        return f"{self.name}-{_digest([self.container, self.role])}"
+
+    @property
+    def model(self) -> Spec:
+        return {"ModelName": self.model_name, "PrimaryContainer": self.container, "ExecutionRoleArn": self.role}
+
+    @property
+    def variant(self) -> Spec:
+        return {
+            "VariantName": VARIANT,
+            "ModelName": self.model_name,
+            "InstanceType": self.instance,
+            "InitialInstanceCount": self.least,
+            "ContainerStartupHealthCheckTimeoutInSeconds": STARTUP_SECONDS,
+            "ModelDataDownloadTimeoutInSeconds": DOWNLOAD_SECONDS,
+        }
+
+    @property
+    def config_name(self) -> str:
+        return f"{self.name}-{_digest(self.variant)}"
+
+    @property
+    def config(self) -> Spec:
+        return {"EndpointConfigName": self.config_name, "ProductionVariants": [self.variant]}
+
+    @property
+    def resource(self) -> Spec:
+        return {
+            "ServiceNamespace": "sagemaker",
+            "ResourceId": f"endpoint/{self.name}/variant/{VARIANT}",
+            "ScalableDimension": DIMENSION,
+        }
+
+    @property
+    def target(self) -> Spec:
+        return self.resource | {"MinCapacity": self.least, "MaxCapacity": self.most}
+
+    @property
+    def policy(self) -> Spec:
+        return self.resource | {
+            "PolicyName": f"{self.name}-concurrency",
+            "PolicyType": "TargetTrackingScaling",
+            "TargetTrackingScalingPolicyConfiguration": {
+                "TargetValue": float(self.concurrency),
+                "PredefinedMetricSpecification": {"PredefinedMetricType": METRIC},
+                "ScaleInCooldown": COOLDOWN_SECONDS,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call that changes something, in words, and how to make it."""
+
+    told: str
+    call: Callable[[], object]
+
+    def do(self) -> None:
+        """Raises ShoalError with what AWS says."""
+        with reasons():
+            self.call()
+
+
+class Account:
+    """SageMaker and its scaling in one region. Raises ShoalError for what AWS refuses."""
+
+    def __init__(self, region: str | None = None) -> None:
+        try:
+            import boto3
+        except ModuleNotFoundError as missing:
+            raise MissingExtra(f"Deploying to SageMaker needs {missing.name}: pip install 'shoal[sagemaker]'") from None
+        with reasons():
+            self._sagemaker = boto3.client("sagemaker", region_name=region)
+            self._scaling = boto3.client("application-autoscaling", region_name=region)
+
+    def steps(self, wanted: Wanted) -> list[Step]:
+        """What is to be done, in order; nothing when all is as wanted. Only asks."""
+        with reasons():
+            return [*self._endpoint_steps(wanted), *self._scaling_steps(wanted)]
+
+    def _endpoint_steps(self, wanted: Wanted) -> Iterator[Step]:
+        sagemaker = self._sagemaker
+        if _there(lambda: sagemaker.describe_model(ModelName=wanted.model_name)) is None:
+            yield Step(f"create the model {wanted.model_name}", lambda: sagemaker.create_model(**wanted.model))
+        if _there(lambda: sagemaker.describe_endpoint_config(EndpointConfigName=wanted.config_name)) is None:
+            told = f"create the configuration {wanted.config_name} ({wanted.least} x {wanted.instance})"
+            yield Step(told, lambda: sagemaker.create_endpoint_config(**wanted.config))
+        found = _there(lambda: sagemaker.describe_endpoint(EndpointName=wanted.name))
+        names = {"EndpointName": wanted.name, "EndpointConfigName": wanted.config_name}
+        if found is None:
+            yield Step(f"create the endpoint {wanted.name}", lambda: sagemaker.create_endpoint(**names))
+        elif found["EndpointConfigName"] != wanted.config_name:
+            # What scaling has added stays; else an update under load would begin with too few instances.
+            told = f"update the endpoint {wanted.name} from {found['EndpointConfigName']}"
+            yield Step(told, lambda: sagemaker.update_endpoint(**names, RetainAllVariantProperties=True))
+        if found is None or found["EndpointConfigName"] != wanted.config_name or found["EndpointStatus"] != "InService":
+            # Instances of an endpoint that is not there yet cannot be scaled.
+            yield Step(f"wait until {wanted.name} is in service", lambda: self._wait(wanted.name))
+
+    def _scaling_steps(self, wanted: Wanted) -> Iterator[Step]:
+        scaling, resource = self._scaling, wanted.resource
+        targets = scaling.describe_scalable_targets(
+            ServiceNamespace="sagemaker", ResourceIds=[resource["ResourceId"]], ScalableDimension=DIMENSION
+        )["ScalableTargets"]
+        if not targets or not _holds(targets[0], wanted.target):
+            told = f"scale between {wanted.least} and {wanted.most} instances"
+            yield Step(told, lambda: scaling.register_scalable_target(**wanted.target))
+        policies = scaling.describe_scaling_policies(**resource)["ScalingPolicies"]
+        if not any(_holds(policy, wanted.policy) for policy in policies):
+            told = f"aim at {wanted.concurrency} concurrent requests per instance"
+            yield Step(told, lambda: scaling.put_scaling_policy(**wanted.policy))
+
+    def _wait(self, name: str) -> None:
+        self._sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=name)
+
+
+@contextmanager
+def reasons() -> Iterator[None]:
+    """What AWS and its library say, as errors of ours."""
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+
+    try:
+        yield
+    except NoRegionError:
+        raise InvalidRequest("no AWS region is set: give --region, or set AWS_DEFAULT_REGION") from None
+    except NoCredentialsError:
+        raise InvalidRequest("no AWS credentials were found: `aws configure` sets them up") from None
+    except ClientError as problem:
+        error = problem.response["Error"]
+        raise ShoalError(f"AWS refuses {problem.operation_name}: {error['Message']} ({error['Code']})") from None
+    except BotoCoreError as problem:
+        raise ShoalError(f"AWS: {problem}") from None
+
+
+def _there(describe: Callable[[], Spec]) -> Spec | None:
+    """What is described, or None; SageMaker has no code of its own for what is not there."""
+    from botocore.exceptions import ClientError
+
+    try:
+        return describe()
+    except ClientError as problem:
+        error = problem.response["Error"]
+        if error["Code"] == "ValidationException" and error["Message"].startswith(NOT_THERE):
+            return None
+        raise
+
+
+def _holds(found: Any, wanted: Any) -> bool:
+    """Whether everything that is wanted is there; AWS adds to it."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(_holds(found.get(name), value) for name, value in wanted.items())
+    return bool(found == wanted)
+
+
+def _digest(content: Any) -> str:
+    return blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=4).hexdigest()

@@ -1,0 +1,35 @@
+"""The cluster as an application that Ray Serve imports by name, which is how KubeRay's RayService wants it.
+
+`shoal.deploy.kuberay:app` with `args`: the names of `shoal cluster up`'s flags, and any other setting.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from ray import serve
+
+from shoal.cluster.application import application
+from shoal.cluster.config import Autoscale, ClusterConfig, Plan
+from shoal.cluster.routing import check_strategy
+from shoal.server.run import check_door
+from shoal.settings import read_settings
+
+
+def app(args: dict[str, Any]) -> serve.Application:
+    """Raises InvalidRequest for what is no setting, and when anybody could speak without a key."""
+    settings = dict(args)
+    autoscale = settings.pop("autoscale", None)
+    cluster = ClusterConfig(
+        replicas=int(settings.pop("replicas", ClusterConfig.replicas)),
+        strategy=check_strategy(str(settings.pop("strategy", ClusterConfig.strategy))),
+        autoscale=Autoscale.parse(str(autoscale)) if autoscale else None,
+        stagger_seconds=float(settings.pop("stagger_start", ClusterConfig.stagger_seconds)),
+        cpus=float(settings.pop("cpus", ClusterConfig.cpus)),
+        gpus=float(settings.pop("gpus", ClusterConfig.gpus)),
+        fronts=int(settings.pop("fronts", ClusterConfig.fronts)),
+    )
+    read = read_settings(settings).settings
+    # Ray's proxy listens, on every node.
+    server = replace(read.server(), host="0.0.0.0")
+    check_door(server)
+    return application(Plan(server, cluster, read.source(), read.voice_directory(), read.log_format, read.log_level))

@@ -1,0 +1,46 @@
+"""A serverless worker of RunPod: jobs in, pieces of audio out while they are made."""
+
+import base64
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from shoal.deploy.worker import open_worker, performing
+from shoal.errors import MissingExtra, ShoalError
+from shoal.server.desk import Desk
+from shoal.settings import read_settings
+
+Handler = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any], None]]
+
+
+def main() -> None:
+    """Take jobs until the platform ends it. Settings come as `SHOAL_…` variables."""
+    try:
+        import runpod
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(f"A RunPod worker needs {missing.name}: pip install 'shoal[runpod]'") from None
+    settings = read_settings().settings
+    handler = handler_for(open_worker(settings))
+    # As many jobs at one time as there are slots: they are spoken in one batch.
+    at_once = settings.slots
+    runpod.serverless.start(
+        {"handler": handler, "return_aggregate_stream": True, "concurrency_modifier": lambda current: at_once}
+    )
+
+
+def handler_for(desk: Desk) -> Handler:
+    async def handler(job: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Pieces in order, in base64. RunPod takes an `error` for the end of the job."""
+        try:
+            async with performing(desk, job.get("input"), str(job["id"])) as (order, performance):
+                media_type = order.rendering.media_type
+                rate = order.rendering.rate_for(performance.service.sample_rate)
+                async for piece in performance.pipe.pieces():
+                    yield {"audio": base64.b64encode(piece).decode(), "media_type": media_type, "sample_rate": rate}
+        except ShoalError as problem:
+            yield {"error": str(problem)}
+
+    return handler
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The server's desk without HTTP, for hosts that bring a protocol of their own.
+
+The engine is in the host's process: the platform watches that process and starts it again.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from shoal.engine.load import load
+from shoal.server.bodies import validated
+from shoal.server.desk import Desk, open_desk
+from shoal.server.host import Host
+from shoal.server.keys import ANYONE
+from shoal.server.performance import Order, Performance
+from shoal.server.run import loaded
+from shoal.server.sagemaker import Invocation, order_of
+from shoal.settings import Settings
+
+T = TypeVar("T")
+
+
+def open_worker(settings: Settings) -> Desk:
+    """An engine that is ready to speak, behind a desk. Takes a while. Raises ShoalError."""
+    source = settings.source()
+    service = load(
+        source.model,
+        device=source.device,
+        dtype=source.dtype,
+        codec=source.codec,
+        voices=source.voices,
+        config=source.config,
+        warm=True,
+    ).service
+    ready = loaded(service, service.facts(), source, settings.voice_directory())
+    # The platform has asked for keys, and counts what they use.
+    config = replace(settings.server(), api_keys=(), keys_file=None, usage_file=None)
+    return open_desk(config, Host(lambda: ready, ready), source.config.slots)
+
+
+def close_worker(desk: Desk) -> None:
+    ready = desk.host.loaded
+    if ready is not None:
+        ready.service.close()
+    desk.encoders.shutdown(wait=False, cancel_futures=True)
+
+
+@asynccontextmanager
+async def performing(desk: Desk, content: Any, id: str) -> AsyncIterator[tuple[Order, Performance]]:
+    """Speak a body of the Fish or of the OpenAI API; leaving ends it. Raises ShoalError."""
+    order = await order_of(validated(Invocation, content), desk, ANYONE, id)
+    performance = Performance(desk, order)
+    try:
+        yield order, performance
+    finally:
+        performance.close()
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for hosts that have none."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="shoal-worker", daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.begin(work).result()
+
+    def close(self) -> None:
+        """What is still being spoken is cancelled."""
+        self.wait(_cancel_others())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,134 @@
+"""An endpoint of SageMaker, set up against moto."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+from moto import mock_aws
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.deploy.endpoint import METRIC, Account, Wanted
+from shoal.errors import InvalidRequest, ShoalError
+
+WANTED = Wanted(
+    "voices",
+    image="123456789012.dkr.ecr.us-east-1.amazonaws.com/shoal:cuda",
+    model_data="s3://bucket/model.tar.gz",
+    role="arn:aws:iam::123456789012:role/shoal",
+    instance="ml.g4dn.xlarge",
+    least=1,
+    most=4,
+    concurrency=12,
+    environment={"SHOAL_SLOTS": "16"},
+)
+ARGUMENTS = ["deploy", "sagemaker", "voices", "--image", WANTED.image, "--model-data", WANTED.model_data]
+ARGUMENTS += ["--role", WANTED.role, "--instance", WANTED.instance, "--instances", "1:4", "--concurrency", "12"]
+ARGUMENTS += ["--env", "SHOAL_SLOTS=16"]
+
+
+@pytest.fixture(autouse=True)
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        yield
+
+
+def do_all(wanted: Wanted) -> list[str]:
+    steps = Account().steps(wanted)
+    for step in steps:
+        step.do()
+    return [step.told for step in steps]
+
+
+def test_everything_is_made_once() -> None:
+    assert [told.split()[0] for told in do_all(WANTED)] == ["create", "create", "create", "wait", "scale", "aim"]
+    assert do_all(WANTED) == []
+
+
+def test_what_is_made_is_what_was_asked_for() -> None:
+    do_all(WANTED)
+    sagemaker = boto3.client("sagemaker")
+    endpoint = sagemaker.describe_endpoint(EndpointName="voices")
+    config = sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
+    (variant,) = config["ProductionVariants"]
+    assert (variant["InstanceType"], variant["InitialInstanceCount"]) == ("ml.g4dn.xlarge", 1)
+    container = sagemaker.describe_model(ModelName=variant["ModelName"])["PrimaryContainer"]
+    assert container["ModelDataUrl"] == WANTED.model_data
+    assert container["Environment"] == {"SHOAL_SLOTS": "16"}
+    scaling = boto3.client("application-autoscaling")
+    (target,) = scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
+    assert (target["MinCapacity"], target["MaxCapacity"]) == (1, 4)
+    (policy,) = scaling.describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
+    tracking = policy["TargetTrackingScalingPolicyConfiguration"]
+    assert tracking["TargetValue"] == 12
+    assert tracking["PredefinedMetricSpecification"]["PredefinedMetricType"] == METRIC
+
+
+def test_only_what_has_changed_is_done() -> None:
+    do_all(WANTED)
+    assert do_all(replace(WANTED, most=8)) == ["scale between 1 and 8 instances"]
+    assert do_all(replace(WANTED, most=8, concurrency=20)) == ["aim at 20 concurrent requests per instance"]
+
+
+def test_another_image_is_a_new_model_and_an_update_that_keeps_the_instances() -> None:
+    """moto does not update endpoints: the call itself is checked against the API's own description."""
+    do_all(WANTED)
+    changed, account = replace(WANTED, image="other:1"), Account()
+    steps = account.steps(changed)
+    assert [step.told.split()[0] for step in steps] == ["create", "create", "update", "wait"]
+    expected: dict[str, Any] = {
+        "EndpointName": "voices",
+        "EndpointConfigName": changed.config_name,
+        "RetainAllVariantProperties": True,
+    }
+    with Stubber(account._sagemaker) as stubbed:
+        stubbed.add_response("update_endpoint", {"EndpointArn": "arn:aws:sagemaker:us-east-1:1:endpoint/x"}, expected)
+        steps[2].do()
+        stubbed.assert_no_pending_responses()
+
+
+def test_many_models_lie_under_a_prefix() -> None:
+    wanted = replace(WANTED, model_data="s3://bucket/models/", multi_model=True, instance="ml.c5.2xlarge")
+    do_all(wanted)
+    described = boto3.client("sagemaker").describe_model(ModelName=wanted.model_name)
+    assert described["PrimaryContainer"]["Mode"] == "MultiModel"
+    with pytest.raises(InvalidRequest, match="prefix"):
+        replace(wanted, model_data="s3://bucket/model.tar.gz")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"name": "a_b"}, {"name": "x" * 51}, {"model_data": "/tmp/model.tar.gz"}, {"least": 3, "most": 2}, {"least": 0}],
+)
+def test_what_aws_would_refuse_is_refused_before(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        replace(WANTED, **wrong)
+
+
+def test_what_aws_refuses_is_told() -> None:
+    with pytest.raises(ShoalError, match="AWS refuses CreateEndpointConfig"):
+        do_all(replace(WANTED, instance="ml.nonsense"))
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
+    runner = CliRunner()
+    dry = runner.invoke(app, [*ARGUMENTS, "--dry-run"])
+    assert dry.exit_code == 0
+    assert all(line.startswith("would ") for line in dry.stdout.splitlines())
+    assert boto3.client("sagemaker").list_models()["Models"] == []
+    wet = runner.invoke(app, ARGUMENTS)
+    assert wet.exit_code == 0
+    assert wet.stdout == dry.stdout.replace("would ", "")
+    assert "as it should be" in runner.invoke(app, ARGUMENTS).stdout
+
+
+def test_without_a_region_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    with pytest.raises(InvalidRequest, match="--region"):
+        Account()

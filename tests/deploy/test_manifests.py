@@ -1,0 +1,179 @@
+"""Dockerfiles, the compose file and the manifests of Kubernetes: linted and checked by schemas, without a daemon."""
+
+import re
+import subprocess
+import sys
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from shoal.config import EngineConfig
+from shoal.errors import InvalidRequest
+from shoal.metrics import Metrics
+from shoal.server.config import ServerConfig
+from shoal.settings import Settings
+from tests.deploy.conftest import ROOT
+
+PROGRAMS = Path(sys.executable).parent
+DOCKERFILES = [ROOT / "Dockerfile", *sorted((ROOT / "shoal/deploy/recipes").glob("*.Dockerfile"))]
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+PLAIN = [
+    path for path in sorted(KUBERNETES.glob("*.yaml")) if path.name not in ("kustomization.yaml", "rayservice.yaml")
+]
+KUBERNETES_VERSION = "1.31"
+# Fields of KubeRay's RayService v1 that we use; its own schema is not in any package.
+RAY_SERVICE = {"serveConfigV2", "rayClusterConfig"}
+RAY_CLUSTER = {"rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"}
+HEAD = {"rayStartParams", "template"}
+WORKERS = HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas"}
+
+
+def ran(*command: object) -> str:
+    """What a linter finds."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def manifest(name: str) -> Any:
+    return yaml.safe_load((KUBERNETES / name).read_text())
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_hadolint_finds_nothing(path: Path) -> None:
+    assert ran(PROGRAMS / "hadolint", path) == ""
+
+
+def test_hadolint_would_find_something(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM python\nRUN cd /tmp\n")
+    with pytest.raises(AssertionError, match="DL3006"):
+        ran(PROGRAMS / "hadolint", tmp_path / "Dockerfile")
+
+
+def stages() -> dict[str, str]:
+    text = (ROOT / "Dockerfile").read_text()
+    found = re.split(r"^FROM \S+ AS (\w+)$", text, flags=re.MULTILINE)[1:]
+    return dict(zip(found[::2], found[1::2], strict=True))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_an_image_runs_as_nobody_special_and_can_be_watched(target: str) -> None:
+    stage = stages()
+    assert stage[target].rstrip().endswith("USER 1000")
+    assert "HEALTHCHECK" in stage["base"]
+    assert 'VOLUME ["/var/cache/shoal", "/var/lib/shoal"]' in stage["base"]
+
+
+def test_the_image_has_the_torch_of_the_constraints() -> None:
+    pinned = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert set(re.findall(r"torch==(\S+)", (ROOT / "Dockerfile").read_text())) == {pinned[1]}
+
+
+def test_what_the_image_copies_is_not_ignored() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert {name for names in copied for name in names.split()} == kept
+
+
+def test_the_health_check_asks_a_path_that_there_is() -> None:
+    assert "'/health'" in stages()["base"]
+    code = re.search(r'CMD \["python", "-c", "(.+)"\]', stages()["base"])
+    assert code is not None
+    compile(code[1], "health check", "exec")
+
+
+def test_variables_in_images_and_manifests_are_settings() -> None:
+    files = [*DOCKERFILES, ROOT / "compose.yaml", *KUBERNETES.glob("*.yaml"), ROOT / "deploy/runpod/setup.sh"]
+    named = {name.lower() for path in files for name in re.findall(r"\bSHOAL_([A-Z_]+)\b", path.read_text())}
+    # What the files themselves are told: the image to build upon, and what pip is to install.
+    assert named - set(Settings.model_fields) <= {"image", "package"}
+
+
+def test_the_compose_file_is_valid() -> None:
+    ran(PROGRAMS / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", ROOT / "compose.yaml")
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    assert {service["build"]["target"] for service in services.values()} <= set(stages())
+
+
+@pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.name)
+def test_a_manifest_is_valid(path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+
+
+def test_a_manifest_with_a_wrong_field_is_not() -> None:
+    wrong = manifest("deployment.yaml")
+    wrong["spec"]["template"]["spec"]["containers"][0]["imagePullSecret"] = "x"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, KUBERNETES_VERSION, strict=True)
+
+
+def test_the_kustomization_lists_every_manifest() -> None:
+    assert sorted(manifest("kustomization.yaml")["resources"]) == [path.name for path in PLAIN]
+
+
+def test_the_parts_of_the_deployment_find_each_other() -> None:
+    pod = manifest("deployment.yaml")["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    labels = pod["metadata"]["labels"].items()
+    assert manifest("service.yaml")["spec"]["selector"].items() <= labels
+    assert manifest("disruption.yaml")["spec"]["selector"]["matchLabels"].items() <= labels
+    assert manifest("service.yaml")["spec"]["ports"][0]["targetPort"] == container["ports"][0]["name"]
+    claims = {
+        each["persistentVolumeClaim"]["claimName"] for each in pod["spec"]["volumes"] if "persistentVolumeClaim" in each
+    }
+    assert claims == {manifest("cache.yaml")["metadata"]["name"]}
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["spec"]["volumes"]}
+    assert pod["spec"]["terminationGracePeriodSeconds"] > ServerConfig.drain_seconds + 5
+
+
+def test_the_autoscaler_asks_for_a_metric_that_there_is() -> None:
+    spec = manifest("autoscaler.yaml")["spec"]
+    assert spec["scaleTargetRef"]["name"] == manifest("deployment.yaml")["metadata"]["name"]
+    (metric,) = spec["metrics"]
+    names = {family.name for family in Metrics(lambda: None).registry.collect()}
+    assert metric["pods"]["metric"]["name"] in names
+    assert int(metric["pods"]["target"]["averageValue"]) < EngineConfig.slots
+
+
+def test_the_ray_service_is_built_of_valid_parts() -> None:
+    spec = manifest("rayservice.yaml")["spec"]
+    cluster = spec["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    assert set(spec) == RAY_SERVICE
+    assert set(cluster) == RAY_CLUSTER
+    assert set(groups[0]) == HEAD
+    assert all(set(group) == WORKERS for group in groups[1:])
+    for group in groups:
+        # A template of pods is that of any workload.
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": group["template"]}
+        kubernetes_validate.validate(pod, KUBERNETES_VERSION, strict=True)
+    assert cluster["rayVersion"] == version("ray")
+
+
+def test_ray_serve_understands_the_ray_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Ray, about itself
+        from ray.serve.schema import ServeDeploySchema
+
+        from shoal.deploy.kuberay import app
+
+    config = ServeDeploySchema.model_validate(yaml.safe_load(manifest("rayservice.yaml")["spec"]["serveConfigV2"]))
+    (application,) = config.applications
+    assert application.import_path == "shoal.deploy.kuberay:app"
+    with pytest.raises(InvalidRequest, match="API key"):
+        app(application.args)
+    monkeypatch.setenv("SHOAL_API_KEYS", "a-key")
+    assert app(application.args)._bound_deployment.name == "fronts"
+    with pytest.raises(InvalidRequest, match="colour"):
+        app({**application.args, "colour": "red"})
+
+
+def test_shellcheck_finds_nothing() -> None:
+    ran(PROGRAMS / "shellcheck", ROOT / "deploy/runpod/setup.sh")

@@ -1,0 +1,118 @@
+"""The container as SageMaker starts it, with many models that come and go."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shoal.deploy.container import many_models, settings_of
+from shoal.deploy.memory import process_bytes, usable_bytes
+from tests.deploy.conftest import SAY
+from tests.server.conftest import ROOT, Serving, free_port, samples_of, surroundings
+
+# One engine of the small model takes about 600 MB at most; there is room for one, not for two.
+SETTINGS = {"SHOAL_MODELS_BYTES": "900MiB", "SHOAL_KV_BYTES": "32MiB", "SHOAL_GUARD": "false", "SHOAL_SLOTS": "4"}
+
+LONG = {**SAY, "max_new_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    home, port = tmp_path_factory.mktemp("container"), free_port()
+    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_BIND_TO_PORT": str(port)}
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.deploy.container", "serve"],
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+            env=surroundings(home) | SETTINGS | variables,
+        )
+    serving = Serving(process, f"http://127.0.0.1:{port}", home / "log", home)
+    serving.wait_until_ready("/ping")
+    yield serving.client()
+    assert serving.end() == 0, serving.log.read_text()
+
+
+def test_models_come_and_go_within_the_memory(container: httpx.Client, tiny_directory: Path) -> None:
+    """One story, since each load is a process that starts."""
+    url = str(tiny_directory)
+    assert container.get("/models").json() == {"models": []}
+    assert container.post("/models/first/invoke", json=SAY).status_code == 404
+
+    loaded = container.post("/models", json={"model_name": "first", "url": url})
+    assert loaded.status_code == 200, loaded.text
+    assert container.get("/models").json() == {"models": [{"modelName": "first", "modelUrl": url}]}
+    assert container.get("/models/first").json() == {"modelName": "first", "modelUrl": url}
+    assert container.post("/models", json={"model_name": "first", "url": url}).status_code == 409
+
+    spoken = container.post("/models/first/invoke", json=SAY)
+    assert (spoken.status_code, spoken.headers["content-type"]) == (200, "audio/wav")
+    assert len(samples_of(spoken.content)) > 1000
+    with container.stream("POST", "/models/first/invoke", json={**SAY, "streaming": True}) as stream:
+        assert len(list(stream.iter_raw())) > 1
+    assert container.post("/models/first/invoke", json={"text": ""}).status_code == 422
+
+    full = container.post("/models", json={"model_name": "second", "url": url})
+    assert full.status_code == 507
+    assert "models_bytes" in full.json()["message"]
+
+    whole = samples_of(container.post("/models/first/invoke", json=LONG).content)
+    with container.stream("POST", "/models/first/invoke", json={**LONG, "streaming": True}) as stream:
+        pieces = stream.iter_raw()
+        begun = next(pieces)
+        assert container.delete("/models/first").status_code == 200
+        heard = samples_of(begun + b"".join(pieces))
+    assert len(heard) == len(whole), "what is being spoken is spoken to its end"
+    assert container.get("/models/first").status_code == 404
+    assert container.delete("/models/first").status_code == 404
+    assert container.post("/models", json={"model_name": "second", "url": url}).status_code == 200
+    assert container.post("/models/second/invoke", json=SAY).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"model_name": "x", "url": "/nowhere"}, 400),
+        ({"model_name": "x"}, 422),
+        ([], 422),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_refused(container: httpx.Client, body: object, status: int) -> None:
+    refused = container.post("/models", json=body)
+    assert refused.status_code == status
+    assert container.get("/ping").status_code == 200
+
+
+def test_a_directory_without_a_model_is_told(container: httpx.Client, tmp_path: Path) -> None:
+    for model in container.get("/models").json()["models"]:
+        container.delete(f"/models/{model['modelName']}")
+    refused = container.post("/models", json={"model_name": "empty", "url": str(tmp_path)})
+    assert refused.status_code == 500
+    assert container.get("/models").json() == {"models": []}
+
+
+def test_the_variables_of_sagemaker_are_understood() -> None:
+    settings = settings_of({"SAGEMAKER_BIND_TO_PORT": "9001", "SHOAL_SLOTS": "3"}).settings
+    assert (settings.host, settings.port, settings.insecure, settings.slots) == ("0.0.0.0", 9001, True, 3)
+    assert settings.model == "/opt/ml/model"
+    assert settings_of({"SHOAL_MODEL": "nano"}).settings.model == "nano"
+    assert many_models({"SAGEMAKER_MULTI_MODEL": "true"})
+    assert not many_models({"SAGEMAKER_MULTI_MODEL": "false"})
+
+
+def test_a_container_has_what_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "max").write_text("1048576\n")
+    (tmp_path / "none").write_text("max\n")
+    machine = usable_bytes(())
+    assert usable_bytes((tmp_path / "max",)) == 1 << 20
+    assert usable_bytes((tmp_path / "none", tmp_path / "missing")) == machine > 1 << 20
+
+
+def test_memory_of_a_process_is_measured() -> None:
+    assert process_bytes(os.getpid()) > 10 << 20
+    assert process_bytes(None) == 0

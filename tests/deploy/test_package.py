@@ -1,0 +1,97 @@
+"""What is packed: complete, the same each time, and whole or not there."""
+
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.checkpoint.resolve import BUNDLED_FOLDER
+from shoal.cli import app
+from shoal.deploy.package import ARCHIVE, CHECKPOINT, model_parts, package_runpod, package_sagemaker, package_triton
+from shoal.errors import CheckpointError, InvalidRequest, OutputError
+
+
+def quiet(told: str) -> None:
+    pass
+
+
+def test_the_same_model_gives_the_same_archive(tiny_directory: Path, tmp_path: Path) -> None:
+    written = []
+    for name in ("one", "two"):
+        for file in tiny_directory.iterdir():
+            file.touch()  # times do not count
+        package_sagemaker(model_parts(str(tiny_directory)), tmp_path / name, quiet)
+        written.append((tmp_path / name / ARCHIVE).read_bytes())
+    assert written[0] == written[1]
+
+
+def test_the_archive_holds_the_model_and_the_handler(tiny_directory: Path, tmp_path: Path) -> None:
+    package_sagemaker(model_parts(str(tiny_directory)), tmp_path / "out", quiet)
+    with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
+        names = set(archive.getnames())
+        archive.extractall(tmp_path / "model", filter="data")
+    assert names == {*(path.name for path in tiny_directory.iterdir()), "code/inference.py", "code/requirements.txt"}
+    for path in tiny_directory.iterdir():
+        assert (tmp_path / "model" / path.name).read_bytes() == path.read_bytes()
+    assert "shoal.deploy.container" in (tmp_path / "out" / "Dockerfile").read_text()
+
+
+def test_the_bundled_model_brings_its_voices() -> None:
+    names = {part.name for part in model_parts("nano")}
+    assert {"config.json", "model.safetensors", "codec.safetensors", "shoal.json"} <= names
+    assert any(name.startswith("voices/") for name in names)
+    assert all((BUNDLED_FOLDER / name).is_file() for name in names)
+
+
+def test_a_repository_for_triton_has_configuration_code_and_model(tiny_directory: Path, tmp_path: Path) -> None:
+    package_triton(model_parts(str(tiny_directory)), tmp_path / "models", quiet)
+    version = tmp_path / "models" / "shoal" / "1"
+    assert "decoupled: true" in (version.parent / "config.pbtxt").read_text()
+    assert "TritonPythonModel" in (version / "model.py").read_text()
+    assert {path.name for path in (version / CHECKPOINT).iterdir()} == {path.name for path in tiny_directory.iterdir()}
+
+
+def test_a_worker_has_its_model_inside(tiny_directory: Path, tmp_path: Path) -> None:
+    package_runpod(model_parts(str(tiny_directory)), tmp_path / "worker", quiet)
+    assert (tmp_path / "worker" / CHECKPOINT / "config.json").is_file()
+    assert f"COPY {CHECKPOINT} " in (tmp_path / "worker" / "Dockerfile").read_text()
+
+
+def test_another_codec_takes_the_place_of_the_models_own(tiny_directory: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pth"
+    other.write_bytes(b"another")
+    parts = {part.name: part.path for part in model_parts(str(tiny_directory), other)}
+    assert parts["codec.pth"] == other
+    assert "codec.json" not in parts
+
+
+def test_a_model_that_lacks_something_is_not_packed(tiny_directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="shoal random"):
+        model_parts("random:tiny")
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="lacks"):
+        model_parts(str(tmp_path / "part"))
+
+
+def test_nothing_is_left_of_a_package_that_was_interrupted(tiny_directory: Path, tmp_path: Path) -> None:
+    def interrupted(told: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        package_sagemaker(model_parts(str(tiny_directory)), tmp_path / "out", interrupted)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_not_overwritten(tiny_directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="exists already"):
+        package_triton(model_parts(str(tiny_directory)), tmp_path, quiet)
+
+
+@pytest.mark.parametrize("platform", ["sagemaker", "triton", "runpod"])
+def test_the_command_packs(tiny_directory: Path, tmp_path: Path, platform: str) -> None:
+    out = tmp_path / "out"
+    ran = CliRunner().invoke(app, ["package", platform, "--model", str(tiny_directory), "-o", str(out)])
+    assert (ran.exit_code, ran.stdout.strip()) == (0, str(out))
+    assert any(out.iterdir())

@@ -1,0 +1,89 @@
+"""The worker behind the local API of the runpod package, and the script that sets a pod up."""
+
+import base64
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.deploy.conftest import ROOT, SAY
+from tests.server.conftest import Serving, free_port, samples_of, surroundings
+
+SETUP = ROOT / "deploy" / "runpod" / "setup.sh"
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    home, port = tmp_path_factory.mktemp("runpod"), free_port()
+    local = ["--rp_serve_api", "--rp_api_host", "127.0.0.1", "--rp_api_port", str(port)]
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.deploy.runpod_worker", *local],
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+            env=surroundings(home) | {"SHOAL_MODEL": "random:tiny", "SHOAL_SLOTS": "4"},
+        )
+    serving = Serving(process, f"http://127.0.0.1:{port}", home / "log", home)
+    serving.wait_until_ready("/")
+    yield serving.client()
+    serving.end()
+
+
+def audio_of(pieces: list[dict[str, Any]]) -> bytes:
+    return b"".join(base64.b64decode(piece["audio"]) for piece in pieces)
+
+
+def test_a_job_gives_all_its_pieces(worker: httpx.Client) -> None:
+    answer = worker.post("/runsync", json={"input": {**SAY, "streaming": True}}).json()
+    assert answer["status"] == "COMPLETED", answer
+    pieces = answer["output"]
+    assert len(pieces) > 1
+    assert {(piece["media_type"], piece["sample_rate"]) for piece in pieces} == {
+        ("audio/wav", pieces[0]["sample_rate"])
+    }
+    assert len(samples_of(audio_of(pieces))) > 1000
+
+
+def test_a_job_can_be_streamed(worker: httpx.Client) -> None:
+    job = worker.post("/run", json={"input": {**SAY, "streaming": True, "format": "pcm"}}).json()["id"]
+    streamed = worker.post(f"/stream/{job}").json()
+    assert streamed["status"] == "COMPLETED", streamed
+    whole = worker.post("/runsync", json={"input": {**SAY, "format": "pcm"}}).json()["output"]
+    assert len(whole) == 1
+    pieces = [each["output"] for each in streamed["stream"]]
+    assert len(pieces) > 1
+    heard, same = (np.frombuffer(audio_of(each), "<i2").astype(int) for each in (pieces, whole))
+    assert np.abs(heard - same).max() <= 2  # pieces round differently
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [({"text": ""}, "text"), ({"text": "a", "reference_id": "nobody"}, "nobody"), ({}, "text")]
+)
+def test_what_cannot_be_spoken_is_an_error_of_the_job(worker: httpx.Client, given: dict[str, Any], told: str) -> None:
+    (last,) = worker.post("/runsync", json={"input": given}).json()["output"]
+    assert told in last["error"]
+
+
+def test_a_pod_is_set_up_and_serves(tmp_path: Path) -> None:
+    """As after the first start: what is installed is there, and the key is made."""
+    place, port = tmp_path / "shoal", free_port()
+    place.mkdir()
+    (place / "venv").symlink_to(Path(sys.executable).parents[1])
+    env = surroundings(tmp_path) | {"WORKSPACE": str(tmp_path), "SHOAL_MODEL": "random:tiny", "SHOAL_PORT": str(port)}
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(["sh", str(SETUP)], stdout=log, stderr=log, cwd=ROOT, env=env)
+    serving = Serving(process, f"http://127.0.0.1:{port}", tmp_path / "log", place)
+    try:
+        serving.wait_until_ready()
+        told = next(line for line in serving.log.read_text().splitlines() if "the key of this pod: " in line)
+        key = told.rpartition(" ")[2]
+        assert serving.client().post("/v1/tts", json=SAY).status_code == 401
+        assert serving.client(Authorization=f"Bearer {key}").post("/v1/tts", json=SAY).status_code == 200
+    finally:
+        assert serving.end() == 0, serving.log.read_text()

@@ -1,0 +1,76 @@
+"""The desk without HTTP: what every host that brings its own protocol gets."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.deploy.runpod_worker import handler_for
+from shoal.deploy.worker import LoopThread, close_worker, open_worker, performing
+from shoal.errors import EngineBusy, InvalidRequest
+from shoal.server.desk import Desk
+from shoal.settings import read_settings
+from tests.deploy.conftest import SAY
+
+LONG = {**SAY, "max_new_tokens": 400, "streaming": True}
+
+
+@pytest.fixture(scope="module")
+def desk(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    home = tmp_path_factory.mktemp("desk")
+    given = {"model": str(tiny_directory), "guard": False, "slots": 2, "max_waiting": 1, "voices": home}
+    desk = open_worker(read_settings(given, variables={"SHOAL_API_KEYS": "of-no-use-here"}).settings)
+    yield desk
+    close_worker(desk)
+
+
+def test_who_leaves_gives_the_slot_back(desk: Desk) -> None:
+    async def leave() -> None:
+        pieces = handler_for(desk)({"id": "1", "input": LONG})
+        assert (await anext(pieces))["audio"]
+        assert desk.backlog.running == 1
+        await pieces.aclose()
+
+    asyncio.run(leave())
+    assert desk.backlog.running == 0
+
+
+def test_the_queue_is_bounded(desk: Desk) -> None:
+    async def crowd() -> list[bytes | BaseException]:
+        async def one(number: int) -> bytes:
+            async with performing(desk, {**SAY, "seed": number}, str(number)) as (_, performance):
+                return await performance.whole()
+
+        return await asyncio.gather(*(one(number) for number in range(6)), return_exceptions=True)
+
+    answers = asyncio.run(crowd())
+    assert sum(isinstance(answer, bytes) for answer in answers) == 3
+    assert sum(isinstance(answer, EngineBusy) for answer in answers) == 3
+
+
+@pytest.mark.parametrize("content", [None, "text", [], {"text": "a", "input": "b"}])
+def test_what_is_no_body_is_refused(desk: Desk, content: object) -> None:
+    async def ask() -> None:
+        async with performing(desk, content, "1"):
+            pass
+
+    with pytest.raises(InvalidRequest):
+        asyncio.run(ask())
+
+
+def test_a_loop_that_is_closed_ends_what_it_runs(desk: Desk) -> None:
+    thread, ended = LoopThread(), []
+
+    async def listen() -> None:
+        try:
+            async with performing(desk, LONG, "1") as (_, performance):
+                await performance.whole()
+        finally:
+            ended.append(True)
+
+    listening = thread.begin(listen())
+    thread.wait(asyncio.sleep(0.05))
+    thread.close()
+    assert listening.cancelled()
+    assert ended == [True]
