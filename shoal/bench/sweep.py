@@ -27,7 +27,6 @@ from shoal.errors import CheckpointError, GenerationFailed, ModelNotFound, Shoal
 
 # Where compilers keep what they made; pointed at an empty folder, every start is the first.
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
-HOUR = 3600.0
 
 Run = dict[str, Any]
 Child = subprocess.Popen[str]

@@ -102,7 +102,7 @@ def quantize(
     mode: Annotated[str, typer.Option(help="int8, int4, fp8, or by parts: slow=int8,fast=fp8,codec=int8.")] = "int8",
     quiet: Quiet = False,
 ) -> None:
-    """Save a model with smaller weights: it loads faster than one that is quantised at every start.
+    """Save a model with smaller weights, so that they are not made anew at every start.
 
     Example: shoal quantize s1-mini --mode int8 -o ./s1-mini-int8
 

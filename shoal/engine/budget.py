@@ -45,6 +45,8 @@ def parse_cap(text: str, total: int) -> int:
     if found is None or found[2] not in UNITS:
         raise InvalidRequest(f"gpu_memory = {text!r} is neither a share such as 0.9 nor a size such as 4GB")
     number, unit = float(found[1]), found[2]
+    if not unit and 1 < number < UNITS["mb"]:
+        raise InvalidRequest(f"gpu_memory = {text!r} lacks a unit, as in 4GB; a share of the device is at most 1")
     cap = number * total if not unit and number <= 1 else number * UNITS[unit]
     if not 0 < cap <= total:
         raise InvalidRequest(f"gpu_memory = {text!r}: this device has {total / 1e9:.1f} GB")

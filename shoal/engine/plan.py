@@ -20,7 +20,7 @@ from shoal.quantize.sizes import codec_bytes, model_bytes
 
 CARDS = (8, 12, 16, 24, 80, 141)  # GB
 MODELS = ("s1-mini", "s2-pro")
-CONTEXTS = (1024, 4096)  # columns of one voice: about 25 s of reference and speech, and two minutes of them
+CONTEXTS = (1024, 4096)  # columns of one voice: about 47 s of reference and speech, and three minutes of them
 # The rest is the driver's, and for the gaps between allocations.
 SHARE = float(EngineConfig.gpu_memory)
 GPU, DTYPE = torch.device("cuda"), torch.bfloat16

@@ -75,7 +75,9 @@ def bind(config: ServerConfig) -> socket.socket:
             door.listen(BACKLOG)
         except OSError as problem:
             told = problem.strerror or str(problem)
-            raise InvalidRequest(f"cannot listen on {config.host} port {config.port}: {told}") from None
+            raise InvalidRequest(
+                f"cannot listen on {config.host} port {config.port}: {told}; choose others with --host and --port"
+            ) from None
         undo.pop_all()
         return door
 

@@ -47,7 +47,7 @@ def read_costs(path: Path) -> Costs:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
-        raise InvalidRequest(f"cannot read {path}: {problem}") from None
+        raise InvalidRequest(f"cannot read {path}: {getattr(problem, 'strerror', None) or problem}") from None
     try:
         return fit(document)
     except (LookupError, TypeError, ZeroDivisionError):

@@ -56,7 +56,7 @@ def read_trace(path: Path) -> list[Arrival]:
         with path.open(encoding="utf-8") as file:
             arrivals = [_arrival(number, line) for number, line in enumerate(file, 1) if line.strip()]
     except (OSError, UnicodeDecodeError) as problem:
-        raise InvalidRequest(f"cannot read {path}: {problem}") from None
+        raise InvalidRequest(f"cannot read {path}: {getattr(problem, 'strerror', None) or problem}") from None
     if not arrivals:
         raise InvalidRequest(f"{path} is empty: give it one request per line")
     return sorted(arrivals, key=lambda arrival: arrival.at)

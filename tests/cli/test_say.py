@@ -122,7 +122,7 @@ def test_a_voice_changes_what_is_heard(shoal: Shoal, folder: Path, recording: Pa
         (["Hi.", "--dtype", "int3"], 2, "unknown dtype"),
         (["Hi.", "--device", "abacus"], 2, "unknown device"),
         (["Hi.", "--transcript", "La."], 2, "--voice"),
-        (["Hi.", "--voice", "nobody"], 5, "no voice 'nobody'"),
+        (["Hi.", "--voice", "nobody"], 5, "no voice 'nobody'. `shoal voices list`"),
         (["Hi.", "--voice", "../nobody"], 2, "cannot name a voice"),
     ],
 )  # fmt: skip

@@ -28,6 +28,12 @@ def test_what_is_neither_is_refused(text: str) -> None:
         parse_cap(text, TOTAL)
 
 
+@pytest.mark.parametrize("text", ["3", "90"])
+def test_a_number_that_is_too_large_for_a_share_and_too_small_for_a_size_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="lacks a unit"):
+        parse_cap(text, TOTAL)
+
+
 @pytest.mark.parametrize("text", ["0", "0GB", "25GB"])
 def test_more_than_there_is_or_nothing_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"this device has 24\.0 GB"):

@@ -140,7 +140,10 @@ async def _warm_up(http: "httpx.AsyncClient", target: Target, plan: Plan) -> Non
         now = clock()
         problem = (await listen(http, target, text, number, now, now)).error
     if problem is not None:
-        raise GenerationFailed(f"{target.url} does not speak ({problem}); is it up, and is it the {target.api} API?")
+        raise GenerationFailed(
+            f"{target.url} does not speak ({problem}); is it up, is it the {target.api} API (--api), and does it know "
+            "this --voice and --key?"
+        )
 
 
 @contextmanager
