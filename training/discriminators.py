@@ -5,6 +5,7 @@ Both compute in the dtype they are given and keep their weights in fp32.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -86,15 +87,16 @@ class PlaneConv(NormedWeight):
         return F.conv2d(x, weight, self.bias.to(x.dtype), self.stride, self.padding)
 
 
-class Judge(nn.Module):
-    """A stack of convolutions; the last gives the logits."""
+class Judge(nn.Module, ABC):
+    """A stack of convolutions over some view of the samples; the last gives the logits."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
+    @abstractmethod
     def view(self, samples: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Samples [n, N] in the form that the first layer takes."""
 
     def forward(self, samples: Tensor, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
         x, features = self.view(samples).to(dtype), []

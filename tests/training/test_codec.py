@@ -13,8 +13,8 @@ from torch import Tensor
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
 from shoal.codec.streaming import NoPast, StreamingDecoder
+from tests.training.conftest import CPU
 from training.codec import (
-    Diverged,
     Mode,
     Plan,
     Reel,
@@ -38,8 +38,10 @@ from training.codec import (
 )
 from training.codec_losses import MelLoss
 from training.discriminators import Discriminators, TimeConv
+from training.means import Diverged
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_seed")
+
 TINY = CodecConfig(
     sample_rate=16_000,
     encoder_dim=8,
@@ -94,11 +96,6 @@ def corpus(tmp_path: Path) -> Path:
         line = {"voice": "us_f", "text": "la", "offset": 0, "samples": len(sound)}
         (folder / f"shard-{shard:05d}.jsonl").write_text(json.dumps(line) + "\n")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _one_seed() -> None:
-    torch.manual_seed(0)
 
 
 def trainer_for(corpus: Path, plan: Plan = PLAN) -> Trainer:
@@ -242,7 +239,7 @@ def test_twenty_steps_bring_the_loss_down(corpus: Path, tmp_path: Path) -> None:
     trainer.step(Mode(False, False))
     first = trainer.stats()["mel"]
     run_for(trainer, tmp_path / "out", 20).go()
-    trainer.means.zero_()
+    trainer.means.clear()
     trainer.step(Mode(False, False))
     assert trainer.stats()["mel"] < 0.9 * first
 

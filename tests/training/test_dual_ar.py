@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from shoal.checkpoint.load import load_model
 from shoal.checkpoint.random import fill
 from shoal.checkpoint.save import config_document
-from shoal.codec.config import CodecConfig, WindowTransformerConfig
-from shoal.codec.dac import Codec
 from shoal.model.cache import NoCache
 from shoal.model.config import TokenIds, read_config
 from shoal.model.dual_ar import DualAR
@@ -24,7 +22,8 @@ from shoal.model.slow import Head
 from shoal.speech import FinishReason, Sampling
 from shoal.text.prompt import InterleavePrompts, Reference, join
 from shoal.text.tokenizer import STOP
-from training.codec import Diverged, save_codec
+from tests.training.conftest import BOOKS, CONFIG, CPU, SIZE, library_of, tiny_codec
+from training.codec import save_codec
 from training.data import Corpus, Line, Samples
 from training.dual_ar import Plan, Run, Trainer, main, save_language_model, split_weights
 from training.encode import (
@@ -48,13 +47,13 @@ from training.language import (
     residual_logits,
 )
 from training.makers import Makers, Speaking
+from training.means import Diverged
 from training.muon import Muon, orthogonalise
 from training.packing import SEMANTIC_BEGIN, STOP_ID, EncodedShard, Library, Packer, corrupt, lower, utterance_columns
 
-CPU = torch.device("cpu")
-BOOKS, SIZE = 3, 32
+pytestmark = pytest.mark.usefixtures("one_seed")
+
 ABOUT_TINY = About(BOOKS, SIZE, 640, 16_000, "0123456789abcdef")
-CONFIG = model_config(SHAPES["tiny"], BOOKS, SIZE)
 PLAN = Plan(
     CONFIG,
     minutes=600.0,
@@ -67,24 +66,6 @@ PLAN = Plan(
     least_hours=0.0,
     recoveries=0,
 )
-TINY_CODEC = CodecConfig(
-    sample_rate=16_000,
-    encoder_dim=4,
-    encoder_rates=(2, 4, 4, 5),
-    latent_dim=32,
-    decoder_dim=32,
-    decoder_rates=(5, 4, 4, 2),
-    encoder_transformer_layers=(0, 0, 0, 0),
-    semantic_codebook_size=SIZE,
-    codebook_size=SIZE,
-    n_codebooks=BOOKS,  # one more than is used: the last is cut away
-    transformer=WindowTransformerConfig(n_layer=1, n_head=2, dim=32, intermediate_size=48, head_dim=16, window_size=4),
-)
-
-
-@pytest.fixture(autouse=True)
-def _one_seed() -> None:
-    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")
@@ -118,12 +99,6 @@ def codes(tmp_path: Path, prompts: InterleavePrompts) -> Path:
     return write_codes(tmp_path / "codes", prompts, SAID)
 
 
-def library_of(folder: Path) -> Library:
-    library = Library(folder, BOOKS, 4000, CPU)
-    library.refresh()
-    return library
-
-
 def trainer_for(codes: Path, plan: Plan = PLAN) -> Trainer:
     return Trainer(plan, library_of(codes), library_of(codes), CPU)
 
@@ -131,7 +106,7 @@ def trainer_for(codes: Path, plan: Plan = PLAN) -> Trainer:
 def run_for(trainer: Trainer, out: Path, steps: int) -> Run:
     out.mkdir(exist_ok=True)
     trainer.plan = replace(trainer.plan, max_steps=steps)
-    return Run(trainer, ABOUT_TINY, out, began=time.monotonic(), log_every=2, sync_every=1)
+    return Run(trainer, out, began=time.monotonic(), about=ABOUT_TINY, log_every=2, sync_every=1)
 
 
 # Rows.
@@ -341,7 +316,7 @@ def test_rates_warm_up_stay_and_fall(tmp_path: Path, codes: Path) -> None:
     found = []
     for step, seconds in ((0, 0), (20, 40), (20, 75), (20, 100)):
         trainer.pace.step, run.began = step, time.monotonic() - seconds
-        run._set_rate()
+        run.set_rate()
         found.append(trainer.optimizers["others"].param_groups[0]["lr"] / trainer.plan.rate)
     assert found == pytest.approx([0.1, 1.0, 0.5, 0.02], abs=0.01)
 
@@ -359,7 +334,7 @@ def test_int8_weights_predict_almost_as_well(tmp_path: Path, codes: Path) -> Non
 def test_the_files_of_a_model_are_small_enough_to_carry_and_load_again(
     tmp_path: Path, prompts: InterleavePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.dual_ar.PIECE_BYTES", 40_000)
+    monkeypatch.setattr("training.dual_ar.files.PIECE_BYTES", 40_000)
     model = DualAR(CONFIG)
     save_language_model(tmp_path / "model", model, ABOUT_TINY, {"step": 1})
     pieces = list((tmp_path / "model").glob("*.safetensors"))
@@ -391,15 +366,10 @@ def hum(frames: int, seed: int) -> Samples:
     return np.asarray(6000 * wave, np.int16)
 
 
-def tiny_codec() -> Codec:
-    codec = Codec(TINY_CODEC)
-    fill(codec, torch.float32, "cpu", torch.Generator().manual_seed(3))
-    return codec
-
-
 @pytest.fixture
 def codec_folder(tmp_path: Path) -> Path:
-    save_codec(tiny_codec(), tmp_path / "codec")
+    """One codebook more than is used: the last is cut away."""
+    save_codec(tiny_codec(BOOKS + 1), tmp_path / "codec")
     return tmp_path / "codec"
 
 

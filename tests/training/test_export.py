@@ -14,37 +14,21 @@ import shoal
 from shoal.checkpoint.load import load_checkpoint
 from shoal.checkpoint.random import fill
 from shoal.checkpoint.save import upstream_tensors
-from shoal.codec.config import CodecConfig, WindowTransformerConfig
-from shoal.codec.dac import Codec
 from shoal.config import EngineConfig
 from shoal.model.dual_ar import DualAR
 from shoal.speech import FinishReason, Sampling
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.store import VoiceStore
+from tests.training.conftest import BOOKS, CONFIG, CPU, SIZE, library_of, tiny_codec
 from training.codec import save_codec
 from training.data import Samples
 from training.dual_ar import Plan, Run, Trainer, save_language_model
 from training.encode import About, encode_recordings, frozen_codec, prompts_for
 from training.export import PROFILE, Parts, check, export, read_parts, size_of
 from training.int8 import dequantised, int8_rounded
-from training.language import SHAPES, hidden_states, model_config
-from training.packing import EncodedShard, Library, utterance_columns
+from training.language import hidden_states
+from training.packing import EncodedShard, utterance_columns
 
-CPU = torch.device("cpu")
-BOOKS, SIZE = 3, 32
-CODEC = CodecConfig(
-    sample_rate=16_000,
-    encoder_dim=4,
-    encoder_rates=(2, 4, 4, 5),
-    latent_dim=32,
-    decoder_dim=32,
-    decoder_rates=(5, 4, 4, 2),
-    encoder_transformer_layers=(0, 0, 0, 0),
-    semantic_codebook_size=SIZE,
-    codebook_size=SIZE,
-    n_codebooks=BOOKS - 1,
-    transformer=WindowTransformerConfig(n_layer=1, n_head=2, dim=32, intermediate_size=48, head_dim=16, window_size=4),
-)
 TEXT = "Hello there."
 NO_GUARD = EngineConfig(slots=2, guard=False)
 
@@ -59,18 +43,10 @@ CLIPS = {"ann": [(hum(40, 120), "One reference."), (hum(30, 140), "Another one."
 
 
 @pytest.fixture
-def codec_folder(tmp_path: Path) -> Path:
-    codec = Codec(CODEC)
-    fill(codec, torch.float32, "cpu", torch.Generator().manual_seed(3))
-    save_codec(codec, tmp_path / "codec")
-    return tmp_path / "codec"
-
-
-@pytest.fixture
 def parts(tmp_path: Path, codec_folder: Path) -> Parts:
     """An untrained model, saved and read as a trained one."""
     about = About.of(frozen_codec(codec_folder))
-    model = DualAR(model_config(SHAPES["tiny"], BOOKS, SIZE))
+    model = DualAR(CONFIG)
     fill(model, torch.float32, "cpu", torch.Generator().manual_seed(4))
     save_language_model(tmp_path / "language", model, about, {"step": 7})
     return read_parts(tmp_path / "language", codec_folder)
@@ -85,15 +61,14 @@ def test_what_was_trained_is_what_the_shipped_directory_says(tmp_path: Path, cod
     (tmp_path / "codes").mkdir()
     columns = utterance_columns(prompts, TEXT, codes)
     EncodedShard.of([columns], ["ann"], [TEXT], BOOKS).write(tmp_path / "codes" / "shard-00000.npz")
-    library = Library(tmp_path / "codes", BOOKS, 1000, CPU)
-    library.refresh()
+    library = library_of(tmp_path / "codes")
     plan = Plan(
-        model_config(SHAPES["tiny"], BOOKS, SIZE), minutes=600, rows=2, length=len(columns), residual_frames=40,
+        CONFIG, minutes=600, rows=2, length=len(columns), residual_frames=40,
         warm_up=4, dropout=0.0, lowered=0.0, wrong_frames=0.0, wrong_codes=0.0, ema=0.0, validation_rows=1,
         max_steps=90,
     )  # fmt: skip
     (tmp_path / "run").mkdir()
-    Run(Trainer(plan, library, library, CPU), about, tmp_path / "run", began=time.monotonic()).go()
+    Run(Trainer(plan, library, library, CPU), tmp_path / "run", began=time.monotonic(), about=about).go()
     export(read_parts(tmp_path / "run" / "best", codec_folder), CLIPS, tmp_path / "nano", storage="fp16")
     greedy = Sampling(top_k=1, repetition_penalty=1.0, max_frames=30)
     with shoal.load(str(tmp_path / "nano"), voices=tmp_path / "own", config=NO_GUARD) as engine:
@@ -161,9 +136,7 @@ def test_a_directory_that_is_too_large_is_not_made(
 
 
 def test_a_model_of_another_codec_is_refused(tmp_path: Path, parts: Parts) -> None:
-    other = Codec(CODEC)
-    fill(other, torch.float32, "cpu", torch.Generator().manual_seed(5))
-    save_codec(other, tmp_path / "other")
+    save_codec(tiny_codec(seed=5), tmp_path / "other")
     with pytest.raises(ValueError, match="another codec"):
         read_parts(tmp_path / "language", tmp_path / "other")
 

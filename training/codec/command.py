@@ -20,6 +20,7 @@ from training.codec.plan import Plan
 from training.codec.reel import Reel
 from training.codec.run import Run
 from training.codec.trainer import Trainer
+from training.run import restore
 
 ABOUT = "Train the codec of `nano`: the modules of `shoal.codec` themselves, on shards that may still be being written."
 
@@ -70,7 +71,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
 def prepare(trainer: Trainer, options: argparse.Namespace) -> float:
     """Give the trainer its weights; returns the seconds that an earlier run already spent."""
     if options.resume is not None:
-        trainer.load(torch.load(options.resume, map_location=trainer.device, weights_only=True))
+        restore(trainer, options.resume)
         return trainer.pace.spent
     if options.start is not None:
         trainer.codec.load_state_dict(load_codec(options.start).state_dict())

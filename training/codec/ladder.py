@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from training.capture import as_graph
 from training.codec.networks import decode_latent, encode_latent
 from training.codec.plan import Mode
 from training.codec.trainer import Trainer
@@ -37,26 +38,9 @@ def compile_networks(trainer: Trainer) -> None:
 
 
 def make_runner(trainer: Trainer, mode: Mode, *, capture: bool) -> Callable[[], None]:
-    """A step of this mode, captured as one graph where that works. Takes a few steps on the way."""
+    """A step of this mode, captured as one graph where that works."""
 
-    def plain() -> None:
+    def step() -> None:
         trainer.step(mode)
 
-    if not capture or trainer.device.type != "cuda":
-        return plain
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            trainer.step(mode)
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            trainer.step(mode)
-    except Exception as problem:  # noqa: BLE001 - a step that cannot be captured is slow, not wrong
-        logger.warning("not captured: %s", problem)
-        torch.cuda.synchronize()
-        return plain
-    return graph.replay
+    return as_graph(step) if capture and trainer.device.type == "cuda" else step

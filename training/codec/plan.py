@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import training.run
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 
 NANO = CodecConfig(
@@ -23,10 +24,6 @@ NANO = CodecConfig(
         n_layer=3, n_head=4, dim=256, intermediate_size=768, head_dim=64, window_size=32
     ),
 )
-
-
-class Diverged(RuntimeError):
-    """A loss stopped being a number."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +59,9 @@ class Plan:
 
 
 @dataclass
-class Pace:
-    """Where a run stands; all of it goes into the checkpoint."""
-
-    step: int = 0
-    spent: float = 0.0
+class Pace(training.run.Pace):
     quantised_from: int = -1
     adversary_since: int = -1
-    rate_scale: float = 1.0
-    ramp_from: int = 0
 
 
 @dataclass(frozen=True)

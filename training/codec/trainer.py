@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,15 +11,18 @@ from torch import Tensor, nn
 
 from shoal.codec.dac import Codec
 from training.codec.networks import decode_latent, encode_latent
-from training.codec.optimisers import adam, hold_gradients, set_rate
-from training.codec.plan import Diverged, Mode, Pace, Plan
+from training.codec.plan import Mode, Pace, Plan
 from training.codec.quantiser import lay_out_codebooks, quantise
 from training.codec.reel import Reel
 from training.codec_losses import MelLoss, deception_loss, discriminator_loss, feature_loss
 from training.discriminators import Discriminators
+from training.means import Means
+from training.optimisers import adam, hold_to_usual, set_rate
 
 MEL_WEIGHT, COMMIT_WEIGHT, BOOK_WEIGHT, FEATURE_WEIGHT = 15.0, 0.25, 1.0, 2.0
+BETAS = (0.8, 0.99)
 STATS = ("loss", "mel", "commit", "book", "norm", "judges", "deceive", "features")
+STORED = ("codec", "ema", "judges", "optimizer", "judge_optimizer")
 
 
 def alternate_halves(samples: Tensor) -> Tensor:
@@ -43,13 +45,13 @@ class Trainer:
         self.decode: Callable[[Codec, Tensor, torch.dtype], Tensor] = decode_latent
         self.pace = Pace()
         self.ema = copy.deepcopy(self.codec)
-        self.optimizer = adam(self._trained(), plan.rate, device)
-        self.judge_optimizer = adam(list(self.judges.parameters()), plan.judge_rate, device)
+        self.optimizer = adam(self._trained(), plan.rate, device, BETAS)
+        self.judge_optimizer = adam(list(self.judges.parameters()), plan.judge_rate, device, BETAS)
         books, entries = plan.config.num_codebooks, plan.config.codebook_size
         self.uses = torch.zeros(books, entries, dtype=torch.long, device=device)
         self.queries = torch.zeros(books, plan.batch * plan.frames, plan.config.codebook_dim, device=device)
         self.depths = torch.tensor([min(depth, books) for depth in plan.depths], device=device)
-        self.means = torch.zeros(len(STATS), device=device)
+        self.means = Means(STATS, device)
         self.usual_norm = torch.zeros((), device=device)
         self.adversary_weight = torch.zeros((), device=device)
 
@@ -78,7 +80,7 @@ class Trainer:
         norm = self._clip()
         self.optimizer.step()
         self._average()
-        self._note(torch.stack([loss, mel, commit, book, norm, *judged]))
+        self.means.note(torch.stack([loss, mel, commit, book, norm, *judged]))
 
     def _latent(self, samples: Tensor, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
         with torch.set_grad_enabled(not self.plan.freeze_codes):
@@ -109,24 +111,25 @@ class Trainer:
         return judging.detach(), deceive.detach(), features.detach(), pull
 
     def _clip(self) -> Tensor:
+        """Hold the gradients to what is usual; returns their norm."""
         gradients = [w.grad for group in self.optimizer.param_groups for w in group["params"] if w.grad is not None]
-        return hold_gradients(gradients, self.usual_norm)
+        # Where silence meets speech the norms amplify by hundreds each, and a gradient can leave fp32 altogether (seen
+        # at the fresh codec and again after 16,000 steps). Such a step says nothing: it is left out, not scaled down,
+        # since infinity times zero would end the run.
+        for gradient in gradients:
+            gradient.nan_to_num_(0.0, 0.0, 0.0)
+        bounded = torch._foreach_clamp_min(torch._foreach_clamp_max(gradients, 1e9), -1e9)
+        norm = nn.utils.get_total_norm(bounded)
+        hold_to_usual(gradients, norm, self.usual_norm, leave_out=30.0)
+        return norm
 
     @torch.no_grad()
     def _average(self) -> None:
         torch._foreach_lerp_(list(self.ema.parameters()), list(self.codec.parameters()), 1 - self.plan.ema)
 
-    @torch.no_grad()
-    def _note(self, now: Tensor) -> None:
-        now = now.detach().float()
-        self.means.copy_(torch.where(self.means == 0, now, self.means.lerp(now, 0.02)))
-
     def stats(self) -> dict[str, float]:
-        """Running means; raises Diverged. The one place where a step's numbers reach the host."""
-        found = dict(zip(STATS, self.means.tolist(), strict=True))
-        if not all(math.isfinite(value) for value in found.values()):
-            raise Diverged(f"step {self.pace.step}: {found}")
-        return {key: round(value, 4) for key, value in found.items()}
+        """The one place where a step's numbers reach the host; raises Diverged."""
+        return self.means.read(self.pace.step)
 
     @torch.no_grad()
     def begin_codes(self) -> None:
@@ -150,17 +153,16 @@ class Trainer:
         set_rate(self.judge_optimizer, self.plan.judge_rate * share)
 
     def state(self) -> dict[str, Any]:
-        parts = ("codec", "ema", "judges", "optimizer", "judge_optimizer")
         return {
-            **{name: getattr(self, name).state_dict() for name in parts},
+            **{name: getattr(self, name).state_dict() for name in STORED},
             "pace": vars(self.pace),
             "config": self.plan.config.to_dict(),
             "usual_norm": self.usual_norm,
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        for name in ("codec", "ema", "judges", "optimizer", "judge_optimizer"):
+        for name in STORED:
             getattr(self, name).load_state_dict(state[name])
         self.pace = Pace(**state["pace"])
         self.usual_norm.copy_(state["usual_norm"])
-        self.means.zero_()
+        self.means.clear()

@@ -1,0 +1,34 @@
+"""Trained language models on disk."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.checkpoint.random import write_synthetic_tokenizer
+from shoal.checkpoint.save import config_document, save_sharded_model, write_json
+from shoal.model.dual_ar import DualAR
+from training.codec import PIECE_BYTES
+from training.encode import ABOUT, About
+
+
+def save_language_model(folder: Path, model: DualAR, about: About, trained: dict[str, Any]) -> None:
+    """A directory that the ordinary loader reads, beside a codec: fp16, in files small enough to carry.
+
+    What was there before is replaced at once, when everything is written.
+    """
+    made = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    write_json(made / "config.json", config_document(model.config))
+    write_json(made / ABOUT, asdict(about))
+    write_json(made / "trained.json", trained)
+    write_synthetic_tokenizer(made, model.config)
+    save_sharded_model(made, copy.deepcopy(model).to("cpu", torch.float16), PIECE_BYTES)
+    shutil.rmtree(folder, ignore_errors=True)
+    made.rename(folder)

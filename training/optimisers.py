@@ -1,0 +1,41 @@
+"""Optimisers whose learning rate a captured graph can read, and gradients held to what is usual."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def held_rate(rate: float, device: torch.device) -> float | Tensor:
+    """On a GPU a tensor: a captured graph reads it anew at every step."""
+    return torch.tensor(rate, device=device) if device.type == "cuda" else rate
+
+
+def adam(
+    weights: list[nn.Parameter], rate: float, device: torch.device, betas: tuple[float, float]
+) -> torch.optim.AdamW:
+    on_gpu = device.type == "cuda"
+    held = held_rate(rate, device)
+    return torch.optim.AdamW(weights, lr=held, betas=betas, weight_decay=0.0, fused=on_gpu or None, capturable=on_gpu)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """In place where the rate is a tensor: a captured graph holds that very one."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def hold_to_usual(gradients: list[Tensor], norm: Tensor, usual_norm: Tensor, leave_out: float | None = None) -> None:
+    """Hold a step's gradients of this norm to three times the usual one, which is kept up to date.
+
+    A step of more than `leave_out` times the usual norm is left out altogether.
+    """
+    usual = torch.where(usual_norm > 0, usual_norm, norm)
+    share = (3 * usual / (norm + 1e-6)).clamp(max=1.0)
+    if leave_out is not None:
+        share = torch.where(norm > leave_out * usual, torch.zeros_like(share), share)
+    torch._foreach_mul_(gradients, share)
+    usual_norm.copy_(usual.lerp(torch.minimum(norm, 3 * usual), 0.02))
