@@ -188,7 +188,8 @@ def _audio() -> Iterator[Finding]:
 def _models() -> Iterator[Finding]:
     from huggingface_hub import constants
 
-    from shoal.checkpoint.resolve import BUNDLED, BUNDLED_FOLDER, Source, cached_snapshot, missing_files
+    from shoal.checkpoint.find import BUNDLED, BUNDLED_FOLDER, Source, cached_snapshot
+    from shoal.checkpoint.layout import missing_files
 
     cache, size = Path(constants.HF_HUB_CACHE), 0
     found = [] if missing_files(BUNDLED_FOLDER, codec=True) else [BUNDLED]

@@ -10,7 +10,7 @@ import pytest
 import shoal
 from shoal.audio.decode import read_audio
 from shoal.audio.guard import check_speech
-from shoal.checkpoint.resolve import BUNDLED_FOLDER
+from shoal.checkpoint.find import BUNDLED_FOLDER
 from shoal.engine.engine import Engine
 from shoal.speech import FinishReason, Recording, Samples, SpeechRequest
 from training.judges import RATE, Judges, cosine_similarity, standard_judges, word_errors

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from shoal.checkpoint.find import PREFIX, find_directory
 from shoal.checkpoint.load import (
     assign,
     build_model,
@@ -23,8 +24,7 @@ from shoal.checkpoint.load import (
     read_model_file,
 )
 from shoal.checkpoint.names import model_tensors
-from shoal.checkpoint.random import PREFIX, SIZES
-from shoal.checkpoint.resolve import find_directory
+from shoal.checkpoint.random import SIZES
 from shoal.checkpoint.tensors import read_tensors
 from shoal.checkpoint.weight_norm import ENCODE_ONLY, codec_tensors
 from shoal.codec.config import CodecConfig

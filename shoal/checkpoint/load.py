@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.checkpoint.blank import blank
+from shoal.checkpoint.layout import CODEC_FILES, MODEL_FILES, read_json
 from shoal.checkpoint.names import model_tensors
 from shoal.checkpoint.profile import Profile, read_profile
-from shoal.checkpoint.tensors import read_changed, read_json, read_shards, read_tensors, shorten
+from shoal.checkpoint.tensors import read_changed, read_shards, read_tensors, shorten
 from shoal.checkpoint.weight_norm import codec_tensors
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
@@ -24,8 +25,6 @@ from shoal.quantize.convolution import Int8Conv
 from shoal.quantize.modes import WeightModes
 from shoal.text.tokenizer import Tokenizer, load_tokenizer
 
-MODEL_FILES = ("model.safetensors.index.json", "model.safetensors", "model.pth")
-CODEC_FILES = ("codec.safetensors", "codec.pth")
 # In directories of our own making: every file of weights and its size.
 MANIFEST = "quantized.json"
 

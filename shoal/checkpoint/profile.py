@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.tensors import read_json
+from shoal.checkpoint.layout import read_json
 from shoal.errors import CheckpointError, InvalidRequest
 from shoal.model.config import Family
 from shoal.speech import Sampling

@@ -14,9 +14,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import cast
 
-from shoal.checkpoint.load import CODEC_FILES, MODEL_FILES
+from shoal.checkpoint.find import SHORT_NAMES, Source, cached_snapshot
+from shoal.checkpoint.layout import CODEC_FILES, MODEL_FILES, missing_files
 from shoal.checkpoint.profile import FILE as PROFILE
-from shoal.checkpoint.resolve import SHORT_NAMES, Source, cached_snapshot, missing_files
 from shoal.errors import CheckpointError, InvalidRequest, ModelNotFound, OutputError
 
 # The licence comes along because these weights have one of their own.

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from shoal.checkpoint.blank import blank
+from shoal.checkpoint.find import PREFIX
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.profile import FAMILY_PROFILES
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
@@ -20,8 +21,6 @@ from shoal.kernels.rms_norm import RMSNorm
 from shoal.model.config import BlockConfig, DualARConfig, Family
 from shoal.model.dual_ar import DualAR
 from shoal.text.tokenizer import Tokenizer, load_tokenizer
-
-PREFIX = "random:"
 
 # In the order of the released vocabularies; the semantic tokens follow.
 S1_CONTROL = (

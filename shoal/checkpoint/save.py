@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.checkpoint.load import CODEC_FILES, MANIFEST, Checkpoint, load_codec, load_model
+from shoal.checkpoint.layout import CODEC_FILES
+from shoal.checkpoint.load import MANIFEST, Checkpoint, load_codec, load_model
 from shoal.checkpoint.names import to_upstream, unstack
 from shoal.checkpoint.random import write_synthetic_tokenizer
 from shoal.checkpoint.weight_norm import unfold

@@ -1,31 +1,18 @@
 """Tensors on disk, memory-mapped. A pickle is only ever read as data."""
 
-import json
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shoal.checkpoint.layout import read_json
 from shoal.errors import CheckpointError, UnsafeCheckpoint
 
 Change = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
-        raise CheckpointError(f"{path}: not readable as JSON: {problem}") from problem
-    if not isinstance(stored, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(stored).__name__}")
-    return stored
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

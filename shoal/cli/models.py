@@ -108,7 +108,7 @@ def quantize(
 
     Example: shoal quantize ./s2-pro --mode slow=int4,fast=int8,codec=int8 -o ./s2-pro-small
     """
-    from shoal.checkpoint.resolve import find_directory
+    from shoal.checkpoint.find import find_directory
     from shoal.checkpoint.save import save_quantized
     from shoal.cli.tables import progress_line
     from shoal.quantize.modes import WeightModes
@@ -128,7 +128,8 @@ def random(
 
     Example: shoal random tiny ./tiny
     """
-    from shoal.checkpoint.random import PREFIX, random_checkpoint
+    from shoal.checkpoint.find import PREFIX
+    from shoal.checkpoint.random import random_checkpoint
     from shoal.checkpoint.save import save_random
 
     save_random(directory, random_checkpoint(size.removeprefix(PREFIX), seed=seed))

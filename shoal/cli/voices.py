@@ -81,7 +81,7 @@ def remove(name: Name, voices: Directory = None) -> None:
 
 
 def _store(directory: Path | None) -> "VoiceStore":
-    from shoal.checkpoint.resolve import BUNDLED_FOLDER
+    from shoal.checkpoint.find import BUNDLED_FOLDER
     from shoal.voices.store import VoiceStore, voice_directory
 
     bundled = BUNDLED_FOLDER / "voices"

@@ -10,9 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import BinaryIO
 
-from shoal.checkpoint.load import CODEC_FILES
-from shoal.checkpoint.random import PREFIX
-from shoal.checkpoint.resolve import find_directory, missing_files
+from shoal.checkpoint.find import PREFIX, find_directory
+from shoal.checkpoint.layout import CODEC_FILES, missing_files
 from shoal.checkpoint.save import whole_directory
 from shoal.errors import CheckpointError, InvalidRequest
 

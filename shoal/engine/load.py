@@ -7,14 +7,16 @@ from pathlib import Path
 
 import torch
 
+from shoal.checkpoint.find import PREFIX
 from shoal.checkpoint.load import Checkpoint, ChooseModes
-from shoal.checkpoint.random import PREFIX
 from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.dac import Codec
 from shoal.config import EngineConfig
 from shoal.engine.budget import device_cap, parse_cap, plan_memory
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
+from shoal.engine.service import Service
+from shoal.engine.worker import EngineSource
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import stripe
@@ -69,6 +71,19 @@ def load(
         core.warm_up()
         cache.warm()
     return Engine(core, cache)
+
+
+def load_service(source: EngineSource) -> Service:
+    """The engine of a process that serves: the first request finds everything done that is done only once."""
+    return load(
+        source.model,
+        device=source.device,
+        dtype=source.dtype,
+        codec=source.codec,
+        voices=source.voices,
+        config=source.config,
+        warm=True,
+    ).service
 
 
 def voice_cache(checkpoint: Checkpoint, directory: Path, config: EngineConfig | None = None) -> VoiceCache:

@@ -8,6 +8,7 @@ from types import FrameType
 
 import uvicorn
 
+from shoal.checkpoint.find import PREFIX, find_directory
 from shoal.engine.messages import Facts
 from shoal.engine.supervisor import Supervisor
 from shoal.engine.worker import EngineSource
@@ -29,6 +30,7 @@ BACKLOG = 512  # connections the kernel holds for us
 def serve(config: ServerConfig, source: EngineSource, voices: Path) -> None:
     """Until a signal ends it. What can be refused is refused before the model is loaded; raises ShoalError."""
     check_door(config)
+    check_model(source.model)
     with closing(bind(config)) as door:
         host = Host(lambda: load(source, voices))
         desk = open_desk(config, host, source.config.slots)
@@ -60,6 +62,12 @@ def check_door(config: ServerConfig) -> None:
             f"{config.host} can be reached from other machines and there is no API key: "
             "make one with `shoal keys new NAME`, or say --insecure if that is meant"
         )
+
+
+def check_model(name: str) -> None:
+    """Raises ModelNotFound for a model that is not here; what is wrong with one that is, its engine finds out."""
+    if not name.startswith(PREFIX):
+        find_directory(name)
 
 
 def bind(config: ServerConfig) -> socket.socket:

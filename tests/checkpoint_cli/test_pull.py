@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.checkpoint.find import find_directory
 from shoal.checkpoint.pull import Hub, pull
-from shoal.checkpoint.resolve import find_directory
 from shoal.errors import CheckpointError, InvalidRequest, ModelNotFound, OutputError
 from tests.checkpoint_cli.loopback_hub import COMMIT, REPOSITORY, FakeHub
 

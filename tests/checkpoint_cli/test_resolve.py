@@ -4,8 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.checkpoint import resolve
-from shoal.checkpoint.resolve import Source, find_directory, missing_files, resolve_model
+from shoal.checkpoint import find, random
+from shoal.checkpoint.find import Source, find_directory
+from shoal.checkpoint.layout import missing_files
+from shoal.checkpoint.resolve import resolve_model
 from shoal.errors import CheckpointError, ModelNotFound
 
 
@@ -29,9 +31,9 @@ def test_another_codec_can_be_named(tiny_directory: Path) -> None:
 
 
 def test_a_codec_of_another_model_is_refused(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, codec_config = resolve.random_checkpoint.__globals__["SIZES"]["tiny"]
+    config, codec_config = random.SIZES["tiny"]
     fewer = type(codec_config)(**{**vars(codec_config), "n_codebooks": 4})
-    monkeypatch.setitem(resolve.random_checkpoint.__globals__["SIZES"], "tiny", (config, fewer))
+    monkeypatch.setitem(random.SIZES, "tiny", (config, fewer))
     with pytest.raises(CheckpointError, match="10 codebooks and the codec takes 5"):
         resolve_model("random:tiny")
 
@@ -58,7 +60,7 @@ def test_an_unknown_name_says_what_to_type(
 
 
 def test_without_its_files_nano_says_what_to_use_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "BUNDLED_FOLDER", tmp_path / "nano")
+    monkeypatch.setattr(find, "BUNDLED_FOLDER", tmp_path / "nano")
     with pytest.raises(ModelNotFound, match=r"--model random:tiny.*shoal pull s1-mini"):
         find_directory("nano")
 
@@ -68,7 +70,7 @@ def test_a_folder_called_nano_does_not_hide_the_bundled_model(
 ) -> None:
     (tmp_path / "nano").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(resolve, "BUNDLED_FOLDER", tiny_directory)
+    monkeypatch.setattr(find, "BUNDLED_FOLDER", tiny_directory)
     assert find_directory("nano") == tiny_directory
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shoal.checkpoint.resolve import BUNDLED_FOLDER
+from shoal.checkpoint.find import BUNDLED_FOLDER
 from shoal.cli import app
 from shoal.deploy.package import ARCHIVE, CHECKPOINT, model_parts, package_runpod, package_sagemaker, package_triton
 from shoal.errors import CheckpointError, InvalidRequest, OutputError

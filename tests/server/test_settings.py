@@ -4,8 +4,8 @@ from typing import get_args
 import pytest
 
 from shoal.engine.ladder import RUNGS
-from shoal.errors import InvalidRequest
-from shoal.server.run import bind, check_door
+from shoal.errors import InvalidRequest, ModelNotFound
+from shoal.server.run import bind, check_door, serve
 from shoal.settings import Origin, Settings, read_settings
 from tests.server.conftest import free_port
 
@@ -126,6 +126,14 @@ def test_a_busy_port_is_told() -> None:
     first = bind(read(port=port).settings.server())
     with first, pytest.raises(InvalidRequest, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
         bind(read(port=port).settings.server())
+
+
+def test_a_model_that_is_not_here_is_refused_before_anything_listens(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    settings = read(model="no-such-model", port=0).settings
+    with pytest.raises(ModelNotFound, match="no such directory, and no known name"):
+        serve(settings.server(), settings.source(), settings.voice_directory())
+    assert "listening" not in caplog.text
 
 
 def test_secrets_are_not_shown() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shoal.audio.decode import AudioLimits, read_audio
-from shoal.checkpoint.resolve import BUNDLED_FOLDER
+from shoal.checkpoint.find import BUNDLED_FOLDER
 from tests.server.conftest import Serving, start
 from tests.server.test_life import engine_of
 from tests.ui.conftest import PATIENCE, Visit
