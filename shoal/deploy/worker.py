@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from shoal.engine.load import load
+from shoal.engine.load import load_service
 from shoal.server.bodies import validated
 from shoal.server.desk import Desk, open_desk
 from shoal.server.host import Host
@@ -27,15 +27,7 @@ T = TypeVar("T")
 def open_worker(settings: Settings) -> Desk:
     """An engine that is ready to speak, behind a desk. Takes a while. Raises ShoalError."""
     source = settings.source()
-    service = load(
-        source.model,
-        device=source.device,
-        dtype=source.dtype,
-        codec=source.codec,
-        voices=source.voices,
-        config=source.config,
-        warm=True,
-    ).service
+    service = load_service(source)
     ready = loaded(service, service.facts(), source, settings.voice_directory())
     # The platform has asked for keys, and counts what they use.
     config = replace(settings.server(), api_keys=(), keys_file=None, usage_file=None)

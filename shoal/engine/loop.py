@@ -35,8 +35,10 @@ class EngineLoop:
         self.engine = engine
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._sinks: dict[int, tuple[Utterance, Deliver]] = {}
-        self._lock = threading.Lock()
-        self._live = 0
+        # Reentrant: chunks that nobody keeps are cancelled wherever garbage is collected, also within these sections.
+        self._lock = threading.RLock()
+        self._live: set[int] = set()  # ids of utterances that have been taken and have not ended
+        self._leaving: set[int] = set()  # those of them that are cancelled, until the next step lets go of them
         self._stopping = False  # takes nothing new
         self._ended = False  # the engine is not touched any more
         self._failure: BaseException | None = None
@@ -46,7 +48,7 @@ class EngineLoop:
     @property
     def live(self) -> int:
         """Utterances that have been taken and have not ended."""
-        return self._live
+        return len(self._live)
 
     @property
     def running(self) -> bool:
@@ -86,15 +88,21 @@ class EngineLoop:
         with self._lock:
             if self._stopping or not self._thread.is_alive():
                 raise EngineStopped("the engine is closed") from self._failure
-            if self._live >= config.slots + config.max_waiting:
-                raise EngineBusy(f"{self._live} requests are under way and the queue is full; try again later")
-            self._live += 1
+            # Whoever leaves makes room at once, however long the step under way takes: orders are taken in turn, so
+            # the engine has let go of the one before it hears of the next.
+            wanted = len(self._live) - len(self._leaving)
+            if wanted >= config.slots + config.max_waiting:
+                raise EngineBusy(f"{wanted} requests are under way and the queue is full; try again later")
+            self._live.add(utterance.id)
             # Under the lock: an order that is in before the end is answered, one that comes after is refused above.
             self._orders.put(lambda: self._add(utterance, deliver))
 
     def cancel(self, utterance: Utterance) -> None:
         """Free what an utterance holds, at the next step; unknown or ended ones are left alone."""
-        self._orders.put(lambda: self._cancel(utterance))
+        with self._lock:
+            if utterance.id in self._live:
+                self._leaving.add(utterance.id)
+            self._orders.put(lambda: self._cancel(utterance))
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
         """Stop. With `drain`, what has been taken is spoken to its end first, for at most `timeout` seconds."""
@@ -124,7 +132,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             # Not `idle`: what has been taken may still lie among the orders.
-            while not (self._stopping and self._live == 0):
+            while not (self._stopping and not self._live):
                 self._take_orders()
                 for event in self.engine.step():
                     self._tell(event)
@@ -153,7 +161,7 @@ class EngineLoop:
 
     def _cancel(self, utterance: Utterance) -> None:
         if self._sinks.pop(utterance.id, None) is not None:
-            self._forget()
+            self._forget(utterance)
             if not self._ended:
                 self.engine.cancel(utterance)
 
@@ -167,16 +175,17 @@ class EngineLoop:
         _, deliver = self._sinks[event.utterance.id]
         if event.last:
             del self._sinks[event.utterance.id]
-            self._forget()
+            self._forget(event.utterance)
         try:
             deliver(event)
         except Exception:  # theirs, not ours: the other voices go on
             logger.exception("utterance %d: its listener failed and has left", event.utterance.id)
             self._cancel(event.utterance)
 
-    def _forget(self) -> None:
+    def _forget(self, utterance: Utterance) -> None:
         with self._lock:
-            self._live -= 1
+            self._live.discard(utterance.id)
+            self._leaving.discard(utterance.id)
 
     def _refuse_the_rest(self) -> None:
         """The thread ends: answer whoever still waits, without touching an engine that may be broken."""

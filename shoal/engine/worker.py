@@ -67,19 +67,11 @@ def run_worker(pipe: Connection, source: EngineSource, log_level: int) -> None:
 
 class Worker:
     def __init__(self, pipe: Connection, source: EngineSource) -> None:
-        from shoal.engine.load import load
+        from shoal.engine.load import load_service
 
         self._pipe = pipe
         self._sending = threading.Lock()
-        self._service = load(
-            source.model,
-            device=source.device,
-            dtype=source.dtype,
-            codec=source.codec,
-            voices=source.voices,
-            config=source.config,
-            warm=True,
-        ).service
+        self._service = load_service(source)
         self._threads = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="shoal-prepare")
         self._utterances: dict[int, Utterance | None] = {}  # None while one is still being prepared
         self._table = threading.Lock()
@@ -137,7 +129,8 @@ class Worker:
             if job not in self._utterances:
                 return  # cancelled while it was prepared
             self._utterances[job] = utterance
-        service.loop.submit(utterance, lambda event: self._pass_on(job, event))
+            # Under the lock, since the loop ignores a cancel of what it does not have yet.
+            service.loop.submit(utterance, lambda event: self._pass_on(job, event))
 
     def _pass_on(self, job: int, event: Event) -> None:
         if event.last:

@@ -165,6 +165,21 @@ def test_more_than_slots_and_queue_hold_are_refused_at_once(hall: Hall) -> None:
     assert list(hall.loop.speak(hall.utterance(2)))
 
 
+def test_whoever_leaves_makes_room_at_once_although_a_step_is_under_way(hall: Hall) -> None:
+    taken = [hall.loop.speak(hall.utterance(LONG)) for _ in range(4)]
+    eventually(lambda: bool(hall.core.scheduler.running))  # and the device does not get on
+    taken[0].close()
+    taken.append(hall.loop.speak(hall.utterance(2)))
+    with pytest.raises(EngineBusy, match="4 requests"):
+        hall.loop.speak(hall.utterance(2))
+    for chunks in taken[1:4]:
+        chunks.close()
+    hall.gate.open = True
+    assert list(taken[4])[-1].finish is FinishReason.LENGTH
+    hall.settle()
+    assert_nothing_is_held(hall.core)
+
+
 def test_a_request_whose_time_is_up_is_told_so(hall: Hall) -> None:
     chunks = hall.loop.speak(hall.utterance(LONG, deadline=time.monotonic() + 0.05))
     hall.gate.step(1)
