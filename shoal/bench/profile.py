@@ -86,8 +86,7 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1) -> Profile
     checkpoint = resolve_model(model, dtype=choose_dtype(None, where), device=where, encoder=False)
     core = EngineCore(checkpoint, EngineConfig(slots=voices, guard=False))
     core.warm_up()
-    launcher = core.runner.runner.launcher
-    bench = GraphParts(core, launcher) if isinstance(launcher, FusedRunner) else PlainParts(core, core.runner._plain)
+    bench = parts_of(core)
     step, codec = _time(bench.step(voices), where), _time(bench.codec(voices), where)
     slow, sampling = _time(bench.slow(voices), where), _time(bench.sampling(voices), where)
     codec_bytes = _bytes(checkpoint.codec.decoder) + _bytes(checkpoint.codec.quantizer.post_module)
@@ -105,6 +104,19 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1) -> Profile
     steps = {size: _time(bench.step(size), where) for size in sizes}
     rung = core.runner.rung
     return Profile(model, machine(checkpoint.model.device), rung, voices, _ceiling(where), parts, steps)
+
+
+def parts_of(core: EngineCore) -> "PlainParts":
+    """What can be timed by itself on the rung that the engine is on; nobody may be speaking."""
+    launcher = core.runner.runner.launcher
+    return GraphParts(core, launcher) if isinstance(launcher, FusedRunner) else PlainParts(core, core.runner._plain)
+
+
+def step_seconds(core: EngineCore, voices: int) -> float:
+    """One frame of so many voices with a context of 256 columns each, without the codec."""
+    seconds = _time(parts_of(core).step(voices), str(core.checkpoint.model.device)) / 1e3
+    core.pool.clear_cache()  # the step has written over what was kept
+    return seconds
 
 
 class PlainParts:
@@ -192,14 +204,7 @@ class GraphParts(PlainParts):
         return captured._graph.replay if captured._graph is not None else captured.work.run
 
     def slow(self, voices: int) -> Work:
-        frame = self._frame(voices)
-
-        def work() -> None:
-            x = frame.embed(frame._memory.newest, frame.slots)
-            for layer in range(self.model.config.slow.n_layer):
-                x = frame.layer(x, layer)
-
-        return _captured(work)
+        return _captured(self._frame(voices).slow)
 
     def sampling(self, voices: int) -> Work:
         frame, config = self._frame(voices), self.model.config

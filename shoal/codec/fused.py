@@ -141,9 +141,8 @@ class FusedCodec:
 
     def reset(self, slots: Tensor) -> None:
         """These streams begin anew. Keys need no clearing: nobody looks at steps from before the first."""
-        self.seen[slots] = 0
-        for past in self._pasts():
-            past[slots] = 0
+        for state in (self.seen, *self._pasts()):
+            state.index_fill_(0, slots, 0)
 
     @property
     def nbytes(self) -> int:

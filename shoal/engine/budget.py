@@ -15,7 +15,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, block_bytes
 from shoal.engine.kv import Pass, Segment
-from shoal.errors import InvalidRequest
+from shoal.errors import GenerationFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,9 @@ def measure(checkpoint: Checkpoint, config: EngineConfig, cap: int) -> Budget:
     try:
         core = EngineCore(checkpoint, with_few_blocks(checkpoint, config))
         rehearse(core)
-    except torch.OutOfMemoryError as problem:
+    except (torch.OutOfMemoryError, GenerationFailed) as problem:
+        if isinstance(problem, GenerationFailed) and not core.stats.out_of_memory:
+            raise
         raise InvalidRequest(
             f"{cap / 1e9:.1f} GB do not hold this model at work with {config.slots} voices: lower slots, quantise "
             "(--quantize int8,codec=int8), or raise gpu_memory"

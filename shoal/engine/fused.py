@@ -5,8 +5,6 @@ launches; this is what CUDA graphs capture. A column is computed the same way wh
 newest of a voice, alone or in company, so whoever is computed again comes to the same bits.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -15,14 +13,42 @@ from shoal.engine.slots import SlotStates
 from shoal.kernels.draw import MainIds, draw_code, draw_main
 from shoal.kernels.embed import embed_newest
 from shoal.kernels.fast_attention import fast_attention
-from shoal.kernels.linear import linear
+from shoal.kernels.linear import linear, quarters
 from shoal.kernels.paged_attention import DecodeSpace, paged_decode
 from shoal.kernels.qkv import place_qkv
-from shoal.kernels.rms_norm import rms_norm
+from shoal.kernels.rms_norm import RMSNorm, normed
 from shoal.model.dual_ar import DualAR
 from shoal.model.layers import Block
 from shoal.model.linear import RowLinear
 from shoal.model.slow import Head
+
+# Up to so many rows a layer's products are left in quarters: more have programs enough without.
+QUARTERED_ROWS = 256
+
+
+class Stream:
+    """The residual stream: rows x [n, dim], and what the layer before has to add to them.
+
+    Every sum is followed by a norm, which adds up on its way; so the products need not wait for each other.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self._due: Tensor | None = None
+        self._scales: Tensor | None = None
+
+    def add(self, inner: Tensor, layer: nn.Linear | RowLinear) -> None:
+        """x += inner through a layer; `x` holds it after the next norm."""
+        scales = layer.scales if isinstance(layer, RowLinear) else None
+        if len(self.x) > QUARTERED_ROWS or inner.shape[1] % 128:
+            linear(inner, layer.weight, scales=scales, residual=self.x, out=self.x)
+        else:
+            self._due, self._scales = quarters(inner, layer.weight), scales
+
+    def normed(self, norm: RMSNorm) -> Tensor:
+        out = normed(self.x, norm.weight, norm.eps, due=self._due, scales=self._scales)
+        self._due = self._scales = None
+        return out
 
 
 class FusedColumns:
@@ -43,23 +69,23 @@ class FusedColumns:
         span = config.semantic_begin_id, config.semantic_end_id
         return embed_newest(columns, rows, *tables, *span, config.scale_codebook_embeddings)
 
-    def place(self, x: Tensor, layer: int) -> Tensor:
+    def place(self, stream: Stream, layer: int) -> Tensor:
         """Write the keys and values of a layer; returns its queries [rows, heads, d]."""
         block, slow = self._block(layer), self.model.slow
         attention, eps = block.attention, self.model.config.slow.norm_eps
-        qkv = project(x, attention.wqkv, norm=block.attention_norm.weight, eps=eps)
+        qkv = project(stream.normed(block.attention_norm), attention.wqkv)
         q_norm = attention.q_norm.weight if attention.normed else None
         k_norm = attention.k_norm.weight if attention.normed else None
         memory = self.kv.keys[layer], self.kv.values[layer], self.tables
         scales = self.kv.scales(layer)
         return place_qkv(qkv, q_norm, k_norm, eps, slow.table, self.positions, *memory, self.slots, **scales)
 
-    def layer(self, x: Tensor, layer: int) -> Tensor:
-        q, block = self.place(x, layer), self._block(layer)
+    def layer(self, stream: Stream, layer: int) -> None:
+        q, block = self.place(stream, layer), self._block(layer)
         memory = self.kv.keys[layer], self.kv.values[layer], self.tables
         mixed = paged_decode(q, *memory, self.slots, self.positions, self._space, **self.kv.scales(layer))
-        x = project(mixed.flatten(1), block.attention.wo, residual=x)
-        return feed_forward(x, block, self.model.config.slow.norm_eps)
+        stream.add(mixed.flatten(1), block.attention.wo)
+        feed_forward(stream, block)
 
     def _block(self, layer: int) -> Block:
         block = self.model.slow.layers[layer]
@@ -78,11 +104,11 @@ class FusedPrompt(FusedColumns):
         self._rows = torch.arange(rows, dtype=torch.int32, device=model.device)
 
     def run(self) -> None:
-        x = self.embed(self.inputs[2:].T.contiguous(), self._rows)
+        stream = Stream(self.embed(self.inputs[2:].T.contiguous(), self._rows))
         last = self.model.config.slow.n_layer - 1
         for layer in range(last):
-            x = self.layer(x, layer)
-        self.place(x, last)
+            self.layer(stream, layer)
+        self.place(stream, last)
 
 
 class FusedFrame(FusedColumns):
@@ -102,68 +128,70 @@ class FusedFrame(FusedColumns):
         self._keys, self._values = (torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2))
 
     def run(self) -> None:
-        x = self.embed(self._memory.newest, self.slots)
-        for layer in range(self.model.config.slow.n_layer):
-            x = self.layer(x, layer)
-        self._draw_main(x)
-        x = self._open()
+        self._draw_main(self.slow())
+        stream = self._open()
         for codebook in range(1, self.model.config.num_codebooks):
             if codebook > 1:
-                x = self._advance(x, codebook)
-            x = self._draw_code(x, codebook)
+                self._advance(stream, codebook)
+            stream = Stream(self._draw_code(stream, codebook))
 
-    def _draw_main(self, hidden: Tensor) -> None:
+    def slow(self) -> Stream:
+        """All layers of the slow transformer over the newest columns."""
+        stream = Stream(self.embed(self._memory.newest, self.slots))
+        for layer in range(self.model.config.slow.n_layer):
+            self.layer(stream, layer)
+        return stream
+
+    def _draw_main(self, stream: Stream) -> None:
         model, config = self.model, self.model.config
-        norm, eps = model.slow.norm.weight, config.slow.norm_eps
-        logits = project(hidden, self._head, norm=norm, eps=eps)
-        normed = rms_norm(hidden, norm, eps) if config.norm_fastlayer_input else hidden
-        self._opening[: self._rows].copy_(model.fast.project_in(normed))
+        hidden = stream.normed(model.slow.norm)
+        logits = project(hidden, self._head)
+        self._opening[: self._rows].copy_(model.fast.project_in(hidden if config.norm_fastlayer_input else stream.x))
         table, code = model.fast.embeddings.weight, self._opening[self._rows :]
         draw_main(logits, self.slots, self._memory, self._ids, self.columns, table, code, config.family == "s2")
 
-    def _open(self) -> Tensor:
+    def _open(self) -> Stream:
         """Positions 0, the slow model's hidden state, and 1, the first code; hidden states of the latter."""
-        x, rows, last = self._opening, self._rows, len(self.model.fast.layers) - 1
-        for index, block, eps in self._fast_blocks():
-            qkv = project(x, block.attention.wqkv, norm=block.attention_norm.weight, eps=eps)
+        stream, rows, last = Stream(self._opening), self._rows, len(self.model.fast.layers) - 1
+        for index, block in self._fast_blocks():
+            qkv = project(stream.normed(block.attention_norm), block.attention.wqkv)
             mixed = qkv.new_empty(2 * rows, block.attention.wo.weight.shape[1])
             for position, part in enumerate((slice(0, rows), slice(rows, None))):
                 self._attend(qkv[part], position, index, mixed[part])
             if index == last:
-                x, mixed = x[rows:], mixed[rows:]  # nobody asks what follows position 0
-            x = feed_forward(project(mixed, block.attention.wo, residual=x), block, eps)
-        return x
+                stream, mixed = Stream(stream.x[rows:]), mixed[rows:]  # nobody asks what follows position 0
+            stream.add(mixed, block.attention.wo)
+            feed_forward(stream, block)
+        return stream
 
-    def _advance(self, x: Tensor, position: int) -> Tensor:
-        for index, block, eps in self._fast_blocks():
-            qkv = project(x, block.attention.wqkv, norm=block.attention_norm.weight, eps=eps)
-            mixed = self._attend(qkv, position, index)
-            x = feed_forward(project(mixed, block.attention.wo, residual=x), block, eps)
-        return x
+    def _advance(self, stream: Stream, position: int) -> None:
+        for index, block in self._fast_blocks():
+            qkv = project(stream.normed(block.attention_norm), block.attention.wqkv)
+            stream.add(self._attend(qkv, position, index), block.attention.wo)
+            feed_forward(stream, block)
 
     def _attend(self, qkv: Tensor, position: int, index: int, out: Tensor | None = None) -> Tensor:
         return fast_attention(qkv, self.model.fast.table, position, self._keys[index], self._values[index], out)
 
-    def _draw_code(self, x: Tensor, codebook: int) -> Tensor:
+    def _draw_code(self, stream: Stream, codebook: int) -> Tensor:
         """Draws a code; returns the input it makes for the next position."""
         fast, config = self.model.fast, self.model.config
-        logits = project(x, fast.output, config.residual_size, norm=fast.norm.weight, eps=config.fast.norm_eps)
-        following = torch.empty_like(x)
+        logits = project(stream.normed(fast.norm), fast.output, config.residual_size)
+        following = torch.empty_like(stream.x)
         table, penalised = fast.embeddings.weight, config.family == "s1"
         draw_code(logits, self.slots, self._memory, codebook, self.columns, table, following, penalised)
         return following
 
-    def _fast_blocks(self) -> list[tuple[int, Block, float]]:
-        eps, blocks = self.model.config.fast.norm_eps, self.model.fast.layers
-        return [(index, block, eps) for index, block in enumerate(blocks) if isinstance(block, Block)]
+    def _fast_blocks(self) -> list[tuple[int, Block]]:
+        return [(index, block) for index, block in enumerate(self.model.fast.layers) if isinstance(block, Block)]
 
 
-def project(x: Tensor, layer: nn.Linear | RowLinear, count: int | None = None, **how: Any) -> Tensor:
+def project(x: Tensor, layer: nn.Linear | RowLinear, count: int | None = None, *, gated: bool = False) -> Tensor:
     """`linear` over the weights of a layer, plain or with a scale per row; or over the first `count` of them."""
     scales = layer.scales[:count] if isinstance(layer, RowLinear) else None
-    return linear(x, layer.weight[:count], scales=scales, **how)
+    return linear(x, layer.weight[:count], scales=scales, gated=gated)
 
 
-def feed_forward(x: Tensor, block: Block, eps: float) -> Tensor:
-    inner = project(x, block.feed_forward.w13, norm=block.ffn_norm.weight, eps=eps, gated=True)
-    return project(inner, block.feed_forward.w2, residual=x)
+def feed_forward(stream: Stream, block: Block) -> None:
+    inner = project(stream.normed(block.ffn_norm), block.feed_forward.w13, gated=True)
+    stream.add(inner, block.feed_forward.w2)

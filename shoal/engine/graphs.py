@@ -22,7 +22,7 @@ from shoal.model.linear import Int4Linear, IntegerLinear
 from shoal.model.slow import Head
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-PROMPTS = (32, 128, 256, 512)
+PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
 
 
 def supported(model: DualAR) -> bool:

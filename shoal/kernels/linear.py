@@ -6,18 +6,31 @@ weights in registers before it waits for its inputs. Rounding is that of the sep
 rounded to the activations' type where the plain path would store it.
 
 A row comes to the same bits however many are computed with it: the columns are added up in quarters, each from its
-first column to its last, and the quarters in order. This also lets four chains of products run side by side.
+first column to its last, and the quarters in order. This also lets four chains of products run side by side; where a
+matrix has too few outputs to keep every multiprocessor reading, `quarters` gives each chain to a program of its own
+and leaves the sum to whoever comes next.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, jit, next_power_of_two, release_next, runs_ahead, tl, wait_for_previous
+from shoal.kernels.jit import (
+    await_previous,
+    jit,
+    jit_for_any,
+    next_power_of_two,
+    release_next,
+    runs_ahead,
+    tl,
+    wait_for_previous,
+)
 from shoal.kernels.rms_norm import normed, rms_norm
+from shoal.kernels.widen import widened
 
 # Rows that one program computes with its weights in registers.
 FEW = 16
@@ -47,13 +60,24 @@ def linear_reference(
 
 
 @jit
-def _finished(total, raised, scales, residual, out, m, n, rows, N, SCALED, GATED, ADDED):
+def _scales_of(scales, n, N, SCALED: tl.constexpr, GATED: tl.constexpr):
+    """Of outputs n, and of those they gate. Loaded before there is anything to scale: nobody has to wait for them."""
+    scale, raising = 1.0, 1.0
+    if SCALED:
+        scale = tl.load(scales + n, mask=n < N, other=0.0).to(tl.float32)
+        if GATED:
+            raising = tl.load(scales + n + N, mask=n < N, other=0.0).to(tl.float32)
+    return scale, raising
+
+
+@jit
+def _finished(total, raised, scale, raising, residual, out, m, n, rows, N, SCALED, GATED, ADDED):
     """Scale, gate, add and store products [rows, columns]."""
     kind = out.dtype.element_ty
     if SCALED:
-        total *= tl.load(scales + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        total *= scale[None, :]
         if GATED:
-            raised *= tl.load(scales + n + N, mask=n < N, other=0.0).to(tl.float32)[None, :]
+            raised *= raising[None, :]
     y = total.to(kind)
     if GATED:
         gate = y.to(tl.float32)
@@ -75,7 +99,7 @@ def _added_up(parts, BLOCK_N: tl.constexpr):
     return ((first + second) + third) + fourth
 
 
-@jit
+@jit_for_any("rows")
 def _few_kernel(
     x,
     weight,
@@ -90,9 +114,14 @@ def _few_kernel(
     ADDED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WIDE: tl.constexpr,
+    ONE: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
+    if ONE:
+        rows = 1  # known when compiled, it saves registers, and so lets more programs run at once
     QUARTER: tl.constexpr = K // 4
+    # A short row is in order before the wait; a long one has loads under way all the time.
+    LONG: tl.constexpr = QUARTER > 8 * WIDE
     m = tl.program_id(1) * 16 + tl.arange(0, 16)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     quarter, k = tl.arange(0, 4) * QUARTER, tl.arange(0, WIDE)
@@ -109,6 +138,14 @@ def _few_kernel(
         w_next = tl.load(there + WIDE)
         if GATED:
             g_next = tl.load(there + N * K + WIDE)
+    scale, raising = _scales_of(scales, n, N, SCALED, GATED)
+    w = widened(w, kind, LONG)
+    if GATED:
+        g = widened(g, kind, LONG)
+    if not LONG and QUARTER > WIDE:
+        w_next = widened(w_next, kind)
+        if GATED:
+            g_next = widened(g_next, kind)
     if AHEAD:
         wait_for_previous()
     source = x + m[None, :, None] * K + columns
@@ -120,22 +157,30 @@ def _few_kernel(
         part = following
         if start + WIDE < QUARTER:
             following = tl.load(source + start + WIDE, mask=here, other=0.0)
-        total = tl.dot(part, tl.permute(w.to(kind), (0, 2, 1)), total, input_precision="ieee")
-        if GATED:
-            raised = tl.dot(part, tl.permute(g.to(kind), (0, 2, 1)), raised, input_precision="ieee")
-        if start + WIDE < QUARTER:
-            w = w_next
+            w_used, w = w, w_next
             if GATED:
-                g = g_next
+                g_used, g = g, g_next
+        else:
+            w_used = w
+            if GATED:
+                g_used = g
         if start + 2 * WIDE < QUARTER:
             w_next = tl.load(there + start + 2 * WIDE)
             if GATED:
                 g_next = tl.load(there + N * K + start + 2 * WIDE)
+        part = widened(part, kind, HERE=True)
+        total = tl.dot(part, tl.permute(w_used, (0, 2, 1)), total, input_precision="ieee")
+        if GATED:
+            raised = tl.dot(part, tl.permute(g_used, (0, 2, 1)), raised, input_precision="ieee")
+        if start + WIDE < QUARTER:
+            w = widened(w, kind, LONG)
+            if GATED:
+                g = widened(g, kind, LONG)
     total, raised = _added_up(total, BLOCK_N), _added_up(raised, BLOCK_N)
-    _finished(total, raised, scales, residual, out, m, n, rows, N, SCALED, GATED, ADDED)
+    _finished(total, raised, scale, raising, residual, out, m, n, rows, N, SCALED, GATED, ADDED)
 
 
-@jit
+@jit_for_any("rows")
 def _many_kernel(
     x,
     weight,
@@ -157,6 +202,7 @@ def _many_kernel(
     PART: tl.constexpr = K // PARTS
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    scale, raising = _scales_of(scales, n, N, SCALED, GATED)
     if AHEAD:
         await_previous()
     here, wanted = (m < rows)[:, None], (n < N)[:, None]
@@ -186,13 +232,12 @@ def _many_kernel(
             if GATED:
                 raised_3 = _product(part, there + N * K + 3 * PART, wanted & inside, raised_3, kind)
     total, raised = ((total_0 + total_1) + total_2) + total_3, ((raised_0 + raised_1) + raised_2) + raised_3
-    _finished(total, raised, scales, residual, out, m, n, rows, N, SCALED, GATED, ADDED)
+    _finished(total, raised, scale, raising, residual, out, m, n, rows, N, SCALED, GATED, ADDED)
 
 
 @jit
 def _product(part, weights, mask, total, kind: tl.constexpr):
-    # Exact also for bytes: one of either sort is a value of every float.
-    w = tl.load(weights, mask=mask, other=0.0).to(kind)
+    w = widened(tl.load(weights, mask=mask, other=0.0), kind)
     return tl.dot(part, tl.trans(w), total, input_precision="ieee")
 
 
@@ -241,7 +286,7 @@ def linear(
     form = {"SCALED": scales is not None, "GATED": gated, "ADDED": residual is not None, "AHEAD": ahead}
     how = {"BLOCK_N": tile.width, "num_warps": tile.warps, "launch_pdl": ahead}
     if few:
-        _few_kernel[grid](*arguments, N=width, K=columns, **form, WIDE=tile.columns, **how)
+        _few_kernel[grid](*arguments, N=width, K=columns, **form, WIDE=tile.columns, ONE=rows == 1, **how)
     else:
         sizes = {"PARTS": parts, "BLOCK_M": tile.rows, "BLOCK_K": tile.columns, "num_stages": tile.stages}
         _many_kernel[grid](*arguments, N=width, K=columns, **form, **sizes, **how)
@@ -251,9 +296,9 @@ def linear(
 def choose_tile(rows: int, width: int, part: int, gated: bool) -> Tile:
     """For so many rows and outputs, and columns per quarter: what was fastest on an H200 at the released sizes."""
     if rows <= FEW:
-        widest = 256 if 512 <= part <= 1024 else 128
+        widest = 256 if not gated and part in (512, 768, 1024) else 64 if part > 512 else 128
         wide = next((size for size in (256, 128, 64, 32) if size <= widest and part % size == 0), 16)
-        return Tile(FEW, 16, wide)
+        return Tile(FEW, 16 if gated or wide == 256 else 32, wide)
     # At least two steps per quarter: a loop of one is unrolled, and the compiler then chains the quarters.
     block_k = min(64, max(16, next_power_of_two(part) // 2))
     if rows > 64:
@@ -261,3 +306,137 @@ def choose_tile(rows: int, width: int, part: int, gated: bool) -> Tile:
     if width <= 2048:
         return Tile(64, 16, block_k, stages=4)
     return Tile(64, 32 if gated or width <= 4096 else 64, block_k)
+
+
+def quarters_reference(x: Tensor, weight: Tensor) -> Tensor:
+    """x [rows, in] through weight [out, in], each quarter of the columns by itself: [4, rows, out] in fp32."""
+    pairs = zip(x.chunk(4, dim=1), weight.to(x.dtype).chunk(4, dim=1), strict=True)
+    return torch.stack([F.linear(part.float(), its.float()) for part, its in pairs])
+
+
+@jit_for_any("rows")
+def _few_quarters_kernel(
+    x,
+    weight,
+    out,
+    rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WIDE: tl.constexpr,
+    ONE: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    if ONE:
+        rows = 1
+    QUARTER: tl.constexpr = K // 4
+    LONG: tl.constexpr = QUARTER > 8 * WIDE
+    m = tl.program_id(1) * 16 + tl.arange(0, 16)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, WIDE)
+    kind = x.dtype.element_ty
+    there = weight + tl.minimum(n, N - 1)[:, None] * K + tl.program_id(2) * QUARTER + k[None, :]
+    if AHEAD:
+        release_next()
+    w = _columns_from(there, k, 0, QUARTER, WIDE)
+    if QUARTER > WIDE:
+        w_next = _columns_from(there, k, WIDE, QUARTER, WIDE)
+    if QUARTER > 2 * WIDE:
+        w_third = _columns_from(there, k, 2 * WIDE, QUARTER, WIDE)
+    w = widened(w, kind, LONG)
+    if not LONG and QUARTER > WIDE:
+        w_next = widened(w_next, kind)
+    if not LONG and QUARTER > 2 * WIDE:
+        w_third = widened(w_third, kind)
+    if AHEAD:
+        wait_for_previous()
+    source = x + m[:, None] * K + tl.program_id(2) * QUARTER + k[None, :]
+    here = (m < rows)[:, None]
+    total = tl.zeros((16, BLOCK_N), tl.float32)
+    part = tl.load(source, mask=here & (k < QUARTER)[None, :], other=0.0)
+    if QUARTER > WIDE:
+        part_next = tl.load(source + WIDE, mask=here & (k < QUARTER - WIDE)[None, :], other=0.0)
+    for start in tl.static_range(0, QUARTER, WIDE):
+        part_used, w_used = part, w
+        if start + WIDE < QUARTER:
+            part, w = part_next, w_next
+        if start + 2 * WIDE < QUARTER:
+            left = (k < QUARTER - start - 2 * WIDE)[None, :]
+            part_next = tl.load(source + start + 2 * WIDE, mask=here & left, other=0.0)
+            w_next = w_third
+        if start + 3 * WIDE < QUARTER:
+            w_third = _columns_from(there, k, start + 3 * WIDE, QUARTER, WIDE)
+        part_used = widened(part_used, kind, HERE=True)
+        total = tl.dot(part_used, tl.trans(w_used), total, input_precision="ieee")
+        if start + WIDE < QUARTER:
+            w = widened(w, kind, LONG)
+    _store_quarter(total, out, m, n, rows, N)
+
+
+@jit
+def _columns_from(there, k, start: tl.constexpr, QUARTER: tl.constexpr, WIDE: tl.constexpr):
+    """Weights from a column on, zero where the quarter has ended."""
+    if start + WIDE <= QUARTER:
+        w = tl.load(there + start)
+    else:
+        w = tl.load(there + start, mask=(k < QUARTER - start)[None, :], other=0.0)
+    return w
+
+
+@jit_for_any("rows")
+def _many_quarters_kernel(
+    x,
+    weight,
+    out,
+    rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    QUARTER: tl.constexpr = K // 4
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if AHEAD:
+        await_previous()
+    kind = x.dtype.element_ty
+    source = x + m[:, None] * K + tl.program_id(2) * QUARTER
+    there = weight + n[:, None] * K + tl.program_id(2) * QUARTER
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, QUARTER, BLOCK_K):
+        k = (start + tl.arange(0, BLOCK_K))[None, :]
+        inside = k < QUARTER if QUARTER % BLOCK_K else k >= 0
+        part = tl.load(source + k, mask=(m < rows)[:, None] & inside, other=0.0)
+        total = _product(part, there + k, (n < N)[:, None] & inside, total, kind)
+    _store_quarter(total, out, m, n, rows, N)
+
+
+@jit
+def _store_quarter(total, out, m, n, rows, N: tl.constexpr):
+    place = (tl.program_id(2) * rows + m)[:, None] * N + n[None, :]
+    tl.store(out + place, total, mask=(m < rows)[:, None] & (n < N)[None, :])
+
+
+def quarters(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
+    """`quarters_reference` in one launch; the columns are a multiple of 128. Added up in order they are `linear`'s."""
+    (rows, columns), width = x.shape, len(weight)
+    out = torch.empty(4, rows, width, dtype=torch.float32, device=x.device)
+    tile = tile or choose_quarter_tile(rows, width, columns // 4)
+    grid = (-(-width // tile.width), -(-rows // tile.rows), 4)
+    ahead = runs_ahead(x.device)
+    form = {"N": width, "K": columns, "BLOCK_N": tile.width, "AHEAD": ahead, "num_warps": tile.warps}
+    if tile.rows == FEW:
+        _few_quarters_kernel[grid](x, weight, out, rows, WIDE=tile.columns, ONE=rows == 1, **form, launch_pdl=ahead)
+    else:
+        sizes = {"BLOCK_M": tile.rows, "BLOCK_K": tile.columns, "num_stages": tile.stages}
+        _many_quarters_kernel[grid](x, weight, out, rows, **sizes, **form, launch_pdl=ahead)
+    return out
+
+
+def choose_quarter_tile(rows: int, width: int, part: int) -> Tile:
+    if rows <= FEW:
+        return Tile(FEW, 64 if width <= 1024 else 32, min(256, next_power_of_two(part)))
+    block_k = min(128, max(16, next_power_of_two(part) // 2))
+    return Tile(64, 16, block_k, stages=4) if width <= 1024 else Tile(64, 32, block_k)

@@ -13,7 +13,10 @@ from torch.nn import functional as F
 
 from shoal.kernels.jit import await_previous, jit, next_power_of_two, runs_ahead, tl
 from shoal.kernels.kv_quant import dequantise_columns
+from shoal.kernels.widen import widened
 
+# Columns at a time. They and the number of warps decide the order of sums, and so are the same for any number of rows.
+CHUNK = 128
 # Shares of the context of one row and one group of heads, and up to how many rows each has a program of its own.
 SHARES = 8
 SPREAD_ROWS = 16
@@ -123,7 +126,7 @@ def _decode_kernel(
             place = ((block * SIZE + column % SIZE) * KV_HEADS + kv_head) * D
             key = tl.load(keys + place[:, None] + d[None, :], mask=seen[:, None], other=0.0)
             if QUANTISED:
-                key = key.to(query.dtype)  # exact: a byte of either sort is a value of every float
+                key = widened(key, query.dtype)
             score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
             if QUANTISED:
                 score *= tl.load(key_scales + place // D, mask=seen, other=0.0).to(tl.float32)[None, :]
@@ -134,7 +137,7 @@ def _decode_kernel(
             value = tl.load(values + place[:, None] + d[None, :], mask=seen[:, None], other=0.0)
             total = total * shrink + tl.sum(weight, axis=1)
             if QUANTISED:
-                value = value.to(query.dtype)
+                value = widened(value, query.dtype)
                 weight *= tl.load(value_scales + place // D, mask=seen, other=0.0).to(tl.float32)[None, :]
             mix = tl.dot(weight.to(value.dtype), value, mix * shrink[:, None], input_precision="ieee")
             top = higher
@@ -207,7 +210,7 @@ def paged_decode(
     *,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
-    chunk: int = 64,
+    chunk: int = CHUNK,
 ) -> Tensor:
     """`paged_decode_reference` on a GPU, for any columns whose keys and values are in memory: row i is column
     positions[i] of slot slots[i], and sees all columns up to itself by way of tables [slots, blocks].
@@ -247,8 +250,8 @@ def paged_decode(
         SHARES=SHARES,
         SPREAD=spread,
         AHEAD=ahead,
-        num_warps=4,
-        num_stages=3 if spread else 5,
+        num_warps=8 if key_scales is None else 4,
+        num_stages=3,
         launch_pdl=ahead,
     )
     return out

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, jit, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import await_previous, jit_for_any, next_power_of_two, runs_ahead, tl
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -19,33 +19,65 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed.to(x.dtype) * weight
 
 
-@jit
-def _norm_kernel(x, weight, out, eps, DIM: tl.constexpr, PADDED: tl.constexpr, AHEAD: tl.constexpr):
+@jit_for_any("rows")
+def _norm_kernel(
+    x,
+    due,
+    scales,
+    weight,
+    out,
+    eps,
+    rows,
+    DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+    ADDED: tl.constexpr,
+    SCALED: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
     d = tl.arange(0, PADDED)
     inside = d < DIM
     scale = tl.load(weight + d, mask=inside, other=0.0)
+    if SCALED:
+        due_scale = tl.load(scales + d, mask=inside, other=0.0).to(tl.float32)
     if AHEAD:
         await_previous()
-    row = tl.program_id(0) * DIM
-    part = tl.load(x + row + d, mask=inside, other=0.0)
-    wide = part.to(tl.float32)
+    here = tl.program_id(0) * DIM + d
+    part = tl.load(x + here, mask=inside, other=0.0)
+    if ADDED:
+        size = rows * DIM
+        first, second = tl.load(due + here, mask=inside), tl.load(due + size + here, mask=inside)
+        third, fourth = tl.load(due + 2 * size + here, mask=inside), tl.load(due + 3 * size + here, mask=inside)
+        total = ((first + second) + third) + fourth
+        if SCALED:
+            total *= due_scale
+        part = (part + total.to(part.dtype)).to(part.dtype)
+        tl.store(x + here, part, mask=inside)
+    wide = tl.where(inside, part, 0.0).to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / DIM + eps)
-    tl.store(out + row + d, (wide.to(part.dtype) * scale).to(part.dtype), mask=inside)
+    tl.store(out + here, (wide.to(part.dtype) * scale).to(part.dtype), mask=inside)
 
 
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`rms_norm` of rows x [n, dim] in one launch."""
+def normed(x: Tensor, weight: Tensor, eps: float, *, due: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
+    """`rms_norm` of rows x [n, dim] in one launch.
+
+    What is `due`, quarters [4, n, dim] of a product (with scales [dim] if its weights have some), is added to x first.
+    """
     rows, dim = x.shape
     out, ahead = torch.empty_like(x), runs_ahead(x.device)
     _norm_kernel[(rows,)](
         x,
+        x if due is None else due,
+        x if scales is None else scales,
         weight,
         out,
         eps,
+        rows,
         DIM=dim,
         PADDED=next_power_of_two(dim),
+        ADDED=due is not None,
+        SCALED=scales is not None,
         AHEAD=ahead,
-        num_warps=4,
+        num_warps=4 if due is None else 8,
         launch_pdl=ahead,
     )
     return out

@@ -1,6 +1,7 @@
 """What only a GPU can show: graphs, kernels and plain operators come to the same, alone and in company."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,11 +9,14 @@ import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
+from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.fused import FusedDecoder
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.fused import FusedPrompt
+from shoal.engine.fused import FusedPrompt, Stream
 from shoal.engine.kv import PagedKV
+from shoal.engine.load import voice_cache
+from shoal.engine.script import write_turns
 from shoal.engine.utterance import Turn, Utterance
 from shoal.model.cache import NoCache
 from shoal.model.slow import Head
@@ -34,6 +38,21 @@ def full() -> Checkpoint:
     return random_checkpoint("s1-mini", device="cuda", encoder=False)
 
 
+@pytest.fixture(scope="module")
+def nano() -> Checkpoint:
+    return resolve_model("nano", dtype=torch.float32, device="cuda")
+
+
+def sentences(core: EngineCore, temperature: float, home: Path) -> list[np.ndarray]:
+    texts = ["The harbour was quiet in the morning.", "Nobody had told the fishermen."]
+    voice = voice_cache(core.checkpoint, home).resolve_blocking("rms")
+    utterances = [
+        Utterance(number, write_turns(text, voice, core.checkpoint), Sampling(seed=number, temperature=temperature))
+        for number, text in enumerate(texts)
+    ]
+    return finished(core, utterances)
+
+
 def said(core: EngineCore, count: int, frames: int, **sampling: float) -> list[np.ndarray]:
     width, stop = 1 + core.checkpoint.model.config.num_codebooks, core.checkpoint.model.config.stop_id
     utterances = []
@@ -42,7 +61,12 @@ def said(core: EngineCore, count: int, frames: int, **sampling: float) -> list[n
         prompt[:, 0] = np.arange(len(prompt)) % min(stop, 200)
         settings = Sampling(seed=number, max_frames=frames, **sampling)  # type: ignore[arg-type]
         utterances.append(Utterance(number, [Turn("hm", prompt, prompt)], settings))
-        core.add(utterances[-1])
+    return finished(core, utterances)
+
+
+def finished(core: EngineCore, utterances: list[Utterance]) -> list[np.ndarray]:
+    for utterance in utterances:
+        core.add(utterance)
     for _ in range(1000):
         if core.idle:
             return [each.all_codes() for each in utterances]
@@ -65,6 +89,14 @@ def test_every_rung_speaks_the_same_frames(small: Checkpoint, settings: dict[str
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(frames, plain, strict=True)), rung
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 0.7])
+def test_nano_speaks_the_same_frames_on_every_rung(nano: Checkpoint, temperature: float, tmp_path: Path) -> None:
+    spoken = {rung: sentences(engine(nano, 2, rung), temperature, tmp_path) for rung in ("eager", "fused", "graph")}
+    assert min(codes.shape[1] for codes in spoken["eager"]) > 20
+    for rung in ("fused", "graph"):
+        assert all(map(np.array_equal, spoken[rung], spoken["eager"])), rung
+
+
 def test_a_request_speaks_the_same_alone_and_in_company(full: Checkpoint) -> None:
     core = engine(full, 20, "graph")
     together = said(core, 20, 10)
@@ -85,11 +117,12 @@ def test_the_kernels_are_as_close_to_fp32_as_the_plain_path_is(full: Checkpoint)
     kv = PagedKV(model.config.slow, 8, 16, torch.bfloat16, "cuda")
     prompt = FusedPrompt(model, kv, torch.arange(8, dtype=torch.int32, device="cuda")[None], ROWS)
     prompt.positions.copy_(positions)
-    x = prompt.embed(columns, prompt._rows)
+    stream = Stream(prompt.embed(columns, prompt._rows))
     for layer in range(model.config.slow.n_layer):
-        x = prompt.layer(x, layer)
+        prompt.layer(stream, layer)
+    stream.normed(model.slow.norm)  # adds up
     head = Head(model.slow).float()
-    logits = [head(exact_model.norm(each.float())) for each in (exact, plain, x)]
+    logits = [head(exact_model.norm(each.float())) for each in (exact, plain, stream.x)]
     assert (logits[2] - logits[0]).norm() <= 1.1 * (logits[1] - logits[0]).norm()
 
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from shoal.kernels.linear import linear, linear_reference
+from shoal.kernels.linear import linear, linear_reference, quarters, quarters_reference
+from shoal.kernels.rms_norm import normed, rms_norm
 from shoal.model.linear import quantise_rows
 
 SHAPES = [(1, 48, 64), (3, 160, 100), (17, 64, 48), (70, 32, 16)]
@@ -76,3 +77,46 @@ def test_bytes_with_a_scale_per_row_are_made_whole_on_the_way(
     reference = linear_reference(x, small, scales=scales, gated=gated)
     torch.testing.assert_close(ours, reference, atol=close, rtol=close)
     torch.testing.assert_close(ours, linear_reference(x, weight, gated=gated), atol=0.2, rtol=0.1)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("rows", [16, 32])
+def test_every_byte_keeps_its_value(kind: torch.dtype, rows: int, dtype: torch.dtype, device: str) -> None:
+    codes = torch.arange(256, dtype=torch.uint8, device=device).view(kind)
+    codes = codes[codes.float().isfinite()]
+    weight = torch.zeros(len(codes), 128, device=device).to(kind)
+    weight.view(torch.uint8)[:, 0] = codes.view(torch.uint8)
+    x = torch.zeros(rows, 128, device=device, dtype=dtype)
+    x[:, 0] = 1
+    assert torch.equal(linear(x, weight)[-1].float(), codes.float())
+
+
+@pytest.mark.parametrize(("rows", "columns", "width"), [(1, 128, 64), (5, 384, 40), (20, 256, 33), (70, 128, 16)])
+@pytest.mark.parametrize("kind", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_quarters_are_added_by_the_norm_that_follows(
+    rows: int, columns: int, width: int, kind: torch.dtype | None, dtype: torch.dtype, device: str, close: float
+) -> None:
+    x, weight = matrices(rows, columns, width, dtype, device)
+    small, scales = (weight, None) if kind is None else quantise_rows(weight, kind)
+    due = quarters(x, small)
+    torch.testing.assert_close(
+        due, quarters_reference(x, small), atol=close * small.float().abs().max().item(), rtol=1e-3
+    )
+    stream, norm = torch.randn(rows, width, device=device).to(dtype), torch.rand(width, device=device).to(dtype) + 0.5
+    expected = linear_reference(x, small, scales=scales, residual=stream)
+    ours = normed(stream, norm, 1e-6, due=due, scales=scales)
+    torch.testing.assert_close(stream, expected, atol=close, rtol=close)
+    torch.testing.assert_close(ours, rms_norm(expected, norm, 1e-6), atol=2 * close, rtol=2 * close)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [128, 256, 3072, 9728])
+def test_quarters_come_to_the_bits_of_the_whole(columns: int, device: str) -> None:
+    dtype = torch.bfloat16
+    x, weight = matrices(70, columns, 64, dtype, device)
+    residual, norm = torch.randn(70, 64, device=device).to(dtype), torch.rand(64, device=device).to(dtype)
+    together = linear(x, weight, residual=residual)
+    for rows in (1, 2, 17, 33, 70):
+        stream = residual[:rows].clone()
+        normed(stream, norm, 1e-6, due=quarters(x[:rows].contiguous(), weight))
+        assert torch.equal(stream, together[:rows])
