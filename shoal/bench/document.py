@@ -1,7 +1,7 @@
 """What a measurement leaves behind: one JSON document that says what was measured, on what, and with which settings.
 
 schema      "shoal.bench/1"; a reader that does not know the number refuses the file
-kind        bench, load, quality or scaling: what stands in `runs`
+kind        bench, engine, load, quality or scaling: what stands in `runs`
 complete    false when it was interrupted; what is there was measured to its end
 machine     names and versions; `commit` is the checkout's, if there is one
 settings    what was asked for
@@ -17,7 +17,7 @@ from typing import Any
 from shoal.errors import InvalidRequest, OutputError
 
 SCHEMA = "shoal.bench/1"
-KINDS = ("bench", "load", "quality", "scaling")
+KINDS = ("bench", "engine", "load", "quality", "scaling")
 LARGEST = 256 << 20
 # Ctrl-C and SIGTERM, as the command line turns it: both end a measurement and keep what is there.
 INTERRUPTS = (KeyboardInterrupt, SystemExit)

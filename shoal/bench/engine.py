@@ -2,29 +2,32 @@
 
     throughput      N listeners who each ask for the next text when theirs has ended, under every admission policy
     prefix cache    time to first audio with a voice whose prompt is known, and with one that is not
+    arrivals        time to first audio of requests that come at random, at seven tenths of what was just reached
+    step            one frame of all voices, the codec left out; on a GPU also how much of the time it is at work
     scheduler       steps per second with a model that takes no time: what Python costs
 
 Wall time is what a machine with other work to do makes of it, so every figure comes with counts that are the same on
-every run: steps, frames, voices per step.
+every run: steps, frames, voices per step. They also let two runs be compared tenth by tenth: each did the same work.
 """
 
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from itertools import count
-from pathlib import Path
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
-from rich.progress import Progress
-from rich.table import Table
 
-from shoal.bench.machine import machine
+from shoal.bench.arrivals import measure_arrivals
+from shoal.bench.busy import busy_share
+from shoal.bench.document import INTERRUPTS, Document, new_document
+from shoal.bench.machine import Others, machine
+from shoal.bench.profile import step_seconds
+from shoal.bench.progress import progress_bar
+from shoal.bench.spread import spread
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig, Policy
@@ -36,19 +39,23 @@ from shoal.engine.scheduler import Drawn, Scheduler
 from shoal.engine.script import write_turns
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
-from shoal.errors import GenerationFailed, OutputError
+from shoal.errors import GenerationFailed
 from shoal.speech import Sampling
 from shoal.text.prompt import Reference
 from shoal.voices.voice import Voice
 
 POLICIES: tuple[Policy, ...] = ("continuous", "dynamic", "static")
-BATCHES = (1, 4, 16)
+BATCHES = (1, 4, 16)  # voices at a time
 TEXT = "The harbour was quiet in the morning, and the boats lay still on the water."
 # What the scheduler has to carry: 64 voices at 500 steps per second leave it three times the time it needs.
 SCHEDULER_TARGET = 100_000
+# Requests that come at random ask for so much of what listeners without a pause were given.
+LOAD = 0.7
+# Stretches that the steps of a measurement are cut into: how restless the machine was shows between them.
+PARTS = 10
 
 Result = dict[str, Any]
-Tick = Callable[[str], None]
+Tick = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,8 @@ class Size:
     scheduler_steps: int
 
 
+# A GPU has spoken what a CPU takes a minute for before it has begun to show what it can do.
+LONG = Size(frames=200, utterances=3, first_audios=15, scheduler_steps=2000)
 USUAL = Size(frames=64, utterances=3, first_audios=7, scheduler_steps=2000)
 QUICK = Size(frames=8, utterances=2, first_audios=3, scheduler_steps=200)
 
@@ -77,7 +86,9 @@ class Throughput:
     model_seconds: float
     codec_seconds: float
     audio_seconds: float
-    first_audio: float  # median seconds from asking to the first chunk
+    parts: list[float]  # seconds of each tenth of the steps
+    waits: list[float]  # seconds from asking to the first chunk, of every utterance
+    decodes: list[Result]  # what the codec took, by the size of its calls
 
     @property
     def figures(self) -> Result:
@@ -88,6 +99,7 @@ class Throughput:
             "frames_per_step": self.frames / self.steps,
             "audio_per_second": self.audio_seconds / self.seconds,
             "rtf": self.seconds / self.audio_seconds,
+            "first_audio": spread(self.waits),
         }
 
 
@@ -101,39 +113,53 @@ class FirstAudio:
 
 
 def run_engine_bench(
-    model: str, *, device: str = "auto", json_path: Path | None = None, quick: bool = False, progress: bool = True
-) -> Result:
-    """Measure everything and return it as one document, which `json_path` also gets. An interrupt keeps what is done.
+    model: str,
+    *,
+    device: str = "auto",
+    batches: tuple[int, ...] = BATCHES,
+    quick: bool = False,
+    progress: bool = True,
+) -> Document:
+    """Measure everything. An interrupt keeps what is done. Raises what loading the model raises."""
+    core = _load(model, device, max(batches))
+    settings = {"model": model, "device": device, "voices": list(batches), "quick": quick}
+    document = new_document("engine", dict(machine(core.checkpoint.model.device)), settings)
+    dtype = str(core.checkpoint.model.dtype).removeprefix("torch.")
+    run: Result = {"name": model, "engine": {"dtype": dtype, "rung": core.runner.rung}, "throughput": []}
+    document["runs"].append(run)
+    others = Others()
+    with _bar(len(batches), shown=progress) as tick:
+        try:
+            measure(core, batches, QUICK if quick else _usual(core), run, tick)
+            document["complete"] = True
+        except INTERRUPTS:
+            pass
+    document["machine"]["others_cpu"] = others.share()
+    return document
 
-    Raises what loading the model raises, and OutputError.
-    """
-    size = QUICK if quick else USUAL
-    result: Result = {"benchmark": "engine", "model": model, "quick": quick, "complete": False}
-    with suppress(KeyboardInterrupt), _bar(shown=progress) as tick:
-        tick("reading the model")
-        core = _load(model, device)
-        result["machine"] = {**machine(core.checkpoint.model.device), "rung": core.runner.rung}
-        result["dtype"] = str(core.checkpoint.model.dtype).removeprefix("torch.")
-        measure(core, size, result, tick)
-        result["complete"] = True
-    if json_path is not None:
-        _write(json_path, result)
-    return result
+
+def _usual(core: EngineCore) -> Size:
+    return LONG if core.checkpoint.model.device.type == "cuda" else USUAL
 
 
-def measure(core: EngineCore, size: Size, result: Result, tick: Tick) -> None:
+def measure(core: EngineCore, batches: tuple[int, ...], size: Size, run: Result, tick: Tick) -> None:
     """Fill in the figures one after the other, so that what an interrupt leaves is whole as far as it goes."""
-    result["scheduler"] = measure_scheduler(size.scheduler_steps)
-    tick("scheduler")
-    result["throughput"] = []
-    for voices in BATCHES:
+    with tick("scheduler"):
+        run["scheduler"] = measure_scheduler(size.scheduler_steps)
+    for voices in batches:
         _throughput(core, "continuous", voices, QUICK)  # the first of a batch size is not like the others
         for policy in POLICIES:
-            result["throughput"].append(_throughput(core, policy, voices, size).figures)
-            tick(f"{voices} voices, {policy}")
+            with tick(f"{voices} voices, {policy}"):
+                run["throughput"].append(_throughput(core, policy, voices, size).figures)
     core.scheduler.policy = admission_policy("continuous", 1, 0.0)
-    result["first_audio"] = measure_first_audio(core, size.first_audios)
-    tick("first audio")
+    with tick("first audio"):
+        run["first_audio"] = measure_first_audio(core, size.first_audios)
+    with tick("arrivals"):
+        run["arrivals"] = _arrivals(core, run["throughput"][-len(POLICIES)], size)
+    with tick("steps"):
+        if core.checkpoint.model.device.type == "cuda":
+            run["gpu_busy"] = _gpu_busy(core, max(batches))
+        run["steps"] = [{"voices": voices, "seconds": step_seconds(core, voices)} for voices in batches]
 
 
 def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: int = 200) -> Result:
@@ -143,6 +169,7 @@ def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: i
     )
     ids, columns, drawn = count(), np.zeros((voices, 11), np.int32), 0
     started, cpu_started = time.perf_counter(), time.process_time()
+    ends: list[float] = []
     for _ in range(steps):
         while scheduler.live < voices:
             id = next(ids)
@@ -155,6 +182,7 @@ def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: i
             if progress.sequence.finish is not None:
                 scheduler.release(progress.sequence)
         drawn += rows
+        ends.append(time.perf_counter())
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     return {
         "voices": voices,
@@ -163,6 +191,7 @@ def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: i
         "sequence_steps_per_second": drawn / seconds,
         "sequence_steps_per_cpu_second": drawn / cpu_seconds,
         "target": SCHEDULER_TARGET,
+        "parts": _parts([started, *ends]),
     }
 
 
@@ -184,8 +213,35 @@ def measure_first_audio(core: EngineCore, times: int, seconds: float = 10.0) -> 
             "best_seconds": min(run.seconds for run in measured),
             "cpu_seconds": statistics.median(run.cpu_seconds for run in measured),
             "columns_saved": statistics.mean(run.columns_saved for run in measured),
+            "waits": [run.seconds for run in measured],
         }
     return figures
+
+
+def _arrivals(core: EngineCore, reached: Result, size: Size) -> Result:
+    """Of requests for the lengths that `reached` its frames per second, all of one voice."""
+    voice, voices = random_voice(core.checkpoint, 10.0), reached["voices"]
+    utterances = [
+        _utterance(core, size.frames * (4 - number % 4) // 4, number, voice, f"{number}. {TEXT}")
+        for number in range(voices * size.utterances)
+    ]
+    frames = statistics.mean(utterance.sampling.max_frames for utterance in utterances)
+    return measure_arrivals(core, utterances, LOAD * reached["frames_per_second"] / frames)
+
+
+def _gpu_busy(core: EngineCore, voices: int, before: int = 40, steps: int = 25) -> float:
+    """While all voices speak and none begins."""
+    utterances = [_utterance(core, 2 * (before + steps), number) for number in range(voices)]
+    for utterance in utterances:
+        core.add(utterance)
+    for _ in range(before):
+        core.step()
+    share = busy_share(core.step, steps)
+    for utterance in utterances:
+        core.cancel(utterance)
+    while not core.idle:
+        core.step()
+    return share
 
 
 def random_voice(checkpoint: Checkpoint, seconds: float) -> Voice:
@@ -198,40 +254,16 @@ def random_voice(checkpoint: Checkpoint, seconds: float) -> Voice:
     return Voice(None, (Reference(TEXT, codes),), codec.frame_rate)
 
 
-def render(result: Result) -> RenderableType:
-    """Tables for the eye, of as much as was measured."""
-    parts: list[RenderableType] = []
-    if "machine" in result:
-        told = result["machine"]
-        parts.append(
-            f"{result['model']} in {result['dtype']} on {told['device']} ({told['cores']} cores, {told['threads']} "
-            f"threads), {told['rung']}; torch {told['torch']}, python {told['python']}, shoal {told['shoal']}"
-        )
-    if result.get("throughput"):
-        parts.append(_throughput_table(result["throughput"]))
-    if "first_audio" in result:
-        parts.append(_first_audio_table(result["first_audio"]))
-    if "scheduler" in result:
-        told = result["scheduler"]
-        parts.append(
-            f"scheduler alone, {told['voices']} voices: {told['sequence_steps_per_second']:,.0f} sequence-steps/s "
-            f"({told['sequence_steps_per_cpu_second']:,.0f} per second of CPU; wanted: {told['target']:,})"
-        )
-    if not result["complete"]:
-        parts.append("interrupted: this is what was measured until then")
-    return Group(*parts)
+def last_line(document: Document) -> str:
+    """The whole document as one line of JSON."""
+    return json.dumps(document)
 
 
-def last_line(result: Result) -> str:
-    """The whole result as one line of JSON."""
-    return json.dumps(result)
-
-
-def _load(model: str, device: str) -> EngineCore:
+def _load(model: str, device: str, slots: int) -> EngineCore:
     where = choose_device(device)
     checkpoint = resolve_model(model, dtype=choose_dtype(None, where), device=where, encoder=False)
     # A second try with other dice would be somebody else's time.
-    return EngineCore(checkpoint, EngineConfig(slots=max(BATCHES), guard=False))
+    return EngineCore(checkpoint, EngineConfig(slots=slots, guard=False))
 
 
 def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Throughput:
@@ -240,6 +272,8 @@ def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Th
     before, total, asked = _counts(core), voices * size.utterances, 0
     started_at: dict[int, float] = {}
     waits: list[float] = []
+    ends: list[float] = []
+    decodes = Decodes(core)
     core.pool.clear_cache()
     started, cpu_started = time.perf_counter(), time.process_time()
     while asked < total or not core.idle:
@@ -248,10 +282,13 @@ def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Th
             started_at[utterance.id] = time.perf_counter()
             core.add(utterance)
             asked += 1
-        for event in core.step():
+        events = core.step()
+        decodes.note(events)
+        for event in events:
             _check(event)
             if event.utterance.id in started_at:
                 waits.append(time.perf_counter() - started_at.pop(event.utterance.id))
+        ends.append(time.perf_counter())
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     return Throughput(
         policy=policy,
@@ -259,9 +296,42 @@ def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Th
         utterances=total,
         seconds=seconds,
         cpu_seconds=cpu_seconds,
-        first_audio=statistics.median(waits),
+        parts=_parts([started, *ends]),
+        waits=waits,
+        decodes=decodes.figures(),
         **{name: after - before[name] for name, after in _counts(core).items()},
     )
+
+
+class Decodes:
+    """Calls of the codec, by how many chunks they decoded at once and how many frames the longest of them had."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core, self._seconds = core, core.voicebox.seconds
+        self._calls: dict[tuple[int, int], list[float]] = {}
+
+    def note(self, events: list[Event]) -> None:
+        """What came of a step."""
+        frame = self._core.checkpoint.codec.config.frame_length
+        chunks = [len(event.chunk.samples) // frame for event in events if event.chunk is not None]
+        chunks = [frames for frames in chunks if frames]
+        now, before = self._core.voicebox.seconds, self._seconds
+        self._seconds = now
+        if chunks:
+            self._calls.setdefault((len(chunks), max(chunks)), []).append(now - before)
+
+    def figures(self) -> list[Result]:
+        return [
+            {"chunks": chunks, "frames": frames, "calls": len(seconds), "seconds": sum(seconds)}
+            for (chunks, frames), seconds in sorted(self._calls.items())
+        ]
+
+
+def _parts(moments: list[float]) -> list[float]:
+    """Seconds of each tenth of the steps, from the moments between them."""
+    steps = len(moments) - 1
+    cuts = [moments[steps * part // PARTS] for part in range(PARTS + 1)]
+    return [end - begin for begin, end in pairwise(cuts)]
 
 
 def _counts(core: EngineCore) -> dict[str, Any]:
@@ -307,50 +377,14 @@ def _check(event: Event) -> None:
 
 
 @contextmanager
-def _bar(*, shown: bool) -> Iterator[Tick]:
-    """A bar on standard error that moves by one with every thing that is done."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not shown or not console.is_terminal) as bar:
-        task = bar.add_task("", total=1 + len(BATCHES) * len(POLICIES) + 2)
-        yield lambda what: bar.update(task, description=what, advance=1)
+def _bar(batches: int, *, shown: bool) -> Iterator[Tick]:
+    """A bar that names what is measured and moves when it is done."""
+    with progress_bar(1 + batches * len(POLICIES) + 3, shown=shown) as bar:
 
+        @contextmanager
+        def tick(what: str) -> Iterator[None]:
+            bar.now(what)
+            yield
+            bar.done()
 
-def _write(path: Path, result: Result) -> None:
-    try:
-        path.write_text(last_line(result) + "\n")
-    except OSError as problem:
-        raise OutputError(f"{path}: {problem.strerror or problem}") from problem
-
-
-def _throughput_table(rows: list[Result]) -> Table:
-    table = _table("voices", "policy", "frames/s", "audio-s/s", "RTF", "TTFA", "per step", "steps", "per CPU-s")
-    for row in rows:
-        table.add_row(
-            str(row["voices"]),
-            row["policy"],
-            f"{row['frames_per_second']:,.1f}",
-            f"{row['audio_per_second']:,.2f}",
-            f"{row['rtf']:.3f}",
-            f"{row['first_audio'] * 1000:,.0f} ms",
-            f"{row['frames_per_step']:.2f}",
-            str(row["steps"]),
-            f"{row['frames_per_cpu_second']:,.1f}",
-        )
-    return table
-
-
-def _first_audio_table(figures: Result) -> Table:
-    table = _table("prefix cache", "TTFA", "best", "CPU", "columns saved")
-    table.title = f"a voice of {figures['voice_seconds']:.1f} s, {figures['prompt_columns']} columns of prompt"
-    for name, label in (("unknown", "off"), ("known", "on")):
-        row = figures[name]
-        times = (f"{row[key] * 1000:,.1f} ms" for key in ("seconds", "best_seconds", "cpu_seconds"))
-        table.add_row(label, *times, f"{row['columns_saved']:,.0f}")
-    return table
-
-
-def _table(*headers: str) -> Table:
-    table = Table(*headers, box=SIMPLE_HEAD, padding=0, title_justify="left")
-    for column in table.columns:
-        column.justify = "right"
-    return table
+        yield tick

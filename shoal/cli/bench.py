@@ -16,6 +16,8 @@ Configurations = Annotated[
     typer.Option("--config", "-c", metavar="NAME", help="bf16, int8, eager, static ..., NAME=VALUE,..., or all."),
 ]
 
+Voices = Annotated[str, typer.Option(help="Batch sizes: how many speak at one time.")]
+
 
 def add_to(app: typer.Typer) -> None:
     group = typer.Typer(help="Measure how fast, and how well, this machine speaks.")
@@ -31,7 +33,7 @@ def bench(
     model: Model = "nano",
     device: Device = "auto",
     config: Configurations = None,
-    voices: Annotated[str, typer.Option(help="Batch sizes: how many speak at one time.")] = "1,4,16",
+    voices: Voices = "1,4,16",
     samples: Annotated[int, typer.Option(min=1, help="Times every text is said.")] = 5,
     texts: Annotated[int, typer.Option(min=1, help="Texts; at least one for each voice.")] = 4,
     sentences: Annotated[int, typer.Option(min=1, max=100, help="Sentences per text.")] = 1,
@@ -88,8 +90,11 @@ def bench(
 def engine(
     model: Model = "nano",
     device: Device = "auto",
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to a file.")] = None,
+    voices: Voices = "1,4,16",
     quick: Annotated[bool, typer.Option("--quick", help="A few frames of everything.")] = False,
+    json: JsonFile = None,
+    html: Html = None,
+    markdown: Markdown = None,
     quiet: Quiet = False,
 ) -> None:
     """Measure the engine without a server: policies, batch sizes, prefix cache, scheduler.
@@ -98,16 +103,13 @@ def engine(
 
     Example: shoal bench engine --model random:tiny --json engine.json
     """
-    from rich.console import Console
+    from shoal.bench.engine import last_line, run_engine_bench
 
-    from shoal.bench.engine import last_line, render, run_engine_bench
-
-    result = run_engine_bench(model, device=device, json_path=json, quick=quick, progress=not quiet)
-    if not quiet:
-        Console().print(render(result))
-    typer.echo(last_line(result))
-    if not result["complete"]:
-        raise typer.Exit(130)
+    document = run_engine_bench(model, device=device, batches=_voices(voices), quick=quick, progress=not quiet)
+    try:
+        publish(document, json, html, markdown, quiet=quiet)
+    finally:
+        typer.echo(last_line(document))
 
 
 def quality(

@@ -8,6 +8,7 @@ pass, not two, and pieces of any sizes give the samples of the whole.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +18,10 @@ from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from shoal.codec.dac import Codec
+
+# Streams come together in all numbers and lengths, and oneDNN makes kernels for each such shape. It keeps 1,024, which
+# is some twenty shapes; to make them again takes nano's codec longer than to run them on a short chunk.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4096")
 
 
 class Past(Protocol):

@@ -11,6 +11,7 @@ import torch
 from shoal.codec.dac import Codec
 from shoal.codec.fused import FusedDecoder
 from shoal.codec.streaming import StreamingDecoder
+from shoal.engine.chunks import worthwhile
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import Samples
@@ -116,19 +117,11 @@ class VoiceBox:
             self._decoder = StreamingDecoder(self.codec, self._slots)
 
     def _worthwhile(self, utterance: Utterance) -> int:
-        """Frames that make a chunk worth sending now: half of what has been sent.
-
-        The clock decides only when playback would catch up. As long as frames come well faster than they are heard,
-        chunks are cut at the same places every time, and with them the last bits of the samples repeat.
-        """
+        """Frames that make a chunk worth sending now."""
         if utterance.whole:
             return self._most
-        if not utterance.sent:
-            return self._first
         lead = utterance.sent - (self.clock() - utterance.first_sent) * self.codec.config.frame_rate
-        if 0 < lead <= 1:
-            return 1  # the next frame may come too late
-        return self._first if lead <= 0 else max(self._first, min(utterance.sent // 2, self._most))
+        return worthwhile(utterance.sent, lead, self._first, self._most)
 
     def _decode_together(self, due: list[Due]) -> list[Samples | GenerationFailed]:
         lengths = [each.frames for each in due]

@@ -7,9 +7,10 @@ import numpy as np
 
 from shoal.config import EngineConfig
 from shoal.engine.blocks import BlockPool
+from shoal.engine.chunks import worthwhile
 from shoal.engine.scheduler import Drawn, Scheduler
 from shoal.engine.sequence import Columns, Sequence
-from shoal.simulate.costs import Costs, next_chunk
+from shoal.simulate.costs import Costs
 from shoal.simulate.traffic import Arrival
 from shoal.speech import Sampling
 
@@ -108,8 +109,7 @@ class Server:
         drawn, self._under_way = self._under_way, None
         self._now = now
         due = [each for progress in self.scheduler.commit(drawn) if (each := self._advance(progress.sequence))]
-        running = len(drawn.batch.drawing())
-        seconds = self.fleet.costs.of_decoding(len(due), sum(frames for _, frames in due), running)
+        seconds = self.fleet.costs.of_decoding([frames for _, frames in due])
         self.busy_seconds += seconds
         for speech, frames in due:
             speech.hear(frames, now + seconds)
@@ -134,8 +134,10 @@ class Server:
 
     def _due(self, speech: Speech, frames: int, *, ended: bool) -> int:
         """Frames that are decoded now: none until there are enough for a chunk, all at the end."""
-        backlog = frames - speech.decoded
-        return backlog if ended or backlog >= next_chunk(speech.decoded, self.fleet.config) else 0
+        config, backlog = self.fleet.config, frames - speech.decoded
+        heard = (self._now - (speech.first_audio or self._now)) * self.fleet.costs.frame_rate
+        wanted = worthwhile(speech.decoded, speech.decoded - heard, config.first_chunk_frames, config.max_chunk_frames)
+        return backlog if ended or backlog >= wanted else 0
 
     def _prompt(self, speech: Speech) -> Columns:
         """Columns that are equal as far as the voice goes, and then differ."""

@@ -17,7 +17,7 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "shoal" / "bench" / "schema.jso
 def check_schema(document: Document) -> None:
     """Raises what jsonschema_rs says is wrong; through JSON, as a reader would see it."""
     kind = next(each for each in SCHEMA["oneOf"] if each["properties"]["kind"]["const"] == document["kind"])
-    # One branch at a time: "none of the four" would not say what is wrong.
+    # One branch at a time: "none of the five" would not say what is wrong.
     schema = {**{key: value for key, value in SCHEMA.items() if key != "oneOf"}, "allOf": [kind]}
     jsonschema_rs.validator_for(schema).validate(json.loads(json.dumps(document)))
     jsonschema_rs.validator_for(SCHEMA).validate(json.loads(json.dumps(document)))

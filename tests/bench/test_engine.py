@@ -1,33 +1,37 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal.bench import engine as bench
-from shoal.bench.engine import QUICK, Result, last_line, measure_scheduler, render, run_engine_bench
+from shoal.bench.document import Document, read_document
+from shoal.bench.engine import PARTS, QUICK, last_line, measure_scheduler, run_engine_bench
+from shoal.bench.report.compare import compare
+from shoal.bench.report.markdown import markdown
 from shoal.cli import app
 from shoal.errors import ModelNotFound, OutputError
+from tests.bench.documents import check_schema
+
+RUN = ["bench", "engine", "--model", "random:tiny", "--device", "cpu", "--quick"]
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    path = tmp_path_factory.mktemp("bench") / "engine.json"
-    measured = run_engine_bench("random:tiny", device="cpu", json_path=path, quick=True, progress=False)
-    assert json.loads(path.read_text()) == measured
+def document() -> Document:
+    measured = run_engine_bench("random:tiny", device="cpu", quick=True, progress=False)
+    check_schema(measured)
     return measured
 
 
-def shown(result: Result) -> str:
-    console = Console(width=120)
-    with console.capture() as captured:
-        console.print(render(result))
-    return captured.get()
+@pytest.fixture
+def run(document: Document) -> dict[str, Any]:
+    found: dict[str, Any] = document["runs"][0]
+    return found
 
 
-def test_every_policy_is_measured_at_every_batch_size(result: Result) -> None:
-    rows = result["throughput"]
+def test_every_policy_is_measured_at_every_batch_size(run: dict[str, Any]) -> None:
+    rows = run["throughput"]
     assert {(row["voices"], row["policy"]) for row in rows} == {
         (voices, policy) for voices in (1, 4, 16) for policy in ("continuous", "dynamic", "static")
     }
@@ -36,32 +40,74 @@ def test_every_policy_is_measured_at_every_batch_size(result: Result) -> None:
         assert row["frames"] > 0
         assert row["rtf"] == pytest.approx(1 / row["audio_per_second"])
         assert row["model_seconds"] + row["codec_seconds"] <= row["seconds"]
+        assert len(row["parts"]) == PARTS
+        assert 0 < sum(row["parts"]) <= row["seconds"]
+        assert len(row["waits"]) == row["first_audio"]["count"] == row["utterances"]
+        assert 0 < sum(each["seconds"] for each in row["decodes"]) <= row["codec_seconds"]
+        assert all(0 < each["chunks"] <= row["voices"] and each["frames"] > 0 for each in row["decodes"])
 
 
-def test_whoever_may_join_at_any_frame_needs_fewer_steps(result: Result) -> None:
-    steps = {(row["voices"], row["policy"]): row["steps"] for row in result["throughput"]}
+def test_whoever_may_join_at_any_frame_needs_fewer_steps(run: dict[str, Any]) -> None:
+    steps = {(row["voices"], row["policy"]): row["steps"] for row in run["throughput"]}
     for voices in (4, 16):
         assert steps[voices, "continuous"] < steps[voices, "static"]
 
 
-def test_a_known_voice_saves_its_columns(result: Result) -> None:
-    first = result["first_audio"]
+def test_a_known_voice_saves_its_columns(run: dict[str, Any]) -> None:
+    first = run["first_audio"]
     assert first["unknown"]["columns_saved"] == 0
     assert first["known"]["columns_saved"] > first["prompt_columns"] / 2
     assert first["known"]["cpu_seconds"] > 0
 
 
-def test_figures_name_the_machine_and_the_versions(result: Result) -> None:
-    assert result["complete"]
-    assert {"device", "cores", "threads", "python", "torch", "shoal", "rung"} <= result["machine"].keys()
-    assert json.loads(last_line(result)) == result
-    assert "\n" not in last_line(result)
+def test_requests_come_at_random_at_a_share_of_what_was_reached(run: dict[str, Any]) -> None:
+    told = run["arrivals"]
+    reached = next(row for row in run["throughput"] if row["voices"] == 16 and row["policy"] == "continuous")
+    assert told["requests"] == told["first_audio"]["count"] == reached["utterances"]
+    mean = sum(QUICK.frames * (4 - number % 4) // 4 for number in range(told["requests"])) / told["requests"]
+    assert told["rate"] == pytest.approx(0.7 * reached["frames_per_second"] / mean)
 
 
-def test_the_tables_show_what_was_measured(result: Result) -> None:
-    text = shown(result)
-    for words in ("random:tiny", "continuous", "dynamic", "static", "prefix cache", "sequence-steps/s"):
+def test_steps_are_timed_by_themselves_and_no_gpu_is_claimed(run: dict[str, Any]) -> None:
+    assert [row["voices"] for row in run["steps"]] == [1, 4, 16]
+    assert all(row["seconds"] > 0 for row in run["steps"])
+    assert "gpu_busy" not in run
+
+
+def test_figures_name_the_machine_and_the_versions(document: Document, run: dict[str, Any]) -> None:
+    assert document["complete"]
+    assert {"device", "cores", "threads", "python", "torch", "shoal"} <= document["machine"].keys()
+    assert run["engine"] == {"dtype": "float32", "rung": "eager"}
+    assert json.loads(last_line(document)) == document
+    assert "\n" not in last_line(document)
+
+
+def test_the_tables_show_what_was_measured(document: Document) -> None:
+    text = markdown([document])
+    for words in (
+        "random:tiny",
+        "continuous",
+        "dynamic",
+        "static",
+        "prefix cache",
+        "at random",
+        "codec left out",
+        "sequence-steps/s",
+    ):
         assert words in text
+
+
+def test_what_is_slower_in_every_part_is_told_from_what_is_not(document: Document) -> None:
+    before = {**document, "machine": {**document["machine"], "others_cpu": 0.0}}
+    slower = json.loads(json.dumps(before))
+    for row in slower["runs"][0]["throughput"]:
+        row["parts"] = [1.3 * seconds for seconds in row["parts"]]
+        row["audio_per_second"] /= 1.3
+    assert compare(before, before).changed == []
+    worse = compare(before, slower).worse
+    assert {(change.where, change.metric) for change in worse} == {
+        (f"{row['voices']} at a time, {row['policy']}", "audio produced") for row in document["runs"][0]["throughput"]
+    }
 
 
 def test_the_scheduler_keeps_all_slots_busy() -> None:
@@ -76,20 +122,20 @@ def test_an_interrupt_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, t
 
     monkeypatch.setattr(bench, "_throughput", interrupt)
     path = tmp_path / "engine.json"
-    answer = CliRunner().invoke(
-        app, ["bench", "engine", "--model", "random:tiny", "--device", "cpu", "--quick", "--json", str(path)]
-    )
+    answer = CliRunner().invoke(app, [*RUN, "--voices", "2", "--json", str(path)])
     assert answer.exit_code == 130
     kept = json.loads(answer.stdout.splitlines()[-1])
     assert not kept["complete"]
-    assert kept["scheduler"]["sequence_steps"] > 0
-    assert json.loads(path.read_text()) == kept
-    assert "interrupted" in shown(kept)
+    assert kept["runs"][0]["scheduler"]["sequence_steps"] > 0
+    assert read_document(path) == kept
+    assert "interrupted" in answer.stderr
 
 
 def test_what_cannot_be_measured_or_written_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         run_engine_bench("random:huge", device="cpu", progress=False)
     monkeypatch.setattr(bench, "measure", lambda *_: None)
-    with pytest.raises(OutputError):
-        run_engine_bench("random:tiny", device="cpu", json_path=tmp_path / "no" / "such", progress=False)
+    answer = CliRunner().invoke(app, [*RUN, "--quiet", "--json", str(tmp_path / "no" / "such")])
+    assert isinstance(answer.exception, OutputError)
+    # What was measured is not lost.
+    assert json.loads(answer.stdout)["kind"] == "engine"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.bench.document import Document, new_document, read_document, write_document
+from shoal.bench.engine import POLICIES, Throughput, measure_scheduler
 from shoal.bench.load.client import parse_target
 from shoal.bench.load.run import Plan, run_load
 from shoal.bench.load.stage import parse_stages
@@ -37,6 +38,24 @@ def load_document(*, slower: float = 1.0, seed: int = 0, search: bool = False) -
     return document
 
 
+def engine_document() -> Document:
+    document = new_document("engine", dict(sender()), {"model": "made up", "quick": False})
+    document["complete"] = True
+    told = {"seconds": 0.09, "best_seconds": 0.08, "cpu_seconds": 0.09, "columns_saved": 0.0, "waits": [0.08, 0.09]}
+    run: dict[str, Any] = {"name": "made up", "engine": {"dtype": "float32", "rung": "eager"}}
+    run["throughput"] = [
+        Throughput(
+            policy, voices, 3 * voices, 90 * voices, 120, 4.0, 4.0, 3.0, 1.0, 4.5 * voices, [0.4] * 10, [0.1] * 3, []
+        ).figures
+        for voices in (1, 4, 16)
+        for policy in POLICIES
+    ]
+    run["first_audio"] = {"voice_seconds": 10.0, "prompt_columns": 240, "known": told, "unknown": told}
+    run["scheduler"] = measure_scheduler(20, voices=4, prompt=8, frames=70)
+    document["runs"].append(run)
+    return document
+
+
 def quality_document() -> Document:
     document = new_document("quality", dict(sender()), {"model": "made up", "sentences": 25})
     document["complete"] = True
@@ -62,6 +81,7 @@ def scaling_document() -> Document:
 
 ALL = (
     lambda: bench_document(1, names=("bf16", "int8 & <codec>", "a configuration with a very long name indeed")),
+    engine_document,
     lambda: load_document(),
     quality_document,
     scaling_document,
@@ -107,7 +127,8 @@ def test_the_page_opens_from_disk_without_network_and_every_chart_is_drawn(tmp_p
         for wanted in (
             "Real-time factor", "Audio produced", "Time to first audio", "Latency of whole requests", "Peak RSS",
             "Start", "Batch size against latency", "Latency against load", "Goodput", "Playback starvation",
-            "Over time", "Word errors", "Prefill",
+            "Over time", "Word errors", "Prefill", "Audio produced by policy", "First audio by policy",
+            "First audio and the prefix cache", "The scheduler alone",
         ):  # fmt: skip
             assert wanted in titles
         for figure in drawn:

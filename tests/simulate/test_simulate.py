@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from shoal.bench.document import Document, new_document
+from shoal.bench.machine import sender
 from shoal.cluster.routing import STRATEGIES
 from shoal.config import EngineConfig
 from shoal.errors import InvalidRequest
+from shoal.simulate.check import check
 from shoal.simulate.costs import Costs, Curve
 from shoal.simulate.report import fewest_gpus, figures, share
 from shoal.simulate.run import Outage, Scenario, simulate
-from shoal.simulate.server import Fleet
+from shoal.simulate.server import Fleet, Speech
 from shoal.simulate.traffic import Arrival, Pattern, part_of, read_trace
 
 # 10 ms a step however many frames, nothing for the codec, 1 ms per column of a prompt, 20 frames a second.
-COSTS = Costs(Curve(((1, 0.010),)), 0.001, 0.0, 0.0, Curve(((1, 1.0),)), 20.0)
+COSTS = Costs(Curve(((1, 0.010),)), 0.001, 0.0, 0.0, 0.0, 20.0)
 FLEET = Fleet(COSTS, EngineConfig(slots=4), blocks=512, voice_columns=64, text_columns=16)
 
 
@@ -112,3 +115,42 @@ def test_a_trace_is_read_in_the_order_of_its_times(tmp_path: Path) -> None:
         path.write_text(json.dumps({"at": 1, "seconds": 1}) + "\n" + wrong + "\n")
         with pytest.raises(InvalidRequest, match="line 2"):
             read_trace(path)
+
+
+def load_document(*stages: list[Speech]) -> Document:
+    """As `shoal load` would have measured what became of those."""
+    document = new_document("load", dict(sender()), {})
+    told = []
+    for number, speeches in enumerate(stages):
+        outcomes = [
+            {
+                "due": each.arrival.at,
+                "audio_seconds": each.frames / COSTS.frame_rate,
+                "first_audio": (each.first_audio or 0.0) - each.arrival.at,
+                "seconds": (each.ended or 0.0) - each.arrival.at,
+                "error": None,
+            }
+            for each in reversed(speeches)  # as they end, not as they come
+        ]
+        told.append({"name": f"stage {number}", "outcomes": [*outcomes, {"due": 0.0, "error": "HTTP 429"}]})
+    document["runs"].append({"name": "here", "stages": told})
+    return document
+
+
+def test_a_check_of_what_the_simulator_itself_would_measure_finds_nothing_off() -> None:
+    arrivals = [replace(each, voice=None) for each in Pattern(rate=3, seconds=30, speech_seconds=2, seed=5).arrivals()]
+    few, many = scenario(*arrivals[::4]), scenario(*arrivals)
+    found = check(load_document(simulate(few).speeches, simulate(many).speeches), scenario())
+    assert [each.figure for each in found] == ["first audio P50", "first audio P95", "speech P50", "speech P95"] * 2
+    assert [each.requests for each in found] == [len(few.arrivals)] * 4 + [len(arrivals)] * 4
+    assert all(each.off == pytest.approx(0.0, abs=1e-9) for each in found)
+    # Costs that are not those of the machine show.
+    slower = replace(FLEET, costs=replace(COSTS, step=Curve(((1, 0.013),))))
+    off = check(load_document(simulate(few).speeches), replace(scenario(), fleet=slower))
+    assert all(each.off > 0.2 for each in off if each.figure.startswith("speech"))
+
+
+def test_only_a_load_test_of_one_server_can_be_checked() -> None:
+    for wrong in (new_document("engine", {}, {}), new_document("load", {}, {})):
+        with pytest.raises(InvalidRequest, match="shoal load --json"):
+            check(wrong, scenario())

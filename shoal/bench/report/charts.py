@@ -160,6 +160,74 @@ def _starts(runs: list[dict[str, Any]]) -> Chart:
     return Chart("Start", caption, bars("Start by configuration", rows, duration), legend)
 
 
+def _engine(document: Document) -> Iterator[Chart]:
+    for run in document["runs"]:
+        rows = run["throughput"]
+        if rows:
+            yield _policies(rows)
+            yield _policies_first_audio(rows)
+        if "first_audio" in run:
+            yield _prefix_cache(run["first_audio"])
+        if "scheduler" in run:
+            yield _scheduler(run["scheduler"])
+
+
+def _policies(rows: list[dict[str, Any]]) -> Chart:
+    title, kinds = "Audio produced by policy", _policy_kinds(rows)
+    groups = [
+        Row(
+            f"{voices} at a time",
+            [
+                Bar([(kinds[row["policy"]], pace := row["audio_per_second"], _pace_tip(row))], number(pace, 1))
+                for row in rows
+                if row["voices"] == voices
+            ],
+        )
+        for voices in dict.fromkeys(row["voices"] for row in rows)
+    ]
+    legend = [Legend(kind, policy) for policy, kind in kinds.items()]
+    caption = "Seconds of audio made per second, by voices at a time and by who may join when."
+    return Chart(title, caption, bars(title, groups, lambda v: f"{v:g}"), legend)
+
+
+def _pace_tip(row: dict[str, Any]) -> str:
+    return f"{row['policy']}: {row['frames_per_second']:,.1f} frames/s, RTF {row['rtf']:.3f}"
+
+
+def _policies_first_audio(rows: list[dict[str, Any]]) -> Chart:
+    title = "First audio by policy"
+    series = [
+        Line(policy, kind, [(row["voices"], row["first_audio"]["p50"]) for row in rows if row["policy"] == policy])
+        for policy, kind in _policy_kinds(rows).items()
+    ]
+    axes = Axes("voices at a time", "TTFA P50", lambda v: f"{v:g}", duration, x_log=True)
+    caption = "From asking to the first chunk; who has to wait for a batch hears later."
+    return Chart(title, caption, lines(title, series, axes))
+
+
+def _policy_kinds(rows: list[dict[str, Any]]) -> dict[str, str]:
+    return {policy: f"s{at}" for at, policy in enumerate(dict.fromkeys(row["policy"] for row in rows), 1)}
+
+
+def _prefix_cache(told: dict[str, Any]) -> Chart:
+    title = "First audio and the prefix cache"
+    rows = []
+    for label, key in (("a new voice", "unknown"), ("a known voice", "known")):
+        tip = f"{label}: {told[key]['columns_saved']:,.0f} columns saved, best {duration(told[key]['best_seconds'])}"
+        rows.append(Row(label, [Bar([("s1", told[key]["seconds"], tip)], duration(told[key]["seconds"]))]))
+    caption = f"A voice of {told['voice_seconds']:.0f} s; its prompt has {told['prompt_columns']:,} columns."
+    return Chart(title, caption, bars(title, rows, duration))
+
+
+def _scheduler(told: dict[str, Any]) -> Chart:
+    title, rate = "The scheduler alone", told["sequence_steps_per_second"]
+    words = f"{rate:,.0f} /s"
+    row = Row(f"{told['voices']} voices", [Bar([("s1", rate, f"{words}, {told['steps']:,} steps")], words)])
+    caption = "Sequence-steps per second with a model that takes no time: what Python costs."
+    mark = (float(told["target"]), "wanted")
+    return Chart(title, caption, bars(title, [row], lambda v: f"{v / 1000:g} k" if v else "0", mark=mark))
+
+
 def _load(document: Document) -> Iterator[Chart]:
     runs = [run for run in document["runs"] if run["stages"]]
     target = document["settings"]["objective"]
@@ -299,4 +367,4 @@ def _left_out(runs: list[dict[str, Any]]) -> str:
     return f" {more} more configurations are in the table." if more > 0 else ""
 
 
-_OF = {"bench": _bench, "load": _load, "quality": _quality, "scaling": _scaling}
+_OF = {"bench": _bench, "engine": _engine, "load": _load, "quality": _quality, "scaling": _scaling}

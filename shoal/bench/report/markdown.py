@@ -4,7 +4,7 @@ from shoal.bench.document import Document
 from shoal.bench.report.compare import pairs
 from shoal.bench.report.sheets import changes_sheet, sheets
 
-TITLES = {"bench": "Benchmark", "load": "Load test", "quality": "Quality", "scaling": "Growth"}
+TITLES = {"bench": "Benchmark", "engine": "Engine", "load": "Load test", "quality": "Quality", "scaling": "Growth"}
 
 
 def markdown(documents: list[Document]) -> str:

@@ -20,7 +20,8 @@ class Metric:
     better: Better
     values: list[float]
     value: float  # what is shown
-    tolerance: float = 0.05  # a smaller change is nobody's business
+    tolerance: float = 0.05  # a smaller change is nobody's business,
+    least: float = 0.0  # nor is a smaller difference, in its unit
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -53,9 +54,29 @@ def _bench(run: dict[str, Any]) -> Iterator[Metric]:
         yield Metric(name, "", f"peak {memory['kind']}", "B", "lower", [memory["peak"]], memory["peak"])
     for temperature, start in run.get("startup", {}).items():
         if start is not None:
-            # Once each, and the disk has a say in it: only a start that takes twice as long is another one.
+            # Once each, and the disk has a say in it: only a start that takes twice as long, and a second more, is
+            # another one.
             seconds = start["load"] + start["warm_up"]
-            yield Metric(name, f"{temperature} start", "until ready", "s", "lower", [seconds], seconds, 1.0)
+            yield Metric(name, f"{temperature} start", "until ready", "s", "lower", [seconds], seconds, 1.0, 1.0)
+
+
+def _engine(run: dict[str, Any]) -> Iterator[Metric]:
+    name = run["name"]
+    for row in run["throughput"]:
+        where = f"{row['voices']} at a time, {row['policy']}"
+        # The same steps were made in the same tenth of every run.
+        pace = [row["audio_seconds"] / len(row["parts"]) / seconds for seconds in row["parts"]]
+        yield Metric(name, where, "audio produced", "s/s", "higher", pace, row["audio_per_second"])
+        yield Metric(name, where, "time to first audio", "s", "lower", row["waits"], row["first_audio"]["p50"])
+    if "first_audio" in run:
+        for key, where in (("known", "a known voice"), ("unknown", "a new voice")):
+            told = run["first_audio"][key]
+            yield Metric(name, where, "time to first audio", "s", "lower", told["waits"], told["seconds"])
+    if "scheduler" in run:
+        told = run["scheduler"]
+        pace = [told["sequence_steps"] / len(told["parts"]) / seconds for seconds in told["parts"]]
+        rate = told["sequence_steps_per_second"]
+        yield Metric(name, f"{told['voices']} voices", "scheduler steps", "1/s", "higher", pace, rate, 0.1)
 
 
 def _load(run: dict[str, Any]) -> Iterator[Metric]:
@@ -89,4 +110,4 @@ def _scaling(run: dict[str, Any]) -> Iterator[Metric]:
         yield Metric(run["name"], where, run["measure"], "s", "lower", point["seconds"], point["median"])
 
 
-_OF = {"bench": _bench, "load": _load, "quality": _quality, "scaling": _scaling}
+_OF = {"bench": _bench, "engine": _engine, "load": _load, "quality": _quality, "scaling": _scaling}

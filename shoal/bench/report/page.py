@@ -110,6 +110,20 @@ def _voices(batch: dict[str, Any]) -> str:
     return "one voice" if batch["voices"] == 1 else f"{batch['voices']} at a time"
 
 
+def _engine_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
+    for run in document["runs"]:
+        rows = [row for row in run["throughput"] if row["policy"] == "continuous"]
+        if rows:
+            few, best = rows[0], max(rows, key=lambda row: row["audio_per_second"])
+            yield "Real-time factor", f"{few['rtf']:.3f}", _voices(few)
+            yield "First audio, P50", duration(few["first_audio"]["p50"]), _voices(few)
+            yield "Audio produced", f"{best['audio_per_second']:.1f} s/s", _voices(best)
+        if "scheduler" in run:
+            told = run["scheduler"]
+            rate = f"{number(told['sequence_steps_per_second'], 0)} /s"
+            yield "Scheduler alone", rate, f"sequence-steps, {told['voices']} voices"
+
+
 def _load_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
     for run in document["runs"]:
         if run["highest_rate"] is not None:
@@ -138,7 +152,13 @@ def _no_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
     return iter(())
 
 
-_TILES = {"bench": _bench_tiles, "load": _load_tiles, "quality": _quality_tiles, "scaling": _no_tiles}
+_TILES = {
+    "bench": _bench_tiles,
+    "engine": _engine_tiles,
+    "load": _load_tiles,
+    "quality": _quality_tiles,
+    "scaling": _no_tiles,
+}
 
 
 def _table(sheet: Sheet) -> str:

@@ -44,7 +44,7 @@ def changes_sheet(comparison: Comparison, *, all: bool = True) -> Sheet:
     shown = comparison.changes if all else comparison.changed
     return Sheet(
         "What changed",
-        ["run", "where", "figure", "verdict", "before", "after", "change", "95 % interval"],
+        ["run", "where", "figure", "verdict", "before", "after", "change", "interval"],
         [_change_row(change) for change in shown],
         words=4,
     )
@@ -160,6 +160,75 @@ def _edge(edge: dict[str, Any]) -> list[str]:
     return [f"{edge['characters']:,}", f"{edge['audio_seconds']:.1f} s", *times, number(rtf, 3)]
 
 
+def _engine(document: Document) -> list[Sheet]:
+    throughput, first, arrivals, steps, scheduler = [], [], [], [], []
+    for run in document["runs"]:
+        core = [run["engine"][key] for key in ("dtype", "rung")]
+        throughput += [[*core, str(row["voices"]), row["policy"], *_pace(row)] for row in run["throughput"]]
+        first += _prefix_cache(run["first_audio"]) if "first_audio" in run else []
+        arrivals += [_arrivals(run["arrivals"])] if "arrivals" in run else []
+        steps += _steps(run)
+        scheduler += [_scheduler(run["scheduler"])] if "scheduler" in run else []
+    columns = ["type", "rung", "voices", "policy", "frames/s", "audio-s/s", "RTF", "TTFA P50", "P95", "per step"]
+    cache = ["prefix cache", "voice", "prompt", "columns saved", "TTFA", "best", "CPU"]
+    return [
+        Sheet("Throughput", [*columns, "steps", "frames / CPU-s"], throughput, words=4),
+        Sheet("First audio and the prefix cache", cache, first),
+        Sheet(
+            "Requests that come at random",
+            ["requests/s", "requests", "TTFA P50", "P95", "late chunks"],
+            arrivals,
+            words=0,
+        ),
+        Sheet("One frame, the codec left out", ["voices", "step", "frames/s", "GPU busy"], steps, words=0),
+        Sheet("The scheduler alone", ["voices", "sequence-steps/s", "per CPU-s", "wanted"], scheduler, words=0),
+    ]
+
+
+def _pace(row: dict[str, Any]) -> list[str]:
+    return [
+        number(row["frames_per_second"], 1),
+        number(row["audio_per_second"]),
+        number(row["rtf"], 3),
+        *_spread(row["first_audio"], ("p50", "p95")),
+        number(row["frames_per_step"]),
+        str(row["steps"]),
+        number(row["frames_per_cpu_second"], 1),
+    ]
+
+
+def _prefix_cache(told: dict[str, Any]) -> list[list[str]]:
+    prompt = [f"{told['voice_seconds']:.1f} s", f"{told['prompt_columns']:,} columns"]
+    return [
+        [label, *prompt, number(told[key]["columns_saved"], 0), *_times(told[key])]
+        for label, key in (("off", "unknown"), ("on", "known"))
+    ]
+
+
+def _times(told: dict[str, Any]) -> list[str]:
+    return [duration(told[key]) for key in ("seconds", "best_seconds", "cpu_seconds")]
+
+
+def _arrivals(told: dict[str, Any]) -> list[str]:
+    late = f"{told['late_chunks']:,} of {told['chunks']:,}"
+    return [number(told["rate"]), str(told["requests"]), *_spread(told["first_audio"], ("p50", "p95")), late]
+
+
+def _steps(run: dict[str, Any]) -> list[list[str]]:
+    """How busy the GPU is was looked at with the most voices."""
+    rows = run.get("steps", [])
+    busy = [""] * (len(rows) - 1) + [f"{run['gpu_busy']:.1%}" if "gpu_busy" in run else ""]
+    return [
+        [str(row["voices"]), duration(row["seconds"]), number(row["voices"] / row["seconds"], 0), share]
+        for row, share in zip(rows, busy, strict=False)
+    ]
+
+
+def _scheduler(told: dict[str, Any]) -> list[str]:
+    rates = (told[key] for key in ("sequence_steps_per_second", "sequence_steps_per_cpu_second", "target"))
+    return [str(told["voices"]), *(number(rate, 0) for rate in rates)]
+
+
 def _load(document: Document) -> list[Sheet]:
     runs, stages = document["runs"], []
     errors: list[list[str]] = []
@@ -245,4 +314,4 @@ def _change_row(change: Change) -> list[str]:
     return [change.run, change.where, change.metric, change.verdict, *figures, ratio, inside]
 
 
-_OF = {"bench": _bench, "load": _load, "quality": _quality, "scaling": _scaling}
+_OF = {"bench": _bench, "engine": _engine, "load": _load, "quality": _quality, "scaling": _scaling}
