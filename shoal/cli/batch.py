@@ -104,6 +104,7 @@ class Job:
 
         with life.joined_ray(address) if address else life.local_ray(logs=False):
             from shoal.batch.spread import Workers, spread
+            from shoal.cluster.config import sharing
 
             source = self.settings.source()
             if gpus is None:
@@ -113,7 +114,7 @@ class Job:
             spread(
                 self.found,
                 self.lines,
-                source,
+                sharing(source, gpus),
                 self.settings.voice_directory(),
                 self.manifest,
                 workers,

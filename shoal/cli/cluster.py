@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 PANEL = "Serve"
 USUAL_PORT = 8000
 
+Strategy = Annotated[str, typer.Option(help="Who speaks a request: round-robin, least-connections or voice-affinity.")]
+Bounds = Annotated[str | None, typer.Option(metavar="MIN:MAX", help="Let the number of replicas follow the load.")]
+Gpus = Annotated[
+    float | None, typer.Option(min=0, help="GPUs per replica, 0.5 for two on one; else 1 where there are any.")
+]
 Address = Annotated[
     str | None, typer.Option(help="A Ray cluster to use: HOST:PORT, or auto for the one on this machine.")
 ]
@@ -30,16 +35,11 @@ def add_to(app: typer.Typer) -> None:
 
 def up(
     replicas: Annotated[int, typer.Option(min=1, help="Engines to run.")] = 1,
-    strategy: Annotated[
-        str, typer.Option(help="Who speaks a request: round-robin, least-connections or voice-affinity.")
-    ] = "voice-affinity",
-    autoscale: Annotated[
-        str | None, typer.Option(metavar="MIN:MAX", help="Let the number of replicas follow the load.")
-    ] = None,
+    strategy: Strategy = "voice-affinity",
+    autoscale: Bounds = None,
+    shrink_after: Annotated[float, typer.Option(min=0, help="Seconds of little load before a replica goes.")] = 300.0,
     stagger_start: Annotated[float, typer.Option(min=0, help="Seconds between the starts of two replicas.")] = 0.0,
-    gpus: Annotated[
-        float | None, typer.Option(min=0, help="GPUs per replica, 0.5 for two on one; else 1 where there are any.")
-    ] = None,
+    gpus: Gpus = None,
     cpus: Annotated[float, typer.Option(min=0, help="CPUs per replica, as Ray counts them.")] = 1.0,
     fronts: Annotated[int, typer.Option(min=1, help="Processes that speak HTTP.")] = 1,
     address: Address = None,
@@ -68,6 +68,7 @@ def up(
         replicas=replicas,
         strategy=check_strategy(strategy),
         autoscale=Autoscale.parse(autoscale) if autoscale else None,
+        shrink_after=shrink_after,
         stagger_seconds=stagger_start,
         cpus=cpus,
         gpus=gpus or 0.0,

@@ -5,7 +5,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from shoal.cluster.config import Plan
+from shoal.cluster.config import Plan, sharing
 from shoal.cluster.front import FRONTS, GATE, REPLICAS, Front
 from shoal.cluster.gate import Gate
 from shoal.cluster.replica import Replica
@@ -13,12 +13,15 @@ from shoal.cluster.router import StrategyRouter
 
 # Replicas are added before all slots are taken: a model takes a while to load.
 BUSY = 0.75
+# Seconds: how far back the load is looked at, and how long it must ask for more before there is more.
+LOOK_BACK, GROW_AFTER = 15.0, 5.0
 # A model that cannot be loaded cannot be loaded by trying often.
 CONSTRUCTIONS = 2
 
 
 def application(plan: Plan) -> serve.Application:
-    config, logs = plan.source.config, {"log_format": plan.log_format, "log_level": plan.log_level}
+    source, config = sharing(plan.source, plan.cluster.gpus), plan.source.config
+    logs = {"log_format": plan.log_format, "log_level": plan.log_level}
     drain = {"graceful_shutdown_timeout_s": plan.server.drain_seconds, "graceful_shutdown_wait_loop_s": 0.2}
     gate = serve.deployment(Gate, name=GATE, ray_actor_options={"num_cpus": 0}).bind(plan.cluster.stagger_seconds)
     replicas = serve.deployment(
@@ -34,7 +37,7 @@ def application(plan: Plan) -> serve.Application:
         health_check_period_s=2.0,
         **scale(plan),
         **drain,
-    ).bind(plan.source, gate, **logs)
+    ).bind(source, gate, **logs)
     return serve.deployment(
         serve.ingress()(Front),
         name=FRONTS,
@@ -44,7 +47,7 @@ def application(plan: Plan) -> serve.Application:
         # A front weighs little: the new one is there before the old one goes.
         max_surge_percent=100,
         **drain,
-    ).bind(plan.server, plan.cluster, plan.source, plan.voices, replicas, **logs)
+    ).bind(plan.server, plan.cluster, source, plan.voices, replicas, **logs)
 
 
 def scale(plan: Plan) -> dict[str, Any]:
@@ -58,5 +61,8 @@ def scale(plan: Plan) -> dict[str, Any]:
             max_replicas=wanted.most,
             initial_replicas=min(max(plan.cluster.replicas, wanted.least), wanted.most),
             target_ongoing_requests=max(1.0, BUSY * plan.source.config.slots),
+            look_back_period_s=LOOK_BACK,
+            upscale_delay_s=GROW_AFTER,
+            downscale_delay_s=plan.cluster.shrink_after,
         )
     }

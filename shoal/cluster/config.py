@@ -1,6 +1,7 @@
 """The cluster's own settings, frozen. What one replica serves with is in `shoal/settings.py`, as for `shoal serve`."""
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.cluster.routing import StrategyName
@@ -35,10 +36,15 @@ class ClusterConfig:
     replicas: int = 1
     strategy: StrategyName = "voice-affinity"
     autoscale: Autoscale | None = None
+    shrink_after: float = 300.0  # seconds that fewer would have done before one goes
     stagger_seconds: float = 0.0  # between the starts of two replicas: loading together may be more than a disk bears
     cpus: float = 1.0  # per replica, as Ray counts them
     gpus: float = 0.0  # per replica; 0.5 lets two share one
     fronts: int = 1
+
+    def __post_init__(self) -> None:
+        if self.gpus > 1 and not float(self.gpus).is_integer():
+            raise InvalidRequest(f"--gpus is a part of one GPU or a whole number of them, not {self.gpus:g}")
 
     @property
     def most(self) -> int:
@@ -56,3 +62,11 @@ class Plan:
     voices: Path
     log_format: LogFormat = "json"
     log_level: str = "info"
+
+
+def sharing(source: EngineSource, gpus: float) -> EngineSource:
+    """Engines that share a GPU share its memory: what each may take is a share of its own part."""
+    memory = source.config.gpu_memory
+    with suppress(ValueError):  # a size, not a share
+        memory = f"{float(memory) * gpus:g}" if 0 < gpus < 1 else memory
+    return replace(source, config=replace(source.config, gpu_memory=memory))

@@ -13,6 +13,8 @@ from shoal.errors import EngineStopped, InvalidRequest, MissingExtra
 # Read when Ray is imported. Nothing is told to its makers; and what runs on one machine is heard on that machine only.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# Ray lets its workers run behind everything else on the machine, for jobs that can wait. Whoever listens cannot.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 if TYPE_CHECKING:
     from shoal.cluster.config import Plan

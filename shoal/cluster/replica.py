@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import asdict
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -90,6 +91,7 @@ class Replica:
             "id": self._id,
             "rank": self._rank,
             "node": socket.gethostname(),
+            "gpus": ray.get_runtime_context().get_accelerator_ids()["GPU"],
             "pid": os.getpid(),
             "engine_pid": supervisor.process_id,
             "state": "ready" if supervisor.ready else "restarting",

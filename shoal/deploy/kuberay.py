@@ -23,6 +23,7 @@ def app(args: dict[str, Any]) -> serve.Application:
         replicas=int(settings.pop("replicas", ClusterConfig.replicas)),
         strategy=check_strategy(str(settings.pop("strategy", ClusterConfig.strategy))),
         autoscale=Autoscale.parse(str(autoscale)) if autoscale else None,
+        shrink_after=float(settings.pop("shrink_after", ClusterConfig.shrink_after)),
         stagger_seconds=float(settings.pop("stagger_start", ClusterConfig.stagger_seconds)),
         cpus=float(settings.pop("cpus", ClusterConfig.cpus)),
         gpus=float(settings.pop("gpus", ClusterConfig.gpus)),

@@ -74,7 +74,12 @@ class Cluster:
 
     @property
     def env(self) -> dict[str, str]:
-        return surroundings(self.home) | {"RAY_TMPDIR": str(self.scratch), "XDG_STATE_HOME": str(self.home)}
+        return surroundings(self.home) | {
+            "RAY_TMPDIR": str(self.scratch),
+            "XDG_STATE_HOME": str(self.home),
+            # Ray places by what it is told: there is no such GPU, and nobody speaks on it.
+            "RAY_OVERRIDE_RESOURCES": '{"GPU": 1}',
+        }
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +87,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     home = tmp_path_factory.mktemp("cluster")
     # Ray's sockets have a short limit on the length of their path.
     scratch = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    flags = ["--replicas", "2", "--cpus", "0.5", "--model", "random:tiny", "--set", f"slots={SLOTS}"]
+    flags = ["--replicas", "2", "--cpus", "0.5", "--gpus", "0.5", "--model", "random:tiny", "--set", f"slots={SLOTS}"]
     cluster = Cluster(None, home, scratch, free_port())  # type: ignore[arg-type]
     with (home / "log").open("wb") as out:
         cluster.process = subprocess.Popen(

@@ -30,6 +30,8 @@ def test_health_counts_the_replicas_and_workers_describe_them(cluster: Cluster) 
     assert [worker["rank"] for worker in workers] == [0, 1]
     assert len({worker["pid"] for worker in workers}) == 2
     assert all(worker["state"] == "ready" and worker["restarts"] == 0 for worker in workers)
+    # Half a GPU each is one GPU.
+    assert [worker["gpus"] for worker in workers] == [["0"], ["0"]]
 
 
 def test_the_same_request_sounds_the_same_from_every_replica(cluster: Cluster) -> None:
@@ -112,7 +114,8 @@ def test_a_batch_is_spread_over_the_same_cluster(cluster: Cluster) -> None:
     lines = [{"text": f"Line {number}.", "max_new_tokens": 10, "seed": 3} for number in range(20)]
     (cluster.home / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"text": ""}]))
     out = cluster.home / "out"
-    command = ["batch", str(cluster.home / "in.jsonl"), "-o", str(out), "--model", "random:tiny", "--json", "--ray"]
+    command = ["batch", str(cluster.home / "in.jsonl"), "-o", str(out), "--model", "random:tiny", "--json"]
+    command += ["--ray", "--gpus", "0"]
     first = cluster.run(*command, "--address", "auto", "--replicas", "1", "--cpus", "0.5", "--slots", "4")
     assert first.returncode == 1, first.stderr
     assert "line 21: text" in first.stderr
@@ -184,7 +187,8 @@ def test_an_upgrade_to_another_model_fails_no_request(cluster: Cluster) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         running = [pool.submit(go_on, number) for number in range(3)]
-        changed = ["--replicas", "2", "--cpus", "0.5", "--model", "random:tiny-s2", "--set", f"slots={SLOTS + 1}"]
+        changed = ["--replicas", "2", "--cpus", "0.5", "--gpus", "0.5", "--model", "random:tiny-s2"]
+        changed += ["--set", f"slots={SLOTS + 1}"]
         upgrade = cluster.run("cluster", "up", "--address", "auto", *changed, "--port", str(cluster.port))
         ended.set()
         for each in running:
@@ -198,11 +202,35 @@ def test_an_upgrade_to_another_model_fails_no_request(cluster: Cluster) -> None:
         assert http.get("/v1/models").json()["data"][0]["id"] == "random:tiny-s2"
 
 
+def test_replicas_come_with_the_load_and_go_with_it(cluster: Cluster) -> None:
+    bounds = ["--autoscale", "1:2", "--shrink-after", "1", "--cpus", "0.5", "--gpus", "0.5", "--slots", "2"]
+    changed = cluster.run(
+        "cluster", "up", "--address", "auto", *bounds, "--model", "random:tiny", "--port", str(cluster.port)
+    )
+    assert changed.returncode == 0, changed.stderr
+    cluster.wait_until(ready=1)
+    ended, statuses = threading.Event(), Counter[int | str]()
+
+    def go_on(_: int) -> None:
+        with cluster.client() as http:
+            while not ended.is_set():
+                statuses[http.post("/v1/tts", json={**LONG, "streaming": False}).status_code] += 1
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(go_on, number) for number in range(4)]
+        cluster.wait_until(ready=2)
+        ended.set()
+        for each in running:
+            each.result(90)
+    cluster.wait_until(ready=1)
+    assert set(statuses) == {200}
+
+
 def test_status_tells_and_down_ends_it(cluster: Cluster) -> None:
     told = cluster.run("cluster", "status", "--json")
     assert told.returncode == 0, told.stderr
     status = json.loads(told.stdout)
-    assert (status["state"], len(status["workers"])) == ("RUNNING", 2)
+    assert (status["state"], len(status["workers"])) == ("RUNNING", 1)
     assert "voices" in cluster.run("cluster", "status").stdout
     assert cluster.run("cluster", "down").returncode == 0
     assert cluster.process.wait(60) == 0, cluster.log

@@ -1,6 +1,8 @@
 import pytest
 
-from shoal.cluster.config import Autoscale, ClusterConfig
+from shoal.cluster.config import Autoscale, ClusterConfig, sharing
+from shoal.config import EngineConfig
+from shoal.engine.worker import EngineSource
 from shoal.errors import InvalidRequest
 
 
@@ -14,3 +16,17 @@ def test_bounds_are_read_and_the_upper_one_counts_for_capacity() -> None:
 def test_bounds_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--autoscale"):
         Autoscale.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "given"),
+    [(0.5, "0.9", "0.45"), (0.25, "1", "0.25"), (0.5, "4GB", "4GB"), (1.0, "0.9", "0.9"), (0.0, "0.9", "0.9")],
+)
+def test_replicas_that_share_a_gpu_share_its_memory(gpus: float, asked: str, given: str) -> None:
+    assert sharing(EngineSource(config=EngineConfig(gpu_memory=asked)), gpus).config.gpu_memory == given
+
+
+def test_one_and_a_half_gpus_are_refused_before_ray_does() -> None:
+    assert ClusterConfig(gpus=2.0).gpus == 2
+    with pytest.raises(InvalidRequest, match="--gpus"):
+        ClusterConfig(gpus=1.5)
