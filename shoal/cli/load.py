@@ -1,13 +1,22 @@
 """The command that puts a server under load."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.flags import Quiet
 from shoal.cli.publish import Html, JsonFile, Markdown, publish
 
+if TYPE_CHECKING:
+    from shoal.bench.load.stage import Stage
+    from shoal.bench.load.summary import Objective
+
 PANEL = "Measure"
+
+Urls = Annotated[list[str], typer.Argument(metavar="URL...", help="http://HOST:PORT, with or without the route.")]
+Api = Annotated[str | None, typer.Option(help="openai or fish; by default what the route says, else openai.")]
+FindRate = Annotated[bool, typer.Option("--find-rate", help="Search the highest rate that keeps the objective.")]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds without a byte after which a request failed.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -15,17 +24,13 @@ def add_to(app: typer.Typer) -> None:
 
 
 def load(
-    urls: Annotated[list[str], typer.Argument(metavar="URL...", help="http://HOST:PORT, with or without the route.")],
+    urls: Urls,
     compare: Annotated[bool, typer.Option("--compare", help="Two or more servers, side by side.")] = False,
-    api: Annotated[
-        str | None, typer.Option(help="openai or fish; by default what the route says, else openai.")
-    ] = None,
+    api: Api = None,
     rate: Annotated[str | None, typer.Option(help="Open loop, requests/s: 2, 1,2,4 (stages) or 1..8 (a ramp).")] = None,
     clients: Annotated[str | None, typer.Option(help="Closed loop, clients: 8, 1,4,16 or 1..16.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of every stage; hours for a soak.")] = 20.0,
-    find_rate: Annotated[
-        bool, typer.Option("--find-rate", help="Search the highest rate that keeps the objective.")
-    ] = False,
+    find_rate: FindRate = False,
     slo_first_audio: Annotated[float, typer.Option(min=1, help="Objective: first audio within so many ms,")] = 500.0,
     slo_buffer: Annotated[int, typer.Option(help="then none missing with a buffer of 50, 100 or 200 ms,")] = 100,
     slo_share: Annotated[float, typer.Option(min=0.01, max=1, help="for this share of requests.")] = 0.99,
@@ -33,9 +38,7 @@ def load(
     voice: Annotated[str | None, typer.Option(help="A voice the server knows.")] = None,
     model: Annotated[str | None, typer.Option(help="The model an OpenAI server is asked for.")] = None,
     key: Annotated[str | None, typer.Option(envvar="SHOAL_API_KEY", help="API key.")] = None,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds without a byte after which a request failed.")
-    ] = 60.0,
+    timeout: Timeout = 60.0,
     warm_up: Annotated[int, typer.Option(min=0, help="Requests before those that count.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same arrivals.")] = 0,
     json: JsonFile = None,
@@ -54,32 +57,47 @@ def load(
     Example: shoal load --compare http://127.0.0.1:8080 http://127.0.0.1:8081/v1/tts --rate 1,2,4
     """
     from shoal.bench.load.client import parse_target
-    from shoal.bench.load.playback import BUFFERS
     from shoal.bench.load.run import Plan, run_load
-    from shoal.bench.load.stage import parse_stages
-    from shoal.bench.load.summary import Objective
 
-    if len(urls) > 1 and not compare:
-        raise typer.BadParameter("more than one server needs --compare")
-    if compare and len(urls) < 2:
-        raise typer.BadParameter("--compare takes two servers or more")
-    if slo_buffer / 1000 not in BUFFERS:
-        raise typer.BadParameter("50, 100 or 200", param_hint="--slo-buffer")
-    if find_rate and clients is not None:
-        raise typer.BadParameter(
-            "a rate is searched in open loop; --rate says where to begin", param_hint="--find-rate"
-        )
-    stages = parse_stages(clients, open=False, seconds=seconds) if clients else []
-    if rate or not stages:
-        stages += parse_stages(rate or "1", open=True, seconds=seconds)
-    targets = [parse_target(url, api, model=model, voice=voice, key=key) for url in urls]
+    _check_servers(urls, compare)
     plan = Plan(
-        stages=stages,
-        objective=Objective(slo_first_audio / 1000, slo_buffer / 1000, slo_share),
+        objective=_objective(slo_first_audio, slo_buffer, slo_share),
+        stages=_stages(rate, clients, seconds, search=find_rate),
         search=find_rate,
         warm_up=warm_up,
         sentences=sentences,
         timeout=timeout,
         seed=seed,
     )
+    targets = [parse_target(url, api, model=model, voice=voice, key=key) for url in urls]
     publish(run_load(targets, plan, progress=not quiet), json, html, markdown, quiet=quiet)
+
+
+def _check_servers(urls: list[str], compare: bool) -> None:
+    if len(urls) > 1 and not compare:
+        raise typer.BadParameter("more than one server needs --compare")
+    if compare and len(urls) < 2:
+        raise typer.BadParameter("--compare takes two servers or more")
+
+
+def _objective(first_audio: float, buffer: int, share: float) -> "Objective":
+    from shoal.bench.load.playback import BUFFERS
+    from shoal.bench.load.summary import Objective
+
+    if buffer / 1000 not in BUFFERS:
+        raise typer.BadParameter("50, 100 or 200", param_hint="--slo-buffer")
+    return Objective(first_audio / 1000, buffer / 1000, share)
+
+
+def _stages(rate: str | None, clients: str | None, seconds: float, *, search: bool) -> "list[Stage]":
+    """Those of a closed loop first; one request a second if nothing was said."""
+    from shoal.bench.load.stage import parse_stages
+
+    if search and clients is not None:
+        raise typer.BadParameter(
+            "a rate is searched in open loop; --rate says where to begin", param_hint="--find-rate"
+        )
+    stages = parse_stages(clients, open=False, seconds=seconds) if clients else []
+    if rate or not stages:
+        stages += parse_stages(rate or "1", open=True, seconds=seconds)
+    return stages

@@ -21,42 +21,47 @@ if TYPE_CHECKING:
 
 PANEL = "Speak"
 
+Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="What to say; - is standard input.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="File to write; - is standard output. Without it: play.")
+]
+Model = Annotated[
+    str,
+    typer.Option(help="nano, s1-mini, s2-pro, OWNER/NAME, a directory or random:tiny.", autocompletion=complete_model),
+]
+VoiceOrRecording = Annotated[
+    str | None,
+    typer.Option(help="A recording to imitate, or the name of a stored voice.", autocompletion=complete_voice),
+]
+Repetition = Annotated[
+    str | None, typer.Option(help="What the penalty looks at: upstream (as released) or window (as meant).")
+]
+AsWritten = Annotated[
+    bool, typer.Option("--as-written", help="Do not spell out numbers and symbols, even if the model needs it.")
+]
+
 
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=PANEL)(say)
 
 
 def say(
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to say; - is standard input.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; - is standard output. Without it: play.")
-    ] = None,
+    text: Text = None,
+    output: Output = None,
     play: Annotated[bool, typer.Option("--play", help="Play the audio, besides writing it.")] = False,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Say what is in this file.")] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="nano, s1-mini, s2-pro, OWNER/NAME, a directory or random:tiny.", autocompletion=complete_model
-        ),
-    ] = "nano",
+    model: Model = "nano",
     codec: Codec = None,
-    voice: Annotated[
-        str | None,
-        typer.Option(help="A recording to imitate, or the name of a stored voice.", autocompletion=complete_voice),
-    ] = None,
+    voice: VoiceOrRecording = None,
     transcript: Annotated[str | None, typer.Option(help="What is said in that recording.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same audio.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 to 2; lower is steadier.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Up to 1; lower is steadier.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from the likeliest so many; 0 is all.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Up to 2; 1 is none. S1 only.")] = None,
-    repetition: Annotated[
-        str | None, typer.Option(help="What the penalty looks at: upstream (as released) or window (as meant).")
-    ] = None,
+    repetition: Repetition = None,
     max_frames: Annotated[int | None, typer.Option(help="Longest speech, in frames; 0 is what fits.")] = None,
-    as_written: Annotated[
-        bool, typer.Option("--as-written", help="Do not spell out numbers and symbols, even if the model needs it.")
-    ] = False,
+    as_written: AsWritten = False,
     format: Annotated[str | None, typer.Option(help="wav, flac, mp3, opus, aac, webm, pcm; else by suffix.")] = None,
     device: Device = "auto",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; else what suits.")] = None,
@@ -87,19 +92,12 @@ def say(
     check_output(output, format, json=json)
     ears = Ears(output, format, _player(play or output is None))
 
-    from shoal import load
     from shoal.cli.meter import SpeechMeter
     from shoal.cli.tables import print_json
-    from shoal.config import EngineConfig
 
-    config = EngineConfig(quantize=quantize or EngineConfig.quantize)
-    with (
-        SpeechMeter(shown=not quiet) as meter,
-        load(model, device=device, dtype=dtype, codec=codec, config=config) as engine,
-    ):
+    with SpeechMeter(shown=not quiet) as meter, _engine(model, codec, device, dtype, quantize) as engine:
         sampling = replace(engine.service.usual_sampling, **wishes)
-        request = replace(speaker.request(words, sampling), normalize=not as_written)
-        _speak(engine, request, ears, meter)
+        _speak(engine, replace(speaker.request(words, sampling), normalize=not as_written), ears, meter)
     if json:
         print_json({**ears.as_json(), "model": model, "seed": sampling.seed, **meter.as_json()})
     elif not quiet:
@@ -132,6 +130,14 @@ class Ears:
 
     def __str__(self) -> str:
         return str(self.output) if self.output is not None else self.player.name if self.player is not None else ""
+
+
+def _engine(model: str, codec: Path | None, device: str, dtype: str | None, quantize: str | None) -> "Engine":
+    from shoal import load
+    from shoal.config import EngineConfig
+
+    config = EngineConfig(quantize=quantize or EngineConfig.quantize)
+    return load(model, device=device, dtype=dtype, codec=codec, config=config)
 
 
 def _speak(engine: "Engine", request: "SpeechRequest", ears: Ears, meter: "SpeechMeter") -> None:

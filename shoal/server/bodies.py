@@ -103,7 +103,16 @@ def validated(model: type[Model], content: Any, *, lax: bool = False) -> Model:
         return model.model_validate(content, strict=False if lax else None)
     except ValidationError as error:
         findings = error.errors(include_url=False, include_context=False, include_input=False)
-        raise SchemaViolation([{**finding, "loc": list(finding["loc"])} for finding in findings]) from None
+        raise SchemaViolation([_told(model, dict(finding)) for finding in findings]) from None
+
+
+def _told(model: type[BaseModel], finding: dict[str, Any]) -> dict[str, Any]:
+    """Pydantic's finding; whoever sends a field that is not there hears of those that are."""
+    where = list(finding["loc"])
+    if finding["type"] != "extra_forbidden":
+        return {**finding, "loc": where}
+    known = f"; there are {', '.join(model.model_fields)}" if len(where) == 1 else ""
+    return {**finding, "loc": where, "msg": f"unknown field{known}"}
 
 
 def unpack(body: bytes) -> Any:

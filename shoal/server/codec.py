@@ -1,6 +1,8 @@
 """`/v1/vqgan/*`: recordings to codes and back, without a model in between."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,9 +12,10 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from shoal.server.bodies import JSON, MSGPACK, read_model
-from shoal.server.desk import AtDesk, Caller, bearer
+from shoal.server.desk import AtDesk, Caller, Desk, bearer
 from shoal.server.fields import AudioBytes, Body, Whole
 from shoal.server.identity import request_id
+from shoal.server.keys import Key
 from shoal.server.openapi import answers, body_of, returns
 from shoal.server.refusals import wrong_field
 from shoal.server.service import SpeechService
@@ -46,11 +49,8 @@ REFUSALS = answers(400, 401, 408, 413, 415, 422, 429, 503)
 async def encode(http: Request, desk: AtDesk, key: Caller) -> Response:
     service = desk.host.engine().service
     body = await read_model(http, Audios, desk.config.limits, desk.budget)
-    tally = Tally(desk, "codec", key, request_id(http))
-    try:
+    with _counted(http, desk, key):
         tokens = [await asyncio.to_thread(_encoded, service, audio) for audio in body.audios]
-    finally:
-        tally.end()
     return _packed({"tokens": tokens})
 
 
@@ -64,12 +64,19 @@ async def decode(http: Request, desk: AtDesk, key: Caller) -> Response:
     service = desk.host.engine().service
     body = await read_model(http, Tokens, desk.config.limits, desk.budget)
     matrices = await asyncio.to_thread(lambda: [matrix_of(tokens) for tokens in body.tokens])
+    with _counted(http, desk, key):
+        audios = [await asyncio.to_thread(_decoded, service, codes) for codes in matrices]
+    return _packed({"audios": audios})
+
+
+@contextmanager
+def _counted(http: Request, desk: Desk, key: Key) -> Iterator[None]:
+    """Let in and counted like a speech. Raises what `Tally` raises."""
     tally = Tally(desk, "codec", key, request_id(http))
     try:
-        audios = [await asyncio.to_thread(_decoded, service, codes) for codes in matrices]
+        yield
     finally:
         tally.end()
-    return _packed({"audios": audios})
 
 
 def matrix_of(tokens: list[list[int]]) -> Codes:

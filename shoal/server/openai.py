@@ -100,14 +100,7 @@ async def speak(http: Request, desk: AtDesk, key: Caller) -> Response:
 async def openai_order(body: OpenAISpeech, desk: Desk, key: Key, id: str) -> Order:
     loaded, limits = desk.host.engine(), desk.config.limits
     check_model(body.model, desk.config)
-    sampling = sampling_for(
-        loaded,
-        seed=body.seed,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        repetition_penalty=body.repetition_penalty,
-        max_frames=body.max_new_tokens,
-    )
+    sampling = sampling_for(loaded, body)
     text = check_length(body.input, limits)
     voice = await _voice(body, desk)
     request = SpeechRequest(

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from shoal.errors import TextError
 from shoal.server.config import Limits
@@ -11,24 +12,26 @@ from shoal.server.service import Loaded
 from shoal.speech import Recording, Sampling
 
 
-def sampling_for(
-    loaded: Loaded,
-    *,
-    seed: int | None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    repetition_penalty: float | None = None,
-    max_frames: int | None = None,
-) -> Sampling:
+class Drawing(Protocol):
+    """The fields by which a body says how codes are drawn; None is as usual."""
+
+    seed: int | None
+    temperature: float | None
+    top_p: float | None
+    repetition_penalty: float | None
+    max_new_tokens: int | None
+
+
+def sampling_for(loaded: Loaded, body: Drawing) -> Sampling:
     """The model's usual sampling with what was asked for. Without a seed it is drawn, and told in `X-Seed`."""
     wishes = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "repetition_penalty": repetition_penalty,
-        "max_frames": max_frames,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "repetition_penalty": body.repetition_penalty,
+        "max_frames": body.max_new_tokens,
     }
     given = {name: value for name, value in wishes.items() if value is not None}
-    drawn = secrets.randbits(63) if seed is None else seed
+    drawn = secrets.randbits(63) if body.seed is None else body.seed
     return replace(loaded.service.usual_sampling, seed=drawn, **given)  # type: ignore[arg-type]
 
 
