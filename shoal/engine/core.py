@@ -161,10 +161,10 @@ class EngineCore:
         self.stats.out_of_memory += 1
         if self.config.clear_on_oom:
             give_back()
-        if not self.scheduler.shrink():
+        if not self.scheduler.places.shrink(len(self.scheduler.running)):
             return False
         self.runner.abandon()
-        logger.warning("from now on at most %d voices at once", self.scheduler.most_running)
+        logger.warning("at most %d voices at once until it has been calm for a while", self.scheduler.places.most)
         return True
 
     def _set_back(self, sequences: list[Sequence]) -> None:

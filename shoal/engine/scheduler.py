@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.engine.blocks import BlockPool
+from shoal.engine.places import Places
 from shoal.engine.policy import AdmissionPolicy, Continuous
 from shoal.engine.sequence import Columns, Sequence
 from shoal.errors import InvalidRequest
@@ -98,7 +99,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.tables: NDArray[np.int32] = np.zeros((slots, pool.needed(max_columns + 1)), np.int32)
-        self.most_running = slots
+        self.places = Places(slots, clock)
         self._free_slots = list(reversed(range(slots)))
         self._since: dict[int, float] = {}
         self._arrivals = 0
@@ -186,12 +187,6 @@ class Scheduler:
             self._since.setdefault(sequence.id, self.clock())
         sequence.forget_memory()
 
-    def shrink(self) -> bool:
-        """Let fewer run at once than do now, from now on; False if that would be none."""
-        fewer = len(self.running) * 3 // 4
-        self.most_running = max(1, fewer)
-        return fewer > 0
-
     def _plan_decodes(self, eligible: list[Sequence]) -> list[tuple[Sequence, int]]:
         planned = []
         for sequence in eligible:
@@ -221,7 +216,9 @@ class Scheduler:
         oldest = self.clock() - self._since[self.waiting[0].id]
         # Whoever was preempted has a slot and has been admitted once; no policy holds it up again.
         quota = self.policy.quota(len(self.waiting), len(self.running), oldest)
-        while self.waiting and len(self.running) < self.most_running and (quota > 0 or self.waiting[0].slot >= 0):
+        if len(self.running) >= self.places.most:
+            self.places.ask()
+        while self.waiting and len(self.running) < self.places.most and (quota > 0 or self.waiting[0].slot >= 0):
             quota -= self.waiting[0].slot < 0
             if not self._start(self.waiting[0]):
                 return
