@@ -121,9 +121,9 @@ def multiply_integers(module: nn.Module, fewest: int | None = None) -> None:
             causal.conv = conv.whole()
 
 
-def gains_by_integers(model: DualAR) -> bool:
+def gains_by_integers(module: nn.Module) -> bool:
     """Whether any matrix is large enough for a CPU to multiply it in integers."""
-    return any(layer.weight.numel() >= FEWEST_INTEGERS for _, _, layer in _linears(model))
+    return any(layer.weight.numel() >= FEWEST_INTEGERS for _, _, layer in _linears(module))
 
 
 def is_large_conv(conv: nn.Module) -> TypeGuard[nn.Conv1d | nn.ConvTranspose1d]:

@@ -7,7 +7,7 @@ import torch
 from shoal.codec.dac import Codec
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
-from shoal.quantize.apply import gains_by_integers, modes_of
+from shoal.quantize.apply import decode_side, gains_by_integers, modes_of
 from shoal.quantize.modes import Mode, WeightModes, multiplies_integers, possible_modes, require_possible
 from shoal.quantize.sizes import codec_bytes, model_bytes
 
@@ -38,8 +38,8 @@ def choose_modes(
     on_cpu = device.type == "cpu"
     if wish != AUTO:
         modes = WeightModes.parse(wish)
-        if on_cpu and "int8" in (modes.slow, modes.fast) and not gains_by_integers(model):
-            raise InvalidRequest("this model's matrices are too small to gain by int8 on a CPU: leave --quantize out")
+        if on_cpu:
+            _refuse_what_gains_nothing(modes, model, codec)
         return Choice(modes, "asked for")
     stored = modes_of(model, codec)
     if on_cpu:
@@ -51,6 +51,14 @@ def choose_modes(
         if size <= MOST_OF_MEMORY * memory:
             break
     return Choice(modes, f"weights of {size / 1e9:.1f} GB in {memory / 1e9:.1f} GB of memory")
+
+
+def _refuse_what_gains_nothing(modes: WeightModes, model: DualAR, codec: Codec) -> None:
+    """Rather than accept a wish and do nothing about it."""
+    if "int8" in (modes.slow, modes.fast) and not gains_by_integers(model):
+        raise InvalidRequest("this model's matrices are too small to gain by int8 on a CPU: leave --quantize out")
+    if modes.codec == "int8" and not any(map(gains_by_integers, decode_side(codec))):
+        raise InvalidRequest("this codec's matrices are too small to gain by int8 on a CPU: leave codec=int8 out")
 
 
 def _for_cpu(model: DualAR, stored: WeightModes) -> Choice:

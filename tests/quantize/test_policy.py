@@ -93,3 +93,5 @@ def test_a_model_of_small_matrices_is_left_to_floats_on_a_cpu(
     assert choose_modes("auto", tiny.model, tiny.codec, **here).modes == WeightModes()  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="too small to gain by int8 on a CPU"):
         choose_modes("int8", tiny.model, tiny.codec, **here)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="leave codec=int8 out"):
+        choose_modes("codec=int8", tiny.model, tiny.codec, **here)  # type: ignore[arg-type]
