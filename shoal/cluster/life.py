@@ -2,6 +2,9 @@
 
 import logging
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -43,6 +46,7 @@ def local_ray(*, logs: bool) -> Iterator[None]:
         logging_level=logging.ERROR,
         _node_ip_address="127.0.0.1",
     )
+    _end_quietly()
     _ours().parent.mkdir(parents=True, exist_ok=True)
     _ours().write_text(ray.get_runtime_context().gcs_address)
     try:
@@ -50,6 +54,12 @@ def local_ray(*, logs: bool) -> Iterator[None]:
     finally:
         _ours().unlink(missing_ok=True)
         ray.shutdown()
+
+
+def _end_quietly() -> None:
+    """To be asked to end is nothing that a stack trace has to be printed for, as Ray would."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
 @contextmanager
