@@ -153,9 +153,16 @@ def _up_here(plan: "Plan", gpus: float | None) -> None:
 
 def _up_there(plan: "Plan", address: str, gpus: float | None) -> None:
     from shoal.cluster import life
+    from shoal.errors import InvalidRequest
 
     with life.joined_ray(address):
-        _deploy(_with_gpus(plan, gpus), everywhere=True)
+        plan = _with_gpus(plan, gpus)
+        try:
+            life.check_room(plan.cluster.replicas, plan.cluster.cpus, plan.cluster.gpus)
+        except InvalidRequest as problem:
+            # Ray may bring up more machines; if it does not, nobody should wonder what is waited for.
+            typer.echo(f"waiting for the cluster to grow: {problem}", err=True)
+        _deploy(plan, everywhere=True)
 
 
 def _with_gpus(plan: "Plan", gpus: float | None) -> "Plan":

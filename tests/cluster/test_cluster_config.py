@@ -1,5 +1,10 @@
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
+from shoal.cli import cluster as command
+from shoal.cluster import life
 from shoal.cluster.config import Autoscale, ClusterConfig, sharing
 from shoal.config import EngineConfig
 from shoal.engine.worker import EngineSource
@@ -30,3 +35,19 @@ def test_one_and_a_half_gpus_are_refused_before_ray_does() -> None:
     assert ClusterConfig(gpus=2.0).gpus == 2
     with pytest.raises(InvalidRequest, match="--gpus"):
         ClusterConfig(gpus=1.5)
+
+
+def test_a_joined_cluster_that_is_too_small_says_what_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed: list[int] = []
+    monkeypatch.setattr(life, "joined_ray", lambda address: nullcontext())
+    monkeypatch.setattr(life, "import_ray", lambda: SimpleNamespace(cluster_resources=lambda: {"CPU": 3.0}))
+    monkeypatch.setattr(command, "_deploy", lambda plan, everywhere: deployed.append(plan.cluster.replicas))
+    for replicas in (3, 4):
+        plan = SimpleNamespace(cluster=ClusterConfig(replicas=replicas, cpus=1.0), source=EngineSource(device="cpu"))
+        command._up_there(plan, "auto", None)  # type: ignore[arg-type]
+    assert deployed == [3, 4]
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert "4 replicas of 1 CPUs need 4 and there are 3" in told[0]
