@@ -59,7 +59,7 @@ def local_ray(*, logs: bool) -> Iterator[None]:
 def _end_quietly() -> None:
     """To be asked to end is nothing that a stack trace has to be printed for, as Ray would."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 @contextmanager
