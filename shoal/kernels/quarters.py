@@ -1,0 +1,158 @@
+"""A linear layer in four parts, quarters of its columns, each by programs of its own; the next norm adds them up.
+
+A matrix with few outputs has too few programs to keep every multiprocessor reading; four times as many do. Added up in
+order the quarters are what `linear` comes to, bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shoal.kernels.jit import (
+    await_previous,
+    jit,
+    jit_for_any,
+    next_power_of_two,
+    release_next,
+    runs_ahead,
+    tl,
+    wait_for_previous,
+)
+from shoal.kernels.linear import FEW, Tile, product
+from shoal.kernels.widen import widened
+
+
+def quarters_reference(x: Tensor, weight: Tensor) -> Tensor:
+    """x [rows, in] through weight [out, in], each quarter of the columns by itself: [4, rows, out] in fp32."""
+    pairs = zip(x.chunk(4, dim=1), weight.to(x.dtype).chunk(4, dim=1), strict=True)
+    return torch.stack([F.linear(part.float(), its.float()) for part, its in pairs])
+
+
+@jit_for_any("rows")
+def _few_quarters_kernel(
+    x,
+    weight,
+    out,
+    rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WIDE: tl.constexpr,
+    ONE: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    if ONE:
+        rows = 1
+    QUARTER: tl.constexpr = K // 4
+    LONG: tl.constexpr = QUARTER > 8 * WIDE
+    m = tl.program_id(1) * 16 + tl.arange(0, 16)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, WIDE)
+    kind = x.dtype.element_ty
+    there = weight + tl.minimum(n, N - 1)[:, None] * K + tl.program_id(2) * QUARTER + k[None, :]
+    if AHEAD:
+        release_next()
+    w = _columns_from(there, k, 0, QUARTER, WIDE)
+    if QUARTER > WIDE:
+        w_next = _columns_from(there, k, WIDE, QUARTER, WIDE)
+    if QUARTER > 2 * WIDE:
+        w_third = _columns_from(there, k, 2 * WIDE, QUARTER, WIDE)
+    w = widened(w, kind, LONG)
+    if not LONG and QUARTER > WIDE:
+        w_next = widened(w_next, kind)
+    if not LONG and QUARTER > 2 * WIDE:
+        w_third = widened(w_third, kind)
+    if AHEAD:
+        wait_for_previous()
+    source = x + m[:, None] * K + tl.program_id(2) * QUARTER + k[None, :]
+    here = (m < rows)[:, None]
+    total = tl.zeros((16, BLOCK_N), tl.float32)
+    part = tl.load(source, mask=here & (k < QUARTER)[None, :], other=0.0)
+    if QUARTER > WIDE:
+        part_next = tl.load(source + WIDE, mask=here & (k < QUARTER - WIDE)[None, :], other=0.0)
+    for start in tl.static_range(0, QUARTER, WIDE):
+        part_used, w_used = part, w
+        if start + WIDE < QUARTER:
+            part, w = part_next, w_next
+        if start + 2 * WIDE < QUARTER:
+            left = (k < QUARTER - start - 2 * WIDE)[None, :]
+            part_next = tl.load(source + start + 2 * WIDE, mask=here & left, other=0.0)
+            w_next = w_third
+        if start + 3 * WIDE < QUARTER:
+            w_third = _columns_from(there, k, start + 3 * WIDE, QUARTER, WIDE)
+        part_used = widened(part_used, kind, HERE=True)
+        total = tl.dot(part_used, tl.trans(w_used), total, input_precision="ieee")
+        if start + WIDE < QUARTER:
+            w = widened(w, kind, LONG)
+    _store_quarter(total, out, m, n, rows, N)
+
+
+@jit
+def _columns_from(there, k, start: tl.constexpr, QUARTER: tl.constexpr, WIDE: tl.constexpr):
+    """Weights from a column on, zero where the quarter has ended."""
+    if start + WIDE <= QUARTER:
+        w = tl.load(there + start)
+    else:
+        w = tl.load(there + start, mask=(k < QUARTER - start)[None, :], other=0.0)
+    return w
+
+
+@jit_for_any("rows")
+def _many_quarters_kernel(
+    x,
+    weight,
+    out,
+    rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    QUARTER: tl.constexpr = K // 4
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if AHEAD:
+        await_previous()
+    kind = x.dtype.element_ty
+    source = x + m[:, None] * K + tl.program_id(2) * QUARTER
+    there = weight + n[:, None] * K + tl.program_id(2) * QUARTER
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, QUARTER, BLOCK_K):
+        k = (start + tl.arange(0, BLOCK_K))[None, :]
+        inside = k < QUARTER if QUARTER % BLOCK_K else k >= 0
+        part = tl.load(source + k, mask=(m < rows)[:, None] & inside, other=0.0)
+        total = product(part, there + k, (n < N)[:, None] & inside, total, kind)
+    _store_quarter(total, out, m, n, rows, N)
+
+
+@jit
+def _store_quarter(total, out, m, n, rows, N: tl.constexpr):
+    place = (tl.program_id(2) * rows + m)[:, None] * N + n[None, :]
+    tl.store(out + place, total, mask=(m < rows)[:, None] & (n < N)[None, :])
+
+
+def quarters(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
+    """`quarters_reference` in one launch; the columns are a multiple of 128. Added up in order they are `linear`'s."""
+    (rows, columns), width = x.shape, len(weight)
+    out = torch.empty(4, rows, width, dtype=torch.float32, device=x.device)
+    tile = tile or choose_tile(rows, width, columns // 4)
+    grid = (-(-width // tile.width), -(-rows // tile.rows), 4)
+    ahead = runs_ahead(x.device)
+    form = {"N": width, "K": columns, "BLOCK_N": tile.width, "AHEAD": ahead, "num_warps": tile.warps}
+    if tile.rows == FEW:
+        _few_quarters_kernel[grid](x, weight, out, rows, WIDE=tile.columns, ONE=rows == 1, **form, launch_pdl=ahead)
+    else:
+        sizes = {"BLOCK_M": tile.rows, "BLOCK_K": tile.columns, "num_stages": tile.stages}
+        _many_quarters_kernel[grid](x, weight, out, rows, **sizes, **form, launch_pdl=ahead)
+    return out
+
+
+def choose_tile(rows: int, width: int, part: int) -> Tile:
+    if rows <= FEW:
+        return Tile(FEW, 64 if width <= 1024 else 32, min(256, next_power_of_two(part)))
+    block_k = min(128, max(16, next_power_of_two(part) // 2))
+    return Tile(64, 16, block_k, stages=4) if width <= 1024 else Tile(64, 32, block_k)
