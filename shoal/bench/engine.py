@@ -67,6 +67,10 @@ class Size:
     first_audios: int  # measurements of time to first audio
     scheduler_steps: int
 
+    def frames_of(self, number: int) -> int:
+        """Of an utterance; lengths differ, so that they do not all end at once."""
+        return self.frames * (4 - number % 4) // 4
+
 
 # A GPU has spoken what a CPU takes a minute for before it has begun to show what it can do.
 LONG = Size(frames=200, utterances=3, first_audios=15, scheduler_steps=2000)
@@ -222,7 +226,7 @@ def _arrivals(core: EngineCore, reached: Result, size: Size) -> Result:
     """Of requests for the lengths that `reached` its frames per second, all of one voice."""
     voice, voices = random_voice(core.checkpoint, 10.0), reached["voices"]
     utterances = [
-        _utterance(core, size.frames * (4 - number % 4) // 4, number, voice, f"{number}. {TEXT}")
+        _utterance(core, size.frames_of(number), number, voice, f"{number}. {TEXT}")
         for number in range(voices * size.utterances)
     ]
     frames = statistics.mean(utterance.sampling.max_frames for utterance in utterances)
@@ -239,7 +243,7 @@ def _gpu_busy(core: EngineCore, voices: int, before: int = 40, steps: int = 25) 
     share = busy_share(core.step, steps)
     for utterance in utterances:
         core.cancel(utterance)
-    while not core.idle:
+    while core.runner.under_way:
         core.step()
     return share
 
@@ -278,7 +282,7 @@ def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Th
     started, cpu_started = time.perf_counter(), time.process_time()
     while asked < total or not core.idle:
         while asked < total and len(core.stage.live) < voices:
-            utterance = _utterance(core, size.frames * (4 - asked % 4) // 4, asked)
+            utterance = _utterance(core, size.frames_of(asked), asked)
             started_at[utterance.id] = time.perf_counter()
             core.add(utterance)
             asked += 1

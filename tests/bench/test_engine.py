@@ -64,7 +64,7 @@ def test_requests_come_at_random_at_a_share_of_what_was_reached(run: dict[str, A
     told = run["arrivals"]
     reached = next(row for row in run["throughput"] if row["voices"] == 16 and row["policy"] == "continuous")
     assert told["requests"] == told["first_audio"]["count"] == reached["utterances"]
-    mean = sum(QUICK.frames * (4 - number % 4) // 4 for number in range(told["requests"])) / told["requests"]
+    mean = sum(map(QUICK.frames_of, range(told["requests"]))) / told["requests"]
     assert told["rate"] == pytest.approx(0.7 * reached["frames_per_second"] / mean)
 
 
