@@ -1,6 +1,8 @@
 import json
 import re
+import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -41,8 +43,11 @@ def test_metrics_count_what_happened(http: httpx.Client) -> None:
 
 def test_every_line_of_the_log_is_json_with_the_id(server: Serving, http: httpx.Client) -> None:
     http.post("/v1/tts", json={"text": "Hello.", "max_new_tokens": 2}, headers={"x-request-id": "find-me"})
-    lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
-    mine = [line for line in lines if line.get("request_id") == "find-me"]
+    mine: list[dict[str, Any]] = []
+    deadline = time.monotonic() + 10  # the last line is written after the last byte was sent
+    while len(mine) < 2 and time.monotonic() < deadline:
+        lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+        mine = [line for line in lines if line.get("request_id") == "find-me"]
     assert [line["logger"] for line in mine] == ["shoal.server.tally", "shoal.server.identity"]
     assert mine[1]["status"] == 200
     assert mine[0]["audio_seconds"] == 0.08
