@@ -20,7 +20,7 @@ from tests.cluster.conftest import SLOTS, Cluster
 from tests.server.conftest import samples_of
 
 SHORT = {"text": "Hello there.", "max_new_tokens": 10, "seed": 3}
-LONG = {"text": "Hello there.", "max_new_tokens": 150, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
+LONG = {"text": "Hello there.", "max_new_tokens": 400, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
 
 
 def test_health_counts_the_replicas_and_workers_describe_them(cluster: Cluster) -> None:
@@ -47,7 +47,7 @@ def test_audio_comes_while_it_is_made(cluster: Cluster) -> None:
     with cluster.client() as http, http.stream("POST", "/v1/tts", json=LONG) as answer:
         pieces = list(answer.iter_raw())
     assert len(pieces) > 5
-    assert len(samples_of(b"".join(pieces))) == 150 * 640
+    assert len(samples_of(b"".join(pieces))) == 400 * 640
 
 
 def test_errors_keep_their_shapes(cluster: Cluster) -> None:
@@ -83,7 +83,7 @@ def test_fish_audios_client_speaks_plain_and_live(cluster: Cluster) -> None:
 
 def test_a_live_session_ends_with_its_reason(cluster: Cluster) -> None:
     with connect(f"ws://127.0.0.1:{cluster.port}/v1/tts/live", proxy=None) as socket:
-        start = {"text": "", "max_new_tokens": 10, "format": "pcm"}
+        start = {"text": "", "max_new_tokens": 10, "seed": 5, "format": "pcm"}
         for event in ({"event": "start", "request": start}, {"event": "text", "text": "Hello."}, {"event": "stop"}):
             socket.send(ormsgpack.packb(event))
         heard = [ormsgpack.unpackb(message) for message in socket]
