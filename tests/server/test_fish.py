@@ -147,10 +147,11 @@ def test_the_new_client_speaks(server: Serving, recording: bytes) -> None:
     client = FishAudio(api_key="any", base_url=server.url, httpx_client=server.client())
     config = TTSConfig(format="wav", max_new_tokens=10, prosody=Prosody(speed=1.2, volume=2.0))
     audio = client.tts.convert(text="Hello there.", config=config)
-    assert read_audio(audio, 16_000, AudioLimits(min_seconds=0)).seconds > 0.1
+    # At least a frame: this client sends no seed, and random weights may end early.
+    assert read_audio(audio, 16_000, AudioLimits(min_seconds=0)).seconds > 0.02
     spoken = [ReferenceAudio(audio=recording, text="Spoken.")]
     pieces = list(client.tts.stream(text="Hello.", references=spoken, config=TTSConfig(max_new_tokens=10)))
-    assert read_audio(b"".join(pieces), 16_000, AudioLimits(min_seconds=0)).seconds > 0.1
+    assert read_audio(b"".join(pieces), 16_000, AudioLimits(min_seconds=0)).seconds > 0.02
 
 
 def test_the_new_client_understands_our_refusals(server: Serving) -> None:
