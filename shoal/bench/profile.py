@@ -163,7 +163,7 @@ class PlainParts:
         codes = np.zeros((voices, box.codec.config.num_codebooks, 1), np.int64)
 
         def work() -> None:
-            box._run(codes, list(range(voices)), None)
+            box._run(codes, list(range(voices)))()
             box._decoder.reset(list(range(voices)))
 
         return work

@@ -7,7 +7,7 @@ and frames per call, both powers of two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, Snake, WindowLayer
-from shoal.kernels.capture import Captured
+from shoal.kernels.capture import Captured, to_host
 from shoal.kernels.conv import Taps, conv, depthwise_norm, remember
 from shoal.kernels.jit import next_power_of_two
 from shoal.kernels.linear import linear
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MOST_FRAMES = 256
 # Frames per row and call: what the ring of keys has to spare.
 MOST_STEPS = 32
+# Streams that one launch resets.
+RESETS = 8
 # Positions of the rotary table: nearly an hour of speech in one stream.
 POSITIONS = 1 << 16
 
@@ -259,19 +261,53 @@ class FusedCall:
         self.inputs = torch.zeros(rows, 2 + codebooks * frames, dtype=torch.int32, device=codec.device)
         self.inputs[:, 0] = codec.spare
         self.samples = torch.zeros(rows, frames * codec.config.frame_length, device=codec.device)
-        self._heard = torch.zeros(self.samples.shape, pin_memory=codec.device.type == "cuda")
 
     def run(self) -> None:
         slots, lengths = self.inputs[:, 0].contiguous(), self.inputs[:, 1].contiguous()
         codes = self.inputs[:, 2:].unflatten(1, (-1, self.frames)).long()
         self.samples.copy_(self._codec.run(codes, slots, lengths))
 
-    def heard(self) -> Tensor:
-        """The samples on the host, good until the next call. The one place where the codec waits for the device."""
-        self._heard.copy_(self.samples, non_blocking=True)
-        if self.samples.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        return self._heard
+
+class FusedReset:
+    """A few streams begin anew: a graph, since it is one small launch for every layer, and somebody always leaves."""
+
+    def __init__(self, codec: FusedCodec) -> None:
+        self._codec = codec
+        self.inputs = torch.full((RESETS,), codec.spare, dtype=torch.int32, device=codec.device)
+
+    def run(self) -> None:
+        self._codec.reset(self.inputs.long())
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Samples of some rows, from the frame `start` on, on their way to the host, noise behind the ends of rows."""
+
+    rows: list[int]
+    start: int
+    samples: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Calls that have been launched; `rows` waits for what they make."""
+
+    pieces: list[Piece]
+    lengths: list[int]  # samples of each row
+    step: int  # samples per frame
+    ended: torch.cuda.Event | None
+
+    def rows(self) -> list[np.ndarray]:
+        """The samples of each row. The one place where the codec waits for the device."""
+        if self.ended is not None:
+            self.ended.synchronize()
+        rows = [np.empty(length, np.float32) for length in self.lengths]
+        for piece in self.pieces:
+            begin = piece.start * self.step
+            for row, samples in zip(piece.rows, piece.samples.numpy(), strict=True):
+                part = rows[row][begin : begin + len(samples)]
+                part[:] = samples[: len(part)]
+        return rows
 
 
 class FusedDecoder:
@@ -282,46 +318,47 @@ class FusedDecoder:
         self.past = FusedCodec(codec, slots, dtype)
         self._seen = [0] * slots
         self._calls: dict[tuple[int, int], Captured[FusedCall]] = {}
+        self._reset = Captured(FusedReset(self.past))
         self._most = next_power_of_two(slots)
         self._stream = torch.cuda.Stream() if codec.device.type == "cuda" else None
         if capture:
             self._capture()
 
     @torch.inference_mode()
+    def begin(self, codes: np.ndarray, slots: Sequence[int], lengths: Sequence[int]) -> Decoding:
+        """Launch the decoding of codes [n, codebooks, T], lengths [n] of them real."""
+        longest = max(lengths)
+        if max(map(self._seen.__getitem__, slots)) + longest > POSITIONS:
+            raise RuntimeError(f"a stream of more than {POSITIONS} frames")
+        for slot, new in zip(slots, lengths, strict=True):
+            self._seen[slot] += new
+        with torch.cuda.stream(self._stream):
+            pieces = [piece for rows in _alike(lengths) for piece in self._launch(codes, slots, lengths, rows)]
+            ended = None if self._stream is None else self._stream.record_event()
+        step = self.codec.config.frame_length
+        return Decoding(pieces, [length * step for length in lengths], step, ended)
+
     def decode(self, codes: Tensor, slots: Sequence[int], lengths: Sequence[int] | None = None) -> Tensor:
         """As `StreamingDecoder.decode`; codes are on the host, and so are the samples."""
-        length = codes.shape[-1]
-        real = list(lengths or [length] * len(slots))
-        if max(map(self._seen.__getitem__, slots)) + length > POSITIONS:
-            raise RuntimeError(f"a stream of more than {POSITIONS} frames")
-        for slot, new in zip(slots, real, strict=True):
-            self._seen[slot] += new
-        samples = torch.zeros(len(slots), length * self.codec.config.frame_length)
-        with torch.cuda.stream(self._stream):
-            for rows in self._alike(real):
-                self._decode_rows(codes.numpy(), slots, real, rows, samples)
-        return samples
+        rows = self.begin(codes.numpy(), slots, lengths or [codes.shape[-1]] * len(slots)).rows()
+        width = codes.shape[-1] * self.codec.config.frame_length
+        return torch.stack([F.pad(torch.from_numpy(row), (0, width - len(row))) for row in rows])
 
     @torch.inference_mode()
     def reset(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._seen[slot] = 0
         with torch.cuda.stream(self._stream):
-            self.past.reset(torch.tensor(slots).to(self.codec.device, non_blocking=True))
+            for start in range(0, len(slots), RESETS):
+                piece = list(slots[start : start + RESETS])
+                self._reset.run(np.array(piece + [self.past.spare] * (RESETS - len(piece)), np.int32))
 
-    def _alike(self, lengths: list[int]) -> list[list[int]]:
-        """Rows that are decoded together: those of about the same length."""
-        groups: dict[int, list[int]] = {}
-        for row, length in enumerate(lengths):
-            groups.setdefault(next_power_of_two(max(1, length)), []).append(row)
-        return list(groups.values())
-
-    def _decode_rows(
-        self, codes: np.ndarray, slots: Sequence[int], lengths: list[int], rows: list[int], samples: Tensor
-    ) -> None:
+    def _launch(
+        self, codes: np.ndarray, slots: Sequence[int], lengths: Sequence[int], rows: list[int]
+    ) -> Iterator[Piece]:
         """All frames of some rows, in as few calls as memory allows."""
         count = next_power_of_two(len(rows))
-        longest, step = max(lengths[row] for row in rows), self.codec.config.frame_length
+        longest = max(lengths[row] for row in rows)
         piece = min(next_power_of_two(longest), MOST_STEPS, max(1, MOST_FRAMES // count))
         for start in range(0, longest, piece):
             call = self._call(count, piece)
@@ -334,8 +371,7 @@ class FusedDecoder:
             inputs[: len(rows), 0] = [slots[row] for row in rows]
             inputs[: len(rows), 1] = [min(max(lengths[row] - start, 0), piece) for row in rows]
             call.run(inputs)
-            heard = call.work.heard()[: len(rows), : part.shape[2] * step]
-            samples[rows, start * step : (start + part.shape[2]) * step] = heard
+            yield Piece(rows, start, to_host(call.work.samples[: len(rows)]))
 
     def _call(self, rows: int, frames: int) -> Captured[FusedCall]:
         if (rows, frames) not in self._calls:
@@ -350,3 +386,12 @@ class FusedDecoder:
         pool = None
         for rows, frames in sorted(pairs, key=lambda pair: -pair[0] * pair[1]):
             pool = self._call(rows, frames).capture(pool)
+        self._reset.capture(pool)
+
+
+def _alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Rows that are decoded together: those of about the same length."""
+    groups: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        groups.setdefault(next_power_of_two(max(1, length)), []).append(row)
+    return list(groups.values())

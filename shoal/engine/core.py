@@ -72,6 +72,7 @@ class EngineCore:
             first_frames=config.first_chunk_frames,
             max_frames=config.max_chunk_frames,
             clock=clock,
+            overlap=self.runner.lag > 0,
             # The fused codec packs plain weights; quantised ones are computed by the layers they are in.
             fused=self.runner.rung == "graph" and modes_of(model, checkpoint.codec).codec == "none",
         )
@@ -110,12 +111,14 @@ class EngineCore:
         self.scheduler.stats = SchedulerStats()
 
     def step(self) -> list[Event]:
-        """One frame of every running voice, and what it is made of: plan, run, commit, decode."""
+        """One frame of every running voice, and what it is made of: plan, run, hear, commit, decode."""
         events = self.stage.expire()
         batch = self.scheduler.plan(alone=self._suspect())
         drawn = self._run(batch)
         if drawn is None:
             return events + self._isolate(batch)
+        # Before the commit: whoever fails now, or starts over, has not drawn these frames.
+        events += self.stage.hear()
         progress = self.scheduler.commit(drawn)
         return events + self.stage.speak(progress)
 

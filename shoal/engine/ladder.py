@@ -28,8 +28,8 @@ class Ladder:
         self._plain, self._head = plain, head
         self._rungs = list(RUNGS[RUNGS.index(first or highest(plain)) :])
         # A GPU works while the host plans; a CPU would only wait for itself.
-        self._lag = 1 if plain.model.device.type == "cuda" else 0
-        self.runner = Overlapped(plain, self._lag)
+        self.lag = 1 if plain.model.device.type == "cuda" else 0
+        self.runner = Overlapped(plain, self.lag)
         self._climb()
 
     @property
@@ -71,7 +71,7 @@ class Ladder:
         """Build the highest rung that can be built."""
         while True:
             try:
-                self.runner = Overlapped(self._builders()[self.rung](), self._lag)
+                self.runner = Overlapped(self._builders()[self.rung](), self.lag)
                 return
             except Exception:  # compilers raise anything; the lowest rung is built from what is there
                 if self.rung == "eager":

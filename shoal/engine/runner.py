@@ -13,6 +13,7 @@ from shoal.engine.scheduler import Batch, Drawn, Prefill
 from shoal.engine.sequence import Sequence
 from shoal.engine.slots import SlotStates
 from shoal.engine.threads import Threads
+from shoal.kernels.capture import to_host
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameDecoder
 from shoal.model.slow import Head
@@ -29,13 +30,8 @@ class Flight:
     @classmethod
     def of(cls, batch: Batch, columns: Tensor) -> "Flight":
         """Columns [rows, 1 + codebooks] on any device; they may be overwritten by the next launch."""
-        if columns.device.type != "cuda":
-            return cls(batch, columns.clone())
-        host = torch.empty(columns.shape, dtype=columns.dtype, pin_memory=True)
-        host.copy_(columns, non_blocking=True)
-        ended = torch.cuda.Event()
-        ended.record()
-        return cls(batch, host, ended)
+        host = to_host(columns)
+        return cls(batch, host, torch.cuda.current_stream().record_event() if columns.device.type == "cuda" else None)
 
     def land(self) -> Drawn:
         """The one place where a step waits for the device."""

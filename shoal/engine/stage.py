@@ -11,7 +11,7 @@ from shoal.config import EngineConfig
 from shoal.engine.scheduler import Progress, Scheduler
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
-from shoal.engine.voicebox import Due, VoiceBox
+from shoal.engine.voicebox import Answer, Due, VoiceBox
 from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, ShoalError, TextError
 from shoal.model.config import DualARConfig
 from shoal.speech import AudioChunk, Samples
@@ -53,12 +53,13 @@ class Stage:
         self.live[utterance.id] = utterance
 
     def speak(self, progress: list[Progress]) -> list[Event]:
-        """Take in new frames, decode what is due, and say what came of it."""
-        due = [each for each in map(self._advance, progress) if each is not None]
-        events: list[Event] = []
-        for each, samples in zip(due, self.voicebox.decode(due), strict=True):
-            events += self._deliver(each, samples)
-        return events
+        """Take in new frames and decode what is due of them; what comes of it is heard at once, or in the next step."""
+        self.voicebox.begin([each for each in map(self._advance, progress) if each is not None])
+        return [] if self.voicebox.overlap else self.hear()
+
+    def hear(self) -> list[Event]:
+        """Say what came of the frames that were decoded last."""
+        return [event for due, samples in self.voicebox.collect() for event in self._deliver(due, samples)]
 
     def cancel(self, utterance: Utterance) -> None:
         if self.live.pop(utterance.id, None) is not None:
@@ -116,7 +117,7 @@ class Stage:
             self.scheduler.restart(sequence, turn.opening, sampling)
         return True
 
-    def _deliver(self, due: Due, samples: Samples | GenerationFailed) -> list[Event]:
+    def _deliver(self, due: Due, samples: Answer) -> list[Event]:
         utterance = due.utterance
         if isinstance(samples, GenerationFailed):
             return [self.fail(utterance, samples)]

@@ -1,4 +1,8 @@
-"""Frames of all live voices -> samples: decides whose frames are due and decodes them in one call."""
+"""Frames of all live voices -> samples: decides whose frames are due and decodes them in one call.
+
+A call is begun in one step and collected in the same one, or in the next with `overlap`: a GPU then decodes beside
+the model, and the host waits for neither.
+"""
 
 import logging
 import time
@@ -28,6 +32,20 @@ class Due:
     ended: bool
 
 
+Fetch = Callable[[], list[Samples]]
+Answer = Samples | GenerationFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What was due when a call was begun; `fetch` waits for the samples of those who are not answered already."""
+
+    due: list[Due]
+    answers: dict[int, Answer]
+    intact: list[Due]
+    fetch: Fetch
+
+
 class VoiceBox:
     """The codec's end of every slot. Slot numbers are those of the sequences, and a free slot is always clean."""
 
@@ -40,14 +58,17 @@ class VoiceBox:
         max_frames: int,
         clock: Callable[[], float] = time.monotonic,
         fused: bool = False,
+        overlap: bool = False,
     ) -> None:
         """With `fused` the codec runs in half precision through kernels and graphs, as long as they work."""
         self.codec = codec
         self.clock = clock
-        self.seconds = 0.0  # spent decoding
+        self.overlap = overlap
+        self.seconds = 0.0  # of the host: launching calls, and waiting for them
         self._slots, self._first, self._most = slots, first_frames, max_frames
         self._decoder = (fused and self._build_fused()) or StreamingDecoder(codec, slots)
         self._lost: set[int] = set()  # slots whose past went with a decoder that broke
+        self._call: Call | None = None  # begun, not collected
 
     @property
     def rung(self) -> str:
@@ -68,23 +89,40 @@ class VoiceBox:
         wanted = 1 if pausing else self._worthwhile(utterance)
         return Due(utterance, utterance.backlog, ended=False) if utterance.backlog >= wanted else None
 
-    def decode(self, due: list[Due]) -> list[Samples | GenerationFailed]:
-        """The samples of each, in order. Whoever cannot be decoded fails alone."""
+    def begin(self, due: list[Due]) -> None:
+        """Decode these; `collect` has to come before the next call is begun."""
+        assert self._call is None, "a call is under way"
         started = time.perf_counter()
-        samples = dict[int, Samples | GenerationFailed]()
         filled = [each for each in due if each.frames]
-        for each in [each for each in filled if each.utterance.sequence.slot in self._lost]:
-            samples[each.utterance.id] = self._decode_again(each)
-        intact = [each for each in filled if each.utterance.id not in samples]
-        samples |= zip([each.utterance.id for each in intact], self._decode_all(intact), strict=True)
+        lost = [each for each in filled if each.utterance.sequence.slot in self._lost]
+        answers = {each.utterance.id: self._decode_again(each) for each in lost}
+        intact = [each for each in filled if each.utterance.id not in answers]
+        try:
+            fetch = self._start(intact)
+        except Exception as problem:
+            if not self._survivable(problem):
+                raise
+            answers |= self._rescue(intact)
+            intact, fetch = [], list
+        self._call = Call(due, answers, intact, fetch)
         self.seconds += time.perf_counter() - started
-        return [samples.get(each.utterance.id, np.zeros(0, np.float32)) for each in due]
+
+    def collect(self) -> list[tuple[Due, Answer]]:
+        """The samples of all that was begun, less those of whoever has left. Who cannot be decoded fails alone."""
+        if self._call is None:
+            return []
+        started = time.perf_counter()
+        call, self._call = self._call, None
+        answers = call.answers | self._finish(call)
+        self.seconds += time.perf_counter() - started
+        nothing = np.zeros(0, np.float32)
+        return [(each, answers.get(each.utterance.id, nothing)) for each in call.due if _present(each)]
 
     def rehearse(self) -> None:
         """Decode the most there can be at once: the longest chunk of every slot. Nothing of it stays."""
         slots = list(range(self._slots))
         codes = np.zeros((len(slots), self.codec.config.num_codebooks, self._most), np.int64)
-        self._run(codes, slots, None)
+        self._run(codes, slots)()
         self._decoder.reset(slots)
 
     def clear(self, slot: int) -> None:
@@ -92,16 +130,27 @@ class VoiceBox:
         self._lost.discard(slot)
         self._decoder.reset([slot])
 
-    def _decode_all(self, due: list[Due]) -> list[Samples | GenerationFailed]:
-        """In one call, or one by one if that fails."""
+    def _finish(self, call: Call) -> dict[int, Answer]:
+        """The samples of whoever was not answered at once."""
         try:
-            return self._decode_together(due) if due else []
+            rows = call.fetch()
         except Exception as problem:
-            if not isinstance(self._decoder, FusedDecoder) and not isinstance(problem, RuntimeError):
+            if not self._survivable(problem):
                 raise
-            logger.exception("codec call over %d voices failed; decoding them one by one", len(due))
-            self._step_down()
-            return [self._decode_again(each) for each in due]
+            return self._rescue([each for each in call.intact if _present(each)])
+        for each in call.intact:
+            each.utterance.decoded += each.frames
+        return {each.utterance.id: row for each, row in zip(call.intact, rows, strict=True)}
+
+    def _survivable(self, problem: Exception) -> bool:
+        """Whatever graphs raise is theirs; of plain operators only what the device raises."""
+        return isinstance(self._decoder, FusedDecoder) or isinstance(problem, RuntimeError)
+
+    def _rescue(self, due: list[Due]) -> dict[int, Answer]:
+        """A call failed: leave the graphs, if there are any, and decode one by one."""
+        logger.exception("codec call over %d voices failed; decoding them one by one", len(due))
+        self._step_down()
+        return {each.utterance.id: self._decode_again(each) for each in due}
 
     def _build_fused(self) -> FusedDecoder | None:
         try:
@@ -123,34 +172,41 @@ class VoiceBox:
         lead = utterance.sent - (self.clock() - utterance.first_sent) * self.codec.config.frame_rate
         return worthwhile(utterance.sent, lead, self._first, self._most)
 
-    def _decode_together(self, due: list[Due]) -> list[Samples | GenerationFailed]:
-        lengths = [each.frames for each in due]
-        codes = np.zeros((len(due), self.codec.config.num_codebooks, max(lengths)), np.int64)
+    def _start(self, due: list[Due]) -> Fetch:
+        """All of them in one call."""
+        if not due:
+            return list
+        codes = np.zeros((len(due), self.codec.config.num_codebooks, max(each.frames for each in due)), np.int64)
         for row, each in enumerate(due):
             begin = each.utterance.decoded
             codes[row, :, : each.frames] = np.stack(each.utterance.codes[begin : begin + each.frames], axis=1)
-        samples = self._run(codes, [each.utterance.sequence.slot for each in due], lengths)
-        for each in due:
-            each.utterance.decoded += each.frames
-        step = self.codec.config.frame_length
-        return [row[: length * step] for row, length in zip(samples, lengths, strict=True)]
+        return self._run(codes, [each.utterance.sequence.slot for each in due], [each.frames for each in due])
 
-    def _decode_again(self, due: Due) -> Samples | GenerationFailed:
+    def _decode_again(self, due: Due) -> Answer:
         """A failed call leaves the slot half written: bring it back by decoding the utterance from its first frame."""
         utterance, slot = due.utterance, due.utterance.sequence.slot
         end = utterance.decoded + due.frames
         try:
             self.clear(slot)
             codes = np.stack(utterance.codes[:end], axis=1)[None].astype(np.int64)
-            samples = np.concatenate(
-                [self._run(codes[..., i : i + self._most], [slot], None)[0] for i in range(0, end, self._most)]
-            )
+            pieces = [codes[..., i : i + self._most] for i in range(0, end, self._most)]
+            samples = np.concatenate([self._run(piece, [slot])()[0] for piece in pieces])
         except RuntimeError as problem:
             return GenerationFailed(f"the codec failed: {problem}")
         utterance.decoded = end
         return samples[-due.frames * self.codec.config.frame_length :]
 
-    def _run(self, codes: np.ndarray, slots: list[int], lengths: list[int] | None) -> Samples:
-        uneven = lengths if lengths and len(set(lengths)) > 1 else None
-        samples = self._decoder.decode(torch.from_numpy(codes), slots, uneven)
-        return samples.float().cpu().numpy()
+    def _run(self, codes: np.ndarray, slots: list[int], lengths: list[int] | None = None) -> Fetch:
+        """Begin to decode codes [n, codebooks, T], of which the first lengths[i] of row i are real."""
+        real = lengths or [codes.shape[-1]] * len(slots)
+        if isinstance(self._decoder, FusedDecoder):
+            return self._decoder.begin(codes, slots, real).rows
+        uneven = real if len(set(real)) > 1 else None
+        samples = self._decoder.decode(torch.from_numpy(codes), slots, uneven).float().cpu().numpy()
+        step = self.codec.config.frame_length
+        return lambda: [row[: length * step] for row, length in zip(samples, real, strict=True)]
+
+
+def _present(due: Due) -> bool:
+    """Whether its utterance is still in the slot it was begun in: whoever leaves gives it back."""
+    return due.utterance.sequence.slot >= 0

@@ -29,6 +29,14 @@ class Inbox:
             copied.record()
 
 
+def to_host(results: Tensor) -> Tensor:
+    """A copy on the host, good once an event recorded after this has come; the next run may overwrite `results`."""
+    if results.device.type != "cuda":
+        return results.clone()
+    host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+    return host.copy_(results, non_blocking=True)
+
+
 class Workload(Protocol):
     """A computation of fixed shape that reads its inputs from one tensor and leaves its results in others."""
 

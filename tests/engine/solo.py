@@ -7,6 +7,7 @@ import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.core import EngineCore
+from shoal.engine.runner import Overlapped
 from shoal.engine.sequence import Columns
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import ShoalError
@@ -129,6 +130,12 @@ class Audience:
                 return
             self.step()
         raise AssertionError(f"not at an end after {most} steps")
+
+
+def run_behind(core: EngineCore, lag: int) -> None:
+    """As on a GPU: frames are handed out `lag` steps after they were asked for, and samples one."""
+    core.runner.lag, core.voicebox.overlap = lag, lag > 0
+    core.runner.runner = Overlapped(core.runner.runner.launcher, lag)
 
 
 def assert_nothing_is_held(core: EngineCore) -> None:

@@ -23,7 +23,7 @@ from shoal.errors import GenerationFailed
 from shoal.speech import Sampling
 from shoal.voices.voice import Voice
 from tests.engine.faults import FlakyDecoder, Poisonous, holds, poisoned
-from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held
+from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held, run_behind
 
 PLAIN = EngineConfig(slots=8, guard=False, token_budget=40)
 
@@ -141,12 +141,13 @@ def test_a_suspect_that_leaves_is_suspected_no_more(soloist: Soloist) -> None:
 class Crowd:
     """Many who come, speak, leave early or are hit by a fault, all by one throw of dice."""
 
-    def __init__(self, soloist: Soloist, voice: Voice) -> None:
+    def __init__(self, soloist: Soloist, voice: Voice, lag: int) -> None:
         checkpoint = soloist.checkpoint
         per_block = PagedKV.bytes_per_block(checkpoint.model.config.slow, 4, checkpoint.model.dtype)
         # So little memory that somebody always has to give way.
         tight = replace(PLAIN, block_size=4, kv_bytes=70 * per_block, host_kv_bytes=50 * per_block, max_chunk_frames=4)
         self.core = EngineCore(checkpoint, tight)
+        run_behind(self.core, lag)
         self.audience = Audience(self.core)
         self.soloist, self.dice = soloist, Random(4)
         self.decoder = FlakyDecoder(self.core, lambda: self.dice.random() < 0.02, self.dice)
@@ -208,8 +209,9 @@ def objects_and_bytes() -> tuple[int, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
-def test_five_hundred_who_come_and_go_and_fail_leave_nothing_behind(soloist: Soloist, voice: Voice) -> None:
-    crowd = Crowd(soloist, voice)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_five_hundred_who_come_and_go_and_fail_leave_nothing_behind(soloist: Soloist, voice: Voice, lag: int) -> None:
+    crowd = Crowd(soloist, voice, lag)
     crowd.live_through(250)
     objects, resident = objects_and_bytes()
     crowd.live_through(500)

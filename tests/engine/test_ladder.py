@@ -16,6 +16,7 @@ from shoal.errors import InvalidRequest
 from shoal.model.generate import generate
 from shoal.model.slow import Head
 from shoal.speech import Sampling
+from tests.engine.solo import run_behind
 
 FRAMES = 2
 
@@ -116,7 +117,7 @@ def test_a_batch_of_nobody_works_on_the_spare_slot_and_block(tiny: Checkpoint) -
 @pytest.mark.parametrize("lag", [1, 2])
 def test_a_device_that_runs_behind_speaks_the_same(tiny: Checkpoint, lag: int) -> None:
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
-    core.runner.runner = Overlapped(core.runner._plain, lag)
+    run_behind(core, lag)
     utterances = some(tiny, 5)
     speak_all(core, utterances)
     for each in utterances:

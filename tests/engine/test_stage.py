@@ -18,7 +18,7 @@ from shoal.engine.script import write_turns
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import FinishReason, Samples, Sampling
-from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held
+from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held, run_behind
 
 GUARDED = EngineConfig(slots=4)
 TEXT = "Nine letters or so, and a few more."  # half a second at the very least
@@ -70,8 +70,10 @@ def speak(
     sampling: Sampling = LONG,
     whole: bool = False,
     config: EngineConfig = GUARDED,
+    lag: int = 0,
 ) -> tuple[Heard, EngineCore]:
     core = EngineCore(checkpoint, config)
+    run_behind(core, lag)
     core.voicebox._decoder = Sounds(*sounds)  # type: ignore[assignment]
     audience = Audience(core)
     heard = audience.add(Utterance(0, write_turns(text, None, checkpoint), sampling, whole=whole))
@@ -90,10 +92,11 @@ def test_speech_passes(tiny: Checkpoint) -> None:
 
 @pytest.mark.parametrize(("sound", "finding"), [(silence, "silent"), (nonsense, "not finite"), (square, "clipped")])
 @pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("lag", [0, 1])
 def test_what_is_not_speech_is_tried_once_more_and_then_refused(
-    tiny: Checkpoint, sound: Sound, finding: str, whole: bool
+    tiny: Checkpoint, sound: Sound, finding: str, whole: bool, lag: int
 ) -> None:
-    heard, core = speak(tiny, sound, whole=whole)
+    heard, core = speak(tiny, sound, whole=whole, lag=lag)
     assert isinstance(heard.error, GenerationFailed)
     assert finding in str(heard.error)
     # A stream that has been heard in part cannot be taken back; of a NaN not even the first chunk is sent.
@@ -104,9 +107,10 @@ def test_what_is_not_speech_is_tried_once_more_and_then_refused(
     assert core.stage.stats.spoken == 0
 
 
-def test_the_second_try_has_other_dice_and_is_as_reproducible(soloist: Soloist) -> None:
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_second_try_has_other_dice_and_is_as_reproducible(soloist: Soloist, lag: int) -> None:
     checkpoint = soloist.checkpoint
-    heard, core = speak(checkpoint, silence, tone, whole=True)
+    heard, core = speak(checkpoint, silence, tone, whole=True, lag=lag)
     turns = write_turns(TEXT, None, checkpoint)
     first, second = (soloist.speak(turns, LONG, attempt).codes for attempt in (0, 1))
     assert heard.finish is FinishReason.LENGTH
@@ -154,9 +158,11 @@ def test_without_retries_the_first_failure_counts(tiny: Checkpoint) -> None:
     assert core.stage.stats.retried == 0
 
 
-def test_others_are_not_disturbed_by_a_second_try(soloist: Soloist) -> None:
+@pytest.mark.parametrize("lag", [0, 1])
+def test_others_are_not_disturbed_by_a_second_try(soloist: Soloist, lag: int) -> None:
     checkpoint = soloist.checkpoint
     core = EngineCore(checkpoint, replace(GUARDED, slots=2))
+    run_behind(core, lag)
     turns = write_turns(TEXT, None, checkpoint)
     audience = Audience(core)
     heard = [audience.add(Utterance(seed, turns, replace(LONG, seed=seed), whole=True)) for seed in range(2)]

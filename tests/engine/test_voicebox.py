@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.codec.fused import FusedDecoder
+from shoal.codec.fused import Decoding, FusedDecoder, Piece
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
-from shoal.engine.voicebox import Due, VoiceBox
+from shoal.engine.voicebox import Answer, Due, VoiceBox
 from shoal.errors import GenerationFailed
 from shoal.speech import Samples, Sampling
 from shoal.text.prompt import Codes
@@ -43,9 +43,14 @@ def whole(checkpoint: Checkpoint, frames: Codes) -> Samples:
     return samples
 
 
-def sound(answer: Samples | GenerationFailed) -> Samples:
+def sound(answer: Answer) -> Samples:
     assert not isinstance(answer, GenerationFailed), answer
     return answer
+
+
+def decode(box: VoiceBox, due: list[Due]) -> list[Answer]:
+    box.begin(due)
+    return [answer for _, answer in box.collect()]
 
 
 class Listener:
@@ -123,7 +128,7 @@ def test_the_end_takes_everything_and_may_be_empty(tiny: Checkpoint) -> None:
     assert box.due(utterance(0, codes(1)), ended=True).frames == 1  # type: ignore[union-attr]
     nothing = box.due(utterance(1), ended=True)
     assert nothing is not None
-    assert [len(sound(answer)) for answer in box.decode([nothing])] == [0]
+    assert [len(sound(answer)) for answer in decode(box, [nothing])] == [0]
 
 
 @settings(deadline=None, max_examples=40)
@@ -159,7 +164,7 @@ def test_pieces_of_any_lengths_in_one_call_are_the_whole_of_each(tiny: Checkpoin
     heard: list[list[Samples]] = [[], [], []]
     for lengths in ([2, 5, 0], [1, 1, 1], [7, 2, 3], [2, 4, 8]):
         dues = [Due(each, frames, ended=False) for each, frames in zip(speakers, lengths, strict=True)]
-        for pieces, answer in zip(heard, box.decode(dues), strict=True):
+        for pieces, answer in zip(heard, decode(box, dues), strict=True):
             pieces.append(sound(answer))
     for slot, pieces in enumerate(heard):
         assert np.allclose(np.concatenate(pieces), whole(tiny, codes(12, slot)), atol=1e-6)
@@ -169,7 +174,7 @@ def test_pieces_of_any_lengths_in_one_call_are_the_whole_of_each(tiny: Checkpoin
 def test_a_cleared_slot_has_no_memory_of_the_voice_before(tiny: Checkpoint) -> None:
     box = voicebox(tiny)
     for seed in range(2):
-        [answer] = box.decode([Due(utterance(1, codes(6, seed)), 6, ended=True)])
+        [answer] = decode(box, [Due(utterance(1, codes(6, seed)), 6, ended=True)])
         assert np.allclose(sound(answer), whole(tiny, codes(6, seed)), atol=1e-6)
         box.clear(1)
     assert box.state_bytes > 0
@@ -198,9 +203,9 @@ def test_a_codec_call_that_fails_costs_only_the_one_at_fault(tiny: Checkpoint) -
     speakers = [utterance(slot, codes(11, slot)) for slot in range(3)]
     heard: list[list[Samples]] = [[], [], []]
 
-    def say(frames: int, bad: set[int]) -> list[Samples | GenerationFailed]:
+    def say(frames: int, bad: set[int]) -> list[Answer]:
         box._decoder = Breaking(box, bad)  # type: ignore[assignment]
-        answers = box.decode([Due(each, frames, ended=False) for each in speakers])
+        answers = decode(box, [Due(each, frames, ended=False) for each in speakers])
         box._decoder = box._decoder._real  # type: ignore[attr-defined]
         return answers
 
@@ -218,7 +223,7 @@ def test_a_codec_call_that_fails_once_costs_nobody(tiny: Checkpoint) -> None:
     box = voicebox(tiny)
     box._decoder = Breaking(box, {0, 1}, times=1)  # type: ignore[assignment]
     speakers = [utterance(slot, codes(5, slot)) for slot in range(2)]
-    for slot, answer in enumerate(box.decode([Due(each, 5, ended=True) for each in speakers])):
+    for slot, answer in enumerate(decode(box, [Due(each, 5, ended=True) for each in speakers])):
         assert np.allclose(sound(answer), whole(tiny, codes(5, slot)), atol=1e-6)
         assert speakers[slot].decoded == 5
 
@@ -234,41 +239,64 @@ def test_what_is_sent_is_counted_in_frames(tiny: Checkpoint, first: int) -> None
 class BrokenGraphs(FusedDecoder):
     """Graphs that work for a while and then fail for ever, having written half of what they should."""
 
-    def __init__(self, checkpoint: Checkpoint, works: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, works: int, *, late: bool) -> None:
+        """With `late` nobody knows of it before the samples are fetched, as on a device that works by itself."""
         self.plain = StreamingDecoder(checkpoint.codec, 4)
-        self.left = works
+        self.left, self.late = works, late
         self._seen = self.plain._seen
 
-    def decode(self, codes: Tensor, slots: Rows[int], lengths: Rows[int] | None = None) -> Tensor:
+    def begin(self, codes: np.ndarray, slots: Rows[int], lengths: Rows[int]) -> Decoding:
         self.left -= 1
-        samples = self.plain.decode(codes, slots, lengths)
-        if self.left < 0:
-            raise ValueError("an illegal memory access")
-        return samples
+        samples = self.plain.decode(torch.from_numpy(codes), slots, lengths)
+        if self.left >= 0:
+            step = self.plain.codec.config.frame_length
+            return Decoding([Piece(list(range(len(slots))), 0, samples)], [each * step for each in lengths], step, None)
+        if self.late:
+            return Decoding([Piece([0], 0, samples[:0])], [], 1, None)
+        raise ValueError("an illegal memory access")
 
     def reset(self, slots: Rows[int]) -> None:
         self.plain.reset(slots)
 
 
-def test_a_codec_whose_graphs_break_goes_on_without_them_and_nobody_hears_it(tiny: Checkpoint) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_codec_whose_graphs_break_goes_on_without_them_and_nobody_hears_it(tiny: Checkpoint, late: bool) -> None:
     box, frames = voicebox(tiny), [codes(6, seed) for seed in (1, 2)]
-    box._decoder = BrokenGraphs(tiny, works=2)
+    box._decoder = BrokenGraphs(tiny, works=2, late=late)
     speakers = [utterance(0, frames[0][:, :2]), utterance(1, frames[1][:, :2])]
     heard = [[], []]  # type: ignore[var-annotated]
 
-    def decode(*rows: int) -> None:
-        answers = box.decode([Due(speakers[row], speakers[row].backlog, ended=False) for row in rows])
+    def hear(*rows: int) -> None:
+        answers = decode(box, [Due(speakers[row], speakers[row].backlog, ended=False) for row in rows])
         for row, answer in zip(rows, answers, strict=True):
             heard[row].append(sound(answer))
 
-    decode(0, 1)
+    hear(0, 1)
     assert box.rung == "graph"
     speakers[0].codes += list(frames[0][:, 2:4].T)
-    decode(0)
+    hear(0)
     speakers[0].codes += list(frames[0][:, 4:].T)
-    decode(0)  # breaks; the other one is not due
+    hear(0)  # breaks; the other one is not due
     assert box.rung == "eager"
     speakers[1].codes += list(frames[1][:, 2:].T)
-    decode(1)
+    hear(1)
     for row in range(2):
         assert np.allclose(np.concatenate(heard[row]), whole(tiny, frames[row]), atol=1e-5)
+
+
+@pytest.mark.parametrize("works", [0, 1])
+def test_who_has_left_before_the_call_is_collected_is_not_told(tiny: Checkpoint, works: int) -> None:
+    box, speakers = voicebox(tiny), [utterance(slot, codes(3, slot)) for slot in range(3)]
+    box._decoder = BrokenGraphs(tiny, works, late=True)
+    box.begin([Due(each, 3, ended=True) for each in speakers])
+    gone = speakers.pop(1)
+    gone.sequence.slot = -1
+    box.clear(1)
+    told = box.collect()
+    assert [due.utterance for due, _ in told] == speakers
+    for due, answer in told:
+        assert np.allclose(sound(answer), whole(tiny, codes(3, due.utterance.id)), atol=1e-5)
+    # The slot is another's now, who begins with a clean one.
+    newcomer = utterance(1, codes(3, 9))
+    [answer] = decode(box, [Due(newcomer, 3, ended=True)])
+    assert np.allclose(sound(answer), whole(tiny, codes(3, 9)), atol=1e-5)
