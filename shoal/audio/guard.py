@@ -4,6 +4,7 @@ A model that lost its way gives silence, noise at full scale, an endless vowel o
 ears to be noticed. The bounds are generous: a finding means that something broke, not that a reading was slow.
 """
 
+import math
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -93,10 +94,15 @@ class SpeechGuard:
     def feed(self, samples: Samples) -> Finding | None:
         """NOT_FINITE or RUNAWAY as soon as it is so, and on every call after; the engine may stop there."""
         self._samples += samples.size
-        self._finite = self._finite and bool(np.isfinite(samples).all())
-        if self._finite:
-            self._at_full_scale += int(np.count_nonzero(np.abs(samples) >= self._thresholds.full_scale))
-            self._energy += float(np.sum(np.square(samples, dtype=np.float64)))
+        # What is not finite makes the energy so; ordinary speech never comes near full scale. This is the engine's
+        # time, between two frames of everybody.
+        energy = float(np.dot(samples, samples))
+        self._finite = self._finite and math.isfinite(energy)
+        if self._finite and samples.size:
+            self._energy += energy
+            most = self._thresholds.full_scale
+            if samples.max() >= most or samples.min() <= -most:
+                self._at_full_scale += int(np.count_nonzero(np.abs(samples) >= most))
         return self._hopeless()
 
     def finish(self) -> tuple[Finding, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -79,12 +80,12 @@ class CodecConfig:
     def codebook_sizes(self) -> tuple[int, ...]:
         return (self.semantic_codebook_size, *(self.codebook_size,) * self.n_codebooks)
 
-    @property
+    @cached_property
     def frame_length(self) -> int:
         """Samples per frame."""
         return prod(self.encoder_rates) * prod(self.downsample_factor)
 
-    @property
+    @cached_property
     def frame_rate(self) -> float:
         return self.sample_rate / self.frame_length
 

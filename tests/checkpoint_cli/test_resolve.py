@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_another_codec_can_be_named(tiny_directory: Path) -> None:
 
 def test_a_codec_of_another_model_is_refused(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, codec_config = random.SIZES["tiny"]
-    fewer = type(codec_config)(**{**vars(codec_config), "n_codebooks": 4})
+    fewer = replace(codec_config, n_codebooks=4)
     monkeypatch.setitem(random.SIZES, "tiny", (config, fewer))
     with pytest.raises(CheckpointError, match="10 codebooks and the codec takes 5"):
         resolve_model("random:tiny")
