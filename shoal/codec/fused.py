@@ -1,8 +1,8 @@
 """The decode path of the codec through fused kernels: channels-last, half precision, fixed shapes.
 
 The same function as `Codec.decode_from` over a `SlotPast`, one launch per layer and one for what it remembers. Scales
-that follow a product are folded into its weights. This is what CUDA graphs capture: one for every pair of batch size
-and frames per call, both powers of two.
+that follow a product are folded into its weights. A call decodes frames of any streams, packed one behind the other, so
+a CUDA graph for each of a few numbers of frames is all it takes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from torch.nn import functional as F
 from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, Snake, WindowLayer
 from shoal.kernels.capture import Captured, to_host
 from shoal.kernels.conv import Taps, conv, depthwise_norm, remember
-from shoal.kernels.jit import next_power_of_two
 from shoal.kernels.linear import linear
+from shoal.kernels.packing import Packing
 from shoal.kernels.rms_norm import rms_norm
 from shoal.kernels.rope import rope_table
-from shoal.kernels.window_attention import window_attention
+from shoal.kernels.window_attention import MOST_STEPS, window_attention
 
 if TYPE_CHECKING:
     from shoal.codec.dac import Codec
 
-# Frames of all rows that one call decodes: beyond this a larger call is no faster and only takes memory.
-MOST_FRAMES = 256
-# Frames per row and call: what the ring of keys has to spare.
-MOST_STEPS = 32
+# Frames that calls are made for. Beyond the last a larger one is no faster and only takes memory.
+FRAMES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+MOST_FRAMES = FRAMES[-1]
 # Streams that one launch resets.
 RESETS = 8
 # Positions of the rotary table: nearly an hour of speech in one stream.
@@ -68,15 +67,14 @@ class Layer:
     """A convolution, the frequencies of the Snake behind it, and what it remembers of every slot."""
 
     taps: Taps
-    rate: int  # inputs per frame
     alpha: Tensor | None
     past: Tensor | None
 
     @classmethod
-    def of(cls, taps: Taps, rate: int, slots: int, following: Snake | None) -> Layer:
+    def of(cls, taps: Taps, slots: int, following: Snake | None) -> Layer:
         alpha = None if following is None else following.alpha.detach().float().flatten().contiguous()
         shape = (slots, taps.steps, taps.weight.shape[2])
-        return cls(taps, rate, alpha, taps.weight.new_zeros(shape) if taps.steps else None)
+        return cls(taps, alpha, taps.weight.new_zeros(shape) if taps.steps else None)
 
 
 @dataclass(slots=True)
@@ -101,7 +99,6 @@ class Spread:
     norm: tuple[Tensor, Tensor, Tensor]  # bias of the filters, scale, shift
     eps: float
     past: Tensor
-    rate: int
     widen: Taps
     narrow: Taps
 
@@ -117,29 +114,24 @@ class FusedCodec:
         with torch.inference_mode():
             self.tables = quantizer.tables().to(dtype)
             sizes = torch.tensor(quantizer.sizes, device=self.device)
-            self.last, self.first = (sizes - 1)[:, None], (sizes.cumsum(0) - sizes)[:, None]
+            self.last, self.first = sizes - 1, sizes.cumsum(0) - sizes
             mixer = codec.config.transformer
             self.rope = rope_table(POSITIONS, mixer.head_dim, mixer.rope_base, self.device)
             self.mixers = [self._mixer(cast(WindowLayer, layer)) for layer in quantizer.post_module.layers]
             self.norm = quantizer.post_module.norm.weight.detach().to(dtype)
-            rate = 1
-            self.spreads: list[Spread] = []
-            for stage in quantizer.upsample:
-                up, mix = cast(nn.ModuleList, stage)
-                self.spreads.append(self._spread(cast(CausalUpsample, up), cast(ConvNeXt, mix), rate))
-                rate *= cast(CausalUpsample, up).stride
-            self.layers = self._decoder_layers(decoder.model, rate)
+            stages = [cast(nn.ModuleList, stage) for stage in quantizer.upsample]
+            self.spreads = [self._spread(cast(CausalUpsample, up), cast(ConvNeXt, mix)) for up, mix in stages]
+            self.layers = self._decoder_layers(decoder.model)
 
-    def run(self, codes: Tensor, slots: Tensor, lengths: Tensor) -> Tensor:
-        """Codes [n, codebooks, T] of the streams in slots [n], lengths [n] of them real -> samples [n, T * frame]"""
-        rows = torch.minimum(codes, self.last) + self.first
-        x = F.embedding(rows, self.tables).float().sum(1).to(self.dtype)
-        x = self._mix(x, slots)
+    def run(self, codes: Tensor, packing: Packing) -> Tensor:
+        """Codes [F, codebooks] of packed streams -> samples [F x frame length]"""
+        x = F.embedding(torch.minimum(codes, self.last) + self.first, self.tables).float().sum(1).to(self.dtype)
+        x = self._mix(x, packing)
         for spread in self.spreads:
-            x = self._spread_out(x, spread, slots, lengths)
-        samples = self._decode(x, slots, lengths)
-        self.seen.index_add_(0, slots.long(), lengths.long())
-        return samples.flatten(1).float()
+            x = self._spread_out(x, spread, packing)
+        samples = self._decode(x, packing)
+        self.seen.index_add_(0, packing.slots.long(), (packing.counts > 0).long())
+        return samples.flatten().float()
 
     def reset(self, slots: Tensor) -> None:
         """These streams begin anew. Keys need no clearing: nobody looks at steps from before the first."""
@@ -154,59 +146,48 @@ class FusedCodec:
     def _pasts(self) -> list[Tensor]:
         return [past for past in (*(s.past for s in self.spreads), *(x.past for x in self.layers)) if past is not None]
 
-    def _mix(self, x: Tensor, slots: Tensor) -> Tensor:
-        count, length, dim = x.shape
+    def _mix(self, x: Tensor, packing: Packing) -> Tensor:
         config = self.config.transformer
-        x = x.reshape(-1, dim)
         for mixer in self.mixers:
-            qkv = linear(x, mixer.wqkv, norm=mixer.norms[0], eps=config.norm_eps).view(count, length, -1)
+            qkv = linear(x, mixer.wqkv, norm=mixer.norms[0], eps=config.norm_eps)
             memory = mixer.keys, mixer.values
-            mixed = window_attention(qkv, self.rope, self.seen, slots, *memory, config.window_size)
-            x = linear(mixed.view(count * length, -1), mixer.wo, residual=x)
+            mixed = window_attention(qkv, self.rope, self.seen, packing, *memory, config.window_size)
+            x = linear(mixed, mixer.wo, residual=x)
             inner = linear(x, mixer.w13, norm=mixer.norms[1], eps=config.norm_eps, gated=True)
             x = linear(inner, mixer.w2, residual=x)
-        return rms_norm(x, self.norm, config.norm_eps).view(count, length, dim)
+        return rms_norm(x, self.norm, config.norm_eps)
 
-    def _spread_out(self, x: Tensor, spread: Spread, slots: Tensor, lengths: Tensor) -> Tensor:
-        x = self._apply(x, spread.up, slots, lengths)[0]
-        x = x.view(len(x), -1, self.config.latent_dim)
+    def _spread_out(self, x: Tensor, spread: Spread, packing: Packing) -> Tensor:
+        x = self._apply(x, spread.up, packing)[0].view(-1, self.config.latent_dim)
         bias, scale, shift = spread.norm
-        inner = depthwise_norm(x, spread.filters, bias, scale, shift, spread.eps, spread.past, slots)
-        remember(x, spread.past, slots, lengths, spread.rate)
-        inner, _ = conv(inner, spread.widen, None, slots, activation="gelu")
-        return conv(inner, spread.narrow, None, slots, residual=x)[0]
+        inner = depthwise_norm(x, spread.filters, bias, scale, shift, spread.eps, spread.past, packing)
+        remember(x, spread.past, packing)
+        inner, _ = conv(inner, spread.widen, None, packing, activation="gelu")
+        return conv(inner, spread.narrow, None, packing, residual=x)[0]
 
-    def _decode(self, x: Tensor, slots: Tensor, lengths: Tensor) -> Tensor:
+    def _decode(self, x: Tensor, packing: Packing) -> Tensor:
         layers = iter(self.layers)
-        turned = self._apply(x, next(layers), slots, lengths, plain=False)[1]
+        turned = self._apply(x, next(layers), packing, plain=False)[1]
         for rate in self.config.decoder_rates:
-            x, turned = self._apply(turned, next(layers), slots, lengths)
-            x, turned = (each.view(len(x), rate * each.shape[1], -1) for each in (x, turned))
+            x, turned = (each.view(rate * len(each), -1) for each in self._apply(turned, next(layers), packing))
             for _ in range(3):
-                inner = self._apply(turned, next(layers), slots, lengths, plain=False)[1]
-                x, turned = self._apply(inner, next(layers), slots, lengths, residual=x)
+                inner = self._apply(turned, next(layers), packing, plain=False)[1]
+                x, turned = self._apply(inner, next(layers), packing, residual=x)
         last = next(layers)
-        samples, _ = conv(turned, last.taps, last.past, slots, activation="tanh")
-        self._keep(turned, last, slots, lengths)
+        samples, _ = conv(turned, last.taps, last.past, packing, activation="tanh")
+        self._keep(turned, last, packing)
         return samples
 
     def _apply(
-        self,
-        x: Tensor,
-        layer: Layer,
-        slots: Tensor,
-        lengths: Tensor,
-        *,
-        plain: bool = True,
-        residual: Tensor | None = None,
+        self, x: Tensor, layer: Layer, packing: Packing, *, plain: bool = True, residual: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        done = conv(x, layer.taps, layer.past, slots, alpha=layer.alpha, plain=plain, residual=residual)
-        self._keep(x, layer, slots, lengths)
+        done = conv(x, layer.taps, layer.past, packing, alpha=layer.alpha, plain=plain, residual=residual)
+        self._keep(x, layer, packing)
         return done
 
-    def _keep(self, x: Tensor, layer: Layer, slots: Tensor, lengths: Tensor) -> None:
+    def _keep(self, x: Tensor, layer: Layer, packing: Packing) -> None:
         if layer.past is not None:
-            remember(x, layer.past, slots, lengths, layer.rate)
+            remember(x, layer.past, packing)
 
     def _mixer(self, layer: WindowLayer) -> Mixer:
         config, attention, forward = self.config.transformer, layer.attention, layer.feed_forward
@@ -219,22 +200,20 @@ class FusedCodec:
         norms = (layer.attention_norm.weight.detach().to(self.dtype), layer.ffn_norm.weight.detach().to(self.dtype))
         return Mixer(wqkv, wo, w13, w2, norms, keys, values)
 
-    def _spread(self, up: CausalUpsample, mix: ConvNeXt, rate: int) -> Spread:
+    def _spread(self, up: CausalUpsample, mix: ConvNeXt) -> Spread:
         filters = mix.dwconv.conv.weight.detach().squeeze(1).T.contiguous().to(self.dtype)
-        after = rate * up.stride
         norm = (_bias(mix.dwconv.conv), mix.norm.weight.detach().float(), mix.norm.bias.detach().float())
         return Spread(
-            up=Layer.of(pack_upsample(up, self.dtype), rate, len(self.seen), None),
+            up=Layer.of(pack_upsample(up, self.dtype), len(self.seen), None),
             filters=filters,
             norm=norm,
             eps=mix.norm.eps,
             past=filters.new_zeros(len(self.seen), len(filters) - 1, filters.shape[1]),
-            rate=after,
             widen=pack_linear(mix.pwconv1, self.dtype),
             narrow=pack_linear(mix.pwconv2, self.dtype, mix.gamma.detach().float()),
         )
 
-    def _decoder_layers(self, model: nn.ModuleList, rate: int) -> list[Layer]:
+    def _decoder_layers(self, model: nn.ModuleList) -> list[Layer]:
         """Every convolution in order, each with the Snake that comes next."""
         flat: list[nn.Module] = []
         for module in model:
@@ -245,27 +224,33 @@ class FusedCodec:
             following = next((each for each in flat[index + 1 :]), None)
             snake = following if isinstance(following, Snake) else None
             if isinstance(module, CausalConv):
-                layers.append(Layer.of(pack_conv(module, self.dtype), rate, len(self.seen), snake))
+                layers.append(Layer.of(pack_conv(module, self.dtype), len(self.seen), snake))
             elif isinstance(module, CausalUpsample):
-                layers.append(Layer.of(pack_upsample(module, self.dtype), rate, len(self.seen), snake))
-                rate *= module.stride
+                layers.append(Layer.of(pack_upsample(module, self.dtype), len(self.seen), snake))
         return layers
 
 
 class FusedCall:
-    """One size of call: n rows of T frames. Inputs are slots, lengths, then the codes of every row."""
+    """One size of call: so many frames. Inputs are slots, starts and counts of a `Packing`, then the codes."""
 
-    def __init__(self, codec: FusedCodec, rows: int, frames: int) -> None:
+    def __init__(self, codec: FusedCodec, frames: int) -> None:
         self._codec, self.frames = codec, frames
-        codebooks = codec.config.num_codebooks
-        self.inputs = torch.zeros(rows, 2 + codebooks * frames, dtype=torch.int32, device=codec.device)
-        self.inputs[:, 0] = codec.spare
-        self.samples = torch.zeros(rows, frames * codec.config.frame_length, device=codec.device)
+        # Rows begin at addresses that kernels are built for, however few frames there are.
+        width = -(-frames // 4) * 4
+        self.inputs = torch.zeros(3 + codec.config.num_codebooks, width, dtype=torch.int32, device=codec.device)
+        self.inputs.copy_(torch.from_numpy(self.blank()))
+        self.samples = torch.zeros(frames * codec.config.frame_length, device=codec.device)
+
+    def blank(self) -> np.ndarray:
+        """Inputs that decode nobody's frames."""
+        inputs = np.zeros(self.inputs.shape, np.int32)
+        inputs[0], inputs[1] = self._codec.spare, np.arange(inputs.shape[1])
+        return inputs
 
     def run(self) -> None:
-        slots, lengths = self.inputs[:, 0].contiguous(), self.inputs[:, 1].contiguous()
-        codes = self.inputs[:, 2:].unflatten(1, (-1, self.frames)).long()
-        self.samples.copy_(self._codec.run(codes, slots, lengths))
+        slots, starts, counts, *_ = self.inputs[:, : self.frames]
+        codes = self.inputs[3:, : self.frames].T.long()
+        self.samples.copy_(self._codec.run(codes, Packing(slots, starts, counts)))
 
 
 class FusedReset:
@@ -280,20 +265,20 @@ class FusedReset:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Samples of some rows, from the frame `start` on, on their way to the host, noise behind the ends of rows."""
+class Part:
+    """Frames of a row, from `start` on, that one call decodes."""
 
-    rows: list[int]
+    row: int
     start: int
-    samples: Tensor
+    frames: int
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
     """Calls that have been launched; `rows` waits for what they make."""
 
-    pieces: list[Piece]
-    lengths: list[int]  # samples of each row
+    calls: list[tuple[list[Part], Tensor]]  # with the samples of all parts, one behind the other
+    lengths: list[int]  # frames of each row
     step: int  # samples per frame
     ended: torch.cuda.Event | None
 
@@ -301,12 +286,12 @@ class Decoding:
         """The samples of each row. The one place where the codec waits for the device."""
         if self.ended is not None:
             self.ended.synchronize()
-        rows = [np.empty(length, np.float32) for length in self.lengths]
-        for piece in self.pieces:
-            begin = piece.start * self.step
-            for row, samples in zip(piece.rows, piece.samples.numpy(), strict=True):
-                part = rows[row][begin : begin + len(samples)]
-                part[:] = samples[: len(part)]
+        rows = [np.empty(length * self.step, np.float32) for length in self.lengths]
+        for parts, samples in self.calls:
+            ends = np.cumsum([part.frames * self.step for part in parts])
+            for part, piece in zip(parts, np.split(samples.numpy(), ends[:-1]), strict=True):
+                begin = part.start * self.step
+                rows[part.row][begin : begin + len(piece)] = piece
         return rows
 
 
@@ -317,9 +302,10 @@ class FusedDecoder:
         self.codec = codec
         self.past = FusedCodec(codec, slots, dtype)
         self._seen = [0] * slots
-        self._calls: dict[tuple[int, int], Captured[FusedCall]] = {}
+        most = min(MOST_FRAMES, slots * MOST_STEPS)
+        sizes = [size for size in FRAMES if size < most] + [min(size for size in FRAMES if size >= most)]
+        self._calls = {size: Captured(FusedCall(self.past, size)) for size in sizes}
         self._reset = Captured(FusedReset(self.past))
-        self._most = next_power_of_two(slots)
         self._stream = torch.cuda.Stream() if codec.device.type == "cuda" else None
         if capture:
             self._capture()
@@ -333,10 +319,9 @@ class FusedDecoder:
         for slot, new in zip(slots, lengths, strict=True):
             self._seen[slot] += new
         with torch.cuda.stream(self._stream):
-            pieces = [piece for rows in _alike(lengths) for piece in self._launch(codes, slots, lengths, rows)]
+            calls = [(parts, self._launch(codes, slots, parts)) for parts in packed(lengths)]
             ended = None if self._stream is None else self._stream.record_event()
-        step = self.codec.config.frame_length
-        return Decoding(pieces, [length * step for length in lengths], step, ended)
+        return Decoding(calls, list(lengths), self.codec.config.frame_length, ended)
 
     def decode(self, codes: Tensor, slots: Sequence[int], lengths: Sequence[int] | None = None) -> Tensor:
         """As `StreamingDecoder.decode`; codes are on the host, and so are the samples."""
@@ -353,45 +338,36 @@ class FusedDecoder:
                 piece = list(slots[start : start + RESETS])
                 self._reset.run(np.array(piece + [self.past.spare] * (RESETS - len(piece)), np.int32))
 
-    def _launch(
-        self, codes: np.ndarray, slots: Sequence[int], lengths: Sequence[int], rows: list[int]
-    ) -> Iterator[Piece]:
-        """All frames of some rows, in as few calls as memory allows."""
-        count = next_power_of_two(len(rows))
-        longest = max(lengths[row] for row in rows)
-        piece = min(next_power_of_two(longest), MOST_STEPS, max(1, MOST_FRAMES // count))
-        for start in range(0, longest, piece):
-            call = self._call(count, piece)
-            inputs = np.zeros((count, 2 + codes.shape[1] * piece), np.int32)
-            inputs[:, 0] = self.past.spare
-            part = codes[rows, :, start : start + piece]
-            grid = inputs[: len(rows), 2:].reshape(len(rows), codes.shape[1], piece)
-            grid[:, :, : part.shape[2]] = part
-            inputs[: len(rows), 2:] = grid.reshape(len(rows), -1)
-            inputs[: len(rows), 0] = [slots[row] for row in rows]
-            inputs[: len(rows), 1] = [min(max(lengths[row] - start, 0), piece) for row in rows]
-            call.run(inputs)
-            yield Piece(rows, start, to_host(call.work.samples[: len(rows)]))
-
-    def _call(self, rows: int, frames: int) -> Captured[FusedCall]:
-        if (rows, frames) not in self._calls:
-            self._calls[rows, frames] = Captured(FusedCall(self.past, rows, frames))
-        return self._calls[rows, frames]
+    def _launch(self, codes: np.ndarray, slots: Sequence[int], parts: list[Part]) -> Tensor:
+        """One call; its samples are on their way to the host."""
+        used = sum(part.frames for part in parts)
+        call = next(call for size, call in self._calls.items() if size >= used)
+        inputs, start = call.work.blank(), 0
+        for part in parts:
+            place = slice(start, start + part.frames)
+            inputs[0, place], inputs[1, place], inputs[2, place] = slots[part.row], start, part.frames
+            inputs[3:, place] = codes[part.row, :, part.start : part.start + part.frames]
+            start += part.frames
+        call.run(inputs)
+        return to_host(call.work.samples[: used * self.codec.config.frame_length])
 
     def _capture(self) -> None:
-        """Every size that can come up, the largest first, so that the others fit into the memory it leaves."""
-        sizes = [1 << power for power in range(self._most.bit_length())]
-        lengths = [1 << power for power in range(MOST_STEPS.bit_length())]
-        pairs = [(rows, frames) for rows in sizes for frames in lengths if rows * frames <= MOST_FRAMES or frames == 1]
+        """The largest first, so that the others fit into the memory it leaves."""
         pool = None
-        for rows, frames in sorted(pairs, key=lambda pair: -pair[0] * pair[1]):
-            pool = self._call(rows, frames).capture(pool)
+        for call in reversed(self._calls.values()):
+            pool = call.capture(pool)
         self._reset.capture(pool)
 
 
-def _alike(lengths: Sequence[int]) -> list[list[int]]:
-    """Rows that are decoded together: those of about the same length."""
-    groups: dict[int, list[int]] = {}
-    for row, length in enumerate(lengths):
-        groups.setdefault(next_power_of_two(max(1, length)), []).append(row)
-    return list(groups.values())
+def packed(lengths: Sequence[int]) -> Iterator[list[Part]]:
+    """All frames of all rows in as few calls as can be. What a row does not get into one call is in the next."""
+    done = [0] * len(lengths)
+    while any(done[row] < length for row, length in enumerate(lengths)):
+        parts, room = list[Part](), MOST_FRAMES
+        for row, length in enumerate(lengths):
+            frames = min(length - done[row], MOST_STEPS, room)
+            if frames:
+                parts.append(Part(row, done[row], frames))
+                done[row] += frames
+                room -= frames
+        yield parts

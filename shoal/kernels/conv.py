@@ -1,6 +1,6 @@
 """Causal convolutions over channels-last streams, with what comes before, behind and after them in the same launch.
 
-Activations are [n, T, channels]; row i of the batch is the stream of slot slots[i], whose last inputs lie in
+Activations are [F x rate, channels], the frames of several streams (`Packing`); the last inputs of a stream lie in
 past [slots, steps, channels]. A transposed convolution of kernel 2 x stride is one of two taps with stride times as
 many outputs; one of kernel = stride has a single tap. So one kernel serves the whole decoder of the codec. An output
 depends on its own inputs alone, in one fixed order of summation: pieces of any sizes give the same bits.
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from shoal.kernels.jit import await_previous, jit, jit_for_any, next_power_of_two, runs_ahead, tl
 from shoal.kernels.linear import Tile
+from shoal.kernels.packing import Packing
 
 Activation = Literal["none", "gelu", "tanh"]
 
@@ -44,17 +45,19 @@ def conv_reference(
     x: Tensor,
     taps: Taps,
     past: Tensor | None,
-    slots: Tensor,
+    packing: Packing,
     *,
     residual: Tensor | None = None,
     activation: Activation = "none",
     alpha: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """x [n, T, in] -> y [n, T, out], and snake(y) if there is an `alpha` (of so many channels as repeat in `out`)."""
-    if past is not None:
-        x = torch.cat((past[slots.long()], x), dim=1)
+    """x [P, in] -> y [P, out], and snake(y) if there is an `alpha` (of so many channels as repeat in `out`)."""
     weight = taps.weight.permute(1, 2, 0).float()
-    y = F.conv1d(x.float().transpose(1, 2), weight, taps.bias, dilation=taps.dilation).transpose(1, 2)
+    pieces = [
+        F.conv1d(joined.float().T[None], weight, taps.bias, dilation=taps.dilation)[0].T
+        for joined in _joined(x, past, packing)
+    ]
+    y = torch.cat(pieces)
     y = F.gelu(y) if activation == "gelu" else torch.tanh(y) if activation == "tanh" else y
     if residual is not None:
         y = y + residual.float()
@@ -64,12 +67,18 @@ def conv_reference(
     return y.to(x.dtype), turned
 
 
-def remember_reference(x: Tensor, past: Tensor, slots: Tensor, lengths: Tensor, rate: int) -> None:
-    """Keep the last inputs of each stream; row i of x [n, T, channels] has lengths[i] x rate real ones."""
-    slots, steps = slots.long(), past.shape[1]
-    joined = torch.cat((past[slots], x), dim=1)
-    at = (lengths.long() * rate)[:, None] + torch.arange(steps, device=x.device)
-    past[slots] = joined.gather(1, at[:, :, None].expand(-1, -1, x.shape[2]))
+def remember_reference(x: Tensor, past: Tensor, packing: Packing) -> None:
+    """Keep the last inputs of each stream."""
+    for (slot, _, count), joined in zip(packing.streams(), _joined(x, past, packing), strict=True):
+        if count:
+            past[slot] = joined[len(joined) - past.shape[1] :]
+
+
+def _joined(x: Tensor, past: Tensor | None, packing: Packing) -> list[Tensor]:
+    """The inputs of every stream, each behind its past."""
+    rate = packing.rate(x)
+    pieces = [(slot, x[first * rate : (first + max(1, count)) * rate]) for slot, first, count in packing.streams()]
+    return [piece if past is None else torch.cat((past[slot], piece)) for slot, piece in pieces]
 
 
 @jit
@@ -83,19 +92,20 @@ def _snake(y, alpha):
     return y + turn * turn / (alpha + 1e-9)
 
 
-@jit_for_any("length", "rows", "dilation")
+@jit_for_any("rate", "rows", "dilation")
 def _conv_kernel(
     x,
     weight,
     bias,
     past,
     slots,
+    starts,
     residual,
     alpha,
     out,
     turned,
     rows,
-    length,
+    rate,
     dilation,
     TAPS: tl.constexpr,
     IN: tl.constexpr,
@@ -118,16 +128,17 @@ def _conv_kernel(
     if AHEAD:
         await_previous()
     here = m < rows
-    stream, time = m // length, m % length
-    slot = tl.load(slots + stream, mask=here, other=0)
+    slot = tl.load(slots + m // rate, mask=here, other=0)
+    time = m - tl.load(starts + m // rate, mask=here, other=0) * rate
     steps = (TAPS - 1) * dilation
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     CHUNKS: tl.constexpr = (IN + BLOCK_K - 1) // BLOCK_K
     for step in range(0, TAPS * CHUNKS):
         tap, channel = step // CHUNKS, step % CHUNKS * BLOCK_K + k
         inside = (channel < IN)[None, :] if IN % BLOCK_K else (k >= 0)[None, :]
-        at = time - steps + tap * dilation
-        fresh = x + (stream * length + at)[:, None] * IN + channel[None, :]
+        back = tap * dilation - steps
+        at = time + back
+        fresh = x + (m + back)[:, None] * IN + channel[None, :]
         if TAPS > 1:
             stale = past + (slot * steps + steps + at)[:, None] * IN + channel[None, :]
             part = tl.load(tl.where((at >= 0)[:, None], fresh, stale), mask=here[:, None] & inside, other=0.0)
@@ -151,13 +162,13 @@ def _conv_kernel(
         tl.store(turned + place, _snake(y, frequency).to(turned.dtype.element_ty), mask=kept)
 
 
-@jit_for_any("length", "rate")
+@jit_for_any("rate")
 def _remember_kernel(
     x,
     past,
     slots,
-    lengths,
-    length,
+    starts,
+    counts,
     rate,
     STEPS: tl.constexpr,
     PADDED: tl.constexpr,
@@ -165,27 +176,29 @@ def _remember_kernel(
     BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    row = tl.program_id(0)
+    frame = tl.program_id(0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if AHEAD:
         await_previous()
-    step = tl.arange(0, PADDED)
-    slot = tl.load(slots + row)
-    at = tl.load(lengths + row) * rate + step - STEPS  # of the new inputs; before them, of the past
-    kept = (step < STEPS)[:, None] & (c < IN)[None, :]
-    fresh = x + (row * length + at)[:, None] * IN + c[None, :]
-    stale = past + (slot * STEPS + STEPS + at)[:, None] * IN + c[None, :]
-    value = tl.load(tl.where((at >= 0)[:, None], fresh, stale), mask=kept, other=0.0)
-    # The past moves over itself: everything is read before anything is written.
-    tl.debug_barrier()
-    tl.store(past + (slot * STEPS + step)[:, None] * IN + c[None, :], value, mask=kept)
+    start, count = tl.load(starts + frame), tl.load(counts + frame)
+    if frame - start + 1 == count:  # the last of its stream
+        step = tl.arange(0, PADDED)
+        slot = tl.load(slots + frame)
+        at = count * rate + step - STEPS  # of the new inputs; before them, of the past
+        kept = (step < STEPS)[:, None] & (c < IN)[None, :]
+        fresh = x + (start * rate + at)[:, None] * IN + c[None, :]
+        stale = past + (slot * STEPS + STEPS + at)[:, None] * IN + c[None, :]
+        value = tl.load(tl.where((at >= 0)[:, None], fresh, stale), mask=kept, other=0.0)
+        # The past moves over itself: everything is read before anything is written.
+        tl.debug_barrier()
+        tl.store(past + (slot * STEPS + step)[:, None] * IN + c[None, :], value, mask=kept)
 
 
 def conv(
     x: Tensor,
     taps: Taps,
     past: Tensor | None,
-    slots: Tensor,
+    packing: Packing,
     *,
     residual: Tensor | None = None,
     activation: Activation = "none",
@@ -194,11 +207,10 @@ def conv(
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`conv_reference` in one launch. Without `plain` only the turned output is written; what is not is x itself."""
-    count, length, channels = x.shape
+    rows, channels = x.shape
     kernel, width = taps.weight.shape[:2]
-    rows = count * length
-    out = x.new_empty(count, length, width) if plain else x
-    turned = x if alpha is None else x.new_empty(count, length, width)
+    out = x.new_empty(rows, width) if plain else x
+    turned = x if alpha is None else x.new_empty(rows, width)
     block_m, block_n, block_k, warps, stages = tile or choose_tile(rows, width, channels)
     ahead = runs_ahead(x.device)
     _conv_kernel[(-(-rows // block_m), -(-width // block_n))](
@@ -206,13 +218,14 @@ def conv(
         taps.weight,
         taps.bias,
         x if past is None else past,
-        slots,
+        packing.slots,
+        packing.starts,
         x if residual is None else residual,
         taps.bias if alpha is None else alpha,
         out,
         turned,
         rows,
-        length,
+        packing.rate(x),
         taps.dilation,
         TAPS=kernel,
         IN=channels,
@@ -234,17 +247,16 @@ def conv(
     return out, turned
 
 
-def remember(x: Tensor, past: Tensor, slots: Tensor, lengths: Tensor, rate: int) -> None:
+def remember(x: Tensor, past: Tensor, packing: Packing) -> None:
     """`remember_reference` in one launch."""
-    count, length, channels = x.shape
-    steps, ahead, block = past.shape[1], runs_ahead(x.device), 64
-    _remember_kernel[(count, -(-channels // block))](
+    channels, steps, ahead, block = x.shape[1], past.shape[1], runs_ahead(x.device), 64
+    _remember_kernel[(len(packing.slots), -(-channels // block))](
         x,
         past,
-        slots,
-        lengths,
-        length,
-        rate,
+        packing.slots,
+        packing.starts,
+        packing.counts,
+        packing.rate(x),
         STEPS=steps,
         PADDED=next_power_of_two(steps),
         IN=channels,
@@ -256,15 +268,19 @@ def remember(x: Tensor, past: Tensor, slots: Tensor, lengths: Tensor, rate: int)
 
 
 def depthwise_norm_reference(
-    x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float, past: Tensor, slots: Tensor
+    x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float, past: Tensor, packing: Packing
 ) -> Tensor:
-    """One filter per channel, weight [taps, channels], then a layer norm over the channels: x, y [n, T, channels]"""
-    joined = torch.cat((past[slots.long()], x), dim=1).float()
-    y = F.conv1d(joined.transpose(1, 2), weight.float().T[:, None], bias, groups=weight.shape[1]).transpose(1, 2)
+    """One filter per channel, weight [taps, channels], then a layer norm over the channels: x, y [P, channels]"""
+    filters = weight.float().T[:, None]
+    pieces = [
+        F.conv1d(joined.float().T[None], filters, bias, groups=len(filters))[0].T
+        for joined in _joined(x, past, packing)
+    ]
+    y = torch.cat(pieces)
     return F.layer_norm(y, (y.shape[-1],), scale, shift, eps).to(x.dtype)
 
 
-@jit_for_any("length")
+@jit_for_any("rate")
 def _depthwise_norm_kernel(
     x,
     weight,
@@ -273,8 +289,9 @@ def _depthwise_norm_kernel(
     shift,
     past,
     slots,
+    starts,
     out,
-    length,
+    rate,
     eps,
     TAPS: tl.constexpr,
     C: tl.constexpr,
@@ -286,12 +303,12 @@ def _depthwise_norm_kernel(
     inside = c < C
     if AHEAD:
         await_previous()
-    stream, time = row // length, row % length
-    slot = tl.load(slots + stream)
+    slot, time = tl.load(slots + row // rate), row - tl.load(starts + row // rate) * rate
     y = tl.load(bias + c, mask=inside, other=0.0)
     for tap in range(0, TAPS):
-        at = time - (TAPS - 1) + tap
-        fresh, stale = x + (stream * length + at) * C, past + (slot * (TAPS - 1) + TAPS - 1 + at) * C
+        back = tap - (TAPS - 1)
+        at = time + back
+        fresh, stale = x + (row + back) * C, past + (slot * (TAPS - 1) + TAPS - 1 + at) * C
         part = tl.load(tl.where(at >= 0, fresh, stale) + c, mask=inside, other=0.0).to(tl.float32)
         y += part * tl.load(weight + tap * C + c, mask=inside, other=0.0).to(tl.float32)
     off = tl.where(inside, y - tl.sum(y, axis=0) / C, 0.0)
@@ -301,21 +318,22 @@ def _depthwise_norm_kernel(
 
 
 def depthwise_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float, past: Tensor, slots: Tensor
+    x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor, eps: float, past: Tensor, packing: Packing
 ) -> Tensor:
     """`depthwise_norm_reference` in one launch; bias, scale and shift are in fp32."""
-    count, length, channels = x.shape
+    rows, channels = x.shape
     out, ahead = torch.empty_like(x), runs_ahead(x.device)
-    _depthwise_norm_kernel[(count * length,)](
+    _depthwise_norm_kernel[(rows,)](
         x,
         weight,
         bias,
         scale,
         shift,
         past,
-        slots,
+        packing.slots,
+        packing.starts,
         out,
-        length,
+        packing.rate(x),
         eps,
         TAPS=len(weight),
         C=channels,

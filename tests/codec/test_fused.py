@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.checkpoint.random import fill
+from shoal.codec import fused
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
-from shoal.codec.fused import FusedDecoder
+from shoal.codec.fused import FRAMES, FusedDecoder, packed
+from shoal.kernels.window_attention import MOST_STEPS
 
 pytest.importorskip("triton")
 
@@ -36,8 +40,12 @@ def codec() -> Codec:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
-def test_streams_cut_anyhow_give_the_samples_of_the_plain_codec(codec: Codec) -> None:
+@pytest.mark.parametrize("most", [1, 3, 32])
+def test_streams_cut_anyhow_give_the_samples_of_the_plain_codec(
+    codec: Codec, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoder = FusedDecoder(codec, 3, torch.float32, capture=False)
+    monkeypatch.setattr(fused, "MOST_STEPS", most)
     codes = torch.randint(0, 16, (2, 3, 6), generator=torch.Generator().manual_seed(1))
     expected, step = codec.decode(codes), CONFIG.frame_length
     heard: list[list[torch.Tensor]] = [[], []]
@@ -60,6 +68,23 @@ def test_a_slot_that_was_reset_begins_anew(codec: Codec) -> None:
     first = decoder.decode(codes, [1])
     decoder.reset([1])
     assert torch.equal(decoder.decode(codes, [1]), first)
+
+
+@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=64))
+def test_calls_are_full_and_have_every_frame_once_and_in_its_order(lengths: list[int]) -> None:
+    calls = list(packed(lengths))
+    done = [0] * len(lengths)
+    for parts in calls:
+        assert len({part.row for part in parts}) == len(parts)
+        for part in parts:
+            assert part.start == done[part.row]
+            assert 0 < part.frames <= MOST_STEPS
+            done[part.row] += part.frames
+    assert done == lengths
+    sizes = [sum(part.frames for part in parts) for parts in calls]
+    assert max(sizes) <= FRAMES[-1]
+    # Only a row that is longer than a call may be leaves room behind.
+    assert max(lengths) > MOST_STEPS or all(size == FRAMES[-1] for size in sizes[:-1])
 
 
 def test_a_stream_beyond_the_rotary_table_is_refused(codec: Codec) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.codec.fused import Decoding, FusedDecoder, Piece
+from shoal.codec.fused import Decoding, FusedDecoder, Part
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
@@ -250,9 +250,10 @@ class BrokenGraphs(FusedDecoder):
         samples = self.plain.decode(torch.from_numpy(codes), slots, lengths)
         if self.left >= 0:
             step = self.plain.codec.config.frame_length
-            return Decoding([Piece(list(range(len(slots))), 0, samples)], [each * step for each in lengths], step, None)
+            calls = [([Part(row, 0, each)], samples[row, : each * step]) for row, each in enumerate(lengths)]
+            return Decoding(calls, list(lengths), step, None)
         if self.late:
-            return Decoding([Piece([0], 0, samples[:0])], [], 1, None)
+            return Decoding([([Part(0, 0, 1)], samples[0])], [], 1, None)
         raise ValueError("an illegal memory access")
 
     def reset(self, slots: Rows[int]) -> None:

@@ -10,10 +10,15 @@ from shoal.kernels.conv import (
     remember,
     remember_reference,
 )
+from tests.kernels.packs import pack
 
 
-def stream(rows: int, length: int, channels: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    return torch.randn(rows, length, channels, device=device).to(dtype)
+def rows(count: int, channels: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.randn(count, channels, device=device).to(dtype)
+
+
+def past_of(slots: int, steps: int, channels: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.randn(slots, steps, channels, device=device).to(dtype)
 
 
 def some_taps(taps: int, width: int, channels: int, dilation: int, dtype: torch.dtype, device: str) -> Taps:
@@ -26,17 +31,17 @@ def some_taps(taps: int, width: int, channels: int, dilation: int, dtype: torch.
 def test_a_convolution_continues_the_streams_of_its_slots(
     taps: int, dilation: int, width: int, channels: int, form: str, dtype: torch.dtype, device: str, close: float
 ) -> None:
-    x, weights = stream(3, 5, channels, dtype, device), some_taps(taps, width, channels, dilation, dtype, device)
-    past = stream(6, weights.steps, channels, dtype, device) if taps > 1 else None
-    slots = torch.tensor([4, 0, 5], dtype=torch.int32, device=device)
+    weights, packing = some_taps(taps, width, channels, dilation, dtype, device), pack([(4, 3), (0, 1), (5, 2)], device)
+    x = rows(2 * 8, channels, dtype, device)  # two to a frame
+    past = past_of(7, weights.steps, channels, dtype, device) if taps > 1 else None
     options = {
         "plain": {"alpha": torch.rand(width, device=device) + 0.5},
-        "added": {"residual": stream(3, 5, width, dtype, device), "alpha": torch.rand(width, device=device) + 0.5},
+        "added": {"residual": rows(len(x), width, dtype, device), "alpha": torch.rand(width, device=device) + 0.5},
         "gelu": {"activation": "gelu"},
         "tanh": {"activation": "tanh"},
     }[form]
-    ours = conv(x, weights, past, slots, **options)  # type: ignore[arg-type]
-    reference = conv_reference(x, weights, past, slots, **options)  # type: ignore[arg-type]
+    ours = conv(x, weights, past, packing, **options)  # type: ignore[arg-type]
+    reference = conv_reference(x, weights, past, packing, **options)  # type: ignore[arg-type]
     for got, expected in zip(ours, reference, strict=True):
         if expected is not None:
             torch.testing.assert_close(got, expected, atol=close, rtol=close)
@@ -45,41 +50,43 @@ def test_a_convolution_continues_the_streams_of_its_slots(
 def test_the_frequencies_of_snake_repeat_over_the_outputs_of_an_upsampling(
     dtype: torch.dtype, device: str, close: float
 ) -> None:
-    x, weights = stream(2, 3, 16, dtype, device), some_taps(2, 12, 16, 1, dtype, device)
-    past, slots = stream(2, 1, 16, dtype, device), torch.tensor([1, 0], dtype=torch.int32, device=device)
+    packing, weights = pack([(1, 3), (0, 1)], device), some_taps(2, 12, 16, 1, dtype, device)
+    x, past = rows(3 * 8, 16, dtype, device), past_of(7, 1, 16, dtype, device)
     alpha = torch.rand(4, device=device) + 0.5
-    _, ours = conv(x, weights, past, slots, alpha=alpha, plain=False)
-    _, expected = conv_reference(x, weights, past, slots, alpha=alpha)
+    _, ours = conv(x, weights, past, packing, alpha=alpha, plain=False)
+    _, expected = conv_reference(x, weights, past, packing, alpha=alpha)
     torch.testing.assert_close(ours, expected, atol=close, rtol=close)
 
 
-@pytest.mark.parametrize("length", [2, 8])
-def test_the_last_real_inputs_are_kept_whatever_was_padded(length: int, dtype: torch.dtype, device: str) -> None:
-    x, ours = stream(3, length, 24, dtype, device), stream(5, 6, 24, dtype, device)
-    theirs = ours.clone()
-    slots, lengths = (torch.tensor(each, dtype=torch.int32, device=device) for each in ([3, 0, 4], [1, 0, length // 2]))
-    remember(x, ours, slots, lengths, 2)
-    remember_reference(x, theirs, slots, lengths, 2)
+@pytest.mark.parametrize("streams", [[(3, 1), (0, 2), (4, 5)], [(1, 8)], [(5, 1)]])
+def test_the_last_inputs_of_every_stream_are_kept_and_nothing_of_what_fills_up(
+    streams: list[tuple[int, int]], dtype: torch.dtype, device: str
+) -> None:
+    x, ours, packing = rows(2 * 8, 24, dtype, device), past_of(7, 6, 24, dtype, device), pack(streams, device)
+    before, theirs = ours.clone(), ours.clone()
+    remember(x, ours, packing)
+    remember_reference(x, theirs, packing)
     assert torch.equal(ours, theirs)
+    kept = {slot for slot, _ in streams}
+    assert all(torch.equal(ours[slot], before[slot]) is (slot not in kept) for slot in range(7))
 
 
 def test_pieces_of_a_stream_give_the_bits_of_the_whole(dtype: torch.dtype, device: str) -> None:
-    x, weights = stream(1, 12, 32, dtype, device), some_taps(7, 16, 32, 1, dtype, device)
-    slots, one = (torch.tensor([number], dtype=torch.int32, device=device) for number in (0, 1))
-    past = torch.zeros(1, 6, 32, dtype=dtype, device=device)
-    whole, _ = conv(x, weights, past, slots)
+    x, weights = rows(12, 32, dtype, device), some_taps(7, 16, 32, 1, dtype, device)
+    past = torch.zeros(7, 6, 32, dtype=dtype, device=device)
+    whole, _ = conv(x, weights, past, pack([(0, 12)], device, frames=12))
     pieces = []
-    for piece in x.split([1, 4, 2, 5], dim=1):
-        pieces.append(conv(piece.contiguous(), weights, past, slots)[0])
-        remember(piece.contiguous(), past, slots, one * piece.shape[1], 1)
-    assert torch.equal(torch.cat(pieces, dim=1), whole)
+    for piece in x.split([1, 4, 2, 5]):
+        packing = pack([(0, len(piece))], device, frames=len(piece))
+        pieces.append(conv(piece.contiguous(), weights, past, packing)[0])
+        remember(piece.contiguous(), past, packing)
+    assert torch.equal(torch.cat(pieces), whole)
 
 
 def test_a_filter_per_channel_is_normed_over_the_channels(dtype: torch.dtype, device: str, close: float) -> None:
-    x, past = stream(2, 4, 20, dtype, device), stream(3, 6, 20, dtype, device)
+    x, past, packing = rows(3 * 8, 20, dtype, device), past_of(7, 6, 20, dtype, device), pack([(2, 1), (0, 5)], device)
     weight = torch.randn(7, 20, device=device).to(dtype)
     bias, scale, shift = (torch.randn(20, device=device) for _ in range(3))
-    slots = torch.tensor([2, 0], dtype=torch.int32, device=device)
-    ours = depthwise_norm(x, weight, bias, scale, shift, 1e-6, past, slots)
-    reference = depthwise_norm_reference(x, weight, bias, scale, shift, 1e-6, past, slots)
+    ours = depthwise_norm(x, weight, bias, scale, shift, 1e-6, past, packing)
+    reference = depthwise_norm_reference(x, weight, bias, scale, shift, 1e-6, past, packing)
     torch.testing.assert_close(ours, reference, atol=close, rtol=close)

@@ -1,0 +1,17 @@
+import torch
+
+from shoal.kernels.packing import Packing
+
+SPARE = 6
+
+
+def pack(streams: list[tuple[int, int]], device: str, frames: int = 8) -> Packing:
+    """So many frames of each slot, then nobody's in the spare one."""
+    slots, starts, counts = [], [], []
+    for slot, count in streams:
+        starts += [len(slots)] * count
+        slots += [slot] * count
+        counts += [count] * count
+    for place in range(len(slots), frames):
+        slots, starts, counts = [*slots, SPARE], [*starts, place], [*counts, 0]
+    return Packing(*(torch.tensor(each, dtype=torch.int32, device=device) for each in (slots, starts, counts)))
