@@ -7,7 +7,7 @@ on other machines keep journals of their own beside it, which are taken in at th
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +59,11 @@ class Manifest:
                 self._entries[task.name] = replace(entry, line=task.number)
                 return True
         return False
+
+    def count(self, tasks: Iterable[Task]) -> int:
+        """How many of these lines have been spoken, here or by other workers."""
+        self._take_workers()
+        return sum(map(self.has, tasks))
 
     def add(self, entries: list[Entry]) -> None:
         self._journal.add(entries)

@@ -66,7 +66,7 @@ def batch(
         board.surveyed(found)
         job = Job(found, source, manifest, settings, board)
         if found.tasks:
-            with board.drawn():
+            with board.drawn(lambda: manifest.count([*found.done, *found.tasks])):
                 job.spread(replicas, cpus, gpus, address) if ray else job.run()
     if json:
         print_json(board.as_json())

@@ -1,7 +1,7 @@
 """What is seen of a batch: faults as they are found, a bar while lines are spoken, the sum at the end."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,17 +52,16 @@ class Board:
         self._bar.reset(self._task, description="reading the first lines")
 
     @contextmanager
-    def drawn(self) -> Iterator[None]:
-        """While lines are spoken. An interrupt is told what is safe."""
+    def drawn(self, kept: Callable[[], int]) -> Iterator[None]:
+        """While lines are spoken. An interrupt is told how many are `kept`: workers are ahead of what was heard."""
         self.begin()
         self._bar.update(self._task, description="loading the model")
         try:
             with self._bar:
                 yield
         except (KeyboardInterrupt, SystemExit):
-            done = self.before + self.done
             self._console.print(
-                f"stopped: {done} of {self.before + self._lines} lines are done and kept; the same command goes on"
+                f"stopped: {kept()} of {self.before + self._lines} lines are done and kept; the same command goes on"
             )
             raise
 

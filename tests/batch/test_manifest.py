@@ -100,6 +100,7 @@ def test_journals_of_workers_are_taken_in_at_the_end_and_after_a_crash(tmp_path:
         journal = worker_journal(tmp_path)
         journal.add([done(tmp_path, 2)])
         manifest.add([done(tmp_path, 1)])
+        assert manifest.count([task(1), task(2), task(3)]) == 2
     journal.close()
     assert [entry["line"] for entry in entries(tmp_path)] == [1, 2]
     crashed = worker_journal(tmp_path)
