@@ -144,7 +144,8 @@ class EngineCore:
         Of several that fail on the lowest rung, each has to show itself alone.
         """
         failed = [sequence for each in (*self.runner.under_way, batch) for sequence in each.sequences()]
-        sequences = [sequence for sequence in dict.fromkeys(failed) if sequence.id in self.stage.live]
+        # Who has drawn the last frame already wants nothing of this step.
+        sequences = [each for each in dict.fromkeys(failed) if each.id in self.stage.live and each.finish is None]
         if self._starved and self._make_do():
             self._set_back(sequences)
             return []

@@ -62,7 +62,9 @@ class Overlapped:
         if batch:
             self.flights.append(self.launcher.launch(batch))
         if self.flights and (len(self.flights) > self.lag or not batch):
-            return self.flights.popleft().land()
+            drawn = self.flights[0].land()
+            self.flights.popleft()  # after it has landed: of one that fails, somebody has to know who was in it
+            return drawn
         return Drawn.nothing(Batch())
 
 

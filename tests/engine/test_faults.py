@@ -16,11 +16,12 @@ import pytest
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.kv import PagedKV
-from shoal.engine.scheduler import Batch
+from shoal.engine.runner import Flight
+from shoal.engine.scheduler import Batch, Drawn
 from shoal.engine.script import write_turns
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import GenerationFailed
-from shoal.speech import Sampling
+from shoal.speech import FinishReason, Sampling
 from shoal.voices.voice import Voice
 from tests.engine.faults import FlakyDecoder, Poisonous, holds, poisoned
 from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held, run_behind
@@ -135,6 +136,53 @@ def test_a_suspect_that_leaves_is_suspected_no_more(soloist: Soloist) -> None:
     audience.listen()
     for each in heard[1:]:
         assert each.equals(soloist.speak(turns, each.utterance.sampling))
+    assert_nothing_is_held(core)
+
+
+class Lost:
+    """A flight that never comes down."""
+
+    def __init__(self, flight: Flight) -> None:
+        self.batch = flight.batch
+
+    def land(self) -> Drawn:
+        raise RuntimeError("the device failed")
+
+
+def test_a_step_that_fails_on_landing_is_computed_again_even_if_it_was_somebodys_last(soloist: Soloist) -> None:
+    core = EngineCore(soloist.checkpoint, PLAIN)
+    run_behind(core, 1)
+    audience = Audience(core)
+    turns = write_turns("hello", None, soloist.checkpoint)
+    heard = [audience.add(Utterance(id, turns, Sampling(seed=id, max_frames=4 + 2 * id))) for id in range(2)]
+    while not heard[0].utterance.sequence.exhausted:
+        audience.step()
+    flights = core.runner.runner.flights
+    flights[0] = Lost(flights[0])  # type: ignore[assignment]
+    audience.listen()
+    assert core.stats.failed == 1
+    for each in heard:
+        assert each.equals(soloist.speak(turns, each.utterance.sampling))
+    assert_nothing_is_held(core)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_has_ended_does_not_fail_with_a_frame_that_nobody_wants(soloist: Soloist, overlap: bool) -> None:
+    turns, sampling = write_turns("hello", None, soloist.checkpoint), Sampling(seed=3, max_frames=40)
+    core = EngineCore(soloist.checkpoint, PLAIN)
+    run_behind(core, 1)
+    core.voicebox.overlap = overlap
+    audience = Audience(core)
+    sixth = int(soloist.speak(turns, sampling).codes[0, 6]) + soloist.checkpoint.model.config.semantic_begin_id
+    core.scheduler.stop_id = sixth
+    heard = audience.add(Utterance(0, turns, sampling))
+    while heard.utterance.sequence.finish is None:
+        audience.step()
+    flights = core.runner.runner.flights
+    for number, flight in enumerate(flights):
+        flights[number] = Lost(flight)  # type: ignore[assignment]
+    audience.listen()
+    assert (heard.error, heard.finish) == (None, FinishReason.STOP)
     assert_nothing_is_held(core)
 
 
