@@ -33,8 +33,8 @@ FRAMES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_FRAMES = FRAMES[-1]
 # Streams that one launch resets.
 RESETS = 8
-# Positions of the rotary table: nearly an hour of speech in one stream.
-POSITIONS = 1 << 16
+# Positions of the rotary table: more than an hour and a half of speech in one stream.
+POSITIONS = 1 << 17
 
 
 def pack_conv(layer: CausalConv, dtype: torch.dtype) -> Taps:
@@ -313,8 +313,7 @@ class FusedDecoder:
     @torch.inference_mode()
     def begin(self, codes: np.ndarray, slots: Sequence[int], lengths: Sequence[int]) -> Decoding:
         """Launch the decoding of codes [n, codebooks, T], lengths [n] of them real."""
-        longest = max(lengths)
-        if max(map(self._seen.__getitem__, slots)) + longest > POSITIONS:
+        if not all(map(self.fits, slots, lengths)):
             raise RuntimeError(f"a stream of more than {POSITIONS} frames")
         for slot, new in zip(slots, lengths, strict=True):
             self._seen[slot] += new
@@ -322,6 +321,10 @@ class FusedDecoder:
             calls = [(parts, self._launch(codes, slots, parts)) for parts in packed(lengths)]
             ended = None if self._stream is None else self._stream.record_event()
         return Decoding(calls, list(lengths), self.codec.config.frame_length, ended)
+
+    def fits(self, slot: int, frames: int) -> bool:
+        """Whether the stream of a slot may have so many more frames."""
+        return self._seen[slot] + frames <= POSITIONS
 
     def decode(self, codes: Tensor, slots: Sequence[int], lengths: Sequence[int] | None = None) -> Tensor:
         """As `StreamingDecoder.decode`; codes are on the host, and so are the samples."""

@@ -1,7 +1,7 @@
 """Frames of all live voices -> samples: decides whose frames are due and decodes them in one call.
 
-A call is begun in one step and collected in the same one, or in the next with `overlap`: a GPU then decodes beside
-the model, and the host waits for neither.
+A call is begun in one step and collected in the same one, or in the next with `overlap`: a GPU then decodes through
+graphs beside the model, and the host waits for neither.
 """
 
 import logging
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from shoal.codec.dac import Codec
-from shoal.codec.fused import FusedDecoder
+from shoal.codec.fused import POSITIONS, FusedDecoder
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.chunks import worthwhile
 from shoal.engine.utterance import Utterance
@@ -32,6 +32,7 @@ class Due:
     ended: bool
 
 
+TOO_LONG = GenerationFailed(f"a speech of more than {POSITIONS:,} frames; send the text in several requests")
 Fetch = Callable[[], list[Samples]]
 Answer = Samples | GenerationFailed
 
@@ -63,10 +64,11 @@ class VoiceBox:
         """With `fused` the codec runs in half precision through kernels and graphs, as long as they work."""
         self.codec = codec
         self.clock = clock
-        self.overlap = overlap
         self.seconds = 0.0  # of the host: launching calls, and waiting for them
         self._slots, self._first, self._most = slots, first_frames, max_frames
         self._decoder = (fused and self._build_fused()) or StreamingDecoder(codec, slots)
+        # Only graphs run by themselves: plain operators are waited for within the step, so their samples are there.
+        self.overlap = overlap and isinstance(self._decoder, FusedDecoder)
         self._lost: set[int] = set()  # slots whose past went with a decoder that broke
         self._call: Call | None = None  # begun, not collected
 
@@ -96,6 +98,7 @@ class VoiceBox:
         filled = [each for each in due if each.frames]
         lost = [each for each in filled if each.utterance.sequence.slot in self._lost]
         answers = {each.utterance.id: self._decode_again(each) for each in lost}
+        answers |= {each.utterance.id: TOO_LONG for each in filled if not self._fits(each)}
         intact = [each for each in filled if each.utterance.id not in answers]
         try:
             fetch = self._start(intact)
@@ -142,6 +145,11 @@ class VoiceBox:
             each.utterance.decoded += each.frames
         return {each.utterance.id: row for each, row in zip(call.intact, rows, strict=True)}
 
+    def _fits(self, due: Due) -> bool:
+        """Whether the graphs know so many positions of one stream; plain operators know as many as they have to."""
+        decoder = self._decoder
+        return not isinstance(decoder, FusedDecoder) or decoder.fits(due.utterance.sequence.slot, due.frames)
+
     def _survivable(self, problem: Exception) -> bool:
         """Whatever graphs raise is theirs; of plain operators only what the device raises."""
         return isinstance(self._decoder, FusedDecoder) or isinstance(problem, RuntimeError)
@@ -164,6 +172,7 @@ class VoiceBox:
         if isinstance(self._decoder, FusedDecoder):
             self._lost = {slot for slot, seen in enumerate(self._decoder._seen) if seen}
             self._decoder = StreamingDecoder(self.codec, self._slots)
+            self.overlap = False
 
     def _worthwhile(self, utterance: Utterance) -> int:
         """Frames that make a chunk worth sending now."""

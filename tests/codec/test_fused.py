@@ -9,7 +9,7 @@ from shoal.checkpoint.random import fill
 from shoal.codec import fused
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
-from shoal.codec.fused import FRAMES, FusedDecoder, packed
+from shoal.codec.fused import FRAMES, POSITIONS, FusedDecoder, packed
 from shoal.kernels.window_attention import MOST_STEPS
 
 pytest.importorskip("triton")
@@ -89,6 +89,6 @@ def test_calls_are_full_and_have_every_frame_once_and_in_its_order(lengths: list
 
 def test_a_stream_beyond_the_rotary_table_is_refused(codec: Codec) -> None:
     decoder = FusedDecoder(codec, 1, torch.float32, capture=False)
-    decoder._seen[0] = 1 << 16
-    with pytest.raises(RuntimeError, match="65536"):
+    decoder._seen[0] = POSITIONS
+    with pytest.raises(RuntimeError, match=str(POSITIONS)):
         decoder.decode(torch.zeros(1, 3, 1, dtype=torch.long), [0])

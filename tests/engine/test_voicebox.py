@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.codec.fused import Decoding, FusedDecoder, Part
+from shoal.codec.fused import POSITIONS, Decoding, FusedDecoder, Part
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
@@ -301,3 +301,23 @@ def test_who_has_left_before_the_call_is_collected_is_not_told(tiny: Checkpoint,
     newcomer = utterance(1, codes(3, 9))
     [answer] = decode(box, [Due(newcomer, 3, ended=True)])
     assert np.allclose(sound(answer), whole(tiny, codes(3, 9)), atol=1e-5)
+
+
+def test_a_stream_that_is_too_long_for_the_graphs_fails_alone_and_they_stay(tiny: Checkpoint) -> None:
+    box, speakers = voicebox(tiny), [utterance(slot, codes(3, slot)) for slot in range(2)]
+    box._decoder = BrokenGraphs(tiny, works=1, late=False)
+    box._decoder._seen[0] = POSITIONS - 2
+    answers = decode(box, [Due(each, 3, ended=True) for each in speakers])
+    assert isinstance(answers[0], GenerationFailed)
+    assert "several requests" in str(answers[0])
+    assert np.allclose(sound(answers[1]), whole(tiny, codes(3, 1)), atol=1e-5)
+    assert box.rung == "graph"
+
+
+def test_only_graphs_are_left_to_work_by_themselves(tiny: Checkpoint) -> None:
+    """Plain operators are waited for as they are launched: to collect a step later would only make audio late."""
+    box = VoiceBox(tiny.codec, 4, first_frames=2, max_frames=32, overlap=True)
+    assert not box.overlap
+    box._decoder, box.overlap = BrokenGraphs(tiny, works=0, late=False), True
+    decode(box, [Due(utterance(0, codes(3)), 3, ended=True)])
+    assert (box.rung, box.overlap) == ("eager", False)
