@@ -42,6 +42,7 @@ class EngineLoop:
         self._stopping = False  # takes nothing new
         self._ended = False  # the engine is not touched any more
         self._failure: BaseException | None = None
+        self.on_failure: Callable[[], None] | None = None  # called when the engine breaks, before anybody hears of it
         self._thread = threading.Thread(target=self._run, name="shoal-engine", daemon=True)
         self._thread.start()
 
@@ -139,6 +140,8 @@ class EngineLoop:
         except BaseException as failure:  # the edge: whatever it is, every caller must hear of it
             logger.exception("the engine stopped")
             self._failure = failure
+            if self.on_failure is not None:
+                self.on_failure()
         finally:
             self._refuse_the_rest()
 

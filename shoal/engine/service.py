@@ -1,6 +1,7 @@
 """Requests in, chunks out: resolves the voice, writes the turns, and follows the utterance to its end.
 
-Everything here runs on the caller's threads or event loop; only the loop's thread touches the device.
+Everything here runs on the caller's threads or event loop; steps are the loop's. Recordings are encoded, and codes that
+somebody sent decoded, by whoever asks for it.
 """
 
 import asyncio

@@ -122,6 +122,7 @@ class Supervisor:
         self._lock = threading.RLock()
         self._current: EngineProcess | None = None
         self._retiring: list[EngineProcess] = []
+        self._starting: list[EngineProcess] = []
         self._homeless: list[Job] = []  # jobs that wait for an engine
         self._facts: Facts | None = None
         self._closing = False
@@ -131,8 +132,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Start the engine and wait for it. Raises what kept it from starting."""
-        self._current = EngineProcess(self.source, self._on_reply)
-        self._await_ready(self._current)
+        self._start_engine(self.source)
         self._watch.start()
 
     @property
@@ -199,24 +199,21 @@ class Supervisor:
 
     def reload(self, source: EngineSource) -> None:
         """Another model, or the same anew: started beside the old one, which speaks what it has to its end."""
-        fresh = EngineProcess(source, self._on_reply)
-        self._await_ready(fresh)
-        with self._lock:
-            self.source = source
-            old, self._current = self._current, fresh
-            if old is not None:
-                self._retiring.append(old)
-                old.send(0, Close(drain=True, timeout=None))
+        old = self._start_engine(source)
+        if old is not None:
+            old.send(0, Close(drain=True, timeout=None))
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
-        """Stop; with `drain`, after what has been taken is spoken."""
+        """Stop; with `drain`, after what has been taken is spoken. One that is still starting is ended at once."""
         with self._lock:
             self._closing = True
             processes = [each for each in (self._current, *self._retiring) if each is not None]
+            for process in self._starting:
+                process.kill()
             self._changed.notify_all()
         for process in processes:
             process.send(0, Close(drain, timeout))
-        patience = (timeout or 10.0) + 10.0
+        patience = None if drain and timeout is None else (timeout or 10.0) + 10.0
         for process in processes:
             if not process.join(patience):
                 process.kill()
@@ -313,6 +310,31 @@ class Supervisor:
         for job in lost:
             job.deliver(Failed(EngineStopped("the engine failed while it spoke; send the request again")))
 
+    def _start_engine(self, source: EngineSource) -> EngineProcess | None:
+        """Start an engine and make it the current one when it is ready; returns the one before, if that still lives.
+
+        Raises what kept it from starting, and EngineStopped when we are closed meanwhile.
+        """
+        fresh = EngineProcess(source, self._on_reply)
+        with self._lock:
+            self._starting.append(fresh)
+            if self._closing:
+                fresh.kill()
+        try:
+            self._await_ready(fresh)
+        finally:
+            with self._lock:
+                self._starting.remove(fresh)
+        with self._lock:
+            if self._closing:
+                fresh.kill()
+                raise EngineStopped("the engine was closed")
+            old, self._current, self.source = self._current, fresh, source
+            if old is None or old.gone.is_set():
+                return None
+            self._retiring.append(old)
+            return old
+
     def _await_ready(self, process: EngineProcess) -> None:
         deadline = time.monotonic() + self.config.start_seconds
         with self._changed:
@@ -339,9 +361,10 @@ class Supervisor:
         self.restarts += 1
         logger.warning("the engine process is gone; starting it again (%d)", self.restarts)
         try:
-            fresh = EngineProcess(self.source, self._on_reply)
-            self._await_ready(fresh)
+            self._start_engine(self.source)
         except ShoalError as error:
+            if self._closing:
+                return
             self._failures += 1
             logger.error("the engine does not start: %s", error)
             self._fail_all(error)
@@ -349,7 +372,6 @@ class Supervisor:
             return
         with self._lock:
             self._failures = 0
-            self._current = fresh
             waiting, self._homeless = self._homeless, []
             for job in waiting:
                 self._place(job)

@@ -4,6 +4,7 @@ It ends when the pipe does, so it never outlives whoever started it.
 """
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from shoal.errors import EngineStopped, ShoalError
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
+BROKEN = 70  # exit code: a fault of the software
 # Threads that resolve voices and write turns; most of their time they wait for one another's encoding.
 PREPARING_THREADS = 8
 
@@ -65,6 +67,13 @@ def run_worker(pipe: Connection, source: EngineSource, log_level: int) -> None:
     worker.run()
 
 
+def end_process() -> None:
+    """The engine is broken, and this process was its life: the supervisor starts another, and gives it the requests
+    that nobody has heard anything of."""
+    logging.shutdown()
+    os._exit(BROKEN)
+
+
 class Worker:
     def __init__(self, pipe: Connection, source: EngineSource) -> None:
         from shoal.engine.load import load_service
@@ -72,7 +81,10 @@ class Worker:
         self._pipe = pipe
         self._sending = threading.Lock()
         self._service = load_service(source)
+        self._service.loop.on_failure = end_process
         self._threads = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="shoal-prepare")
+        # Whoever reads orders never sends: the other side may be waiting for its order to be read before it reads on.
+        self._clerk = ThreadPoolExecutor(1, thread_name_prefix="shoal-statistics")
         self._utterances: dict[int, Utterance | None] = {}  # None while one is still being prepared
         self._table = threading.Lock()
         self._ended = threading.Event()
@@ -86,7 +98,7 @@ class Worker:
             while True:
                 job, order = self._pipe.recv()
                 if isinstance(order, Close):
-                    self._service.close(drain=order.drain, timeout=order.timeout)
+                    self._go_down(order)
                     return
                 self._take(job, order)
         except (EOFError, OSError):
@@ -94,9 +106,25 @@ class Worker:
         finally:
             self._ended.set()
             self._threads.shutdown(wait=False, cancel_futures=True)
+            self._clerk.shutdown(wait=False, cancel_futures=True)
             # Otherwise it may be the last to hold the model, and a thread that lets go of tensors while Python is
             # ending aborts the process.
             beat.join(BEAT_SECONDS)
+
+    def _go_down(self, order: Close) -> None:
+        """End what has been taken, the way that was asked for; who leaves meanwhile is still let go."""
+        closing = threading.Thread(target=self._close, args=(order,), name="shoal-close")
+        closing.start()
+        while closing.is_alive():
+            if self._pipe.poll(0.02):
+                job, late = self._pipe.recv()
+                if isinstance(late, Cancel):
+                    self._cancel(job)
+
+    def _close(self, order: Close) -> None:
+        if order.drain:
+            self._threads.shutdown(wait=True)  # what is still being prepared was taken, too
+        self._service.close(drain=order.drain, timeout=order.timeout)
 
     def _take(self, job: int, order: Order) -> None:
         if isinstance(order, Cancel):
@@ -110,7 +138,7 @@ class Worker:
         elif isinstance(order, Decode):
             self._threads.submit(self._answering, job, lambda: self._answer(job, self._service.decode(order.codes)))
         elif isinstance(order, AskStatistics):
-            self._answer(job, self._service.statistics())
+            self._clerk.submit(self._answering, job, lambda: self._answer(job, self._service.statistics()))
 
     def _answering(self, job: int, work: Callable[[], None]) -> None:
         """The edge of this process: whatever goes wrong with a job, its caller hears of it."""

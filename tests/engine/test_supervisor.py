@@ -4,19 +4,27 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from shoal.config import EngineConfig
+from shoal.engine.messages import AskStatistics
 from shoal.engine.supervisor import Supervisor, SupervisorConfig
-from shoal.engine.worker import EngineSource
+from shoal.engine.worker import EngineSource, Worker
 from shoal.errors import EngineStopped, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
+from tests.engine.test_engine import recording
 
+ROOT = Path(__file__).parents[2]
 SOURCE = EngineSource("random:tiny", device="cpu", config=EngineConfig(slots=4))
 ENDLESS = Sampling(max_frames=1500, seed=1, temperature=1.0, top_p=1.0)
 
@@ -156,6 +164,114 @@ def test_an_engine_that_hangs_is_ended_and_replaced(tmp_path: Path) -> None:
         assert supervisor.restarts == 1
     finally:
         supervisor.close()
+
+
+BROKEN_THREAD = """
+import asyncio, sys
+from pathlib import Path
+
+mark = Path(sys.argv[1])
+if __name__ == "__mp_main__":  # the engine's process
+    from shoal.engine.core import EngineCore
+
+    step = EngineCore.step
+
+    def step_or_break(self):
+        if mark.exists() and not self.idle:
+            mark.unlink()
+            raise AssertionError("a bug")
+        return step(self)
+
+    EngineCore.step = step_or_break
+
+if __name__ == "__main__":
+    from tests.engine.test_supervisor import SOURCE, Supervisor, collect, samples_of, short
+
+    supervisor = Supervisor(SOURCE)
+    supervisor.start()
+    mark.touch()
+    print(len(samples_of(asyncio.run(collect(supervisor, short(1))))), supervisor.restarts, supervisor.ready)
+    supervisor.close()
+"""
+
+
+def test_an_engine_whose_thread_breaks_is_replaced_and_the_request_spoken(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BROKEN_THREAD)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "mark"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.split() == [str(6 * 640), "1", "True"], done.stderr
+
+
+def start_in_vain(supervisor: Supervisor) -> None:
+    with pytest.raises(EngineStopped):
+        supervisor.start()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_close_ends_an_engine_that_is_being_started(again: bool) -> None:
+    supervisor = Supervisor(EngineSource("nano", device="cpu", config=EngineConfig(slots=1)))
+    if again:
+        supervisor.start()
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGKILL)
+    else:
+        starting = threading.Thread(target=start_in_vain, args=(supervisor,))
+        starting.start()
+    wait_until(lambda: bool(supervisor._starting))
+    [fresh] = supervisor._starting
+    supervisor.close()
+    wait_until(fresh.gone.is_set)
+    assert fresh.process.exitcode == -signal.SIGKILL
+    assert not supervisor.ready
+    if not again:
+        starting.join(10)
+        assert not starting.is_alive()
+
+
+def test_a_drain_waits_for_requests_whose_voice_is_still_being_encoded() -> None:
+    supervisor = Supervisor(SOURCE)
+    supervisor.start()
+    voice = Recording(recording(seconds=20.0), "one two three")
+    wanted = SpeechRequest("hello there", recordings=(voice,), sampling=Sampling(seed=1, max_frames=6))
+
+    async def drained() -> list[AudioChunk]:
+        speaking = asyncio.create_task(collect(supervisor, wanted))
+        await asyncio.sleep(0)  # it is with the engine, which has only begun to read the recording
+        await asyncio.to_thread(supervisor.close, drain=True, timeout=30.0)
+        return await speaking
+
+    assert asyncio.run(drained())[-1].finish is not None
+
+
+class Blocked:
+    """A pipe whose other end does not read yet."""
+
+    def __init__(self) -> None:
+        self.full, self.read = threading.Event(), threading.Event()
+
+    def send(self, message: object) -> None:
+        self.full.set()
+        self.read.wait()
+
+
+def test_whoever_reads_orders_is_not_held_up_by_answers() -> None:
+    worker, pipe = object.__new__(Worker), Blocked()
+    worker._pipe, worker._sending = pipe, threading.Lock()  # type: ignore[assignment]
+    worker._clerk = ThreadPoolExecutor(1)
+    worker._service = SimpleNamespace(statistics=dict)  # type: ignore[assignment]
+    reading = threading.Thread(target=lambda: [worker._take(job, AskStatistics()) for job in (1, 2)], daemon=True)
+    reading.start()
+    assert pipe.full.wait(10)
+    reading.join(10)
+    held_up = reading.is_alive()
+    pipe.read.set()
+    assert not held_up
 
 
 def test_a_model_that_cannot_be_loaded_is_said_at_start() -> None:
