@@ -16,8 +16,9 @@ Load = Callable[[], Loaded]
 class Host:
     """Loads in a thread, so that the server answers `/health` from its first second; or has it `loaded` already."""
 
-    def __init__(self, load: Load, loaded: Loaded | None = None) -> None:
-        self._load = load
+    def __init__(self, load: Load, loaded: Loaded | None = None, give_up: Callable[[], None] | None = None) -> None:
+        """With `give_up` a load that is under way is ended when the server is: it may take minutes."""
+        self._load, self._give_up = load, give_up
         self._loaded = loaded
         self._stopping = False
         self.failure: BaseException | None = None
@@ -54,6 +55,8 @@ class Host:
     async def close(self, drain_seconds: float) -> None:
         self._stopping = True
         if self._task is not None:
+            if self._loaded is None and self._give_up is not None:
+                await asyncio.to_thread(self._give_up)
             await self._task
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.service.close, drain=True, timeout=drain_seconds)
@@ -64,5 +67,6 @@ class Host:
             self._loaded = await asyncio.to_thread(self._load)
             logger.info("ready after %.1f s (%s)", time.monotonic() - began, self._loaded.rung)
         except Exception as failure:  # noqa: BLE001 - `serve` raises it when the server has ended
-            self.failure = failure
-            on_failure()
+            if not self._stopping:
+                self.failure = failure
+                on_failure()

@@ -1,8 +1,10 @@
 """The life of the server's process: bind, load, serve, drain."""
 
+import asyncio
 import logging
+import signal
 import socket
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -12,7 +14,7 @@ from shoal.checkpoint.find import PREFIX, find_directory
 from shoal.engine.messages import Facts
 from shoal.engine.supervisor import Supervisor
 from shoal.engine.worker import EngineSource
-from shoal.errors import InvalidRequest
+from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.app import create_app
 from shoal.server.config import ServerConfig
 from shoal.server.desk import Desk, open_desk
@@ -32,9 +34,10 @@ def serve(config: ServerConfig, source: EngineSource, voices: Path) -> None:
     check_door(config)
     check_model(source.model)
     with closing(bind(config)) as door:
-        host = Host(lambda: load(source, voices))
+        supervisor = Supervisor(source)
+        host = Host(lambda: start(supervisor, voices), give_up=supervisor.close)
         desk = open_desk(config, host, source.config.slots)
-        server = Server(desk)
+        server = Server(desk, supervisor)
         logger.info("listening on %s port %d", *door.getsockname()[:2])
         server.run(sockets=[door])
     if host.failure is not None:
@@ -43,9 +46,12 @@ def serve(config: ServerConfig, source: EngineSource, voices: Path) -> None:
 
 def load(source: EngineSource, voices: Path) -> Loaded:
     """An engine in its own process, ready to speak. Takes a while."""
-    supervisor = Supervisor(source)
+    return start(Supervisor(source), voices)
+
+
+def start(supervisor: Supervisor, voices: Path) -> Loaded:
     supervisor.start()
-    return loaded(supervisor, supervisor.facts, source, voices)
+    return loaded(supervisor, supervisor.facts, supervisor.source, voices)
 
 
 def loaded(service: SpeechService, facts: Facts, source: EngineSource, voices: Path) -> Loaded:
@@ -91,10 +97,14 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Drains on SIGTERM and SIGINT: takes nothing new, finishes what it has, for a bounded time."""
+    """Drains on SIGTERM and SIGINT: takes nothing new, finishes what it has, for a bounded time.
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    On SIGUSR2 it loads the model anew beside the one that speaks, and drops nobody.
+    """
+
+    def __init__(self, desk: Desk, supervisor: Supervisor) -> None:
+        self._desk, self._supervisor = desk, supervisor
+        self._reload: asyncio.Task[None] | None = None
         config, limits = desk.config, desk.config.limits
         super().__init__(
             uvicorn.Config(
@@ -111,6 +121,26 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        with suppress(NotImplementedError, AttributeError):  # not on Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._begin_reload)
+
+    def _begin_reload(self) -> None:
+        state = self._desk.host.state if self._reload is None or self._reload.done() else "loading it already"
+        if state != "ready":
+            logger.warning("the model is not loaded anew: the server is %s", state)
+            return
+        self._reload = asyncio.create_task(self._load_anew())
+
+    async def _load_anew(self) -> None:
+        logger.info("loading the model anew")
+        try:
+            await asyncio.to_thread(self._supervisor.reload, self._supervisor.source)
+            logger.info("new requests are spoken by the model as it is now")
+        except ShoalError as problem:
+            logger.error("the model stays as it was: %s", problem)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         logger.info("going down: finishing %d requests", self._desk.backlog.running)

@@ -1,0 +1,84 @@
+"""The model is loaded anew under those who speak, and a load that nobody waits for is given up."""
+
+import asyncio
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shoal.checkpoint.random import random_checkpoint
+from shoal.checkpoint.save import save_random
+from shoal.errors import EngineStopped
+from shoal.server.host import Host
+from shoal.server.service import Loaded
+from tests.server.conftest import Start
+
+SAY = {"text": "Hello there.", "max_new_tokens": 12, "seed": 5}
+LONG = {"text": "Hello there.", "max_new_tokens": 1200, "seed": 10, "temperature": 1.5, "top_p": 1.0, "streaming": True}
+
+
+def wait_for(log: Path, words: str) -> None:
+    end = time.monotonic() + 60
+    while words not in log.read_text():
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+
+
+def test_a_signal_loads_the_model_as_it_is_now_and_cuts_nobody_off(tmp_path: Path, start_server: Start) -> None:
+    model = tmp_path / "model"
+    save_random(model, random_checkpoint("tiny", seed=0))
+    server = start_server(model=model, guard=False)
+    http = server.client()
+    before = http.post("/v1/tts", json=SAY).content
+    whole = http.post("/v1/tts", json=LONG).content
+    with http.stream("POST", "/v1/tts", json=LONG) as answer:
+        pieces = answer.iter_raw()
+        heard = next(pieces)
+        shutil.rmtree(model)
+        save_random(model, random_checkpoint("tiny", seed=1))
+        server.process.send_signal(signal.SIGUSR2)
+        wait_for(server.log, "spoken by the model as it is now")
+        after = http.post("/v1/tts", json=SAY).content
+        heard += b"".join(pieces)
+    assert len(heard) == len(whole)
+    assert len(after) == len(before)
+    assert after != before
+    # A model that does not load changes nothing.
+    (model / "config.json").write_text("{")
+    server.process.send_signal(signal.SIGUSR2)
+    wait_for(server.log, "the model stays as it was")
+    assert http.post("/v1/tts", json=SAY).content == after
+    assert http.get("/ready").json()["state"] == "ready"
+
+
+def test_a_server_that_is_stopped_while_it_loads_does_not_wait_for_the_model() -> None:
+    given_up = threading.Event()
+
+    def load() -> Loaded:
+        assert given_up.wait(30)
+        raise EngineStopped("the engine was closed")
+
+    async def life() -> Host:
+        host = Host(load, give_up=given_up.set)
+        host.start(lambda: pytest.fail("that is no failure"))
+        await asyncio.sleep(0.05)
+        await host.close(30.0)
+        return host
+
+    host = asyncio.run(life())
+    assert (host.state, host.failure) == ("stopping", None)
+
+
+def test_the_process_ends_while_the_model_is_loaded(start_server: Start) -> None:
+    server = start_server(model="nano", wait=False)
+    end = time.monotonic() + 60
+    while "listening" not in server.log.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert httpx.get(f"{server.url}/ready", trust_env=False).json()["state"] == "starting"
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 0, server.log.read_text()
