@@ -39,7 +39,7 @@ def create_app(
             await desk.usage.save()
         desk.encoders.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(title="Shoal", version=__version__, description=ABOUT, lifespan=life, redoc_url=None)
+    app = FastAPI(title="Shoal", version=__version__, description=ABOUT, lifespan=life, docs_url=None, redoc_url=None)
     app.state.desk = desk
     rooms = (fish, voices, codec, convert, openai, sagemaker, about, health, live)
     for router in (*before, *(room.router for room in rooms)):

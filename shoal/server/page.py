@@ -1,13 +1,18 @@
-"""`/`: the web page, static files of `shoal/ui`. It is open to all; what it asks the API for needs a key as ever."""
+"""`/`: the web page, static files of `shoal/ui`; `/docs`: the API's, drawn by Swagger's page, which is served here, too.
+
+Both are open to all; what they ask the API for needs a key as ever.
+"""
 
 from pathlib import Path
 
+import fastapi_swagger
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import FileResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 PAGE = Path(__file__).parents[1] / "ui"
+SWAGGER = Path(fastapi_swagger.__file__).parent / "resources"
 
 # Nothing from elsewhere, nothing inline. `blob:` is audio that the page has made itself.
 POLICY = "; ".join(
@@ -34,6 +39,13 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
+# Swagger's page draws its signs with data: and sets styles itself.
+DOCS_HEADERS = HEADERS | {
+    "Content-Security-Policy": POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'").replace(
+        "img-src 'self'", "img-src 'self' data:"
+    )
+}
+
 router = APIRouter(include_in_schema=False)
 
 
@@ -47,11 +59,17 @@ class Assets(StaticFiles):
 def add_to(app: FastAPI) -> None:
     app.include_router(router)
     app.mount("/assets", Assets(directory=PAGE / "assets"), name="assets")
+    app.mount("/swagger", Assets(directory=SWAGGER), name="swagger")
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def page() -> FileResponse:
     return FileResponse(PAGE / "index.html", headers=HEADERS)
+
+
+@router.api_route("/docs", methods=["GET", "HEAD"])
+async def docs() -> FileResponse:
+    return FileResponse(PAGE / "docs.html", headers=DOCS_HEADERS)
 
 
 @router.get("/ui")

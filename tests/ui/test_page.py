@@ -422,3 +422,15 @@ def test_a_keyed_server_asks_for_the_key_and_says_when_to_come_back(visit: Visit
         served.end()
     say(page)
     page.wait_for_selector("#notice >> text=The server does not answer")
+
+
+def test_the_api_is_shown_without_anything_from_elsewhere(visit: Visit, serving: Serving) -> None:
+    page = visit(f"{serving.url}/ready", ready=False)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{serving.url}/docs")
+    page.wait_for_selector('[data-path="/v1/audio/speech"]')
+    page.click('[data-path="/v1/tts"]')
+    page.wait_for_selector("text=Try it out")
+    assert len(asked) > 3
+    assert all(url.startswith((serving.url, "data:")) for url in asked), asked
