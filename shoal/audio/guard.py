@@ -37,6 +37,8 @@ class GuardThresholds:
     wide_letters_per_second: float = 4.5
     digits_per_second: float = 4.0
     shortest_share: float = 0.25
+    # Of a speech that was cut where the caller wanted it.
+    shortest_cut_seconds: float = 0.1
     longest_factor: float = 3.0
     # Breath, pauses and a lead-in, whatever the text; without it one word would be a runaway at once.
     longest_slack_seconds: float = 4.0
@@ -105,19 +107,22 @@ class SpeechGuard:
                 self._at_full_scale += int(np.count_nonzero(np.abs(samples) >= most))
         return self._hopeless()
 
-    def finish(self) -> tuple[Finding, ...]:
-        """Everything found in the utterance, the gravest first; empty for speech."""
+    def finish(self, *, cut: bool = False) -> tuple[Finding, ...]:
+        """Everything found in the utterance, the gravest first; empty for speech. One that was `cut` may be short."""
         hopeless = self._hopeless()
         if hopeless is Finding.NOT_FINITE:
             return (hopeless,)
         found = [hopeless] if hopeless else []
-        if self._span is not None and self.seconds < self._span.shortest:
+        if self._span is not None and self.seconds < self._shortest(self._span, cut=cut):
             found.append(Finding.TOO_SHORT)
         if self._energy <= self._thresholds.silence_rms**2 * self._samples:
             found.append(Finding.SILENT)
         if self._at_full_scale > self._thresholds.clipped_share * self._samples:
             found.append(Finding.CLIPPED)
         return tuple(found)
+
+    def _shortest(self, span: SpeechSpan, *, cut: bool) -> float:
+        return min(span.shortest, self._thresholds.shortest_cut_seconds) if cut else span.shortest
 
     def _hopeless(self) -> Finding | None:
         if not self._finite:

@@ -72,7 +72,8 @@ class SpeechMeter:
 
     def __str__(self) -> str:
         first = f", first audio after {self.first_audio:.2f} s" if self.first_audio is not None else ""
-        return f"{self.seconds:.1f} s of speech in {self.wall:.1f} s (RTF {self.rtf or 0:.2f}{first})"
+        cut = ", cut off at its most frames" if self.finish is not None and self.finish.value == "length" else ""
+        return f"{self.seconds:.1f} s of speech in {self.wall:.1f} s (RTF {self.rtf or 0:.2f}{first}){cut}"
 
     def _show(self, what: str) -> None:
         if self._line is not None:

@@ -60,7 +60,9 @@ def say(
     top_k: Annotated[int | None, typer.Option(help="Draw from the likeliest so many; 0 is all.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Up to 2; 1 is none. S1 only.")] = None,
     repetition: Repetition = None,
-    max_frames: Annotated[int | None, typer.Option(help="Longest speech, in frames; 0 is what fits.")] = None,
+    max_frames: Annotated[
+        int | None, typer.Option(help="Most frames of a turn, which is about a sentence; 0 is what fits.")
+    ] = None,
     as_written: AsWritten = False,
     format: Annotated[str | None, typer.Option(help="wav, flac, mp3, opus, aac, webm, pcm; else by suffix.")] = None,
     device: Device = "auto",

@@ -14,7 +14,7 @@ from shoal.engine.utterance import Event, Utterance
 from shoal.engine.voicebox import Answer, Due, VoiceBox
 from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, ShoalError, TextError
 from shoal.model.config import DualARConfig
-from shoal.speech import AudioChunk, Samples
+from shoal.speech import AudioChunk, FinishReason, Samples
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ class Stage:
             utterance.codes.append(sequence.columns[sequence.length - 1, 1:].copy())
             self.stats.frames += 1
         turned = sequence.finish is not None
+        utterance.cut |= sequence.finish is FinishReason.LENGTH
         ended = turned and not self._next_turn(utterance)
         return self.voicebox.due(utterance, ended=ended, pausing=turned)
 
@@ -149,7 +150,7 @@ class Stage:
             return None
         finding = utterance.guard.feed(samples)
         if finding is None and ended:
-            finding = next(iter(utterance.guard.finish()), None)
+            finding = next(iter(utterance.guard.finish(cut=utterance.cut)), None)
         return finding
 
     def _reject(self, utterance: Utterance, finding: Finding) -> list[Event]:

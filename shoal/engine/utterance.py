@@ -36,6 +36,7 @@ class Utterance:
     sequence: Sequence = field(init=False)
     guard: SpeechGuard | None = None
     turn: int = 0
+    cut: bool = False  # a turn was longer than the caller wanted
     attempt: int = 0
     codes: list[NDArray[np.int32]] = field(default_factory=list)  # [codebooks] per frame, of all turns
     decoded: int = 0  # frames that have become samples
@@ -60,6 +61,7 @@ class Utterance:
         """Nothing has been said yet, and the dice are others."""
         self.attempt += 1
         self.turn = self.decoded = self.sent = 0
+        self.cut = False
         self.codes.clear()
         self.held.clear()
 

@@ -1,4 +1,4 @@
-"""`/`: the web page, static files of `shoal/ui`; `/docs`: the API's, drawn by Swagger's page, which is served here, too.
+"""`/`: the web page, static files of `shoal/ui`; `/docs`: the API's, drawn by Swagger's script, which is served here.
 
 Both are open to all; what they ask the API for needs a key as ever.
 """

@@ -14,7 +14,9 @@ from shoal.audio.guard import GuardThresholds, SpeechGuard
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
+from shoal.engine.scheduler import Progress, Scheduler
 from shoal.engine.script import write_turns
+from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import FinishReason, Samples, Sampling
@@ -129,12 +131,35 @@ def test_a_second_try_of_a_long_text_begins_at_its_first_turn(soloist: Soloist) 
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("frames", [1, 2, 5])
+@pytest.mark.parametrize("frames", [1, 2])
 def test_no_success_has_forty_milliseconds_of_audio(tiny: Checkpoint, frames: int, whole: bool) -> None:
     heard, core = speak(tiny, tone, sampling=Sampling(max_frames=frames), whole=whole)
     assert isinstance(heard.error, GenerationFailed)
     assert "too short" in str(heard.error)
     assert core.stage.stats.failed == 1
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_model_that_stops_long_before_its_text_does_has_failed(
+    tiny: Checkpoint, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_in = Scheduler._take_in
+
+    def stop_early(self: Scheduler, sequence: Sequence, column: np.ndarray, main: int) -> Progress:
+        return take_in(self, sequence, column, self.stop_id if sequence.frames == 5 else main)
+
+    monkeypatch.setattr(Scheduler, "_take_in", stop_early)
+    heard, _ = speak(tiny, tone, whole=whole)
+    assert isinstance(heard.error, GenerationFailed)
+    assert "too short" in str(heard.error)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_speech_that_was_cut_where_the_caller_wanted_it_is_no_failure(tiny: Checkpoint, whole: bool) -> None:
+    heard, core = speak(tiny, tone, sampling=Sampling(max_frames=5), whole=whole)
+    assert (heard.error, heard.finish) == (None, FinishReason.LENGTH)
+    assert len(heard.samples) == 5 * FRAME
+    assert core.stage.stats.retried == 0
 
 
 def test_an_empty_speech_of_a_text_without_letters_is_no_success_either(tiny: Checkpoint) -> None:
