@@ -98,7 +98,10 @@ class Settings(BaseSettings):
         EngineConfig.policy, description="How requests are let in; the other two collect a batch first."
     )
     batch_size: Count = Field(EngineConfig.batch_size, description="Of the policies that collect.")
-    batch_seconds: Positive = Field(EngineConfig.batch_seconds, description="How long they collect.")
+    # An engine that makes no step for a minute while requests wait is taken for one that hangs.
+    batch_seconds: Annotated[float, Field(gt=0, le=10)] = Field(
+        EngineConfig.batch_seconds, description="How long they collect, at most 10."
+    )
     guard: bool = Field(EngineConfig.guard, description="Judge whether what comes out is speech.")
     rung: Literal["auto", "graph", "fused", "eager"] = Field(
         "auto", description="How steps are run: `auto` takes the highest rung that works here; others begin there."
@@ -130,11 +133,15 @@ class Settings(BaseSettings):
 
     # Limits
     request_seconds: Positive = Field(60.0, description="From a request to its last sample.")
-    text_characters: Count = Field(Limits.text_characters, description="Longest text of one request.")
+    text_characters: Count = Field(
+        Limits.text_characters, description="Longest text of one request. The model has a limit, too, usually 20,000."
+    )
     body_bytes: Bytes = Field(ByteSize(Limits.body_bytes), description="Largest body.")
     body_seconds: Positive = Field(Limits.body_seconds, description="Time for a body to arrive.")
     header_seconds: Positive = Field(Limits.header_seconds, description="Time for the headers to arrive.")
-    reference_seconds: Positive = Field(EngineConfig.reference_seconds, description="Longest recording of a voice.")
+    reference_seconds: Positive = Field(
+        EngineConfig.reference_seconds, description="Longest recording of a voice, and longest codes to decode."
+    )
     buffer_bytes: Bytes = Field(ByteSize(Limits.buffer_bytes), description="Audio that waits for one reader.")
     slow_reader: Literal["end", "pause"] = Field("end", description="What to do when that buffer is full.")
     stall_seconds: Positive = Field(Limits.stall_seconds, description="A reader who takes nothing for so long is gone.")
@@ -209,6 +216,7 @@ class Settings(BaseSettings):
             body_seconds=self.body_seconds,
             all_bodies_bytes=max(Limits.all_bodies_bytes, int(self.body_bytes)),
             text_characters=self.text_characters,
+            reference_seconds=self.reference_seconds,
             request_seconds=self.request_seconds,
             buffer_bytes=int(self.buffer_bytes),
             slow_reader=self.slow_reader,

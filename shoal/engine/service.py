@@ -25,7 +25,7 @@ from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
 from shoal.text.prompt import Codes, check_codes
 from shoal.voices.cache import VoiceCache, Wanted
 from shoal.voices.encoder import CodecEncoder
-from shoal.voices.voice import Voice
+from shoal.voices.voice import Voice, voice_limits
 
 
 class Service:
@@ -106,7 +106,8 @@ class Service:
 
     def encode(self, audio: bytes) -> Codes:
         """The codes [codebooks, frames] of a recording."""
-        return self._encoder.encode(read_audio(audio, self.sample_rate).samples)
+        limits = voice_limits(self.core.config.reference_seconds).audio
+        return self._encoder.encode(read_audio(audio, self.sample_rate, limits).samples)
 
     def decode(self, codes: Codes) -> Samples:
         """The samples of codes [codebooks, frames]."""

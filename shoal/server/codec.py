@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from typing import Annotated, Any
 
 import numpy as np
@@ -63,7 +64,8 @@ async def encode(http: Request, desk: AtDesk, key: Caller) -> Response:
 async def decode(http: Request, desk: AtDesk, key: Caller) -> Response:
     service = desk.host.engine().service
     body = await read_model(http, Tokens, desk.config.limits, desk.budget)
-    matrices = await asyncio.to_thread(lambda: [matrix_of(tokens) for tokens in body.tokens])
+    most = ceil(desk.config.limits.reference_seconds * desk.host.engine().frame_rate)
+    matrices = await asyncio.to_thread(lambda: [matrix_of(tokens, most) for tokens in body.tokens])
     with _counted(http, desk, key):
         audios = [await asyncio.to_thread(_decoded, service, codes) for codes in matrices]
     return _packed({"audios": audios})
@@ -79,11 +81,16 @@ def _counted(http: Request, desk: Desk, key: Key) -> Iterator[None]:
         tally.end()
 
 
-def matrix_of(tokens: list[list[int]]) -> Codes:
-    """Raises SchemaViolation for rows of different lengths."""
+def matrix_of(tokens: list[list[int]], most: int) -> Codes:
+    """Raises SchemaViolation for rows of different lengths, or of more than `most` frames."""
     lengths = {len(row) for row in tokens}
     if len(lengths) != 1 or 0 in lengths:
         raise wrong_field("tokens", "a matrix has rows of one length, and at least one frame")
+    if max(lengths) > most:
+        raise wrong_field(
+            "tokens",
+            f"a matrix has at most {most:,} frames here (the setting reference_seconds): send longer ones in parts",
+        )
     return np.asarray(tokens, np.int32)
 
 

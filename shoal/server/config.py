@@ -22,6 +22,7 @@ class Limits:
     all_bodies_bytes: int = 256 << 20  # of all requests that are being read at one time
     text_characters: int = 10_000
     references: int = 16  # recordings in one request
+    reference_seconds: float = 90.0  # of one recording, or of codes that are to become one
     request_seconds: float = 60.0  # from request to last sample made; reading may take longer
     buffer_bytes: int = 16 << 20  # audio that is made and not read yet, per request
     slow_reader: SlowReader = "end"  # when that buffer is full

@@ -51,6 +51,14 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chosen]:
     made.serving.end()
 
 
+def test_codes_are_decoded_as_long_as_references_may_be(chosen: Chosen) -> None:
+    def status(frames: int) -> int:
+        tokens = {"tokens": [[[1] * frames] * 10]}
+        return chosen.http.post("/v1/vqgan/decode", json=tokens).status_code
+
+    assert (status(38), status(39)) == (200, 422)
+
+
 def test_a_named_page_may_ask_and_read(chosen: Chosen) -> None:
     asks = {"origin": FRIEND, "access-control-request-method": "POST"}
     asks["access-control-request-headers"] = "authorization,content-type"

@@ -26,3 +26,11 @@ def test_what_is_no_matrix_of_codes_is_refused(http: httpx.Client) -> None:
     assert post(http, "/v1/vqgan/decode", {"tokens": [[[1, 2]]]}).status_code == 400
     assert post(http, "/v1/vqgan/decode", {"tokens": [[[10**6]] * 10]}).status_code == 400
     assert post(http, "/v1/vqgan/encode", {"audios": [b"noise"]}).status_code == 400
+
+
+def test_no_more_codes_are_decoded_than_the_longest_recording_has(http: httpx.Client) -> None:
+    refused = post(
+        http, "/v1/vqgan/decode", {"tokens": [[[1] * 2_251] * 10]}
+    )  # 90 s at 25 frames a second, and one more
+    assert refused.status_code == 422
+    assert "at most 2,250 frames here (the setting reference_seconds): send longer ones in parts" in refused.text

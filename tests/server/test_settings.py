@@ -92,6 +92,7 @@ def test_what_kubernetes_sets_is_not_a_port() -> None:
         ({"S1_MINI_COMPILE_BACKEND": "magic"}, {}, "S1_MINI_COMPILE_BACKEND is one of inductor"),
         ({}, {"slots": 0}, r"slots \(flag\)"),
         ({}, {"colour": "blue"}, "colour"),
+        ({"S1_MINI_BATCH_TIMEOUT_MS": "10001"}, {}, r"batch_seconds .*: Input should be less than or equal to 10"),
         ({"SHOAL_CONFIG": "/nowhere.toml"}, {}, "/nowhere.toml"),
     ],
 )
