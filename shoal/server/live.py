@@ -8,7 +8,7 @@ one stream: one header, one encoder.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -125,13 +125,15 @@ class Session:
         renderer = await desk.encode(Renderer, order.rendering, service.sample_rate, stream=True)
         number = 0
         while (text := await self._texts.get()) is not None:
-            async for piece in self._spoken(order, text, number, renderer):
-                await self._send_audio(piece)
+            # Whoever leaves while a piece is being sent ends the speech now, not when it is collected.
+            async with aclosing(self._spoken(order, text, number, renderer)) as pieces:
+                async for piece in pieces:
+                    await self._send_audio(piece)
             number += 1
         if number:
             await self._send_audio(await desk.encode(renderer.finish))
 
-    async def _spoken(self, order: Order, text: str, number: int, renderer: Renderer) -> AsyncIterator[bytes]:
+    async def _spoken(self, order: Order, text: str, number: int, renderer: Renderer) -> AsyncGenerator[bytes, None]:
         """One text as one request of its own: a session holds a slot only while it speaks."""
         assert order.request.sampling is not None
         sampling = replace(order.request.sampling, seed=order.request.sampling.seed + number)

@@ -67,4 +67,5 @@ class Tally:
 def outcome_of(error: BaseException | None) -> str:
     if error is None:
         return "spoken"
-    return "disconnected" if isinstance(error, asyncio.CancelledError) else kind_of(error)
+    left = isinstance(error, asyncio.CancelledError | GeneratorExit)
+    return "disconnected" if left else kind_of(error)

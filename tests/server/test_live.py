@@ -3,14 +3,28 @@
 import asyncio
 import warnings
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import ormsgpack
 import pytest
+from fastapi import WebSocket, WebSocketDisconnect
 from websockets.sync.client import ClientConnection, connect
 
 from shoal.audio.decode import AudioLimits, read_audio
+from shoal.checkpoint.load import Checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.engine import Engine
+from shoal.engine.load import voice_cache
+from shoal.server.config import ServerConfig
+from shoal.server.desk import Desk, open_desk
+from shoal.server.host import Host
+from shoal.server.keys import ANYONE
+from shoal.server.live import Session
 from shoal.server.live_text import TextBuffer
+from shoal.server.service import Loaded
+from shoal.voices.store import VoiceStore
 from tests.server.conftest import Serving
 
 ANY_LENGTH = AudioLimits(min_seconds=0.0)
@@ -129,6 +143,47 @@ def test_a_client_that_leaves_frees_its_place(server: Serving) -> None:
             if http.get("/ready").json()["under_way"] == 0:
                 return
     raise AssertionError("the speech goes on")
+
+
+class Unread:
+    """A socket whose reader takes nothing, and is gone when `gone` is set."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self._events = list(map(ormsgpack.packb, events))
+        self.sending, self.gone = asyncio.Event(), asyncio.Event()
+
+    async def receive_bytes(self) -> bytes:
+        if not self._events:
+            await self.gone.wait()
+            raise WebSocketDisconnect
+        return self._events.pop(0)
+
+    async def send_bytes(self, message: bytes) -> None:
+        self.sending.set()
+        await asyncio.Event().wait()
+
+
+def test_who_leaves_while_a_piece_is_sent_ends_the_speech_and_is_no_error(tiny: Checkpoint, tmp_path: Path) -> None:
+    socket = Unread(
+        {"event": "start", "request": {**START, "max_new_tokens": 800}},
+        {"event": "text", "text": "Hello there."},
+        {"event": "flush"},
+    )
+
+    async def leave(desk: Desk) -> None:
+        session = asyncio.create_task(Session(cast(WebSocket, socket), desk, ANYONE, "me").run())
+        await asyncio.wait_for(socket.sending.wait(), 30)
+        socket.gone.set()
+        await session
+        # Not when the generator is collected: now.
+        left = {"api": "live", "outcome": "disconnected"}
+        assert desk.metrics.registry.get_sample_value("shoal_speeches_total", left) == 1
+        assert desk.backlog.running == 0
+
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
+    with Engine(core, voice_cache(tiny, tmp_path)) as engine:
+        loaded = Loaded(engine.service, VoiceStore(tmp_path), 25.0)
+        asyncio.run(leave(open_desk(ServerConfig(), Host(lambda: loaded, loaded), 2)))
 
 
 def test_text_is_spoken_at_the_ends_of_sentences() -> None:
