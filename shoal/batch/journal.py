@@ -11,6 +11,8 @@ from typing import Literal
 
 from shoal.errors import InvalidRequest, OutputError
 
+OPENING = b'{"line": '  # of every entry
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -56,11 +58,17 @@ class Journal:
 
 def read_journal(path: Path) -> Iterator[Entry]:
     """Everything that was added; a torn end is left out. Raises InvalidRequest when the file is not ours."""
-    for raw in _whole_lines(path):
-        try:
-            yield Entry(**json.loads(raw))
-        except (ValueError, TypeError):
-            raise InvalidRequest(f"{path} is not a manifest of `shoal batch`; choose another -o") from None
+    foreign = InvalidRequest(f"{path} is not a manifest of `shoal batch`; choose another -o")
+    with path.open("rb") as file:
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                if not _torn(raw):
+                    raise foreign
+                return
+            try:
+                yield Entry(**json.loads(raw))
+            except (ValueError, TypeError):
+                raise foreign from None
 
 
 def put_file(path: Path, content: bytes) -> None:
@@ -91,6 +99,11 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as problem:
         raise OutputError(f"cannot write {path}: {problem.strerror or problem}") from problem
+
+
+def _torn(raw: bytes) -> bool:
+    """Whether this began as an entry. Where a power cut kept bytes from the disk, there are zeros."""
+    return OPENING.startswith(raw[: len(OPENING)].partition(b"\0")[0])
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

@@ -28,7 +28,7 @@ class Manifest:
 
     def __init__(self, out: Path) -> None:
         self.out, self.path = out, out / MANIFEST
-        self._entries: dict[str, Entry] = {}  # by id; the newest counts
+        self._entries: dict[str | int, Entry] = {}  # by `_key`; the newest counts
         self._journal: Journal
 
     @classmethod
@@ -41,8 +41,8 @@ class Manifest:
                 out.mkdir(parents=True, exist_ok=True)
                 _lock(files.enter_context((out / LOCK).open("w")), out)
                 _clear(out, PARTS)
+            manifest._take(manifest.path)  # before it is opened: that cuts off what is torn, and it may not be ours
             manifest._journal = files.enter_context(closing(Journal(manifest.path)))
-            manifest._take(manifest.path)
             manifest._take_workers()
             try:
                 yield manifest
@@ -67,10 +67,10 @@ class Manifest:
 
     def add(self, entries: list[Entry]) -> None:
         self._journal.add(entries)
-        self._entries |= {entry.id: entry for entry in entries}
+        self._entries |= {_key(entry): entry for entry in entries}
 
     def settle(self) -> None:
-        """One entry per id, those of other workers among them, in the order of the lines."""
+        """One entry per line, those of other workers among them, in the order of the lines."""
         self._take_workers()
         entries = sorted(self._entries.values(), key=lambda entry: entry.line)
         put_file(self.path, b"".join(entry.encoded() for entry in entries))
@@ -83,7 +83,14 @@ class Manifest:
             self._take(journal)
 
     def _take(self, path: Path) -> None:
-        self._entries |= {entry.id: entry for entry in read_journal(path)}
+        """All but lines that were wrong: every run finds those anew, and some have been put right."""
+        with writing(path), suppress(FileNotFoundError):
+            self._entries |= {_key(entry): entry for entry in read_journal(path) if entry.digest is not None}
+
+
+def _key(entry: Entry) -> str | int:
+    """The id; of a line that is wrong its number, since what it is called may be the id of another line."""
+    return entry.line if entry.digest is None else entry.id
 
 
 def worker_journal(out: Path) -> Journal:

@@ -1,6 +1,7 @@
 """What a batch knows of itself after whatever has happened."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.batch.journal import Entry, put_file
-from shoal.batch.lines import Task
+from shoal.batch.lines import Defaults, Input, Task
 from shoal.batch.manifest import MANIFEST, Manifest, worker_journal
+from shoal.batch.run import survey
 from shoal.errors import InvalidRequest, OutputError
 
 
@@ -116,6 +118,49 @@ def test_a_manifest_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="choose another -o"), Manifest.opened(tmp_path):
         pass
     assert (tmp_path / MANIFEST).read_text() == '{"name": "theirs"}\n'
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("before", ["", '{"name": "theirs"}\n'])
+def test_a_manifest_of_somebody_else_keeps_its_last_line(tmp_path: Path, before: str, end: str) -> None:
+    content = before + '{"name": "the last"}' + end
+    (tmp_path / MANIFEST).write_text(content)
+    with pytest.raises(InvalidRequest, match="choose another -o"), Manifest.opened(tmp_path):
+        pass
+    assert (tmp_path / MANIFEST).read_text() == content
+
+
+def test_zeros_that_a_power_cut_left_are_a_torn_end(tmp_path: Path) -> None:
+    with Manifest.opened(tmp_path) as manifest:
+        manifest.add([done(tmp_path, 1)])
+    with (tmp_path / MANIFEST).open("ab") as file:
+        file.write(b'{"li' + bytes(100))
+    with Manifest.opened(tmp_path) as manifest:
+        assert manifest.has(task(1))
+    assert [entry["line"] for entry in entries(tmp_path)] == [1]
+
+
+def test_a_line_that_is_wrong_takes_no_entry_of_another(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "Hello.", "id": "000002"}\n{"text": ""}\n')
+    source = Input(tmp_path / "in.jsonl", Defaults("nano"))
+    out = tmp_path / "out"
+    with Manifest.opened(out) as manifest:
+        (spoken,) = survey(source, manifest).tasks
+        manifest.add([replace(done(out, 2, digest=spoken.digest), line=spoken.number)])
+    for _ in range(2):
+        with Manifest.opened(out) as manifest:
+            assert survey(source, manifest).done == [spoken]
+        assert [(entry["line"], entry["status"]) for entry in entries(out)] == [(1, "done"), (2, "failed")]
+
+
+def test_a_line_that_was_put_right_is_wrong_no_more(tmp_path: Path) -> None:
+    source = Input(tmp_path / "in.jsonl", Defaults("nano"))
+    out = tmp_path / "out"
+    for text, found in (("", [(1, "failed")]), ("Hello.", [])):
+        (tmp_path / "in.jsonl").write_text(json.dumps({"text": text, "id": "greeting"}) + "\n")
+        with Manifest.opened(out) as manifest:
+            survey(source, manifest)
+        assert [(entry["line"], entry["status"]) for entry in entries(out)] == found
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
