@@ -10,14 +10,14 @@ import numpy as np
 
 from shoal.batch.journal import Entry, put_file
 from shoal.batch.lines import Defaults, LineBody, Task, parse_line
-from shoal.errors import OutputError, ShoalError
+from shoal.errors import InvalidRequest, OutputError, ShoalError
 from shoal.server.config import Limits
 from shoal.server.fish import fish_request
 from shoal.server.rendering import Renderer
 from shoal.server.service import Loaded
 from shoal.speech import FinishReason, Samples, SpeechRequest
 
-# Nobody waits for an answer: a line may be as long as a book.
+# Nobody waits for an answer: a line may be as long as the model takes.
 LIMITS = Limits(text_characters=10_000_000)
 
 
@@ -33,7 +33,9 @@ class Speaker:
         """How it ended; what is wrong with the line is told there. Raises OutputError, which ends a batch."""
         began = time.monotonic()
         try:
-            body, _ = parse_line(raw, self.defaults)
+            body, digest = parse_line(raw, self.defaults)
+            if digest != task.digest:
+                raise InvalidRequest("the input has changed since the batch began: run it again")
             request = replace(fish_request(body, self.loaded, LIMITS), timeout=None, whole=True)
             samples, finish = await self._samples(request)
             path = self.out / f"{task.name}.{body.format}"

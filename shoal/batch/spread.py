@@ -1,14 +1,14 @@
 """A batch over several engines on a Ray cluster, with Ray Data.
 
-Every worker has an engine, and writes its files and its own journal into the shared directory. It takes a few slices of
-lines at one time, so that the engine's batch stays full while one slice ends and the next begins.
+Every worker has an engine, reads its lines from the shared input by their place, and writes its files and its own
+journal into the shared directory. It takes a few slices of lines at one time, so that the engine's batch stays full
+while one slice ends and the next begins.
 """
 
 import asyncio
 import logging
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ import ray
 from ray.exceptions import RayError
 
 from shoal.batch.journal import Entry
-from shoal.batch.lines import Defaults, Input, Task
+from shoal.batch.lines import Input, Task
 from shoal.batch.manifest import Manifest, worker_journal
 from shoal.batch.run import Survey, Watcher, speak_all
 from shoal.batch.speaker import Speaker
 from shoal.cluster.life import last_words
 from shoal.engine.worker import EngineSource
-from shoal.errors import EngineStopped
+from shoal.errors import EngineStopped, InvalidRequest
 from shoal.server.run import load
 
 SLICE = 16  # lines
@@ -41,19 +41,20 @@ class Workers:
 class SliceSpeaker:
     """One worker. Ray Data calls it from several threads."""
 
-    def __init__(self, source: EngineSource, voices: Path, out: Path, defaults: Defaults) -> None:
-        self._speaker = Speaker(load(source, voices), out, defaults)
+    def __init__(self, source: EngineSource, voices: Path, out: Path, lines: Input) -> None:
+        _check_shared(lines.path)
+        self._lines = lines
+        self._speaker = Speaker(load(source, voices), out, lines.defaults)
         self._journal = worker_journal(out)
 
-    def __call__(self, lines: dict[str, np.ndarray]) -> dict[str, list[Any]]:
-        """Lines by column, as Ray Data has them; the entries in their place."""
-        rows = zip(*(lines[name].tolist() for name in ("number", "name", "digest", "raw")), strict=True)
-        tasks = [(Task(number, name, digest, 0, len(raw)), raw) for number, name, digest, raw in rows]
+    def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, list[Any]]:
+        """Tasks by column, as Ray Data has them; the entries in their place."""
+        columns = (rows[each.name].tolist() for each in fields(Task))
+        tasks = [Task(*row) for row in zip(*columns, strict=True)]
+        lines = ((task, self._lines.raw(task)) for task in tasks)
         entries: list[Entry] = []
         asyncio.run(
-            speak_all(
-                iter(tasks), self._speaker, self._journal.add, len(tasks), lambda task, entry: entries.append(entry)
-            )
+            speak_all(lines, self._speaker, self._journal.add, len(tasks), lambda task, entry: entries.append(entry))
         )
         told = [asdict(entry) for entry in entries]
         return {name: [each[name] for each in told] for name in told[0]}
@@ -73,12 +74,13 @@ def spread(
     Raises EngineStopped with what a worker said last.
     """
     _be_quiet()
+    shared = replace(lines, path=lines.path.absolute())
     by_name = {task.name: task for task in found.tasks}
     dataset = ray.data.from_items(
-        list(_rows(found.tasks, lines)), override_num_blocks=math.ceil(len(found.tasks) / SLICE)
+        [asdict(task) for task in found.tasks], override_num_blocks=math.ceil(len(found.tasks) / SLICE)
     ).map_batches(
         SliceSpeaker,
-        fn_constructor_args=(source, voices.absolute(), manifest.out.absolute(), lines.defaults),
+        fn_constructor_args=(source, voices.absolute(), manifest.out.absolute(), shared),
         batch_size=None,
         compute=ray.data.ActorPoolStrategy(
             size=workers.count, max_concurrent_calls_per_actor=1 + math.ceil(source.config.slots / SLICE)
@@ -93,9 +95,14 @@ def spread(
         raise EngineStopped(f"the workers failed: {last_words(str(problem))}") from None
 
 
-def _rows(tasks: list[Task], lines: Input) -> Iterator[dict[str, Any]]:
-    for task in tasks:
-        yield {"number": task.number, "name": task.name, "digest": task.digest, "raw": lines.raw(task)}
+def _check_shared(path: Path) -> None:
+    """On a worker's machine. Raises InvalidRequest."""
+    try:
+        path.open("rb").close()
+    except OSError as problem:
+        raise InvalidRequest(
+            f"a worker cannot read {path} ({problem.strerror}): put the input where all machines see it"
+        ) from None
 
 
 def _be_quiet() -> None:
