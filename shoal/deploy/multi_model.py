@@ -147,10 +147,15 @@ class Shelf:
         assert source.voices is not None
         supervisor = Supervisor(source)
         await asyncio.to_thread(supervisor.start)
-        ready = loaded(supervisor, supervisor.facts, source, source.voices)
-        desk = open_desk(replace(self._config, model=name), Host(lambda: ready, ready), source.config.slots)
-        app, life = create_app(desk), AsyncExitStack()
-        await life.enter_async_context(app.router.lifespan_context(app))
+        try:
+            ready = loaded(supervisor, supervisor.facts, source, source.voices)
+            desk = open_desk(replace(self._config, model=name), Host(lambda: ready, ready), source.config.slots)
+            app, life = create_app(desk), AsyncExitStack()
+            await life.enter_async_context(app.router.lifespan_context(app))
+        except BaseException:
+            # Nobody else knows of this engine: it would keep memory that is in no count.
+            await asyncio.to_thread(supervisor.close)
+            raise
         return Shelved(name, url, app, expected, lambda: process_bytes(supervisor.process_id), life)
 
 

@@ -1,5 +1,7 @@
 """The container as SageMaker starts it, with many models that come and go."""
 
+import asyncio
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -9,8 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from shoal.config import EngineConfig
 from shoal.deploy.container import many_models, settings_of
 from shoal.deploy.memory import process_bytes, usable_bytes
+from shoal.deploy.multi_model import Shelf, Shelved
+from shoal.engine.worker import EngineSource
+from shoal.errors import ShoalError
+from shoal.server.config import ServerConfig
 from tests.deploy.conftest import SAY
 from tests.server.conftest import ROOT, Serving, free_port, samples_of, surroundings
 
@@ -94,6 +101,25 @@ def test_a_directory_without_a_model_is_told(container: httpx.Client, tmp_path: 
     refused = container.post("/models", json={"model_name": "empty", "url": str(tmp_path)})
     assert refused.status_code == 500
     assert container.get("/models").json() == {"models": []}
+
+
+def test_an_engine_without_its_application_is_ended(tiny_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text("{broken")
+    config = ServerConfig(keys_file=tmp_path / "keys.json")
+    source = EngineSource(device="cpu", voices=tmp_path, config=EngineConfig(slots=2, kv_bytes=1 << 20))
+
+    async def load() -> list[Shelved]:
+        shelf = Shelf(config, source, 1 << 40)
+        with pytest.raises(ShoalError, match=r"keys\.json"):
+            await shelf.load("first", str(tiny_directory))
+        return shelf.models
+
+    before = set(multiprocessing.active_children())
+    assert asyncio.run(load()) == []
+    left = set(multiprocessing.active_children()) - before
+    for engine in left:
+        engine.kill()  # this process could not end before it
+    assert not left
 
 
 def test_the_variables_of_sagemaker_are_understood() -> None:
