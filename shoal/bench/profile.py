@@ -1,7 +1,8 @@
 """Where the time of a request goes, part by part, and how close each part is to what the memory can deliver.
 
-The model's and the codec's parts are timed by themselves, on the rung that the engine runs on; what a step of the whole
-engine takes beyond them is the host's. Once per request: tokenize, prefill, encode. Once per frame: all others.
+The model's and the codec's parts are timed by themselves, on the rung that the engine runs on; where it runs them in
+turn, what a step of the whole engine takes beyond them is the host's. Once per request: tokenize, prefill, encode. Once
+per frame: all others.
 """
 
 import json
@@ -71,6 +72,7 @@ class Profile:
     ceiling: float  # bytes per second that a copy moves, read and written
     parts: list[Part]
     steps: dict[int, float]  # milliseconds of a step by batch size
+    beside: bool = False  # the codec runs beside the model, not after it
 
     @property
     def bottlenecks(self) -> list[Part]:
@@ -88,6 +90,7 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1) -> Profile
     core.warm_up()
     bench = parts_of(core)
     step, codec = _time(bench.step(voices), where), _time(bench.codec(voices), where)
+    core.voicebox._decoder.reset(list(range(voices)))  # of the frames that were timed
     slow, sampling = _time(bench.slow(voices), where), _time(bench.sampling(voices), where)
     codec_bytes = _bytes(checkpoint.codec.decoder) + _bytes(checkpoint.codec.quantizer.post_module)
     parts = [
@@ -98,12 +101,14 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1) -> Profile
         Part("sampling", sampling, "step"),
         Part("codec", codec, "step", codec_bytes),
         Part("encode", _time(lambda: _encode(checkpoint.codec.config.sample_rate), "cpu"), "request"),
-        Part("host gaps", max(0.0, _engine_step(core, voices) - step - codec), "step"),
     ]
+    beside = core.voicebox.overlap
+    if not beside:  # else a step takes less than its parts, and nobody knows what of it is the host's
+        parts.append(Part("host gaps", max(0.0, _engine_step(core, voices) - step - codec), "step"))
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size <= voices]
     steps = {size: _time(bench.step(size), where) for size in sizes}
     rung = core.runner.rung
-    return Profile(model, machine(checkpoint.model.device), rung, voices, _ceiling(where), parts, steps)
+    return Profile(model, machine(checkpoint.model.device), rung, voices, _ceiling(where), parts, steps, beside)
 
 
 def parts_of(core: EngineCore) -> "PlainParts":
@@ -162,11 +167,7 @@ class PlainParts:
         box = self.core.voicebox
         codes = np.zeros((voices, box.codec.config.num_codebooks, 1), np.int64)
 
-        def work() -> None:
-            box._run(codes, list(range(voices)))()
-            box._decoder.reset(list(range(voices)))
-
-        return work
+        return lambda: box._run(codes, list(range(voices)))()
 
     def prefill(self) -> Work:
         opening = write_turns(TEXT, None, self.core.checkpoint)[0].opening
@@ -299,11 +300,17 @@ def _fast_bytes(core: EngineCore) -> int:
     return passes * _bytes(fast.layers) + (config.num_codebooks - 1) * head
 
 
+def _whole(profile: Profile) -> str:
+    """What shares are shares of."""
+    request = f"a request of {FRAMES} frames"
+    return f"the work of {request}; the codec's is done beside the model's" if profile.beside else request
+
+
 def render(profile: Profile) -> RenderableType:
     told, total = profile.machine, sum(part.of_request(profile.voices) for part in profile.parts)
     heading = (
         f"{profile.model} on {told['device']}, {profile.rung}, {profile.voices} voices; torch {told['torch']}. "
-        f"Share: of a request of {FRAMES} frames. Memory: {profile.ceiling / 1e9:,.0f} GB/s."
+        f"Share: of {_whole(profile)}. Memory: {profile.ceiling / 1e9:,.0f} GB/s."
     )
     table = Table("part", "time", "per", "share", "GB/s", "of memory", box=SIMPLE_HEAD, padding=(0, 1))
     for part in profile.parts:

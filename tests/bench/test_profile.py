@@ -1,9 +1,14 @@
 import json
+from collections.abc import Sequence
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from shoal.bench import profile
 from shoal.bench.profile import Part, Profile
+from shoal.codec.streaming import StreamingDecoder
+from shoal.engine.voicebox import VoiceBox
 
 
 def test_every_part_of_a_request_is_timed_and_the_largest_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,6 +21,44 @@ def test_every_part_of_a_request_is_timed_and_the_largest_are_named(monkeypatch:
     assert set(told["steps"]) == {"1", "2"}
     assert told["ceiling"] > 0
     assert len(told["bottlenecks"]) == 3
+
+
+def test_only_the_codec_is_timed_not_the_clearing_of_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed, resets, time = 0, list[int](), profile._time
+    reset = StreamingDecoder.reset
+
+    def noting(decoder: StreamingDecoder, slots: Sequence[int]) -> None:
+        resets.append(timed)
+        reset(decoder, slots)
+
+    def timing(work: profile.Work, device: str) -> float:
+        nonlocal timed
+        timed += 1
+        try:
+            return time(work, device)
+        finally:
+            timed -= 1
+
+    monkeypatch.setattr(profile, "SECONDS", 0.0)
+    monkeypatch.setattr(profile, "FRAMES", 4)
+    monkeypatch.setattr(profile, "_time", timing)
+    monkeypatch.setattr(StreamingDecoder, "reset", noting)
+    profile.run_profile("random:tiny", device="cpu", voices=2)
+    assert resets
+    assert not any(resets)
+
+
+def test_no_gaps_are_told_where_model_and_codec_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "SECONDS", 0.0)
+    monkeypatch.setattr(profile, "FRAMES", 4)
+    # As on a GPU, whatever the engine makes of it here.
+    monkeypatch.setattr(VoiceBox, "overlap", property(lambda box: True, lambda box, asked: None), raising=False)
+    told = profile.run_profile("random:tiny", device="cpu", voices=1)
+    assert told.beside
+    assert "host gaps" not in [part.name for part in told.parts]
+    console = Console(width=200, file=StringIO())
+    console.print(profile.render(told))
+    assert "the codec's is done beside the model's" in console.file.getvalue()
 
 
 def test_what_is_done_once_per_step_is_shared_by_the_voices() -> None:
