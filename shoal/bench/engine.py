@@ -130,6 +130,7 @@ def run_engine_bench(
     document = new_document("engine", dict(machine(core.checkpoint.model.device)), settings)
     dtype = str(core.checkpoint.model.dtype).removeprefix("torch.")
     run: Result = {"name": model, "engine": {"dtype": dtype, "rung": core.runner.rung}, "throughput": []}
+    run["packed"] = core.voicebox.rung == "graph"
     document["runs"].append(run)
     others = Others()
     with _bar(len(batches), shown=progress) as tick:
@@ -308,11 +309,11 @@ def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Th
 
 
 class Decodes:
-    """Calls of the codec, by how many chunks they decoded at once and how many frames the longest of them had."""
+    """Calls of the codec, by the chunks they decoded at once, the frames of the longest, and those of all together."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core, self._seconds = core, core.voicebox.seconds
-        self._calls: dict[tuple[int, int], list[float]] = {}
+        self._calls: dict[tuple[int, int, int], list[float]] = {}
 
     def note(self, events: list[Event]) -> None:
         """What came of a step."""
@@ -322,12 +323,12 @@ class Decodes:
         now, before = self._core.voicebox.seconds, self._seconds
         self._seconds = now
         if chunks:
-            self._calls.setdefault((len(chunks), max(chunks)), []).append(now - before)
+            self._calls.setdefault((len(chunks), max(chunks), sum(chunks)), []).append(now - before)
 
     def figures(self) -> list[Result]:
         return [
-            {"chunks": chunks, "frames": frames, "calls": len(seconds), "seconds": sum(seconds)}
-            for (chunks, frames), seconds in sorted(self._calls.items())
+            {"chunks": chunks, "frames": longest, "all_frames": total, "calls": len(seconds), "seconds": sum(seconds)}
+            for (chunks, longest, total), seconds in sorted(self._calls.items())
         ]
 
 

@@ -33,9 +33,10 @@ class Costs:
     column: float  # per column of a prompt that has to be computed
     call: float  # per call of the codec,
     chunk: float  # per chunk that is decoded in it,
-    frame: float  # and per frame, of every chunk as many as the longest has
+    frame: float  # and per frame that it computes
     frame_rate: float  # frames per second of audio
     source: str = ""  # model and machine
+    packed: bool = False  # chunks are decoded one behind the other; else each is as long as the longest
 
     def of_step(self, frames: int, columns: int) -> float:
         return self.step.at(frames) + self.column * columns
@@ -44,7 +45,8 @@ class Costs:
         """Of chunks of so many frames, decoded together."""
         if not chunks:
             return 0.0
-        return self.call + len(chunks) * (self.chunk + self.frame * max(chunks))
+        frames = sum(chunks) if self.packed else len(chunks) * max(chunks)
+        return self.call + len(chunks) * self.chunk + frames * self.frame
 
 
 def read_costs(path: Path) -> Costs:
@@ -63,7 +65,8 @@ def fit(document: dict[str, Any]) -> Costs:
     rows.sort(key=_running)
     first = run["first_audio"]
     saved = first["known"]["columns_saved"] - first["unknown"]["columns_saved"]
-    call, chunk, frame = _decoding([each for row in run["throughput"] for each in row["decodes"]])
+    packed = run.get("packed", False)  # older benchmarks do not tell, nor count all frames
+    call, chunk, frame = _decoding([each for row in run["throughput"] for each in row["decodes"]], packed)
     return Costs(
         step=Curve(tuple((_running(row), _step_seconds(row)) for row in rows)),
         column=max(0.0, first["unknown"]["seconds"] - first["known"]["seconds"]) / saved,
@@ -72,12 +75,15 @@ def fit(document: dict[str, Any]) -> Costs:
         frame=frame,
         frame_rate=rows[0]["frames"] / rows[0]["audio_seconds"],
         source=f"{run['name']} on {document['machine']['device']}",
+        packed=packed,
     )
 
 
-def _decoding(calls: list[dict[str, Any]]) -> list[float]:
+def _decoding(calls: list[dict[str, Any]], packed: bool) -> list[float]:
     """Seconds per call, per chunk and per frame: those that explain all calls best, and none of them negative."""
-    sizes = np.array([(1, each["chunks"], each["chunks"] * each["frames"]) for each in calls], np.float64)
+    frames = [each["all_frames"] if packed else each["chunks"] * each["frames"] for each in calls]
+    chunks = [each["chunks"] for each in calls]
+    sizes = np.array([(1, *sizes) for sizes in zip(chunks, frames, strict=True)], np.float64)
     often = np.sqrt([each["calls"] for each in calls])
     seconds = np.array([each["seconds"] / each["calls"] for each in calls])
     costs, kept = np.zeros(3), np.ones(3, bool)

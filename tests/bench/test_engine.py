@@ -45,6 +45,11 @@ def test_every_policy_is_measured_at_every_batch_size(run: dict[str, Any]) -> No
         assert len(row["waits"]) == row["first_audio"]["count"] == row["utterances"]
         assert 0 < sum(each["seconds"] for each in row["decodes"]) <= row["codec_seconds"]
         assert all(0 < each["chunks"] <= row["voices"] and each["frames"] > 0 for each in row["decodes"])
+        assert sum(each["calls"] * each["all_frames"] for each in row["decodes"]) == row["frames"]
+
+
+def test_the_codec_of_a_cpu_pads_its_chunks(run: dict[str, Any]) -> None:
+    assert run["packed"] is False
 
 
 def test_whoever_may_join_at_any_frame_needs_fewer_steps(run: dict[str, Any]) -> None:

@@ -58,6 +58,18 @@ def test_costs_are_those_of_the_machine_that_was_measured() -> None:
     assert costs.source == "random:tiny on cpu"
 
 
+def test_packed_chunks_cost_their_own_frames_and_no_more() -> None:
+    calls = [
+        {"chunks": chunks, "frames": longest, "all_frames": all, "calls": 5, "seconds": 5 * seconds}
+        for chunks, longest, all in ((1, 2, 2), (1, 8, 8), (16, 16, 31), (16, 16, 256))
+        for seconds in (CALL + chunks * CHUNK + all * FRAME,)
+    ]
+    run = {**RUN, "throughput": [row(1, decodes=calls)]}
+    costs = fit({**DOCUMENT, "runs": [{**run, "packed": True}]})
+    assert costs.of_decoding([1] * 15 + [16]) == pytest.approx(CALL + 16 * CHUNK + 31 * FRAME)
+    assert costs.of_decoding([2, 10, 4]) == pytest.approx(CALL + 3 * CHUNK + 16 * FRAME)
+
+
 def test_no_part_of_decoding_costs_less_than_nothing() -> None:
     # Longer chunks that took less: the machine was restless, and length is not known to cost anything.
     restless = [
