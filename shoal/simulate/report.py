@@ -79,7 +79,7 @@ def fewest_gpus(scenario: Scenario, goal: float, *, on_try: Callable[[int], None
         if enough >= min(len(scenario.arrivals), MOST_GPUS):
             raise InvalidRequest(f"no number of these GPUs keeps a p95 of {goal * 1000:.0f} ms to first audio")
         enough *= 2
-    few = enough // 2
+    few = max(enough // 2, scenario.zones - 1)  # too few: tried, or a zone would have none
     while enough - few > 1:
         middle = (few + enough) // 2
         few, enough = (few, middle) if keeps(middle) else (middle, enough)

@@ -90,6 +90,10 @@ def test_the_smallest_fleet_keeps_the_goal_and_one_gpu_less_does_not() -> None:
     assert share(simulate(replace(asked, servers=gpus - 1)).first_audio(), 0.95) > 0.25
 
 
+def test_the_smallest_fleet_has_a_gpu_in_every_zone() -> None:
+    assert fewest_gpus(scenario(Arrival(0.0, 1.0), zones=4), goal=5.0) == 4
+
+
 def test_a_goal_that_no_fleet_keeps_is_told() -> None:
     with pytest.raises(InvalidRequest, match="1 ms"):
         fewest_gpus(scenario(Arrival(0.0, 1.0), Arrival(0.1, 1.0)), goal=0.001)
