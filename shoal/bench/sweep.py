@@ -133,6 +133,7 @@ def figures(voices: int, rounds: list[dict[str, Any]], price: float | None) -> d
     """One batch size over all of its rounds."""
     requests = [request for each in rounds for request in each["requests"]]
     good = [request for request in requests if request["error"] is None]
+    heard = [request for request in good if request["audio_seconds"]]  # a text may end before its first frame
     seconds = sum(each["seconds"] for each in rounds)
     audio = sum(request["audio_seconds"] for request in good)
     pace = audio / seconds
@@ -149,13 +150,13 @@ def figures(voices: int, rounds: list[dict[str, Any]], price: float | None) -> d
         "cpu_per_audio_second": sum(each["cpu_seconds"] for each in rounds) / audio if audio else None,
         "cost_per_audio_hour": price / pace if price is not None and pace else None,
         "latency": spread(request["seconds"] for request in good),
-        "first_audio": spread(request["first_audio"] for request in good),
-        "request_rtf": spread(request["seconds"] / request["audio_seconds"] for request in good),
+        "first_audio": spread(request["first_audio"] for request in heard),
+        "request_rtf": spread(request["seconds"] / request["audio_seconds"] for request in heard),
         "rounds": [
             {
                 "seconds": each["seconds"],
                 "cpu_seconds": each["cpu_seconds"],
-                "audio_seconds": sum(request["audio_seconds"] for request in each["requests"]),
+                "audio_seconds": sum(request["audio_seconds"] for request in each["requests"] if not request["error"]),
             }
             for each in rounds
         ],
@@ -232,7 +233,9 @@ def _settings(sweep: Sweep) -> dict[str, Any]:
 
 
 def require_figures(document: Document) -> None:
-    """Raises GenerationFailed when nothing at all could be measured."""
-    if document["complete"] and not any(run["batches"] for run in document["runs"]):
-        reasons = "; ".join(f"{run['name']}: {run['reason']}" for run in document["runs"])
-        raise GenerationFailed(f"nothing could be measured. {reasons}")
+    """Raises GenerationFailed when nothing at all could be measured, or nobody heard anything."""
+    batches = [batch for run in document["runs"] for batch in run["batches"]]
+    if document["complete"] and not any(batch["audio_seconds"] for batch in batches):
+        reasons = [f"{run['name']}: {run['reason']}" for run in document["runs"] if run["reason"]]
+        errors = [request["error"] for batch in batches for request in batch["requests"] if request["error"]]
+        raise GenerationFailed("nothing could be measured. " + "; ".join(reasons + errors[:1]))

@@ -10,7 +10,7 @@ from shoal.cli.publish import Html, JsonFile, Markdown, publish
 
 PANEL = "Measure"
 
-Model = Annotated[str, typer.Option(help="A directory, s1-mini, s2-pro, OWNER/NAME or random:tiny.")]
+Model = Annotated[str, typer.Option(help="nano, s1-mini, s2-pro, OWNER/NAME, a directory or random:tiny.")]
 Configurations = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", metavar="NAME", help="bf16, int8, eager, static ..., NAME=VALUE,..., or all."),

@@ -15,14 +15,18 @@ from shoal.bench.load.stage import parse_stages
 from shoal.bench.machine import sender
 from shoal.bench.report.compare import compare, pairs
 from shoal.bench.report.markdown import markdown
+from shoal.bench.report.metrics import metrics
 from shoal.bench.report.page import page
 from shoal.bench.report.sheets import duration, sheets, size
 from shoal.bench.report.svg import decades, ticks
+from shoal.bench.sweep import figures
 from shoal.errors import InvalidRequest
 from tests.bench.documents import bench_document, check_schema
 from tests.bench.virtual import VirtualLoop, VirtualServer
 from tests.browser import chromium
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
+
+SILENT = {"text": 0, "seconds": 0.5, "first_audio": 0.0, "audio_seconds": 0.0, "frames": 0, "error": None}
 
 
 @pytest.fixture(autouse=True)
@@ -262,3 +266,16 @@ def test_units_are_those_people_read() -> None:
         "–", "0 s", "20 µs", "12.3 ms", "500 ms", "2.35 s", "75 s"
     ]  # fmt: skip
     assert [size(each) for each in (12, 1_500, 2_340_000, 7.5e9)] == ["12 B", "1.5 kB", "2.34 MB", "7.5 GB"]
+
+
+def test_a_benchmark_of_which_nothing_was_heard_is_shown_all_the_same() -> None:
+    document = bench_document(1)
+    for run in document["runs"]:
+        rounds = [{"voices": 1, "seconds": 1.0, "cpu_seconds": 1.0, "requests": [SILENT]}]
+        run["batches"] = [figures(1, rounds, 1.0)] if run["batches"] else []
+    check_schema(document)
+    assert "Latency of whole requests" in page([document])
+    assert "bf16" in markdown([document])
+    assert [metric.name for metric in metrics(document) if metric.where == "1 at a time"] == [
+        "latency", "audio produced", "errors"
+    ]  # fmt: skip

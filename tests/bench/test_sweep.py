@@ -13,10 +13,10 @@ import pytest
 from shoal.bench.configurations import PRESETS, Configuration, lacking, offered, parse_configurations
 from shoal.bench.document import Document
 from shoal.bench.spread import Spread
-from shoal.bench.sweep import Sweep, figures, run_sweep
+from shoal.bench.sweep import Sweep, figures, require_figures, run_sweep
 from shoal.bench.texts import SENTENCES, edge_cases, sentence, text_of
 from shoal.bench.trial import Job
-from shoal.errors import InvalidRequest, ModelNotFound
+from shoal.errors import GenerationFailed, InvalidRequest, ModelNotFound
 from tests.bench.documents import check_schema
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
 
@@ -88,6 +88,21 @@ def test_figures_of_known_rounds() -> None:
     assert (found["cost_per_audio_hour"], found["cpu_per_audio_second"]) == (2.0, 0.5)
     assert (found["errors"], found["latency"]["count"]) == (1, 3)
     assert found["latency"]["p50"] == 2.0
+
+
+def test_a_request_without_audio_costs_time_and_has_no_first_audio() -> None:
+    def heard(audio: float, error: str | None = None) -> dict:
+        first = 0.1 if audio else 0.0
+        return {"seconds": 1.0, "first_audio": first, "audio_seconds": audio, "frames": int(10 * audio), "error": error}
+
+    requests = [heard(2.0), heard(0.0), heard(2.0, "GenerationFailed: in the middle")]
+    found = figures(3, [{"voices": 3, "seconds": 1.0, "cpu_seconds": 1.0, "requests": requests}], None)
+    assert (found["errors"], found["latency"]["count"]) == (1, 2)
+    assert (found["first_audio"]["count"], found["first_audio"]["p50"]) == (1, 0.1)
+    assert (found["request_rtf"]["count"], found["request_rtf"]["p50"]) == (1, 0.5)
+    assert found["rounds"][0]["audio_seconds"] == found["audio_seconds"] == 2.0
+    silent = figures(1, [{"voices": 1, "seconds": 1.0, "cpu_seconds": 1.0, "requests": [heard(0.0)]}], 1.0)
+    assert (silent["first_audio"], silent["request_rtf"], silent["rtf"]) == (None, None, None)
 
 
 def test_every_preset_is_made_of_settings_this_build_has() -> None:
@@ -182,3 +197,15 @@ def test_a_spread_is_what_people_mean_by_it() -> None:
     single = Spread.of([3.0])
     assert single is not None
     assert (single.std, single.p99) == (0.0, 3.0)
+
+
+def test_a_benchmark_of_which_nobody_heard_anything_ends_with_the_reason() -> None:
+    request = {"error": "the model did not produce speech", "seconds": 1.0, "audio_seconds": 0.0, "frames": 0}
+    rounds = [{"voices": 1, "seconds": 1.0, "cpu_seconds": 1.0, "requests": [request]}]
+    run = {"name": "default", "reason": None, "batches": [figures(1, rounds, None)]}
+    document: Document = {"complete": True, "runs": [run]}
+    with pytest.raises(GenerationFailed, match=r"nothing could be measured\. the model did not produce speech"):
+        require_figures(document)
+    request["error"], request["audio_seconds"], request["first_audio"] = None, 2.0, 0.5
+    run["batches"] = [figures(1, rounds, None)]
+    require_figures(document)

@@ -129,8 +129,13 @@ async def _run(
     async def ask(at: int, due: float) -> Outcome:
         return await listen(http, course.target, words[at % len(words)], at, due, began)
 
-    with _ticking(bar, f"{course.name}: {stage.name}", stage.seconds):
-        await run_stage(stage, ask, outcomes.append, plan.seed + number)
+    try:
+        with _ticking(bar, f"{course.name}: {stage.name}", stage.seconds):
+            await run_stage(stage, ask, outcomes.append, plan.seed + number)
+    except asyncio.CancelledError:
+        # Rates of a stage that was interrupted are of the time it had.
+        course.outcomes[-1] = (replace(stage, seconds=asyncio.get_running_loop().time() - began), outcomes)
+        raise
     return outcomes
 
 

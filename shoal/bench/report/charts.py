@@ -24,7 +24,8 @@ def _bench(document: Document) -> Iterator[Chart]:
     if not runs:
         return
     # In pairs of the same height.
-    yield _rtf(runs)
+    if any(run["batches"][0]["rtf"] for run in runs):
+        yield _rtf(runs)
     yield _memory(runs)
     yield _production(runs)
     yield _starts(runs)
@@ -87,8 +88,9 @@ def _distributions(runs: list[dict[str, Any]]) -> Iterator[Chart]:
         for run in runs:
             batch = run["batches"][0]
             values = [each[key] for each in batch["requests"] if each["error"] is None]
-            if values:
-                rows.append(_strip(run["name"], values, batch[figure]))
+            if batch[figure]:
+                # A request without audio has no first audio: 0.
+                rows.append(_strip(run["name"], list(filter(None, values)), batch[figure]))
         if rows:
             voices = runs[0]["batches"][0]["voices"]
             caption = f"{words} is a dot, {voices} at a time."

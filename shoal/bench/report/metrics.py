@@ -41,7 +41,9 @@ def _bench(run: dict[str, Any]) -> Iterator[Metric]:
         for key, title in (("seconds", "latency"), ("first_audio", "time to first audio")):
             figure = batch["latency" if key == "seconds" else key]
             if figure is not None:
-                yield Metric(name, where, title, "s", "lower", [request[key] for request in good], figure["p50"])
+                # A request without audio has no first audio: 0.
+                values = [request[key] for request in good if request[key]]
+                yield Metric(name, where, title, "s", "lower", values, figure["p50"])
         sound = [each for each in batch["rounds"] if each["audio_seconds"]]
         pace = [each["audio_seconds"] / each["seconds"] for each in sound]
         yield Metric(name, where, "audio produced", "s/s", "higher", pace, batch["audio_per_second"])

@@ -89,9 +89,9 @@ def _tile(name: str, value: str, note: str) -> str:
 
 def _bench_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
     runs = [run for run in document["runs"] if run["batches"]]
-    if not runs:
-        return
     batches = [(run, batch) for run in runs for batch in run["batches"] if batch["rtf"]]
+    if not batches:
+        return
     alone = [(run, batch) for run, batch in batches if batch["voices"] == batches[0][1]["voices"]]
     run, batch = min(alone, key=lambda each: each[1]["rtf"])
     yield "Real-time factor", f"{batch['rtf']:.3f}", f"{run['name']}, {_voices(batch)}"
