@@ -93,16 +93,20 @@ def config(
     flags = {"model": model, "device": device, "host": host, "port": port, "slots": slots}
     origin = origin_of(flags, file, set)
     from shoal.cli.tables import print_json, show_table
+    from shoal.settings import usual_keys_file
 
-    shown = {name: _shown(value) for name, value in origin.settings}
+    shown, places = {name: _shown(value) for name, value in origin.settings}, dict(origin.places)
+    # Nobody chose it, and it counts all the same.
+    if origin.settings.keys_file is None and (found := usual_keys_file()) is not None:
+        shown["keys_file"], places["keys_file"] = str(found), "it is there"
     if json:
-        print_json({name: {"value": value, "from": origin.places[name]} for name, value in shown.items()})
+        print_json({name: {"value": value, "from": places[name]} for name, value in shown.items()})
         return
     from rich.table import Table
 
     table = Table("setting", "value", "from")
     for name, value in shown.items():
-        table.add_row(name, "" if value is None else str(value), origin.places[name])
+        table.add_row(name, "" if value is None else str(value), places[name])
     show_table(table)
 
 

@@ -129,6 +129,8 @@ def key_ring(config: ServerConfig) -> KeyRing:
     """All keys of the settings and of the file. Reads the file: not for the event loop."""
     chosen = [chosen_key(number, key, config.key_limits) for number, key in enumerate(config.api_keys, 1)]
     stored = KeyFile(config.keys_file).read() if config.keys_file is not None else []
+    if config.keys_file is not None and not stored:
+        logger.warning("there is no key in %s: make one with `shoal keys new NAME --file FILE`", config.keys_file)
     return KeyRing([*chosen, *stored])
 
 

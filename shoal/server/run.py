@@ -26,6 +26,7 @@ from shoal.voices.voice import voice_limits
 
 logger = logging.getLogger(__name__)
 
+DRAIN_CHECK_SECONDS = 0.05
 BACKLOG = 512  # connections the kernel holds for us
 
 
@@ -39,7 +40,10 @@ def serve(config: ServerConfig, source: EngineSource, voices: Path) -> None:
         desk = open_desk(config, host, source.config.slots)
         server = Server(desk, supervisor)
         logger.info("listening on %s port %d", *door.getsockname()[:2])
-        server.run(sockets=[door])
+        try:
+            server.run(sockets=[door])
+        finally:
+            supervisor.close()  # again, if all went well; at all, if nobody was waited for
     if host.failure is not None:
         raise host.failure
 
@@ -97,7 +101,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Drains on SIGTERM and SIGINT: takes nothing new, finishes what it has, for a bounded time.
+    """Drains on SIGTERM and SIGINT: refuses what is new, finishes what it has, for a bounded time.
 
     On SIGUSR2 it loads the model anew beside the one that speaks, and drops nobody.
     """
@@ -105,6 +109,7 @@ class Server(uvicorn.Server):
     def __init__(self, desk: Desk, supervisor: Supervisor) -> None:
         self._desk, self._supervisor = desk, supervisor
         self._reload: asyncio.Task[None] | None = None
+        self._drain: asyncio.Task[None] | None = None
         config, limits = desk.config, desk.config.limits
         super().__init__(
             uvicorn.Config(
@@ -124,8 +129,9 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
         with suppress(NotImplementedError, AttributeError):  # not on Windows
-            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._begin_reload)
+            self._loop.add_signal_handler(signal.SIGUSR2, self._begin_reload)
 
     def _begin_reload(self) -> None:
         state = self._desk.host.state if self._reload is None or self._reload.done() else "loading it already"
@@ -143,11 +149,27 @@ class Server(uvicorn.Server):
             logger.error("the model stays as it was: %s", problem)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        logger.info("going down: finishing %d requests", self._desk.backlog.running)
-        self._desk.host.begin_to_stop()
+        if self.started and self._drain is None and not self.should_exit:
+            logger.info("going down: finishing %d requests", self._desk.backlog.running)
+            self._desk.host.begin_to_stop()
+            self._loop.call_soon_threadsafe(self._begin_drain)
+            return
+        self.should_exit = True  # a second Ctrl-C waits for nobody
         super().handle_exit(sig, frame)
         # uvicorn would raise the signal again at the end; a server that was asked to stop and did has not failed.
         self._captured_signals.clear()
+
+    def _begin_drain(self) -> None:
+        self._drain = asyncio.create_task(self._finish())
+
+    async def _finish(self) -> None:
+        """The door stays open meanwhile: who comes is told that we go down, and `/ready` says so."""
+        seconds = self._desk.config.drain_seconds
+        end = self._loop.time() + seconds
+        while self._desk.backlog.running and self._loop.time() < end:
+            await asyncio.sleep(DRAIN_CHECK_SECONDS)
+        self.config.timeout_graceful_shutdown = max(1, round(end - self._loop.time()))
+        self.should_exit = True
 
     def _give_up(self) -> None:
         self.should_exit = True

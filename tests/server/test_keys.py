@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import EngineBusy, InvalidRequest
-from shoal.server.config import KeyLimits
+from shoal.server.config import KeyLimits, ServerConfig
+from shoal.server.desk import key_ring
 from shoal.server.keys import Key, KeyFile, KeyRing, chosen_key
 from shoal.server.limits import Backlog, Meters
 from shoal.server.refusals import QuotaExceeded, RateLimited
@@ -25,6 +26,15 @@ def test_a_key_is_kept_as_a_hash_and_opens_the_door(tmp_path: Path) -> None:
     assert ring.owner("\ud800") is None
     file.revoke("alice")
     assert KeyRing(file.read()).owner(secret) is None
+
+
+def test_a_file_without_a_key_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key_ring(ServerConfig(keys_file=tmp_path / "keys.json"))
+    assert "there is no key in" in caplog.text
+    caplog.clear()
+    KeyFile(tmp_path / "keys.json").new("alice")
+    assert len(key_ring(ServerConfig(keys_file=tmp_path / "keys.json"))) == 1
+    assert not caplog.text
 
 
 def test_wrong_files_and_names_are_refused(tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ def test_settings_are_shown_with_their_places_and_without_secrets(tmp_path: Path
     assert '"from": "SHOAL_PORT"' in told
     assert "very-secret" not in told
     assert "SHOAL_PORT" in run(tmp_path, "config", SHOAL_PORT="9000").stdout
+    assert json.loads(run(tmp_path, "config", "--json").stdout)["keys_file"]["value"] is None
+    run(tmp_path, "keys", "new", "alice")
+    assert json.loads(run(tmp_path, "config", "--json").stdout)["keys_file"]["value"].endswith("keys.json")
 
 
 def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
@@ -201,13 +204,36 @@ def survives_its_engine(serving: Serving) -> None:
 
 
 def finishes_before_it_ends(serving: Serving) -> None:
-    with serving.client() as http, http.stream("POST", "/v1/tts", json=LONG) as answer:
+    longer = LONG | {"max_new_tokens": 700}
+    with serving.client() as http, http.stream("POST", "/v1/tts", json=longer) as answer:
         pieces = answer.iter_bytes()
         audio = next(pieces)
         serving.process.send_signal(signal.SIGTERM)
+        # The door stays open: a balancer is told, and whoever comes.
+        with serving.client() as another:
+            while another.get("/ready").json()["state"] != "stopping":
+                time.sleep(0.01)
+            assert another.get("/ready").status_code == 503
+            refused = speak(serving, {"text": "Hi."})
+            assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
         audio += b"".join(pieces)
     assert serving.process.wait(30) == 0
-    assert len(samples_of(audio)) == 150 * 640
+    assert len(samples_of(audio)) == 700 * 640
+
+
+def test_a_second_interrupt_waits_for_nobody(start_server: Start) -> None:
+    serving = start_server(slots=2)
+    endless = LONG | {"max_new_tokens": 1500}
+    with serving.client() as http, http.stream("POST", "/v1/tts", json=endless) as answer:
+        next(answer.iter_bytes())
+        engine = engine_of(serving)
+        serving.process.send_signal(signal.SIGINT)
+        while httpx.get(f"{serving.url}/ready", trust_env=False).json()["state"] != "stopping":
+            time.sleep(0.01)
+        serving.process.send_signal(signal.SIGINT)
+        assert serving.process.wait(10) == 0, serving.log.read_text()
+    with pytest.raises(ProcessLookupError):
+        os.kill(engine, 0)
 
 
 def test_the_server_itself_does_without_torch(server: Serving) -> None:
