@@ -36,7 +36,7 @@ AudioBytes = Annotated[
     PlainSerializer(lambda audio: base64.b64encode(audio).decode(), return_type=str),
     WithJsonSchema({"type": "string", "format": "byte", "minLength": 4, "description": "Audio file, base64 in JSON."}),
 ]
-Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
+Seed = Annotated[Whole, Field(ge=0, le=2**63 - 1)]
 VOICE_NAME = r"^[a-zA-Z0-9\-_]([a-zA-Z0-9\-_ ]*[a-zA-Z0-9\-_])?$"
 VoiceName = Annotated[str, Field(min_length=1, max_length=255, pattern=VOICE_NAME)]
 Temperature = Annotated[float, Field(ge=0, le=2)]

@@ -19,6 +19,7 @@ from shoal.server.problems import bug_response
 logger = logging.getLogger(__name__)
 
 HEADER = b"x-request-id"
+LONGEST_PATH = 200  # characters, in the log
 DECENT = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 current_id: ContextVar[str] = ContextVar("shoal_request_id", default="")
@@ -67,7 +68,9 @@ class Identity:
         self._metrics.responses.labels(route, str(status)).inc()
         self._metrics.response_seconds.labels(route).observe(seconds)
         extra = {"method": scope["method"], "route": route, "status": status, "seconds": round(seconds, 4)}
-        logger.info("%s %s -> %d in %.3f s", scope["method"], route, status, seconds, extra=extra)
+        # Figures go by routes, of which there are few; whoever reads the log wants to know what was asked for.
+        where = scope["path"][:LONGEST_PATH] if route == "none" else route
+        logger.info("%s %s -> %d in %.3f s", scope["method"], where, status, seconds, extra=extra)
 
 
 def request_id(connection: HTTPConnection) -> str:

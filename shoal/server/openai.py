@@ -110,7 +110,7 @@ async def openai_order(body: OpenAISpeech, desk: Desk, key: Key, id: str) -> Ord
 
 
 def check_model(model: str, config: ServerConfig) -> None:
-    known = (config.model, *config.model_aliases)
+    known = _models(config)
     if model not in known:
         raise ModelNotFound(f"there is no model {model[:64]!r} here; this server answers to {', '.join(known)}")
 
@@ -146,6 +146,18 @@ def _event(content: dict[str, Any]) -> bytes:
 
 @router.get("/v1/models", summary="List the model and its aliases", responses=answers(401, openai=True))
 async def models(desk: AtDesk, key: Caller) -> JSONResponse:
-    names = (desk.config.model, *desk.config.model_aliases)
-    entries = [{"id": name, "object": "model", "created": 0, "owned_by": "shoal"} for name in names]
-    return JSONResponse({"object": "list", "data": entries})
+    return JSONResponse({"object": "list", "data": [_model(name) for name in _models(desk.config)]})
+
+
+@router.get("/v1/models/{name:path}", summary="One of them", responses=answers(401, 404, openai=True))
+async def model(name: str, desk: AtDesk, key: Caller) -> JSONResponse:
+    check_model(name, desk.config)
+    return JSONResponse(_model(name))
+
+
+def _models(config: ServerConfig) -> tuple[str, ...]:
+    return (config.model, *config.model_aliases)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "shoal"}

@@ -99,6 +99,9 @@ def test_the_client_understands_our_refusals(client: openai.OpenAI) -> None:
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()][:2] == ["random:tiny", "tts-1"]
+    assert client.models.retrieve("random:tiny").id == "random:tiny"
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt-9'"):
+        client.models.retrieve("gpt-9")
 
 
 def test_sagemaker_takes_both_bodies(http: httpx.Client) -> None:

@@ -73,3 +73,12 @@ def test_the_dashboard_asks_only_for_figures_that_exist(http: httpx.Client) -> N
     asked = {name for query in queries for name in re.findall(r"shoal_\w+", query)}
     assert asked - known <= {"shoal_vram_bytes", "shoal_vram_bytes_all", "shoal_vram_bytes_allocated"}
     assert len(asked) > 12
+
+
+def test_what_has_no_route_is_in_the_log_by_its_path_and_in_no_figure(server: Serving, http: httpx.Client) -> None:
+    http.get("/nowhere/at/all" + "l" * 1000)
+    deadline = time.monotonic() + 10
+    while "GET /nowhere/at/all" not in server.log.read_text():
+        assert time.monotonic() < deadline
+    assert "l" * 200 not in server.log.read_text()
+    assert "nowhere" not in http.get("/metrics").text
