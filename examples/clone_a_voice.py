@@ -6,7 +6,9 @@ from pathlib import Path
 
 import httpx
 
-address, recording, transcript = sys.argv[1:4]
+if len(sys.argv) != 4:
+    sys.exit(__doc__)
+address, recording, transcript = sys.argv[1:]
 headers = {"Authorization": f"Bearer {os.environ['SHOAL_KEY']}"} if "SHOAL_KEY" in os.environ else {}
 voice = "example-voice"
 

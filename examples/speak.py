@@ -1,4 +1,4 @@
-"""Say a text into a file: python speak.py "Hello there." hello.wav [MODEL]"""
+"""Say a text into a file: python speak.py [TEXT [FILE [MODEL]]]"""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 import shoal
 from shoal.audio.write import AudioFile
 
-text, path = sys.argv[1:3]
-model = sys.argv[3] if len(sys.argv) > 3 else "nano"
+text, path, model = [*sys.argv[1:], *("The tide is coming in.", "tide.wav", "nano")[len(sys.argv) - 1 :]]
 
 with shoal.load(model) as engine, AudioFile(Path(path), engine.sample_rate) as file:
     seconds = 0.0

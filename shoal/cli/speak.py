@@ -92,6 +92,8 @@ def say(
         max_frames=max_frames,
     )
     check_output(output, format, json=json)
+    if model == "nano" and speaker.recording is not None:
+        typer.echo("note: nano has voices of its own and hardly imitates others; S1-mini and S2-Pro do", err=True)
     ears = Ears(output, format, _player(play or output is None))
 
     from shoal.cli.meter import SpeechMeter

@@ -1,6 +1,7 @@
 """Commands about stored voices: recordings kept under a name, which every command and the server can use."""
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,7 +40,8 @@ def add(
     Example: shoal voices add narrator me.wav --transcript "What I say in me.wav."
     """
     _store(voices).add(name, recording, transcript)
-    typer.echo(f'{name} was added; try it: shoal say "Hello." --voice {name}', err=True)
+    # Not with nano, which is the usual model: it has voices of its own.
+    typer.echo(f'{name} was added; try it: shoal say "Hello." --voice {quote(name)} --model s1-mini', err=True)
 
 
 def list_voices(voices: Directory = None, json: Json = False) -> None:
@@ -70,6 +72,7 @@ def rename(
     Example: shoal voices rename narrator grandfather
     """
     _store(voices).rename(old, new)
+    typer.echo(f"{old} is {new} now", err=True)
 
 
 def remove(name: Name, voices: Directory = None) -> None:
@@ -78,6 +81,7 @@ def remove(name: Name, voices: Directory = None) -> None:
     Example: shoal voices remove narrator
     """
     _store(voices).delete(name)
+    typer.echo(f"{name} was removed", err=True)
 
 
 def _store(directory: Path | None) -> "VoiceStore":

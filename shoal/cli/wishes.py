@@ -52,6 +52,8 @@ def check_output(output: Path | None, format: str | None, *, json: bool) -> None
         return
     if output == STDOUT and json:
         raise InvalidRequest("-o - and --json both want standard output; choose one")
+    if output.is_dir():
+        raise InvalidRequest(f"{output} is a directory: name a file in it")
     if format is not None:
         audio_format(format)
     elif output != STDOUT:

@@ -35,9 +35,9 @@ def check_text(text: str, *, max_characters: int, tokenizer: Tokenizer | None = 
     it: taking a hidden character out of `<|im_end|>` must not bring the token back.
     """
     if len(text) > max_characters:
-        raise TextError(f"the text has {len(text):,} characters, the limit is {max_characters:,}")
+        raise TextError(f"the text has {len(text):,} characters, the limit is {max_characters:,}: send it in pieces")
     if not text.strip():
-        raise TextError("the text is empty")
+        raise TextError("the text is empty, or of signs alone that nobody speaks")
     check_unicode(text)
     if not has_words(SPEAKER_TAG.sub("", text)):
         raise TextError("the text has no letter or digit in it, so there is nothing to speak")

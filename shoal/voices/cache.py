@@ -224,7 +224,7 @@ class VoiceCache:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EngineStopped("The voices are closed: the engine is stopping.")
+            raise EngineStopped("the engine is closed")
 
 
 class Warming:
@@ -264,6 +264,8 @@ class Warming:
                 self._cache.resolve_blocking(name)
                 self.loaded += 1
             except ShoalError as problem:
+                if self._stopping.is_set():
+                    return
                 self.failed += 1
                 logger.warning("voice %s was not loaded: %s", name, problem)
             except Exception:

@@ -113,6 +113,7 @@ def test_a_voice_changes_what_is_heard(shoal: Shoal, folder: Path, recording: Pa
         (["Hi.", "--file", "./nowhere.txt"], 2, "not both"),
         ([], 2, "Give a text"),
         (["Hi.", "--format", "tape"], 2, "tape"),
+        (["Hi.", "-o", "/"], 2, "is a directory"),
         (["Hi.", "--temperature", "9"], 2, "temperature"),
         (["Hi.", "--top-p", "0"], 2, "top_p"),
         (["Hi.", "--top-k", "-1"], 2, "top_k"),
