@@ -29,9 +29,10 @@ def write_turns(
     if profile.normalize and prepared:
         text = normalize(text)
     prompts = prompt_builder(checkpoint)
-    references = voice.references if voice is not None else ()
+    # Once, however many turns there are: a voice is a hundred times as long as a short sentence.
+    beginning = _columns(prompts.beginning(voice.references if voice is not None else ()))
     return [
-        Turn(piece, _columns(prompts.opening(piece, references)), _columns(prompts.tail(piece)))
+        Turn(piece, _columns(prompts.own(piece)), _columns(prompts.tail(piece)), beginning)
         for piece in split(text, checkpoint, chunk_bytes or profile.chunk_bytes)
     ]
 

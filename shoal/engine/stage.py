@@ -44,7 +44,7 @@ class Stage:
     def add(self, utterance: Utterance) -> None:
         """Take up an utterance. One that can never be spoken is refused here: TextError, InvalidRequest."""
         for turn in utterance.turns:
-            self._check_turn(len(turn.opening), utterance)
+            self._check_turn(turn.columns, utterance)
         opening = utterance.turns[0].opening
         sampling = utterance.sampling_now()
         utterance.sequence = Sequence.start(utterance.id, opening, sampling, self.model.slow.max_seq_len)

@@ -20,8 +20,19 @@ class Turn:
     """One piece of a long text, as columns [T, 1 + codebooks]."""
 
     text: str
-    opening: Columns  # a prompt of its own, the voice included
+    own: Columns
     tail: Columns  # what leads here from the end of the turn before
+    voice: Columns | None = None  # what comes before `own` in a prompt for this turn alone; all turns share it
+
+    @property
+    def opening(self) -> Columns:
+        """A prompt for this turn alone."""
+        return self.own if self.voice is None else np.concatenate((self.voice, self.own))
+
+    @property
+    def columns(self) -> int:
+        """Of the opening."""
+        return len(self.own) + (0 if self.voice is None else len(self.voice))
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +78,7 @@ class Utterance:
 
     def all_codes(self) -> NDArray[np.int32]:
         """[codebooks, frames]"""
-        width = self.turns[0].opening.shape[1] - 1
+        width = self.turns[0].own.shape[1] - 1
         return np.stack(self.codes, axis=1) if self.codes else np.zeros((width, 0), np.int32)
 
 

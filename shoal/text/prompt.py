@@ -70,7 +70,15 @@ class PromptBuilder(Protocol):
     def columns(self) -> Columns: ...
 
     def opening(self, text: str, references: Sequence[Reference] = ()) -> Grid:
-        """The prompt of batch 0. Raises TextError for control spellings, InvalidRequest for impossible codes."""
+        """The prompt of batch 0: its `beginning` and its `own`. Raises TextError for control spellings."""
+        ...
+
+    def beginning(self, references: Sequence[Reference] = ()) -> Grid:
+        """What comes before any text. Raises TextError for control spellings, InvalidRequest for impossible codes."""
+        ...
+
+    def own(self, text: str) -> Grid:
+        """What a text adds to that."""
         ...
 
     def tail(self, text: str) -> Grid:
@@ -85,10 +93,16 @@ class InterleavePrompts:
     columns: Columns
 
     def opening(self, text: str, references: Sequence[Reference] = ()) -> Grid:
+        return join([self.beginning(references), self.own(text)])
+
+    def beginning(self, references: Sequence[Reference] = ()) -> Grid:
         parts = [self.columns.control("<|interleave|>")]
         for reference in references:
             parts += [*self.said(reference.text), self.columns.frames(reference.codes), self.columns.control(STOP)]
-        return join(parts + self.said(text))
+        return join(parts)
+
+    def own(self, text: str) -> Grid:
+        return join(self.said(text))
 
     def tail(self, text: str) -> Grid:
         return join([self.columns.control(STOP), *self.said(text)])
@@ -105,7 +119,13 @@ class ChatPrompts:
     columns: Columns
 
     def opening(self, text: str, references: Sequence[Reference] = ()) -> Grid:
-        return join([*self.role("system"), *self.system(references), *self.end_of_message(), *self.ask(text)])
+        return join([self.beginning(references), self.own(text)])
+
+    def beginning(self, references: Sequence[Reference] = ()) -> Grid:
+        return join([*self.role("system"), *self.system(references)])
+
+    def own(self, text: str) -> Grid:
+        return self.tail(text)
 
     def tail(self, text: str) -> Grid:
         return join([*self.end_of_message(), *self.ask(text)])

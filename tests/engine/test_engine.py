@@ -9,16 +9,18 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 
 import shoal
 from shoal.audio.pcm import to_int16
 from shoal.audio.wav import wav_header
 from shoal.checkpoint.load import Checkpoint
+from shoal.codec.layers import WindowTransformer
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.load import choose_device, choose_dtype, voice_cache
-from shoal.engine.script import write_turns
+from shoal.engine.script import prompt_builder, write_turns
 from shoal.errors import (
     AudioError,
     DeadlineExceeded,
@@ -328,3 +330,33 @@ def test_numbers_are_spelled_out_where_the_model_wants_it(tiny: Checkpoint) -> N
     assert [turn.text for turn in write_turns("Room 12.", None, spelling)] == ["Room twelve."]
     assert [turn.text for turn in write_turns("Room 12.", None, tiny)] == ["Room 12."]
     assert [turn.text for turn in write_turns("Room 12.", None, spelling, prepared=False)] == ["Room 12."]
+
+
+def test_turns_share_the_columns_of_their_voice(tiny: Checkpoint, voice: Voice) -> None:
+    """A long text of short turns would else hold its voice hundreds of times, and hundreds of them may wait."""
+    turns = write_turns("One thing. " * 50, voice, tiny, chunk_bytes=16)
+    assert len(turns) > 40
+    assert len({id(turn.voice) for turn in turns}) == 1
+    assert all(turn.own.base is None for turn in turns)  # nor does a part keep the whole alive
+    for turn in turns[:3]:
+        expected = prompt_builder(tiny).opening(turn.text, voice.references).T
+        assert np.array_equal(turn.opening, expected)
+        assert turn.columns == len(expected)
+
+
+def test_room_is_made_for_the_longest_recording_before_anything_speaks(tiny: Checkpoint, tmp_path: Path) -> None:
+    """Tables that grow while somebody speaks would be swapped under the decoder's feet."""
+    voice_cache(tiny, tmp_path, EngineConfig(reference_seconds=400.0))
+    before = [each.table for each in tiny.codec.modules() if isinstance(each, WindowTransformer)]
+    tiny.codec.reserve(round(400 * tiny.codec.config.frame_rate))
+    after = [each.table for each in tiny.codec.modules() if isinstance(each, WindowTransformer)]
+    assert all(one is other for one, other in zip(before, after, strict=True))
+
+
+def test_a_model_that_does_not_fit_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("shoal.engine.load.resolve_model", full)
+    with pytest.raises(InvalidRequest, match="lower slots"):
+        shoal.load("random:tiny", device="cpu")
