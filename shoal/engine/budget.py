@@ -64,7 +64,8 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
     Only for GPUs; a size that was asked for is kept.
     """
     device = checkpoint.model.device
-    cap = device_cap(config, device)
+    # What others hold on the card is not ours to plan with.
+    cap = min(device_cap(config, device), torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
     torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.get_device_properties(device).total_memory, device)
     if config.kv_bytes is not None:
         return config

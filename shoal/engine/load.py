@@ -50,6 +50,25 @@ def load(
     voices are read in the background.
     """
     device, config = choose_device(device), config or EngineConfig()
+    try:
+        return _load(model, device, dtype, codec, voices, config, warm=warm)
+    except torch.OutOfMemoryError as problem:
+        raise InvalidRequest(
+            f"{model} does not fit the memory that is free on {device}: lower slots, quantise "
+            "(--quantize int8,codec=int8), or end what else runs there"
+        ) from problem
+
+
+def _load(
+    model: str,
+    device: str,
+    dtype: str | None,
+    codec: str | Path | None,
+    voices: str | Path | None,
+    config: EngineConfig,
+    *,
+    warm: bool,
+) -> Engine:
     checkpoint = resolve_model(
         model,
         codec=Path(codec) if codec else None,
@@ -91,7 +110,8 @@ def voice_cache(checkpoint: Checkpoint, directory: Path, config: EngineConfig | 
     config = config or EngineConfig()
     limits, rate = voice_limits(config.reference_seconds), checkpoint.codec.config.sample_rate
     store = VoiceStore(directory, checkpoint.builtin_voices, sample_rate=rate, limits=limits)
-    return VoiceCache(store, CodecEncoder(checkpoint.codec), entries=config.cached_voices, limits=limits)
+    encoder = CodecEncoder(checkpoint.codec, max_seconds=config.reference_seconds)
+    return VoiceCache(store, encoder, entries=config.cached_voices, limits=limits)
 
 
 def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ChooseModes:

@@ -34,7 +34,7 @@ class Service:
     def __init__(self, core: EngineCore, voices: VoiceCache) -> None:
         self.core, self.voices = core, voices
         self.loop = EngineLoop(core)
-        self._encoder = CodecEncoder(core.checkpoint.codec)
+        self._encoder = CodecEncoder(core.checkpoint.codec, max_seconds=core.config.reference_seconds)
         self._ids = itertools.count()
 
     @property
