@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.flags import Device, Quiet
-from shoal.cli.publish import Html, JsonFile, Markdown, publish
+from shoal.cli.publish import Html, JsonFile, Markdown, check_places, publish
 
 PANEL = "Measure"
 
@@ -63,6 +63,7 @@ def bench(
     if context.invoked_subcommand is not None:
         _refuse_flags(context)
         return
+    check_places(json, html, markdown)
     from shoal.bench.configurations import parse_configurations
     from shoal.bench.sweep import Sweep, require_figures, run_sweep
     from shoal.bench.trial import Job
@@ -103,6 +104,7 @@ def engine(
 
     Example: shoal bench engine --model random:tiny --json engine.json
     """
+    check_places(json, html, markdown)
     from shoal.bench.engine import last_line, run_engine_bench
 
     document = run_engine_bench(model, device=device, batches=_voices(voices), quick=quick, progress=not quiet)
@@ -134,6 +136,7 @@ def quality(
 
     Example: shoal bench quality -c default -c bf16 -c int8 --sentences 50
     """
+    check_places(json, html, markdown)
     from shoal.bench.configurations import parse_configurations
     from shoal.bench.quality import Hearing, run_quality
 
@@ -155,6 +158,7 @@ def scaling(
 
     Example: shoal bench scaling --model random:tiny --html scaling.html
     """
+    check_places(json, html, markdown)
     from shoal.bench.scaling import run_scaling
 
     document = run_scaling(model, device=device, samples=samples, quick=quick, progress=not quiet)

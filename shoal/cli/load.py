@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.flags import Quiet
-from shoal.cli.publish import Html, JsonFile, Markdown, publish
+from shoal.cli.publish import Html, JsonFile, Markdown, check_places, publish
 
 if TYPE_CHECKING:
     from shoal.bench.load.stage import Stage
@@ -56,6 +56,7 @@ def load(
 
     Example: shoal load --compare http://127.0.0.1:8080 http://127.0.0.1:8081/v1/tts --rate 1,2,4
     """
+    check_places(json, html, markdown)
     from shoal.bench.load.client import parse_target
     from shoal.bench.load.run import Plan, run_load
 

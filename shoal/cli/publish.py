@@ -1,9 +1,12 @@
 """Where a measurement goes: tables to the terminal, the document and its reports to files."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from shoal.errors import OutputError
 
 if TYPE_CHECKING:
     from shoal.bench.document import Document
@@ -15,17 +18,26 @@ Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", hel
 INTERRUPTED = 130
 
 
+def check_places(*files: Path | None) -> None:
+    """Raises OutputError for files that could not be written: better now than after the measurement."""
+    for file in files:
+        if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+            raise OutputError(f"{file} cannot be written: name a file in a directory that is there and yours")
+
+
 def publish(
     document: "Document", json: Path | None, html: Path | None, markdown: Path | None, *, quiet: bool = False
 ) -> None:
     """What was measured is written first of all; an interrupted measurement then ends the command with 130."""
     from shoal.bench.document import write_document
 
-    if json is not None:
-        write_document(json, document)
-    write_reports([document], html, markdown)
-    if not quiet:
-        show([document])
+    try:
+        if json is not None:
+            write_document(json, document)
+        write_reports([document], html, markdown)
+    finally:
+        if not quiet:
+            show([document])  # also what could not be written
     if not document["complete"]:
         typer.echo("interrupted: this is what was measured until then", err=True)
         raise typer.Exit(INTERRUPTED)

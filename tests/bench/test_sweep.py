@@ -209,3 +209,18 @@ def test_a_benchmark_of_which_nobody_heard_anything_ends_with_the_reason() -> No
     request["error"], request["audio_seconds"], request["first_audio"] = None, 2.0, 0.5
     run["batches"] = [figures(1, rounds, None)]
     require_figures(document)
+
+
+@pytest.mark.parametrize("place", ["nowhere/run.json", "."])
+@pytest.mark.parametrize("flag", ["--json", "--html", "--markdown"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+    shoal: Shoal,  # noqa: F811
+    tmp_path: Path,
+    flag: str,
+    place: str,
+) -> None:
+    for command in (["bench"], ["bench", "engine"], ["bench", "scaling"], ["load", "http://127.0.0.1:1"]):
+        began = time.monotonic()
+        ran = shoal(*command, flag, tmp_path / place)
+        assert (ran.code, "cannot be written" in ran.err) == (10, True), ran.err
+        assert time.monotonic() - began < 5
