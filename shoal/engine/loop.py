@@ -5,12 +5,14 @@ engine. Leaving an iterator, for whatever reason, cancels the utterance at the n
 """
 
 import asyncio
+import atexit
 import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 
@@ -30,6 +32,16 @@ Order = Callable[[], None]
 NAP_SECONDS = 0.002
 
 
+# A program may end, or fail, while somebody speaks: a thread that computes while Python is ending aborts the process.
+OPEN: "WeakSet[EngineLoop]" = WeakSet()
+
+
+@atexit.register
+def close_all() -> None:
+    for loop in list(OPEN):
+        loop.close()
+
+
 class EngineLoop:
     def __init__(self, engine: "EngineCore") -> None:
         self.engine = engine
@@ -45,6 +57,7 @@ class EngineLoop:
         self.on_failure: Callable[[], None] | None = None  # called when the engine breaks, before anybody hears of it
         self._thread = threading.Thread(target=self._run, name="shoal-engine", daemon=True)
         self._thread.start()
+        OPEN.add(self)
 
     @property
     def live(self) -> int:

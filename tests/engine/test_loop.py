@@ -2,6 +2,8 @@
 
 import asyncio
 import queue
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -415,3 +417,20 @@ def test_requests_that_wait_for_their_batch_to_fill_start_without_anybody_coming
     assert list(hall.loop.speak(hall.utterance(2)))[-1].finish is FinishReason.LENGTH
     assert time.monotonic() - started > 0.05
     hall.close()
+
+
+LEFT_OPEN = """
+import shoal
+from shoal.speech import Sampling
+
+engine = shoal.load("random:tiny", device="cpu")
+chunks = engine.speak("hello there", sampling=Sampling(max_frames=1500, seed=1, top_p=1.0), stream=True)
+print(len(next(chunks).samples))
+raise SystemExit(3)
+"""
+
+
+def test_a_program_that_ends_while_its_engine_speaks_ends_as_it_meant_to() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert int(ended.stdout) > 0
