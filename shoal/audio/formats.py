@@ -85,11 +85,6 @@ def audio_format(name: str) -> AudioFormat:
         raise InvalidRequest(f"Unknown audio format {name!r}; known: {', '.join(FORMATS)}.") from None
 
 
-def media_type(name: str) -> str:
-    """The Content-Type of a format."""
-    return audio_format(name).media_type
-
-
 def format_of(path: Path) -> str:
     """The format a file name asks for by its suffix."""
     try:

@@ -85,6 +85,5 @@ class Failed:
     error: ShoalError
 
 
+# On the pipe each comes with the number of its job; 0 for those that belong to none.
 Reply = Ready | Beat | Spoken | Answer | Failed
-# The number of the job a message belongs to; 0 for those that belong to none.
-Message = tuple[int, Order | Reply]

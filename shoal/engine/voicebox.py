@@ -76,10 +76,6 @@ class VoiceBox:
     def rung(self) -> str:
         return "graph" if isinstance(self._decoder, FusedDecoder) else "eager"
 
-    @property
-    def state_bytes(self) -> int:
-        return self._decoder.past.nbytes
-
     def due(self, utterance: Utterance, *, ended: bool, pausing: bool = False) -> Due | None:
         """What of an utterance to decode now: nothing until a chunk worth sending has gathered, all at the end.
 

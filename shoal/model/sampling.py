@@ -42,11 +42,6 @@ class SamplingRows:
         """The settings of some rows, in the order of `index`."""
         return replace(self, penalised=penalised, **{name: getattr(self, name)[index] for name in COLUMNS})
 
-    def put(self, row: int, settings: "SamplingRows") -> None:
-        """Overwrite one row with the only row of `settings`."""
-        for name in COLUMNS:
-            getattr(self, name)[row] = getattr(settings, name)[0]
-
 
 COLUMNS = ("temperature", "top_p", "top_k", "penalty", "whole_window", "seed")
 

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.audio.formats import FORMATS, audio_format, format_of, media_type
+from shoal.audio.formats import FORMATS, audio_format, format_of
 from shoal.errors import InvalidRequest
 
 
 def test_every_format_has_its_media_type():
-    assert {name: media_type(name) for name in FORMATS} == {
+    assert {name: audio_format(name).media_type for name in FORMATS} == {
         "wav": "audio/wav",
         "pcm": "audio/pcm",
         "flac": "audio/flac",

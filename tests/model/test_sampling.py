@@ -28,11 +28,9 @@ def test_whether_anything_is_penalised_is_known_on_the_host() -> None:
     assert not SamplingRows.of([plain, plain], torch.device("cpu")).penalised
 
 
-def test_rows_are_chosen_and_overwritten_one_by_one() -> None:
-    cpu = torch.device("cpu")
-    rows = SamplingRows.of([Sampling(seed=1), Sampling(seed=2), Sampling(seed=3)], cpu)
-    assert rows.rows(torch.tensor([2, 0]), penalised=True).seed.tolist() == [3, 1]
-    rows.put(1, SamplingRows.of([Sampling(seed=9, top_k=4, repetition="window")], cpu))
-    assert rows.seed.tolist() == [1, 9, 3]
-    assert rows.top_k.tolist() == [2**31, 4, 2**31]
-    assert rows.whole_window.tolist() == [False, True, False]
+def test_rows_are_chosen_in_any_order() -> None:
+    wishes = [Sampling(seed=1), Sampling(seed=2), Sampling(seed=3, top_k=4, repetition="window")]
+    chosen = SamplingRows.of(wishes, torch.device("cpu")).rows(torch.tensor([2, 0]), penalised=True)
+    assert chosen.seed.tolist() == [3, 1]
+    assert chosen.top_k.tolist() == [4, 2**31]
+    assert chosen.whole_window.tolist() == [True, False]
