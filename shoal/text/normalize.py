@@ -6,10 +6,11 @@ after their step; abbreviations are expanded until none is left.
 """
 
 import re
+from functools import partial
 
 from shoal.errors import TextError
 from shoal.text.fold import fold
-from shoal.text.quantities import speak_quantities
+from shoal.text.quantities import read_apart, speak_quantities
 from shoal.text.tokenizer import SPEAKER_TAG
 
 # Stage directions: a model that knows no markers should not read them out.
@@ -72,7 +73,7 @@ ABBREVIATIONS = {
     "blvd": "boulevard",
     "ltd": "limited",
 }
-# These are words, or parts of words, unless the dot is there.
+# These are words, or parts of words, unless the dot is there. After a number they are its ending: "the 3rd."
 DOTTED_ABBREVIATIONS = {
     "gen": "general",
     "col": "colonel",
@@ -113,7 +114,9 @@ SAINT_OR_STREET = re.compile(rf"{WORD_START}St{WORD_END}\.?(?=(\s+[A-Z])?)")
 DOCTORATE = re.compile(rf"{WORD_START}PhD{WORD_END}")
 TITLE = re.compile(rf"{WORD_START}({'|'.join(TITLES)}){WORD_END}(\.(?=\s*$))?\.?")
 ABBREVIATION = re.compile(
-    rf"{WORD_START}(?:({'|'.join(ABBREVIATIONS)}){WORD_END}\.?|({'|'.join(DOTTED_ABBREVIATIONS)})\.)"
+    rf"{WORD_START}(?:({'|'.join(ABBREVIATIONS)}){WORD_END}\.?"
+    # Feet, in "6 ft. tall", are read with their number.
+    rf"|(?<!\d)(?!(?<=\d\s)ft)({'|'.join(DOTTED_ABBREVIATIONS)})\.)"
     r"(?=(\s*$|(?-i:\s+[A-Z]))?)",
     re.IGNORECASE,
 )
@@ -198,10 +201,10 @@ def spell_address(address: str) -> str:
 def expand_abbreviations(text: str) -> str:
     text = DOTTED_LETTERS.sub(read_dotted_letters, text)
     text = NUMBERED_ABBREVIATION.sub(lambda match: f"{like(match[1], NUMBERED[match[1].lower()])} ", text)
-    text = SAINT_OR_STREET.sub(lambda match: "Saint" if match[1] else "Street", text)
+    text = SAINT_OR_STREET.sub(partial(read_apart, lambda match: "Saint" if match[1] else "Street"), text)
     text = DOCTORATE.sub("P H D", text)
-    text = TITLE.sub(lambda match: TITLES[match[1]] + (match[2] or ""), text)
-    return ABBREVIATION.sub(read_abbreviation, text)
+    text = TITLE.sub(partial(read_apart, lambda match: TITLES[match[1]] + (match[2] or "")), text)
+    return ABBREVIATION.sub(partial(read_apart, read_abbreviation), text)
 
 
 def read_dotted_letters(match: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ may not start inside a run of digits, so that no text makes them slow.
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from shoal.text.numbers import LONGEST, cardinal, digits, number, ordinal, plural, year
 
@@ -110,8 +111,16 @@ IDIOMS = {"24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty fi
 def speak_quantities(text: str) -> str:
     """The text without digits. Signs that belong to a number are read with it; the others are left."""
     for pattern, speak in RULES:
-        text = pattern.sub(speak, text)
+        text = pattern.sub(partial(read_apart, speak), text)
     return text
+
+
+def read_apart(speak: Callable[[re.Match[str]], str], match: re.Match[str]) -> str:
+    """The reading, with a space where it would grow together with a word beside it: `US$5`, `Dec.25th`."""
+    reading, (start, end) = speak(match), match.span()
+    before = " " if reading[:1].isalpha() and match.string[max(start - 1, 0) : start].isalnum() else ""
+    after = " " if reading[-1:].isalpha() and match.string[end : end + 1].isalnum() else ""
+    return f"{before}{reading}{after}"
 
 
 def phone(match: re.Match[str]) -> str:
@@ -201,7 +210,7 @@ def say_money(sign: str, amount: str, multiple: str | None) -> str:
     if multiple:
         return f"{number(amount)} {MULTIPLES.get(multiple.lower(), multiple)} {many}"
     whole, _, decimals = amount.partition(".")
-    if not decimals or len(decimals) > 2:
+    if not decimals or len(decimals) > 2 or not small_one:
         return counted(amount, one, many)
     small = counted(str(int(decimals.ljust(2, "0"))), small_one, small_many)
     if int(whole.replace(",", "") or 0) == 0:
@@ -288,11 +297,12 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<!\w)([12]\d\d0)'?s\b", decade),
     rule(r"(?<!\w)'([2-9]0)'?s\b", decade),
     rule(r"(?<=\b(?:the|his|her|our|mid)[ -])([2-9]0)'?s\b", decade),
-    rule(rf"{START}({N})\s?({UNIT})(?![\w'/])", with_unit),
+    # The dot of "15 min. later" ends no sentence.
+    rule(rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]))?", with_unit),
     rule(rf"{START}({N})k(?!\w)", lambda match: f"{number(match[1])} thousand"),
     rule(rf"{START}({N})M(?!\w)", lambda match: f"{number(match[1])} million"),
     rule(r"(?<![\w./])(?:(\d{1,4})\s)?(\d{1,3})/(\d{1,3})(?![\w/])(?!\.\d)", fraction),
-    rule(rf"{START}(\d{{1,3}}(?:,\d{{3}}){{1,5}}|\d{{1,18}})(?:st|nd|rd|th)\b", lambda m: ordinal(plain_int(m[1]))),
+    rule(rf"{START}(\d{{1,3}}(?:,\d{{3}}){{1,5}}|\d{{1,18}})(?i:st|nd|rd|th)\b", lambda m: ordinal(plain_int(m[1]))),
     rule(r"(?<!\w)#\s?(?=\d)", lambda _: "number "),
     rule(r"(?<![\w.])\d{1,6}(?:\.\d{1,6}){2,9}(?![\w])(?!\.\d)", dotted),
     rule(r"(?<=\d)\s?[xX]\s?(?=\d)", lambda _: " by "),
