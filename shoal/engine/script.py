@@ -5,7 +5,7 @@ import numpy as np
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.sequence import Columns
 from shoal.engine.utterance import Turn
-from shoal.text.clean import check_text, clean_text
+from shoal.text.clean import check_spoken_length, check_text, clean_text
 from shoal.text.normalize import normalize
 from shoal.text.prompt import ChatPrompts, Grid, InterleavePrompts, PromptBuilder
 from shoal.text.prompt import Columns as PromptColumns
@@ -28,6 +28,7 @@ def write_turns(
     check_text(text, max_characters=profile.max_characters, tokenizer=checkpoint.tokenizer)
     if profile.normalize and prepared:
         text = normalize(text)
+        check_spoken_length(text, max_characters=profile.max_characters)
     prompts = prompt_builder(checkpoint)
     # Once, however many turns there are: a voice is a hundred times as long as a short sentence.
     beginning = _columns(prompts.beginning(voice.references if voice is not None else ()))

@@ -17,6 +17,9 @@ LOOSE_JOINERS = re.compile(r"(?<!\w)[\u200c\u200d]+|[\u200c\u200d]+(?!\w)")
 QUOTES = str.maketrans("‘’", "''")
 COMMAS = re.compile(r",{2,}")
 
+# Prose grows little when its numbers are written out; a text of signs alone grows 25 times, and so would its speech.
+MOST_GROWTH = 4
+
 
 def clean_text(text: str) -> str:
     """The text as training saw its texts. Applying it twice changes nothing.
@@ -43,6 +46,16 @@ def check_text(text: str, *, max_characters: int, tokenizer: Tokenizer | None = 
         raise TextError("the text has no letter or digit in it, so there is nothing to speak")
     if tokenizer is not None:
         tokenizer.check_text(text)
+
+
+def check_spoken_length(spoken: str, *, max_characters: int) -> None:
+    """Raises TextError for a text within the limit whose numbers and signs, as words, are hours of speech."""
+    limit = MOST_GROWTH * max_characters
+    if len(spoken) > limit:
+        raise TextError(
+            f"the text has {len(spoken):,} characters with its numbers and signs written out, the limit is {limit:,}: "
+            "send it in pieces"
+        )
 
 
 def has_words(text: str) -> bool:

@@ -332,6 +332,14 @@ def test_numbers_are_spelled_out_where_the_model_wants_it(tiny: Checkpoint) -> N
     assert [turn.text for turn in write_turns("Room 12.", None, spelling, prepared=False)] == ["Room 12."]
 
 
+def test_a_text_may_not_grow_without_end_when_its_signs_are_written_out(tiny: Checkpoint) -> None:
+    spelling = replace(tiny, profile=replace(tiny.profile, normalize=True, max_characters=100))
+    assert write_turns("In 1984, 99 people paid $5.99 for it. " * 2, None, spelling)
+    with pytest.raises(TextError, match="written out, the limit is 400: send it in pieces"):
+        write_turns("a " + "≥" * 98, None, spelling)
+    assert write_turns("a " + "≥" * 98, None, spelling, prepared=False)
+
+
 def test_turns_share_the_columns_of_their_voice(tiny: Checkpoint, voice: Voice) -> None:
     """A long text of short turns would else hold its voice hundreds of times, and hundreds of them may wait."""
     turns = write_turns("One thing. " * 50, voice, tiny, chunk_bytes=16)

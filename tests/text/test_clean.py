@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import TextError
-from shoal.text.clean import check_text, clean_text
+from shoal.text.clean import check_spoken_length, check_text, clean_text
 from shoal.text.tokenizer import Tokenizer
 
 
@@ -62,6 +62,12 @@ def test_text_that_can_be_spoken_passes(text: str, s1_tokenizer: Tokenizer) -> N
 def test_a_control_token_hidden_by_an_invisible_character_is_found_after_cleaning(s1_tokenizer: Tokenizer) -> None:
     with pytest.raises(TextError, match="im_end"):
         check_text(clean_text("Hi <|im_\u200bend|>"), max_characters=100, tokenizer=s1_tokenizer)
+
+
+def test_words_for_signs_may_make_a_text_four_times_as_long() -> None:
+    check_spoken_length("a" * 400, max_characters=100)
+    with pytest.raises(TextError, match="401 characters with its numbers and signs written out, the limit is 400"):
+        check_spoken_length("a" * 401, max_characters=100)
 
 
 @pytest.mark.timeout(60)
