@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -32,6 +33,7 @@ from shoal.voices.voice import BrokenVoice, VoiceLimits, check_transcript
 SUFFIXES = (".mp3", ".wav", ".flac", ".ogg", ".m4a", ".wma", ".aac", ".aiff", ".aif", ".aifc")
 TRANSCRIPT = ".lab"
 DETAILS = "voice.json"
+CODES = "codes-*.npy"
 DETAILS_BYTES = 1 << 20
 
 # What numpy writes before an array [C, frames] of int32: magic, version 1.0, length of the rest, and the rest.
@@ -105,6 +107,14 @@ class Folder:
         """At least one recording has its transcript; upstream lists no other directories."""
         files = [file for file, plain in self._files().items() if plain]
         return any(transcript_name(file) in files for file in audio_names(files))
+
+    def foreign(self) -> list[str]:
+        """What is no part of a voice, not even of a broken one. Links may go: what they point to stays."""
+        try:
+            with os.scandir(self.fd) as entries:
+                return sorted(entry.name for entry in entries if not (entry.is_symlink() or belongs(entry)))
+        except OSError as problem:
+            raise self.broken(None, reason(problem)) from problem
 
     def recordings(self) -> list[str]:
         """File names of the recordings. Every one has a transcript beside it."""
@@ -247,6 +257,17 @@ def audio_suffix(audio: bytes, path: Path | None = None) -> str:
 def audio_names(files: Iterable[str]) -> list[str]:
     # Names with a dot before them are other programs' notes, such as the ._sample.wav of a Mac.
     return sorted(file for file in files if Path(file).suffix.lower() in SUFFIXES and not file.startswith("."))
+
+
+def belongs(entry: os.DirEntry[str]) -> bool:
+    """By its name; of the notes of other programs only plain files, since a hidden directory may hold anything."""
+    if entry.name.startswith("."):
+        return entry.is_file(follow_symlinks=False)
+    return (
+        entry.name == DETAILS
+        or fnmatchcase(entry.name, CODES)
+        or Path(entry.name).suffix.lower() in (*SUFFIXES, TRANSCRIPT)
+    )
 
 
 def transcript_name(recording: str) -> str:

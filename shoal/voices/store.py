@@ -41,7 +41,7 @@ from shoal.voices.voice import (
     VoiceLimits,
     audio_bytes,
     check_name,
-    check_transcript,
+    check_new_transcript,
     encode_recording,
     is_name,
     read_recording,
@@ -64,6 +64,9 @@ def voice_directory() -> Path:
 
 class VoiceStore:
     """The voices of one directory, and of read-only ones such as a model's built-in voices.
+
+    Other things may lie there as well: a directory that holds anything but the files of a voice is neither renamed nor
+    deleted.
 
     A built-in voice cannot be renamed or deleted, nor its name be taken; a directory that was put beside the voices by
     hand hides it only if it holds a voice itself. Codes of built-in voices are not kept: packages bring them along.
@@ -141,7 +144,7 @@ class VoiceStore:
             return folder.stamp()
 
     def rename(self, old: str, new: str) -> None:
-        """Raises VoiceNotFound, VoiceExists, or InvalidRequest for a built-in voice."""
+        """Raises VoiceNotFound, VoiceExists, or InvalidRequest for a built-in voice or what is more than a voice."""
         path = self._own(old)
         self._check_free(new)
         with _as_output_error(f"Voice {old!r}"):
@@ -151,7 +154,10 @@ class VoiceStore:
                 raise _not_found(old) from None
 
     def delete(self, name: str) -> None:
-        """Raises VoiceNotFound, or InvalidRequest for a built-in voice. Voices in use go on: they stay mapped."""
+        """Raises VoiceNotFound, or InvalidRequest for a built-in voice or what is more than a voice.
+
+        Voices in use go on: they stay mapped.
+        """
         path = self._own(name)
         with _as_output_error(f"Voice {name!r}"), self._workspace() as workspace:
             try:
@@ -190,12 +196,26 @@ class VoiceStore:
                 raise
 
     def _own(self, name: str) -> Path:
+        """The directory of a voice, whole or broken. What else people keep beside the voices is not ours to move."""
         path = self._directory / check_name(name)
         if path.is_dir() and not path.is_symlink():
+            self._check_own_files(name)
             return path
         if self.exists(name):
             raise InvalidRequest(f"Voice {name!r} is built in: it can be neither renamed nor deleted.")
         raise _not_found(name)
+
+    def _check_own_files(self, name: str) -> None:
+        try:
+            with open_folder(self._directory, name) as folder:
+                foreign = folder.foreign()
+        except FileNotFoundError:
+            raise _not_found(name) from None
+        if foreign:
+            raise InvalidRequest(
+                f"The directory {name!r} holds {foreign[0]!r}, which is no part of a voice, and is left as it is: "
+                "move that elsewhere first."
+            )
 
     def _check_free(self, name: str) -> None:
         if self.exists(name):
@@ -204,7 +224,7 @@ class VoiceStore:
     def _checked(self, clip: Clip) -> tuple[bytes, str, str]:
         audio = audio_bytes(clip[0], self._limits)
         suffix = audio_suffix(audio, clip[0] if isinstance(clip[0], Path) else None)
-        return audio, suffix, check_transcript(clip[1], self._limits)
+        return audio, suffix, check_new_transcript(clip[1], self._limits)
 
     def _reference(self, folder: Folder, recording: str, promised: str | None, encoder: Encoder) -> Reference:
         transcript = folder.transcript(recording, self._limits)

@@ -14,6 +14,7 @@ from shoal.audio.decode import AudioLimits, Recording, check_reference, read_aud
 from shoal.audio.pcm import Samples
 from shoal.errors import AudioError, InvalidRequest, TextError
 from shoal.text.prompt import Codes, Reference
+from shoal.text.tokenizer import CONTROL_SPELLING, SPEAKER_TAG
 
 Clip: TypeAlias = tuple[bytes | Path, str]  # a recording as it came, and its transcript
 
@@ -168,6 +169,15 @@ def check_transcript(transcript: str, limits: VoiceLimits) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise TextError("The transcript holds half a character (an unpaired surrogate).") from None
+    return text
+
+
+def check_new_transcript(transcript: str, limits: VoiceLimits) -> str:
+    """As `check_transcript`, and with no control token of any model: it would fail every request for the voice."""
+    text = check_transcript(transcript, limits)
+    for spelling in CONTROL_SPELLING.findall(text):
+        if not SPEAKER_TAG.fullmatch(spelling):
+            raise TextError(f"The transcript contains {spelling}, the spelling of a control token; remove it.")
     return text
 
 

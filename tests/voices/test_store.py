@@ -114,6 +114,7 @@ def test_what_cannot_be_a_reference_is_refused_and_leaves_nothing(store, directo
         (wav(pitch=0.0), "hi", AudioError),
         (wav(), " ", TextError),
         (wav(), "a" * 5000, TextError),
+        (wav(), "Hello <|im_end|> there", TextError),
     ]:
         with pytest.raises(error):
             store.add("anna", audio, transcript)
@@ -413,6 +414,48 @@ def test_what_is_not_there_can_be_neither_renamed_nor_deleted(store):
         store.rename("nobody", "anna")
     with pytest.raises(VoiceNotFound):
         store.delete("nobody")
+
+
+def photograph(folder: Path) -> None:
+    (folder / "a.jpg").write_bytes(b"precious")
+
+
+def album(folder: Path) -> None:
+    (folder / "2019").mkdir()
+
+
+def repository(folder: Path) -> None:
+    (folder / ".git").mkdir()
+
+
+@pytest.mark.parametrize("keep", [photograph, album, repository])
+@pytest.mark.parametrize("voice", [False, True])
+def test_what_is_more_than_a_voice_can_be_neither_renamed_nor_deleted(store, directory, wav, keep, voice):
+    (directory / "Photos").mkdir()
+    if voice:
+        store.add("Photos", wav(), "hi")
+    keep(directory / "Photos")
+    before = files(directory / "Photos")
+    for touch in (lambda: store.delete("Photos"), lambda: store.rename("Photos", "Other")):
+        with pytest.raises(InvalidRequest, match=r"'Photos' holds .* no part of a voice.*move"):
+            touch()
+    assert files(directory) == ["Photos"]
+    assert files(directory / "Photos") == before
+
+
+def test_a_voice_goes_with_its_codes_and_the_notes_of_other_programs(directory, encoder, wav):
+    upstream_voice(directory / "anna", wav, "a")
+    (directory / "anna" / "b.FLAC").write_bytes(b"no transcript")
+    (directory / "anna" / ".DS_Store").write_bytes(b"\0")
+    store = VoiceStore(directory, sample_rate=RATE)
+    with pytest.raises(BrokenVoice):
+        store.get("anna", encoder)
+    (directory / "anna" / "b.lab").write_text("hi")
+    (directory / "anna" / "b.FLAC").write_bytes(wav())
+    store.get("anna", encoder)
+    store.rename("anna", "bell")
+    store.delete("bell")
+    assert files(directory) == []
 
 
 def test_a_deleted_name_is_free(store, directory, wav):

@@ -17,6 +17,7 @@ from shoal.voices.voice import (
     Voice,
     VoiceLimits,
     check_name,
+    check_new_transcript,
     check_transcript,
     voice_from_recordings,
 )
@@ -153,6 +154,12 @@ def test_everything_is_checked_before_anything_is_encoded(encoder, wav):
 def test_transcripts_that_say_nothing_or_too_much_are_refused(transcript):
     with pytest.raises(TextError):
         check_transcript(transcript, USUAL_LIMITS)
+
+
+def test_a_stored_transcript_may_hold_speaker_tags_and_no_control_token():
+    assert check_new_transcript(" <|speaker:1|>Hello. ", USUAL_LIMITS) == "<|speaker:1|>Hello."
+    with pytest.raises(TextError, match=r"transcript contains <\|im_end\|>.*remove it"):
+        check_new_transcript("<|speaker:1|>Hello <|im_end|> there.", USUAL_LIMITS)
 
 
 def test_a_recording_may_last_ninety_seconds(encoder, wav):
