@@ -18,6 +18,8 @@ UNKNOWN = 0xFFFFFFFF
 MADE_UP = 0x7FFF0000
 HEADER_BYTES = 44
 FRAMES_PER_BLOCK = 1 << 16
+# Before the samples come a few notes; a file of empty chunks would be read eight bytes at a time.
+MOST_CHUNKS = 1_000
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 # An extensible header carries the true tag as the first two bytes of a GUID that ends like this.
@@ -70,7 +72,9 @@ def is_wav(data: bytes) -> bool:
 def open_wav(data: bytes) -> WavReader | None:
     """A reader for wav bytes; None when the samples are compressed and another decoder has to try."""
     fmt: bytes | None = None
-    for name, size, body in _chunks(data):
+    for place, (name, size, body) in enumerate(_chunks(data)):
+        if place == MOST_CHUNKS:
+            raise AudioError(f"The wav file has {MOST_CHUNKS:,} chunks and no samples among them.")
         if name == b"fmt ":
             fmt = bytes(body)
         elif name == b"data" and fmt is not None:

@@ -70,6 +70,14 @@ def test_a_wav_without_samples_is_refused(cut):
         open_wav(wav_file(b"", 1, 1, 16)[:cut])
 
 
+def test_samples_behind_a_thousand_chunks_are_not_looked_for():
+    whole = wav_file(bytes(100), 1, 1, 16)
+    notes = struct.pack("<4sI", b"LIST", 0)
+    assert open_wav(whole[:12] + 900 * notes + whole[12:]) is not None
+    with pytest.raises(AudioError, match="1,000 chunks and no samples"):
+        open_wav(whole[:12] + 1000 * notes + whole[12:])
+
+
 def test_a_header_that_contradicts_itself_is_refused():
     whole = bytearray(wav_file(bytes(100), 1, 2, 16))
     struct.pack_into("<H", whole, 22, 0)
