@@ -80,7 +80,7 @@ def voice_wish(voice: str | None, transcript: str | None) -> VoiceWish:
     Raises AudioError, TextError, InvalidRequest.
     """
     if transcript is None:
-        if voice is not None and (Path(voice).suffix or Path(voice).exists()):
+        if voice is not None and (Path(voice).suffix or Path(voice).is_file()):
             raise InvalidRequest("--voice with a recording needs --transcript: the words that are spoken in it")
         return VoiceWish(name=voice)
     if voice is None:

@@ -193,6 +193,16 @@ def test_a_recording_needs_its_words(
     assert "transcript" in ran.said
 
 
+def test_a_directory_of_the_name_of_a_voice_does_not_make_it_a_recording(
+    shoal: Shoal, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_VOICES", str(folder / "voices"))
+    (folder / "nobody").mkdir()
+    monkeypatch.chdir(folder)
+    ran = shoal("say", "Hi.", "-o", folder / "a.wav", "--voice", "nobody", *TINY)
+    assert (ran.code, "no voice 'nobody'" in ran.said) == (5, True)
+
+
 @pytest.mark.parametrize(
     ("place", "code"), [("nowhere/a.wav", 10), (".", 2), ("a.tape", 2), ("noname", 2), ("/proc/a.wav", 10)]
 )
