@@ -6,11 +6,13 @@ the hub answers, and say what to do when it does not.
 """
 
 import errno
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from hashlib import blake2b
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +27,7 @@ SMALL_FILES = (
     PROFILE, "LICENSE*",
 )  # fmt: skip
 SHARDS = "model-*.safetensors"
+VOICES = re.compile(r"voices/[^/]+/[^/]+")
 PATIENCE_SECONDS = 8.0
 DISK_TROUBLE = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
 
@@ -90,6 +93,9 @@ def choose_files(source: Source, names: Iterable[str]) -> list[str]:
     chosen |= {name for name in (weights, codec) if name is not None}
     if weights.endswith(".index.json"):
         chosen |= {name for name in present if fnmatch(name, SHARDS) and "/" not in name}
+    if PROFILE in present:
+        # A profile may name the voice of requests that choose none.
+        chosen |= {name for name in present if VOICES.fullmatch(name)}
     return sorted(chosen)
 
 
@@ -117,23 +123,54 @@ def _fetch(source: Source, files: dict[str, int | None], hub: Hub, folder: Path 
             endpoint=hub.endpoint,
         )
     _require_whole(Path(directory), source, files)
+    _make_plain(Path(directory) / file for file in files if VOICES.fullmatch(file))
     return Path(directory)
+
+
+def _make_plain(files: Iterable[Path]) -> None:
+    """The cache holds links to its blobs, and voices are read through no link."""
+    for file in files:
+        if not file.is_symlink():
+            continue
+        copy = file.with_name(f".{file.name}.part")
+        try:
+            shutil.copyfile(file, copy)
+            copy.replace(file)
+        except OSError as problem:
+            raise OutputError(f"cannot write {file}: {problem.strerror}") from problem
 
 
 def _fetch_to(to: Path, source: Source, files: dict[str, int | None], hub: Hub) -> Path:
     """Into a folder beside the target that takes its name at the end, and is there to go on from until then."""
-    part = _fetch(source, files, hub, to.with_name(f".{to.name}.part"))
-    shutil.rmtree(part / ".cache", ignore_errors=True)
+    part = _fetch(source, files, hub, _part(to, source))
     try:
+        _keep_only(part, files)
         return part.replace(to)
     except OSError as problem:
         raise OutputError(f"cannot write {to}: {problem.strerror}") from problem
 
 
+def _part(to: Path, source: Source) -> Path:
+    """Named by what it is a part of, too: another model must not go on from these files."""
+    digest = blake2b(f"{source.repository}@{source.revision}".encode(), digest_size=4).hexdigest()
+    return to.with_name(f".{to.name}.{digest}.part")
+
+
+def _keep_only(folder: Path, files: Iterable[str]) -> None:
+    """Remove the library's own notes, and what the repository had when an earlier pull broke off and has no more."""
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    kept = set(files)
+    for path in folder.rglob("*"):
+        if path.is_file() and path.relative_to(folder).as_posix() not in kept:
+            path.unlink()
+
+
 def _already_here(name: str, source: Source, to: Path | None, hub: Hub, problem: _Unreachable) -> Pulled:
     directory = cached_snapshot(source, hub.cache)
     if to is None and directory is not None and not missing_files(directory, codec=source.released):
-        return Pulled(directory, sum(file.stat().st_size for file in directory.iterdir()), checked=False)
+        return Pulled(
+            directory, sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()), checked=False
+        )
     raise ModelNotFound(
         f"{problem}. When that is put right, type again: shoal pull {name}; or copy the model's directory "
         "from a machine that has it, and give its path as --model"

@@ -3,9 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.checkpoint.find import find_directory
+from shoal.checkpoint.find import BUNDLED_FOLDER, find_directory
+from shoal.checkpoint.load import find_model_file
 from shoal.checkpoint.pull import Hub, pull
 from shoal.errors import CheckpointError, InvalidRequest, ModelNotFound, OutputError
+from shoal.voices.store import VoiceStore
 from tests.checkpoint_cli.loopback_hub import COMMIT, REPOSITORY, FakeHub
 
 SHARD = "model-00001-of-00005.safetensors"
@@ -71,6 +73,57 @@ def test_a_directory_of_ones_own_appears_whole(fake_hub: FakeHub, hub: Hub, tmp_
     assert pull(REPOSITORY, to=to, hub=hub).directory == to
     assert {file.name for file in to.iterdir()} == fake_hub.fetched()
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
+
+
+def one_file_of_weights(hub: FakeHub) -> None:
+    """The repository takes S1's layout: what S2 has more of is gone."""
+    hub.files = {name: content for name, content in hub.files.items() if not name.startswith("model")}
+    hub.files["model.pth"] = b"another form of the same"
+
+
+def test_another_model_does_not_go_on_from_what_a_pull_has_left(fake_hub: FakeHub, hub: Hub, tmp_path: Path) -> None:
+    to = tmp_path / "mine"
+    fake_hub.cut["codec.pth"] = 1000
+    with pytest.raises(ModelNotFound, match="broke off"):
+        pull(REPOSITORY, to=to, hub=hub)
+    left = {path.name for path in tmp_path.glob(".mine.*")}
+    fake_hub.cut.clear()
+    fake_hub.requests.clear()
+    one_file_of_weights(fake_hub)
+    pull(f"{REPOSITORY}@{COMMIT}", to=to, hub=hub)
+    assert {file.name for file in to.iterdir()} == fake_hub.fetched()
+    assert find_model_file(to).name == "model.pth"
+    assert {path.name for path in tmp_path.glob(".mine.*")} == left
+
+
+def test_what_a_repository_has_no_more_is_not_kept(fake_hub: FakeHub, hub: Hub, tmp_path: Path) -> None:
+    to = tmp_path / "mine"
+    fake_hub.cut["codec.pth"] = 1000
+    with pytest.raises(ModelNotFound, match="broke off"):
+        pull(REPOSITORY, to=to, hub=hub)
+    assert list(tmp_path.glob(".mine.*/model-*.safetensors"))
+    fake_hub.cut.clear()
+    one_file_of_weights(fake_hub)
+    pull(REPOSITORY, to=to, hub=hub)
+    assert find_model_file(to).name == "model.pth"
+    assert list(to.glob("model-*.safetensors")) == []
+
+
+@pytest.mark.parametrize("to", [None, "mine"])
+def test_voices_come_with_the_profile_that_names_one(
+    to: str | None, fake_hub: FakeHub, hub: Hub, tmp_path: Path
+) -> None:
+    voice = BUNDLED_FOLDER / "voices" / "rms"
+    voices = {f"voices/rms/{file.name}": file.read_bytes() for file in voice.iterdir()}
+    fake_hub.files |= {"shoal.json": b'{"voice": "rms"}', **voices}
+    for _ in range(2 if to is None else 1):  # what is in the cache is left as it is
+        directory = pull(REPOSITORY, to=tmp_path / to if to else None, hub=hub).directory
+        store = VoiceStore(tmp_path / "voices", builtin=[directory / "voices"])
+        assert store.names() == ["rms"]
+        assert store.details("rms") is not None
+        assert {file.name for file in (directory / "voices" / "rms").iterdir()} == {
+            file.name for file in voice.iterdir()
+        }
 
 
 def test_a_directory_that_exists_is_left_alone(hub: Hub, tmp_path: Path) -> None:
