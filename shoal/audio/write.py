@@ -139,7 +139,10 @@ class ReplacedOutput:
     """A file that appears under its name when it is complete."""
 
     def __init__(self, path: Path, format: str, sample_rate: int, output_rate: int | None, bitrate: int | None) -> None:
-        # Through a symbolic link the file behind it is replaced, not the link.
+        # Through a symbolic link the file behind it is replaced, not the link. A loop of links is an OSError for
+        # `stat` only.
+        with suppress(FileNotFoundError):
+            path.stat()
         self._target = path.resolve()
         self._hidden = self._target.with_name(f".shoal-{secrets.token_hex(8)}.part")
         self._file = self._hidden.open("x+b")

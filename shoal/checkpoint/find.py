@@ -7,11 +7,12 @@ s1-mini, s2-pro      what `shoal pull` put into the Hugging Face cache, by short
 OWNER/NAME           the same, by repository; any of them with @REVISION
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.checkpoint.layout import missing_files
+from shoal.checkpoint.layout import is_directory, is_file, missing_files
 from shoal.errors import ModelNotFound
 
 PREFIX = "random:"
@@ -55,10 +56,10 @@ def find_directory(name: str, *, cache: Path | None = None) -> Path:
     """The directory that holds the model of that name; `cache` is another Hugging Face cache folder than the usual."""
     if name == BUNDLED:
         return _bundled()
-    directory = Path(name).expanduser()
-    if name and directory.is_dir():
+    directory = Path(os.path.expanduser(name))  # noqa: PTH111 - Path raises for a user that there is not
+    if name and is_directory(directory):
         return directory
-    if directory.is_file():
+    if is_file(directory):
         raise ModelNotFound(f"{name} is a file; give the directory that holds it and its config.json")
     source = Source.parse(name)
     if source is None:

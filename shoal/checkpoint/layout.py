@@ -1,6 +1,7 @@
 """Which files make a model's directory. Nothing here needs torch."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ from shoal.errors import CheckpointError
 
 MODEL_FILES = ("model.safetensors.index.json", "model.safetensors", "model.pth")
 CODEC_FILES = ("codec.safetensors", "codec.pth")
+# In directories that `shoal quantize` wrote: every file of weights and its size.
+MANIFEST = "quantized.json"
 TOKENIZER_FILES = {"tokenizer.json": (), "tokenizer.tiktoken": ("special_tokens.json",)}
 
 
@@ -33,8 +36,37 @@ def _missing_weights(directory: Path) -> list[str]:
         return [" or ".join(MODEL_FILES)]
     if not present[0].endswith(".index.json"):
         return []
-    where = read_json(directory / present[0]).get("weight_map", {})
-    return sorted({str(shard) for shard in where.values() if not (directory / str(shard)).is_file()})
+    shards = set(read_weight_map(directory / present[0]).values())
+    return sorted(shard for shard in shards if not is_file(directory / shard))
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Names of tensors, and the shard beside the index that holds each."""
+    where = read_json(index).get("weight_map")
+    if not isinstance(where, dict) or not all(_is_plain_name(shard) for shard in where.values()):
+        raise CheckpointError(f"{index}: weight_map must map tensor names to file names beside it")
+    return where
+
+
+def read_manifest(path: Path) -> dict[str, int]:
+    """The files that a quantised directory was written with, and their sizes."""
+    sizes = read_json(path).get("files", {})
+    if not isinstance(sizes, dict) or not all(type(size) is int for size in sizes.values()):
+        raise CheckpointError(f"{path}: files must map file names to sizes")
+    return sizes
+
+
+def is_file(path: Path) -> bool:
+    """False also for a name that no file can have; Path's own question raises for some of them."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_directory(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def _is_plain_name(name: object) -> bool:
+    return isinstance(name, str) and Path(name).name == name
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -42,7 +74,7 @@ def read_json(path: Path) -> dict[str, Any]:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise CheckpointError(f"{path}: not readable as JSON: {problem}") from problem
     if not isinstance(stored, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(stored).__name__}")

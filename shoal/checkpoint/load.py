@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.checkpoint.blank import blank
-from shoal.checkpoint.layout import CODEC_FILES, MODEL_FILES, read_json
+from shoal.checkpoint.layout import CODEC_FILES, MANIFEST, MODEL_FILES, is_file, read_json, read_manifest
 from shoal.checkpoint.names import model_tensors
 from shoal.checkpoint.profile import Profile, read_profile
 from shoal.checkpoint.tensors import read_changed, read_shards, read_tensors, shorten
@@ -24,9 +24,6 @@ from shoal.quantize.apply import fit_codec, fit_model
 from shoal.quantize.convolution import Int8Conv
 from shoal.quantize.modes import WeightModes
 from shoal.text.tokenizer import Tokenizer, load_tokenizer
-
-# In directories of our own making: every file of weights and its size.
-MANIFEST = "quantized.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +97,8 @@ def require_complete(directory: Path) -> None:
     """Raises CheckpointError for a quantised directory that was copied or written in part."""
     if not (directory / MANIFEST).is_file():
         return
-    for name, size in read_json(directory / MANIFEST).get("files", {}).items():
-        found = (directory / name).stat().st_size if (directory / name).is_file() else 0
+    for name, size in read_manifest(directory / MANIFEST).items():
+        found = (directory / name).stat().st_size if is_file(directory / name) else 0
         if found != size:
             raise CheckpointError(
                 f"{directory}: half written, {name} has {found:,} of {size:,} bytes. Copy it again, or make it again "

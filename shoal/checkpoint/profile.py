@@ -2,7 +2,8 @@
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_type_hints
 
 from shoal.checkpoint.layout import read_json
 from shoal.errors import CheckpointError, InvalidRequest
@@ -10,6 +11,8 @@ from shoal.model.config import Family
 from shoal.speech import Sampling
 
 FILE = "shoal.json"
+# A whole number will do for a fraction; True is no number, although Python says so.
+TAKEN: dict[object, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,)}
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,30 @@ def read_profile(directory: Path, family: Family) -> Profile:
     if unknown:
         raise CheckpointError(f"{path}: unknown keys {', '.join(unknown)}")
     try:
-        sampling = replace(usual.sampling, **stored.pop("sampling", {}))
-        return replace(usual, sampling=sampling, **stored)
+        sampling = stored.pop("sampling", {})
+        if not isinstance(sampling, dict):
+            raise InvalidRequest("sampling must be an object")
+        _check_types(sampling, Sampling)
+        _check_types(stored, Profile)
+        profile = replace(usual, sampling=replace(usual.sampling, **sampling), **stored)
+        _check_bounds(profile)
     except (TypeError, InvalidRequest) as problem:
         raise CheckpointError(f"{path}: {problem}") from problem
+    return profile
+
+
+def _check_types(stored: dict[str, object], kind: type) -> None:
+    """A dataclass takes anything, and what is wrong would fail in every request."""
+    for name, expected in get_type_hints(kind).items():
+        if name in stored and type(stored[name]) not in TAKEN.get(expected, (str, NoneType)):
+            raise InvalidRequest(f"{name} cannot be {stored[name]!r}")
+
+
+def _check_bounds(profile: Profile) -> None:
+    if not 16 <= profile.chunk_bytes <= 100_000:
+        raise InvalidRequest(f"chunk_bytes must lie between 16 and 100000, not {profile.chunk_bytes}")
+    if profile.carried_columns < 0 or profile.max_characters < 1:
+        raise InvalidRequest("carried_columns must be at least 0 and max_characters at least 1")
 
 
 def profile_document(profile: Profile) -> dict[str, Any]:

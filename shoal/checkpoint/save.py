@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.checkpoint.layout import CODEC_FILES
-from shoal.checkpoint.load import MANIFEST, Checkpoint, load_codec, load_model
+from shoal.checkpoint.layout import CODEC_FILES, MANIFEST
+from shoal.checkpoint.load import Checkpoint, load_codec, load_model
 from shoal.checkpoint.names import to_upstream, unstack
 from shoal.checkpoint.random import write_synthetic_tokenizer
 from shoal.checkpoint.weight_norm import unfold
@@ -95,6 +95,9 @@ def save_quantized(
 
     Raises CheckpointError, OutputError, and InvalidRequest for a source that is quantised in another way.
     """
+    if source.resolve() in directory.resolve().parents:
+        # It would be copied into itself, and into everything that is made of this source later.
+        raise OutputError(f"{directory} lies inside the model that is read; choose a place outside {source}")
     tokenizer = load_tokenizer(source)
     model = load_model(source, tokenizer)
     with whole_directory(directory) as folder:

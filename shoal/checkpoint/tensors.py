@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shoal.checkpoint.layout import read_json
+from shoal.checkpoint.layout import is_file, read_weight_map
 from shoal.errors import CheckpointError, UnsafeCheckpoint
 
 Change = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -17,16 +17,14 @@ Change = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of one file. They are views of the mapped file: nothing is read until it is used."""
-    if not path.is_file():
+    if not is_file(path):
         raise CheckpointError(f"{path}: no such file")
     return _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
 
 
 def read_shards(index: Path) -> dict[str, Tensor]:
     """All tensors named by an index file, from the shards beside it."""
-    where = read_json(index).get("weight_map")
-    if not isinstance(where, dict) or not all(_is_plain_name(name) for name in where.values()):
-        raise CheckpointError(f"{index}: weight_map must map tensor names to file names beside it")
+    where = read_weight_map(index)
     found: dict[str, Tensor] = {}
     for shard in sorted(set(where.values())):
         found |= read_tensors(index.parent / shard)
@@ -57,10 +55,6 @@ def shorten(names: list[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _is_plain_name(name: object) -> bool:
-    return isinstance(name, str) and Path(name).name == name
-
-
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
@@ -74,7 +68,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         stored = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
     except pickle.UnpicklingError as problem:
         raise _explain_refusal(path, problem) from problem
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as problem:
+    except Exception as problem:  # what the unpickler trips over in a broken file has no common type
         raise CheckpointError(f"{path}: truncated, or not a PyTorch file: {_first_line(problem)}") from problem
     if isinstance(stored, dict) and isinstance(stored.get("state_dict"), dict):
         stored = stored["state_dict"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shoal.checkpoint.find import PREFIX, find_directory
-from shoal.checkpoint.layout import CODEC_FILES, missing_files
+from shoal.checkpoint.layout import CODEC_FILES, MANIFEST, missing_files
 from shoal.checkpoint.save import whole_directory
 from shoal.errors import CheckpointError, InvalidRequest
 
@@ -57,7 +57,9 @@ def model_parts(model: str, codec: Path | None = None) -> list[Part]:
         if path.is_file() and not any(part.startswith((".", "__")) for part in path.relative_to(directory).parts)
     }
     if codec is not None:
-        found = {name: path for name, path in found.items() if name not in (*CODEC_FILES, "codec.json")}
+        # The manifest of a quantised model tells the size of the codec that goes.
+        replaced = (*CODEC_FILES, "codec.json", MANIFEST)
+        found = {name: path for name, path in found.items() if name not in replaced}
         found |= _codec_files(codec)
     return [Part(name, found[name]) for name in sorted(found)]
 

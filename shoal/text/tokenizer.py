@@ -224,7 +224,7 @@ def build_encoder(document: Mapping[str, Any], source: Path) -> "Encoder":
 def read_object(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(document).__name__}")

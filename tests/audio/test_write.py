@@ -133,6 +133,13 @@ def test_a_symbolic_link_stays_one(speech, tmp_path):
     assert read_audio(tmp_path / "real.wav", RATE).seconds == 1.0
 
 
+def test_a_loop_of_links_is_named(tmp_path):
+    (tmp_path / "loop.wav").symlink_to("loop.wav")
+    with pytest.raises(OutputError, match="Too many levels of symbolic links"), AudioFile(tmp_path / "loop.wav", RATE):
+        pass
+    assert (tmp_path / "loop.wav").is_symlink()
+
+
 def test_the_longest_file_name_can_be_written(tmp_path):
     path = tmp_path / ("n" * 251 + ".wav")
     write_audio(path, np.zeros(10, np.float32), RATE)

@@ -136,3 +136,18 @@ def test_the_manifest_tells_what_it_is(s1: Path, tmp_path: Path) -> None:
     assert set(document["files"]) == {"model.safetensors", "codec.pth"}
     shutil.copytree(tmp_path / "small", tmp_path / "copied")
     load_checkpoint(tmp_path / "copied")
+
+
+@pytest.mark.parametrize("files", [["a"], {"a": "12"}, {"a": True}])
+def test_a_manifest_that_is_none_is_named(files: object, s1: Path) -> None:
+    (s1 / "quantized.json").write_text(json.dumps({"files": files}))
+    with pytest.raises(CheckpointError, match=r"quantized\.json: files must map"):
+        load_checkpoint(s1)
+
+
+def test_the_output_cannot_lie_in_its_source(s1: Path) -> None:
+    before = sorted(path.name for path in s1.iterdir())
+    for inside in (s1 / "int8", s1 / "new" / ".." / "deep" / "int8"):
+        with pytest.raises(OutputError, match="lies inside the model"):
+            save_quantized(s1, inside, WeightModes.parse("int8"))
+    assert sorted(path.name for path in s1.iterdir()) == before

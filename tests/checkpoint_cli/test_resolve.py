@@ -50,6 +50,9 @@ def test_a_codec_of_another_model_is_refused(tiny_directory: Path, monkeypatch: 
         ("random:huge", "random:s1-mini"),
         ("random:", "random:s1-mini"),
         ("", "no such directory"),
+        ("~nosuchuser/model", "no such directory"),
+        ("a" * 300, "no such directory"),
+        ("a\0b", "no such directory"),
     ],
 )
 def test_an_unknown_name_says_what_to_type(

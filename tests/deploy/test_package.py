@@ -1,15 +1,21 @@
 """What is packed: complete, the same each time, and whole or not there."""
 
+import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from shoal.checkpoint.find import BUNDLED_FOLDER
+from shoal.checkpoint.load import load_checkpoint, load_codec
+from shoal.checkpoint.save import save_quantized
 from shoal.cli import app
 from shoal.deploy.package import ARCHIVE, CHECKPOINT, model_parts, package_runpod, package_sagemaker, package_triton
 from shoal.errors import CheckpointError, InvalidRequest, OutputError
+from shoal.quantize.apply import modes_of, quantise_codec
+from shoal.quantize.modes import WeightModes
 
 
 def quiet(told: str) -> None:
@@ -64,6 +70,21 @@ def test_another_codec_takes_the_place_of_the_models_own(tiny_directory: Path, t
     parts = {part.name: part.path for part in model_parts(str(tiny_directory), other)}
     assert parts["codec.pth"] == other
     assert "codec.json" not in parts
+
+
+def test_a_quantised_model_with_another_codec_can_be_loaded(tiny_directory: Path, tmp_path: Path) -> None:
+    save_quantized(tiny_directory, tmp_path / "small", WeightModes.parse("int8"))
+    other = load_codec(tiny_directory)
+    quantise_codec(other, "int8")
+    (tmp_path / "other").mkdir()
+    save_file(
+        {name: tensor.contiguous() for name, tensor in other.state_dict().items()},
+        tmp_path / "other" / "codec.safetensors",
+    )
+    shutil.copy(tiny_directory / "codec.json", tmp_path / "other")
+    package_runpod(model_parts(str(tmp_path / "small"), tmp_path / "other"), tmp_path / "worker", quiet)
+    packed = load_checkpoint(tmp_path / "worker" / CHECKPOINT)
+    assert modes_of(packed.model, packed.codec) == WeightModes.parse("int8,codec=int8")
 
 
 def test_a_model_that_lacks_something_is_not_packed(tiny_directory: Path, tmp_path: Path) -> None:

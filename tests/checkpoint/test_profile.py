@@ -1,0 +1,51 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.checkpoint.find import BUNDLED_FOLDER
+from shoal.checkpoint.profile import FAMILY_PROFILES, FILE, Profile, profile_document, read_profile
+from shoal.errors import CheckpointError
+from shoal.speech import Sampling
+
+
+def stored(directory: Path, document: object) -> Path:
+    (directory / FILE).write_text(json.dumps(document))
+    return directory
+
+
+def test_what_is_left_out_is_the_familys(tmp_path: Path) -> None:
+    assert read_profile(tmp_path, "s2") == FAMILY_PROFILES["s2"]
+    read = read_profile(stored(tmp_path, {"voice": None, "sampling": {"temperature": 1}}), "s2")
+    assert read == Profile(sampling=Sampling(temperature=1, top_k=30, repetition_penalty=1.0))
+
+
+def test_a_written_profile_reads_back_as_it_was(tmp_path: Path) -> None:
+    bundled = read_profile(BUNDLED_FOLDER, "s1")
+    assert bundled.voice == "rms"
+    assert read_profile(stored(tmp_path, profile_document(bundled)), "s1") == bundled
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"chunk_bytes": "many"}, "chunk_bytes"),
+        ({"chunk_bytes": 600.5}, "chunk_bytes"),
+        ({"chunk_bytes": 15}, "chunk_bytes"),
+        ({"max_characters": None}, "max_characters"),
+        ({"max_characters": 0}, "max_characters"),
+        ({"carried_columns": -3}, "carried_columns"),
+        ({"carried_columns": True}, "carried_columns"),
+        ({"normalize": "false"}, "normalize"),
+        ({"voice": 3}, "voice"),
+        ({"colour": "red"}, "colour"),
+        ({"sampling": []}, "sampling"),
+        ({"sampling": {"top_k": 1.5}}, "top_k"),
+        ({"sampling": {"temperature": "hot"}}, "temperature"),
+        ({"sampling": {"repetition": None}}, "repetition"),
+        ({"sampling": {"colour": "red"}}, "colour"),
+    ],
+)
+def test_what_would_fail_in_every_request_is_refused(document: object, told: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"{FILE}: .*{told}"):
+        read_profile(stored(tmp_path, document), "s1")
