@@ -188,20 +188,36 @@ def _audio() -> Iterator[Finding]:
 def _models() -> Iterator[Finding]:
     from huggingface_hub import constants
 
-    from shoal.checkpoint.find import BUNDLED, BUNDLED_FOLDER, Source, cached_snapshot
+    from shoal.checkpoint.find import BUNDLED, BUNDLED_FOLDER
     from shoal.checkpoint.layout import missing_files
 
     cache, size = Path(constants.HF_HUB_CACHE), 0
     found = [] if missing_files(BUNDLED_FOLDER, codec=True) else [BUNDLED]
     for folder in sorted(cache.glob("models--*--*")):
         repository = folder.name.removeprefix("models--").replace("--", "/")
-        snapshot = cached_snapshot(Source(repository))
-        if snapshot is not None and not missing_files(snapshot, codec=True):
+        snapshot = _whole_snapshot(repository)
+        if snapshot is not None:
             found.append(repository)
-            size += sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file())
+            size += sum(file.stat().st_size for file in snapshot.rglob("*") if file.is_file())
     yield Finding("cache folder", f"{cache}, {size / 1e9:.1f} GB of models")
     advice = "" if found else "fetch one: shoal pull s1-mini; or try the pipeline with --model random:tiny"
     yield Finding("models", ", ".join(found) or "none found", "ok" if found else "missing", advice)
+
+
+def _whole_snapshot(repository: str) -> Path | None:
+    """Where the cache holds this model; None for what is no model, or not all of one."""
+    from shoal.checkpoint.find import Source, cached_snapshot
+    from shoal.checkpoint.layout import missing_files
+    from shoal.errors import CheckpointError
+
+    source = Source.parse(repository)
+    snapshot = cached_snapshot(source) if source is not None else None
+    try:
+        # As in `find`: quantised models may borrow their codec.
+        whole = source is not None and snapshot is not None and not missing_files(snapshot, codec=source.released)
+    except CheckpointError:
+        return None
+    return snapshot if whole else None
 
 
 def _choose() -> Choice:

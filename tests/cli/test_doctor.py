@@ -1,5 +1,6 @@
 import builtins
 import json
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,26 @@ def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert doctor._memory_bytes() == (1_500_000_000, 2_000_000_000)
     (finding,) = doctor._memory()
     assert finding.mark == "warn"
+
+
+def test_models_of_the_cache_are_those_that_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    needed = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": ""}
+    cached(tmp_path, "models--reef--small", needed)  # quantised: it borrows its codec
+    cached(tmp_path, "models--reef--half", {"config.json": "{}"})
+    cached(tmp_path, "models--reef--broken", needed | {"model.safetensors.index.json": '{"weight_map": []}'})
+    cached(tmp_path, "models--fishaudio--s2-pro", needed)  # Fish's own bring it along
+    cached(tmp_path, "models--no--name--at--all", needed)
+    assert next(found for found in doctor._models() if found.subject == "models").value == "nano, reef/small"
+
+
+def cached(cache: Path, folder: str, files: dict[str, str]) -> None:
+    snapshot = cache / folder / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (cache / folder / "refs").mkdir()
+    (cache / folder / "refs" / "main").write_text("0123")
+    for name, content in files.items():
+        (snapshot / name).write_text(content)
 
 
 def test_it_tells_how_many_voices_common_cards_hold(shoal: Shoal) -> None:
