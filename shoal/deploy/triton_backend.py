@@ -26,9 +26,12 @@ CHECKPOINT = "checkpoint"
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Parameters of config.pbtxt are settings; without a `model` it is the one that was packed."""
+        """Parameters of config.pbtxt are settings; without a `model` it is the one that was packed.
+
+        Those in capitals are Triton's own, such as EXECUTION_ENV_PATH.
+        """
         parameters = json.loads(args["model_config"]).get("parameters", {})
-        flags = {name: value["string_value"] for name, value in parameters.items()}
+        flags = {name: value["string_value"] for name, value in parameters.items() if not name.isupper()}
         packed = Path(args["model_repository"], args["model_version"], CHECKPOINT)
         self._desk = open_worker(read_settings({"model": str(packed), **flags}).settings)
         self._thread = LoopThread()

@@ -27,6 +27,9 @@ def ask(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     python = triton_server.environment()
     place = tmp_path_factory.mktemp("triton")
     package_triton(model_parts(str(tiny_directory)), place / "models", lambda told: None)
+    with (place / "models" / "shoal" / "config.pbtxt").open("a") as config:
+        # One of Triton's own among our settings.
+        config.write('parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "yes" } }\n')
     grpc, http = free_port(), free_port()
     env = triton_server.surroundings() | {"SHOAL_GUARD": "false", "XDG_DATA_HOME": str(place), "SHOAL_SLOTS": "4"}
     with (place / "log").open("wb") as log:
