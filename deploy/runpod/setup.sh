@@ -4,7 +4,7 @@
 #
 #   SHOAL_MODEL      nano, s1-mini, s2-pro, OWNER/NAME or a directory
 #   SHOAL_PORT       the port that the pod exposes
-#   SHOAL_PACKAGE    what pip installs: shoal, or a wheel, or the address of a repository
+#   SHOAL_PACKAGE    what pip installs: shoal, or a wheel, or an address: https://….whl, git+https://….git
 #   HF_TOKEN         for models whose terms must be accepted first
 WORKSPACE=${WORKSPACE:-/workspace}/shoal
 VENV=$WORKSPACE/venv
@@ -17,12 +17,16 @@ mkdir -p "$WORKSPACE"
 if ! [ -x "$VENV/bin/shoal" ]; then
     # The images of RunPod bring a torch that fits their driver: it is used as it is.
     python3 -m venv --system-site-packages "$VENV"
-    "$VENV/bin/pip" install --quiet "${SHOAL_PACKAGE:-shoal}[server]"
+    case ${SHOAL_PACKAGE:=shoal} in
+        *://*) wanted="shoal[server] @ $SHOAL_PACKAGE" ;;  # pip reads no extras at the end of an address
+        *) wanted="${SHOAL_PACKAGE}[server]" ;;
+    esac
+    "$VENV/bin/pip" install --quiet "$wanted"
 fi
 
 case $SHOAL_MODEL in
-    nano | random:* | /* | ./*) ;;
-    *) "$VENV/bin/shoal" pull "$SHOAL_MODEL" ;;
+    nano | random:* | /* | ./* | ../*) ;;
+    *) [ -d "$SHOAL_MODEL" ] || "$VENV/bin/shoal" pull "$SHOAL_MODEL" ;;
 esac
 
 # The first start makes a key and tells it, once; it can be made anew with `shoal keys`.

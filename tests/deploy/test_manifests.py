@@ -101,10 +101,48 @@ def test_the_compose_file_is_valid() -> None:
     assert {service["build"]["target"] for service in services.values()} <= set(stages())
 
 
+def test_the_page_pulls_the_model_that_compose_serves() -> None:
+    """Into the volume of Compose, that is by Compose."""
+    model = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["gpu"]["environment"]["SHOAL_MODEL"]
+    page = (ROOT / "docs/containers.md").read_text()
+    usual = model.removeprefix("${SHOAL_MODEL:-").removesuffix("}")
+    assert f"docker compose run --rm -e HF_TOKEN gpu pull {usual} " in page
+
+
 @pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.name)
 def test_a_manifest_is_valid(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+
+
+def test_the_job_puts_the_model_of_the_deployment_where_it_is_looked_for() -> None:
+    job, deployment = manifest("jobs/pull.yaml"), manifest("deployment.yaml")
+    kubernetes_validate.validate(job, KUBERNETES_VERSION, strict=True)
+    (pulling,), (serving,) = (each["spec"]["template"]["spec"]["containers"] for each in (job, deployment))
+    assert pulling["args"] == ["pull", variables(serving)["SHOAL_MODEL"]]
+    assert volume_of(job["spec"]["template"]["spec"], "/var/cache/shoal") == volume_of(
+        deployment["spec"]["template"]["spec"], "/var/cache/shoal"
+    )
+
+
+def test_stored_voices_are_on_the_volume_that_all_pods_share() -> None:
+    cluster = manifest("rayservice.yaml")["spec"]["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"], manifest("deployment.yaml")["spec"]]
+    for pod in (group["template"]["spec"] for group in groups):
+        (container,) = pod["containers"]
+        volume = volume_of(pod, variables(container)["SHOAL_VOICES"])
+        assert volume["persistentVolumeClaim"]["claimName"] == manifest("cache.yaml")["metadata"]["name"]
+    assert "ReadWriteMany" in manifest("cache.yaml")["spec"]["accessModes"]
+
+
+def variables(container: Any) -> dict[str, Any]:
+    return {each["name"]: each.get("value") for each in container["env"]}
+
+
+def volume_of(pod: Any, path: str) -> Any:
+    """What lies under a path in the only container of a pod."""
+    (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if Path(path).is_relative_to(each["mountPath"]))
+    return next(each for each in pod["volumes"] if each["name"] == mount["name"])
 
 
 def test_a_manifest_with_a_wrong_field_is_not() -> None:

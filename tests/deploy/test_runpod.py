@@ -1,6 +1,7 @@
 """The worker behind the local API of the runpod package, and the script that sets a pod up."""
 
 import base64
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from tests.deploy.conftest import ROOT, SAY
 from tests.server.conftest import Serving, free_port, samples_of, surroundings
@@ -68,6 +70,43 @@ def test_a_job_can_be_streamed(worker: httpx.Client) -> None:
 def test_what_cannot_be_spoken_is_an_error_of_the_job(worker: httpx.Client, given: dict[str, Any], told: str) -> None:
     (last,) = worker.post("/runsync", json={"input": given}).json()["output"]
     assert told in last["error"]
+
+
+@pytest.mark.parametrize(
+    "address", ["git+https://example.com/shoal.git", "https://example.com/shoal-1-py3-none-any.whl"]
+)
+def test_an_address_is_installed_with_what_a_server_needs(address: str, tmp_path: Path) -> None:
+    (installed,) = calls_of_setup(tmp_path, "pip", SHOAL_PACKAGE=address)
+    requirement = Requirement(installed.removeprefix("install --quiet "))
+    assert (requirement.name, requirement.extras, requirement.url) == ("shoal", {"server"}, address)
+
+
+@pytest.mark.parametrize("package", ["shoal", "/wheels/shoal-1-py3-none-any.whl"])
+def test_a_name_or_a_wheel_is_installed_with_what_a_server_needs(package: str, tmp_path: Path) -> None:
+    assert calls_of_setup(tmp_path, "pip", SHOAL_PACKAGE=package) == [f"install --quiet {package}[server]"]
+
+
+@pytest.mark.parametrize(
+    ("model", "pulls"), [("nano", []), ("mine/model", []), ("/no/where", []), ("reef/tiny", ["pull reef/tiny"])]
+)
+def test_only_what_is_no_directory_is_fetched(model: str, pulls: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    called = calls_of_setup(tmp_path, "shoal", SHOAL_MODEL=model, SHOAL_API_KEYS="a-key")
+    assert called == [*pulls, "serve"]
+
+
+def calls_of_setup(place: Path, program: str, **variables: str) -> list[str]:
+    """What the first start calls, with a Python that makes environments whose programs only note their arguments."""
+    noted = f'#!/bin/sh\necho "$@" >> "{place}/${{0##*/}}.calls"\n'
+    (place / "noted").write_text(noted)
+    (place / "python3").write_text(
+        f'#!/bin/sh\nmkdir -p "$4/bin"\ncp "{place}/noted" "$4/bin/pip"\ncp "{place}/noted" "$4/bin/shoal"\n'
+    )
+    for script in ("noted", "python3"):
+        (place / script).chmod(0o755)
+    env = {"PATH": f"{place}:{os.environ['PATH']}", "WORKSPACE": str(place / "volume"), **variables}
+    subprocess.run(["sh", "-eu", str(SETUP)], check=True, capture_output=True, cwd=place, env=env, timeout=60)
+    return (place / f"{program}.calls").read_text().splitlines()
 
 
 def test_a_pod_is_set_up_and_serves(tmp_path: Path) -> None:
