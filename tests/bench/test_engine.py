@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,11 @@ def test_an_interrupt_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, t
 def test_what_cannot_be_measured_or_written_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         run_engine_bench("random:huge", device="cpu", progress=False)
-    monkeypatch.setattr(bench, "measure", lambda *_: None)
-    answer = CliRunner().invoke(app, [*RUN, "--quiet", "--json", str(tmp_path / "no" / "such")])
+    # The place is there when the measurement begins, and gone at its end.
+    place = tmp_path / "gone"
+    place.mkdir()
+    monkeypatch.setattr(bench, "measure", lambda *_: shutil.rmtree(place, ignore_errors=True))
+    answer = CliRunner().invoke(app, [*RUN, "--quiet", "--json", str(place / "run.json")])
     assert isinstance(answer.exception, OutputError)
     # What was measured is not lost.
     assert json.loads(answer.stdout)["kind"] == "engine"
