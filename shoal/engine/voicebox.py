@@ -32,7 +32,7 @@ class Due:
     ended: bool
 
 
-TOO_LONG = GenerationFailed(f"a speech of more than {POSITIONS:,} frames; send the text in several requests")
+TOO_LONG = f"a speech of more than {POSITIONS:,} frames; send the text in several requests"
 Fetch = Callable[[], list[Samples]]
 Answer = Samples | GenerationFailed
 
@@ -94,7 +94,7 @@ class VoiceBox:
         filled = [each for each in due if each.frames]
         lost = [each for each in filled if each.utterance.sequence.slot in self._lost]
         answers = {each.utterance.id: self._decode_again(each) for each in lost}
-        answers |= {each.utterance.id: TOO_LONG for each in filled if not self._fits(each)}
+        answers |= {each.utterance.id: GenerationFailed(TOO_LONG) for each in filled if not self._fits(each)}
         intact = [each for each in filled if each.utterance.id not in answers]
         try:
             fetch = self._start(intact)
