@@ -33,7 +33,7 @@ from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig, Policy
 from shoal.engine.blocks import BlockPool
 from shoal.engine.core import EngineCore
-from shoal.engine.load import choose_device, choose_dtype
+from shoal.engine.load import build_core, choose_device, choose_dtype
 from shoal.engine.policy import admission_policy
 from shoal.engine.scheduler import Drawn, Scheduler
 from shoal.engine.script import write_turns
@@ -268,7 +268,7 @@ def _load(model: str, device: str, slots: int) -> EngineCore:
     where = choose_device(device)
     checkpoint = resolve_model(model, dtype=choose_dtype(None, where), device=where, encoder=False)
     # A second try with other dice would be somebody else's time.
-    return EngineCore(checkpoint, EngineConfig(slots=slots, guard=False))
+    return build_core(checkpoint, EngineConfig(slots=slots, guard=False))
 
 
 def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Throughput:

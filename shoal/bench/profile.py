@@ -26,7 +26,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.fused import FusedFrame
 from shoal.engine.graphs import FusedRunner
-from shoal.engine.load import choose_device, choose_dtype
+from shoal.engine.load import build_core, choose_device, choose_dtype
 from shoal.engine.runner import Runner
 from shoal.engine.scheduler import Batch, Prefill
 from shoal.engine.script import write_turns
@@ -86,7 +86,7 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1) -> Profile
     """Load a model and time its parts with so many voices at once. Raises what loading raises."""
     where = choose_device(device)
     checkpoint = resolve_model(model, dtype=choose_dtype(None, where), device=where, encoder=False)
-    core = EngineCore(checkpoint, EngineConfig(slots=voices, guard=False))
+    core = build_core(checkpoint, EngineConfig(slots=voices, guard=False))
     core.warm_up()
     bench = parts_of(core)
     step, codec = _time(bench.step(voices), where), _time(bench.codec(voices), where)

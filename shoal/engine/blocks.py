@@ -6,9 +6,10 @@ keys mean equal keys-and-values. A block that is still being filled has no key a
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,18 @@ def block_key(before: Key, columns: NDArray[np.int32]) -> Key:
     return blake2b(before + columns.tobytes(), digest_size=16).digest()
 
 
+class LowerTier(Protocol):
+    """Where blocks are kept that had to make room."""
+
+    def __contains__(self, key: Key) -> bool: ...
+
+    def save(self, block: int, key: Key) -> None:
+        """Keep what is in a block; it may be overwritten afterwards."""
+
+    def restore(self, key: Key, block: int) -> bool:
+        """Bring back what is kept under `key`; False if nothing is."""
+
+
 class BlockPool:
     """Hands out blocks by number; the memory behind them belongs to the runner."""
 
@@ -43,8 +56,8 @@ class BlockPool:
         self._key: list[Key | None] = [None] * count
         self._by_key: dict[Key, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self.on_evict: Callable[[int, Key], None] = lambda block, key: None
-        self.on_miss: Callable[[Key, int], bool] = lambda key, block: False
+        self._reused = [False] * count  # whether a second prompt has asked for it
+        self.below: LowerTier | None = None
 
     @property
     def available(self) -> int:
@@ -117,19 +130,21 @@ class BlockPool:
         if block is None:
             return self._fetch(key)
         self._holders[block] += 1
+        self._reused[block] = True
         self._cached.pop(block, None)
         return block
 
     def _fetch(self, key: Key) -> int | None:
-        """Bring a block back from where `on_evict` put it, if that is still there and there is room."""
-        if not self._caching or not self.available:
+        """Bring a block back from the tier below, if it is there and there is room."""
+        if self.below is None or key not in self.below or not self.available:
             return None
         block = self.take()
-        if not self.on_miss(key, block):
+        if not self.below.restore(key, block):  # the one that made room for it may have taken its place
             self.release([block])
             return None
         self.stats.host_hits += 1
         self.seal(block, key)
+        self._reused[block] = True
         return block
 
     def _retire(self, block: int) -> None:
@@ -139,13 +154,21 @@ class BlockPool:
             self._cached[block] = None
 
     def _evict(self) -> int:
+        """Empty the block that was used least recently.
+
+        It is kept below only if it has been of use: most are the ends of speeches, of which nobody will ask again, and
+        they would drive out the voices.
+        """
         block, _ = self._cached.popitem(last=False)
-        self.on_evict(block, self._forget(block))
+        worth_keeping = self._reused[block]
+        key = self._forget(block)
+        if worth_keeping and self.below is not None:
+            self.below.save(block, key)
         self.stats.evictions += 1
         return block
 
     def _forget(self, block: int) -> Key:
-        key, self._key[block] = self._key[block], None
+        key, self._key[block], self._reused[block] = self._key[block], None, False
         assert key is not None, "a cached block has a key"
         del self._by_key[key]
         return key

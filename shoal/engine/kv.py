@@ -95,30 +95,47 @@ class PagedKV:
 
 
 class HostTier:
-    """Blocks that had to leave the device, kept in host memory until room is needed; least recently used go first."""
+    """Blocks that had to leave the device, kept in host memory until room is needed; least recently used go first.
+
+    Nobody waits for a copy: all of them, and whatever reads or overwrites a block, are in order on one stream.
+    """
 
     def __init__(self, kv: PagedKV, most_bytes: int) -> None:
         self.kv = kv
         self.most = most_bytes // max(1, sum(part[:, 0].nbytes for part in kv.parts()))
-        self._kept: OrderedDict[Key, list[Tensor]] = OrderedDict()
+        pinned = self.most > 0 and kv.keys.device.type == "cuda"
+        self._places = [
+            torch.empty((self.most, *part[:, 0].shape), dtype=part.dtype, pin_memory=pinned) for part in kv.parts()
+        ]
+        self._free = list(range(self.most))
+        self._kept: OrderedDict[Key, int] = OrderedDict()
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._kept
 
     def save(self, block: int, key: Key) -> None:
         if self.most == 0:
             return
-        self._kept[key] = [part[:, block].to("cpu", copy=True) for part in self.kv.parts()]
-        self._kept.move_to_end(key)
-        while len(self._kept) > self.most:
-            self._kept.popitem(last=False)
+        place = self._place(key)
+        for part, places in zip(self.kv.parts(), self._places, strict=True):
+            places[place].copy_(part[:, block], non_blocking=True)
 
     def restore(self, key: Key, block: int) -> bool:
         """Copy what is kept under `key` into `block`; False if nothing is."""
-        kept = self._kept.get(key)
-        if kept is None:
+        if key not in self._kept:
             return False
-        self._kept.move_to_end(key)
-        for part, saved in zip(self.kv.parts(), kept, strict=True):
-            part[:, block] = saved.to(part.device)
+        place = self._place(key)
+        for part, places in zip(self.kv.parts(), self._places, strict=True):
+            part[:, block].copy_(places[place], non_blocking=True)
         return True
+
+    def _place(self, key: Key) -> int:
+        """Where a key has its place; a new one takes that of the least recently used if there is no other."""
+        place = self._kept.pop(key, None)
+        if place is None:
+            place = self._free.pop() if self._free else self._kept.popitem(last=False)[1]
+        self._kept[key] = place
+        return place
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -81,15 +81,19 @@ def _load(
     carried = config.carried_columns or checkpoint.profile.carried_columns
     # Random weights make noise; there is nothing to judge.
     guard = config.guard and not model.startswith(PREFIX)
-    config = replace(config, carried_columns=carried, guard=guard)
-    if checkpoint.model.device.type == "cuda":
-        config = plan_memory(checkpoint, config)
-    core = EngineCore(checkpoint, config)
+    core = build_core(checkpoint, replace(config, carried_columns=carried, guard=guard))
     cache = voice_cache(checkpoint, Path(voices) if voices else voice_directory(), config)
     if warm:
         core.warm_up()
         cache.warm()
     return Engine(core, cache)
+
+
+def build_core(checkpoint: Checkpoint, config: EngineConfig) -> EngineCore:
+    """An engine that takes of its device what it may. Raises InvalidRequest if that is too little."""
+    if checkpoint.model.device.type == "cuda":
+        config = plan_memory(checkpoint, config)
+    return EngineCore(checkpoint, config)
 
 
 def load_service(source: EngineSource) -> Service:

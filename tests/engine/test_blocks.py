@@ -83,15 +83,13 @@ def test_blocks_that_somebody_holds_are_counted_as_far_as_the_beginning_is_known
 
 def test_the_least_recently_used_block_is_taken_back_first() -> None:
     pool = BlockPool(3, 4)
-    gone: list[Key] = []
-    pool.on_evict = lambda block, key: gone.append(key)
-    for name in (b"a", b"b", b"c"):
-        pool.release(sealed(pool, [name]))
-    pool.release(pool.match([b"a"]))  # used once more
+    blocks = {name: sealed(pool, [name])[0] for name in (b"a", b"b", b"c")}
+    pool.release(blocks.values())
+    pool.release(pool.match([b"c"]))
+    pool.release(pool.match([b"a"]))
     taken = [pool.take(), pool.take(), pool.take()]
-    assert gone == [b"b", b"c", b"a"]
+    assert taken == [blocks[b"b"], blocks[b"c"], blocks[b"a"]]
     assert pool.stats.evictions == 3
-    assert sorted(taken) == [0, 1, 2]
     assert pool.match([b"a"]) == []
 
 
@@ -124,14 +122,14 @@ def test_hits_and_saved_columns_are_counted() -> None:
     assert (pool.stats.hits, pool.stats.tokens_saved) == (1, 8)
 
 
-def test_a_cleared_cache_forgets_for_good_what_nobody_holds() -> None:
-    pool = BlockPool(4, 4)
-    gone: list[Key] = []
-    pool.on_evict = lambda block, key: gone.append(key)
+def test_a_cleared_cache_forgets_for_good_what_nobody_holds(kv: PagedKV) -> None:
+    pool, tier = BlockPool(4, 4), HostTier(kv, 1 << 20)
+    pool.below = tier
     held = sealed(pool, keys(1))
     pool.release(sealed(pool, keys(2, first=1)))
+    pool.release(pool.match(keys(3)))
     pool.clear_cache()
-    assert (pool.cached, pool.used, pool.available, gone) == (0, 1, 3, [])
+    assert (pool.cached, pool.used, pool.available, len(tier)) == (0, 1, 3, 0)
     assert pool.match(keys(3)) == held
 
 
@@ -154,10 +152,11 @@ def kv() -> PagedKV:
 
 def test_an_evicted_block_comes_back_from_host_memory_bit_equal(kv: PagedKV) -> None:
     pool, tier = BlockPool(3, 4), HostTier(kv, 1 << 20)
-    pool.on_evict, pool.on_miss = tier.save, tier.restore
+    pool.below = tier
     blocks = sealed(pool, keys(2))
     before = kv.keys[:, blocks].clone(), kv.values[:, blocks].clone()
     pool.release(blocks)
+    pool.release(pool.match(keys(2)))
     strangers = [pool.take() for _ in range(3)]
     kv.keys.fill_(7.0), kv.values.fill_(7.0)
     assert (pool.match(keys(2)), len(tier)) == ([], 2)
@@ -170,11 +169,39 @@ def test_an_evicted_block_comes_back_from_host_memory_bit_equal(kv: PagedKV) -> 
 
 def test_what_comes_back_from_host_memory_can_be_shared(kv: PagedKV) -> None:
     pool, tier = BlockPool(3, 4), HostTier(kv, 1 << 20)
-    pool.on_evict, pool.on_miss = tier.save, tier.restore
+    pool.below = tier
     pool.release(sealed(pool, keys(1)))
+    pool.release(pool.match(keys(1)))
     pool.release([pool.take() for _ in range(3)])
     assert pool.match(keys(1)) == pool.match(keys(1))
     assert pool.stats.host_hits == 1
+
+
+def test_host_memory_is_for_what_was_of_use_to_another(kv: PagedKV) -> None:
+    pool, tier = BlockPool(3, 4), HostTier(kv, 1 << 20)
+    pool.below = tier
+    pool.release(sealed(pool, keys(3)))
+    pool.release(pool.match(keys(1)))
+    for _ in range(2):  # what came back is worth keeping again
+        pool.release([pool.take() for _ in range(3)])
+        assert (len(tier), len(pool.match(keys(3)))) == (1, 1)
+        pool.release([0])
+
+
+def test_nobody_makes_room_for_what_is_not_there(kv: PagedKV) -> None:
+    pool = BlockPool(3, 4)
+    pool.below = HostTier(kv, 1 << 20)
+    pool.release(sealed(pool, keys(3)))
+    assert (pool.match([b"nothing of the kind"]), pool.stats.evictions) == ([], 0)
+
+
+def test_what_its_own_room_was_made_from_may_be_what_drove_it_out(kv: PagedKV) -> None:
+    pool, tier = BlockPool(1, 4), HostTier(kv, PagedKV.bytes_per_block(SMALL, 4, torch.float32))
+    pool.below = tier
+    for name in (b"a", b"b"):
+        pool.release(sealed(pool, [name]))
+        pool.release(pool.match([name]))
+    assert (b"a" in tier, pool.match([b"a"]), pool.match([b"b"])) == (True, [], [0])
 
 
 def test_host_memory_keeps_what_was_used_last(kv: PagedKV) -> None:

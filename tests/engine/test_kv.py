@@ -65,6 +65,24 @@ def test_a_block_comes_back_from_the_host_as_it_left(tiny: Checkpoint, kind: tor
         assert torch.equal(part[:, 3].float(), saved.float())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.bfloat16, *KINDS])
+def test_a_block_leaves_a_gpu_and_comes_back_in_order_while_nobody_waits(tiny: Checkpoint, kind: torch.dtype) -> None:
+    kv = PagedKV(tiny.model.config.slow, blocks=4, size=16, kind=kind, device="cuda")
+    for part in kv.parts():
+        part.copy_(torch.randn(part.shape))
+    tier, before = HostTier(kv, 1 << 20), [part[:, 1].clone() for part in kv.parts()]
+    busy = torch.randn(4096, 4096, device="cuda")
+    for _ in range(20):
+        busy = busy @ busy  # the copies come long after the calls
+    tier.save(1, b"key")
+    for part in kv.parts():
+        part.copy_(torch.zeros(part.shape))
+    assert tier.restore(b"key", 3)
+    for part, saved in zip(kv.parts(), before, strict=True):
+        assert torch.equal(part[:, 3].float(), saved.float())
+
+
 def speak(checkpoint: Checkpoint, voice: Voice, ids: list[int], config: EngineConfig) -> dict[int, Codes]:
     audience = Audience(EngineCore(checkpoint, config))
     turns = write_turns("hello there", voice, checkpoint)
