@@ -48,7 +48,7 @@ class Call:
 
 
 class VoiceBox:
-    """The codec's end of every slot. Slot numbers are those of the sequences, and a free slot is always clean."""
+    """The codec's end of every slot. Slot numbers are those of the sequences."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class VoiceBox:
         # Only graphs run by themselves: plain operators are waited for within the step, so their samples are there.
         self.overlap = overlap and isinstance(self._decoder, FusedDecoder)
         self._lost: set[int] = set()  # slots whose past went with a decoder that broke
+        self._left: set[int] = set()  # slots that somebody left, and that still hold the past of it
         self._call: Call | None = None  # begun, not collected
 
     @property
@@ -92,6 +93,8 @@ class VoiceBox:
         assert self._call is None, "a call is under way"
         started = time.perf_counter()
         filled = [each for each in due if each.frames]
+        if filled:
+            self._clean()
         lost = [each for each in filled if each.utterance.sequence.slot in self._lost]
         answers = {each.utterance.id: self._decode_again(each) for each in lost}
         answers |= {each.utterance.id: GenerationFailed(TOO_LONG) for each in filled if not self._fits(each)}
@@ -127,7 +130,13 @@ class VoiceBox:
     def clear(self, slot: int) -> None:
         """The next frame of this slot is the first of another voice."""
         self._lost.discard(slot)
-        self._decoder.reset([slot])
+        self._left.add(slot)
+
+    def _clean(self) -> None:
+        """Forget the past of all who have left: together, since many leave in one step and it costs a launch."""
+        if self._left:
+            self._decoder.reset(sorted(self._left))
+            self._left.clear()
 
     def _finish(self, call: Call) -> dict[int, Answer]:
         """The samples of whoever was not answered at once."""
@@ -166,7 +175,8 @@ class VoiceBox:
     def _step_down(self) -> None:
         """Leave the graphs, and with them what they remember of every voice: it is decoded anew when it is due."""
         if isinstance(self._decoder, FusedDecoder):
-            self._lost = {slot for slot, seen in enumerate(self._decoder._seen) if seen}
+            self._lost = {slot for slot, seen in enumerate(self._decoder._seen) if seen} - self._left
+            self._left.clear()
             self._decoder = StreamingDecoder(self.codec, self._slots)
             self.overlap = False
 
@@ -192,7 +202,8 @@ class VoiceBox:
         utterance, slot = due.utterance, due.utterance.sequence.slot
         end = utterance.decoded + due.frames
         try:
-            self.clear(slot)
+            self._lost.discard(slot)
+            self._decoder.reset([slot])
             codes = np.stack(utterance.codes[:end], axis=1)[None].astype(np.int64)
             pieces = [codes[..., i : i + self._most] for i in range(0, end, self._most)]
             samples = np.concatenate([self._run(piece, [slot])()[0] for piece in pieces])
