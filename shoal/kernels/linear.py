@@ -31,8 +31,9 @@ from shoal.kernels.jit import (
 from shoal.kernels.rms_norm import normed, rms_norm
 from shoal.kernels.widen import widened
 
-# Rows that one program computes with its weights in registers.
-FEW = 16
+# Rows that one program computes with its weights in registers. Tensor cores take sixteen of what comes first in a
+# product and eight of what comes second: with the weights first, eight rows are half the work.
+FEW, EIGHT = 16, 8
 
 
 def linear_reference(
@@ -89,13 +90,26 @@ def _finished(total, raised, scale, raising, residual, out, m, n, rows, N, SCALE
 
 
 @jit
-def _added_up(parts, BLOCK_N: tl.constexpr):
-    """The sum of quarters [4, 16, n], in order."""
-    pairs = tl.permute(tl.reshape(parts, (2, 2, 16, BLOCK_N)), (2, 3, 0, 1))
+def _multiplied(part, w, total, TURNED: tl.constexpr):
+    """Quarters of inputs [4, rows, k] times those of weights [4, n, k]."""
+    if TURNED:
+        total = tl.dot(w, tl.permute(part, (0, 2, 1)), total, input_precision="ieee")
+    else:
+        total = tl.dot(part, tl.permute(w, (0, 2, 1)), total, input_precision="ieee")
+    return total
+
+
+@jit
+def _added_up(parts, FIRST: tl.constexpr, SECOND: tl.constexpr, TURNED: tl.constexpr):
+    """The sum of quarters [4, first, second], in order; [rows, n] either way."""
+    pairs = tl.permute(tl.reshape(parts, (2, 2, FIRST, SECOND)), (2, 3, 0, 1))
     even, odd = tl.split(pairs)
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
-    return ((first + second) + third) + fourth
+    total = ((first + second) + third) + fourth
+    if TURNED:
+        total = tl.trans(total)
+    return total
 
 
 @jit_for_any("rows")
@@ -112,6 +126,7 @@ def _few_kernel(
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,
     WIDE: tl.constexpr,
     ONE: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -121,7 +136,10 @@ def _few_kernel(
     QUARTER: tl.constexpr = K // 4
     # A short row is in order before the wait; a long one has loads under way all the time.
     LONG: tl.constexpr = QUARTER > 8 * WIDE
-    m = tl.program_id(1) * 16 + tl.arange(0, 16)
+    TURNED: tl.constexpr = ROWS == 8
+    FIRST: tl.constexpr = BLOCK_N if TURNED else ROWS
+    SECOND: tl.constexpr = ROWS if TURNED else BLOCK_N
+    m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     quarter, k = tl.arange(0, 4) * QUARTER, tl.arange(0, WIDE)
     kind = x.dtype.element_ty
@@ -138,19 +156,19 @@ def _few_kernel(
         if GATED:
             g_next = tl.load(there + N * K + WIDE)
     scale, raising = _scales_of(scales, n, N, SCALED, GATED)
-    w = widened(w, kind, LONG)
+    w = widened(w, kind, LONG, PINNED=not LONG)
     if GATED:
-        g = widened(g, kind, LONG)
+        g = widened(g, kind, LONG, PINNED=not LONG)
     if not LONG and QUARTER > WIDE:
-        w_next = widened(w_next, kind)
+        w_next = widened(w_next, kind, PINNED=True)
         if GATED:
-            g_next = widened(g_next, kind)
+            g_next = widened(g_next, kind, PINNED=True)
     if AHEAD:
         wait_for_previous()
     source = x + m[None, :, None] * K + columns
     here = (m < rows)[None, :, None]
-    total = tl.zeros((4, 16, BLOCK_N), tl.float32)
-    raised = tl.zeros((4, 16, BLOCK_N), tl.float32)
+    total = tl.zeros((4, FIRST, SECOND), tl.float32)
+    raised = tl.zeros((4, FIRST, SECOND), tl.float32)
     following = tl.load(source, mask=here, other=0.0)
     for start in tl.static_range(0, QUARTER, WIDE):
         part = following
@@ -168,14 +186,14 @@ def _few_kernel(
             if GATED:
                 g_next = tl.load(there + N * K + start + 2 * WIDE)
         part = widened(part, kind, HERE=True)
-        total = tl.dot(part, tl.permute(w_used, (0, 2, 1)), total, input_precision="ieee")
+        total = _multiplied(part, w_used, total, TURNED)
         if GATED:
-            raised = tl.dot(part, tl.permute(g_used, (0, 2, 1)), raised, input_precision="ieee")
+            raised = _multiplied(part, g_used, raised, TURNED)
         if start + WIDE < QUARTER:
             w = widened(w, kind, LONG)
             if GATED:
                 g = widened(g, kind, LONG)
-    total, raised = _added_up(total, BLOCK_N), _added_up(raised, BLOCK_N)
+    total, raised = _added_up(total, FIRST, SECOND, TURNED), _added_up(raised, FIRST, SECOND, TURNED)
     _finished(total, raised, scale, raising, residual, out, m, n, rows, N, SCALED, GATED, ADDED)
 
 
@@ -270,8 +288,8 @@ def linear(
     if out is None:
         out = x.new_empty(rows, width)
     parts = 4 if columns % 128 == 0 else 1
-    tile = tile or choose_tile(rows, width, columns // parts, gated)
-    few = tile.rows == FEW and parts == 4 and columns // parts % tile.columns == 0
+    tile = tile or choose_tile(rows, width, columns // parts, gated=gated, small=weight.element_size() == 1)
+    few = tile.rows <= FEW and parts == 4 and columns // parts % tile.columns == 0
     ahead = runs_ahead(x.device)
     grid = (-(-width // tile.width), -(-rows // tile.rows))
     arguments = (
@@ -285,19 +303,21 @@ def linear(
     form = {"SCALED": scales is not None, "GATED": gated, "ADDED": residual is not None, "AHEAD": ahead}
     how = {"BLOCK_N": tile.width, "num_warps": tile.warps, "launch_pdl": ahead}
     if few:
-        _few_kernel[grid](*arguments, N=width, K=columns, **form, WIDE=tile.columns, ONE=rows == 1, **how)
+        sizes = {"ROWS": tile.rows, "WIDE": tile.columns, "ONE": rows == 1}
+        _few_kernel[grid](*arguments, N=width, K=columns, **form, **sizes, **how)
     else:
         sizes = {"PARTS": parts, "BLOCK_M": tile.rows, "BLOCK_K": tile.columns, "num_stages": tile.stages}
         _many_kernel[grid](*arguments, N=width, K=columns, **form, **sizes, **how)
     return out
 
 
-def choose_tile(rows: int, width: int, part: int, gated: bool) -> Tile:
-    """For so many rows and outputs, and columns per quarter: what was fastest on an H200 at the released sizes."""
+def choose_tile(rows: int, width: int, part: int, *, gated: bool, small: bool) -> Tile:
+    """For so many rows and outputs, and columns per quarter: what was fastest on an H200 at the released sizes.
+
+    `small` weights are bytes.
+    """
     if rows <= FEW:
-        widest = 256 if not gated and part in (512, 768, 1024) else 64 if part > 512 else 128
-        wide = next((size for size in (256, 128, 64, 32) if size <= widest and part % size == 0), 16)
-        return Tile(FEW, 16 if gated or wide == 256 else 32, wide)
+        return _few_tile(rows, part, gated=gated, small=small)
     # At least two steps per quarter: a loop of one is unrolled, and the compiler then chains the quarters.
     block_k = min(64, max(16, next_power_of_two(part) // 2))
     if rows > 64:
@@ -305,3 +325,16 @@ def choose_tile(rows: int, width: int, part: int, gated: bool) -> Tile:
     if width <= 2048:
         return Tile(64, 16, block_k, stages=4)
     return Tile(64, 32 if gated or width <= 4096 else 64, block_k)
+
+
+def _few_tile(rows: int, part: int, *, gated: bool, small: bool) -> Tile:
+    turned = rows <= EIGHT and (small or part <= 512)
+    if turned and small:
+        width, widest = (16, 64 if gated else 128) if part > 512 else (16 if gated else 32, 128)
+    elif turned:
+        width, widest = 16 if gated and rows > 1 else 32, 256
+    else:
+        widest = 256 if not gated and part in (512, 768, 1024) else 64 if part > 512 else 128
+        width = 16 if gated or widest == 256 else 32
+    wide = next((size for size in (256, 128, 64, 32) if size <= widest and part % size == 0), 16)
+    return Tile(EIGHT if turned else FEW, width, wide)

@@ -20,7 +20,7 @@ from shoal.kernels.jit import (
     tl,
     wait_for_previous,
 )
-from shoal.kernels.linear import FEW, Tile, product
+from shoal.kernels.linear import EIGHT, FEW, Tile, product
 from shoal.kernels.widen import widened
 
 
@@ -39,6 +39,7 @@ def _few_quarters_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,
     WIDE: tl.constexpr,
     ONE: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -47,7 +48,8 @@ def _few_quarters_kernel(
         rows = 1
     QUARTER: tl.constexpr = K // 4
     LONG: tl.constexpr = QUARTER > 8 * WIDE
-    m = tl.program_id(1) * 16 + tl.arange(0, 16)
+    TURNED: tl.constexpr = ROWS == 8
+    m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, WIDE)
     kind = x.dtype.element_ty
@@ -59,16 +61,16 @@ def _few_quarters_kernel(
         w_next = _columns_from(there, k, WIDE, QUARTER, WIDE)
     if QUARTER > 2 * WIDE:
         w_third = _columns_from(there, k, 2 * WIDE, QUARTER, WIDE)
-    w = widened(w, kind, LONG)
+    w = widened(w, kind, LONG, PINNED=not LONG)
     if not LONG and QUARTER > WIDE:
-        w_next = widened(w_next, kind)
+        w_next = widened(w_next, kind, PINNED=True)
     if not LONG and QUARTER > 2 * WIDE:
-        w_third = widened(w_third, kind)
+        w_third = widened(w_third, kind, PINNED=True)
     if AHEAD:
         wait_for_previous()
     source = x + m[:, None] * K + tl.program_id(2) * QUARTER + k[None, :]
     here = (m < rows)[:, None]
-    total = tl.zeros((16, BLOCK_N), tl.float32)
+    total = tl.zeros((BLOCK_N, ROWS) if TURNED else (ROWS, BLOCK_N), tl.float32)
     part = tl.load(source, mask=here & (k < QUARTER)[None, :], other=0.0)
     if QUARTER > WIDE:
         part_next = tl.load(source + WIDE, mask=here & (k < QUARTER - WIDE)[None, :], other=0.0)
@@ -83,9 +85,14 @@ def _few_quarters_kernel(
         if start + 3 * WIDE < QUARTER:
             w_third = _columns_from(there, k, start + 3 * WIDE, QUARTER, WIDE)
         part_used = widened(part_used, kind, HERE=True)
-        total = tl.dot(part_used, tl.trans(w_used), total, input_precision="ieee")
+        if TURNED:
+            total = tl.dot(w_used, tl.trans(part_used), total, input_precision="ieee")
+        else:
+            total = tl.dot(part_used, tl.trans(w_used), total, input_precision="ieee")
         if start + WIDE < QUARTER:
             w = widened(w, kind, LONG)
+    if TURNED:
+        total = tl.trans(total)
     _store_quarter(total, out, m, n, rows, N)
 
 
@@ -139,20 +146,24 @@ def quarters(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
     """`quarters_reference` in one launch; the columns are a multiple of 128. Added up in order they are `linear`'s."""
     (rows, columns), width = x.shape, len(weight)
     out = torch.empty(4, rows, width, dtype=torch.float32, device=x.device)
-    tile = tile or choose_tile(rows, width, columns // 4)
+    tile = tile or choose_tile(rows, width, columns // 4, small=weight.element_size() == 1)
     grid = (-(-width // tile.width), -(-rows // tile.rows), 4)
     ahead = runs_ahead(x.device)
     form = {"N": width, "K": columns, "BLOCK_N": tile.width, "AHEAD": ahead, "num_warps": tile.warps}
-    if tile.rows == FEW:
-        _few_quarters_kernel[grid](x, weight, out, rows, WIDE=tile.columns, ONE=rows == 1, **form, launch_pdl=ahead)
+    if tile.rows <= FEW:
+        sizes = {"ROWS": tile.rows, "WIDE": tile.columns, "ONE": rows == 1}
+        _few_quarters_kernel[grid](x, weight, out, rows, **sizes, **form, launch_pdl=ahead)
     else:
         sizes = {"BLOCK_M": tile.rows, "BLOCK_K": tile.columns, "num_stages": tile.stages}
         _many_quarters_kernel[grid](x, weight, out, rows, **sizes, **form, launch_pdl=ahead)
     return out
 
 
-def choose_tile(rows: int, width: int, part: int) -> Tile:
+def choose_tile(rows: int, width: int, part: int, *, small: bool) -> Tile:
     if rows <= FEW:
-        return Tile(FEW, 64 if width <= 1024 else 32, min(256, next_power_of_two(part)))
+        wide, turned = min(256, next_power_of_two(part)), rows <= EIGHT and (small or part < 1024)
+        if small and turned:
+            return Tile(EIGHT, 32, wide, warps=4 if part <= 256 else 2)
+        return Tile(EIGHT if turned else FEW, 64 if width <= 1024 else 32, wide)
     block_k = min(128, max(16, next_power_of_two(part) // 2))
     return Tile(64, 16, block_k, stages=4) if width <= 1024 else Tile(64, 32, block_k)

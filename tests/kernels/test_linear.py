@@ -48,22 +48,31 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, device: str
         assert torch.equal(linear(x[row : row + 1], weight)[0], together[row])
 
 
+KINDS = [None, torch.int8, torch.float8_e4m3fn]
+
+
 @pytest.mark.gpu  # the interpreter's products are numpy's, whose order depends on the shapes
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("columns", [256, 1024, 2560])
 @pytest.mark.parametrize("form", ["normed", "added", "gated"])
-def test_the_same_bits_come_of_every_way_to_cut_the_work(form: str, device: str) -> None:
+def test_the_same_bits_come_of_every_way_to_cut_the_work(
+    form: str, columns: int, kind: torch.dtype | None, device: str
+) -> None:
     dtype = torch.bfloat16
-    x, weight = matrices(70, 256, 64, dtype, device)
-    residual, norm = torch.randn(70, 64, device=device).to(dtype), torch.rand(256, device=device).to(dtype)
+    x, weight = matrices(70, columns, 64, dtype, device)
+    weight, scales = (weight, None) if kind is None else quantise_rows(weight, kind)
+    residual, norm = torch.randn(70, 64, device=device).to(dtype), torch.rand(columns, device=device).to(dtype)
     options = {
         "normed": {"norm": norm, "eps": 1e-6},
         "added": {"residual": residual},
         "gated": {"gated": True},
     }[form]
-    together = linear(x, weight, **options)  # type: ignore[arg-type]
-    for rows in (1, 2, 17, 33):
+    together = linear(x, weight, scales=scales, **options)  # type: ignore[arg-type]
+    for rows in (1, 2, 8, 9, 16, 17, 33):
         if form == "added":
             options["residual"] = residual[:rows].contiguous()
-        assert torch.equal(linear(x[:rows].contiguous(), weight, **options), together[:rows])  # type: ignore[arg-type]
+        ours = linear(x[:rows].contiguous(), weight, scales=scales, **options)  # type: ignore[arg-type]
+        assert torch.equal(ours, together[:rows])
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -81,7 +90,7 @@ def test_bytes_with_a_scale_per_row_are_made_whole_on_the_way(
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("rows", [16, 32])
+@pytest.mark.parametrize("rows", [8, 16, 32])
 def test_every_byte_keeps_its_value(kind: torch.dtype, rows: int, dtype: torch.dtype, device: str) -> None:
     codes = torch.arange(256, dtype=torch.uint8, device=device).view(kind)
     codes = codes[codes.float().isfinite()]
@@ -93,7 +102,7 @@ def test_every_byte_keeps_its_value(kind: torch.dtype, rows: int, dtype: torch.d
 
 
 @pytest.mark.parametrize(("rows", "columns", "width"), [(1, 128, 64), (5, 384, 40), (20, 256, 33), (70, 128, 16)])
-@pytest.mark.parametrize("kind", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_quarters_are_added_by_the_norm_that_follows(
     rows: int, columns: int, width: int, kind: torch.dtype | None, dtype: torch.dtype, device: str, close: float
 ) -> None:
@@ -111,13 +120,15 @@ def test_quarters_are_added_by_the_norm_that_follows(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("columns", [128, 256, 3072, 9728])
-def test_quarters_come_to_the_bits_of_the_whole(columns: int, device: str) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("columns", [128, 1024, 3072, 9728])
+def test_quarters_come_to_the_bits_of_the_whole(columns: int, kind: torch.dtype | None, device: str) -> None:
     dtype = torch.bfloat16
     x, weight = matrices(70, columns, 64, dtype, device)
+    weight, scales = (weight, None) if kind is None else quantise_rows(weight, kind)
     residual, norm = torch.randn(70, 64, device=device).to(dtype), torch.rand(64, device=device).to(dtype)
-    together = linear(x, weight, residual=residual)
-    for rows in (1, 2, 17, 33, 70):
+    together = linear(x, weight, residual=residual, scales=scales)
+    for rows in (1, 2, 8, 9, 17, 33, 70):
         stream = residual[:rows].clone()
-        normed(stream, norm, 1e-6, due=quarters(x[:rows].contiguous(), weight))
+        normed(stream, norm, 1e-6, due=quarters(x[:rows].contiguous(), weight), scales=scales)
         assert torch.equal(stream, together[:rows])
