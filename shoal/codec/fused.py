@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, Snake, WindowLayer
-from shoal.kernels.capture import Captured, to_host
+from shoal.kernels.capture import Captured, compile_ahead, to_host
 from shoal.kernels.conv import Taps, conv, depthwise_norm, remember
 from shoal.kernels.linear import linear
 from shoal.kernels.packing import Packing
@@ -356,6 +356,7 @@ class FusedDecoder:
 
     def _capture(self) -> None:
         """The largest first, so that the others fit into the memory it leaves."""
+        compile_ahead(call.work for call in self._calls.values())
         pool = None
         for call in reversed(self._calls.values()):
             pool = call.capture(pool)

@@ -15,7 +15,7 @@ import torch
 from shoal.engine.fused import FusedFrame, FusedPrompt
 from shoal.engine.runner import Flight, Runner
 from shoal.engine.scheduler import Batch, Prefill
-from shoal.kernels.capture import Captured, Inbox
+from shoal.kernels.capture import Captured, Inbox, compile_ahead
 from shoal.kernels.jit import usable
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import Int4Linear, IntegerLinear
@@ -100,6 +100,7 @@ class FusedRunner:
         self._tables.put(self._padded)
         pool = None
         works: list[Captured[Any]] = [*self._frames.values(), *self._prompts.values()]
+        compile_ahead(captured.work for captured in works)
         # The largest first: the smaller ones then find all the memory they need in the pool it leaves.
         for captured in sorted(works, key=lambda each: -each.work.inputs.shape[1]):
             height, rows = captured.work.inputs.shape

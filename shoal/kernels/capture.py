@@ -1,10 +1,13 @@
 """Computations of fixed shape, recorded once as CUDA graphs, and the numbers the host feeds them."""
 
+from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from shoal.kernels.jit import compiling
 
 
 class Inbox:
@@ -44,6 +47,16 @@ class Workload(Protocol):
 
     def run(self) -> None:
         """Launch it."""
+
+
+def compile_ahead(works: Iterable[Workload]) -> None:
+    """Compile the kernels of these computations, many at a time: a cold start is hardly anything else.
+
+    They go through all their launches and none is made; whatever else they do must not mind what it is given.
+    """
+    with torch.inference_mode(), compiling() as possible:
+        for work in works if possible else ():
+            work.run()
 
 
 Work = TypeVar("Work", bound=Workload)

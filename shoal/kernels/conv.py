@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, jit, jit_for_any, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import await_previous, jit, kernel, next_power_of_two, runs_ahead, tl
 from shoal.kernels.linear import Tile
 from shoal.kernels.packing import Packing
 
@@ -92,7 +92,7 @@ def _snake(y, alpha):
     return y + turn * turn / (alpha + 1e-9)
 
 
-@jit_for_any("rate", "rows", "dilation")
+@kernel("rate", "rows", "dilation")
 def _conv_kernel(
     x,
     weight,
@@ -162,7 +162,7 @@ def _conv_kernel(
         tl.store(turned + place, _snake(y, frequency).to(turned.dtype.element_ty), mask=kept)
 
 
-@jit_for_any("rate")
+@kernel("rate")
 def _remember_kernel(
     x,
     past,
@@ -280,7 +280,7 @@ def depthwise_norm_reference(
     return F.layer_norm(y, (y.shape[-1],), scale, shift, eps).to(x.dtype)
 
 
-@jit_for_any("rate")
+@kernel("rate")
 def _depthwise_norm_kernel(
     x,
     weight,

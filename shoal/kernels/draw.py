@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, jit, jit_for_any, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import await_previous, jit, kernel, next_power_of_two, runs_ahead, tl
 from shoal.kernels.sample import drawn, penalise, push, sample_reference
 
 # The second draw of a main token that would repeat, in the recipe of S2.
@@ -159,7 +159,7 @@ def _embed_code(table, x, row, code, DIM: tl.constexpr, STEP: tl.constexpr):
         tl.store(x + row * DIM + d, tl.load(table + code * DIM + d, mask=d < DIM), mask=d < DIM)
 
 
-@jit
+@kernel()
 def _draw_main_kernel(
     logits,
     slots,
@@ -236,7 +236,7 @@ def _column(main, FIRST: tl.constexpr, COUNT: tl.constexpr, STOP: tl.constexpr):
     return tl.where(main == STOP, COUNT, main - FIRST)
 
 
-@jit_for_any("codebook")
+@kernel("codebook")
 def _draw_code_kernel(
     logits,
     slots,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, jit, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import await_previous, kernel, next_power_of_two, runs_ahead, tl
 
 
 def embed_newest_reference(
@@ -26,7 +26,7 @@ def embed_newest_reference(
     return torch.where(semantic, x / math.sqrt(codes.shape[1] + 1), x) if scaled else x
 
 
-@jit
+@kernel()
 def _embed_kernel(
     newest,
     slots,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, jit_for_any, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import await_previous, kernel, next_power_of_two, runs_ahead, tl
 from shoal.kernels.rope import rotate
 
 
@@ -27,7 +27,7 @@ def fast_attention_reference(qkv: Tensor, table: Tensor, position: int, keys: Te
     return mixed.flatten(1)
 
 
-@jit_for_any("position")
+@kernel("position")
 def _fast_attention_kernel(
     qkv,
     table,

@@ -6,8 +6,11 @@ must wait before it reads or writes anything that another one touches.
 """
 
 import os
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ import torch
 
 __all__ = [
     "await_previous",
+    "compiling",
     "jit",
-    "jit_for_any",
+    "kernel",
     "next_power_of_two",
     "release_next",
     "runs_ahead",
@@ -41,12 +45,60 @@ except ImportError:
 
 
 def jit(function: Callable[..., Any]) -> Any:
+    """A part of kernels."""
     return function if triton is None else triton.jit(function)
 
 
-def jit_for_any(*arguments: str) -> Callable[[Callable[..., Any]], Any]:
-    """Like `jit`, with integers that change from launch to launch and are not worth a kernel of their own."""
-    return lambda function: function if triton is None else triton.jit(function, do_not_specialize=list(arguments))
+class Kernel:
+    """What is launched, as kernel[grid](...)."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        return self.function[grid] if _compiled.get() is None else partial(self._compile, grid)
+
+    def _compile(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        """Compile what this launch would run. Most are like one before, and Triton is slow to find out."""
+        compiled = _compiled.get()
+        like = id(self), *map(_likeness, arguments), *((name, _likeness(value)) for name, value in options.items())
+        if compiled is not None and like not in compiled:
+            compiled.add(like)
+            self.function.run(*arguments, grid=grid, warmup=True, **options)
+
+
+def kernel(*any_value: str) -> Callable[[Callable[..., Any]], Any]:
+    """A kernel; `any_value` names integers that change from launch to launch and are not worth one of their own."""
+    return lambda function: (
+        function if triton is None else Kernel(triton.jit(function, do_not_specialize=list(any_value)))
+    )
+
+
+_compiled: ContextVar[set[Any] | None] = ContextVar("compiled", default=None)
+
+
+@contextmanager
+def compiling() -> Iterator[bool]:
+    """Within, launches compile and do nothing else; all that is asked for at once, on every core.
+
+    False where Triton cannot do that. An error is left to whoever launches the kernel.
+    """
+    if not hasattr(triton, "AsyncCompileMode"):
+        yield False
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as cores, triton.AsyncCompileMode(cores, ignore_errors=True):
+        token = _compiled.set(set())
+        try:
+            yield True
+        finally:
+            _compiled.reset(token)
+
+
+def _likeness(argument: Any) -> Any:
+    """What Triton builds kernels for: of a tensor, its type and whether it begins at a round address."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    return argument
 
 
 @jit

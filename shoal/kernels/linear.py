@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from shoal.kernels.jit import (
     await_previous,
     jit,
-    jit_for_any,
+    kernel,
     next_power_of_two,
     release_next,
     runs_ahead,
@@ -112,7 +112,7 @@ def _added_up(parts, FIRST: tl.constexpr, SECOND: tl.constexpr, TURNED: tl.const
     return total
 
 
-@jit_for_any("rows")
+@kernel("rows")
 def _few_kernel(
     x,
     weight,
@@ -197,7 +197,7 @@ def _few_kernel(
     _finished(total, raised, scale, raising, residual, out, m, n, rows, N, SCALED, GATED, ADDED)
 
 
-@jit_for_any("rows")
+@kernel("rows")
 def _many_kernel(
     x,
     weight,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, jit, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import await_previous, jit, kernel, next_power_of_two, runs_ahead, tl
 from shoal.kernels.kv_quant import dequantise_columns
 from shoal.kernels.widen import widened
 
@@ -71,7 +71,7 @@ def _gather(memory: Tensor, scales: Tensor | None, tables: Tensor, dtype: torch.
     return found.flatten(1, 2).transpose(1, 2)
 
 
-@jit
+@kernel()
 def _decode_kernel(
     q,
     keys,

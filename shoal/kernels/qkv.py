@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.kernels.jit import await_previous, jit, runs_ahead, tl
+from shoal.kernels.jit import await_previous, jit, kernel, runs_ahead, tl
 from shoal.kernels.kv_quant import TOPS, put_columns
 from shoal.kernels.rms_norm import rms_norm
 from shoal.kernels.rope import rotate
@@ -44,7 +44,7 @@ def place_qkv_reference(
     return rotate(q, rows)
 
 
-@jit
+@kernel()
 def _place_kernel(
     qkv,
     q_norm,

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from shoal.kernels.jit import (
     await_previous,
     jit,
-    jit_for_any,
+    kernel,
     next_power_of_two,
     release_next,
     runs_ahead,
@@ -30,7 +30,7 @@ def quarters_reference(x: Tensor, weight: Tensor) -> Tensor:
     return torch.stack([F.linear(part.float(), its.float()) for part, its in pairs])
 
 
-@jit_for_any("rows")
+@kernel("rows")
 def _few_quarters_kernel(
     x,
     weight,
@@ -106,7 +106,7 @@ def _columns_from(there, k, start: tl.constexpr, QUARTER: tl.constexpr, WIDE: tl
     return w
 
 
-@jit_for_any("rows")
+@kernel("rows")
 def _many_quarters_kernel(
     x,
     weight,

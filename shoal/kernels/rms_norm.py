@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, jit_for_any, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import await_previous, kernel, next_power_of_two, runs_ahead, tl
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -19,7 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed.to(x.dtype) * weight
 
 
-@jit_for_any("rows")
+@kernel("rows")
 def _norm_kernel(
     x,
     due,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, jit, runs_ahead, tl
+from shoal.kernels.jit import await_previous, kernel, runs_ahead, tl
 from shoal.kernels.packing import Packing
 from shoal.kernels.rope import rotate
 
@@ -43,7 +43,7 @@ def window_attention_reference(
     return torch.cat(outs)
 
 
-@jit
+@kernel()
 def _window_kernel(
     qkv,
     rope,

@@ -9,9 +9,11 @@ from shoal.engine.fused import FusedFrame, FusedPrompt
 from shoal.engine.kv import PagedKV, Pass, Segment
 from shoal.engine.sequence import Sequence
 from shoal.engine.slots import SlotStates
+from shoal.kernels.capture import compile_ahead
 from shoal.model.frame import FrameDecoder
 from shoal.model.slow import Head
 from shoal.speech import Sampling
+from tests.poison import poisoned_memory
 
 pytest.importorskip("triton")
 
@@ -73,6 +75,8 @@ def fused_frames(checkpoint: Checkpoint, lengths: torch.Tensor, steps: int) -> t
     kv, states = prepare(checkpoint)
     frame = FusedFrame(checkpoint.model, Head(checkpoint.model.slow), kv, states, by_slot(), ROWS)
     frame.slots.copy_(SLOTS)
+    with poisoned_memory():
+        compile_ahead([frame])  # leaves no trace
     frames = []
     for step in range(steps):
         frame.positions.copy_(lengths + step - 1)
@@ -99,6 +103,8 @@ def test_a_fused_prompt_leaves_the_memory_that_the_plain_path_leaves(tiny: Check
     columns = torch.randint(0, 100, (7, width), generator=torch.Generator().manual_seed(1))
     slot, first = 1, 14  # across the edge of a block, behind columns that are there already
     prompt = FusedPrompt(tiny.model, ours, by_slot(), 8)
+    with poisoned_memory():
+        compile_ahead([prompt])
     prompt.slots.fill_(0)
     prompt.slots[:7] = SLOTS[slot]
     prompt.positions[:7] = torch.arange(first, first + 7)

@@ -1,0 +1,87 @@
+"""Compile every kernel of an engine for an H200 on a machine without one: `python -m tests.kernels.hopper`.
+
+The interpreter takes code that the compiler does not. A driver that only says what card it is for is all that Triton
+needs as long as nothing is launched. Prints how many versions of each kernel there are, as JSON; an error ends it.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.random import random_checkpoint
+from shoal.checkpoint.resolve import resolve_model
+from shoal.codec.fused import FusedCall, FusedCodec
+from shoal.engine.fused import FusedFrame, FusedPrompt
+from shoal.engine.kv import PagedKV
+from shoal.engine.slots import SlotStates
+from shoal.kernels.capture import Workload, compile_ahead
+from shoal.kernels.jit import Kernel
+from shoal.model.slow import Head
+from shoal.quantize.apply import quantise_model
+from shoal.quantize.modes import WeightModes
+
+SLOTS = 64
+
+
+class Hopper:
+    """The part of a driver that compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Strict(triton.AsyncCompileMode):  # type: ignore[misc]
+    """Errors are what we are here for."""
+
+    def __init__(self, executor: object, *, ignore_errors: bool) -> None:
+        super().__init__(executor, ignore_errors=False)
+
+
+def frames(checkpoint: Checkpoint, kind: torch.dtype, rows: Iterable[int]) -> Iterator[Workload]:
+    """Whole frames of so many voices, and a prompt."""
+    model = checkpoint.model
+    kv = PagedKV(model.config.slow, 4, 16, kind, "cpu")
+    states, head = SlotStates(model, SLOTS), Head(model.slow)
+    tables = torch.zeros(SLOTS + 1, 8, dtype=torch.int32)
+    for count in rows:
+        yield FusedFrame(model, head, kv, states, tables, count)
+    yield FusedPrompt(model, kv, tables, 512)
+
+
+def works() -> Iterator[Workload]:
+    """Both families, every kind of weights and of memory, every way to cut the work."""
+    yield from frames(random_checkpoint("tiny-s2", dtype=torch.bfloat16, device="cpu"), torch.bfloat16, [1])
+    kinds = {"none": (torch.bfloat16, [1, 8, 16, 64]), "int8": (torch.int8, [8]), "fp8": (torch.float8_e4m3fn, [8])}
+    for mode, (kind, rows) in kinds.items():
+        checkpoint = resolve_model("nano", dtype=torch.bfloat16)
+        for step in ("none", mode):  # it comes in int8
+            quantise_model(checkpoint.model, WeightModes.parse(step))
+        yield from frames(checkpoint, kind, rows)
+    yield FusedCall(FusedCodec(checkpoint.codec, SLOTS, torch.float16), 256)
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(Hopper())
+    modules = [module for name, module in sys.modules.items() if name.startswith("shoal.kernels.")]
+    for module in modules:
+        if hasattr(module, "runs_ahead"):
+            module.runs_ahead = lambda device: True
+    triton.AsyncCompileMode = Strict
+    compile_ahead(works())
+    kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
+    print(json.dumps({name: len(each.function.device_caches[0][0]) for name, each in sorted(kernels.items())}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Kernels that are compiled before anybody launches them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+
+from shoal.kernels.capture import compile_ahead
+from shoal.kernels.jit import compiling
+from shoal.kernels.linear import _few_kernel, linear
+
+
+def doubled(device: str, columns: int = 32) -> torch.Tensor:
+    x = torch.ones(1, columns, device=device)
+    return linear(x, 2 * torch.eye(columns, device=device))
+
+
+def test_a_launch_that_only_compiles_computes_nothing(device: str) -> None:
+    out = torch.full((1, 32), 7.0, device=device)
+    with compiling() as possible:
+        assert possible
+        linear(torch.ones(1, 32, device=device), torch.eye(32, device=device), out=out)
+    assert out.tolist() == [[7.0] * 32]
+    assert doubled(device).tolist() == [[2.0] * 32]
+
+
+def test_whoever_launches_meanwhile_from_another_thread_gets_what_they_ask_for(device: str) -> None:
+    results: list[torch.Tensor] = []
+    with compiling():
+        other = Thread(target=lambda: results.append(doubled(device)))
+        other.start()
+        other.join()
+    assert results[0].tolist() == [[2.0] * 32]
+
+
+def test_an_error_on_the_way_leaves_launches_as_they_were(device: str) -> None:
+    with pytest.raises(ZeroDivisionError), compiling():
+        raise ZeroDivisionError
+    assert doubled(device).tolist() == [[2.0] * 32]
+
+
+def test_without_a_compiler_that_takes_many_nothing_is_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Work:
+        inputs = torch.zeros(0)
+
+        def run(self) -> None:
+            raise AssertionError("launches would be made")
+
+    monkeypatch.delattr("triton.AsyncCompileMode")
+    compile_ahead([Work()])
+
+
+@pytest.mark.gpu
+def test_what_was_compiled_ahead_is_what_a_launch_runs(device: str) -> None:
+    known = _few_kernel.function.device_caches[torch.cuda.current_device()][0]
+    before = len(known)
+    with compiling():
+        for _ in range(3):
+            doubled(device, 1152)
+    assert len(known) == before + 1
+    assert doubled(device, 1152).tolist() == [[2.0] * 1152]
+    assert len(known) == before + 1
+
+
+def test_every_kernel_can_be_compiled_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    ours = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "tests.kernels.hopper"], env=ours, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    versions = json.loads(done.stdout)
+    assert len(versions) >= 15
+    assert all(versions.values()), versions
