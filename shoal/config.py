@@ -18,7 +18,7 @@ class EngineConfig:
     # Most memory for keys and values, never more than all slots can fill. None: what everything else leaves of
     # `gpu_memory`; on a CPU, 1 GiB.
     kv_bytes: int | None = None
-    host_kv_bytes: int = 256 << 20  # host memory for blocks that had to leave the device
+    host_kv_bytes: int = 256 << 20  # host memory for shared blocks that had to leave the device
     prefix_cache: bool = True
     token_budget: int = 512  # columns computed per step: what a long prompt may take from the running voices
     policy: Policy = "continuous"
