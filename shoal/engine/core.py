@@ -52,7 +52,7 @@ class EngineCore:
         kind = kv_type(config.kv_dtype, model.dtype, model.device)
         kv = PagedKV(model.config.slow, block_count(checkpoint, config), config.block_size, kind, model.device)
         self.pool = BlockPool(kv.blocks, config.block_size, caching=config.prefix_cache)
-        self.pool.below = self.tier = HostTier(kv, config.host_kv_bytes)
+        self.pool.below = self.tier = HostTier(kv, config.host_kv_bytes if config.prefix_cache else 0)
         self.scheduler = Scheduler(
             self.pool,
             slots=config.slots,

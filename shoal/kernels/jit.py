@@ -56,13 +56,13 @@ class Kernel:
         self.function = function
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        return self.function[grid] if _compiled.get() is None else partial(self._compile, grid)
-
-    def _compile(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Compile what this launch would run. Most are like one before, and Triton is slow to find out."""
         compiled = _compiled.get()
+        return self.function[grid] if compiled is None else partial(self._compile, compiled, grid)
+
+    def _compile(self, compiled: set[Any], grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        """Compile what this launch would run. Most are like one before, and Triton is slow to find out."""
         like = id(self), *map(_likeness, arguments), *((name, _likeness(value)) for name, value in options.items())
-        if compiled is not None and like not in compiled:
+        if like not in compiled:
             compiled.add(like)
             self.function.run(*arguments, grid=grid, warmup=True, **options)
 

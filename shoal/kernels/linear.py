@@ -2,7 +2,7 @@
 
 A decode step reads every weight once for a handful of rows, so it is bound by memory, and between two layers by the
 time from the end of one kernel to the first product of the next. Up to sixteen rows, a program therefore has its
-weights in registers before it waits for its inputs. Rounding is that of the separate operators: each intermediate is
+weights at hand before it waits for its inputs. Rounding is that of the separate operators: each intermediate is
 rounded to the activations' type where the plain path would store it.
 
 A row comes to the same bits however many are computed with it: the columns are added up in quarters, each from its
@@ -31,9 +31,11 @@ from shoal.kernels.jit import (
 from shoal.kernels.rms_norm import normed, rms_norm
 from shoal.kernels.widen import widened
 
-# Rows that one program computes with its weights in registers. Tensor cores take sixteen of what comes first in a
-# product and eight of what comes second: with the weights first, eight rows are half the work.
-FEW, EIGHT = 16, 8
+# Rows that one program computes with its weights at hand before it waits.
+FEW = 16
+# The same with the product turned, the weights first: tensor cores take sixteen of what comes first and eight of what
+# comes second, so up to eight rows are half the work.
+TURNED_ROWS = 8
 
 
 def linear_reference(
@@ -136,7 +138,7 @@ def _few_kernel(
     QUARTER: tl.constexpr = K // 4
     # A short row is in order before the wait; a long one has loads under way all the time.
     LONG: tl.constexpr = QUARTER > 8 * WIDE
-    TURNED: tl.constexpr = ROWS == 8
+    TURNED: tl.constexpr = ROWS == 8  # TURNED_ROWS
     FIRST: tl.constexpr = BLOCK_N if TURNED else ROWS
     SECOND: tl.constexpr = ROWS if TURNED else BLOCK_N
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -328,7 +330,7 @@ def choose_tile(rows: int, width: int, part: int, *, gated: bool, small: bool) -
 
 
 def _few_tile(rows: int, part: int, *, gated: bool, small: bool) -> Tile:
-    turned = rows <= EIGHT and (small or part <= 512)
+    turned = rows <= TURNED_ROWS and (small or part <= 512)
     if turned and small:
         width, widest = (16, 64 if gated else 128) if part > 512 else (16 if gated else 32, 128)
     elif turned:
@@ -337,4 +339,4 @@ def _few_tile(rows: int, part: int, *, gated: bool, small: bool) -> Tile:
         widest = 256 if not gated and part in (512, 768, 1024) else 64 if part > 512 else 128
         width = 16 if gated or widest == 256 else 32
     wide = next((size for size in (256, 128, 64, 32) if size <= widest and part % size == 0), 16)
-    return Tile(EIGHT if turned else FEW, width, wide)
+    return Tile(TURNED_ROWS if turned else FEW, width, wide)

@@ -20,7 +20,7 @@ from shoal.kernels.jit import (
     tl,
     wait_for_previous,
 )
-from shoal.kernels.linear import EIGHT, FEW, Tile, product
+from shoal.kernels.linear import FEW, TURNED_ROWS, Tile, product
 from shoal.kernels.widen import widened
 
 
@@ -48,7 +48,7 @@ def _few_quarters_kernel(
         rows = 1
     QUARTER: tl.constexpr = K // 4
     LONG: tl.constexpr = QUARTER > 8 * WIDE
-    TURNED: tl.constexpr = ROWS == 8
+    TURNED: tl.constexpr = ROWS == 8  # TURNED_ROWS
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, WIDE)
@@ -161,9 +161,9 @@ def quarters(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
 
 def choose_tile(rows: int, width: int, part: int, *, small: bool) -> Tile:
     if rows <= FEW:
-        wide, turned = min(256, next_power_of_two(part)), rows <= EIGHT and (small or part < 1024)
+        wide, turned = min(256, next_power_of_two(part)), rows <= TURNED_ROWS and (small or part < 1024)
         if small and turned:
-            return Tile(EIGHT, 32, wide, warps=4 if part <= 256 else 2)
-        return Tile(EIGHT if turned else FEW, 64 if width <= 1024 else 32, wide)
+            return Tile(TURNED_ROWS, 32, wide, warps=4 if part <= 256 else 2)
+        return Tile(TURNED_ROWS if turned else FEW, 64 if width <= 1024 else 32, wide)
     block_k = min(128, max(16, next_power_of_two(part) // 2))
     return Tile(64, 16, block_k, stages=4) if width <= 1024 else Tile(64, 32, block_k)

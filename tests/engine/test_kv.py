@@ -53,12 +53,18 @@ def test_a_block_takes_what_it_is_said_to_take(tiny: Checkpoint, kind: torch.dty
     assert kv.nbytes == 10 * PagedKV.bytes_per_block(tiny.model.config.slow, 16, kind)
 
 
-@pytest.mark.parametrize("kind", [torch.float32, *KINDS])
-def test_a_block_comes_back_from_the_host_as_it_left(tiny: Checkpoint, kind: torch.dtype) -> None:
-    kv = PagedKV(tiny.model.config.slow, blocks=4, size=16, kind=kind, device="cpu")
+def filled(checkpoint: Checkpoint, kind: torch.dtype, device: str) -> tuple[PagedKV, list[torch.Tensor]]:
+    """Four blocks of anything, and what is in block 1."""
+    kv = PagedKV(checkpoint.model.config.slow, blocks=4, size=16, kind=kind, device=device)
     for part in kv.parts():
         part.copy_(torch.randn(part.shape))
-    tier, before = HostTier(kv, 1 << 20), [part[:, 1].clone() for part in kv.parts()]
+    return kv, [part[:, 1].clone() for part in kv.parts()]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, *KINDS])
+def test_a_block_comes_back_from_the_host_as_it_left(tiny: Checkpoint, kind: torch.dtype) -> None:
+    kv, before = filled(tiny, kind, "cpu")
+    tier = HostTier(kv, 1 << 20)
     tier.save(1, b"key")
     assert tier.restore(b"key", 3)
     for part, saved in zip(kv.parts(), before, strict=True):
@@ -68,10 +74,8 @@ def test_a_block_comes_back_from_the_host_as_it_left(tiny: Checkpoint, kind: tor
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [torch.bfloat16, *KINDS])
 def test_a_block_leaves_a_gpu_and_comes_back_in_order_while_nobody_waits(tiny: Checkpoint, kind: torch.dtype) -> None:
-    kv = PagedKV(tiny.model.config.slow, blocks=4, size=16, kind=kind, device="cuda")
-    for part in kv.parts():
-        part.copy_(torch.randn(part.shape))
-    tier, before = HostTier(kv, 1 << 20), [part[:, 1].clone() for part in kv.parts()]
+    kv, before = filled(tiny, kind, "cuda")
+    tier = HostTier(kv, 1 << 20)
     busy = torch.randn(4096, 4096, device="cuda")
     for _ in range(20):
         busy = busy @ busy  # the copies come long after the calls
