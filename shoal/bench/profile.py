@@ -26,7 +26,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.fused import FusedFrame
 from shoal.engine.graphs import FusedRunner
-from shoal.engine.load import build_core, choose_device, choose_dtype
+from shoal.engine.load import choose_device, choose_dtype, weight_chooser
 from shoal.engine.runner import Runner
 from shoal.engine.scheduler import Batch, Prefill
 from shoal.engine.script import write_turns
@@ -82,11 +82,17 @@ class Profile:
         return json.dumps({**asdict(self), "bottlenecks": [part.name for part in self.bottlenecks]})
 
 
-def run_profile(model: str, *, device: str = "auto", voices: int = 1) -> Profile:
-    """Load a model and time its parts with so many voices at once. Raises what loading raises."""
+def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: str | None = None) -> Profile:
+    """Load a model and time its parts with so many voices at once. Raises what loading raises.
+
+    Without `quantize` its weights are as they are stored.
+    """
     where = choose_device(device)
-    checkpoint = resolve_model(model, dtype=choose_dtype(None, where), device=where, encoder=False)
-    core = build_core(checkpoint, EngineConfig(slots=voices, guard=False))
+    dtype = choose_dtype(None, where)
+    choose = weight_chooser(EngineConfig(quantize=quantize), torch.device(where), dtype) if quantize else None
+    checkpoint = resolve_model(model, dtype=dtype, device=where, encoder=False, quantize=choose)
+    # No more memory than it takes: some parts are built a second time to be timed.
+    core = EngineCore(checkpoint, EngineConfig(slots=voices, guard=False))
     core.warm_up()
     bench = parts_of(core)
     step, codec = _time(bench.step(voices), where), _time(bench.codec(voices), where)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import Device, Json
+from shoal.cli.flags import Device, Json, Quantize
 
 PANEL = "Measure"
 
@@ -17,6 +17,7 @@ def profile(
     model: Annotated[str, typer.Option(help="A directory, s1-mini, s2-pro, OWNER/NAME or random:tiny.")] = "nano",
     device: Device = "auto",
     voices: Annotated[int, typer.Option(min=1, max=128, help="Voices that speak at once.")] = 1,
+    quantize: Quantize = None,
     json: Json = False,
 ) -> None:
     """Show where the time of a request goes, part by part, and how close each is to what the memory can deliver.
@@ -27,7 +28,7 @@ def profile(
 
     from shoal.bench.profile import render, run_profile
 
-    result = run_profile(model, device=device, voices=voices)
+    result = run_profile(model, device=device, voices=voices, quantize=quantize)
     if json:
         typer.echo(result.as_json())
     else:

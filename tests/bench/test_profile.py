@@ -9,6 +9,8 @@ from shoal.bench import profile
 from shoal.bench.profile import Part, Profile
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.voicebox import VoiceBox
+from shoal.errors import InvalidRequest
+from shoal.quantize import apply
 
 
 def test_every_part_of_a_request_is_timed_and_the_largest_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,3 +69,17 @@ def test_what_is_done_once_per_step_is_shared_by_the_voices() -> None:
     assert [part.name for part in told.bottlenecks] == ["prefill", "codec"]
     assert parts[1].of_request(64) == 4.0 * profile.FRAMES / 64
     assert parts[1].bandwidth() == 2e9
+
+
+def test_weights_can_be_quantised_to_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "SECONDS", 0.0)
+    monkeypatch.setattr(profile, "FRAMES", 4)
+    monkeypatch.setattr(apply, "FEWEST_INTEGERS", 1000)  # else these are too small to gain by it
+    plain, small = (profile.run_profile("random:tiny", device="cpu", quantize=each) for each in (None, "int8"))
+    read = [next(part.bytes_read for part in told.parts if part.name == "slow step") for told in (plain, small)]
+    assert read[1] < 0.6 * read[0]
+
+
+def test_weights_that_nobody_knows_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="int9"):
+        profile.run_profile("random:tiny", device="cpu", quantize="int9")
