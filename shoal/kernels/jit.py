@@ -7,7 +7,7 @@ must wait before it reads or writes anything that another one touches.
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
@@ -86,10 +86,15 @@ def compiling() -> Iterator[bool]:
     if not hasattr(triton, "AsyncCompileMode"):
         yield False
         return
-    with ThreadPoolExecutor(os.cpu_count()) as cores, triton.AsyncCompileMode(cores, ignore_errors=True):
+    with ThreadPoolExecutor(os.cpu_count()) as cores, triton.AsyncCompileMode(cores, ignore_errors=True) as mode:
         token = _compiled.set(set())
         try:
             yield True
+            wait(mode.raw_futures)
+        except BaseException:  # an interrupt above all: it does not wait for kernels that nobody has begun
+            cores.shutdown(wait=False, cancel_futures=True)
+            mode.raw_futures = [each for each in mode.raw_futures if not each.cancelled()]
+            raise
         finally:
             _compiled.reset(token)
 

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread, Timer
 
 import pytest
 import torch
+from triton.runtime import _async_compile
 
 from shoal.kernels.capture import compile_ahead
 from shoal.kernels.jit import compiling
@@ -42,6 +44,27 @@ def test_an_error_on_the_way_leaves_launches_as_they_were(device: str) -> None:
     with pytest.raises(ZeroDivisionError), compiling():
         raise ZeroDivisionError
     assert doubled(device).tolist() == [[2.0] * 32]
+
+
+def test_an_interrupt_does_not_wait_for_kernels_that_nobody_has_begun() -> None:
+    begun: list[int] = []
+    release = Event()
+
+    def compile_slowly(number: int) -> None:
+        begun.append(number)
+        release.wait(10)
+
+    def ask_and_be_interrupted() -> None:
+        mode = _async_compile.active_mode.get()
+        for number in range(200):
+            mode.submit(number, partial(compile_slowly, number), lambda kernel: None)
+        Timer(0.1, release.set).start()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), compiling():
+        ask_and_be_interrupted()
+    assert 0 < len(begun) < 200
+    assert _async_compile.active_mode.get() is None
 
 
 def test_without_a_compiler_that_takes_many_nothing_is_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
