@@ -93,6 +93,7 @@ class Throughput:
     parts: list[float]  # seconds of each tenth of the steps
     waits: list[float]  # seconds from asking to the first chunk, of every utterance
     decodes: list[Result]  # what the codec took, by the size of its calls
+    full_audio_per_second: float  # as long as every listener has a text
 
     @property
     def figures(self) -> Result:
@@ -278,7 +279,7 @@ def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Th
     started_at: dict[int, float] = {}
     waits: list[float] = []
     ends: list[float] = []
-    decodes = Decodes(core)
+    decodes, full = Decodes(core), 0.0
     core.pool.clear_cache()
     started, cpu_started = time.perf_counter(), time.process_time()
     while asked < total or not core.idle:
@@ -294,6 +295,8 @@ def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Th
             if event.utterance.id in started_at:
                 waits.append(time.perf_counter() - started_at.pop(event.utterance.id))
         ends.append(time.perf_counter())
+        if asked < total:
+            full = (_counts(core)["audio_seconds"] - before["audio_seconds"]) / (ends[-1] - started)
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     return Throughput(
         policy=policy,
@@ -304,6 +307,7 @@ def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Th
         parts=_parts([started, *ends]),
         waits=waits,
         decodes=decodes.figures(),
+        full_audio_per_second=full,
         **{name: after - before[name] for name, after in _counts(core).items()},
     )
 

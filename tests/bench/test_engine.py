@@ -40,6 +40,7 @@ def test_every_policy_is_measured_at_every_batch_size(run: dict[str, Any]) -> No
         assert row["utterances"] == row["voices"] * QUICK.utterances
         assert row["frames"] > 0
         assert row["rtf"] == pytest.approx(1 / row["audio_per_second"])
+        assert 0 < row["full_audio_per_second"] < 10 * row["audio_per_second"]
         assert row["model_seconds"] + row["codec_seconds"] <= row["seconds"]
         assert len(row["parts"]) == PARTS
         assert 0 < sum(row["parts"]) <= row["seconds"]

@@ -49,7 +49,20 @@ def engine_document() -> Document:
     run: dict[str, Any] = {"name": "made up", "engine": {"dtype": "float32", "rung": "eager"}}
     run["throughput"] = [
         Throughput(
-            policy, voices, 3 * voices, 90 * voices, 120, 4.0, 4.0, 3.0, 1.0, 4.5 * voices, [0.4] * 10, [0.1] * 3, []
+            policy,
+            voices,
+            3 * voices,
+            90 * voices,
+            120,
+            4.0,
+            4.0,
+            3.0,
+            1.0,
+            4.5 * voices,
+            [0.4] * 10,
+            [0.1] * 3,
+            [],
+            1.2,
         ).figures
         for voices in (1, 4, 16)
         for policy in POLICIES

@@ -169,7 +169,19 @@ def _engine(document: Document) -> list[Sheet]:
         arrivals += [_arrivals(run["arrivals"])] if "arrivals" in run else []
         steps += _steps(run)
         scheduler += [_scheduler(run["scheduler"])] if "scheduler" in run else []
-    columns = ["type", "rung", "voices", "policy", "frames/s", "audio-s/s", "RTF", "TTFA P50", "P95", "per step"]
+    columns = [
+        "type",
+        "rung",
+        "voices",
+        "policy",
+        "frames/s",
+        "audio-s/s",
+        "all live",
+        "RTF",
+        "TTFA P50",
+        "P95",
+        "per step",
+    ]
     cache = ["prefix cache", "voice", "prompt", "columns saved", "TTFA", "best", "CPU"]
     return [
         Sheet("Throughput", [*columns, "steps", "frames / CPU-s"], throughput, words=4),
@@ -189,6 +201,7 @@ def _pace(row: dict[str, Any]) -> list[str]:
     return [
         number(row["frames_per_second"], 1),
         number(row["audio_per_second"]),
+        number(row.get("full_audio_per_second")),
         number(row["rtf"], 3),
         *_spread(row["first_audio"], ("p50", "p95")),
         number(row["frames_per_step"]),
