@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, Snake, WindowLayer
+from shoal.kernels import unit
 from shoal.kernels.capture import Captured, compile_ahead, to_host
 from shoal.kernels.conv import Taps, conv, depthwise_norm, remember
 from shoal.kernels.linear import linear
@@ -171,12 +172,26 @@ class FusedCodec:
         for rate in self.config.decoder_rates:
             x, turned = (each.view(rate * len(each), -1) for each in self._apply(turned, next(layers), packing))
             for _ in range(3):
-                inner = self._apply(turned, next(layers), packing, plain=False)[1]
-                x, turned = self._apply(inner, next(layers), packing, residual=x)
+                x, turned = self._residual(x, turned, next(layers), next(layers), packing)
         last = next(layers)
         samples, _ = conv(turned, last.taps, last.past, packing, activation="tanh")
         self._keep(turned, last, packing)
         return samples
+
+    def _residual(
+        self, x: Tensor, turned: Tensor, inner: Layer, outer: Layer, packing: Packing
+    ) -> tuple[Tensor, Tensor]:
+        """x and snake(x) -> the same after a residual unit."""
+        if not unit.fits(*x.shape):
+            middle = self._apply(turned, inner, packing, plain=False)[1]
+            return self._apply(middle, outer, packing, residual=x)
+        assert inner.past is not None
+        assert inner.alpha is not None
+        assert outer.alpha is not None
+        weights = inner.taps, inner.alpha, outer.taps, outer.alpha
+        done = unit.residual_unit(x, turned, *weights, inner.past, packing)
+        self._keep(turned, inner, packing)
+        return done
 
     def _apply(
         self, x: Tensor, layer: Layer, packing: Packing, *, plain: bool = True, residual: Tensor | None = None

@@ -82,7 +82,7 @@ def _joined(x: Tensor, past: Tensor | None, packing: Packing) -> list[Tensor]:
 
 
 @jit
-def _snake(y, alpha):
+def snake(y, alpha):
     # sin² repeats after π, so a polynomial over half a turn does, without the general sine's branches for huge angles.
     angle = alpha * y
     angle = angle - tl.floor(angle * 0.3183098861837907 + 0.5) * 3.141592653589793
@@ -125,11 +125,11 @@ def _conv_kernel(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     wanted = (n < OUT)[:, None]
-    if AHEAD:
-        await_previous()
     here = m < rows
     slot = tl.load(slots + m // rate, mask=here, other=0)
     time = m - tl.load(starts + m // rate, mask=here, other=0) * rate
+    if AHEAD:
+        await_previous()
     steps = (TAPS - 1) * dilation
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     CHUNKS: tl.constexpr = (IN + BLOCK_K - 1) // BLOCK_K
@@ -159,7 +159,7 @@ def _conv_kernel(
         tl.store(out + place, y.to(out.dtype.element_ty), mask=kept)
     if TURNED:
         frequency = tl.load(alpha + n % CHANNELS, mask=n < OUT, other=1.0)[None, :]
-        tl.store(turned + place, _snake(y, frequency).to(turned.dtype.element_ty), mask=kept)
+        tl.store(turned + place, snake(y, frequency).to(turned.dtype.element_ty), mask=kept)
 
 
 @kernel("rate")
@@ -354,7 +354,7 @@ def choose_tile(rows: int, width: int, channels: int) -> Tile:
     if block_n == 16:
         return Tile(128 if rows > 4096 else 16, block_n, block_k)
     if rows * width < 1 << 19:
-        return Tile(64, min(block_n, 32), block_k, stages=4)
+        return Tile(64, min(block_n, 32), block_k, stages=6)
     if rows * width < 1 << 21 or width % 128:
         return Tile(128, block_n, block_k) if channels <= 96 else Tile(64, min(block_n, 64), block_k, stages=4)
     return Tile(64, block_n, block_k)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.kernels.jit import await_previous, jit, kernel, next_power_of_two, runs_ahead, tl
-from shoal.kernels.sample import drawn, penalise, push, sample_reference
+from shoal.kernels.sample import drawn, penalise, push, pushed, sample_reference
 
 # The second draw of a main token that would repeat, in the recipe of S2.
 RAS_TEMPERATURE, RAS_TOP_P = 1.0, 0.9
@@ -125,6 +125,14 @@ def _remember(slots: Tensor, memory: SlotMemory, entry: int, value: Tensor) -> N
 
 
 @jit
+def _recent(window, slot, ENTRY, W: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr):
+    """An entry's window, and what it would be moved up by one."""
+    place = tl.arange(0, PLACES)
+    source = window + (slot * WIDTH + ENTRY) * W + place
+    return tl.load(source, mask=place < W, other=-1), tl.load(source + 1, mask=place + 1 < W, other=-1)
+
+
+@jit
 def _keep(
     window,
     newest,
@@ -133,6 +141,8 @@ def _keep(
     row,
     frame,
     value,
+    stays,
+    moves,
     ENTRY,
     W: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -140,14 +150,11 @@ def _keep(
 ):
     """Write one entry of the frame: into its column, its slot's newest column, and its slot's window."""
     place = tl.arange(0, PLACES)
-    source = window + (slot * WIDTH + ENTRY) * W + place
-    stays = tl.load(source, mask=place < W, other=0)
-    moves = tl.load(source + 1, mask=place + 1 < W, other=0)
     # Frame 1 goes to place 0; from frame W + 1 on everything moves up and the newest goes last.
     moved = tl.where(frame > W, moves, stays)
     here = place == tl.minimum(frame - 1, W - 1)
     tl.debug_barrier()
-    tl.store(source, tl.where(here, value, moved), mask=place < W)
+    tl.store(window + (slot * WIDTH + ENTRY) * W + place, tl.where(here, value, moved), mask=place < W)
     tl.store(newest + slot * WIDTH + ENTRY, value)
     tl.store(columns + row * WIDTH + ENTRY, value)
 
@@ -192,36 +199,37 @@ def _draw_main_kernel(
     AHEAD: tl.constexpr,
 ):
     row = tl.program_id(0)
-    if AHEAD:
-        await_previous()
+    # Settings come from the host, and what is remembered from the frame before: neither has to wait.
     slot = tl.load(slots + row).to(tl.int64)
     done = tl.load(frame + slot)
     index = tl.arange(0, PADDED)
     inside = index < COUNT + 1
-    logits += row * (COUNT + 1)
     most, dice = tl.load(top_k + slot), tl.load(seed + slot)
-    recent = window + slot * WIDTH * W
-    place = tl.arange(0, PLACES)
-    said = tl.load(recent + place, mask=place < W, other=-1)
-    if not S2:
-        whole = tl.load(whole_window + slot) != 0
-        strength = tl.where(done > 0, tl.load(penalty + slot), 1.0)
-        oldest = tl.load(recent + place * W, mask=place < WIDTH, other=-1)
-        now = _legal(said, FIRST, COUNT, STOP) & whole & (place < done - 1)
-        push(logits, _column(said, FIRST, COUNT, STOP), now, strength)
-        then = _legal(oldest, FIRST, COUNT, STOP) & (whole == 0)
-        push(logits, _column(oldest, FIRST, COUNT, STOP), then, strength)
-    value = tl.load(logits + index, mask=inside, other=float("-inf"))
     hot, share = tl.load(temperature + slot), tl.load(top_p + slot)
-    column = drawn(value, inside, index, hot, share, most, dice, done, LANE)
+    said, said_moved = _recent(window, slot, 0, W, WIDTH, PLACES)
+    first, first_moved = _recent(window, slot, 1, W, WIDTH, PLACES)
+    place = tl.arange(0, PLACES)
+    oldest = tl.load(window + (slot * WIDTH + place) * W, mask=place < WIDTH, other=-1)
+    whole = tl.load(whole_window + slot) != 0
+    strength = tl.where(done > 0, tl.load(penalty + slot), 1.0)
+    if AHEAD:
+        await_previous()
+    logits += row * (COUNT + 1)
+    if not S2:
+        now = _legal(said, FIRST, COUNT, STOP) & whole & (place < done - 1)
+        then = _legal(oldest, FIRST, COUNT, STOP) & (whole == 0)
+        main = tl.where(whole, said, oldest)
+        push(logits, tl.where(main == STOP, COUNT, main - FIRST), now | then, strength)
+    value = tl.load(logits + index, mask=inside, other=float("-inf"))
+    column = drawn(value, COUNT + 1, index, hot, share, most, dice, done, LANE)
     if S2:
         repeated = tl.sum((said == column + FIRST).to(tl.int32), axis=0) > 0
         if repeated & (column < COUNT) & (done > 0):
-            column = drawn(value, inside, index, FLAT_HEAT, FLAT_SHARE, most, dice, done, WIDTH - 1)
+            column = drawn(value, COUNT + 1, index, FLAT_HEAT, FLAT_SHARE, most, dice, done, WIDTH - 1)
     main = tl.where(column < COUNT, column + FIRST, STOP)
     code = tl.minimum(tl.maximum(main - FIRST, 0), CODES - 1)
-    _keep(window, newest, columns, slot, row, done, main, 0, W, WIDTH, PLACES)
-    _keep(window, newest, columns, slot, row, done, code, 1, W, WIDTH, PLACES)
+    _keep(window, newest, columns, slot, row, done, main, said, said_moved, 0, W, WIDTH, PLACES)
+    _keep(window, newest, columns, slot, row, done, code, first, first_moved, 1, W, WIDTH, PLACES)
     _embed_code(table, x, row, code, DIM, STEP)
 
 
@@ -229,11 +237,6 @@ def _draw_main_kernel(
 def _legal(main, FIRST: tl.constexpr, COUNT: tl.constexpr, STOP: tl.constexpr):
     """Whether the head has a column for the vocabulary id `main`."""
     return ((main >= FIRST) & (main < FIRST + COUNT)) | (main == STOP)
-
-
-@jit
-def _column(main, FIRST: tl.constexpr, COUNT: tl.constexpr, STOP: tl.constexpr):
-    return tl.where(main == STOP, COUNT, main - FIRST)
 
 
 @kernel("codebook")
@@ -264,25 +267,27 @@ def _draw_code_kernel(
     AHEAD: tl.constexpr,
 ):
     row = tl.program_id(0)
-    if AHEAD:
-        await_previous()
     slot = tl.load(slots + row).to(tl.int64)
     done = tl.load(frame + slot)
     index = tl.arange(0, PADDED)
     inside = index < SIZE
-    logits += row * SIZE
-    if PENALISED:
-        place = tl.arange(0, PLACES)
-        said = tl.load(window + (slot * WIDTH + 1 + codebook) * W + place, mask=place < W, other=SIZE)
-        whole = tl.load(whole_window + slot) != 0
-        # The released window counts empty places as code 0.
-        chosen = (said < SIZE) & ((whole == 0) | (place < done - 1))
-        push(logits, said, chosen, tl.where(done > 0, tl.load(penalty + slot), 1.0))
-    value = tl.load(logits + index, mask=inside, other=float("-inf"))
-    hot, share = tl.load(temperature + slot), tl.load(top_p + slot)
     most, dice = tl.load(top_k + slot), tl.load(seed + slot)
-    code = drawn(value, inside, index, hot, share, most, dice, done, codebook)
-    _keep(window, newest, columns, slot, row, done, code, 1 + codebook, W, WIDTH, PLACES)
+    hot, share = tl.load(temperature + slot), tl.load(top_p + slot)
+    said, said_moved = _recent(window, slot, 1 + codebook, W, WIDTH, PLACES)
+    recent, hit = window + (slot * WIDTH + 1 + codebook) * W, index < 0
+    whole = tl.load(whole_window + slot) != 0
+    strength = tl.where(done > 0, tl.load(penalty + slot), 1.0)
+    if PENALISED:
+        for place in tl.static_range(W):
+            # The released window counts empty places as code 0.
+            hit |= (index == tl.load(recent + place).to(tl.int32)) & ((whole == 0) | (place < done - 1))
+    if AHEAD:
+        await_previous()
+    value = tl.load(logits + row * SIZE + index, mask=inside, other=float("-inf"))
+    if PENALISED:
+        value = pushed(value, hit, strength)
+    code = drawn(value, SIZE, index, hot, share, most, dice, done, codebook)
+    _keep(window, newest, columns, slot, row, done, code, said, said_moved, 1 + codebook, W, WIDTH, PLACES)
     if codebook == WIDTH - 2:
         tl.store(frame + slot, done + 1)
     else:
@@ -312,7 +317,7 @@ def draw_main(
         PADDED=padded,
         **_sizes(memory, table),
         AHEAD=ahead,
-        num_warps=8 if padded > 2048 else 2,
+        num_warps=16 if padded > 2048 else 4,
         launch_pdl=ahead,
     )
 
@@ -327,7 +332,7 @@ def draw_code(
     x: Tensor,
     penalised: bool,
 ) -> None:
-    """`draw_code_reference` in one launch; the logits are used up. After the last codebook x is left alone."""
+    """`draw_code_reference` in one launch. After the last codebook x is left alone."""
     ahead, size = runs_ahead(logits.device), logits.shape[1]
     _draw_code_kernel[(len(logits),)](
         logits,
@@ -342,7 +347,7 @@ def draw_code(
         PADDED=next_power_of_two(size),
         **_sizes(memory, table),
         AHEAD=ahead,
-        num_warps=2,
+        num_warps=4,
         launch_pdl=ahead,
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.kernels.jit import await_previous, kernel, next_power_of_two, runs_ahead, tl
-from shoal.kernels.rope import rotate
+from shoal.kernels.rope import halves, rotate, rotated
 
 
 def fast_attention_reference(qkv: Tensor, table: Tensor, position: int, keys: Tensor, values: Tensor) -> Tensor:
@@ -40,54 +40,37 @@ def _fast_attention_kernel(
     KV_HEADS: tl.constexpr,
     LENGTH: tl.constexpr,
     PADDED: tl.constexpr,
-    HALF: tl.constexpr,
-    GROUP: tl.constexpr,
+    D: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
+    row, head = tl.program_id(0), tl.program_id(1)
+    kv_head = head // (HEADS // KV_HEADS)
+    kind = qkv.dtype.element_ty
+    d, column = tl.arange(0, D), tl.arange(0, PADDED)
+    cos, sin = halves(tl.load(table + position * D + d), D)
     if AHEAD:
         await_previous()
-    row, kv_head = tl.program_id(0), tl.program_id(1)
-    kind = qkv.dtype.element_ty
-    D: tl.constexpr = 2 * HALF
-    MEMBERS: tl.constexpr = HEADS // KV_HEADS
-    pair, column, member = tl.arange(0, HALF), tl.arange(0, PADDED), tl.arange(0, GROUP)
-    source = qkv + row * (HEADS + 2 * KV_HEADS) * D
+    source = qkv + row * (HEADS + 2 * KV_HEADS) * D + d
     memory = ((row * KV_HEADS + kv_head) * LENGTH) * D
     # Everything is read before anything is written: a load behind a store would wait for it.
-    cos = tl.load(table + position * D + 2 * pair)
-    sin = tl.load(table + position * D + 2 * pair + 1)
-    mine = source + (HEADS + kv_head) * D + 2 * pair
-    a, b = tl.load(mine).to(tl.float32), tl.load(mine + 1).to(tl.float32)
-    value_even, value_odd = tl.load(mine + KV_HEADS * D), tl.load(mine + KV_HEADS * D + 1)
-    past = (column < position)[:, None]
-    place = memory + column[:, None] * D + 2 * pair[None, :]
-    key_even, key_odd = tl.load(keys + place, mask=past, other=0.0), tl.load(keys + place + 1, mask=past, other=0.0)
-    mix_even, mix_odd = tl.load(values + place, mask=past, other=0.0), tl.load(values + place + 1, mask=past, other=0.0)
-    there = (member < MEMBERS)[:, None]
-    place = source + (kv_head * MEMBERS + member)[:, None] * D + 2 * pair[None, :]
-    c = tl.load(place, mask=there, other=0.0).to(tl.float32)
-    d = tl.load(place + 1, mask=there, other=0.0).to(tl.float32)
-    new_even, new_odd = (a * cos - b * sin).to(kind), (b * cos + a * sin).to(kind)
-    query_even = (c * cos[None, :] - d * sin[None, :]).to(kind).to(tl.float32)
-    query_odd = (d * cos[None, :] + c * sin[None, :]).to(kind).to(tl.float32)
+    query, new_key = tl.load(source + head * D), tl.load(source + (HEADS + kv_head) * D)
+    new_value = tl.load(source + (HEADS + KV_HEADS + kv_head) * D)
+    place, past = memory + column[:, None] * D + d[None, :], (column < position)[:, None]
+    key, value = tl.load(keys + place, mask=past, other=0.0), tl.load(values + place, mask=past, other=0.0)
+    query, new_key = rotated(query, cos, sin, D), rotated(new_key, cos, sin, D)
     now = (column == position)[:, None]
-    key_even = tl.where(now, new_even[None, :], key_even).to(tl.float32)
-    key_odd = tl.where(now, new_odd[None, :], key_odd).to(tl.float32)
-    mix_even = tl.where(now, value_even[None, :], mix_even).to(tl.float32)
-    mix_odd = tl.where(now, value_odd[None, :], mix_odd).to(tl.float32)
-    products = key_even[None, :, :] * query_even[:, None, :] + key_odd[None, :, :] * query_odd[:, None, :]
-    score = tl.where((column <= position)[None, :], tl.sum(products, axis=2) * scale, float("-inf"))
-    weight = tl.exp(score - tl.max(score, axis=1)[:, None])
-    weight = weight / tl.sum(weight, axis=1)[:, None]
-    target = out + (row * HEADS + kv_head * MEMBERS + member)[:, None] * D + 2 * pair[None, :]
-    tl.store(target, tl.sum(mix_even[None, :, :] * weight[:, :, None], axis=1).to(kind), mask=there)
-    tl.store(target + 1, tl.sum(mix_odd[None, :, :] * weight[:, :, None], axis=1).to(kind), mask=there)
-    # The key and value of this position, for the passes after it.
-    here = memory + position * D + 2 * pair
-    tl.store(keys + here, new_even)
-    tl.store(keys + here + 1, new_odd)
-    tl.store(values + here, value_even)
-    tl.store(values + here + 1, value_odd)
+    key = tl.where(now, new_key[None, :], key).to(tl.float32)
+    value = tl.where(now, new_value[None, :], value).to(tl.float32)
+    score = tl.sum(key * query.to(tl.float32)[None, :], axis=1) * scale
+    score = tl.where(column <= position, score, float("-inf"))
+    weight = tl.exp(score - tl.max(score, axis=0))
+    weight = weight / tl.sum(weight, axis=0)
+    tl.store(out + (row * HEADS + head) * D + d, tl.sum(value * weight[:, None], axis=0).to(kind))
+    # The key and value of this position, for the passes after it: by the first of the heads that share them.
+    if head % (HEADS // KV_HEADS) == 0:
+        here = memory + position * D + d
+        tl.store(keys + here, new_key)
+        tl.store(values + here, new_value)
 
 
 def fast_attention(
@@ -99,7 +82,7 @@ def fast_attention(
     if out is None:
         out = torch.empty(rows, heads * d, dtype=qkv.dtype, device=qkv.device)
     ahead = runs_ahead(qkv.device)
-    _fast_attention_kernel[(rows, kv_heads)](
+    _fast_attention_kernel[(rows, heads)](
         qkv,
         table,
         keys,
@@ -111,10 +94,9 @@ def fast_attention(
         KV_HEADS=kv_heads,
         LENGTH=length,
         PADDED=next_power_of_two(length),
-        HALF=d // 2,
-        GROUP=next_power_of_two(heads // kv_heads),
+        D=d,
         AHEAD=ahead,
-        num_warps=2,
+        num_warps=1,
         launch_pdl=ahead,
     )
     return out

@@ -2,7 +2,8 @@
 
 Kernels of a frame run ahead of each other: on cards that can (Hopper and later) a kernel is started before the one it
 depends on has ended, loads its weights, and only then waits (`await_previous`). Every kernel that is launched `ahead`
-must wait before it reads or writes anything that another one touches.
+must wait before it reads or writes anything that another one of the same frame touches; what the host has sent and what
+the frame before has left is there.
 """
 
 import os

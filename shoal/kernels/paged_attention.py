@@ -100,21 +100,23 @@ def _decode_kernel(
     AHEAD: tl.constexpr,
 ):
     share, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if AHEAD:
-        await_previous()
+    # Where the row is has come from the host, and no kernel touches it.
     length = tl.load(positions + row).to(tl.int32) + 1
+    table = tables + tl.load(slots + row) * WIDTH
     chunks = (length + CHUNK - 1) // CHUNK
     each = (chunks + SHARES - 1) // SHARES  # chunks per share, which follow from the length alone
+    shares = (chunks + each - 1) // each
     first, last = 0, chunks
     if SPREAD:
         first, last = share * each, tl.minimum(share * each + each, chunks)
-    if first < last:
+    if first < last:  # whoever has nothing to do makes room at once; the first share always has
+        if AHEAD:
+            await_previous()
         member = tl.arange(0, GROUP)
         d = tl.arange(0, D)
         mine = member < HEADS // KV_HEADS
         head = row * HEADS + kv_head * (HEADS // KV_HEADS) + member
         query = tl.load(q + head[:, None] * D + d[None, :], mask=mine[:, None], other=0.0)
-        table = tables + tl.load(slots + row) * WIDTH
         top = tl.full((GROUP,), float("-inf"), tl.float32)
         total = tl.zeros((GROUP,), tl.float32)
         mix = tl.zeros((GROUP, D), tl.float32)
@@ -150,25 +152,30 @@ def _decode_kernel(
                     mix = tl.zeros((GROUP, D), tl.float32)
         done = not SPREAD
         if SPREAD:
-            part = head * SHARES + share
-            tl.store(parts + part[:, None] * D + d[None, :], mix, mask=mine[:, None])
-            tl.store(sums + part, total, mask=mine)
-            tl.store(tops + part, top, mask=mine)
-            # Whoever comes last adds up, always in the same order. All of this program has to be written before it
-            # says that it came.
-            tl.debug_barrier()
-            shares = (chunks + each - 1) // each
-            arrived = tl.atomic_add(arrivals + row * KV_HEADS + kv_head, 1, sem="acq_rel")
-            done = arrived == shares - 1
+            done = shares == 1
             if done:
-                for other in range(0, shares):
-                    found = head * SHARES + other
-                    where = found[:, None] * D + d[None, :]
-                    its_top = tl.load(tops + found, mask=mine, other=0.0, cache_modifier=".cg")
-                    its_total = tl.load(sums + found, mask=mine, other=1.0, cache_modifier=".cg")
-                    its_mix = tl.load(parts + where, mask=mine[:, None], other=0.0, cache_modifier=".cg")
-                    all_top, all_total, all_mix = _merged(all_top, all_total, all_mix, its_top, its_total, its_mix)
-                tl.store(arrivals + row * KV_HEADS + kv_head, 0)
+                all_top, all_total, all_mix = _merged(all_top, all_total, all_mix, top, total, mix)
+            else:
+                part = head * SHARES + share
+                tl.store(parts + part[:, None] * D + d[None, :], mix, mask=mine[:, None])
+                tl.store(sums + part, total, mask=mine)
+                tl.store(tops + part, top, mask=mine)
+                # Whoever comes last adds up, always in the same order. All of this program has to be written before it
+                # says that it came.
+                tl.debug_barrier()
+                arrived = tl.atomic_add(arrivals + row * KV_HEADS + kv_head, 1, sem="acq_rel")
+                done = arrived == shares - 1
+                if done:
+                    # All are asked for at once; those that are not there add nothing.
+                    nothing = tl.where(mine, float("-inf"), 0.0)
+                    for other in tl.static_range(SHARES):
+                        found, there = head * SHARES + other, mine & (other < shares)
+                        where = found[:, None] * D + d[None, :]
+                        its_top = tl.load(tops + found, mask=there, other=nothing, cache_modifier=".cg")
+                        its_total = tl.load(sums + found, mask=there, other=1.0, cache_modifier=".cg")
+                        its_mix = tl.load(parts + where, mask=there[:, None], other=0.0, cache_modifier=".cg")
+                        all_top, all_total, all_mix = _merged(all_top, all_total, all_mix, its_top, its_total, its_mix)
+                    tl.store(arrivals + row * KV_HEADS + kv_head, 0)
         if done:
             mixed = (all_mix / all_total[:, None]).to(out.dtype.element_ty)
             tl.store(out + head[:, None] * D + d[None, :], mixed, mask=mine[:, None])
@@ -251,7 +258,7 @@ def paged_decode(
         SPREAD=spread,
         AHEAD=ahead,
         num_warps=8 if key_scales is None else 4,
-        num_stages=3,
+        num_stages=2,
         launch_pdl=ahead,
     )
     return out

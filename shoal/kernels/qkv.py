@@ -8,7 +8,7 @@ from torch import Tensor
 from shoal.kernels.jit import await_previous, jit, kernel, runs_ahead, tl
 from shoal.kernels.kv_quant import TOPS, put_columns
 from shoal.kernels.rms_norm import rms_norm
-from shoal.kernels.rope import rotate
+from shoal.kernels.rope import halves, rotate, rotated
 
 
 def place_qkv_reference(
@@ -64,60 +64,49 @@ def _place_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
-    HALF: tl.constexpr,
     NORMED: tl.constexpr,
     TOP: tl.constexpr,
     ROUNDED: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    if AHEAD:
-        await_previous()
     row, head = tl.program_id(0), tl.program_id(1)
-    kind = qkv.dtype.element_ty
-    pair = tl.arange(0, HALF)
-    source = qkv + (row * (HEADS + 2 * KV_HEADS) + head) * D
-    even = tl.load(source + 2 * pair)
-    odd = tl.load(source + 2 * pair + 1)
+    d = tl.arange(0, D)
+    # Where the row is has come from the host, and no kernel touches it.
     position = tl.load(positions + row)
     block = tl.load(tables + tl.load(slots + row) * WIDTH + position // SIZE)
     place = block.to(tl.int64) * SIZE + position % SIZE
+    cos, sin = halves(tl.load(rope + position * D + d), D)
+    if AHEAD:
+        await_previous()
+    x = tl.load(qkv + (row * (HEADS + 2 * KV_HEADS) + head) * D + d)
     if head >= HEADS + KV_HEADS:
         where = place * KV_HEADS + head - HEADS - KV_HEADS
-        _store(values + where * D, value_scales + where, pair, even, odd, TOP, ROUNDED)
+        _store(values + where * D + d, value_scales + where, x, TOP, ROUNDED)
     else:
-        a, b = even.to(tl.float32), odd.to(tl.float32)
         if NORMED:
-            norm = q_norm if head < HEADS else k_norm
-            scale = tl.rsqrt((tl.sum(a * a, axis=0) + tl.sum(b * b, axis=0)) / D + eps)
-            a = ((a * scale).to(kind) * tl.load(norm + 2 * pair)).to(kind).to(tl.float32)
-            b = ((b * scale).to(kind) * tl.load(norm + 2 * pair + 1)).to(kind).to(tl.float32)
-        angle = rope + position * D
-        cos, sin = tl.load(angle + 2 * pair), tl.load(angle + 2 * pair + 1)
-        even, odd = (a * cos - b * sin).to(kind), (b * cos + a * sin).to(kind)
+            norm, wide = q_norm if head < HEADS else k_norm, x.to(tl.float32)
+            scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / D + eps)
+            x = ((wide * scale).to(x.dtype) * tl.load(norm + d)).to(x.dtype)
+        x = rotated(x, cos, sin, D)
         if head < HEADS:
-            target = out + (row * HEADS + head) * D
-            tl.store(target + 2 * pair, even)
-            tl.store(target + 2 * pair + 1, odd)
+            tl.store(out + (row * HEADS + head) * D + d, x)
         else:
             where = place * KV_HEADS + head - HEADS
-            _store(keys + where * D, key_scales + where, pair, even, odd, TOP, ROUNDED)
+            _store(keys + where * D + d, key_scales + where, x, TOP, ROUNDED)
 
 
 @jit
-def _store(target, scale_target, pair, even, odd, TOP: tl.constexpr, ROUNDED: tl.constexpr):
+def _store(target, scale_target, x, TOP: tl.constexpr, ROUNDED: tl.constexpr):
     """One head of one column; with a TOP, `quantise_columns` of it."""
     if TOP:
-        a, b = even.to(tl.float32), odd.to(tl.float32)
-        largest = tl.maximum(tl.max(tl.abs(a), axis=0), tl.max(tl.abs(b), axis=0))
-        scale = tl.maximum(largest / TOP, 5.9604644775390625e-08).to(scale_target.dtype.element_ty)
+        x = x.to(tl.float32)
+        scale = tl.maximum(tl.max(tl.abs(x), axis=0) / TOP, 5.9604644775390625e-08).to(scale_target.dtype.element_ty)
         tl.store(scale_target, scale)
-        a, b = a / scale.to(tl.float32), b / scale.to(tl.float32)
-        a, b = tl.minimum(tl.maximum(a, -TOP), TOP), tl.minimum(tl.maximum(b, -TOP), TOP)
+        x = tl.minimum(tl.maximum(x / scale.to(tl.float32), -TOP), TOP)
         if ROUNDED:
-            a, b = tl.floor(a + 0.5), tl.floor(b + 0.5)
-        even, odd = a.to(target.dtype.element_ty), b.to(target.dtype.element_ty)
-    tl.store(target + 2 * pair, even)
-    tl.store(target + 2 * pair + 1, odd)
+            x = tl.floor(x + 0.5)
+        x = x.to(target.dtype.element_ty)
+    tl.store(target, x)
 
 
 def place_qkv(
@@ -159,7 +148,6 @@ def place_qkv(
         HEADS=heads,
         KV_HEADS=kv_heads,
         D=d,
-        HALF=d // 2,
         NORMED=q_norm is not None,
         TOP=0 if key_scales is None else int(TOPS[keys.dtype]),
         ROUNDED=keys.dtype == torch.int8,

@@ -63,7 +63,7 @@ def normed(x: Tensor, weight: Tensor, eps: float, *, due: Tensor | None = None, 
     What is `due`, quarters [4, n, dim] of a product (with scales [dim] if its weights have some), is added to x first.
     """
     rows, dim = x.shape
-    out, ahead = torch.empty_like(x), runs_ahead(x.device)
+    out, ahead, padded = torch.empty_like(x), runs_ahead(x.device), next_power_of_two(dim)
     _norm_kernel[(rows,)](
         x,
         x if due is None else due,
@@ -73,11 +73,11 @@ def normed(x: Tensor, weight: Tensor, eps: float, *, due: Tensor | None = None, 
         eps,
         rows,
         DIM=dim,
-        PADDED=next_power_of_two(dim),
+        PADDED=padded,
         ADDED=due is not None,
         SCALED=scales is not None,
         AHEAD=ahead,
-        num_warps=4 if due is None else 8,
+        num_warps=max(4 if due is None else 8, padded // 256),
         launch_pdl=ahead,
     )
     return out

@@ -3,8 +3,12 @@
 The models were trained with bf16 tables; exact tables move the logits visibly and garble long audio.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
+
+from shoal.kernels.jit import jit, tl
 
 
 def rope_table(length: int, head_dim: int, base: float, device: torch.device | str | None = None) -> Tensor:
@@ -27,3 +31,16 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
     cos, sin = table.unbind(-1)
     even, odd = pairs.unbind(-1)
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+
+
+@jit
+def halves(x, D: tl.constexpr):
+    """The even and the odd entries of x [D]."""
+    return tl.split(tl.reshape(x, (D // 2, 2)))
+
+
+@jit
+def rotated(x, cos, sin, D: tl.constexpr):
+    """`rotate` of one head x [D]; cos and sin [D / 2]"""
+    even, odd = halves(x.to(tl.float32), D)
+    return tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (D,)).to(x.dtype)

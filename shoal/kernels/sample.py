@@ -91,12 +91,15 @@ def _mixed(x):
 
 
 @jit
-def drawn(value, inside, index, temperature, top_p, top_k, seed, frame, lane):
-    """The column that a row of logits `value` draws under its settings; `inside` tells which are real."""
+def drawn(value, size, index, temperature, top_p, top_k, seed, frame, lane):
+    """The column that a row of `size` logits draws under its settings; the rest of `value` is -inf."""
+    inside = index < size
     score = value.to(tl.float32)
     top = tl.max(score, axis=0)
     weight = tl.exp(score - top)
-    weight = weight / tl.sum(weight, axis=0)
+    # Probabilities in parts of 2^30: integers are added up across threads in one instruction, floats in ten.
+    part = (weight / tl.sum(weight, axis=0) * 1073741824.0).to(tl.int32)
+    most = tl.cast(top_p * 1073741824.0, tl.int32)
     # Bit patterns as integers in the order of the floats: sixteen bits are searched in half the steps of thirty-two.
     if value.dtype == tl.float32:
         bits = value.to(tl.int32, bitcast=True)
@@ -107,20 +110,20 @@ def drawn(value, inside, index, temperature, top_p, top_k, seed, frame, lane):
     high = tl.max(order, axis=0) + 1  # nothing at or above: always within bounds
     low = tl.min(tl.where(inside, order, high), axis=0)
     # Most callers do not limit the number of tokens; then nobody has to count them.
-    limited = tl.sum(inside.to(tl.int32), axis=0) > top_k
-    if (limited == 0) & (tl.sum(weight, axis=0) <= top_p):
+    limited = size > top_k
+    if (limited == 0) & (tl.sum(part, axis=0) <= most):
         high = low
     while high - low > 1:
         middle = (high + low) // 2
         above = inside & (order >= middle)
-        within = tl.sum(tl.where(above, weight, 0.0), axis=0) <= top_p
+        within = tl.sum(tl.where(above, part, 0), axis=0) <= most
         if limited:
             within = within & (tl.sum(above.to(tl.int32), axis=0) <= top_k)
         high = tl.where(within, middle, high)
         low = tl.where(within, low, middle)
     kept = inside & ((order >= high) | (score == top))
-    scaled = tl.where(kept, score / tl.maximum(temperature, 1e-5), float("-inf"))
-    chance = tl.exp(scaled - tl.max(scaled, axis=0))
+    heat = tl.maximum(temperature, 1e-5)
+    chance = tl.exp(tl.where(kept, score / heat, float("-inf")) - top / heat)
     key = _mixed((frame * 64 + lane + 1).to(tl.uint32))
     key = _mixed(seed.to(tl.uint32) + key)
     noise = _mixed(key + index.to(tl.uint32) * 0x9E3779B1)
@@ -129,10 +132,16 @@ def drawn(value, inside, index, temperature, top_p, top_k, seed, frame, lane):
 
 
 @jit
-def push(logits, columns, chosen, strength):
-    """Make the logits at the chosen of some columns less likely, in place; a column that comes twice is pushed once."""
-    value = tl.load(logits + columns, mask=chosen, other=0.0)
+def pushed(value, chosen, strength):
+    """`penalise`: logits, those chosen made less likely."""
     strength = strength.to(value.dtype)
+    return tl.where(chosen, tl.where(value < 0, value * strength, value / strength).to(value.dtype), value)
+
+
+@jit
+def push(logits, columns, chosen, strength):
+    """`penalise` in place, for a few of very many logits; a column that comes twice is pushed once."""
+    value = tl.load(logits + columns, mask=chosen, other=0.0)
     tl.debug_barrier()
-    tl.store(logits + columns, tl.where(value < 0, value * strength, value / strength).to(value.dtype), mask=chosen)
+    tl.store(logits + columns, pushed(value, chosen, strength), mask=chosen)
     tl.debug_barrier()

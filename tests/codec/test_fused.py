@@ -1,5 +1,8 @@
 """The fused decode path against the plain one, over streams that are cut anyhow."""
 
+from dataclasses import replace
+from unittest.mock import Mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +13,7 @@ from shoal.codec import fused
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
 from shoal.codec.fused import FRAMES, POSITIONS, FusedDecoder, packed
+from shoal.kernels import unit
 from shoal.kernels.capture import compile_ahead
 from shoal.kernels.window_attention import MOST_STEPS
 from tests.poison import poisoned_memory
@@ -33,12 +37,16 @@ CONFIG = CodecConfig(
 )
 
 
+def made(config: CodecConfig) -> Codec:
+    with torch.device("meta"):
+        codec = Codec(config, encoder=False)
+    fill(codec, torch.float32, "cpu", torch.Generator().manual_seed(0))
+    return codec.eval()
+
+
 @pytest.fixture(scope="module")
 def codec() -> Codec:
-    with torch.device("meta"):
-        made = Codec(CONFIG, encoder=False)
-    fill(made, torch.float32, "cpu", torch.Generator().manual_seed(0))
-    return made.eval()
+    return made(CONFIG)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
@@ -72,6 +80,19 @@ def test_a_slot_that_was_reset_begins_anew(codec: Codec) -> None:
     first = decoder.decode(codes, [1])
     decoder.reset([1])
     assert torch.equal(decoder.decode(codes, [1]), first)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
+def test_residual_units_in_one_launch_give_the_samples_of_the_plain_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = made(replace(CONFIG, decoder_dim=64))
+    monkeypatch.setattr(unit, "FEWEST_ROWS", 0)
+    launched = Mock(wraps=unit.residual_unit)
+    monkeypatch.setattr(unit, "residual_unit", launched)
+    decoder = FusedDecoder(codec, 2, torch.float32, capture=False)
+    codes = torch.randint(0, 16, (1, 3, 5), generator=torch.Generator().manual_seed(1))
+    samples = torch.cat([decoder.decode(piece, [1]) for piece in codes.split([1, 3, 1], dim=2)], dim=1)
+    torch.testing.assert_close(samples, codec.decode(codes), atol=1e-5, rtol=0)
+    assert launched.call_count == 3 * 3  # three units of 32 channels in each call; those of 16 are too narrow
 
 
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=64))
