@@ -1,5 +1,6 @@
 """The memory behind the block pool, as the cache that the slow transformer writes to and attends over."""
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from shoal.errors import InvalidRequest
 from shoal.kernels.kv_quant import SCALE, TOPS, Scales, put_columns
 from shoal.kernels.paged_attention import paged_decode_reference, paged_prefill_reference
 from shoal.model.config import BlockConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +107,13 @@ class HostTier:
         self.kv = kv
         self.most = most_bytes // max(1, sum(part[:, 0].nbytes for part in kv.parts()))
         pinned = self.most > 0 and kv.keys.device.type == "cuda"
-        self._places = [
-            torch.empty((self.most, *part[:, 0].shape), dtype=part.dtype, pin_memory=pinned) for part in kv.parts()
-        ]
+        try:
+            self._places = [
+                torch.empty((self.most, *part[:, 0].shape), dtype=part.dtype, pin_memory=pinned) for part in kv.parts()
+            ]
+        except RuntimeError as problem:  # a container may not let anybody have memory that stays where it is
+            logger.warning("no host memory for keys and values that leave the device, so none are kept: %s", problem)
+            self.most, self._places = 0, []
         self._free = list(range(self.most))
         self._kept: OrderedDict[Key, int] = OrderedDict()
 

@@ -1,3 +1,5 @@
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -211,6 +213,16 @@ def test_host_memory_keeps_what_was_used_last(kv: PagedKV) -> None:
     assert tier.restore(b"a", 2)
     tier.save(2, b"c")
     assert (len(tier), tier.restore(b"b", 0), tier.restore(b"a", 0)) == (2, False, True)
+
+
+def test_a_host_that_has_no_memory_for_blocks_keeps_none(
+    kv: PagedKV, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "empty", Mock(side_effect=RuntimeError("cannot pin")))
+    tier = HostTier(kv, 1 << 20)
+    tier.save(0, b"key")
+    assert b"key" not in tier
+    assert "cannot pin" in caplog.text
 
 
 def test_no_host_memory_means_nothing_is_copied(kv: PagedKV) -> None:
