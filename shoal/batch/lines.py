@@ -5,6 +5,7 @@ Lines are then read again by their place, as they are needed: a batch may be lar
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -117,7 +118,7 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """Number, place and content of every line; of one that is too long only so much that it can be told."""
     try:
         with path.open("rb") as file:
-            number = start = 0
+            number, start = 0, _skip_mark(file)
             while raw := file.readline(MOST_BYTES + 1):
                 number += 1
                 if raw.strip():
@@ -125,6 +126,12 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
                 start += len(raw) + _skip_rest(file, raw)
     except OSError as problem:
         raise InvalidRequest(f"cannot read {path}: {problem.strerror or problem}") from None
+
+
+def _skip_mark(file: BinaryIO) -> int:
+    """Some editors begin a file with the mark of UTF-8, which is no part of its first line."""
+    start = len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0
+    return file.seek(start)
 
 
 def _skip_rest(file: BinaryIO, raw: bytes) -> int:

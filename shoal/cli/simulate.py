@@ -26,6 +26,8 @@ Check = Annotated[
 Cells = Annotated[
     int, typer.Option(min=1, help="Equal parts of the fleet, each with its own balancer; one is simulated.")
 ]
+Voices = Annotated[int, typer.Option(min=1, max=10**6, help="in so many voices, few of them asked for often,")]
+Blocks = Annotated[int, typer.Option(min=1, max=10**6, help="Blocks of KV memory per GPU, of 16 columns.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,20 +39,20 @@ def simulate(
     trace: Trace = None,
     rate: Annotated[float, typer.Option(min=0.001, help="requests per second,")] = 10.0,
     seconds: Annotated[float, typer.Option(min=1, help="for so long,")] = 60.0,
-    speech: Annotated[float, typer.Option(min=0.1, help="of so many seconds of speech on average,")] = 6.0,
-    voices: Annotated[int, typer.Option(min=1, help="in so many voices, few of them asked for often,")] = 100,
+    speech: Annotated[float, typer.Option(min=0.1, max=3600, help="of so many seconds of speech on average,")] = 6.0,
+    voices: Voices = 100,
     swing: Annotated[float, typer.Option(min=0, max=1, help="0.5: half to one and a half times the rate.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Other dice.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Other dice.")] = 0,
     check: Check = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="Size of the fleet; else the smallest for the goal.")] = None,
     goal: Annotated[float, typer.Option(min=1, help="p95 of first audio, in ms.")] = 300.0,
     strategy: Annotated[str, typer.Option(help="round-robin, least-connections, voice-affinity or all.")] = ALL,
     slots: Annotated[int, typer.Option(min=1, help="Voices per GPU.")] = 16,
-    blocks: Annotated[int, typer.Option(min=1, help="Blocks of KV memory per GPU, of 16 columns.")] = 4096,
+    blocks: Blocks = 4096,
     voice_columns: Annotated[int, typer.Option(min=0, help="Columns of a prompt that are the voice,")] = 250,
     text_columns: Annotated[int, typer.Option(min=1, help="and those that are the text.")] = 50,
     cells: Cells = 1,
-    zones: Annotated[int, typer.Option(min=1, help="Zones the GPUs are spread over.")] = 1,
+    zones: Annotated[int, typer.Option(min=1, max=1000, help="Zones the GPUs are spread over.")] = 1,
     outage: Annotated[str | None, typer.Option(metavar="AT:SECONDS", help="The first zone is gone meanwhile.")] = None,
     gpu_hour: Annotated[float, typer.Option(min=0, help="Price of a GPU and hour.")] = 0.0,
     json: Json = False,
@@ -67,21 +69,24 @@ def simulate(
     from shoal.cli.tables import print_json, show_table
     from shoal.cluster.routing import STRATEGIES, check_strategy
     from shoal.config import EngineConfig
+    from shoal.errors import InvalidRequest
     from shoal.simulate.costs import read_costs
     from shoal.simulate.run import Scenario
     from shoal.simulate.server import Fleet
     from shoal.simulate.traffic import Pattern, part_of, read_trace
 
+    gpus_of_a_cell = _gpus_of_a_cell(gpus, cells)
     chosen = list(STRATEGIES) if strategy == ALL else [check_strategy(strategy)]
     fleet = Fleet(read_costs(costs), EngineConfig(slots=slots), blocks, voice_columns, text_columns)
     if check is not None:
         _check(check, Scenario(fleet, (), gpus or 1, chosen[-1]), json=json)
         return
-    arrivals = part_of(
-        read_trace(trace) if trace else Pattern(rate, seconds, speech, voices, swing, seed).arrivals(), cells
-    )
+    pattern = Pattern(rate, seconds, speech, voices, swing, seed).of_a_cell(cells)
+    arrivals = part_of(read_trace(trace), cells, seed) if trace else pattern.arrivals()
+    if not arrivals:
+        raise InvalidRequest("not one request comes: raise --rate or --seconds, or simulate fewer --cells")
     scenario = Scenario(fleet, arrivals, servers=1, zones=zones, outage=_outage(outage))
-    found = _runs(scenario, chosen, gpus=gpus, goal=goal / 1000, gpu_hour=gpu_hour, cells=cells, quiet=quiet)
+    found = _runs(scenario, chosen, gpus=gpus_of_a_cell, goal=goal / 1000, gpu_hour=gpu_hour, cells=cells, quiet=quiet)
     if json:
         print_json(
             {"costs": fleet.costs.source, "goal_seconds": goal / 1000, "runs": [each.as_json() for each in found]}
@@ -100,7 +105,7 @@ def _runs(
     cells: int,
     quiet: bool,
 ) -> "list[Figures]":
-    """Of every strategy: the fleet of that size, or else the smallest whose first audio keeps the goal."""
+    """Of every strategy: a fleet of cells of so many GPUs, or else the smallest whose first audio keeps the goal."""
     from dataclasses import replace
 
     from rich.console import Console
@@ -116,7 +121,7 @@ def _runs(
             def told(count: int, name: str = name) -> None:
                 line.update(f"{name}: {count * cells} GPUs, {len(scenario.arrivals) * cells} requests")
 
-            count = -(-gpus // cells) if gpus else fewest_gpus(each, goal, on_try=told)
+            count = gpus or fewest_gpus(each, goal, on_try=told)
             told(count)
             each = replace(each, servers=count)
             found.append(figures(each, run(each), gpu_hour).times(cells))
@@ -142,6 +147,19 @@ def _check(measured: Path, scenario: "Scenario", *, json: bool) -> None:
     show_table(table)
 
 
+def _gpus_of_a_cell(gpus: int | None, cells: int) -> int | None:
+    from shoal.errors import InvalidRequest
+    from shoal.simulate.report import MOST_GPUS
+
+    if gpus is None:
+        return None
+    if gpus % cells:
+        raise InvalidRequest(f"{gpus} GPUs are not {cells} equal cells: --gpus must be a multiple of --cells")
+    if gpus // cells > MOST_GPUS:
+        raise InvalidRequest(f"{MOST_GPUS:,} GPUs behind one balancer can be simulated: divide more with --cells")
+    return gpus // cells
+
+
 def _outage(text: str | None) -> "Outage | None":
     from shoal.errors import InvalidRequest
     from shoal.simulate.run import Outage
@@ -156,22 +174,29 @@ def _outage(text: str | None) -> "Outage | None":
 
 
 def _table(found: "list[Figures]") -> "Table":
+    """A row per figure: a dozen columns would not fit into a terminal."""
     from rich.table import Table
 
-    headers = ("strategy", "GPUs", "first audio p50", "p95", "p99", "speech p95", "busy", "cached", "failed", "moved")
-    table = Table(*headers, "per hour", "per audio hour")
+    table = Table("")
     for each in found:
-        first = (each.first_audio_p50, each.first_audio_p95, each.first_audio_p99)
-        table.add_row(
-            each.strategy,
-            f"{each.gpus:,}",
-            *(f"{seconds * 1000:,.0f} ms" for seconds in first),
-            f"{each.speech_p95:.2f} s",
-            f"{each.busy:.0%}",
-            f"{each.prompt_saved:.0%}",
-            str(each.failed),
-            str(each.moved),
-            f"{each.cost_per_hour:,.2f}",
-            f"{each.cost_per_audio_hour:,.4f}",
-        )
+        table.add_column(each.strategy, justify="right", overflow="fold")
+    columns = [_shown(each) for each in found]
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
     return table
+
+
+def _shown(each: "Figures") -> dict[str, str]:
+    return {
+        "GPUs": f"{each.gpus:,}",
+        "first audio p50": f"{each.first_audio_p50 * 1000:,.0f} ms",
+        "p95": f"{each.first_audio_p95 * 1000:,.0f} ms",
+        "p99": f"{each.first_audio_p99 * 1000:,.0f} ms",
+        "speech p95": f"{each.speech_p95:,.2f} s",
+        "busy": f"{each.busy:.0%}",
+        "cached": f"{each.prompt_saved:.0%}",
+        "failed": f"{each.failed:,}",
+        "moved": f"{each.moved:,}",
+        "per hour": f"{each.cost_per_hour:,.2f}",
+        "per audio hour": f"{each.cost_per_audio_hour:,.4f}",
+    }

@@ -7,7 +7,7 @@ from typing import Any
 from shoal.errors import InvalidRequest
 from shoal.simulate.run import Outcome, Scenario, simulate
 
-MOST_GPUS = 100_000
+MOST_GPUS = 10_000  # of a cell: block pools of 3 GB, and a balancer that looks at every one of them
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,11 @@ def fewest_gpus(scenario: Scenario, goal: float, *, on_try: Callable[[int], None
     enough = max(1, scenario.zones)
     while not keeps(enough):
         # A GPU per request is as fast as it gets.
-        if enough >= min(len(scenario.arrivals), MOST_GPUS):
+        if enough >= len(scenario.arrivals):
             raise InvalidRequest(f"no number of these GPUs keeps a p95 of {goal * 1000:.0f} ms to first audio")
-        enough *= 2
+        if enough >= MOST_GPUS:
+            raise InvalidRequest(f"{MOST_GPUS:,} GPUs behind one balancer are too few: divide the fleet with --cells")
+        enough = min(2 * enough, MOST_GPUS)
     few = max(enough // 2, scenario.zones - 1)  # too few: tried, or a zone would have none
     while enough - few > 1:
         middle = (few + enough) // 2

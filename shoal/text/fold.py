@@ -67,6 +67,9 @@ NAMED = {
 }
 PLAIN = re.compile(r"[\x20-\x7e\n]*")
 OTHER = re.compile(r"[^\x20-\x7e\n]")
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+# Of a number or a variable; at the end of a word it is the number of a footnote, as ¹ alone is anywhere.
+EXPONENT = re.compile(r"(?:(?<=\d)|(?<=\b[A-Za-z]))(?!¹(?![⁰¹²³⁴-⁹]))[⁺⁻]?[⁰¹²³⁴-⁹]{1,18}")
 # "2½" decomposes to "21/2", so the fraction is first moved off.
 MIXED_FRACTION = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞])")
 
@@ -75,7 +78,8 @@ def fold(text: str) -> str:
     """The text in printable ASCII, line ends and the signs of KEPT."""
     if PLAIN.fullmatch(text):
         return text
-    composed = unicodedata.normalize("NFC", MIXED_FRACTION.sub(" ", text))
+    text = EXPONENT.sub(lambda match: f"^{match[0].translate(SUPERSCRIPTS)}", MIXED_FRACTION.sub(" ", text))
+    composed = unicodedata.normalize("NFC", text)
     return OTHER.sub(lambda match: fold_character(match[0]), composed)
 
 

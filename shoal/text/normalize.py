@@ -147,6 +147,15 @@ SIGNS = {
 }
 SIGN = re.compile(f"[{re.escape(''.join(SIGNS))}]")
 ABOUT = re.compile(r"~\s?(?=[$£€¥₹]?\d)")
+COMPARISONS = {
+    ">=": " greater than or equal to ",
+    "<=": " less than or equal to ",
+    "!=": " is not equal to ",
+    "==": " equals ",
+}
+COMPARISON = re.compile(r"(?<![<>!=])[<>!=]=(?![<>=])")
+FEWER = re.compile(r"(?<![^\s(,])<(?=[$£€¥₹]?\.?\d)")
+MORE = re.compile(r"(?<![^\s(,])>(?=[$£€¥₹]?\.?\d)")
 LESS = re.compile(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)")
 GREATER = re.compile(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)")
 
@@ -226,7 +235,9 @@ def like(written: str, reading: str) -> str:
 
 def speak_relations(text: str) -> str:
     """Signs that mean something only between numbers, while the numbers are still there."""
-    text = LESS.sub(" is less than ", ABOUT.sub("about ", text))
+    text = COMPARISON.sub(lambda match: COMPARISONS[match[0]], ABOUT.sub("about ", text))
+    text = MORE.sub("more than ", FEWER.sub("less than ", text))
+    text = LESS.sub(" is less than ", text)
     return GREATER.sub(" is greater than ", text)
 
 

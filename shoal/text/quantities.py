@@ -33,6 +33,12 @@ N = r"(?:\d{1,3}(?:,\d{3}){1,5}(?!\d)|\d{1,18})(?:\.\d{1,18})?|\.\d{1,18}"
 START = r"(?<![\d.,])(?<![A-Za-z]\.)"
 END = r"(?![\d])(?![.,]\d)"
 
+# 1.2.3 and longer is a version or an address; 3.11 is a version after that word, and else three and eleven hundredths.
+DOTTED = r"\d{1,18}(?:\.\d{1,18}){2,9}"
+VERSION = r"(?:(?<=\b[vV])|(?<=\b[vV]ersion\s)|(?<=\b[vV]ersions\s))"
+PRERELEASES = {"alpha": "alpha", "beta": "beta", "rc": "R C", "dev": "dev", "pre": "pre", "post": "post"}
+POWERS = {"2": "squared", "3": "cubed"}
+
 CURRENCIES = {
     "$": ("dollar", "dollars", "cent", "cents"),
     "£": ("pound", "pounds", "penny", "pence"),
@@ -121,6 +127,20 @@ def read_apart(speak: Callable[[re.Match[str]], str], match: re.Match[str]) -> s
     before = " " if reading[:1].isalpha() and match.string[max(start - 1, 0) : start].isalnum() else ""
     after = " " if reading[-1:].isalpha() and match.string[end : end + 1].isalnum() else ""
     return f"{before}{reading}{after}"
+
+
+def prefixed(match: re.Match[str]) -> str:
+    """`0x1F`, `0b101`, `0o17`: every sign by itself."""
+    signs = (digits(sign) or sign.upper() for sign in match[2])
+    return f"zero {match[1].lower()} {' '.join(signs)}"
+
+
+def scientific(match: re.Match[str]) -> str:
+    """`1.5e6`, for later rules to read its numbers. `5E2` is a room."""
+    mantissa, letter, exponent = match.groups()
+    if letter == "E" and "." not in mantissa and exponent[0] not in "+-":
+        return match[0]
+    return f"{mantissa} times 10 to the power of {int(exponent)}"
 
 
 def phone(match: re.Match[str]) -> str:
@@ -263,6 +283,10 @@ def rule(pattern: str, speak: Callable[[re.Match[str]], str]) -> Rule:
 
 
 RULES: tuple[Rule, ...] = (
+    rule(r"(?<!\w)0([xX](?=[\dA-Fa-f]+\b)|[bB](?=[01]+\b)|[oO](?=[0-7]+\b))(\w+)", prefixed),
+    rule(r"(?<![\w.,])(\d{1,18}(?:\.\d{1,18})?)([eE])([+-]?\d{1,3})(?!\w)(?!\.\d)", scientific),
+    rule(r"(?<=[\w)])(?:\^| \^ )([23])(?!\d)(?!\.\d)", lambda match: f" {POWERS[match[1]]} "),
+    rule(r"(?<=[\w)])(?:\^| \^ )(?=[-+({]?\.?\w)|(?<=\d)\*\*(?=\d)", lambda _: " to the power of "),
     rule(rf"\d{{{LONGEST + 1},}}", lambda match: f" {digits(match[0])} "),
     rule(r"(?<![\w.+-])(?:\+\d{1,3}[ -]?|1[ -])?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}(?![\w-])", phone),
     rule(r"(?<![\w.+-])\+\d{1,3}(?:[ -]\d{2,4}){2,5}(?![\w-])", phone),
@@ -304,7 +328,10 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<![\w./])(?:(\d{1,4})\s)?(\d{1,3})/(\d{1,3})(?![\w/])(?!\.\d)", fraction),
     rule(rf"{START}(\d{{1,3}}(?:,\d{{3}}){{1,5}}|\d{{1,18}})(?i:st|nd|rd|th)\b", lambda m: ordinal(plain_int(m[1]))),
     rule(r"(?<!\w)#\s?(?=\d)", lambda _: "number "),
-    rule(r"(?<![\w.])\d{1,6}(?:\.\d{1,6}){2,9}(?![\w])(?!\.\d)", dotted),
+    rule(rf"(?<=\d)[-.]?({'|'.join(PRERELEASES)})[-.]?(?=\d)", lambda match: f" {PRERELEASES[match[1]]} "),
+    rule(rf"(?<!\d)(?<!\d\.)({DOTTED})-(?={DOTTED})", lambda match: f"{match[1]} to "),
+    rule(rf"(?<!\d)(?<!\d\.){DOTTED}(?!\d)(?!\.\d)", dotted),
+    rule(rf"{VERSION}\d{{1,6}}\.\d{{1,6}}(?!\d)(?!\.\d)", dotted),
     rule(r"(?<=\d)\s?[xX]\s?(?=\d)", lambda _: " by "),
     rule(r"(?<=\d)\s?\*\s?(?=\d)", lambda _: " times "),
     rule(r"(?<=\d):(?=\d)", lambda _: " to "),

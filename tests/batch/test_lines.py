@@ -34,6 +34,14 @@ def test_lines_are_numbered_named_and_found_again(tmp_path: Path) -> None:
     assert texts == ["One.", "Zwei, drei: übel.", "No end of line."]
 
 
+def test_the_mark_that_some_editors_begin_a_file_with_is_no_part_of_its_first_line(tmp_path: Path) -> None:
+    found = read(tmp_path, '{"text": "One."}\n{"text": "Two."}\n'.encode("utf-8-sig"))
+    source = Input(tmp_path / "in.jsonl", PLAIN)
+    assert [json.loads(source.raw(task))["text"] for task in found if isinstance(task, Task)] == ["One.", "Two."]
+    assert isinstance(found[0], Task)
+    assert found[0].digest == digest(tmp_path, text="One.")
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

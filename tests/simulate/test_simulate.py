@@ -1,6 +1,8 @@
 """Fleets on paper: what must hold whatever is simulated, and what the strategies are worth."""
 
+import itertools
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from shoal.bench.machine import sender
 from shoal.cluster.routing import STRATEGIES
 from shoal.config import EngineConfig
 from shoal.errors import InvalidRequest
+from shoal.simulate import report
 from shoal.simulate.check import check
 from shoal.simulate.costs import Costs, Curve
 from shoal.simulate.report import fewest_gpus, figures, share
@@ -99,6 +102,12 @@ def test_a_goal_that_no_fleet_keeps_is_told() -> None:
         fewest_gpus(scenario(Arrival(0.0, 1.0), Arrival(0.1, 1.0)), goal=0.001)
 
 
+def test_a_fleet_too_large_for_one_balancer_is_to_be_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MOST_GPUS", 3)
+    with pytest.raises(InvalidRequest, match="3 GPUs behind one balancer are too few: divide the fleet with --cells"):
+        fewest_gpus(scenario(*[Arrival(0.0, 1.0)] * 50), goal=0.04)
+
+
 def test_traffic_has_its_rate_its_lengths_and_its_favourites() -> None:
     arrivals = Pattern(rate=50, seconds=100, speech_seconds=6, voices=20, swing=0.5).arrivals()
     assert len(arrivals) == pytest.approx(5000, rel=0.1)
@@ -108,14 +117,38 @@ def test_traffic_has_its_rate_its_lengths_and_its_favourites() -> None:
     first, second = (sum(half <= arrival.at < half + 50 for arrival in arrivals) for half in (0, 50))
     assert first > 1.5 * second
     assert arrivals == Pattern(rate=50, seconds=100, speech_seconds=6, voices=20, swing=0.5).arrivals()
-    assert len(part_of(arrivals, 10)) == pytest.approx(len(arrivals) / 10, abs=1)
+
+
+def evenness(arrivals: list[Arrival]) -> float:
+    """Spread of the gaps between arrivals over their mean: 1 for those that know nothing of each other."""
+    gaps = [later.at - sooner.at for sooner, later in itertools.pairwise(arrivals)]
+    return statistics.pstdev(gaps) / statistics.mean(gaps)
+
+
+def test_a_cell_gets_its_share_as_unevenly_as_all_of_it_comes() -> None:
+    traffic = Pattern(rate=100, seconds=200)
+    arrivals = traffic.arrivals()
+    for share_of_it in (part_of(arrivals, 20, seed=3), traffic.of_a_cell(20).arrivals()):
+        assert len(share_of_it) == pytest.approx(len(arrivals) / 20, rel=0.1)
+        assert evenness(share_of_it) == pytest.approx(1.0, abs=0.1)  # every twentieth would have 0.22
+    assert part_of(arrivals, 20, seed=3) == part_of(arrivals, 20, seed=3)
+    assert part_of(arrivals, 20, seed=3) != part_of(arrivals, 20, seed=4)
+    assert part_of(arrivals, 1, seed=3) == arrivals
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(1e9, 60.0), (1.0, 1e9), (float("inf"), 1.0), (float("nan"), 1.0)])
+def test_traffic_that_cannot_be_simulated_is_refused_before_it_is_drawn(rate: float, seconds: float) -> None:
+    with pytest.raises(InvalidRequest, match="lower --rate or --seconds, or raise --cells"):
+        Pattern(rate, seconds).arrivals()
 
 
 def test_a_trace_is_read_in_the_order_of_its_times(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_text('{"at": 2, "seconds": 1, "voice": "a"}\n\n{"at": 1, "seconds": 3}\n')
+    path.write_text('{"at": 2, "seconds": 1, "voice": "a"}\n\n{"at": 1, "seconds": 3}\n', encoding="utf-8-sig")
     assert read_trace(path) == [Arrival(1, 3), Arrival(2, 1, "a")]
-    for wrong in ('{"at": -1, "seconds": 1}', '{"at": 1}', "[]", "nothing", '{"at": 1, "seconds": 0}'):
+    endless = ('{"at": Infinity, "seconds": 1}', '{"at": 1, "seconds": Infinity}')
+    wrongs = ('{"at": -1, "seconds": 1}', '{"at": 1}', "[]", "nothing", '{"at": 1, "seconds": 0}', *endless)
+    for wrong in (*wrongs, '{"at": 1, "seconds": 1, "voice": 5}'):
         path.write_text(json.dumps({"at": 1, "seconds": 1}) + "\n" + wrong + "\n")
         with pytest.raises(InvalidRequest, match="line 2"):
             read_trace(path)

@@ -34,6 +34,37 @@ SPOKEN = [
     ("It is 2.0.", "It is two point zero."),
     ("version 1.2.3", "version one point two point three"),
     ("192.168.1.1", "one hundred ninety-two point one hundred sixty-eight point one point one"),
+    ("v1.2.3", "v one point two point three"),
+    ("file2.10.0", "file two point ten point zero"),
+    ("version 3.11 is v3.11", "version three point eleven is v three point eleven"),
+    ("10.0.0.1", "ten point zero point zero point one"),
+    ("1.2.3-1.2.5", "one point two point three to one point two point five"),
+    ("1.2.20240101", "one point two point twenty million two hundred forty thousand one hundred one"),
+    ("2.0-rc1", "two point zero R C one"),
+    ("1.2.3rc1 or 1.2.3-beta.2", "one point two point three R C one or one point two point three beta two"),
+    ("1.2.3.dev0", "one point two point three dev zero"),
+    # powers and other notations
+    ("10^6", "ten to the power of six"),
+    ("10 ^ 6", "ten to the power of six"),
+    ("10^-3", "ten to the power of minus three"),
+    ("2**10", "two to the power of ten"),
+    ("x^2 and y^3", "x squared and y cubed"),
+    ("x^n", "x to the power of n"),
+    ("x^20 or x^2.5", "x to the power of twenty or x to the power of two point five"),
+    ("(a+b)^2", "a plus b, squared"),
+    ("5 m^2", "five meters squared"),
+    ("^_^ press ^C", "press C"),
+    ("10⁶ to 10²³", "ten to the power of six to ten to the power of twenty-three"),
+    ("10⁻³", "ten to the power of minus three"),
+    ("a study⁴ of x⁴", "a study four of x to the power of four"),
+    ("1e-3", "one times ten to the power of minus three"),
+    ("1.5e6", "one point five times ten to the power of six"),
+    ("6.02E23", "six point zero two times ten to the power of twenty-three"),
+    ("1e-06 s", "one times ten to the power of minus six seconds"),
+    ("Room 5E2", "Room five E two"),
+    ("0x1F", "zero x one F"),
+    ("0xff and 0x10", "zero x F F and zero x one zero"),
+    ("0b101", "zero b one zero one"),
     # ordinals
     ("1st", "first"),
     ("2nd, 3rd and 4th", "second, third and fourth"),
@@ -202,6 +233,9 @@ SPOKEN = [
     ("3 × 4 ÷ 2", "three times four divided by two"),
     ("3*4", "three times four"),
     ("5 < 6 > 2", "five is less than six is greater than two"),
+    ("x >= 3", "x greater than or equal to three"),
+    ("a != b", "a is not equal to b"),
+    ("<5 min and >$5", "less than five minutes and more than five dollars"),
     ("@home", "at home"),
     ("#winning", "hash winning"),
     ("and/or", "and or"),
@@ -252,7 +286,7 @@ def test_text_with_nothing_to_speak_is_refused(text: str) -> None:
 
 
 WRITTEN = st.sampled_from([written for written, _ in SPOKEN])
-PIECES = st.sampled_from(list("09.,:/-'$%°#@&()[]xkmKMST sStDr.Mr.ae\n"))
+PIECES = st.sampled_from(list("09.,:/-'$%°#@&()[]xkmKMST sStDr.Mr.ae\n^*<>=v²⁴⁻"))
 TEXTS = (
     st.lists(WRITTEN, min_size=1, max_size=4).map(" ".join)
     | st.lists(PIECES | WRITTEN, max_size=25).map("".join)
@@ -274,6 +308,7 @@ def test_only_speakable_characters_come_out_and_a_second_pass_changes_nothing(te
 HOSTILE = (
     "1", "1,", "1.", "1-", "1/", "1:", "$1", "1 000 ", "a.", "a@", "@a.", "www.", "(", "[a", "-", " ", "'", "Mr.",
     "AB ", "½", "U.S. ", "a-", "1x", "\n", "+1 22 ", ". ", "a.com/", "<1", "1-1a",
+    "1^", "^", "1e", "1e-", "0x", " 0x1", "v1.", "1.1.1-", "x⁴", "1¹", ">=",
 )  # fmt: skip
 
 
