@@ -1,7 +1,7 @@
 """API keys: made here, shown once, kept as hashes.
 
 A key is `shoal_` and 32 random bytes, so one round of SHA-256 is enough: there is nothing to guess. The file holds one
-entry per key with its own limits, is written whole or not at all, and is read anew when it changes.
+entry per key with its own limits, is written whole or not at all, by one at a time, and is read anew when it changes.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any
 
 from shoal.errors import InvalidRequest
 from shoal.server.config import KeyLimits
-from shoal.server.whole_file import write_whole
+from shoal.server.whole_file import changing, write_whole
 
 PREFIX = "shoal_"
 SHORTEST = 16  # characters of a key that somebody chose by hand
@@ -90,21 +90,25 @@ class KeyFile:
 
     def new(self, name: str, limits: KeyLimits | None = None) -> str:
         """Adds a key and returns it; it cannot be shown again. Raises InvalidRequest for a name that is taken."""
-        keys = self.read()
-        if not name.strip() or any(key.name == name for key in keys):
-            raise InvalidRequest(f"there is a key named {name!r} already" if name.strip() else "a key needs a name")
+        if not name.strip():
+            raise InvalidRequest("a key needs a name")
         secret = PREFIX + secrets.token_urlsafe(32)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._write([*keys, Key(name, digest(secret), now, limits or KeyLimits())])
+        with changing(self.path, "the keys"):
+            keys = self.read()
+            if any(key.name == name for key in keys):
+                raise InvalidRequest(f"there is a key named {name!r} already")
+            self._write([*keys, Key(name, digest(secret), now, limits or KeyLimits())])
         return secret
 
     def revoke(self, name: str) -> None:
         """A running server refuses it within seconds. Raises InvalidRequest for a name that is not there."""
-        keys = self.read()
-        left = [key for key in keys if key.name != name]
-        if len(left) == len(keys):
-            raise InvalidRequest(f"there is no key named {name!r} in {self.path}")
-        self._write(left)
+        with changing(self.path, "the keys"):
+            keys = self.read()
+            left = [key for key in keys if key.name != name]
+            if len(left) == len(keys):
+                raise InvalidRequest(f"there is no key named {name!r} in {self.path}")
+            self._write(left)
 
     def _write(self, keys: list[Key]) -> None:
         content = json.dumps({"keys": [_entry(key) for key in keys]}, indent=2) + "\n"

@@ -1,9 +1,11 @@
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from shoal.errors import EngineBusy, InvalidRequest
+from shoal.errors import EngineBusy, InvalidRequest, OutputError
 from shoal.server.config import KeyLimits, ServerConfig
 from shoal.server.desk import key_ring
 from shoal.server.keys import Key, KeyFile, KeyRing, chosen_key
@@ -47,6 +49,32 @@ def test_wrong_files_and_names_are_refused(tmp_path: Path) -> None:
     file.path.write_text('{"keys": [{"name": "x"}]}')
     with pytest.raises(InvalidRequest, match="not a file of keys"):
         file.read()
+
+
+def test_keys_that_are_made_and_revoked_at_one_time_are_all_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, read = KeyFile(tmp_path / "keys.json"), KeyFile.read
+    file.new("old")
+
+    def slowly(self: KeyFile) -> list[Key]:
+        keys = read(self)
+        time.sleep(0.05)  # who else reads now would write without what we are about to
+        return keys
+
+    monkeypatch.setattr(KeyFile, "read", slowly)
+    with ThreadPoolExecutor(7) as pool:
+        changes = [pool.submit(KeyFile(file.path).new, f"user{number}") for number in range(6)]
+        changes.append(pool.submit(KeyFile(file.path).revoke, "old"))
+        for change in changes:
+            change.result()
+    assert {key.name for key in read(file)} == {f"user{number}" for number in range(6)}
+
+
+def test_keys_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="the keys could not be written"):
+        KeyFile(tmp_path / "file" / "keys.json").new("alice")
 
 
 def test_a_key_that_can_be_guessed_is_refused() -> None:
