@@ -5,12 +5,13 @@ the same name. `docs/configuration.md` is made from this file.
 """
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, SecretStr, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -20,8 +21,10 @@ from pydantic_settings import (
 )
 
 from shoal.config import EngineConfig
+from shoal.engine.cap import read_cap
 from shoal.engine.worker import EngineSource
 from shoal.errors import InvalidRequest
+from shoal.quantize.modes import WeightModes
 from shoal.server.config import MODEL_ALIASES, KeyLimits, Limits, ServerConfig
 from shoal.voices.store import voice_directory
 
@@ -55,9 +58,35 @@ def _dtype(value: Any) -> Any:
     return None if name in ("auto", "") else name
 
 
+def _device(text: str) -> None:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise InvalidRequest(f"unknown device {text[:64]!r}: auto, cpu, cuda or cuda:N")
+
+
+def _weights(text: str) -> None:
+    if text != EngineConfig.quantize:
+        WeightModes.parse(text)
+
+
+def _checked(check: Callable[[str], object]) -> AfterValidator:
+    """A text that means something: what a room refuses is refused here already."""
+
+    def validate(text: str) -> str:
+        try:
+            check(text)
+        except InvalidRequest as problem:
+            raise ValueError(str(problem)) from None
+        return text
+
+    return AfterValidator(validate)
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
 Dtype = Annotated[Literal["float32", "bfloat16", "float16"] | None, BeforeValidator(_dtype)]
+Device = Annotated[str, _checked(_device)]
+Weights = Annotated[str, _checked(_weights)]
+Cap = Annotated[str, _checked(read_cap)]
 Positive = Annotated[float, Field(gt=0)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -70,9 +99,9 @@ class Settings(BaseSettings):
 
     # Model
     model: str = Field("nano", description="A name or a directory, as for `shoal say`.")
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:1.")
+    device: Device = Field("auto", description="auto, cpu, cuda or cuda:1.")
     dtype: Dtype = Field(None, description="float32, bfloat16 or float16; without it what suits the device.")
-    quantize: str = Field(
+    quantize: Weights = Field(
         EngineConfig.quantize,
         description="Weights: auto, none, int8, int4 or fp8, or by parts: `slow=int8,fast=fp8,codec=int8`.",
     )
@@ -84,7 +113,7 @@ class Settings(BaseSettings):
     max_waiting: Annotated[int, Field(ge=0)] = Field(
         EngineConfig.max_waiting, description="Requests that may wait for a slot; more are refused with 429."
     )
-    gpu_memory: str = Field(
+    gpu_memory: Cap = Field(
         EngineConfig.gpu_memory, description="What the engine may take of a GPU: a share of it (0.9), or 4GB, 12GiB."
     )
     kv_bytes: Bytes | None = Field(
@@ -145,7 +174,11 @@ class Settings(BaseSettings):
     buffer_bytes: Bytes = Field(ByteSize(Limits.buffer_bytes), description="Audio that waits for one reader.")
     slow_reader: Literal["end", "pause"] = Field("end", description="What to do when that buffer is full.")
     stall_seconds: Positive = Field(Limits.stall_seconds, description="A reader who takes nothing for so long is gone.")
-    connections: Count = Field(Limits.connections, description="Connections at one time.")
+    connections: Count = Field(
+        Limits.connections,
+        description="Requests and live sockets at one time; more are refused with 503, but for probes. Past it, "
+        "connections that ask for nothing are closed, the longest idle first.",
+    )
     requests_per_minute: Count | None = Field(None, description="Per key; keys may have their own.")
     concurrency: Count | None = Field(None, description="Requests under way per key; keys may have their own.")
     daily_audio_seconds: Positive | None = Field(None, description="Per key and day (UTC); keys may have their own.")
@@ -345,4 +378,4 @@ def _told(problem: ValidationError, places: Mapping[str, str]) -> str:
     first = problem.errors(include_url=False, include_input=False)[0]
     name = str(first["loc"][0])
     told = first["msg"] if first["type"] != "extra_forbidden" else "no such setting; `shoal config` lists all of them"
-    return f"{name} ({places.get(name, 'unknown')}): {told}"
+    return f"{name} ({places.get(name, 'unknown')}): {told.removeprefix('Value error, ')}"

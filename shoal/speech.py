@@ -1,8 +1,8 @@
 """Nouns that cross rooms."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,22 +20,42 @@ class FinishReason(Enum):
     CANCELLED = "cancelled"
 
 
+class Unchosen:
+    """Marks the default of a field. It is a value like any other, and `replace`, pickling and copying keep the mark."""
+
+
+class UnchosenFloat(float, Unchosen):
+    pass
+
+
+class UnchosenInt(int, Unchosen):
+    pass
+
+
+class UnchosenStr(str, Unchosen):
+    pass
+
+
+UPSTREAM = cast(Repetition, UnchosenStr("upstream"))
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How codes are drawn. The same seed gives the same audio, alone or in a batch.
 
+    In a request, a field that nobody chose is the model's usual; the defaults here are for what has no profile.
     `repetition` chooses what the S1 family's penalty looks at: `upstream` is the released behaviour, which in effect
     penalises the main token of 16 frames ago; `window` penalises all main tokens of the last 16 frames.
     The S2 family ignores the penalty; it redraws repeated tokens instead.
     """
 
-    temperature: float = 0.8
-    top_p: float = 0.8
-    top_k: int = 0  # 0: no limit
-    repetition_penalty: float = 1.1
-    repetition: Repetition = "upstream"
-    seed: int = 0
-    max_frames: int = 1024  # 0: as many as the context holds
+    temperature: float = UnchosenFloat(0.8)
+    top_p: float = UnchosenFloat(0.8)
+    top_k: int = UnchosenInt(0)  # 0: no limit
+    repetition_penalty: float = UnchosenFloat(1.1)
+    repetition: Repetition = UPSTREAM
+    seed: int = UnchosenInt(0)
+    max_frames: int = UnchosenInt(1024)  # 0: as many as the context holds
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, 2.0)
@@ -50,6 +70,11 @@ class Sampling:
         if not 0 <= self.seed < 2**64:
             raise InvalidRequest(f"seed must be a whole number from 0 to 2**64 - 1, not {self.seed}")
 
+    def over(self, usual: "Sampling") -> "Sampling":
+        """The usual, with what was chosen here in its place."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return replace(usual, **{name: value for name, value in values.items() if not isinstance(value, Unchosen)})
+
 
 @dataclass(frozen=True, slots=True)
 class Recording:
@@ -61,7 +86,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """One thing to say. Without `sampling` it is the model's usual."""
+    """One thing to say. Without `sampling`, or a field of it, it is the model's usual."""
 
     text: str
     voice: str | None = None  # the name of a stored voice
@@ -73,6 +98,8 @@ class SpeechRequest:
     whole: bool = False  # audio only when all of it is there, so that a failure can be tried again
 
     def __post_init__(self) -> None:
+        if not isinstance(self.voice, str | None):
+            raise InvalidRequest(f"voice is the name of a stored voice or None, not {self.voice!r:.80}")
         if self.voice is not None and self.recordings:
             raise InvalidRequest("give the name of a voice or recordings of one, not both")
         if self.chunk_bytes is not None and not 16 <= self.chunk_bytes <= 100_000:

@@ -74,13 +74,13 @@ class Replica:
 
     async def encode(self, audio: bytes) -> Codes | ShoalError:
         try:
-            return await asyncio.to_thread(self._supervisor.encode, audio)
+            return await self._supervisor.aencode(audio)
         except ShoalError as error:
             return error
 
     async def decode(self, codes: Codes) -> Samples | ShoalError:
         try:
-            return await asyncio.to_thread(self._supervisor.decode, codes)
+            return await self._supervisor.adecode(codes)
         except ShoalError as error:
             return error
 

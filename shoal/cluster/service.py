@@ -1,5 +1,6 @@
 """The replicas as one engine: what the server's routes call, and where a request finds another replica."""
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
@@ -8,7 +9,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from shoal.cluster.rate import SameRate
 from shoal.engine.messages import Facts
@@ -89,12 +90,12 @@ class ClusterService:
             if not ended:
                 response.cancel()
 
-    def encode(self, audio: bytes) -> Codes:
-        codes: Codes = self._ask("encode", audio)
+    async def aencode(self, audio: bytes) -> Codes:
+        codes: Codes = await self._ask("encode", audio)
         return codes
 
-    def decode(self, codes: Codes) -> Samples:
-        samples: Samples = self._ask("decode", codes)
+    async def adecode(self, codes: Codes) -> Samples:
+        samples: Samples = await self._ask("decode", codes)
         return samples
 
     def statistics(self) -> dict[str, Any]:
@@ -110,10 +111,11 @@ class ClusterService:
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
         """The replicas live on; Ray ends them."""
 
-    def _ask(self, method: str, given: object) -> Any:
+    async def _ask(self, method: str, given: object) -> Any:
+        """Leaving cancels."""
         for _ in range(ATTEMPTS):
             try:
-                answer = getattr(self._replicas, method).remote(given).result(timeout_s=ANSWER_SECONDS)
+                answer = await self._answered(getattr(self._replicas, method).remote(given))
             except RayActorError:
                 continue
             except TimeoutError:
@@ -122,6 +124,13 @@ class ClusterService:
                 raise answer
             return answer
         raise EngineStopped("the replicas failed over this request")
+
+    async def _answered(self, response: DeploymentResponse) -> Any:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await response
+        finally:
+            response.cancel()  # nothing, if it has been answered
 
 
 def gather(replicas: DeploymentHandle) -> list[dict[str, Any]]:

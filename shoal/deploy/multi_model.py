@@ -29,15 +29,19 @@ from shoal.deploy.memory import process_bytes, usable_bytes
 from shoal.engine.supervisor import Supervisor
 from shoal.engine.worker import EngineSource
 from shoal.errors import ShoalError
+from shoal.metrics import Metrics
 from shoal.server.app import create_app
 from shoal.server.bodies import BodyBudget, read_model
 from shoal.server.config import ServerConfig
 from shoal.server.desk import open_desk
 from shoal.server.host import Host
-from shoal.server.problems import fish_shape
+from shoal.server.identity import Identity
+from shoal.server.machine import check_machine
+from shoal.server.occupancy import Occupancy
+from shoal.server.problems import LastAnswer, fish_shape
 from shoal.server.problems import problem as told
 from shoal.server.protocol import bounded_protocol
-from shoal.server.run import bind, check_door, loaded
+from shoal.server.run import NOT_CANCELLED, bind, check_door, loaded
 from shoal.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -48,6 +52,7 @@ PROCESS_BYTES = 600 << 20
 KV_BYTES = 1 << 30  # the usual bound of keys and values on a CPU
 # Weights are kept in half precision on disk and in single precision on a CPU.
 GROWTH = 2
+WAIT_SECONDS = 1.0  # of who finds the container full; how long models are busy, only they know
 
 
 class Load(BaseModel):
@@ -183,6 +188,9 @@ def multi_model_app(shelf: Shelf, config: ServerConfig) -> FastAPI:
     app.router.routes.append(Route("/models/{name}/invoke", Invoke(shelf), methods=["POST"]))
     app.add_exception_handler(Refused, refused)
     app.add_exception_handler(ShoalError, failed)
+    app.add_middleware(Occupancy, most=config.limits.connections, wait_seconds=lambda: WAIT_SECONDS)
+    app.add_middleware(LastAnswer)
+    app.add_middleware(Identity, metrics=Metrics(lambda: None))
     return app
 
 
@@ -233,6 +241,7 @@ class Server(uvicorn.Server):
     """Finishes what it has, for a bounded time, and has not failed when it was asked to stop."""
 
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
+        logging.getLogger("uvicorn.error").addFilter(NOT_CANCELLED)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -241,7 +250,6 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=config.limits.connections,
                 timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
             )
         )
@@ -254,8 +262,10 @@ class Server(uvicorn.Server):
 def serve_many(settings: Settings) -> None:
     """Until a signal ends it. Raises ShoalError."""
     config = settings.server()
+    source = settings.source()
     check_door(config)
+    check_machine(source)
     most = settings.models_bytes or int(SHARE * usable_bytes())
     with closing(bind(config)) as door:
         logger.info("listening on %s port %d, %d MB for models", *door.getsockname()[:2], most >> 20)
-        Server(multi_model_app(Shelf(config, settings.source(), most), config), config).run(sockets=[door])
+        Server(multi_model_app(Shelf(config, source, most), config), config).run(sockets=[door])

@@ -14,11 +14,15 @@ from typing import Any, TypeVar
 from shoal.engine.load import load_service
 from shoal.server.bodies import validated
 from shoal.server.desk import Desk, open_desk
+from shoal.server.fish import fish_order
+from shoal.server.fish_body import SpeechBody
 from shoal.server.host import Host
 from shoal.server.keys import ANYONE
+from shoal.server.openai import OpenAISpeech, openai_order
 from shoal.server.performance import Order, Performance
+from shoal.server.refusals import wrong_field
 from shoal.server.run import loaded
-from shoal.server.sagemaker import Invocation, order_of
+from shoal.server.sagemaker import Invocation
 from shoal.settings import Settings
 
 T = TypeVar("T")
@@ -44,12 +48,22 @@ def close_worker(desk: Desk) -> None:
 @asynccontextmanager
 async def performing(desk: Desk, content: Any, id: str) -> AsyncIterator[tuple[Order, Performance]]:
     """Speak a body of the Fish or of the OpenAI API; leaving ends it. Raises ShoalError."""
-    order = await order_of(validated(Invocation, content), desk, ANYONE, id)
+    order = await order_of(validated(Invocation, content).root, desk, id)
     performance = Performance(desk, order)
     try:
         yield order, performance
     finally:
         performance.close()
+
+
+async def order_of(content: dict[str, Any], desk: Desk, id: str) -> Order:
+    """Raises SchemaViolation and its kin for what cannot be done."""
+    if "input" not in content:
+        return fish_order(validated(SpeechBody, content), desk, ANYONE, id, api="sagemaker")
+    body = validated(OpenAISpeech, content)
+    if body.stream_format != "audio":
+        raise wrong_field("stream_format", "events are for HTTP: here the audio itself is sent, in pieces")
+    return await openai_order(body, desk, ANYONE, id)
 
 
 class LoopThread:

@@ -6,20 +6,19 @@ it then holds is what it needs. The rest of the budget becomes blocks.
 
 import gc
 import logging
-import re
 from dataclasses import dataclass, replace
 
 import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
+from shoal.engine.cap import parse_cap
 from shoal.engine.core import EngineCore, block_bytes
 from shoal.engine.kv import Pass, Segment
 from shoal.errors import GenerationFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
-UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 # Blocks of the rehearsal, which speaks one short sentence.
 FEW_BLOCKS = 8
 # The allocator rounds up, and two runs of it do not leave the same gaps.
@@ -37,20 +36,6 @@ class Budget:
     @property
     def for_kv(self) -> int:
         return int(self.cap * (1 - SLACK)) - self.needed - self.outside
-
-
-def parse_cap(text: str, total: int) -> int:
-    """`0.9` of `total` bytes, or a size such as 4GB. Raises InvalidRequest."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", text.lower())
-    if found is None or found[2] not in UNITS:
-        raise InvalidRequest(f"gpu_memory = {text!r} is neither a share such as 0.9 nor a size such as 4GB")
-    number, unit = float(found[1]), found[2]
-    if not unit and 1 < number < UNITS["mb"]:
-        raise InvalidRequest(f"gpu_memory = {text!r} lacks a unit, as in 4GB; a share of the device is at most 1")
-    cap = number * total if not unit and number <= 1 else number * UNITS[unit]
-    if not 0 < cap <= total:
-        raise InvalidRequest(f"gpu_memory = {text!r}: this device has {total / 1e9:.1f} GB")
-    return int(cap)
 
 
 def device_cap(config: EngineConfig, device: torch.device) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from shoal.engine.core import EngineCore
 from shoal.engine.service import Service
+from shoal.errors import InvalidRequest
 from shoal.speech import AudioChunk, Sampling, Speech, SpeechRequest
 from shoal.voices.cache import VoiceCache
 from shoal.voices.voice import Voice
@@ -76,6 +77,9 @@ class Engine:
 
 
 def _name(voice: Voice | str | None) -> str | None:
+    """Raises InvalidRequest for what is no voice, such as a path: the usual one is not what was meant."""
+    if not isinstance(voice, Voice | str | None):
+        raise InvalidRequest(f"voice is the name of a stored voice, a Voice or None, not {voice!r:.80}")
     return voice if isinstance(voice, str) else None
 
 

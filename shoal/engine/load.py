@@ -12,7 +12,8 @@ from shoal.checkpoint.load import Checkpoint, ChooseModes
 from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.dac import Codec
 from shoal.config import EngineConfig
-from shoal.engine.budget import device_cap, parse_cap, plan_memory
+from shoal.engine.budget import device_cap, plan_memory
+from shoal.engine.cap import parse_cap
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.service import Service
@@ -136,13 +137,15 @@ def choose_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind = torch.device(device).type
+        found = torch.device(device)
     except RuntimeError:
-        kind = "unknown"
-    if kind not in ("cpu", "cuda"):
+        found = torch.device("meta")
+    if found.type not in ("cpu", "cuda"):
         raise InvalidRequest(f"unknown device {device!r}: auto, cpu, cuda or cuda:N")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if found.type == "cuda" and not torch.cuda.is_available():
         raise InvalidRequest(f"{device}: this machine has no usable CUDA device; `shoal doctor` says why")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise InvalidRequest(f"{device}: this machine has {torch.cuda.device_count()} CUDA devices, counted from 0")
     return device
 
 

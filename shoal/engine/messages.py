@@ -71,6 +71,16 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class Logged:
+    """A line of the log."""
+
+    logger: str
+    level: int
+    message: str
+    traceback: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Spoken:
     chunk: AudioChunk
 
@@ -86,4 +96,4 @@ class Failed:
 
 
 # On the pipe each comes with the number of its job; 0 for those that belong to none.
-Reply = Ready | Beat | Spoken | Answer | Failed
+Reply = Ready | Beat | Logged | Spoken | Answer | Failed

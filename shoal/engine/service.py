@@ -1,12 +1,13 @@
 """Requests in, chunks out: resolves the voice, writes the turns, and follows the utterance to its end.
 
 Everything here runs on the caller's threads or event loop; steps are the loop's. Recordings are encoded, and codes that
-somebody sent decoded, by whoever asks for it.
+somebody sent decoded, by whoever asks for it; for event loops a thread does both.
 """
 
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -35,6 +36,8 @@ class Service:
         self.core, self.voices = core, voices
         self.loop = EngineLoop(core)
         self._encoder = CodecEncoder(core.checkpoint.codec, max_seconds=core.config.reference_seconds)
+        # One: the memory that is planned with holds one piece of a recording.
+        self._codec_thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-codec")
         self._ids = itertools.count()
 
     @property
@@ -96,7 +99,7 @@ class Service:
         """Split, tokenize and lay out a request; raises TextError for what cannot be spoken."""
         turns = write_turns(request.text, voice, self.core.checkpoint, request.chunk_bytes, prepared=request.normalize)
         deadline = None if request.timeout is None else self.core.clock() + request.timeout
-        sampling = request.sampling or self.usual_sampling
+        sampling = self.usual_sampling if request.sampling is None else request.sampling.over(self.usual_sampling)
         return Utterance(next(self._ids), turns, sampling, whole=request.whole, deadline=deadline)
 
     def _wanted(self, request: SpeechRequest) -> Wanted | None:
@@ -115,6 +118,14 @@ class Service:
         check_codes(codes, codec.config.num_codebooks, codec.config.semantic_codebook_size)
         samples = codec.decode(torch.from_numpy(codes.astype(np.int64))[None].to(codec.device))
         return samples[0].float().cpu().numpy()
+
+    async def aencode(self, audio: bytes) -> Codes:
+        """The same for an event loop: one after the other, and leaving before it has begun takes it out of the row."""
+        return await asyncio.get_running_loop().run_in_executor(self._codec_thread, self.encode, audio)
+
+    async def adecode(self, codes: Codes) -> Samples:
+        """As `aencode`, in the same row."""
+        return await asyncio.get_running_loop().run_in_executor(self._codec_thread, self.decode, codes)
 
     def statistics(self) -> dict[str, Any]:
         """Figures of the moment, by room."""
@@ -136,6 +147,7 @@ class Service:
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
         self.loop.close(drain=drain, timeout=timeout)
+        self._codec_thread.shutdown(cancel_futures=True)
         self.voices.close()
 
 

@@ -13,9 +13,11 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shoal.engine.logs import write_line
 from shoal.engine.messages import (
     Answer,
     AskStatistics,
@@ -26,6 +28,7 @@ from shoal.engine.messages import (
     Encode,
     Facts,
     Failed,
+    Logged,
     Order,
     Ready,
     Reply,
@@ -60,6 +63,7 @@ class Job:
     since: float
     attempts: int = 0
     heard: bool = False  # audio has left
+    context: Context = field(default_factory=copy_context)  # of the caller: lines of the log are written as if there
 
 
 class EngineProcess:
@@ -68,7 +72,7 @@ class EngineProcess:
     def __init__(self, source: EngineSource, on_reply: Callable[["EngineProcess", int, Reply], None]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        level = logging.getLogger().getEffectiveLevel()
+        level = logging.getLogger("shoal").getEffectiveLevel()
         self.process = context.Process(
             target=run_worker, args=(theirs, source, level), name="shoal-engine", daemon=True
         )
@@ -163,14 +167,8 @@ class Supervisor:
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
         """Chunks as they are made; leaving the generator cancels."""
-        loop = asyncio.get_running_loop()
         replies: asyncio.Queue[Spoken | Answer | Failed] = asyncio.Queue()
-
-        def deliver(reply: Spoken | Answer | Failed) -> None:
-            with suppress(RuntimeError):  # the event loop is gone: nobody listens
-                loop.call_soon_threadsafe(replies.put_nowait, reply)
-
-        job, ended = self._submit(Speak(request), deliver), False
+        job, ended = self._submit(Speak(request), _from_thread(replies)), False
         try:
             while not ended:
                 chunk = _chunk(await replies.get())
@@ -183,12 +181,14 @@ class Supervisor:
             if not ended:
                 self._cancel(job)
 
-    def encode(self, audio: bytes) -> Codes:
-        codes: Codes = self._ask(Encode(audio))
+    async def aencode(self, audio: bytes) -> Codes:
+        """The codes [codebooks, frames] of a recording; leaving cancels, and what has not begun then never does."""
+        codes: Codes = await self._aask(Encode(audio))
         return codes
 
-    def decode(self, codes: Codes) -> Samples:
-        samples: Samples = self._ask(Decode(codes))
+    async def adecode(self, codes: Codes) -> Samples:
+        """The samples of codes [codebooks, frames]; leaving cancels in the same way."""
+        samples: Samples = await self._aask(Decode(codes))
         return samples
 
     def statistics(self) -> dict[str, Any]:
@@ -223,11 +223,15 @@ class Supervisor:
     def _ask(self, order: Order) -> Any:
         replies: queue.SimpleQueue[Spoken | Answer | Failed] = queue.SimpleQueue()
         self._submit(order, replies.put)
-        reply = replies.get()
-        if isinstance(reply, Failed):
-            raise reply.error
-        assert isinstance(reply, Answer), "questions get answers"
-        return reply.value
+        return _value(replies.get())
+
+    async def _aask(self, order: Order) -> Any:
+        replies: asyncio.Queue[Spoken | Answer | Failed] = asyncio.Queue()
+        job = self._submit(order, _from_thread(replies))
+        try:
+            return _value(await replies.get())
+        finally:
+            self._cancel(job)  # nothing, if it has been answered
 
     def _submit(self, order: Order, deliver: Deliver) -> Job:
         config = self.source.config
@@ -278,10 +282,18 @@ class Supervisor:
                 process.facts = self._facts = reply.facts
                 process.progress = time.monotonic()  # loading is no hang
                 self._changed.notify_all()
+        elif isinstance(reply, Logged):
+            self._log(process, number, reply)
         elif number == 0 and isinstance(reply, Failed):
             self._on_end(process, reply.error)
-        elif not isinstance(reply, Ready | Beat):
+        else:
             self._deliver(process, number, reply)
+
+    def _log(self, process: EngineProcess, number: int, line: Logged) -> None:
+        with self._lock:
+            job = process.jobs.get(number)
+        # Its own copy: a context is entered by one thread at a time.
+        (Context() if job is None else job.context.copy()).run(write_line, line)
 
     def _deliver(self, process: EngineProcess, number: int, reply: Spoken | Answer | Failed) -> None:
         with self._lock:
@@ -384,6 +396,24 @@ class Supervisor:
                     jobs, process.jobs = [*jobs, *process.jobs.values()], {}
         for job in jobs:
             job.deliver(Failed(error))
+
+
+def _from_thread(replies: "asyncio.Queue[Spoken | Answer | Failed]") -> Deliver:
+    """Puts replies into a queue of the event loop that runs now."""
+    loop = asyncio.get_running_loop()
+
+    def deliver(reply: Spoken | Answer | Failed) -> None:
+        with suppress(RuntimeError):  # the event loop is gone: nobody listens
+            loop.call_soon_threadsafe(replies.put_nowait, reply)
+
+    return deliver
+
+
+def _value(reply: Spoken | Answer | Failed) -> Any:
+    if isinstance(reply, Failed):
+        raise reply.error
+    assert isinstance(reply, Answer), "questions get answers"
+    return reply.value
 
 
 def _chunk(reply: Spoken | Answer | Failed) -> AudioChunk:

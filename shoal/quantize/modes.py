@@ -1,11 +1,12 @@
 """How the weights of each part are kept: parsed, and held against what a device can do."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, get_args
-
-import torch
+from typing import TYPE_CHECKING, Literal, get_args
 
 from shoal.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import torch  # at run time only where it is asked: settings are parsed without it
 
 Mode = Literal["none", "int8", "int4", "fp8"]
 Part = Literal["slow", "fast", "codec"]
@@ -48,17 +49,19 @@ class WeightModes:
         return ",".join(given) or "none"
 
 
-def possible_modes(part: Part, device: torch.device) -> tuple[Mode, ...]:
+def possible_modes(part: Part, device: "torch.device") -> tuple[Mode, ...]:
     """What a part may be on this device: what runs there, and has something to gain by it."""
     if device.type == "cpu":
         return ("none", "int8") if multiplies_integers() else ("none",)
     if part == "codec":
         return CODEC_MODES
+    import torch
+
     fp8 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
     return ("none", "int8", "int4", "fp8") if fp8 else ("none", "int8", "int4")
 
 
-def require_possible(modes: WeightModes, device: torch.device) -> None:
+def require_possible(modes: WeightModes, device: "torch.device") -> None:
     """Raises InvalidRequest with what the device can do when it cannot do what is asked."""
     for part in PARTS:
         mode, possible = getattr(modes, part), possible_modes(part, device)
@@ -70,6 +73,8 @@ def require_possible(modes: WeightModes, device: torch.device) -> None:
 
 def multiplies_integers() -> bool:
     """Whether this CPU multiplies bytes without overflow (VNNI), and this torch has the operator for it."""
+    import torch
+
     return torch.cpu._is_vnni_supported() and torch.backends.mkldnn.is_available()
 
 

@@ -10,6 +10,7 @@ from shoal import __version__
 from shoal.server import about, codec, convert, fish, health, live, openai, page, problems, sagemaker, voices
 from shoal.server.desk import Desk
 from shoal.server.identity import Identity
+from shoal.server.occupancy import Occupancy
 from shoal.server.openapi import document
 from shoal.server.origins import Origins
 from shoal.server.tracing import Tracing
@@ -38,6 +39,7 @@ def create_app(
         if desk.usage is not None:
             await desk.usage.save()
         desk.encoders.shutdown(wait=False, cancel_futures=True)
+        desk.converter.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="Shoal", version=__version__, description=ABOUT, lifespan=life, docs_url=None, redoc_url=None)
     app.state.desk = desk
@@ -48,8 +50,11 @@ def create_app(
         app.include_router(health.metrics_router)
     page.add_to(app)
     problems.add_to(app, desk.backlog.wait_seconds)
-    app.add_middleware(Identity, metrics=desk.metrics)
+    # The last is asked first: a refusal by any of them has an id and is counted, and pages that may can read it.
+    app.add_middleware(Occupancy, most=desk.config.limits.connections, wait_seconds=desk.backlog.wait_seconds)
+    app.add_middleware(problems.LastAnswer)
     app.add_middleware(Origins, allowed=desk.config.cors_origins)
+    app.add_middleware(Identity, metrics=desk.metrics)
     if desk.config.tracing:
         app.add_middleware(Tracing)
     app.openapi = lambda: document(app, keyed=desk.keyed)  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from email.message import Message
+from io import BytesIO
 from typing import Any, TypeVar
 
 import ormsgpack
@@ -21,13 +22,14 @@ JSON, MSGPACK, MULTIPART = "application/json", "application/msgpack", "multipart
 MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 ALL = (JSON, MSGPACK, MULTIPART)
 MOST_PARTS = 128
+PIECE_BYTES = 64 << 10
 
 Model = TypeVar("Model", bound=BaseModel)
 Form = dict[str, list[str | bytes]]  # texts and files, by name
 
 
 class BodyBudget:
-    """The memory that all bodies being read may take together."""
+    """The memory that the bodies of all requests under way may take together."""
 
     def __init__(self, most: int) -> None:
         self.most, self.used = most, 0
@@ -41,25 +43,59 @@ class BodyBudget:
         self.used -= size
 
 
+class Share:
+    """What one body takes of the budget, for as long as somebody holds its bytes or what was read from them."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget, self._size = budget, 0
+
+    def take(self, size: int) -> None:
+        """Raises EngineBusy."""
+        self._budget.take(size)
+        self._size += size
+
+    def give_back(self) -> None:
+        """May be said more than once."""
+        self._budget.give_back(self._size)
+        self._size = 0
+
+
+def let_go(request: Request) -> None:
+    """Give the share of a body back before its request ends: what was made of it is all that is still held."""
+    share = getattr(request.state, "share", None)
+    if isinstance(share, Share):
+        share.give_back()
+
+
+def _share_of(request: Request, budget: BodyBudget) -> Share:
+    """Given back when the request ends, if not before: in every server a request is a task of its own."""
+    share = request.state.share = Share(budget)
+    task = asyncio.current_task()
+    assert task is not None
+    task.add_done_callback(lambda _: share.give_back())
+    return share
+
+
 async def read_body(request: Request, limits: Limits, budget: BodyBudget) -> bytes:
-    """The whole body. Raises BodyTooLarge before the first byte if the length is announced, else at the limit."""
+    """The whole body. Raises BodyTooLarge before the first byte if the length is announced, else at the limit.
+
+    Its share of the budget is kept until the request ends, or until `let_go`.
+    """
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limits.body_bytes:
         raise _too_large(limits)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise UnknownMediaType("compressed bodies are not read: send the body as it is", ALL)
-    body = bytearray()
+    body, share = bytearray(), _share_of(request, budget)
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for piece in request.stream():
                 if len(body) + len(piece) > limits.body_bytes:
                     raise _too_large(limits)
-                budget.take(len(piece))
+                share.take(len(piece))
                 body += piece
     except TimeoutError:
         raise BodyTimeout(f"the body did not come within {limits.body_seconds:g} seconds") from None
-    finally:
-        budget.give_back(len(body))
     return bytes(body)
 
 
@@ -183,7 +219,9 @@ def parse_form(body: bytes, boundary: str) -> Form:
         parser = FormParser(
             MULTIPART, keep, keep, end, boundary=boundary, config={"MAX_MEMORY_FILE_SIZE": len(body) + 1}
         )
-        parser.write(body)
+        # In pieces, of each of which the parser makes copies.
+        for start in range(0, len(body), PIECE_BYTES):
+            parser.write(body[start : start + PIECE_BYTES])
         parser.finalize()
     except (FormParserError, ValueError) as error:
         raise _unreadable("a form", error) from None
@@ -195,8 +233,8 @@ def parse_form(body: bytes, boundary: str) -> Form:
 def _part(part: Field | File) -> tuple[str, str | bytes]:
     name = (part.field_name or b"").decode("utf-8", "replace")
     if isinstance(part, File):
-        part.file_object.seek(0)
-        return name, part.file_object.read()
+        assert isinstance(part.file_object, BytesIO), "no part is larger than the body, so none goes to the disk"
+        return name, part.file_object.getvalue()  # no copy, as reading it would be
     try:
         return name, (part.value or b"").decode()
     except UnicodeDecodeError:

@@ -1,8 +1,7 @@
 """`/v1/vqgan/*`: recordings to codes and back, without a model in between."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from math import ceil
 from typing import Annotated, Any
 
@@ -13,14 +12,13 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from shoal.server.bodies import JSON, MSGPACK, read_model
-from shoal.server.desk import AtDesk, Caller, Desk, bearer
+from shoal.server.desk import AtDesk, Caller, bearer
+from shoal.server.errand import run_errand
 from shoal.server.fields import AudioBytes, Body, Whole
-from shoal.server.identity import request_id
-from shoal.server.keys import Key
 from shoal.server.openapi import answers, body_of, returns
 from shoal.server.refusals import wrong_field
 from shoal.server.service import SpeechService
-from shoal.server.tally import Tally
+from shoal.speech import Samples
 from shoal.text.prompt import Codes
 
 router = APIRouter(tags=["Codec"], prefix="/v1/vqgan", dependencies=[Depends(bearer)])
@@ -38,7 +36,7 @@ class Tokens(Body):
     tokens: Annotated[list[Matrix], Field(min_length=1, max_length=16)]
 
 
-REFUSALS = answers(400, 401, 408, 413, 415, 422, 429, 503)
+REFUSALS = answers(400, 401, 408, 413, 415, 422, 429, 503, 504)
 
 
 @router.post(
@@ -50,8 +48,7 @@ REFUSALS = answers(400, 401, 408, 413, 415, 422, 429, 503)
 async def encode(http: Request, desk: AtDesk, key: Caller) -> Response:
     service = desk.host.engine().service
     body = await read_model(http, Audios, desk.config.limits, desk.budget)
-    with _counted(http, desk, key):
-        tokens = [await asyncio.to_thread(_encoded, service, audio) for audio in body.audios]
+    tokens = await run_errand(http, desk, key, "codec", partial(_encoded, service, body.audios))
     return _packed({"tokens": tokens})
 
 
@@ -66,19 +63,8 @@ async def decode(http: Request, desk: AtDesk, key: Caller) -> Response:
     body = await read_model(http, Tokens, desk.config.limits, desk.budget)
     most = ceil(desk.config.limits.reference_seconds * desk.host.engine().frame_rate)
     matrices = await asyncio.to_thread(lambda: [matrix_of(tokens, most) for tokens in body.tokens])
-    with _counted(http, desk, key):
-        audios = [await asyncio.to_thread(_decoded, service, codes) for codes in matrices]
+    audios = await run_errand(http, desk, key, "codec", partial(_decoded, service, matrices))
     return _packed({"audios": audios})
-
-
-@contextmanager
-def _counted(http: Request, desk: Desk, key: Key) -> Iterator[None]:
-    """Let in and counted like a speech. Raises what `Tally` raises."""
-    tally = Tally(desk, "codec", key, request_id(http))
-    try:
-        yield
-    finally:
-        tally.end()
 
 
 def matrix_of(tokens: list[list[int]], most: int) -> Codes:
@@ -94,13 +80,18 @@ def matrix_of(tokens: list[list[int]], most: int) -> Codes:
     return np.asarray(tokens, np.int32)
 
 
-def _encoded(service: SpeechService, audio: bytes) -> list[list[int]]:
-    tokens: list[list[int]] = service.encode(audio).tolist()
-    return tokens
+async def _encoded(service: SpeechService, audios: list[bytes]) -> list[list[list[int]]]:
+    """One after the other, so that others come in between."""
+    return [(await service.aencode(audio)).tolist() for audio in audios]
 
 
-def _decoded(service: SpeechService, codes: Codes) -> bytes:
-    return service.decode(codes).astype("<f2").tobytes()
+async def _decoded(service: SpeechService, matrices: list[Codes]) -> list[bytes]:
+    """As `_encoded`."""
+    return [await asyncio.to_thread(_halves, await service.adecode(codes)) for codes in matrices]
+
+
+def _halves(samples: Samples) -> bytes:
+    return samples.astype("<f2").tobytes()
 
 
 def _packed(content: dict[str, Any]) -> Response:

@@ -19,7 +19,7 @@ class Limits:
     header_seconds: float = 10.0
     body_bytes: int = 32 << 20
     body_seconds: float = 30.0
-    all_bodies_bytes: int = 256 << 20  # of all requests that are being read at one time
+    all_bodies_bytes: int = 256 << 20  # of all requests and live sessions under way
     text_characters: int = 10_000
     references: int = 16  # recordings in one request
     reference_seconds: float = 90.0  # of one recording, or of codes that are to become one

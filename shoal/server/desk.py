@@ -62,6 +62,8 @@ class Desk:
     keys: KeyRing = field(default=KeyRing(()))
     figures: Figures = field(default_factory=Figures)
     usage: UsageKeeper | None = None
+    # Its own: an hour that is converted shall hold up neither live streams nor the reading of bodies.
+    converter: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "shoal-convert"))
 
     @property
     def keyed(self) -> bool:

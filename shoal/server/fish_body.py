@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from shoal.server.bodies import Form, parse_json, text_of
 from shoal.server.fields import (
@@ -22,6 +22,13 @@ from shoal.server.rendering import Rendering
 
 Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac", "webm"]
 AUTO_BITRATE = -1000
+
+
+def _no_other(conditioned: bool) -> bool:
+    """A choice of one word would not read the texts of a form."""
+    if not conditioned:
+        raise ValueError("turns always hear the turns before them; leave it out")
+    return conditioned
 
 
 class ReferenceRecording(Body):
@@ -73,7 +80,11 @@ class SpeechBody(Body):
         Whole, Field(ge=0, le=1000, description="Live socket: fewest characters spoken before a flush.")
     ] = 50
     condition_on_previous_chunks: Annotated[
-        Literal[True], Field(description="Turns always hear the turns before them; false is refused.")
+        bool,
+        AfterValidator(_no_other),
+        Field(
+            description="Turns always hear the turns before them; false is refused.", json_schema_extra={"const": True}
+        ),
     ] = True
     early_stop_threshold: Annotated[
         float, Field(ge=1.0, le=1.0, description="Generation ends when the model says so; only 1.0 is taken.")

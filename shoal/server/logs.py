@@ -23,7 +23,9 @@ class JsonLines(logging.Formatter):
         if current_id.get():
             line["request_id"] = current_id.get()
         line |= {name: getattr(record, name) for name in EXTRAS if hasattr(record, name)}
-        if record.exc_info:
+        if record.exc_text:  # as lines of the engine's process bring it
+            line["traceback"] = record.exc_text
+        elif record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
 

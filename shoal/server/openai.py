@@ -86,15 +86,18 @@ EXAMPLES = {
     openapi_extra=body_of(OpenAISpeech, (JSON, MSGPACK), EXAMPLES),
 )
 async def speak(http: Request, desk: AtDesk, key: Caller) -> Response:
-    loaded = desk.host.engine()
-    body = await read_model(http, OpenAISpeech, desk.config.limits, desk.budget)
+    desk.host.engine()
+    return await spoken(http, await read_model(http, OpenAISpeech, desk.config.limits, desk.budget), desk, key)
+
+
+async def spoken(http: Request, body: OpenAISpeech, desk: Desk, key: Key) -> Response:
+    """The audio as it is, or as events, whatever route the body came by."""
     order = await openai_order(body, desk, key, request_id(http))
     headers = headers_for(order, desk)
     if body.stream_format == "audio":
         return await perform(http, desk, order, headers)
-    return await perform(
-        http, desk, order, headers, media_type=EVENT_STREAM, dress=_events(body.input, loaded.frame_rate)
-    )
+    dress = _events(body.input, desk.host.engine().frame_rate)
+    return await perform(http, desk, order, headers, media_type=EVENT_STREAM, dress=dress)
 
 
 async def openai_order(body: OpenAISpeech, desk: Desk, key: Key, id: str) -> Order:

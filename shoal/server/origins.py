@@ -8,11 +8,10 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
-from shoal.server.problems import fish_shape
+from shoal.server.problems import refuse
+from shoal.server.refusals import ForeignOrigin
 
 METHODS = ("GET", "POST", "DELETE")
 SENT = ("Authorization", "Content-Type", "Accept", "X-Request-ID", "model")
@@ -31,7 +30,8 @@ class Origins:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and self._foreign(scope):
-            await self._refuse(scope, receive, send)
+            origin = Headers(scope=scope).get("origin", "another origin")[:128]
+            await refuse(scope, receive, send, ForeignOrigin(REFUSAL.format(origin=origin)))
         else:
             await (self._answering if self._allowed else self._bare)(scope, receive, send)
 
@@ -43,13 +43,12 @@ class Origins:
         # The browser says it itself, though not for a WebSocket and not everywhere; then the origin has to be ours.
         site = headers.get("sec-fetch-site")
         if site is None:
-            return origin is not None and urlsplit(origin).netloc != headers.get("host")
+            return origin is not None and _host(origin) != headers.get("host")
         return site in FOREIGN
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await WebSocket(scope, receive, send).close(1008)
-            return
-        origin = Headers(scope=scope).get("origin", "another origin")[:128]
-        response = JSONResponse(fish_shape(403, REFUSAL.format(origin=origin)), 403)
-        await response(scope, receive, send)
+
+def _host(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""  # such as http://[, which is nobody's

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -17,6 +17,7 @@ from starlette.types import Receive
 from shoal.errors import DeadlineExceeded, ShoalError
 from shoal.server.desk import Desk
 from shoal.server.keys import Key
+from shoal.server.leaving import gone
 from shoal.server.pipe import Pipe
 from shoal.server.rendering import Renderer, Rendering
 from shoal.server.service import SpeechService
@@ -60,6 +61,10 @@ class Performance:
         """Watch the connection: when it is lost, so is the interest. Only after the body has been read."""
         self._watch = asyncio.create_task(self._until_gone(receive))
 
+    def when_made(self, then: Callable[[], None]) -> None:
+        """Called when the last byte is made, or none will be; readers may still be reading."""
+        self._task.add_done_callback(lambda _: then())
+
     async def whole(self) -> bytes:
         return b"".join([piece async for piece in self.pipe.pieces()])
 
@@ -73,8 +78,7 @@ class Performance:
             self._watch.cancel()
 
     async def _until_gone(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await gone(receive)
         self._watch = None
         self.close()
 
@@ -90,6 +94,8 @@ class Performance:
             if not isinstance(problem, ShoalError):
                 logger.exception("%s ended in a bug", self._order.id)
         finally:
+            # A reader may take its time; recordings need not wait for it.
+            self._order = replace(self._order, request=replace(self._order.request, recordings=()))
             self.tally.end(ended_by)
             self.pipe.close(ended_by)
 

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal import errors
 from shoal.errors import ShoalError
@@ -48,6 +49,8 @@ STATUS: dict[type[ShoalError], int] = {
     refusals.BodyTimeout: 408,
     refusals.UnknownMediaType: 415,
     refusals.SchemaViolation: 422,
+    refusals.ForeignOrigin: 403,
+    refusals.ServerFull: 503,
     refusals.NotReady: 503,
     refusals.SlowReader: 408,
 }
@@ -103,9 +106,32 @@ def problem(path: str, error: BaseException, backlog_seconds: float = 1.0, *, ar
     return JSONResponse(_shape(path, error, status, message), status, headers)
 
 
-def bug_response(path: str, error: BaseException) -> Response:
-    logger.exception("a request ended in a bug", exc_info=error)
-    return problem(path, error)
+async def refuse(scope: Scope, receive: Receive, send: Send, error: ShoalError, wait_seconds: float = 1.0) -> None:
+    """Answer a request, or the handshake of a socket, that no route will see."""
+    await problem(scope["path"], error, wait_seconds)(scope, receive, send)
+
+
+class LastAnswer:
+    """Where a bug ends: the log has it, and the client is told if nothing was sent before."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            logger.exception("a request ended in a bug", exc_info=error)
+            await problem(scope["path"], error)(scope, receive, send)
 
 
 def fish_shape(status: int, message: str) -> dict[str, Any]:
@@ -127,7 +153,8 @@ def openai_shape(status: int, message: str, code: str, param: str | None = None)
 
 def _headers(error: BaseException, status: int, backlog_seconds: float) -> dict[str, str]:
     headers: dict[str, str] = {}
-    if status in CLOSING:
+    # Who finds the server full shall not keep a connection of it.
+    if status in CLOSING or isinstance(error, refusals.ServerFull):
         headers["Connection"] = "close"
     if isinstance(error, refusals.Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"

@@ -17,6 +17,7 @@ class TooManyHeaders(Exception):
 
 class BoundedProtocol(HttpToolsProtocol):
     limits = Limits()
+    idle: "dict[BoundedProtocol, None]"  # connections without a request, of all, the one that waits longest first
     _deadline: asyncio.TimerHandle | None = None
     _head_bytes = 0  # as they came
     _header_bytes = 0  # as they were read
@@ -26,10 +27,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._lost = asyncio.Event()
+        self._make_room()
+        self.idle[self] = None
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
+        self.idle.pop(self, None)
         super().connection_lost(exc)
         self._lost.set()
 
@@ -56,13 +60,27 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._forget_deadline()
+        self.idle.pop(self, None)
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # Otherwise one that came behind it is being answered now.
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
         if self._header_bytes > self.limits.header_bytes:
             self._refuse(431)
         else:
             super().send_400_response(msg)
+
+    def _make_room(self) -> None:
+        """The app bounds requests; connections that make none give way to new ones, so that these are bounded, too."""
+        if len(self.connections) > self.limits.connections and self.idle:
+            oldest = next(iter(self.idle))
+            del self.idle[oldest]
+            oldest.transport.close()
 
     def _expect_head(self) -> None:
         self._in_head, self._head_bytes, self._header_bytes = True, 0, 0
@@ -92,4 +110,4 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def bounded_protocol(limits: Limits) -> type[BoundedProtocol]:
     """The protocol class for these limits; uvicorn makes one object of it per connection."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "idle": {}})

@@ -51,6 +51,14 @@ class SchemaViolation(InvalidRequest):
         return field_name(self.errors[0])
 
 
+class ForeignOrigin(ShoalError):
+    """A web page of an origin that may not use the server."""
+
+
+class ServerFull(ShoalError):
+    """As many requests and sockets are open as may be."""
+
+
 class NotReady(EngineStopped):
     """The model is still being loaded, or the server is going down."""
 

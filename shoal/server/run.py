@@ -19,6 +19,7 @@ from shoal.server.app import create_app
 from shoal.server.config import ServerConfig
 from shoal.server.desk import Desk, open_desk
 from shoal.server.host import Host
+from shoal.server.machine import check_machine
 from shoal.server.protocol import bounded_protocol
 from shoal.server.service import Loaded, SpeechService
 from shoal.voices.store import VoiceStore
@@ -34,6 +35,7 @@ def serve(config: ServerConfig, source: EngineSource, voices: Path) -> None:
     """Until a signal ends it. What can be refused is refused before the model is loaded; raises ShoalError."""
     check_door(config)
     check_model(source.model)
+    check_machine(source)
     with closing(bind(config)) as door:
         supervisor = Supervisor(source)
         host = Host(lambda: start(supervisor, voices), give_up=supervisor.close)
@@ -100,6 +102,19 @@ def bind(config: ServerConfig) -> socket.socket:
         return door
 
 
+class NotCancelled(logging.Filter):
+    """Who ends requests on purpose needs no traceback of each; what they had is in the log without."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        # Of the app's own life Starlette tells as a text.
+        told = record.getMessage().rstrip().endswith("CancelledError")
+        return not (told or isinstance(error, asyncio.CancelledError))
+
+
+NOT_CANCELLED = NotCancelled()
+
+
 class Server(uvicorn.Server):
     """Drains on SIGTERM and SIGINT: refuses what is new, finishes what it has, for a bounded time.
 
@@ -111,6 +126,7 @@ class Server(uvicorn.Server):
         self._reload: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
         config, limits = desk.config, desk.config.limits
+        logging.getLogger("uvicorn.error").addFilter(NOT_CANCELLED)
         super().__init__(
             uvicorn.Config(
                 create_app(desk, on_failure=self._give_up),
@@ -121,7 +137,6 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=limits.connections,
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
             )

@@ -11,14 +11,12 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import RootModel, model_validator
 
 from shoal.server.bodies import JSON, MSGPACK, read_model, validated
-from shoal.server.desk import AtDesk, Caller, Desk, bearer
+from shoal.server.desk import AtDesk, Caller, bearer
 from shoal.server.fish import fish_order, headers_for
 from shoal.server.fish_body import SpeechBody
 from shoal.server.identity import request_id
-from shoal.server.keys import Key
-from shoal.server.openai import OpenAISpeech, openai_order
+from shoal.server.openai import EVENT_STREAM, OpenAISpeech, spoken
 from shoal.server.openapi import answers, reference, returns_audio
-from shoal.server.performance import Order
 from shoal.server.streaming import perform
 
 router = APIRouter(tags=["SageMaker"])
@@ -45,19 +43,13 @@ async def ping(desk: AtDesk) -> JSONResponse:
     summary="Speak a text",
     response_class=Response,
     dependencies=[Depends(bearer)],
-    responses=returns_audio() | answers(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 504),
+    responses=returns_audio(EVENT_STREAM) | answers(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 504),
     openapi_extra={"requestBody": {"required": True, "content": {JSON: EITHER, MSGPACK: EITHER}}},
 )
 async def invoke(http: Request, desk: AtDesk, key: Caller) -> Response:
     desk.host.engine()
-    invocation = await read_model(http, Invocation, desk.config.limits, desk.budget)
-    order = await order_of(invocation, desk, key, request_id(http))
-    return await perform(http, desk, order, headers_for(order, desk))
-
-
-async def order_of(invocation: Invocation, desk: Desk, key: Key, id: str) -> Order:
-    """Raises SchemaViolation and its kin for what cannot be done."""
-    content = invocation.root
+    content = (await read_model(http, Invocation, desk.config.limits, desk.budget)).root
     if "input" in content:
-        return await openai_order(validated(OpenAISpeech, content), desk, key, id)
-    return fish_order(validated(SpeechBody, content), desk, key, id, api="sagemaker")
+        return await spoken(http, validated(OpenAISpeech, content), desk, key)
+    order = fish_order(validated(SpeechBody, content), desk, key, request_id(http), api="sagemaker")
+    return await perform(http, desk, order, headers_for(order, desk))

@@ -22,11 +22,11 @@ class SpeechService(Protocol):
     def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
         """Chunks as they are made; leaving the generator cancels."""
 
-    def encode(self, audio: bytes) -> Codes:
-        """The codes [codebooks, frames] of a recording. Blocks."""
+    async def aencode(self, audio: bytes) -> Codes:
+        """The codes [codebooks, frames] of a recording; leaving cancels."""
 
-    def decode(self, codes: Codes) -> Samples:
-        """The samples of codes [codebooks, frames]. Blocks."""
+    async def adecode(self, codes: Codes) -> Samples:
+        """The samples of codes [codebooks, frames]; leaving cancels."""
 
     def statistics(self) -> dict[str, Any]:
         """Figures of the moment, by room."""

@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from shoal.server.bodies import let_go
 from shoal.server.desk import Desk
 from shoal.server.performance import Order, Performance
 from shoal.server.problems import kind_of
@@ -96,6 +97,7 @@ async def perform(
     """The answer to a request whose body has been read: whole, or from its first bytes on."""
     performance = Performance(desk, order)
     performance.end_when_gone(http.receive)
+    performance.when_made(lambda: let_go(http))
     media_type = media_type or order.rendering.media_type
     try:
         if order.stream:

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 
+from starlette.requests import ClientDisconnect
+
 from shoal.server.desk import Desk
 from shoal.server.keys import Key
 from shoal.server.problems import kind_of
@@ -15,16 +17,18 @@ logger = logging.getLogger(__name__)
 class Tally:
     """Raises EngineBusy, RateLimited or QuotaExceeded when it cannot begin; `end` gives the place back, once."""
 
-    def __init__(self, desk: Desk, api: str, key: Key, request_id: str) -> None:
-        self._desk, self._api, self._key, self._id = desk, api, key, request_id
+    def __init__(self, desk: Desk, api: str, key: Key, request_id: str, *, placed: bool = False) -> None:
+        """`placed`: whoever begins it has a place in the backlog already, and keeps it."""
+        self._desk, self._api, self._key, self._id, self._placed = desk, api, key, request_id, placed
         self._began = time.monotonic()
         self.seconds = 0.0  # of audio
         self._ended = False
-        desk.backlog.begin()
+        if not placed:
+            desk.backlog.begin()
         try:
             desk.meters.begin(key)
         except Exception:
-            desk.backlog.end(desk.backlog.usual_seconds)
+            self._leave(desk.backlog.usual_seconds)
             raise
         desk.metrics.under_way.inc()
 
@@ -40,10 +44,14 @@ class Tally:
             return
         self._ended = True
         took = time.monotonic() - self._began
-        self._desk.backlog.end(took)
+        self._leave(took)
         self._desk.meters.end(self._key)
         self._desk.metrics.under_way.dec()
         self._record(took, error)
+
+    def _leave(self, seconds: float) -> None:
+        if not self._placed:
+            self._desk.backlog.end(seconds)
 
     def _record(self, took: float, error: BaseException | None) -> None:
         metrics, outcome = self._desk.metrics, outcome_of(error)
@@ -67,5 +75,5 @@ class Tally:
 def outcome_of(error: BaseException | None) -> str:
     if error is None:
         return "spoken"
-    left = isinstance(error, asyncio.CancelledError | GeneratorExit)
+    left = isinstance(error, asyncio.CancelledError | GeneratorExit | ClientDisconnect)
     return "disconnected" if left else kind_of(error)

@@ -58,6 +58,16 @@ def test_errors_keep_their_shapes(cluster: Cluster) -> None:
         assert (spoken.status_code, spoken.json()["error"]["code"]) == (404, "voice_not_found")
 
 
+def test_recordings_become_codes_and_sound_again(cluster: Cluster, recording: bytes) -> None:
+    packed = {"content-type": "application/msgpack"}
+    with cluster.client() as http:
+        encoded = http.post("/v1/vqgan/encode", content=ormsgpack.packb({"audios": [recording]}), headers=packed)
+        decoded = http.post("/v1/vqgan/decode", content=encoded.content, headers=packed)
+        noise = http.post("/v1/vqgan/encode", content=ormsgpack.packb({"audios": [b"noise"]}), headers=packed)
+    assert len(ormsgpack.unpackb(decoded.content)["audios"][0]) == 2 * 2 * 16_000
+    assert noise.status_code == 400
+
+
 def test_openais_client_speaks(cluster: Cluster) -> None:
     with cluster.client() as http:
         client = openai.OpenAI(api_key="any", base_url=f"{cluster.url}/v1", max_retries=0, http_client=http)

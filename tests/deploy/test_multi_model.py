@@ -14,10 +14,10 @@ import pytest
 from shoal.config import EngineConfig
 from shoal.deploy.container import many_models, settings_of
 from shoal.deploy.memory import process_bytes, usable_bytes
-from shoal.deploy.multi_model import Shelf, Shelved
+from shoal.deploy.multi_model import Shelf, Shelved, multi_model_app
 from shoal.engine.worker import EngineSource
 from shoal.errors import ShoalError
-from shoal.server.config import ServerConfig
+from shoal.server.config import Limits, ServerConfig
 from tests.deploy.conftest import SAY
 from tests.server.conftest import ROOT, Serving, free_port, samples_of, surroundings
 
@@ -49,7 +49,8 @@ def test_models_come_and_go_within_the_memory(container: httpx.Client, tiny_dire
     """One story, since each load is a process that starts."""
     url = str(tiny_directory)
     assert container.get("/models").json() == {"models": []}
-    assert container.post("/models/first/invoke", json=SAY).status_code == 404
+    missing = container.post("/models/first/invoke", json=SAY, headers={"x-request-id": "find-me"})
+    assert (missing.status_code, missing.headers["x-request-id"]) == (404, "find-me")
 
     loaded = container.post("/models", json={"model_name": "first", "url": url})
     assert loaded.status_code == 200, loaded.text
@@ -60,6 +61,7 @@ def test_models_come_and_go_within_the_memory(container: httpx.Client, tiny_dire
     spoken = container.post("/models/first/invoke", json=SAY)
     assert (spoken.status_code, spoken.headers["content-type"]) == (200, "audio/wav")
     assert len(samples_of(spoken.content)) > 1000
+    assert len(spoken.headers.get_list("x-request-id")) == 1, "one name, though it went through two applications"
     with container.stream("POST", "/models/first/invoke", json={**SAY, "streaming": True}) as stream:
         assert len(list(stream.iter_raw())) > 1
     assert container.post("/models/first/invoke", json={"text": ""}).status_code == 422
@@ -101,6 +103,21 @@ def test_a_directory_without_a_model_is_told(container: httpx.Client, tmp_path: 
     refused = container.post("/models", json={"model_name": "empty", "url": str(tmp_path)})
     assert refused.status_code == 500
     assert container.get("/models").json() == {"models": []}
+
+
+def test_a_container_that_is_full_still_lives(tmp_path: Path) -> None:
+    config = ServerConfig(limits=Limits(connections=0))
+    source = EngineSource(device="cpu", voices=tmp_path)
+
+    async def ask(path: str) -> httpx.Response:
+        app = multi_model_app(Shelf(config, source, 1 << 40), config)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
+            return await http.get(path)
+
+    assert asyncio.run(ask("/ping")).status_code == 200
+    full = asyncio.run(ask("/models"))
+    assert (full.status_code, full.json()["statusCode"], full.headers["retry-after"]) == (503, 503, "1")
+    assert full.headers["x-request-id"]
 
 
 def test_an_engine_without_its_application_is_ended(tiny_directory: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from shoal.deploy.runpod_worker import handler_for
 from shoal.deploy.worker import LoopThread, close_worker, open_worker, performing
 from shoal.errors import EngineBusy, InvalidRequest
 from shoal.server.desk import Desk
+from shoal.server.problems import status_of
+from shoal.server.refusals import SchemaViolation
 from shoal.settings import read_settings
 from tests.deploy.conftest import SAY
 
@@ -57,6 +59,19 @@ def test_what_is_no_body_is_refused(desk: Desk, content: object) -> None:
 
     with pytest.raises(InvalidRequest):
         asyncio.run(ask())
+
+
+def test_events_are_refused_where_there_are_none(desk: Desk) -> None:
+    content = {"model": "tts-1", "voice": "alloy", "input": "Hello.", "seed": 3, "max_new_tokens": 6}
+
+    async def ask(**wishes: str) -> bytes:
+        async with performing(desk, {**content, **wishes}, "1") as (_, performance):
+            return await performance.whole()
+
+    with pytest.raises(SchemaViolation) as refused:
+        asyncio.run(ask(stream_format="sse"))
+    assert (refused.value.field, status_of(refused.value)) == ("stream_format", 422)
+    assert asyncio.run(ask(stream_format="audio", response_format="wav")).startswith(b"RIFF")
 
 
 def test_a_loop_that_is_closed_ends_what_it_runs(desk: Desk) -> None:

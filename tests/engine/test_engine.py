@@ -1,11 +1,13 @@
 """What programs and servers use: texts and voices in, chunks out."""
 
 import asyncio
+import pickle
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +96,41 @@ def test_a_voice_at_hand_is_the_voice_that_speaks(engine: Engine, soloist: Soloi
     solo = soloist.speak(write_turns("hello", voice, soloist.checkpoint), SHORT)
     assert np.array_equal(engine.speak("hello", voice=voice, sampling=SHORT).codes, solo.codes)
     assert np.array_equal(asyncio.run(engine.aspeak("hello", voice=voice, sampling=SHORT)).codes, solo.codes)
+
+
+@pytest.mark.parametrize("voice", [Path("me.wav"), 5, b"me"])
+def test_what_is_no_voice_is_refused(engine: Engine, voice: Any) -> None:
+    told = r"voice is the name of a stored voice, a Voice or None, not "
+    with pytest.raises(InvalidRequest, match=told):
+        engine.speak("hello", voice=voice)
+    with pytest.raises(InvalidRequest, match=told):
+        engine.speak("hello", voice=voice, stream=True)
+    with pytest.raises(InvalidRequest, match=told):
+        asyncio.run(engine.aspeak("hello", voice=voice))
+    with pytest.raises(InvalidRequest, match="voice is the name of a stored voice or None"):
+        SpeechRequest("hello", voice=voice)
+
+
+def test_what_nobody_chose_is_the_models_usual(tiny: Checkpoint, soloist: Soloist, tmp_path: Path) -> None:
+    usual = Sampling(temperature=1.3, top_p=0.95, top_k=7, repetition_penalty=1.0, repetition="window", max_frames=6)
+    model = replace(tiny, profile=replace(tiny.profile, sampling=usual))
+    turns = write_turns("hello", None, soloist.checkpoint)
+    with Engine(EngineCore(model, PLAIN), voice_cache(model, tmp_path / "voices")) as engine:
+        for wish, drawn in (
+            (Sampling(seed=7), replace(usual, seed=7)),
+            (Sampling(seed=7, temperature=0.8), replace(usual, seed=7, temperature=0.8)),
+            (replace(Sampling(seed=6), seed=7), replace(usual, seed=7)),
+        ):
+            expected = soloist.speak(turns, drawn).codes
+            assert np.array_equal(engine.speak("hello", sampling=wish).codes, expected)
+            assert np.array_equal(asyncio.run(engine.aspeak("hello", sampling=wish)).codes, expected)
+
+
+def test_a_wish_is_the_same_in_another_process() -> None:
+    usual, wish = Sampling(temperature=0.5, max_frames=9), Sampling(top_p=0.8, seed=3)
+    sent = pickle.loads(pickle.dumps(wish))
+    assert sent.over(usual) == wish.over(usual) == Sampling(temperature=0.5, top_p=0.8, seed=3, max_frames=9)
+    assert Sampling().over(usual) == usual
 
 
 def test_a_recording_is_encoded_once_and_its_prompt_computed_once(engine: Engine) -> None:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +16,10 @@ import numpy as np
 import pytest
 
 from shoal.config import EngineConfig
+from shoal.engine.jobs import Jobs
 from shoal.engine.messages import AskStatistics
 from shoal.engine.supervisor import Supervisor, SupervisorConfig
-from shoal.engine.worker import EngineSource, Worker
+from shoal.engine.worker import EngineSource, Outbox, Worker
 from shoal.errors import EngineStopped, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
 from tests.engine.test_engine import recording
@@ -79,7 +79,8 @@ def test_errors_cross_the_process_boundary_as_themselves(supervisor: Supervisor)
 
 def test_codes_and_samples_can_be_asked_for(supervisor: Supervisor) -> None:
     codes = np.zeros((10, 3), np.int32)
-    assert supervisor.decode(codes).shape == (3 * 640,)
+    assert asyncio.run(supervisor.adecode(codes)).shape == (3 * 640,)
+    assert asyncio.run(supervisor.aencode(recording(seconds=1.0))).shape == (10, 25)
     assert supervisor.statistics()["slots"] == 4
     assert supervisor.sample_rate == 16000
 
@@ -262,8 +263,8 @@ class Blocked:
 
 def test_whoever_reads_orders_is_not_held_up_by_answers() -> None:
     worker, pipe = object.__new__(Worker), Blocked()
-    worker._pipe, worker._sending = pipe, threading.Lock()  # type: ignore[assignment]
-    worker._clerk = ThreadPoolExecutor(1)
+    worker._send = Outbox(pipe).send  # type: ignore[arg-type]
+    worker._jobs = Jobs(1)
     worker._service = SimpleNamespace(statistics=dict)  # type: ignore[assignment]
     reading = threading.Thread(target=lambda: [worker._take(job, AskStatistics()) for job in (1, 2)], daemon=True)
     reading.start()

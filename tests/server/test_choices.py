@@ -11,6 +11,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from shoal.server.config import KeyLimits
 from shoal.server.keys import KeyFile
@@ -81,6 +84,29 @@ def test_other_pages_may_not(chosen: Chosen) -> None:
         "/v1/references/add", files=form, headers={"origin": STRANGER, "sec-fetch-site": "cross-site"}
     )
     assert (sent.status_code, STRANGER in sent.json()["message"]) == (403, True)
+
+
+@pytest.mark.parametrize("origin", [STRANGER, "null", "http://["])
+def test_a_page_that_may_not_is_refused_like_anybody(server: Serving, http: httpx.Client, origin: str) -> None:
+    """With an id, in the shape of the route, in the log and in the figures."""
+    refusals = 'shoal_http_responses_total{route="none",status="403"}'
+
+    def counted() -> float:
+        found = [line for line in http.get("/metrics").text.splitlines() if line.startswith(refusals)]
+        return float(found[0].rsplit(" ", 1)[1]) if found else 0.0
+
+    before, id = counted(), f"stranger-{len(origin)}"
+    fish = http.post("/v1/tts", json=SAY, headers={"origin": origin, "x-request-id": id})
+    assert (fish.status_code, fish.json()["statusCode"], fish.headers["x-request-id"]) == (403, 403, id)
+    openai = http.post("/v1/audio/speech", json={}, headers={"origin": origin})
+    assert (openai.status_code, openai.json()["error"]["code"]) == (403, "foreign_origin")
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://127.0.0.1:{server.port}/v1/tts/live", proxy=None, origin=Origin(origin))
+    assert refused.value.response.status_code == 403
+    assert refused.value.response.headers["x-request-id"]
+    assert counted() == before + 3
+    lines = [json.loads(line) for line in server.log.read_text().splitlines() if id in line]
+    assert [line["status"] for line in lines] == [403]
 
 
 def test_without_names_no_other_page_may(server: Serving, http: httpx.Client) -> None:

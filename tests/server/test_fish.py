@@ -91,11 +91,19 @@ def test_a_seed_that_was_drawn_can_be_used_again(http: httpx.Client) -> None:
     assert again.content == first.content
 
 
+@pytest.mark.parametrize(("spelt", "status"), [("true", 200), ("1", 200), ("false", 422), ("maybe", 422)])
+def test_a_form_spells_truth_as_a_text(http: httpx.Client, spelt: str, status: int) -> None:
+    form = {**SAY, "condition_on_previous_chunks": spelt}
+    answer = http.post("/v1/tts", files={name: (None, str(value)) for name, value in form.items()})
+    assert answer.status_code == status, answer.text
+
+
 @pytest.mark.parametrize(
     ("wish", "field"),
     [
         ({"colour": "blue"}, "colour"),
         ({"condition_on_previous_chunks": False}, "condition_on_previous_chunks"),
+        ({"condition_on_previous_chunks": "true"}, "condition_on_previous_chunks"),
         ({"early_stop_threshold": 0.5}, "early_stop_threshold"),
         ({"temperature": 3.0}, "temperature"),
         ({"temperature": "0.7"}, "temperature"),

@@ -37,6 +37,8 @@ def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedPr
         (["--set", "slow_reader=wait"], "slow_reader (flag)"),
         (["--host", "0.0.0.0"], "no API key"),
         (["--config", "nowhere.toml"], "nowhere.toml"),
+        (["--set", "quantize=foo"], "quantize (flag)"),
+        (["--device", "cuda:63"], "cuda:63: this machine has"),
     ],
 )
 def test_what_is_wrong_is_told_before_the_model_is_loaded(tmp_path: Path, flags: list[str], told: str) -> None:
@@ -236,6 +238,7 @@ def test_a_second_interrupt_waits_for_nobody(start_server: Start) -> None:
         assert serving.process.wait(10) == 0, serving.log.read_text()
     with pytest.raises(ProcessLookupError):
         os.kill(engine, 0)
+    assert "CancelledError" not in serving.log.read_text()
 
 
 def test_the_server_itself_does_without_torch(server: Serving) -> None:

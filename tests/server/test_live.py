@@ -1,6 +1,7 @@
 """Text in while audio goes out, with the published clients and by hand."""
 
 import asyncio
+import signal
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.load import voice_cache
-from shoal.server.config import ServerConfig
+from shoal.server.config import Limits, ServerConfig
 from shoal.server.desk import Desk, open_desk
 from shoal.server.host import Host
 from shoal.server.keys import ANYONE
@@ -25,7 +26,8 @@ from shoal.server.live import Session
 from shoal.server.live_text import TextBuffer
 from shoal.server.service import Loaded
 from shoal.voices.store import VoiceStore
-from tests.server.conftest import Serving
+from tests.server.conftest import Serving, Start
+from tests.server.standin import Standin, desk_with, listening, wait_until
 
 ANY_LENGTH = AudioLimits(min_seconds=0.0)
 FRAME = 0.04  # seconds; the published client sends no seed, so each piece of text is at least this long
@@ -82,6 +84,19 @@ def receive(socket: ClientConnection) -> dict[str, Any]:
     return event
 
 
+def heard(socket: ClientConnection) -> list[dict[str, Any]]:
+    """All events until the end."""
+    events = [receive(socket)]
+    while events[-1]["event"] == "audio":
+        events.append(receive(socket))
+    return events
+
+
+def sounds(events: list[dict[str, Any]]) -> int:
+    """Bytes of audio."""
+    return sum(len(event["audio"]) for event in events if event["event"] == "audio")
+
+
 def live(server: Serving) -> ClientConnection:
     return connect(f"ws://127.0.0.1:{server.port}/v1/tts/live", proxy=None)
 
@@ -130,6 +145,81 @@ def test_wrong_events_end_with_an_error(server: Serving, events: list[Any]) -> N
         finish = receive(socket)
     assert (finish["event"], finish["reason"]) == ("finish", "error")
     assert finish["message"]
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        ({"event": "text", "text": 5}, "text: Input should be a valid string"),
+        ({"event": "text"}, "text: Field required"),
+        ({"event": "text", "text": "Hi", "colour": "blue"}, "colour: unknown field; there are event, text"),
+        ({"event": "stop", "now": True}, "now: unknown field; there are event"),
+        ({"event": "start", "request": START}, "this session has begun already: send text, flush or stop"),
+        ({"event": "sing"}, "unknown event 'sing': start, text, flush or stop"),
+        ({"event": 5}, "an event is a map with its name under the key `event`"),
+        ({"text": "Hi"}, "an event is a map with its name under the key `event`"),
+    ],
+)
+def test_what_is_wrong_with_an_event_is_told(server: Serving, event: dict[str, Any], told: str) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request=START)
+        send(socket, **event)
+        assert receive(socket) == {"event": "finish", "reason": "error", "message": told}
+
+
+def test_a_first_event_is_a_start_without_more(server: Serving) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request=START, colour="blue")
+        assert receive(socket)["message"] == "colour: unknown field; there are event, request"
+
+
+def test_a_session_is_not_idle_while_it_speaks(tmp_path: Path) -> None:
+    """Each text in its time, all of them in more than a session may be idle."""
+    standin = Standin(pause=0.4)
+    standin.go_on.set()
+    desk = desk_with(standin, Limits(request_seconds=0.5), tmp_path)
+    with listening(desk) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+        send(socket, event="start", request=START)
+        for text in ("One.", "Two.", "Three.", "Four."):
+            send(socket, event="text", text=text)
+            send(socket, event="flush")
+        *_, finish = heard(socket)
+    assert standin.spoken == ["One.", "Two.", "Three.", "Four."]
+    assert finish == {"event": "finish", "reason": "error", "message": "nothing came for 0.5 seconds"}
+    assert desk.backlog.running == 0
+
+
+def test_text_that_came_before_the_end_is_spoken(start_server: Start) -> None:
+    """A signal waits for what sessions have; what they get afterwards is refused."""
+    serving = start_server(slots=2)
+    wild = {"text": "", "format": "pcm", "seed": 10, "temperature": 1.5, "top_p": 1.0, "max_new_tokens": 100}
+    texts = [f"Hello there, number {name}." for name in ("one", "two", "three")]
+
+    def say(socket: ClientConnection) -> None:
+        send(socket, event="start", request=wild)
+        for text in texts:
+            send(socket, event="text", text=text)
+            send(socket, event="flush")
+
+    with live(serving) as socket:
+        say(socket)
+        send(socket, event="stop")
+        whole = sounds(heard(socket))
+    with live(serving) as one, live(serving) as other:
+        say(one)
+        send(one, event="stop")
+        say(other)
+        first = [receive(one), receive(other)]
+        serving.process.send_signal(signal.SIGTERM)
+        with serving.client() as http:
+            wait_until(lambda: http.get("/ready").json()["state"] == "stopping")
+        send(other, event="text", text="And one more.")
+        ended, refused = heard(one), heard(other)
+    assert ended[-1] == {"event": "finish", "reason": "stop"}
+    assert sounds([first[0], *ended]) == whole
+    assert refused[-1]["message"] == "the model is not ready: the server is stopping"
+    assert sounds([first[1], *refused]) == whole
+    assert serving.process.wait(30) == 0
 
 
 def test_a_client_that_leaves_frees_its_place(server: Serving) -> None:

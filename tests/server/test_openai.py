@@ -60,10 +60,11 @@ def test_speed_stretches_time(client: openai.OpenAI, speed: float) -> None:
     assert read_audio(answer.content, 16_000, ANY_LENGTH).seconds == pytest.approx(2.0 / speed, rel=0.1, abs=0.1)
 
 
-def test_events_carry_the_same_audio(http: httpx.Client) -> None:
+@pytest.mark.parametrize("route", ["/v1/audio/speech", "/invocations"])
+def test_events_carry_the_same_audio(http: httpx.Client, route: str) -> None:
     body = {"model": "tts-1", "voice": "alloy", "input": "Hello there.", "response_format": "pcm", **SHORT}
-    plain = http.post("/v1/audio/speech", json=body)
-    with http.stream("POST", "/v1/audio/speech", json={**body, "stream_format": "sse"}) as answer:
+    plain = http.post(route, json=body)
+    with http.stream("POST", route, json={**body, "stream_format": "sse"}) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
     audio = b"".join(base64.b64decode(event["audio"]) for event in events[:-1])

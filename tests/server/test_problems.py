@@ -1,12 +1,18 @@
+import asyncio
 import pkgutil
 from importlib import import_module
 
+import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 import shoal
 from shoal import errors
 from shoal.errors import ShoalError
-from shoal.server.problems import STATUS, kind_of, problem, status_of
+from shoal.metrics import Metrics
+from shoal.server.identity import Identity
+from shoal.server.origins import Origins
+from shoal.server.problems import STATUS, LastAnswer, kind_of, problem, status_of
 from shoal.server.refusals import QuotaExceeded, SchemaViolation, Unauthorized
 
 
@@ -69,6 +75,37 @@ def test_headers_say_what_to_do(error: ShoalError, header: str, value: str) -> N
 
 def test_a_bug_tells_nothing_of_itself() -> None:
     assert b"secret" not in bytes(problem("/v1/tts", RuntimeError("secret path")).body)
+
+
+PAGE = "https://app.example"
+
+
+async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["path"] == "/late":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+    raise RuntimeError("secret path")
+
+
+def ask(path: str) -> httpx.Response:
+    app = Identity(Origins(LastAnswer(broken), (PAGE,)), Metrics(lambda: None))
+
+    async def get() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
+            return await http.get(path, headers={"origin": PAGE, "x-request-id": "find-me"})
+
+    return asyncio.run(get())
+
+
+def test_a_bug_is_answered_with_the_id_to_pages_that_may_read_it(caplog: pytest.LogCaptureFixture) -> None:
+    answer = ask("/v1/tts")
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "find-me")
+    assert answer.headers["access-control-allow-origin"] == PAGE
+    assert "secret path" in caplog.text
+
+
+def test_an_answer_that_has_begun_is_not_begun_again() -> None:
+    with pytest.raises(RuntimeError):
+        ask("/late")
 
 
 def test_kinds_are_words_for_metrics() -> None:

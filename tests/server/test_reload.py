@@ -16,6 +16,8 @@ from shoal.errors import EngineStopped
 from shoal.server.host import Host
 from shoal.server.service import Loaded
 from tests.server.conftest import Start
+from tests.server.test_live import heard as live_events
+from tests.server.test_live import live, send, sounds
 
 SAY = {"text": "Hello there.", "max_new_tokens": 12, "seed": 5}
 LONG = {"text": "Hello there.", "max_new_tokens": 1200, "seed": 10, "temperature": 1.5, "top_p": 1.0, "streaming": True}
@@ -35,7 +37,8 @@ def test_a_signal_loads_the_model_as_it_is_now_and_cuts_nobody_off(tmp_path: Pat
     http = server.client()
     before = http.post("/v1/tts", json=SAY).content
     whole = http.post("/v1/tts", json=LONG).content
-    with http.stream("POST", "/v1/tts", json=LONG) as answer:
+    with live(server) as session, http.stream("POST", "/v1/tts", json=LONG) as answer:
+        send(session, event="start", request={"text": "", "format": "pcm", "max_new_tokens": 12, "seed": 5})
         pieces = answer.iter_raw()
         heard = next(pieces)
         shutil.rmtree(model)
@@ -44,6 +47,12 @@ def test_a_signal_loads_the_model_as_it_is_now_and_cuts_nobody_off(tmp_path: Pat
         wait_for(server.log, "spoken by the model as it is now")
         after = http.post("/v1/tts", json=SAY).content
         heard += b"".join(pieces)
+        # A live session outlives the model it began with.
+        send(session, event="text", text="Hello there.")
+        send(session, event="stop")
+        events = live_events(session)
+    assert events[-1]["reason"] == "stop"
+    assert sounds(events) > 0
     assert len(heard) == len(whole)
     assert len(after) == len(before)
     assert after != before

@@ -5,6 +5,7 @@ import pytest
 
 from shoal.engine.ladder import RUNGS
 from shoal.errors import InvalidRequest, ModelNotFound
+from shoal.server.machine import check_machine
 from shoal.server.run import bind, check_door, serve
 from shoal.settings import Origin, Settings, read_settings
 from tests.server.conftest import free_port
@@ -94,6 +95,10 @@ def test_what_kubernetes_sets_is_not_a_port() -> None:
         ({}, {"colour": "blue"}, "colour"),
         ({"S1_MINI_BATCH_TIMEOUT_MS": "10001"}, {}, r"batch_seconds .*: Input should be less than or equal to 10"),
         ({"SHOAL_CONFIG": "/nowhere.toml"}, {}, "/nowhere.toml"),
+        ({}, {"gpu_memory": "5"}, r"gpu_memory \(flag\): gpu_memory = '5' lacks a unit"),
+        ({}, {"gpu_memory": "0"}, r"gpu_memory \(flag\): gpu_memory = '0' leaves the engine nothing"),
+        ({"SHOAL_QUANTIZE": "foo"}, {}, r"quantize \(SHOAL_QUANTIZE\): cannot quantise to 'foo'"),
+        ({"S1_MINI_DEVICE": "abacus"}, {}, r"device \(S1_MINI_DEVICE\): unknown device 'abacus'"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_place(
@@ -135,6 +140,26 @@ def test_a_model_that_is_not_here_is_refused_before_anything_listens(caplog: pyt
     with pytest.raises(ModelNotFound, match="no such directory, and no known name"):
         serve(settings.server(), settings.source(), settings.voice_directory())
     assert "listening" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wishes", "told"),
+    [({"device": "cuda:63"}, "cuda:63: this machine has"), ({"device": "cpu", "quantize": "fp8"}, "slow=fp8 cannot")],
+)
+def test_what_this_machine_has_not_is_refused_before_anything_listens(
+    wishes: dict[str, str], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    settings = read(model="random:tiny", port=0, **wishes).settings
+    with pytest.raises(InvalidRequest, match=told):
+        serve(settings.server(), settings.source(), settings.voice_directory())
+    assert "listening" not in caplog.text
+
+
+def test_what_any_machine_has_needs_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.get_context", None)
+    check_machine(read(device="cpu", quantize="none").settings.source())
+    check_machine(read().settings.source())
 
 
 def test_secrets_are_not_shown() -> None:

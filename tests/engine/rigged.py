@@ -1,0 +1,84 @@
+"""Engines that misbehave in a process of their own, where a test cannot reach them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shoal.engine.worker import EngineSource
+
+Rig = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class RiggedSource(EngineSource):
+    """Calls `rig` where it arrives, before the engine is loaded there."""
+
+    rig: Rig = lambda: None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        plain = {each.name: getattr(self, each.name) for each in fields(EngineSource)}
+        return _arrive, (self.rig, plain)
+
+
+def _arrive(rig: Rig, plain: dict[str, Any]) -> EngineSource:
+    rig()
+    return EngineSource(**plain)
+
+
+class Gate:
+    """Recordings are encoded, and codes decoded, only while it is open; it counts how many came up to it."""
+
+    def __init__(self, place: Path) -> None:
+        self._open, self._seen = place / "open", place / "seen"
+        self._seen.touch()
+
+    @property
+    def seen(self) -> int:
+        return len(self._seen.read_bytes())
+
+    def open(self) -> None:
+        self._open.touch()
+
+    @property
+    def rig(self) -> Rig:
+        return partial(_shut, self)
+
+    def wait(self) -> None:
+        with self._seen.open("ab") as file:
+            file.write(b".")
+        while not self._open.exists():
+            time.sleep(0.01)
+
+
+def _shut(gate: Gate) -> None:
+    from shoal.engine.service import Service
+    from shoal.voices.encoder import CodecEncoder
+
+    for owner, name in ((CodecEncoder, "encode"), (Service, "decode")):
+        setattr(owner, name, _behind(gate, getattr(owner, name)))
+
+
+def _behind(gate: Gate, work: Callable[..., Any]) -> Callable[..., Any]:
+    def waiting(*given: Any) -> Any:
+        gate.wait()
+        return work(*given)
+
+    return waiting
+
+
+def reject_the_first() -> None:
+    """The first speech that somebody asks for is taken for none, and tried again."""
+    from shoal.audio.guard import Finding
+    from shoal.engine.stage import Stage
+    from shoal.engine.utterance import Utterance
+
+    judge, findings = Stage._judge, [Finding.SILENT]
+
+    def judge_or_reject(self: Stage, utterance: Utterance, *given: Any, **named: Any) -> Finding | None:
+        asked_for = utterance.id >= 0  # others warm up
+        return findings.pop() if findings and asked_for else judge(self, utterance, *given, **named)
+
+    Stage._judge = judge_or_reject  # type: ignore[method-assign]

@@ -1,0 +1,100 @@
+"""An engine that does as it is told, and a server around it in the process of the test."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvicorn
+
+from shoal.server.app import create_app
+from shoal.server.config import Limits, ServerConfig
+from shoal.server.desk import Desk, open_desk
+from shoal.server.host import Host
+from shoal.server.protocol import bounded_protocol
+from shoal.server.service import Loaded
+from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
+from shoal.text.prompt import Codes
+from shoal.voices.store import VoiceStore
+from tests.server.conftest import free_port
+
+RATE = 16_000
+
+
+class Standin:
+    """Speaks a little at once, and the `rest` when it may go on; encodes when it may."""
+
+    ready, usual_sampling, usual_voice, sample_rate = True, Sampling(), None, RATE
+
+    def __init__(self, rest: int = RATE, pause: float = 0.0) -> None:
+        self.rest, self.pause = rest, pause  # samples, seconds
+        self.go_on = threading.Event()
+        self.spoken: list[str] = []
+        self.encoding = self.left = 0
+
+    async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
+        yield AudioChunk(np.full(RATE // 10, 0.1, np.float32), RATE)
+        await asyncio.sleep(self.pause)
+        await self._may()
+        self.spoken.append(request.text)
+        yield AudioChunk(np.full(self.rest, 0.1, np.float32), RATE, "stop")
+
+    async def aencode(self, audio: bytes) -> Codes:
+        self.encoding += 1
+        try:
+            await self._may()
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
+        return np.zeros((10, 5), np.int32)
+
+    async def adecode(self, codes: Codes) -> Samples:
+        return np.zeros(RATE, np.float32)
+
+    def statistics(self) -> dict[str, Any]:
+        return {}
+
+    def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
+        self.go_on.set()
+
+    async def _may(self) -> None:
+        while not self.go_on.is_set():
+            await asyncio.sleep(0.01)
+
+
+def desk_with(standin: Standin, limits: Limits, voices: Path) -> Desk:
+    loaded = Loaded(standin, VoiceStore(voices), 25.0)
+    return open_desk(ServerConfig(limits=limits), Host(lambda: loaded, loaded), 4)
+
+
+@contextmanager
+def listening(desk: Desk) -> Iterator[int]:
+    """The port of a server that runs in a thread."""
+    port, protocol = free_port(), bounded_protocol(desk.config.limits)
+    config = uvicorn.Config(
+        create_app(desk), port=port, http=protocol, ws="websockets-sansio", log_config=None, timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
+
+
+def counted(desk: Desk, api: str, outcome: str) -> float:
+    return desk.metrics.registry.get_sample_value("shoal_speeches_total", {"api": api, "outcome": outcome}) or 0.0
