@@ -67,7 +67,7 @@ class Job:
 
 
 class EngineProcess:
-    """One engine process: its pipe, its jobs, and the thread that listens to it."""
+    """One engine process: its pipe, its jobs, and the threads that listen to it and tell it."""
 
     def __init__(self, source: EngineSource, on_reply: Callable[["EngineProcess", int, Reply], None]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -84,15 +84,22 @@ class EngineProcess:
         self.steps = 0
         self.progress = time.monotonic()  # when it last stepped, or had nothing to do
         self.started = self.progress
-        self._sending = threading.Lock()
+        self._orders: queue.SimpleQueue[tuple[int, Order] | None] = queue.SimpleQueue()
         self._on_reply = on_reply
         self.gone = threading.Event()
         threading.Thread(target=self._listen, name="shoal-listen", daemon=True).start()
+        threading.Thread(target=self._tell, name="shoal-tell", daemon=True).start()
+
+    @property
+    def lives(self) -> bool:
+        return not self.gone.is_set()
 
     def send(self, job: int, order: Order) -> None:
-        """Pass an order on. A dead process takes none; the listening thread deals with that."""
-        with suppress(OSError), self._sending:
-            self._pipe.send((job, order))
+        """Pass an order on, without waiting for anybody to read it: it may be an event loop that sends.
+
+        A dead process takes none; the listening thread deals with that.
+        """
+        self._orders.put((job, order))
 
     def kill(self) -> None:
         self.process.kill()
@@ -113,7 +120,13 @@ class EngineProcess:
                 self._on_reply(self, job, reply)
         self.process.join()
         self.gone.set()
+        self._orders.put(None)
         self._on_reply(self, 0, Failed(EngineStopped(f"the engine process ended with code {self.process.exitcode}")))
+
+    def _tell(self) -> None:
+        with suppress(OSError):
+            while (order := self._orders.get()) is not None:
+                self._pipe.send(order)
 
 
 class Supervisor:
@@ -199,9 +212,7 @@ class Supervisor:
 
     def reload(self, source: EngineSource) -> None:
         """Another model, or the same anew: started beside the old one, which speaks what it has to its end."""
-        old = self._start_engine(source)
-        if old is not None:
-            old.send(0, Close(drain=True, timeout=None))
+        self._start_engine(source)
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
         """Stop; with `drain`, after what has been taken is spoken. One that is still starting is ended at once."""
@@ -322,10 +333,11 @@ class Supervisor:
         for job in lost:
             job.deliver(Failed(EngineStopped("the engine failed while it spoke; send the request again")))
 
-    def _start_engine(self, source: EngineSource) -> EngineProcess | None:
-        """Start an engine and make it the current one when it is ready; returns the one before, if that still lives.
+    def _start_engine(self, source: EngineSource, *, if_none_lives: bool = False) -> None:
+        """Start an engine and make it the current one when it is ready. The one before speaks what it has to its end.
 
-        Raises what kept it from starting, and EngineStopped when we are closed meanwhile.
+        With `if_none_lives` the fresh one goes again if another has been started meanwhile. Raises what kept it from
+        starting, and EngineStopped when we are closed meanwhile.
         """
         fresh = EngineProcess(source, self._on_reply)
         with self._lock:
@@ -341,11 +353,23 @@ class Supervisor:
             if self._closing:
                 fresh.kill()
                 raise EngineStopped("the engine was closed")
-            old, self._current, self.source = self._current, fresh, source
-            if old is None or old.gone.is_set():
-                return None
-            self._retiring.append(old)
-            return old
+            if if_none_lives and self._lives():
+                self._retire(fresh)
+                return
+            old, self._current, self.source, self._failures = self._current, fresh, source, 0
+            if old is not None and old.lives:
+                self._retire(old)
+            waiting, self._homeless = self._homeless, []
+            for job in waiting:
+                self._place(job)
+
+    def _lives(self) -> bool:
+        return self._current is not None and self._current.lives
+
+    def _retire(self, process: EngineProcess) -> None:
+        """Let it speak what it has, and end. Under the lock."""
+        self._retiring.append(process)
+        process.send(0, Close(drain=True, timeout=None))
 
     def _await_ready(self, process: EngineProcess) -> None:
         deadline = time.monotonic() + self.config.start_seconds
@@ -373,20 +397,15 @@ class Supervisor:
         self.restarts += 1
         logger.warning("the engine process is gone; starting it again (%d)", self.restarts)
         try:
-            self._start_engine(self.source)
+            self._start_engine(self.source, if_none_lives=True)
         except ShoalError as error:
-            if self._closing:
+            if self._closing or self._lives():
                 return
             self._failures += 1
             logger.error("the engine does not start: %s", error)
-            self._fail_all(error)
+            # Why is for whoever reads the log: it tells of files that are nobody else's business.
+            self._fail_all(EngineStopped("the engine does not start at the moment; try again later"))
             time.sleep(min(0.1 * 2**self._failures, self.config.longest_pause))
-            return
-        with self._lock:
-            self._failures = 0
-            waiting, self._homeless = self._homeless, []
-            for job in waiting:
-                self._place(job)
 
     def _fail_all(self, error: ShoalError) -> None:
         with self._lock:

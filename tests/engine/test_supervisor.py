@@ -3,21 +3,25 @@
 import asyncio
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from shoal.checkpoint.random import random_checkpoint
+from shoal.checkpoint.save import save_random
 from shoal.config import EngineConfig
 from shoal.engine.jobs import Jobs
-from shoal.engine.messages import AskStatistics
+from shoal.engine.messages import AskStatistics, Encode
 from shoal.engine.supervisor import Supervisor, SupervisorConfig
 from shoal.engine.worker import EngineSource, Outbox, Worker
 from shoal.errors import EngineStopped, InvalidRequest, ModelNotFound, TextError
@@ -136,6 +140,54 @@ def test_a_reload_lets_running_requests_end(supervisor: Supervisor) -> None:
     before = supervisor.process_id
     assert len(samples_of(asyncio.run(reload_under_way()))) > 0
     assert supervisor.process_id != before
+
+
+def test_a_reload_and_a_death_at_once_leave_one_engine() -> None:
+    supervisor = Supervisor(SOURCE)
+    supervisor.start()
+    try:
+        reload = threading.Thread(target=supervisor.reload, args=(SOURCE,))
+        reload.start()
+        wait_until(lambda: bool(supervisor._starting))
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGKILL)
+        wait_until(lambda: supervisor.restarts == 1)
+        reload.join(60)
+        wait_until(lambda: not supervisor._starting and not supervisor._retiring)
+        assert samples_of(asyncio.run(collect(supervisor, short(1)))).size > 0
+    finally:
+        supervisor.close()
+
+
+def test_an_engine_that_does_not_read_holds_up_nobody(supervisor: Supervisor) -> None:
+    engine = supervisor.process_id
+    assert engine is not None
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        order = Encode(bytes(8 << 20))  # more than a pipe holds
+        sending = threading.Thread(target=supervisor._submit, args=(order, lambda reply: None), daemon=True)
+        sending.start()
+        sending.join(30)
+        assert not sending.is_alive()
+    finally:
+        os.kill(engine, signal.SIGCONT)
+
+
+def test_why_an_engine_does_not_start_again_is_not_told_to_everybody(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_random(model, random_checkpoint("tiny"))
+    supervisor = Supervisor(replace(SOURCE, model=str(model)))
+    supervisor.start()
+    try:
+        shutil.rmtree(model)
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGKILL)
+        wait_until(lambda: not supervisor.ready)
+        with pytest.raises(EngineStopped, match="try again later") as told:
+            asyncio.run(collect(supervisor, short(1)))
+        assert str(tmp_path) not in str(told.value)
+    finally:
+        supervisor.close()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])

@@ -202,6 +202,20 @@ def test_a_name_that_is_taken_is_told_in_the_dialog(visit: Visit, serving: Servi
     page.wait_for_selector("#voice-error >> text=The name is taken")
 
 
+def test_a_file_that_is_no_recording_is_told_in_the_dialog(visit: Visit) -> None:
+    page = visit()
+    page.click("#add-voice")
+    page.check("input[value=upload]")
+    page.set_input_files("#recording-file", {"name": "me.wav", "mimeType": "audio/wav", "buffer": b"Only words. " * 99})
+    page.fill("#transcript", "What I say in it.")
+    page.fill("#voice-name", "written")
+    page.click("#save-voice")
+    page.wait_for_selector("#voice-error", state="visible")
+    told = "This cannot become a voice as it is. This is a text file, not a recording."
+    assert page.inner_text("#voice-error") == told
+    assert page.is_enabled("#save-voice")
+
+
 def test_a_voice_is_recorded(visit: Visit, serving: Serving) -> None:
     page = visit()
     page.click("#add-voice")
@@ -256,6 +270,21 @@ def test_history_outlives_the_page(visit: Visit) -> None:
     assert page.input_value("#seed") == "6"
     page.click("#clear-history")
     page.wait_for_selector("#history-empty", state="visible")
+
+
+def test_a_speech_that_was_deleted_in_another_tab_is_told_and_leaves_the_list(visit: Visit) -> None:
+    page = visit()
+    say(page)
+    wait_until_made(page)
+    page.wait_for_selector("#history .speech")
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.click("#clear-history")
+    other.wait_for_selector("#history-empty", state="visible")
+    page.click("[aria-label^='Play: ']")
+    page.wait_for_selector("#notice >> text=This speech is no longer kept")
+    page.wait_for_selector("#history-empty", state="visible")
+    assert page.locator("#history .speech").count() == 0
 
 
 RECORD_STARTS = """() => {

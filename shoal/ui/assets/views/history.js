@@ -3,6 +3,7 @@
 import { Track } from "../audio/track.js";
 import * as store from "../store/history.js";
 import { byId, drawing, element, icon } from "./dom.js";
+import * as notice from "./notice.js";
 import { ago, duration, factor } from "./words.js";
 
 const PLAY = "M8 5.2v13.6l11-6.8z";
@@ -10,6 +11,10 @@ const AGAIN = "M4 12a8 8 0 1 0 2.6-5.9M4 4v4.5h4.5";
 const CROSS = "m7 7 10 10M17 7 7 17";
 const ENDINGS = { stopped: "stopped early", broken: "broke off" };
 const OUTLINE_BARS = 40;
+const GONE = {
+  title: "This speech is no longer kept",
+  detail: "It was deleted in another tab, or made room for newer ones.",
+};
 
 /** `play` with a speech and its track, `reuse` with a speech. */
 export class HistoryList extends EventTarget {
@@ -60,6 +65,10 @@ export class HistoryList extends EventTarget {
 
   async #play(id) {
     const speech = await store.read(id);
+    if (!speech) {
+      notice.tell(GONE);
+      return this.draw();
+    }
     this.#tell("play", { speech, track: Track.of(speech.samples, speech.rate, speech.parts) });
   }
 

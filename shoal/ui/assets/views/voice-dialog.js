@@ -9,6 +9,7 @@ const PASSAGE =
   "The harbour wakes slowly. First the gulls, then the ropes against the masts, and at last the fishermen, " +
   "who greet each other as if the night had lasted a year. By seven the fog is gone, and you can see every island.";
 const LONGEST_SECONDS = 60;
+const UNUSABLE = "This cannot become a voice as it is";
 
 export class VoiceDialog extends EventTarget {
   #dialog = closable(byId("voice-dialog"));
@@ -112,8 +113,8 @@ export class VoiceDialog extends EventTarget {
       await addVoice(name, this.#recording, byId("transcript").value.trim());
       this.dispatchEvent(new CustomEvent("saved", { detail: name }));
       this.#dialog.close();
-    } catch (problem) {
-      showError(byId("voice-error"), problem);
+    } catch ({ status, title, detail }) {
+      showError(byId("voice-error"), { title: status === 400 ? UNUSABLE : title, detail });
     } finally {
       byId("save-voice").disabled = false;
     }
