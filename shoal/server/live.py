@@ -32,6 +32,7 @@ from shoal.server.problems import problem
 from shoal.server.refusals import NotReady, SlowReader
 from shoal.server.rendering import Renderer
 from shoal.server.service import SpeechService
+from shoal.server.streaming import hang_up
 from shoal.server.tally import Tally
 
 logger = logging.getLogger(__name__)
@@ -104,19 +105,23 @@ class Session:
         self._texts: asyncio.Queue[str | NotReady | None] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Listen and speak side by side until both are done, or one of them fails."""
+        """Listen and speak side by side until all is spoken, or one of them fails."""
         try:
             async with asyncio.TaskGroup() as group:
                 order, buffer = await self._start()
-                group.create_task(self._listen(buffer))
-                group.create_task(self._speak(order))
+                listening = group.create_task(self._listen(buffer))
+                await self._speak(order)
+                listening.cancel()
             await self._finish("stop", NORMAL)
         except* WebSocketDisconnect:
             logger.info("%s: the client left", self._id)
         except* ShoalError as group_error:
             error = group_error.exceptions[0]
             logger.info("%s: %s", self._id, error)
-            await self._finish("error", POLICY_VIOLATION, str(error))
+            if isinstance(error, SlowReader):
+                await hang_up(self._socket.scope, at_once=True)  # a last word would not be read either
+            else:
+                await self._finish("error", POLICY_VIOLATION, str(error))
         except* Exception:
             logger.exception("%s ended in a bug", self._id)
             await self._finish("error", INTERNAL_ERROR, "this is a fault of the server")
@@ -141,6 +146,13 @@ class Session:
             self._texts.put_nowait(None)
         except NotReady as refusal:
             self._texts.put_nowait(refusal)  # told when all that came before is spoken
+        await self._until_gone()
+
+    async def _until_gone(self) -> None:
+        """Nothing counts any more but that the client leaves: WebSocketDisconnect. Cancelled when all is spoken."""
+        while True:
+            with contextlib.suppress(KeyError):  # a frame of text
+                await self._socket.receive_bytes()
 
     async def _heed(self, buffer: TextBuffer) -> bool:
         """One event; False when it was the last. Raises NotReady for text that comes while the server goes down."""

@@ -27,7 +27,7 @@ from shoal.server.live_text import TextBuffer
 from shoal.server.service import Loaded
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import Serving, Start
-from tests.server.standin import Standin, desk_with, listening, wait_until
+from tests.server.standin import Standin, counted, desk_with, listening, wait_until
 
 ANY_LENGTH = AudioLimits(min_seconds=0.0)
 FRAME = 0.04  # seconds; the published client sends no seed, so each piece of text is at least this long
@@ -274,6 +274,25 @@ def test_who_leaves_while_a_piece_is_sent_ends_the_speech_and_is_no_error(tiny: 
     with Engine(core, voice_cache(tiny, tmp_path)) as engine:
         loaded = Loaded(engine.service, VoiceStore(tmp_path), 25.0)
         asyncio.run(leave(open_desk(ServerConfig(), Host(lambda: loaded, loaded), 2)))
+
+
+def test_who_leaves_after_the_stop_frees_its_place(tmp_path: Path) -> None:
+    """What came between, of whatever kind, is ignored."""
+    standin = Standin()  # speaks on when nobody waits any more
+    desk = desk_with(standin, Limits(), tmp_path)
+    with listening(desk) as port:
+        with connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+            send(socket, event="start", request=START)
+            send(socket, event="text", text="Hello there.")
+            send(socket, event="stop")
+            assert receive(socket)["event"] == "audio"
+            send(socket, event="text", text="And more.")
+            socket.send("This is no MessagePack.")
+            assert desk.backlog.running == 1
+        wait_until(lambda: desk.backlog.running == 0)
+        assert counted(desk, "live", "disconnected") == 1
+        assert standin.spoken == []
+        standin.go_on.set()
 
 
 def test_text_is_spoken_at_the_ends_of_sentences() -> None:

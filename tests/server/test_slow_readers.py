@@ -1,0 +1,103 @@
+"""Who does not read what was written is not waited for, whatever it is and whoever closes."""
+
+import base64
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ormsgpack
+from websockets.frames import Frame, Opcode
+
+from shoal.server.config import Limits
+from tests.server.standin import RATE, Standin, desk_with, listening, wait_until
+
+MUCH = 600 * RATE  # samples: far more than the kernel takes
+
+
+@contextlib.contextmanager
+def slow_line(port: int) -> Iterator[socket.socket]:
+    with contextlib.closing(socket.socket()) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.settimeout(20)
+        line.connect(("127.0.0.1", port))
+        yield line
+
+
+def talker() -> Standin:
+    standin = Standin(rest=MUCH)
+    standin.go_on.set()
+    return standin
+
+
+def ask_for_a_whole_answer(line: socket.socket) -> None:
+    body = json.dumps({"text": "Hi.", "format": "wav", "streaming": False}).encode()
+    head = "POST /v1/tts HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    line.sendall(head.format(len(body)).encode() + body)
+    assert line.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def is_connected(line: socket.socket) -> bool:
+    """Whether the other side has it still; nothing is read for that."""
+    name = f":{line.getsockname()[1]:04X}"
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()]
+    return any(row[2].endswith(name) and row[3] == "01" for row in rows)
+
+
+def test_a_whole_answer_that_is_not_read_is_given_up(tmp_path: Path) -> None:
+    desk = desk_with(talker(), Limits(stall_seconds=0.3), tmp_path)
+    with listening(desk) as port, slow_line(port) as line:
+        ask_for_a_whole_answer(line)
+        assert is_connected(line)
+        wait_until(lambda: not is_connected(line))
+
+
+def test_more_requests_do_not_keep_what_is_not_read(tmp_path: Path) -> None:
+    """The next answer waits behind it."""
+    desk = desk_with(talker(), Limits(stall_seconds=0.3), tmp_path)
+    with listening(desk) as port, slow_line(port) as line:
+        ask_for_a_whole_answer(line)
+        line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: not is_connected(line))
+
+
+def test_a_whole_answer_that_is_read_is_read_to_its_end(tmp_path: Path) -> None:
+    """Also by one who takes so little at a time that the kernel wants no more for longer than a reader may stall."""
+    desk = desk_with(talker(), Limits(stall_seconds=1.0), tmp_path)
+    with listening(desk) as port, slow_line(port) as line:
+        ask_for_a_whole_answer(line)
+        heard, hurries_at = 0, time.monotonic() + 4.0
+        while heard < 2 * MUCH:
+            time.sleep(0.01 if time.monotonic() < hurries_at else 0.0)
+            heard += len(piece := line.recv(32 << 10))
+            assert piece
+
+
+def test_a_connection_that_is_not_read_gives_way_to_a_new_one(tmp_path: Path) -> None:
+    desk = desk_with(talker(), Limits(connections=1), tmp_path)
+    with listening(desk) as port, slow_line(port) as line:
+        ask_for_a_whole_answer(line)
+        with slow_line(port):
+            wait_until(lambda: not is_connected(line))
+
+
+def frame(**event: Any) -> bytes:
+    return Frame(Opcode.BINARY, ormsgpack.packb(event)).serialize(mask=True)
+
+
+def test_a_live_session_that_is_not_read_is_hung_up(tmp_path: Path) -> None:
+    desk = desk_with(talker(), Limits(stall_seconds=0.3), tmp_path)
+    upgrade = (
+        b"GET /v1/tts/live HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + base64.b64encode(bytes(16)) + b"\r\n\r\n"
+    )
+    with listening(desk) as port, slow_line(port) as line:
+        line.sendall(upgrade)
+        assert line.recv(12) == b"HTTP/1.1 101"
+        line.sendall(frame(event="start", request={"text": "Hello there.", "format": "wav"}) + frame(event="flush"))
+        wait_until(lambda: desk.backlog.running == 1)
+        wait_until(lambda: not is_connected(line))
+        wait_until(lambda: desk.backlog.running == 0)
