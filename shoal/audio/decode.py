@@ -152,26 +152,34 @@ def _is_utf8(beginning: bytes) -> bool:
 
 
 def _decode(reader: Reader, sample_rate: int, limits: AudioLimits) -> Recording:
+    rate, channels, resampler = 0, 0, None
+    pieces: list[Samples] = []
+    for rate, block in checked_blocks(reader, limits):
+        channels = block.shape[1]
+        resampler = resampler or Resampler(rate, sample_rate, quality="VHQ")
+        pieces.append(resampler.feed(mono(block)))
+    assert resampler is not None, "a recording without a block is refused"
+    pieces.append(resampler.finish())
+    return Recording(_within_full_scale(np.concatenate(pieces)), sample_rate, rate, channels)
+
+
+def checked_blocks(reader: Reader, limits: AudioLimits) -> Iterator[tuple[int, Samples]]:
+    """As `Reader.blocks`. Raises AudioError where a limit is passed, and at the end for what is not there."""
     _check_layout(reader.rate, reader.channels, limits)
     _check_length(reader.promised_seconds or 0.0, limits)
-    rate, channels, decoded = 0, 0, 0
-    resampler = None
-    pieces: list[Samples] = []
-    for block_rate, block in reader.blocks():
-        if resampler is None:
-            rate, channels = block_rate, block.shape[1]
-            _check_layout(rate, channels, limits)
-            resampler = Resampler(rate, sample_rate, quality="VHQ")
-        elif (block_rate, block.shape[1]) != (rate, channels):
+    layout, decoded = None, 0
+    for rate, block in reader.blocks():
+        if layout is None:
+            layout = rate, block.shape[1]
+            _check_layout(*layout, limits)
+        elif (rate, block.shape[1]) != layout:
             raise AudioError("The recording changes its sample rate or its channels midway.")
         decoded += len(block)
         _check_length(decoded / rate, limits)
-        pieces.append(resampler.feed(_mono(block)))
-    if resampler is None:
+        yield rate, block
+    if layout is None:
         raise AudioError("Nothing in the recording can be decoded.")
-    _check_whole(decoded / rate, reader.promised_seconds, limits)
-    pieces.append(resampler.finish())
-    return Recording(_within_full_scale(np.concatenate(pieces)), sample_rate, rate, channels)
+    _check_whole(decoded / layout[0], reader.promised_seconds, limits)
 
 
 def _check_layout(rate: int, channels: int, limits: AudioLimits) -> None:
@@ -195,16 +203,22 @@ def _check_whole(seconds: float, promised: float | None, limits: AudioLimits) ->
         raise AudioError(f"The recording lasts {seconds:.3f} seconds; at least {limits.min_seconds:g} are needed.")
 
 
-def _mono(block: Samples) -> Samples:
-    """The average of the channels [n, channels] -> [n]: no sum, so nothing can clip."""
+def mono(block: Samples) -> Samples:
+    """The average of the channels [n, channels] -> [n]: no sum, so nothing can clip. Raises AudioError."""
     if not np.isfinite(block).all():
         raise AudioError("The recording holds samples that are not numbers (NaN or infinity).")
-    mono: Samples = block.mean(axis=1, dtype=np.float64).astype(np.float32)
-    return mono
+    average: Samples = block.mean(axis=1, dtype=np.float64).astype(np.float32)
+    return average
+
+
+def peak_of(samples: Samples) -> float:
+    """Raises AudioError."""
+    peak = float(np.abs(samples).max(initial=0.0))
+    if not np.isfinite(peak):
+        raise AudioError("The recording holds samples too large to work with.")
+    return peak
 
 
 def _within_full_scale(samples: Samples) -> Samples:
-    peak = np.abs(samples).max(initial=0.0)
-    if not np.isfinite(peak):
-        raise AudioError("The recording holds samples too large to work with.")
-    return samples / peak if peak > 1.0 else samples
+    peak = peak_of(samples)
+    return samples / np.float32(peak) if peak > 1.0 else samples

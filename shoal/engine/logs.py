@@ -11,10 +11,6 @@ from shoal.engine.messages import Logged
 
 current_job: ContextVar[int] = ContextVar("shoal_job", default=0)
 
-# Several utterances are spoken by one thread: what a line is about is told by its beginning, and an utterance has the
-# number of its job.
-ABOUT_UTTERANCE = "utterance %d"
-
 
 class PassOn(logging.Handler):
     def __init__(self, send: Callable[[int, Logged], None]) -> None:
@@ -38,10 +34,11 @@ def pass_on_logs(send: Callable[[int, Logged], None], level: int) -> None:
 
 
 def job_of(record: logging.LogRecord) -> int:
-    """The job a line is about; 0 if it is about none."""
-    if str(record.msg).startswith(ABOUT_UTTERANCE) and isinstance(record.args, tuple):
-        return int(str(record.args[0]))
-    return current_job.get()
+    """The job a line is about; 0 if it is about none.
+
+    Several utterances are spoken by one thread: a line about one of them says so, and its number is that of its job.
+    """
+    return int(getattr(record, "job", current_job.get()))
 
 
 def write_line(line: Logged) -> None:

@@ -195,7 +195,8 @@ class EngineLoop:
         try:
             deliver(event)
         except Exception:  # theirs, not ours: the other voices go on
-            logger.exception("utterance %d: its listener failed and has left", event.utterance.id)
+            about = {"job": event.utterance.id}
+            logger.exception("utterance %d: its listener failed and has left", event.utterance.id, extra=about)
             self._cancel(event.utterance)
 
     def _forget(self, utterance: Utterance) -> None:

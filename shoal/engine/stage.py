@@ -157,7 +157,8 @@ class Stage:
         """Not speech: try once more with other dice if nothing has been heard, else say so."""
         if utterance.sent or utterance.attempt >= self.config.retries:
             return [self.fail(utterance, GenerationFailed(f"the model did not produce speech: {finding.value}"))]
-        logger.warning("utterance %d: %s; trying again with another seed", utterance.id, finding.value)
+        about = {"job": utterance.id}
+        logger.warning("utterance %d: %s; trying again with another seed", utterance.id, finding.value, extra=about)
         self.stats.retried += 1
         utterance.start_over()
         utterance.guard = self._new_guard(utterance)

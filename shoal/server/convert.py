@@ -7,15 +7,14 @@ thread that speech does not need, so that an hour of it takes little memory and 
 import asyncio
 from collections.abc import Iterator
 from functools import partial
-from math import isfinite
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from shoal.audio.decode import CUT_SECONDS, CUT_SHARE
-from shoal.audio.formats import FORMATS, HIGHEST_RATE, LOWEST_RATE
-from shoal.audio.wav import WavReader, is_wav, open_wav
+from shoal.audio.decode import AudioLimits, checked_blocks, mono, peak_of
+from shoal.audio.formats import FORMATS
+from shoal.audio.wav import is_wav, open_wav
 from shoal.errors import AudioError
 from shoal.server.bodies import file_of, no_other_parts, read_form, text_of, validated
 from shoal.server.desk import AtDesk, Caller, Desk, bearer
@@ -24,13 +23,10 @@ from shoal.server.fields import Body
 from shoal.server.fish_body import Format
 from shoal.server.openapi import answers, form_of, returns_audio
 from shoal.server.rendering import Renderer, Rendering
-from shoal.speech import Samples
 
 router = APIRouter(tags=["Fish"], dependencies=[Depends(bearer)])
 
-MOST_SECONDS = 3600.0
-MOST_CHANNELS = 2
-RATES = range(LOWEST_RATE, HIGHEST_RATE + 1)
+LIMITS = AudioLimits(min_seconds=0.0, max_seconds=3600.0)
 
 
 class Wanted(Body):
@@ -76,50 +72,13 @@ def conversion(audio: bytes, rendering: Rendering) -> Iterator[bytes]:
     reader = open_wav(audio) if is_wav(audio) else None
     if reader is None:
         raise AudioError("Send a wav file; other recordings are not converted.")
-    _check_layout(reader)
     # Twice over the samples: what is louder than full scale is brought down as a whole.
-    peak, seconds = 1.0, 0.0
-    for block in _mono(reader):
-        peak, seconds = max(peak, _peak(block)), seconds + len(block) / reader.rate
-        _check_length(seconds)
+    peak = 1.0
+    for _, block in checked_blocks(reader, LIMITS):
+        peak = max(peak, peak_of(mono(block)))
         yield b""
-    _check_whole(reader, seconds)
     renderer = Renderer(rendering, reader.rate, stream=False)
-    for block in _mono(reader):
-        renderer.feed(block / np.float32(peak))
+    for _, block in reader.blocks():
+        renderer.feed(mono(block) / np.float32(peak))
         yield b""
     yield renderer.finish()
-
-
-def _mono(reader: WavReader) -> Iterator[Samples]:
-    """The average of the channels, so that nothing can clip."""
-    for _, block in reader.blocks():
-        yield block.mean(axis=1, dtype=np.float64).astype(np.float32)
-
-
-def _peak(block: Samples) -> float:
-    peak = float(np.abs(block).max(initial=0.0))
-    if not isfinite(peak):
-        raise AudioError("The recording holds samples that are not numbers, or too large to work with.")
-    return peak
-
-
-def _check_layout(reader: WavReader) -> None:
-    _check_length(reader.promised_seconds or 0.0)
-    if reader.channels > MOST_CHANNELS:
-        raise AudioError(f"The recording has {reader.channels} channels; at most {MOST_CHANNELS} are taken.")
-    if reader.rate not in RATES:
-        raise AudioError(f"The recording's sample rate is {reader.rate} Hz; it must be {RATES[0]} to {RATES[-1]} Hz.")
-
-
-def _check_length(seconds: float) -> None:
-    if seconds > MOST_SECONDS:
-        raise AudioError(f"The recording is longer than {MOST_SECONDS:g} seconds.")
-
-
-def _check_whole(reader: WavReader, seconds: float) -> None:
-    promised = reader.promised_seconds or 0.0
-    if promised - seconds > max(CUT_SECONDS, CUT_SHARE * promised):
-        raise AudioError(f"The recording is cut off: {seconds:.1f} of {promised:.1f} seconds are there.")
-    if not seconds:
-        raise AudioError("Nothing in the recording can be decoded.")

@@ -55,13 +55,16 @@ def test_lines_of_the_engine_come_out_here_at_our_level_and_know_their_request(h
     assert again[::2] == ("shoal.engine.stage", "anna")
 
 
-def record(message: str, *given: object, problem: Exception | None = None) -> logging.LogRecord:
+def record(message: str, *given: object, job: int | None = None, problem: Exception | None = None) -> logging.LogRecord:
     exc_info = None if problem is None else (type(problem), problem, problem.__traceback__)
-    return logging.LogRecord("shoal.somewhere", logging.WARNING, "", 0, message, given, exc_info)
+    made = logging.LogRecord("shoal.somewhere", logging.WARNING, "", 0, message, given, exc_info)
+    if job is not None:
+        made.job = job
+    return made
 
 
-def test_a_line_is_about_the_utterance_it_begins_with_or_the_job_at_hand() -> None:
-    assert job_of(record("utterance %d: %s", 7, "silent")) == 7
+def test_a_line_is_about_the_job_it_names_or_the_one_at_hand() -> None:
+    assert job_of(record("utterance %d: %s", 7, "silent", job=7)) == 7
     assert job_of(record("the device is warm")) == 0
     token = current_job.set(3)
     assert job_of(record("job %d failed", 3)) == 3
@@ -71,7 +74,7 @@ def test_a_line_is_about_the_utterance_it_begins_with_or_the_job_at_hand() -> No
 def test_a_traceback_comes_along(heard: Heard) -> None:
     sent: list[tuple[int, Logged]] = []
     handler = PassOn(lambda job, line: sent.append((job, line)))
-    handler.handle(record("utterance %d broke", 7, problem=ValueError("why")))
+    handler.handle(record("utterance %d broke", 7, job=7, problem=ValueError("why")))
     [(job, line)] = sent
     assert job == 7
     assert (line.logger, line.level, line.message) == ("shoal.somewhere", logging.WARNING, "utterance 7 broke")
