@@ -28,6 +28,8 @@ class EngineConfig:
     first_chunk_frames: int = 2
     max_chunk_frames: int = 32
     carried_columns: int = 0  # longest prompt that keeps earlier turns of a long text; 0: what the model takes
+    # Batch sizes that a GPU has a graph for, as far as there are slots; all slots are always one of them.
+    buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
     rung: str = "auto"  # how a step is run: graph, fused or eager; auto is the highest that works here
     clear_on_oom: bool = True  # give the device's unused memory back before going on after it ran out
     reference_seconds: float = 90.0  # longest recording of a voice

@@ -90,6 +90,7 @@ Cap = Annotated[str, _checked(read_cap)]
 Positive = Annotated[float, Field(gt=0)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+Sizes = Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
 
 
 class Settings(BaseSettings):
@@ -130,6 +131,10 @@ class Settings(BaseSettings):
     # An engine that makes no step for a minute while requests wait is taken for one that hangs.
     batch_seconds: Annotated[float, Field(gt=0, le=10)] = Field(
         EngineConfig.batch_seconds, description="How long they collect, at most 10."
+    )
+    buckets: Sizes = Field(
+        EngineConfig.buckets,
+        description="Batch sizes that a GPU has a graph for, up to `slots`, which is always one. Fewer start sooner.",
     )
     guard: bool = Field(EngineConfig.guard, description="Judge whether what comes out is speech.")
     rung: Literal["auto", "graph", "fused", "eager"] = Field(
@@ -211,6 +216,7 @@ class Settings(BaseSettings):
             policy=self.policy,
             batch_size=self.batch_size,
             batch_seconds=self.batch_seconds,
+            buckets=self.buckets,
             guard=self.guard,
             rung=self.rung,
             clear_on_oom=self.clear_on_oom,

@@ -87,8 +87,8 @@ def _settings(name: str) -> Settings:
         setting, _, value = part.partition("=")
         if setting in kinds:
             texts.append((setting, value))
-        elif texts and kinds[texts[-1][0]] is str:
-            # Values may have commas too, as in quantize=slow=int8,codec=int8.
+        elif texts and kinds[texts[-1][0]] in (str, tuple):
+            # Values may have commas too, as in quantize=slow=int8,codec=int8 or buckets=1,8.
             texts[-1] = (texts[-1][0], f"{texts[-1][1]},{part}")
         else:
             raise InvalidRequest(f"no setting {setting!r}; there are {', '.join(sorted(kinds))}")
@@ -96,7 +96,7 @@ def _settings(name: str) -> Settings:
 
 
 def _kind(hint: str) -> type:
-    for kind in (bool, int, float):
+    for kind in (tuple, bool, int, float):  # the first is of whole numbers
         if kind.__name__ in hint:
             return kind
     return str
@@ -108,6 +108,6 @@ def _value(setting: str, text: str, kind: type) -> Any:
             raise InvalidRequest(f"{setting} is true or false, not {text!r}")
         return text == "true"
     try:
-        return kind(text)
+        return tuple(map(int, text.split(","))) if kind is tuple else kind(text)
     except ValueError:
         raise InvalidRequest(f"{setting} is a {kind.__name__}, not {text!r}") from None

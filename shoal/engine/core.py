@@ -64,7 +64,7 @@ class EngineCore:
         )
         head = Head(model.slow)
         plain = Runner(model, head, kv, self.scheduler.tables, config.slots)
-        self.runner = Ladder(plain, head, first=parse_rung(config.rung))
+        self.runner = Ladder(plain, head, first=parse_rung(config.rung), buckets=config.buckets)
         self.voicebox = VoiceBox(
             checkpoint.codec,
             config.slots,

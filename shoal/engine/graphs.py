@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.config import EngineConfig
 from shoal.engine.fused import FusedFrame, FusedPrompt
 from shoal.engine.runner import Flight, Runner
 from shoal.engine.scheduler import Batch, Prefill
@@ -21,7 +22,6 @@ from shoal.model.dual_ar import DualAR
 from shoal.model.linear import Int4Linear, IntegerLinear
 from shoal.model.slow import Head
 
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
 
 
@@ -40,7 +40,7 @@ class FusedRunner:
         head: Head,
         *,
         capture: bool,
-        buckets: Ordered[int] = BUCKETS,
+        buckets: Ordered[int] = EngineConfig.buckets,
         prompts: Ordered[int] = PROMPTS,
     ) -> None:
         self.plain = plain

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
+from shoal.config import EngineConfig
 from shoal.engine.graphs import FusedRunner, supported
 from shoal.engine.runner import Launcher, Overlapped, Runner
 from shoal.engine.scheduler import Batch, Drawn
@@ -24,8 +25,15 @@ RUNGS: tuple[Rung, ...] = ("graph", "fused", "eager")
 class Ladder:
     """Runs steps on one rung; `step_down` takes the next. The lowest has none below it."""
 
-    def __init__(self, plain: Runner, head: Head, *, first: Rung | None = None) -> None:
-        self._plain, self._head = plain, head
+    def __init__(
+        self,
+        plain: Runner,
+        head: Head,
+        *,
+        first: Rung | None = None,
+        buckets: tuple[int, ...] = EngineConfig.buckets,
+    ) -> None:
+        self._plain, self._head, self._buckets = plain, head, buckets
         self._rungs = list(RUNGS[RUNGS.index(first or highest(plain)) :])
         # A GPU works while the host plans; a CPU would only wait for itself.
         self.lag = 1 if plain.model.device.type == "cuda" else 0
@@ -80,10 +88,10 @@ class Ladder:
                 self._rungs.pop(0)
 
     def _builders(self) -> dict[Rung, Callable[[], Launcher]]:
-        plain, head = self._plain, self._head
+        plain, head, buckets = self._plain, self._head, self._buckets
         return {
-            "graph": lambda: FusedRunner(plain, head, capture=True),
-            "fused": lambda: FusedRunner(plain, head, capture=False),
+            "graph": lambda: FusedRunner(plain, head, capture=True, buckets=buckets),
+            "fused": lambda: FusedRunner(plain, head, capture=False, buckets=buckets),
             "eager": lambda: plain,
         }
 

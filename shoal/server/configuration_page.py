@@ -66,7 +66,7 @@ def _default(value: Any) -> str:
         return f"`{value.human_readable(separator=' ')}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    return f"`{', '.join(value) if isinstance(value, tuple) else value}`"
+    return f"`{', '.join(map(str, value)) if isinstance(value, tuple) else value}`"
 
 
 if __name__ == "__main__":

@@ -114,7 +114,15 @@ def test_every_preset_is_made_of_settings_this_build_has() -> None:
 def test_settings_are_parsed_by_their_kind() -> None:
     found = parse_configurations(["token_budget=64,prefix_cache=false,quantize=slow=int8,codec=int8"])[0].settings
     assert found == {"token_budget": 64, "prefix_cache": False, "quantize": "slow=int8,codec=int8"}
-    for wrong in ("bf17", "token_budget=many", "prefix_cache=perhaps", "token_budget=1,what=2", "slots=4"):
+    assert parse_configurations(["buckets=1,8,rung=fused"])[0].settings == {"buckets": (1, 8), "rung": "fused"}
+    for wrong in (
+        "bf17",
+        "buckets=1,x",
+        "token_budget=many",
+        "prefix_cache=perhaps",
+        "token_budget=1,what=2",
+        "slots=4",
+    ):
         with pytest.raises(InvalidRequest):
             parse_configurations([wrong])
     assert {"dtype", "policy", "rung"} <= offered().keys()

@@ -114,6 +114,13 @@ def test_a_batch_of_nobody_works_on_the_spare_slot_and_block(tiny: Checkpoint) -
     assert set(runner.launcher._tables.target.flatten().tolist()) == {core.pool.count}
 
 
+def test_there_is_a_batch_of_every_size_that_was_asked_for_and_slots_can_fill(tiny: Checkpoint) -> None:
+    config = EngineConfig(slots=4, guard=False, rung="fused", kv_bytes=1 << 20, buckets=(1, 3, 64))
+    launcher = EngineCore(tiny, config).runner.runner.launcher
+    assert isinstance(launcher, FusedRunner)
+    assert list(launcher._frames) == [1, 3, 4]
+
+
 @pytest.mark.parametrize("lag", [1, 2])
 def test_a_device_that_runs_behind_speaks_the_same(tiny: Checkpoint, lag: int) -> None:
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False))

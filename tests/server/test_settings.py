@@ -76,6 +76,14 @@ def test_every_rung_can_be_set() -> None:
     assert get_args(Settings.model_fields["rung"].annotation) == ("auto", *RUNGS)
 
 
+def test_batch_sizes_are_a_list_of_counts() -> None:
+    assert read({"SHOAL_BUCKETS": "1, 4,16"}).settings.source().config.buckets == (1, 4, 16)
+    assert read().settings.source().config.buckets[0] == 1
+    for wrong in (",", "0", "2,x"):
+        with pytest.raises(InvalidRequest, match=r"buckets.* \(SHOAL_BUCKETS\)"):
+            read({"SHOAL_BUCKETS": wrong})
+
+
 def test_our_name_goes_before_the_older_one() -> None:
     assert read({"S1_MINI_DEVICE": "cuda", "SHOAL_DEVICE": "cpu"}).settings.device == "cpu"
 
