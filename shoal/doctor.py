@@ -107,6 +107,9 @@ def _torch() -> Iterator[Finding]:
     many = threads > cores
     advice = f"more threads than cores slow each other down: OMP_NUM_THREADS={cores}" if many else ""
     yield Finding("threads", f"{threads}", "warn" if many else "ok", advice)
+    from shoal.quantize.modes import int8_implementation
+
+    yield Finding("CPU weights", f"float32, {int8_implementation()}")
 
 
 def _gpu() -> Iterator[Finding]:

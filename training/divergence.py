@@ -27,7 +27,7 @@ from shoal.model.layers import KVCache
 from shoal.model.slow import Head
 from shoal.quantize.apply import multiply_integers, quantise_model
 from shoal.quantize.divergence import Divergence, divergence, mean
-from shoal.quantize.modes import WeightModes
+from shoal.quantize.modes import WeightModes, multiplies_integers
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.store import VoiceStore
 
@@ -66,7 +66,8 @@ def table(reference: DualAR, speech: Sequence[Tensor]) -> list[tuple[str, Diverg
     integers.slow.cut_output()
     quantise_model(integers, WeightModes.parse("int8"))
     multiply_integers(integers, fewest=0)
-    rows.append(("weights int8, multiplied in integers", compare(reference, integers, speech)))
+    how = "multiplied in integers" if multiplies_integers() else "weight-only"
+    rows.append((f"weights int8, {how}", compare(reference, integers, speech)))
     for name in KV:
         kind = kv_type(name, reference.dtype, reference.device)
         rows.append((f"keys and values {name}", compare(reference, reference, speech, kind)))

@@ -127,7 +127,7 @@ def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtyp
 
     def choose(model: DualAR, codec: Codec) -> WeightModes:
         choice = choose_modes(config.quantize, model, codec, device=device, dtype=dtype, memory=memory)
-        logger.info("weights: %s (%s)", choice.modes, choice.why)
+        logger.info("weights: %s", choice.describe(device))
         return choice.modes
 
     return choose

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 # Columns that share a scale and a zero in int4.
 GROUP = 128
+# Weights that a weight-only layer dequantizes at a time: 2 MB of fp32, which stay in the cache for their product.
+TILE = 1 << 19
 
 
 class RowLinear(nn.Module):
@@ -86,6 +88,31 @@ class IntegerLinear(nn.Module):
         return (y if self.bias is None else y + self.bias[:count]).to(x.dtype)
 
 
+class WeightOnlyInt8Linear(nn.Module):
+    """int8 weights on a CPU without VNNI: a tile of rows at a time is dequantized and multiplied in floats.
+
+    Nothing but the tile is ever held in floats.
+    """
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", scales.float())
+        self.register_buffer("bias", bias)
+        self.weight: Tensor
+        self.scales: Tensor
+        self.bias: Tensor | None
+
+    def forward(self, x: Tensor, count: int | None = None) -> Tensor:
+        tiles = self.weight[:count].split(max(1, TILE // self.weight.shape[1]))
+        y = torch.cat([F.linear(x, tile.to(x.dtype)) for tile in tiles], dim=-1) * self.scales[:count]
+        return (y if self.bias is None else y + self.bias[:count]).to(x.dtype)
+
+
+# int8 weights as a CPU computes them.
+CpuInt8Linear = IntegerLinear | WeightOnlyInt8Linear
+
+
 class Int4Linear(nn.Module):
     """Affine int4 in groups of columns: w = (q - 8) · scale + zero. Two columns per byte, the even one low."""
 
@@ -124,7 +151,7 @@ class Int4Linear(nn.Module):
 AnyLinear = nn.Linear | RowLinear | Int4Linear
 
 
-def first_rows(layer: AnyLinear | IntegerLinear, x: Tensor, count: int) -> Tensor:
+def first_rows(layer: AnyLinear | CpuInt8Linear, x: Tensor, count: int) -> Tensor:
     """The first `count` outputs of a layer of any kind; the others are not computed."""
     return F.linear(x, layer.weight[:count]) if isinstance(layer, nn.Linear) else layer(x, count)
 

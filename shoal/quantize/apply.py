@@ -10,9 +10,19 @@ from shoal.codec.dac import Codec
 from shoal.codec.layers import CausalConv, CausalUpsample
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import AnyLinear, Fp8Linear, Int4Linear, Int8Linear, IntegerLinear, RowLinear, dense
+from shoal.model.linear import (
+    AnyLinear,
+    CpuInt8Linear,
+    Fp8Linear,
+    Int4Linear,
+    Int8Linear,
+    IntegerLinear,
+    RowLinear,
+    WeightOnlyInt8Linear,
+    dense,
+)
 from shoal.quantize.convolution import Int8Conv
-from shoal.quantize.modes import Mode, WeightModes
+from shoal.quantize.modes import Mode, WeightModes, multiplies_integers
 
 # Smaller matrices are left to floats on a CPU: to round the activations costs more there than integers gain.
 FEWEST_INTEGERS = 1_000_000
@@ -95,7 +105,7 @@ def as_mode(layer: AnyLinear, mode: Mode, part: str, dtype: torch.dtype) -> nn.M
 
 
 def mode_of(layer: nn.Module) -> Mode:
-    if isinstance(layer, Int8Linear | IntegerLinear | Int8Conv):
+    if isinstance(layer, Int8Linear | CpuInt8Linear | Int8Conv):
         return "int8"
     if isinstance(layer, Fp8Linear):
         return "fp8"
@@ -112,7 +122,7 @@ def modes_of(model: DualAR, codec: Codec | None = None) -> WeightModes:
 
 
 def multiply_integers(module: nn.Module, fewest: int | None = None) -> None:
-    """int8 layers as a CPU computes them, in place: large ones in integers, small ones and convolutions in floats."""
+    """int8 layers as this CPU computes them, in place: large ones from int8, small ones and convolutions in floats."""
     for holder, name, layer in list(_linears(module)):
         if isinstance(layer, Int8Linear):
             setattr(holder, name, _for_cpu(layer, FEWEST_INTEGERS if fewest is None else fewest))
@@ -142,7 +152,8 @@ def _quantised(layer: nn.Linear, mode: Mode) -> nn.Module:
 def _for_cpu(layer: Int8Linear, fewest: int) -> nn.Module:
     if layer.weight.numel() < fewest:
         return dense(layer.dequantised(torch.float32), layer.bias)
-    return IntegerLinear(layer.weight, layer.scales, layer.bias)
+    kind = IntegerLinear if multiplies_integers() else WeightOnlyInt8Linear
+    return kind(layer.weight, layer.scales, layer.bias)
 
 
 def _linears(module: nn.Module) -> Iterator[tuple[nn.Module, str, AnyLinear]]:

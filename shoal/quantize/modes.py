@@ -52,7 +52,7 @@ class WeightModes:
 def possible_modes(part: Part, device: "torch.device") -> tuple[Mode, ...]:
     """What a part may be on this device: what runs there, and has something to gain by it."""
     if device.type == "cpu":
-        return ("none", "int8") if multiplies_integers() else ("none",)
+        return ("none", "int8")
     if part == "codec":
         return CODEC_MODES
     import torch
@@ -72,10 +72,17 @@ def require_possible(modes: WeightModes, device: "torch.device") -> None:
 
 
 def multiplies_integers() -> bool:
-    """Whether this CPU multiplies bytes without overflow (VNNI), and this torch has the operator for it."""
+    """Return whether this CPU multiplies bytes without overflow (AVX-512 VNNI), by an operator that torch has."""
     import torch
 
-    return torch.cpu._is_vnni_supported() and torch.backends.mkldnn.is_available()
+    # ATEN_CPU_CAPABILITY can hold torch back from what the CPU has.
+    allowed = "AVX512" in torch.backends.cpu.get_cpu_capability()
+    return torch.cpu._is_vnni_supported() and allowed and torch.backends.mkldnn.is_available()
+
+
+def int8_implementation() -> str:
+    """Return what computes int8 weights on this CPU, in the words of the log and of `shoal doctor`."""
+    return "int8 (VNNI, oneDNN)" if multiplies_integers() else "int8 (weight-only)"
 
 
 def _either(words: tuple[str, ...]) -> str:

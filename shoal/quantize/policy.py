@@ -1,6 +1,6 @@
 """What `auto` comes to on a machine, and why."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -8,7 +8,14 @@ from shoal.codec.dac import Codec
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.apply import decode_side, gains_by_integers, modes_of
-from shoal.quantize.modes import Mode, WeightModes, multiplies_integers, possible_modes, require_possible
+from shoal.quantize.modes import (
+    Mode,
+    WeightModes,
+    int8_implementation,
+    multiplies_integers,
+    possible_modes,
+    require_possible,
+)
 from shoal.quantize.sizes import codec_bytes, model_bytes
 
 AUTO = "auto"
@@ -23,6 +30,11 @@ LADDER = tuple(map(WeightModes.parse, ("none", "int8", "int8,codec=int8", "slow=
 class Choice:
     modes: WeightModes
     why: str
+
+    def describe(self, device: torch.device) -> str:
+        """Return the modes and the reason for the log; on a CPU also what computes int8."""
+        int8 = device.type == "cpu" and "int8" in astuple(self.modes)
+        return f"{self.modes} ({self.why})" + (f", computed as {int8_implementation()}" if int8 else "")
 
 
 def check_wish(wish: str, device: torch.device) -> None:

@@ -11,6 +11,9 @@ from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.voicebox import VoiceBox
 from shoal.errors import InvalidRequest
 from shoal.quantize import apply
+from shoal.quantize.modes import multiplies_integers
+
+needs_vnni = pytest.mark.skipif(not multiplies_integers(), reason="this CPU has no VNNI")
 
 
 def test_every_part_of_a_request_is_timed_and_the_largest_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +74,9 @@ def test_what_is_done_once_per_step_is_shared_by_the_voices() -> None:
     assert parts[1].bandwidth() == 2e9
 
 
-def test_weights_can_be_quantised_to_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("integers", [pytest.param(True, marks=needs_vnni), False])
+def test_weights_can_be_quantised_to_be_timed(monkeypatch: pytest.MonkeyPatch, integers: bool) -> None:
+    monkeypatch.setattr(apply, "multiplies_integers", lambda: integers)
     monkeypatch.setattr(profile, "SECONDS", 0.0)
     monkeypatch.setattr(profile, "FRAMES", 4)
     monkeypatch.setattr(apply, "FEWEST_INTEGERS", 1000)  # else these are too small to gain by it

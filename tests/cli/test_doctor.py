@@ -6,6 +6,7 @@ import pytest
 
 from shoal import doctor
 from shoal.doctor import examine
+from shoal.quantize import modes
 from tests.cli.conftest import Shoal
 
 
@@ -20,6 +21,15 @@ def test_every_finding_that_is_not_ok_says_what_to_do(shoal: Shoal) -> None:
     document = json.loads(shoal("doctor", "--json").out)
     assert document["choice"]["device"] in ("cpu", "cuda")
     assert all(finding["advice"] for finding in document["findings"] if finding["mark"] != "ok")
+
+
+@pytest.mark.parametrize(("integers", "how"), [(True, "int8 (VNNI, oneDNN)"), (False, "int8 (weight-only)")])
+def test_it_says_what_computes_int8_weights_on_the_cpu(
+    integers: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modes, "multiplies_integers", lambda: integers)
+    findings = {finding.subject: finding for finding in examine().findings}
+    assert findings["CPU weights"].value == f"float32, {how}"
 
 
 def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from torch import nn
 from shoal.checkpoint.load import Checkpoint
 from shoal.codec.dac import Codec
 from shoal.errors import InvalidRequest
+from shoal.model import linear
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import Fp8Linear, Int4Linear, Int8Linear, IntegerLinear
+from shoal.model.linear import Fp8Linear, Int4Linear, Int8Linear, IntegerLinear, WeightOnlyInt8Linear
 from shoal.model.slow import Head
 from shoal.quantize import apply
 from shoal.quantize.apply import fit_codec, fit_model, modes_of, multiply_integers, quantise_codec, quantise_model
@@ -96,6 +97,34 @@ def test_integers_give_nearly_what_floats_give_and_the_same_alone_as_in_company(
     assert torch.equal(layer(x.view(7, 1, 200)), y.view(7, 1, 300))
     assert torch.equal(layer(torch.zeros(1, 200)), torch.zeros(1, 300))
     assert layer(x.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("tile", [200, 1000, 1 << 19])
+def test_weight_only_int8_computes_what_the_stored_layer_does_a_tile_at_a_time(
+    tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "TILE", tile)
+    plain, x = nn.Linear(200, 300), torch.randn(7, 200)
+    stored = Int8Linear.of(plain.weight, plain.bias.detach())
+    layer, expected = WeightOnlyInt8Linear(stored.weight, stored.scales, stored.bias), stored(x)
+    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(layer(x, 11), expected[:, :11])
+    torch.testing.assert_close(layer(x.view(7, 1, 200)), expected.view(7, 1, 300))
+    assert layer(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_without_vnni_large_matrices_stay_int8_and_take_half_the_memory_or_less(
+    model: DualAR, tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "multiplies_integers", lambda: False)
+    monkeypatch.setattr(apply, "FEWEST_INTEGERS", 48 * 128)
+    fit_model(model, WeightModes.parse("int8"), dtype=torch.float32)
+    first, plain = model.slow.layers[0], tiny.model.slow.layers[0]
+    layer, before = first.feed_forward.w13, plain.feed_forward.w13  # type: ignore[union-attr]
+    assert isinstance(layer, WeightOnlyInt8Linear)
+    assert sum(buffer.nbytes for buffer in layer.buffers()) < 0.5 * before.weight.nbytes  # type: ignore[union-attr]
+    assert torch.equal(first.attention.wo.weight, plain.attention.wo.weight)  # type: ignore[union-attr]
+    assert modes_of(model) == WeightModes.parse("int8")
 
 
 @needs_integers

@@ -5,7 +5,14 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidRequest
 from shoal.quantize import modes
-from shoal.quantize.modes import CODEC_MODES, MODES, WeightModes, possible_modes, require_possible
+from shoal.quantize.modes import (
+    CODEC_MODES,
+    MODES,
+    WeightModes,
+    int8_implementation,
+    possible_modes,
+    require_possible,
+)
 
 CPU = torch.device("cpu")
 
@@ -38,14 +45,31 @@ def test_what_means_nothing_is_refused_with_what_does(text: str) -> None:
         WeightModes.parse(text)
 
 
-def test_a_cpu_is_offered_only_what_it_gains_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modes, "multiplies_integers", lambda: True)
+@pytest.mark.parametrize("integers", [True, False])
+def test_every_cpu_is_offered_int8_and_nothing_smaller(monkeypatch: pytest.MonkeyPatch, integers: bool) -> None:
+    monkeypatch.setattr(modes, "multiplies_integers", lambda: integers)
     require_possible(WeightModes.parse("int8,codec=int8"), CPU)
     with pytest.raises(InvalidRequest, match="fast=fp8 cannot be used on cpu; here fast can be none or int8"):
         require_possible(WeightModes.parse("slow=int8,fast=fp8"), CPU)
-    monkeypatch.setattr(modes, "multiplies_integers", lambda: False)
-    with pytest.raises(InvalidRequest, match="slow=int8 cannot be used on cpu; here slow can be none"):
-        require_possible(WeightModes.parse("int8"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("vnni", "capability", "implementation"),
+    [
+        (True, "AVX512", "int8 (VNNI, oneDNN)"),
+        (True, "AVX2", "int8 (weight-only)"),
+        (False, "AVX512", "int8 (weight-only)"),
+        (False, "NO AVX", "int8 (weight-only)"),
+        (False, "DEFAULT", "int8 (weight-only)"),  # arm64
+    ],
+)
+def test_int8_is_multiplied_in_integers_only_where_torch_has_and_may_use_vnni(
+    monkeypatch: pytest.MonkeyPatch, vnni: bool, capability: str, implementation: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert int8_implementation() == implementation
 
 
 @pytest.mark.parametrize(("capability", "fp8"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])

@@ -8,7 +8,7 @@ from shoal.checkpoint.random import SIZES
 from shoal.codec.dac import Codec
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
-from shoal.quantize import apply, policy
+from shoal.quantize import apply, modes, policy
 from shoal.quantize.apply import quantise_model
 from shoal.quantize.modes import WeightModes
 from shoal.quantize.policy import Choice, check_wish, choose_modes
@@ -29,7 +29,7 @@ def choose(size: str, memory: float, wish: str = "auto") -> Choice:
 
 
 @pytest.mark.parametrize(
-    ("size", "memory", "modes"),
+    ("size", "memory", "taken"),
     [
         ("s1-mini", 24, "none"),
         ("s1-mini", 8, "none"),
@@ -41,9 +41,9 @@ def choose(size: str, memory: float, wish: str = "auto") -> Choice:
         ("s2-pro", 8, "slow=int4,fast=int8,codec=int8"),
     ],
 )
-def test_auto_takes_the_largest_weights_that_leave_room_for_the_rest(size: str, memory: float, modes: str) -> None:
+def test_auto_takes_the_largest_weights_that_leave_room_for_the_rest(size: str, memory: float, taken: str) -> None:
     chosen = choose(size, memory)
-    assert chosen.modes == WeightModes.parse(modes)
+    assert chosen.modes == WeightModes.parse(taken)
     assert f"{memory:.1f} GB of memory" in chosen.why
 
 
@@ -74,6 +74,15 @@ def test_a_cpu_computes_in_integers_or_in_floats(
     quantise_model(model, WeightModes.parse(stored))
     found = choose_modes("auto", model, tiny.codec, device=CPU, dtype=torch.float32, memory=0)
     assert found.modes == WeightModes.parse(chosen)
+
+
+@pytest.mark.parametrize(("integers", "how"), [(True, "int8 (VNNI, oneDNN)"), (False, "int8 (weight-only)")])
+def test_on_a_cpu_the_log_says_what_computes_int8(integers: bool, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modes, "multiplies_integers", lambda: integers)
+    chosen = Choice(WeightModes(slow="int8"), "asked for")
+    assert chosen.describe(CPU) == f"slow=int8 (asked for), computed as {how}"
+    assert chosen.describe(GPU) == "slow=int8 (asked for)"
+    assert Choice(WeightModes(), "asked for").describe(CPU) == "none (asked for)"
 
 
 def test_a_wish_is_checked_before_anything_is_read() -> None:

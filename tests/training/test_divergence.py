@@ -3,18 +3,29 @@ from pathlib import Path
 import pytest
 import torch
 
+import training.divergence
 from shoal.checkpoint.load import Checkpoint
+from shoal.quantize import apply
 from shoal.quantize.modes import multiplies_integers
 from training.divergence import main, markdown, table
 
+needs_vnni = pytest.mark.skipif(not multiplies_integers(), reason="this CPU has no VNNI")
 
-@pytest.mark.skipif(not multiplies_integers(), reason="this CPU multiplies no integers")
-def test_every_mode_is_held_against_the_trained_model(tiny: Checkpoint) -> None:
+
+@pytest.mark.parametrize(
+    ("integers", "how"), [pytest.param(True, "multiplied in integers", marks=needs_vnni), (False, "weight-only")]
+)
+def test_every_mode_is_held_against_the_trained_model(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, integers: bool, how: str
+) -> None:
+    for module in (apply, training.divergence):
+        monkeypatch.setattr(module, "multiplies_integers", lambda: integers)
     columns = torch.randint(0, 100, (40, 11), generator=torch.Generator().manual_seed(2))
     columns[20:, 0] = tiny.model.config.semantic_begin_id + columns[20:, 1]
     rows = dict(table(tiny.model, [columns, columns[:30]]))
     assert all(row.frames == 30 and row.main >= 0 for row in rows.values())
     assert rows["weights int8"].main < rows["weights fp8"].main < rows["weights int4"].main
+    assert rows[f"weights int8, {how}"].main < rows["weights fp8"].main
     assert rows["weights slow=int4"].codes < rows["weights int4"].codes
     assert rows["weights fast=int4"].main == 0
     assert 0 < rows["keys and values int8"].main < rows["keys and values fp8"].main
