@@ -64,9 +64,9 @@ def bench(
         _refuse_flags(context)
         return
     check_places(json, html, markdown)
-    from shoal.bench.configurations import parse_configurations
-    from shoal.bench.sweep import Sweep, require_figures, run_sweep
-    from shoal.bench.trial import Job
+    from shoal.tools.bench.configurations import parse_configurations
+    from shoal.tools.bench.sweep import Sweep, require_figures, run_sweep
+    from shoal.tools.bench.trial import Job
 
     job = Job(
         model=model,
@@ -105,7 +105,7 @@ def engine(
     Example: shoal bench engine --model random:tiny --json engine.json
     """
     check_places(json, html, markdown)
-    from shoal.bench.engine import last_line, run_engine_bench
+    from shoal.tools.bench.engine import last_line, run_engine_bench
 
     document = run_engine_bench(model, device=device, batches=_voices(voices), quick=quick, progress=not quiet)
     try:
@@ -137,8 +137,8 @@ def quality(
     Example: shoal bench quality -c default -c bf16 -c int8 --sentences 50
     """
     check_places(json, html, markdown)
-    from shoal.bench.configurations import parse_configurations
-    from shoal.bench.quality import Hearing, run_quality
+    from shoal.tools.bench.configurations import parse_configurations
+    from shoal.tools.bench.quality import Hearing, run_quality
 
     hearing = Hearing(model, device, parse_configurations(config or ()), sentences, text, tuple(voice or ()))
     publish(run_quality(hearing, clips, progress=not quiet), json, html, markdown, quiet=quiet)
@@ -159,7 +159,7 @@ def scaling(
     Example: shoal bench scaling --model random:tiny --html scaling.html
     """
     check_places(json, html, markdown)
-    from shoal.bench.scaling import run_scaling
+    from shoal.tools.bench.scaling import run_scaling
 
     document = run_scaling(model, device=device, samples=samples, quick=quick, progress=not quiet)
     publish(document, json, html, markdown, quiet=quiet)

@@ -8,8 +8,8 @@ from shoal.cli.flags import Quiet
 from shoal.cli.publish import Html, JsonFile, Markdown, check_places, publish
 
 if TYPE_CHECKING:
-    from shoal.bench.load.stage import Stage
-    from shoal.bench.load.summary import Objective
+    from shoal.tools.bench.load.stage import Stage
+    from shoal.tools.bench.load.summary import Objective
 
 PANEL = "Measure"
 
@@ -57,8 +57,8 @@ def load(
     Example: shoal load --compare http://127.0.0.1:8080 http://127.0.0.1:8081/v1/tts --rate 1,2,4
     """
     check_places(json, html, markdown)
-    from shoal.bench.load.client import parse_target
-    from shoal.bench.load.run import Plan, run_load
+    from shoal.tools.bench.load.client import parse_target
+    from shoal.tools.bench.load.run import Plan, run_load
 
     _check_servers(urls, compare)
     plan = Plan(
@@ -82,8 +82,8 @@ def _check_servers(urls: list[str], compare: bool) -> None:
 
 
 def _objective(first_audio: float, buffer: int, share: float) -> "Objective":
-    from shoal.bench.load.playback import BUFFERS
-    from shoal.bench.load.summary import Objective
+    from shoal.tools.bench.load.playback import BUFFERS
+    from shoal.tools.bench.load.summary import Objective
 
     if buffer / 1000 not in BUFFERS:
         raise typer.BadParameter("50, 100 or 200", param_hint="--slo-buffer")
@@ -92,7 +92,7 @@ def _objective(first_audio: float, buffer: int, share: float) -> "Objective":
 
 def _stages(rate: str | None, clients: str | None, seconds: float, *, search: bool) -> "list[Stage]":
     """Those of a closed loop first; one request a second if nothing was said."""
-    from shoal.bench.load.stage import parse_stages
+    from shoal.tools.bench.load.stage import parse_stages
 
     if search and clients is not None:
         raise typer.BadParameter(

@@ -26,7 +26,7 @@ def doctor(
     Example: shoal doctor --plan
     """
     from shoal.cli.tables import print_json, show_plan, show_report
-    from shoal.doctor import examine
+    from shoal.tools.doctor import examine
 
     if plan:
         from dataclasses import asdict

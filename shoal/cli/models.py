@@ -82,7 +82,7 @@ def verify(
     """
     from shoal.cli.tables import progress_line, show_table
     from shoal.engine.load import choose_device, choose_dtype
-    from shoal.verify import as_json, as_table, require_all, verify
+    from shoal.tools.verify import as_json, as_table, require_all, verify
 
     where = choose_device(device)
     with progress_line(quiet or json) as progress:

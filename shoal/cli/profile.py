@@ -26,7 +26,7 @@ def profile(
     """
     from rich.console import Console
 
-    from shoal.bench.profile import render, run_profile
+    from shoal.tools.bench.profile import render, run_profile
 
     result = run_profile(model, device=device, voices=voices, quantize=quantize)
     if json:

@@ -9,7 +9,7 @@ import typer
 from shoal.errors import OutputError
 
 if TYPE_CHECKING:
-    from shoal.bench.document import Document
+    from shoal.tools.bench.document import Document
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything measured to a file.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a report that opens in any browser.")]
@@ -29,7 +29,7 @@ def publish(
     document: "Document", json: Path | None, html: Path | None, markdown: Path | None, *, quiet: bool = False
 ) -> None:
     """What was measured is written first of all; an interrupted measurement then ends the command with 130."""
-    from shoal.bench.document import write_document
+    from shoal.tools.bench.document import write_document
 
     try:
         if json is not None:
@@ -44,14 +44,14 @@ def publish(
 
 
 def write_reports(documents: list["Document"], html: Path | None, markdown: Path | None) -> None:
-    from shoal.bench.document import write_text
+    from shoal.tools.bench.document import write_text
 
     if html is not None:
-        from shoal.bench.report.page import page
+        from shoal.tools.bench.report.page import page
 
         write_text(html, page(documents))
     if markdown is not None:
-        from shoal.bench.report.markdown import markdown as as_markdown
+        from shoal.tools.bench.report.markdown import markdown as as_markdown
 
         write_text(markdown, as_markdown(documents))
 
@@ -60,7 +60,7 @@ def show(documents: list["Document"]) -> None:
     """Tables as wide as they are where nobody sees the edge of a terminal."""
     from rich.console import Console
 
-    from shoal.bench.report.sheets import sheets
+    from shoal.tools.bench.report.sheets import sheets
 
     console = Console() if Console().is_terminal else Console(width=180)
     for document in documents:

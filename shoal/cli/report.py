@@ -28,9 +28,9 @@ def report(
     """
     from rich.console import Console
 
-    from shoal.bench.document import read_document
-    from shoal.bench.report.compare import pairs
-    from shoal.bench.report.sheets import changes_sheet
+    from shoal.tools.bench.document import read_document
+    from shoal.tools.bench.report.compare import pairs
+    from shoal.tools.bench.report.sheets import changes_sheet
     from shoal.errors import VerificationFailed
 
     documents = [read_document(file) for file in files]

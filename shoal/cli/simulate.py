@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shoal.cluster.routing import StrategyName
-    from shoal.simulate.report import Figures
-    from shoal.simulate.run import Outage, Scenario
+    from shoal.tools.simulate.report import Figures
+    from shoal.tools.simulate.run import Outage, Scenario
 
 PANEL = "Measure"
 ALL = "all"
@@ -70,10 +70,10 @@ def simulate(
     from shoal.cluster.routing import STRATEGIES, check_strategy
     from shoal.config import EngineConfig
     from shoal.errors import InvalidRequest
-    from shoal.simulate.costs import read_costs
-    from shoal.simulate.run import Scenario
-    from shoal.simulate.server import Fleet
-    from shoal.simulate.traffic import Pattern, part_of, read_trace
+    from shoal.tools.simulate.costs import read_costs
+    from shoal.tools.simulate.run import Scenario
+    from shoal.tools.simulate.server import Fleet
+    from shoal.tools.simulate.traffic import Pattern, part_of, read_trace
 
     gpus_of_a_cell = _gpus_of_a_cell(gpus, cells)
     chosen = list(STRATEGIES) if strategy == ALL else [check_strategy(strategy)]
@@ -110,8 +110,8 @@ def _runs(
 
     from rich.console import Console
 
-    from shoal.simulate.report import fewest_gpus, figures
-    from shoal.simulate.run import simulate as run
+    from shoal.tools.simulate.report import fewest_gpus, figures
+    from shoal.tools.simulate.run import simulate as run
 
     found: list[Figures] = []
     with Console(stderr=True, quiet=quiet).status("reading") as line:
@@ -131,10 +131,10 @@ def _runs(
 def _check(measured: Path, scenario: "Scenario", *, json: bool) -> None:
     from rich.table import Table
 
-    from shoal.bench.document import read_document
-    from shoal.bench.report.sheets import duration
+    from shoal.tools.bench.document import read_document
+    from shoal.tools.bench.report.sheets import duration
     from shoal.cli.tables import print_json, show_table
-    from shoal.simulate.check import check
+    from shoal.tools.simulate.check import check
 
     found = check(read_document(measured), scenario)
     if json:
@@ -149,7 +149,7 @@ def _check(measured: Path, scenario: "Scenario", *, json: bool) -> None:
 
 def _gpus_of_a_cell(gpus: int | None, cells: int) -> int | None:
     from shoal.errors import InvalidRequest
-    from shoal.simulate.report import MOST_GPUS
+    from shoal.tools.simulate.report import MOST_GPUS
 
     if gpus is None:
         return None
@@ -162,7 +162,7 @@ def _gpus_of_a_cell(gpus: int | None, cells: int) -> int | None:
 
 def _outage(text: str | None) -> "Outage | None":
     from shoal.errors import InvalidRequest
-    from shoal.simulate.run import Outage
+    from shoal.tools.simulate.run import Outage
 
     if text is None:
         return None

@@ -12,7 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from shoal.checkpoint.inspect import Inspection
-    from shoal.doctor import Report
+    from shoal.tools.doctor import Report
     from shoal.engine.plan import Holding
 
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "missing": "[red]missing[/]"}

@@ -97,7 +97,7 @@ def test_a_bug_is_reported_as_one(shoal: Shoal, monkeypatch: pytest.MonkeyPatch)
     def broken(**flags: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("shoal.doctor.examine", broken)
+    monkeypatch.setattr("shoal.tools.doctor.examine", broken)
     ran = shoal("doctor")
     assert ran.code == cli.BUG_EXIT_CODE == 70
     assert "ZeroDivisionError: division by zero" in ran.err
@@ -109,5 +109,5 @@ def test_an_interrupt_ends_with_130(shoal: Shoal, monkeypatch: pytest.MonkeyPatc
     def interrupted(**flags: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shoal.doctor.examine", interrupted)
+    monkeypatch.setattr("shoal.tools.doctor.examine", interrupted)
     assert shoal("doctor").code == 130

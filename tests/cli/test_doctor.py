@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal import doctor
-from shoal.doctor import examine
+from shoal.tools import doctor
+from shoal.tools.doctor import examine
 from shoal.quantize import modes
 from tests.cli.conftest import Shoal
 

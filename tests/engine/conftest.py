@@ -10,7 +10,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.profile import FAMILY_PROFILES
 from shoal.model.config import Family
 from shoal.text.prompt import Reference
-from shoal.verify.golden import Golden
+from shoal.tools.verify.golden import Golden
 from shoal.voices.voice import Voice
 from tests.engine.solo import Soloist
 

@@ -1,0 +1,135 @@
+"""One request to a speech server, and when its audio came. Speaks the OpenAI and the Fish API."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from shoal.tools.bench.load.playback import BUFFERS, stalled_seconds
+from shoal.tools.bench.load.sound import SoundMeter
+from shoal.errors import AudioError, InvalidRequest
+
+if TYPE_CHECKING:
+    import httpx
+
+Api = Literal["openai", "fish"]
+
+ROUTES: dict[Api, str] = {"openai": "/v1/audio/speech", "fish": "/v1/tts"}
+# What each API sends when it says nothing: OpenAI's pcm; Fish streams wav, which has a header.
+RATES: dict[Api, int] = {"openai": 24_000, "fish": 44_100}
+SOUNDS = ("audio/pcm", "audio/wav", "audio/wave", "audio/x-wav", "audio/l16", "application/octet-stream", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server and how it is asked."""
+
+    url: str  # of its speech route
+    api: Api
+    model: str | None = None
+    voice: str | None = None
+    key: str | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return urlsplit(self.url).netloc
+
+    def body(self, text: str, number: int) -> dict[str, Any]:
+        """Audio that can be timed, streamed; fields every server of the API knows."""
+        if self.api == "fish":
+            body: dict[str, Any] = {"text": text, "format": "wav", "streaming": True, "seed": number}
+            return body | ({"reference_id": self.voice} if self.voice else {})
+        return {
+            "model": self.model or "tts-1",
+            "input": text,
+            "voice": self.voice or "alloy",
+            "response_format": "pcm",
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request as its sender saw it; times in seconds, from the moment it was due."""
+
+    number: int
+    due: float  # from the beginning of the stage
+    late: float  # until it was really sent: the sender's own delay, part of every other time
+    first_audio: float | None
+    seconds: float
+    audio_seconds: float
+    stalled: tuple[float, ...]  # with each of BUFFERS
+    error: str | None = None
+
+
+def parse_target(url: str, api: str | None = None, **wishes: str | None) -> Target:
+    """A URL with or without the route; the route tells the API where `api` does not."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise InvalidRequest(f"{url!r} is not the address of a server; for example http://127.0.0.1:8080")
+    if parts.username is not None or parts.password is not None:
+        raise InvalidRequest("no names or passwords in the address, which is kept with the figures; use --key")
+    found = next((name for name, route in ROUTES.items() if parts.path.endswith(route)), None)
+    if api is not None and api not in ROUTES:
+        raise InvalidRequest(f"unknown API {api!r}: {' or '.join(ROUTES)}")
+    chosen = next((name for name in ROUTES if name == api), None) or found or "openai"
+    if found not in (None, chosen):
+        raise InvalidRequest(f"{url} is the route of the {found} API, and --api says {chosen}")
+    base = url.rstrip("/").removesuffix("/v1")
+    return Target(url if found else base + ROUTES[chosen], chosen, **wishes)
+
+
+async def listen(
+    http: "httpx.AsyncClient", target: Target, text: str, number: int, due: float, began: float
+) -> Outcome:
+    """Ask, and note when audio arrives. `due` and `began` (of the stage) are on the clock of the event loop."""
+    import httpx
+
+    clock = asyncio.get_running_loop().time
+    sent, arrivals, error = clock(), list[tuple[float, float]](), None
+    try:
+        async for seconds in _audio(http, target, text, number):
+            if seconds:
+                arrivals.append((clock() - due, seconds))
+        error = None if arrivals else "no audio"
+    except httpx.HTTPStatusError as problem:
+        error = f"HTTP {problem.response.status_code}"
+    except httpx.TimeoutException:
+        error = "timeout"
+    except httpx.ConnectError:
+        error = "no connection"
+    except httpx.HTTPError:
+        error = "cut off"
+    except AudioError as problem:
+        error = str(problem)
+    return Outcome(
+        number=number,
+        due=due - began,
+        late=sent - due,
+        first_audio=arrivals[0][0] if arrivals else None,
+        seconds=clock() - due,
+        audio_seconds=sum(seconds for _, seconds in arrivals),
+        stalled=tuple(stalled_seconds(arrivals, buffer) for buffer in BUFFERS),
+        error=error,
+    )
+
+
+async def _audio(http: "httpx.AsyncClient", target: Target, text: str, number: int) -> AsyncIterator[float]:
+    """Seconds of audio in every piece that arrives."""
+    async with http.stream("POST", target.url, json=target.body(text, number), headers=target.headers) as answer:
+        answer.raise_for_status()
+        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in SOUNDS:
+            raise AudioError(f"{kind} instead of pcm or wav")
+        meter = SoundMeter(_rate(answer.headers.get("x-sample-rate"), target.api))
+        async for piece in answer.aiter_raw():
+            yield meter.feed(piece)
+        yield meter.end()
+
+
+def _rate(said: str | None, api: Api) -> int:
+    return int(said) if said and said.isdecimal() and int(said) else RATES[api]

@@ -1,0 +1,182 @@
+"""`shoal load`: stages of load on one or several servers, in turn, so that whatever else happens falls on all."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from shoal.tools.bench.document import INTERRUPTS, Document, new_document
+from shoal.tools.bench.load.client import Outcome, Target, listen
+from shoal.tools.bench.load.search import MOST_TRIALS, highest_rate
+from shoal.tools.bench.load.stage import Stage, run_stage
+from shoal.tools.bench.load.summary import Objective, sum_up
+from shoal.tools.bench.machine import sender
+from shoal.tools.bench.progress import Bar, progress_bar
+from shoal.tools.bench.texts import SENTENCES, texts
+from shoal.errors import GenerationFailed, MissingExtra
+
+if TYPE_CHECKING:
+    import httpx
+
+TICK = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do to every target. With `search` the rates are found out, beginning with the first stage's."""
+
+    stages: list[Stage]
+    objective: Objective = field(default_factory=Objective)
+    search: bool = False
+    warm_up: int = 2  # requests that do not count
+    sentences: int = 1  # per text
+    timeout: float = 60.0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Course:
+    """One target's way through the plan."""
+
+    target: Target
+    name: str
+    outcomes: list[tuple[Stage, list[Outcome]]] = field(default_factory=list)
+    highest_rate: float | None = None
+    searched: bool = False
+
+    def as_json(self, objective: Objective) -> dict[str, Any]:
+        stages = [sum_up(stage, outcomes, objective) for stage, outcomes in self.outcomes if outcomes]
+        if self.searched:
+            stages.sort(key=lambda stage: stage["load"])
+        target = self.target
+        return {
+            "name": self.name,
+            "url": target.url,
+            "api": target.api,
+            "highest_rate": self.highest_rate,
+            "stages": stages,
+        }
+
+
+def run_load(
+    targets: Sequence[Target],
+    plan: Plan,
+    *,
+    progress: bool = True,
+    transport: "httpx.AsyncBaseTransport | None" = None,
+) -> Document:
+    """Raises GenerationFailed when a server answers no request at all. An interrupt keeps what was measured."""
+    document = new_document("load", dict(sender()), _settings(plan))
+    courses = [Course(target, name) for target, name in zip(targets, names_of(targets), strict=True)]
+    seconds = sum(stage.seconds for stage in plan.stages) * len(targets) * (MOST_TRIALS // 2 if plan.search else 1)
+    with progress_bar(seconds, shown=progress) as bar:
+        try:
+            asyncio.run(_courses(courses, plan, bar, transport))
+            document["complete"] = True
+        except INTERRUPTS:
+            pass
+    document["runs"] = [course.as_json(plan.objective) for course in courses]
+    return document
+
+
+def names_of(targets: Sequence[Target]) -> list[str]:
+    """Host and port, with the API where that does not tell them apart."""
+    alone = Counter(target.name for target in targets)
+    names = [target.name if alone[target.name] == 1 else f"{target.name} {target.api}" for target in targets]
+    taken = Counter(names)
+    return [name if taken[name] == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
+
+
+async def _courses(courses: list[Course], plan: Plan, bar: Bar, transport: "httpx.AsyncBaseTransport | None") -> None:
+    async with _client(plan, transport) as http:
+        for course in courses:
+            bar.now(f"{course.name}: warm-up")
+            await _warm_up(http, course.target, plan)
+        if plan.search:
+            for course in courses:
+                await _search(http, course, plan, bar)
+            return
+        for number, stage in enumerate(plan.stages):
+            for course in courses:
+                await _run(http, course, stage, plan, bar, number)
+
+
+async def _search(http: "httpx.AsyncClient", course: Course, plan: Plan, bar: Bar) -> None:
+    course.searched = True
+    first = plan.stages[0]
+
+    async def trial(rate: float) -> bool:
+        outcomes = await _run(http, course, replace(first, first=rate, last=rate), plan, bar, len(course.outcomes))
+        return plan.objective.kept_by(outcomes)
+
+    course.highest_rate = await highest_rate(trial, first.first)
+
+
+async def _run(
+    http: "httpx.AsyncClient", course: Course, stage: Stage, plan: Plan, bar: Bar, number: int
+) -> list[Outcome]:
+    """One stage; its outcomes are with the course from the first one on."""
+    outcomes: list[Outcome] = []
+    course.outcomes.append((stage, outcomes))
+    began = asyncio.get_running_loop().time()
+    # Another piece of the supply of sentences for every stage, the same for every target.
+    supply = texts(plan.sentences, first=number * SENTENCES // 7)
+    words = list(islice(supply, SENTENCES // plan.sentences))
+
+    async def ask(at: int, due: float) -> Outcome:
+        return await listen(http, course.target, words[at % len(words)], at, due, began)
+
+    try:
+        with _ticking(bar, f"{course.name}: {stage.name}", stage.seconds):
+            await run_stage(stage, ask, outcomes.append, plan.seed + number)
+    except asyncio.CancelledError:
+        # Rates of a stage that was interrupted are of the time it had.
+        course.outcomes[-1] = (replace(stage, seconds=asyncio.get_running_loop().time() - began), outcomes)
+        raise
+    return outcomes
+
+
+async def _warm_up(http: "httpx.AsyncClient", target: Target, plan: Plan) -> None:
+    clock, problem = asyncio.get_running_loop().time, None
+    for number, text in enumerate(islice(texts(plan.sentences, first=SENTENCES - 100), plan.warm_up)):
+        now = clock()
+        problem = (await listen(http, target, text, number, now, now)).error
+    if problem is not None:
+        raise GenerationFailed(
+            f"{target.url} does not speak ({problem}); is it up, is it the {target.api} API (--api), and does it know "
+            "this --voice and --key?"
+        )
+
+
+@contextmanager
+def _ticking(bar: Bar, what: str, seconds: float) -> Iterator[None]:
+    """The bar moves with the clock: how long a stage takes is known beforehand."""
+    bar.now(what)
+
+    async def tick() -> None:
+        for _ in range(int(seconds / TICK)):
+            await asyncio.sleep(TICK)
+            bar.done(TICK)
+
+    task = asyncio.get_running_loop().create_task(tick())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def _client(plan: Plan, transport: "httpx.AsyncBaseTransport | None") -> "httpx.AsyncClient":
+    try:
+        import httpx
+    except ModuleNotFoundError:
+        raise MissingExtra("Load tests need httpx: pip install 'shoal[bench]'") from None
+    # No proxy from the environment: it would be measured too. No bound on connections: waiting is the server's part.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+    return httpx.AsyncClient(timeout=plan.timeout, limits=limits, trust_env=False, transport=transport)
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    return {**asdict(plan), "stages": [stage.name for stage in plan.stages]}

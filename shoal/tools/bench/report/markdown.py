@@ -1,0 +1,35 @@
+"""Documents as a page of Markdown."""
+
+from shoal.tools.bench.document import Document
+from shoal.tools.bench.report.compare import pairs
+from shoal.tools.bench.report.sheets import changes_sheet, sheets
+
+TITLES = {"bench": "Benchmark", "engine": "Engine", "load": "Load test", "quality": "Quality", "scaling": "Growth"}
+
+
+def markdown(documents: list[Document]) -> str:
+    parts = ["# Shoal measurements\n"]
+    for comparison in pairs(documents):
+        remarks = "".join(f"- {remark}\n" for remark in comparison.remarks)
+        parts += [changes_sheet(comparison).markdown(), f"{comparison.in_short}\n", remarks]
+    for document in documents:
+        parts += [f"## {headline(document)}\n", f"{context(document)}\n"]
+        parts += [] if document["complete"] else ["Interrupted: this is what was measured until then.\n"]
+        parts += [sheet.markdown() for sheet in sheets(document)]
+    return "\n".join(part for part in parts if part)
+
+
+def headline(document: Document) -> str:
+    model = document["settings"].get("model")
+    return f"{TITLES[document['kind']]}{f' of {model}' if model else ''}"
+
+
+def context(document: Document) -> str:
+    """On what, when, by which build; one sentence."""
+    told = document["machine"]
+    cores = f", {told['cores']} cores" if "cores" in told else ""
+    threads = f", {told['threads']} threads" if "threads" in told else ""
+    build = f"shoal {told.get('shoal', '?')}" + (f" at {document['commit']}" if document["commit"] else "")
+    torch = f", torch {told['torch']}" if "torch" in told else ""
+    when = document["created"].replace("T", " ").replace("Z", " UTC")
+    return f"{told.get('device', '?')}{cores}{threads}; {build}{torch}; {when}."

@@ -1,0 +1,115 @@
+"""The figures of a document one by one, with the measurements behind them: what two runs can be compared by."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shoal.tools.bench.document import Document
+
+Better = Literal["lower", "higher"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`values` are measurements in the order they were made; a figure that was measured once has one."""
+
+    run: str
+    where: str
+    name: str
+    unit: str
+    better: Better
+    values: list[float]
+    value: float  # what is shown
+    tolerance: float = 0.05  # a smaller change is nobody's business,
+    least: float = 0.0  # nor is a smaller difference, in its unit
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.run, self.where, self.name
+
+
+def metrics(document: Document) -> Iterator[Metric]:
+    for run in document["runs"]:
+        yield from _OF[document["kind"]](run)
+
+
+def _bench(run: dict[str, Any]) -> Iterator[Metric]:
+    name = run["name"]
+    for batch in run["batches"]:
+        where = f"{batch['voices']} at a time"
+        good = [request for request in batch["requests"] if request["error"] is None]
+        for key, title in (("seconds", "latency"), ("first_audio", "time to first audio")):
+            figure = batch["latency" if key == "seconds" else key]
+            if figure is not None:
+                # A request without audio has no first audio: 0.
+                values = [request[key] for request in good if request[key]]
+                yield Metric(name, where, title, "s", "lower", values, figure["p50"])
+        sound = [each for each in batch["rounds"] if each["audio_seconds"]]
+        pace = [each["audio_seconds"] / each["seconds"] for each in sound]
+        yield Metric(name, where, "audio produced", "s/s", "higher", pace, batch["audio_per_second"])
+        if batch["cpu_per_audio_second"] is not None:
+            work = [each["cpu_seconds"] / each["audio_seconds"] for each in sound]
+            yield Metric(name, where, "CPU per audio second", "s", "lower", work, batch["cpu_per_audio_second"])
+        yield Metric(name, where, "errors", "", "lower", [batch["errors"]], batch["errors"], 0.0)
+    if "memory" in run:
+        memory = run["memory"]
+        yield Metric(name, "", f"peak {memory['kind']}", "B", "lower", [memory["peak"]], memory["peak"])
+    for temperature, start in run.get("startup", {}).items():
+        if start is not None:
+            # Once each, and the disk has a say in it: only a start that takes twice as long, and a second more, is
+            # another one.
+            seconds = start["load"] + start["warm_up"]
+            yield Metric(name, f"{temperature} start", "until ready", "s", "lower", [seconds], seconds, 1.0, 1.0)
+
+
+def _engine(run: dict[str, Any]) -> Iterator[Metric]:
+    name = run["name"]
+    for row in run["throughput"]:
+        where = f"{row['voices']} at a time, {row['policy']}"
+        # The same steps were made in the same tenth of every run.
+        pace = [row["audio_seconds"] / len(row["parts"]) / seconds for seconds in row["parts"]]
+        yield Metric(name, where, "audio produced", "s/s", "higher", pace, row["audio_per_second"])
+        yield Metric(name, where, "time to first audio", "s", "lower", row["waits"], row["first_audio"]["p50"])
+    if "first_audio" in run:
+        for key, where in (("known", "a known voice"), ("unknown", "a new voice")):
+            told = run["first_audio"][key]
+            yield Metric(name, where, "time to first audio", "s", "lower", told["waits"], told["seconds"])
+    if "scheduler" in run:
+        told = run["scheduler"]
+        pace = [told["sequence_steps"] / len(told["parts"]) / seconds for seconds in told["parts"]]
+        rate = told["sequence_steps_per_second"]
+        yield Metric(name, f"{told['voices']} voices", "scheduler steps", "1/s", "higher", pace, rate, 0.1)
+
+
+def _load(run: dict[str, Any]) -> Iterator[Metric]:
+    name = run["name"]
+    for stage in run["stages"]:
+        where, good = stage["name"], [each for each in stage["outcomes"] if each["error"] is None]
+        for key, title in (("seconds", "latency"), ("first_audio", "time to first audio")):
+            figure = stage["latency" if key == "seconds" else key]
+            if figure is not None:
+                yield Metric(name, where, title, "s", "lower", [each[key] for each in good], figure["p50"])
+        failed = len(stage["outcomes"]) - len(good)
+        share = failed / max(1, len(stage["outcomes"]))
+        yield Metric(name, where, "errors", "", "lower", [share], share, 0.01)
+        yield Metric(name, where, "goodput", "1/s", "higher", [stage["goodput"]], stage["goodput"], 0.1)
+    if run["highest_rate"] is not None:
+        rate = run["highest_rate"]
+        yield Metric(name, "", "highest rate", "1/s", "higher", [rate], rate, 0.15)
+
+
+def _quality(run: dict[str, Any]) -> Iterator[Metric]:
+    limits: tuple[tuple[str, str, Better], ...] = (("wer", "WER", "lower"), ("mos", "MOS", "higher"))
+    for key, title, better in limits:
+        value = run["metrics"].get(key)
+        if value is not None:
+            yield Metric(run["name"], "", title, "%" if key == "wer" else "", better, [value], value)
+
+
+def _scaling(run: dict[str, Any]) -> Iterator[Metric]:
+    for point in run["points"]:
+        where = f"{point['size']:g} {run['unit']}"
+        yield Metric(run["name"], where, run["measure"], "s", "lower", point["seconds"], point["median"])
+
+
+_OF = {"bench": _bench, "engine": _engine, "load": _load, "quality": _quality, "scaling": _scaling}

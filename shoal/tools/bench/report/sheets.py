@@ -1,0 +1,318 @@
+"""The figures of a document as tables: the same rows for the terminal, for Markdown and for the page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from shoal.tools.bench.document import Document
+from shoal.tools.bench.report.compare import Change, Comparison
+
+NONE = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    words: int = 1  # columns of words; the others are figures and stand to the right
+
+    def markdown(self) -> str:
+        lines = [self.columns, ["---" if at < self.words else "---:" for at in range(len(self.columns))], *self.rows]
+        cells = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return f"### {self.title}\n\n" + "\n".join(cells) + "\n"
+
+    def rich(self) -> Table:
+        table = Table(box=SIMPLE_HEAD, title=escape(self.title), title_justify="left", padding=(0, 1, 0, 0))
+        for at, column in enumerate(self.columns):
+            table.add_column(escape(column), justify="left" if at < self.words else "right")
+        for row in self.rows:
+            table.add_row(*map(escape, row))
+        return table
+
+
+def sheets(document: Document) -> list[Sheet]:
+    found = _OF[document["kind"]](document)
+    return [sheet for sheet in found if sheet.rows]
+
+
+def changes_sheet(comparison: Comparison, *, all: bool = True) -> Sheet:
+    shown = comparison.changes if all else comparison.changed
+    return Sheet(
+        "What changed",
+        ["run", "where", "figure", "verdict", "before", "after", "change", "interval"],
+        [_change_row(change) for change in shown],
+        words=4,
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """A time in the unit it is read in."""
+    if seconds is None:
+        return NONE
+    if seconds >= 1 or seconds == 0:
+        return f"{seconds:,.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    return f"{seconds * 1000:.3g} ms" if seconds >= 0.001 else f"{seconds * 1e6:,.0f} µs"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return NONE if value is None else f"{value:,.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    return NONE if share is None else f"{share:.1%}".replace("%", " %")
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return NONE
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def with_unit(value: float, unit: str) -> str:
+    if unit == "s":
+        return duration(value)
+    return size(value) if unit == "B" else f"{value:,.3g}{' ' if unit else ''}{unit}"
+
+
+def _bench(document: Document) -> list[Sheet]:
+    runs = document["runs"]
+    currency = document["settings"].get("currency") or ""
+    speed = [
+        "configuration",
+        "voices",
+        "RTF",
+        "frames/s",
+        "audio-s/s",
+        "audio h/h",
+        "CPU-s / audio-s",
+        f"{currency} / audio h",
+        "errors",
+    ]
+    times = ["configuration", "voices", "figure", "mean", "std", "P50", "P95", "P99", "most"]
+    speeds, latencies, starts, edges = [], [], [], []
+    for run in runs:
+        for batch in run["batches"]:
+            head = [run["name"], str(batch["voices"])]
+            speeds.append([*head, *_speed(batch)])
+            for key, title in (("first_audio", "TTFA"), ("latency", "whole request")):
+                latencies.append([*head, title, *_spread(batch[key], ("mean", "std", "p50", "p95", "p99", "most"))])
+        if "memory" in run:
+            starts.append([run["name"], *_start(run)])
+        edges += [[run["name"], edge["name"], *_edge(edge)] for edge in run["edges"]]
+    missing = [[run["name"], run["reason"]] for run in runs if run["reason"]]
+    memory = next((run["memory"]["kind"] for run in runs if "memory" in run), "memory")
+    return [
+        Sheet("Speed", speed, speeds),
+        Sheet("Latency", times, latencies, words=3),
+        Sheet(
+            "Start and memory",
+            [
+                "configuration",
+                "type",
+                "quantised",
+                "rung",
+                "cold start",
+                "warm start",
+                f"{memory} before",
+                "loaded",
+                "peak",
+            ],
+            starts,
+            words=4,
+        ),
+        Sheet("Edge cases", ["configuration", "text", "characters", "audio", "TTFA", "time", "RTF"], edges, words=2),
+        Sheet("Not available here", ["configuration", "why"], missing, words=2),
+    ]
+
+
+def _speed(batch: dict[str, Any]) -> list[str]:
+    return [
+        number(batch["rtf"], 3),
+        number(batch["frames_per_second"], 1),
+        number(batch["audio_per_second"]),
+        number(batch["audio_hours_per_hour"]),
+        number(batch["cpu_per_audio_second"], 3),
+        number(batch["cost_per_audio_hour"], 4),
+        str(batch["errors"]),
+    ]
+
+
+def _start(run: dict[str, Any]) -> list[str]:
+    starts = run.get("startup", {})
+    seconds = (duration(start and start["load"] + start["warm_up"]) for start in map(starts.get, ("cold", "warm")))
+    memory = (size(run["memory"][key]) for key in ("baseline", "loaded", "peak"))
+    return [*(run["engine"][key] for key in ("dtype", "weights", "rung")), *seconds, *memory]
+
+
+def _edge(edge: dict[str, Any]) -> list[str]:
+    if edge["error"] is not None:
+        return [f"{edge['characters']:,}", edge["error"], NONE, NONE, NONE]
+    rtf = edge["seconds"] / edge["audio_seconds"] if edge["audio_seconds"] else None
+    times = (duration(edge[key]) for key in ("first_audio", "seconds"))
+    return [f"{edge['characters']:,}", f"{edge['audio_seconds']:.1f} s", *times, number(rtf, 3)]
+
+
+def _engine(document: Document) -> list[Sheet]:
+    throughput, first, arrivals, steps, scheduler = [], [], [], [], []
+    for run in document["runs"]:
+        core = [run["engine"][key] for key in ("dtype", "rung")]
+        throughput += [[*core, str(row["voices"]), row["policy"], *_pace(row)] for row in run["throughput"]]
+        first += _prefix_cache(run["first_audio"]) if "first_audio" in run else []
+        arrivals += [_arrivals(run["arrivals"])] if "arrivals" in run else []
+        steps += _steps(run)
+        scheduler += [_scheduler(run["scheduler"])] if "scheduler" in run else []
+    columns = ["type", "rung", "voices", "policy", "frames/s", "audio-s/s", "all live", "RTF", "TTFA P50", "P95"]
+    cache = ["prefix cache", "voice", "prompt", "columns saved", "TTFA", "best", "CPU"]
+    return [
+        Sheet("Throughput", [*columns, "per step", "steps", "frames / CPU-s"], throughput, words=4),
+        Sheet("First audio and the prefix cache", cache, first),
+        Sheet(
+            "Requests that come at random",
+            ["requests/s", "requests", "TTFA P50", "P95", "starved"],
+            arrivals,
+            words=0,
+        ),
+        Sheet("One frame, the codec left out", ["voices", "step", "frames/s", "GPU busy"], steps, words=0),
+        Sheet("The scheduler alone", ["voices", "sequence-steps/s", "per CPU-s", "wanted"], scheduler, words=0),
+    ]
+
+
+def _pace(row: dict[str, Any]) -> list[str]:
+    return [
+        number(row["frames_per_second"], 1),
+        number(row["audio_per_second"]),
+        number(row.get("full_audio_per_second")),
+        number(row["rtf"], 3),
+        *_spread(row["first_audio"], ("p50", "p95")),
+        number(row["frames_per_step"]),
+        str(row["steps"]),
+        number(row["frames_per_cpu_second"], 1),
+    ]
+
+
+def _prefix_cache(told: dict[str, Any]) -> list[list[str]]:
+    prompt = [f"{told['voice_seconds']:.1f} s", f"{told['prompt_columns']:,} columns"]
+    return [
+        [label, *prompt, number(told[key]["columns_saved"], 0), *_times(told[key])]
+        for label, key in (("off", "unknown"), ("on", "known"))
+    ]
+
+
+def _times(told: dict[str, Any]) -> list[str]:
+    return [duration(told[key]) for key in ("seconds", "best_seconds", "cpu_seconds")]
+
+
+def _arrivals(told: dict[str, Any]) -> list[str]:
+    times = _spread(told["first_audio"], ("p50", "p95"))
+    return [number(told["rate"]), str(told["requests"]), *times, str(told["starved"])]
+
+
+def _steps(run: dict[str, Any]) -> list[list[str]]:
+    """How busy the GPU is was looked at with the most voices."""
+    rows = run.get("steps", [])
+    busy = [""] * (len(rows) - 1) + [f"{run['gpu_busy']:.1%}" if "gpu_busy" in run else ""]
+    return [
+        [str(row["voices"]), duration(row["seconds"]), number(row["voices"] / row["seconds"], 0), share]
+        for row, share in zip(rows, busy, strict=False)
+    ]
+
+
+def _scheduler(told: dict[str, Any]) -> list[str]:
+    rates = (told[key] for key in ("sequence_steps_per_second", "sequence_steps_per_cpu_second", "target"))
+    return [str(told["voices"]), *(number(rate, 0) for rate in rates)]
+
+
+def _load(document: Document) -> list[Sheet]:
+    runs, stages = document["runs"], []
+    errors: list[list[str]] = []
+    for run in runs:
+        for stage in run["stages"]:
+            stages.append([run["name"], stage["name"], *_stage(stage)])
+            errors += [[run["name"], stage["name"], name, str(count)] for name, count in stage["errors"].items()]
+    found = [[run["name"], f"{run['highest_rate']:.2f}"] for run in runs if run["highest_rate"] is not None]
+    starved = [f"starved {1000 * buffer:.0f} ms" for buffer in _buffers(runs)]
+    columns = ["server", "load", "requests", "TTFA P50", "P95", "P99", "time P50", "RTF P50", "audio-s/s"]
+    return [
+        Sheet("Load", [*columns, "goodput/s", "good", *starved, "errors"], stages, words=2),
+        Sheet("Highest rate that keeps the objective", ["server", "requests/s"], found),
+        Sheet("Errors", ["server", "load", "error", "requests"], errors, words=3),
+    ]
+
+
+def _buffers(runs: Sequence[dict[str, Any]]) -> list[float]:
+    return next(([each["buffer"] for each in stage["starved"]] for run in runs for stage in run["stages"]), [])
+
+
+def _stage(stage: dict[str, Any]) -> list[str]:
+    first, latency, rtf = stage["first_audio"] or {}, stage["latency"] or {}, stage["rtf"] or {}
+    return [
+        str(stage["requests"]),
+        *(duration(first.get(key)) for key in ("p50", "p95", "p99")),
+        duration(latency.get("p50")),
+        number(rtf.get("p50"), 3),
+        number(stage["audio_per_second"]),
+        number(stage["goodput"]),
+        percent(stage["good_share"]),
+        *(percent(each["share"]) for each in stage["starved"]),
+        str(sum(stage["errors"].values())),
+    ]
+
+
+def _quality(document: Document) -> list[Sheet]:
+    columns = ["configuration", "clips", "WER %", "CER %", "MOS", "voice sim.", "faults", "WER change", "MOS change"]
+    rows = [[run["name"], *_judged(run)] for run in document["runs"]]
+    return [Sheet("Quality", columns, rows)]
+
+
+def _judged(run: dict[str, Any]) -> list[str]:
+    told, differences = run["metrics"], run["differences"]
+    return [
+        str(run["clips"]),
+        *(number(told.get(key), digits) for key, digits in (("wer", 1), ("cer", 1), ("mos", 2), ("similarity", 3))),
+        number(told.get("faults"), 1),
+        *(_difference(differences.get(key), digits) for key, digits in (("wer", 1), ("mos", 2))),
+    ]
+
+
+def _difference(told: dict[str, Any] | None, digits: int) -> str:
+    if told is None:
+        return NONE
+    inside = "" if told["low"] is None else f" ({told['low']:+.{digits}f} to {told['high']:+.{digits}f})"
+    return f"{told['difference']:+.{digits}f}{inside}"
+
+
+def _scaling(document: Document) -> list[Sheet]:
+    rows = [
+        [run["name"], f"{point['size']:,g} {run['unit']}", duration(point["median"])]
+        for run in document["runs"]
+        for point in run["points"]
+    ]
+    fits = [[run["name"], run["law"], number(run["exponent"]), number(run["expected"])] for run in document["runs"]]
+    return [
+        Sheet("Growth", ["part", "law", "measured exponent", "expected"], fits, words=2),
+        Sheet("Measured", ["part", "size", "time"], rows),
+    ]
+
+
+def _spread(told: dict[str, Any] | None, keys: Sequence[str]) -> list[str]:
+    return [NONE if told is None else duration(told[key]) for key in keys]
+
+
+def _change_row(change: Change) -> list[str]:
+    ratio = NONE if change.ratio is None else f"{100 * (change.ratio - 1):+.1f} %"
+    inside = (
+        "once" if change.low is None else f"{100 * (change.low - 1):+.1f} to {100 * ((change.high or 0) - 1):+.1f} %"
+    )
+    figures = (with_unit(value, change.unit) for value in (change.before, change.after))
+    return [change.run, change.where, change.metric, change.verdict, *figures, ratio, inside]
+
+
+_OF = {"bench": _bench, "engine": _engine, "load": _load, "quality": _quality, "scaling": _scaling}

@@ -1,0 +1,248 @@
+"""`shoal bench scaling`: how time grows with length, measured part by part and held against what theory says.
+
+Parts are run plainly, one request, no engine: a curve shows the algorithm, not the scheduling around it.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shoal.tools.bench.document import INTERRUPTS, Document, new_document
+from shoal.tools.bench.machine import machine
+from shoal.tools.bench.progress import progress_bar
+from shoal.codec.streaming import StreamingDecoder
+from shoal.engine.load import choose_device, choose_dtype
+from shoal.model.cache import NoCache, RowCache
+from shoal.model.frame import FrameDecoder, FrameState
+from shoal.model.sampling import SamplingRows
+from shoal.model.slow import Head
+from shoal.speech import Sampling
+
+if TYPE_CHECKING:
+    from shoal.checkpoint.load import Checkpoint
+
+CHUNK = 8  # frames of a chunk where audio is made piece by piece
+LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
+SHORT_LENGTHS = (16, 32, 64, 128, 256)  # for what grows with the square
+BATCHES = (1, 2, 4, 8, 16, 32)
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Work of a size: `prepare` makes what is not measured and returns what is."""
+
+    name: str
+    law: str
+    expected: float  # exponent, at lengths where it has set in
+    measure: str
+    unit: str
+    sizes: tuple[int, ...]
+    prepare: Callable[[int], Work]
+
+
+def run_scaling(
+    model: str, *, device: str = "auto", samples: int = 5, quick: bool = False, progress: bool = True
+) -> Document:
+    """Raises what loading the model raises. An interrupt keeps the parts that are done."""
+    from shoal.checkpoint.resolve import resolve_model
+
+    where = choose_device(device)
+    document = new_document(
+        "scaling", dict(machine(torch.device(where))), {"model": model, "device": where, "samples": samples}
+    )
+    checkpoint = resolve_model(model, dtype=choose_dtype(None, where), device=where, encoder=False)
+    parts = list(parts_of(checkpoint))
+    with progress_bar(len(parts), shown=progress) as bar:
+        try:
+            for part in parts:
+                bar.now(part.name)
+                document["runs"].append(curve(part, samples, torch.device(where), quick=quick))
+                bar.done()
+            document["complete"] = True
+        except INTERRUPTS:
+            pass
+    return document
+
+
+def curve(part: Part, samples: int, device: torch.device, *, quick: bool = False) -> dict[str, Any]:
+    points: list[dict[str, Any]] = []
+    for size in part.sizes[:3] if quick else part.sizes:
+        work = part.prepare(size)
+        seconds = [_timed(work, device) for _ in range(samples + 1)][1:]
+        points.append({"size": size, "seconds": seconds, "median": float(np.median(seconds))})
+    exponent, factor = fit([point["size"] for point in points], [point["median"] for point in points])
+    return {
+        "name": part.name,
+        "unit": part.unit,
+        "measure": part.measure,
+        "law": part.law,
+        "expected": part.expected,
+        "exponent": exponent,
+        "factor": factor,
+        "points": points,
+    }
+
+
+def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
+    """Exponent and factor of factor * size ** exponent, through the longer half: short work has fixed costs."""
+    kept = slice(-max(2, (len(sizes) + 1) // 2), None)
+    exponent, offset = np.polyfit(np.log(sizes[kept]), np.log(seconds[kept]), 1)
+    return float(exponent), float(np.exp(offset))
+
+
+def parts_of(checkpoint: "Checkpoint") -> Iterator[Part]:
+    bench = Bench(checkpoint)
+    longest = bench.longest
+    lengths = tuple(size for size in LENGTHS if size <= longest)
+    short = tuple(size for size in SHORT_LENGTHS if size <= longest)
+    columns, frames = "columns of prompt", "frames"
+    yield Part("Prefill", "n, and n² of attention", 1.0, "seconds per prompt", columns, lengths, bench.prefill)
+    yield Part(
+        "A frame, with KV cache",
+        "1, and n of attention",
+        0.0,
+        "seconds per frame",
+        "columns before it",
+        lengths,
+        bench.step,
+    )
+    yield Part(
+        "All frames, with KV cache", "n, and n² of attention", 1.0, "seconds", frames, short, bench.cached_speech
+    )
+    yield Part(
+        "All frames, without KV cache", "n², and n³ of attention", 2.0, "seconds", frames, short, bench.uncached_speech
+    )
+    yield Part(
+        "Codec, whole", "n: attention looks back a fixed way", 1.0, "seconds", frames, lengths, bench.codec_whole
+    )
+    yield Part(
+        "Codec, a chunk of a stream",
+        "1: the past is kept",
+        0.0,
+        "seconds per chunk",
+        "frames before it",
+        lengths,
+        bench.codec_chunk,
+    )
+    yield Part("Codec, a stream decoded anew", "n² / chunk", 2.0, "seconds", frames, short, bench.codec_anew)
+    yield Part(
+        "A frame of many voices",
+        "less than n: weights are read once",
+        1.0,
+        "seconds per step",
+        "voices",
+        BATCHES,
+        bench.batch_step,
+    )
+
+
+class Bench:
+    """The parts of one model, ready to be run at a size."""
+
+    def __init__(self, checkpoint: "Checkpoint") -> None:
+        self.model, self.codec = checkpoint.model, checkpoint.codec
+        self.config = self.model.config
+        self.device, self.dtype = self.model.device, self.model.dtype
+        self.decoder = FrameDecoder(self.model, Head(self.model.slow))
+        self.longest = self.config.slow.max_seq_len - 8
+
+    def prefill(self, length: int) -> Work:
+        columns, positions = self._columns(length), torch.arange(length, device=self.device)
+        return lambda: self.model.slow(columns, positions, self._cache(1, length))
+
+    def step(self, length: int) -> Work:
+        return self._frame(1, length)
+
+    def batch_step(self, voices: int) -> Work:
+        return self._frame(voices, min(128, self.longest))
+
+    def _frame(self, voices: int, length: int) -> Work:
+        """One frame after so many columns; the cache is set back, so that every frame is the same one."""
+        cache, state, columns = self._filled(voices, length), self._state(voices), self._columns(voices)
+        positions = torch.full((voices,), length, device=self.device)
+
+        def work() -> None:
+            cache.filled = length
+            self.decoder.draw(self.model.slow(columns, positions, cache), state)
+
+        return work
+
+    def cached_speech(self, frames: int) -> Work:
+        """The slow transformer alone: the fast one begins anew with every frame, whatever came before."""
+        columns, positions = self._columns(frames), torch.arange(frames, device=self.device)
+
+        def work() -> None:
+            cache = self._cache(1, frames)
+            for at in range(frames):
+                self.model.slow(columns[at : at + 1], positions[at : at + 1], cache)
+
+        return work
+
+    def uncached_speech(self, frames: int) -> Work:
+        """Everything before a frame is computed again for it."""
+        columns, positions = self._columns(frames), torch.arange(frames, device=self.device)
+
+        def work() -> None:
+            for end in range(1, frames + 1):
+                self.model.slow(columns[:end], positions[:end], NoCache(1))
+
+        return work
+
+    def codec_whole(self, frames: int) -> Work:
+        codes = self._codes(frames)
+        return lambda: self.codec.decode(codes)
+
+    def codec_chunk(self, frames: int) -> Work:
+        decoder, codes = StreamingDecoder(self.codec, 1), self._codes(CHUNK)
+        for _ in range(frames // CHUNK):
+            decoder.decode(codes, [0], None)
+        return lambda: decoder.decode(codes, [0], None)
+
+    def codec_anew(self, frames: int) -> Work:
+        codes = self._codes(frames)
+
+        def work() -> None:
+            for end in range(CHUNK, frames + 1, CHUNK):
+                self.codec.decode(codes[..., :end])
+
+        return work
+
+    def _columns(self, count: int) -> torch.Tensor:
+        columns = torch.zeros(count, 1 + self.config.num_codebooks, dtype=torch.long, device=self.device)
+        columns[:, 0] = self.config.semantic_begin_id
+        return columns
+
+    def _codes(self, frames: int) -> torch.Tensor:
+        return torch.zeros(1, self.codec.config.num_codebooks, frames, dtype=torch.long, device=self.device)
+
+    def _cache(self, rows: int, length: int) -> RowCache:
+        return RowCache(self.config.slow, rows, length, self.dtype, self.device)
+
+    def _filled(self, rows: int, length: int) -> RowCache:
+        """Zeros will do: what is in a cache does not change how long it takes to read."""
+        cache = self._cache(rows, length + 1)
+        cache.filled = length
+        return cache
+
+    def _state(self, rows: int) -> FrameState:
+        return FrameState.fresh(self.config, SamplingRows.of([Sampling()] * rows, self.device))
+
+
+@torch.inference_mode()
+def _timed(work: Work, device: torch.device) -> float:
+    """Seconds of the device. A CPU's are counted where it works for us, so that others on it do not bend the curve."""
+    if device.type == "cpu":
+        started = time.process_time()
+        work()
+        return time.process_time() - started
+    torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    work()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - started

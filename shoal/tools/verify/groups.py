@@ -1,0 +1,91 @@
+"""All comparisons, group by group."""
+
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from shoal.errors import CheckpointError, InvalidRequest
+from shoal.tools.verify import language, sound, text
+from shoal.tools.verify.comparison import Comparison
+from shoal.tools.verify.golden import Golden
+
+Group = Callable[[Golden], Iterator[Comparison]]
+
+GROUPS: dict[str, Group] = {
+    "s1/tokenizer": partial(text.tokenizer, family="s1"),
+    "s2/tokenizer": partial(text.tokenizer, family="s2"),
+    "s1/prompts": text.s1_prompts,
+    "s2/prompts": text.s2_prompts,
+    "s2/batches": text.s2_batches,
+    "s1/prefill": partial(language.prefill, family="s1"),
+    "s2/prefill": partial(language.prefill, family="s2"),
+    "s1/fast": partial(language.fast, family="s1"),
+    "s2/fast": partial(language.fast, family="s2"),
+    "s1/sampler": partial(language.sampler, family="s1"),
+    "s2/sampler": partial(language.sampler, family="s2"),
+    "s2/legal": language.legal_ids,
+    "s1/decode": partial(language.decode, family="s1"),
+    "s2/decode": partial(language.decode, family="s2"),
+    "s1/noise": partial(language.decode_with_noise, family="s1"),
+    "s2/noise": partial(language.decode_with_noise, family="s2"),
+    "s2/ras": language.repetition,
+    "codec/decode": sound.decode,
+    "codec/prefixes": sound.prefixes,
+    "codec/clamp": sound.out_of_range,
+    "codec/streaming": sound.streaming,
+    "codec/encode": sound.encode,
+    "codec/short": sound.short_recordings,
+    "quant/int8": language.int8,
+    "quant/int4": language.int4,
+}
+
+
+def verify(
+    directory: Path,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    only: Collection[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> list[Comparison]:
+    """Run every comparison stored in `directory`; `progress` hears the name of each group before it begins.
+
+    `only` names groups (`s1/prefill`) or families of them (`codec`). Tolerances are those of fp32: another dtype is
+    measured by them all the same. Raises InvalidRequest for a directory or group that does not exist and
+    CheckpointError, naming the part, for one that is missing or broken.
+    """
+    if not directory.is_dir():
+        raise InvalidRequest(f"{directory}: no such directory; give one laid out like tests/golden")
+    golden, done = Golden(directory, device, dtype), []
+    for name in select_groups(only):
+        if progress is not None:
+            progress(name)
+        done += _compare(name, golden)
+    return done
+
+
+def select_groups(only: Collection[str] | None) -> list[str]:
+    unknown = sorted(name for name in only or () if not any(_belongs(group, name) for group in GROUPS))
+    if unknown:
+        raise InvalidRequest(f"no group of comparisons is called {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+    return [group for group in GROUPS if only is None or any(_belongs(group, name) for name in only)]
+
+
+def _belongs(group: str, name: str) -> bool:
+    return name in (group, group.partition("/")[0])
+
+
+def _compare(name: str, golden: Golden) -> list[Comparison]:
+    """One group. An empty one would hold whatever was wrong, so it is refused."""
+    try:
+        # Convolutions may use ten-bit mantissas by default, which would be measured instead of the code.
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            comparisons = list(GROUPS[name](golden))
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as problem:
+        reason = f"{type(problem).__name__}: {problem}"
+        raise CheckpointError(f"{golden.directory}: the parts of {name} do not fit together: {reason}") from problem
+    if not comparisons:
+        raise CheckpointError(f"{golden.directory}: nothing to compare for {name}")
+    return comparisons

@@ -1,0 +1,218 @@
+"""The DualAR model against upstream's: logits, hidden states, probabilities and whole decodes."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from shoal.kernels.draw import MAIN_LANE
+from shoal.kernels.sample import exponential_noise, penalise, probabilities
+from shoal.model.cache import NoCache
+from shoal.model.config import Family
+from shoal.model.dual_ar import DualAR
+from shoal.model.frame import FrameDecoder, FrameState, Noise
+from shoal.model.generate import generate_columns
+from shoal.model.sampling import SamplingRows
+from shoal.model.slow import Head
+from shoal.speech import Sampling
+from shoal.tools.verify.comparison import LOGITS, PROBABILITIES, QUANTISED, Comparison, close, equal
+from shoal.tools.verify.golden import Case, Golden, Named
+
+ROUNDING = 1e-6  # what a sum of probabilities in fp32 may be off by
+
+
+def prefill(golden: Golden, family: Family) -> Iterator[Comparison]:
+    model, stored = golden.model(family), golden.tensors(f"{family}/prefill.safetensors")
+    yield from _prompts(golden, family, model, stored, f"{family}/prefill", LOGITS)
+
+
+def fast(golden: Golden, family: Family) -> Iterator[Comparison]:
+    stored = golden.tensors(f"{family}/fast.safetensors")
+    logits = _fast_logits(golden, golden.model(family), stored["hidden"], stored["codes"])
+    yield close(f"{family}/fast", "logits", logits, stored["logits"], LOGITS)
+
+
+def sampler(golden: Golden, family: Family) -> Iterator[Comparison]:
+    """Probabilities, and which entries are left at all."""
+    group, stored = f"{family}/sampler", golden.tensors(f"{family}/sampler.safetensors")
+    for case in golden.cases(f"{family}/sampler.json"):
+        name = str(case["case"])
+        logits = _penalised(stored[f"{name}.logits"][None].to(golden.device), case)
+        rows = SamplingRows.of([_sampling(case)], logits.device)
+        probs = probabilities(logits, rows.temperature, rows.top_p, rows.top_k)[0].cpu()
+        edge = _on_the_edge(logits[0], case["top_p"])
+        ours, theirs = _without(probs, edge), _without(stored[f"{name}.probs"], edge)
+        yield close(group, f"{name}.probs", ours, theirs, PROBABILITIES)
+        yield equal(group, f"{name}.survivors", ours > 0, theirs > 0)
+
+
+def legal_ids(golden: Golden) -> Iterator[Comparison]:
+    """The head cut to its legal rows holds exactly the ids that upstream's constraint lets through."""
+    allowed = golden.tensors("s2/sampler.safetensors")["constraint_bias"] == 0
+    ids = Head(golden.model("s2").slow).ids.sort().values
+    yield equal("s2/legal", "ids", ids, allowed.nonzero().flatten())
+
+
+def decode(golden: Golden, family: Family) -> Iterator[Comparison]:
+    """Greedy frames, and the hidden states behind them in one teacher-forced pass."""
+    group, stored = f"{family}/decode", golden.tensors(f"{family}/decode.safetensors")
+    model = golden.model(family)
+    for case in golden.cases(f"{family}/decode.json"):
+        if "file" in case:
+            continue
+        prompt, frames = golden.prompt(family, case["prompt"]), stored[f"{case['name']}.frames"]
+        ours = _columns(model, prompt, case, exponential_noise)
+        yield equal(group, f"{case['name']}.frames", ours, frames)
+        hidden = _hidden_behind(model, prompt, frames.to(golden.device))
+        yield close(group, f"{case['name']}.hidden", hidden, stored[f"{case['name']}.hidden"], LOGITS)
+
+
+def decode_with_noise(golden: Golden, family: Family) -> Iterator[Comparison]:
+    """Sampled frames, with the very noise upstream drew."""
+    model = golden.model(family)
+    for case in golden.cases(f"{family}/decode.json"):
+        if "file" not in case:
+            continue
+        stored = golden.tensors(f"{family}/{case['file']}")
+        noise = _StoredNoise(stored, _head(model), golden.device)
+        ours = _columns(model, golden.prompt(family, case["prompt"]), case, noise)
+        yield equal(f"{family}/noise", f"{case['name']}.frames", ours, stored["frames"])
+
+
+def repetition(golden: Golden) -> Iterator[Comparison]:
+    """S2's redraw of repeated tokens, one decision at a time."""
+    model, stored = golden.model("s2"), golden.tensors("s2/ras.safetensors")
+    head = _head(model)
+    for case in golden.cases("s2/ras.json"):
+        name = str(case["case"])
+        noise = _StoredDraws(stored, name, head, golden.device)
+        decoder = FrameDecoder(model, head, noise)
+        logits = stored[f"{name}.logits"].to(golden.device)[head.ids][None]
+        token = head.ids[decoder.draw_main(logits, _state_after(golden, model, case))]
+        yield equal("s2/ras", f"{name} {case['kind']}", token, torch.tensor([case["token"]]))
+
+
+def int8(golden: Golden) -> Iterator[Comparison]:
+    group, model, stored = "quant/int8", golden.int8_model(), golden.tensors("quant/int8.safetensors")
+    yield from _prompts(golden, "s1", model, stored, group, QUANTISED)
+    first = golden.tensors("s1/fast.safetensors")
+    logits = _fast_logits(golden, model, first["hidden"][:1], first["codes"][:1])
+    yield close(group, "fast.logits", logits, stored["fast.logits"], QUANTISED)
+    case = golden.document("quant/quant.json")["int8"]["decode"]
+    ours = _columns(model, golden.prompt("s1", case["prompt"]), case, exponential_noise)
+    yield equal(group, "decode.frames", ours, stored["decode.frames"])
+
+
+def int4(golden: Golden) -> Iterator[Comparison]:
+    stored = golden.tensors("quant/int4_g128_unpacked.safetensors")
+    yield from _prompts(golden, "s1", golden.int4_model(), stored, "quant/int4", QUANTISED)
+
+
+def _prompts(
+    golden: Golden, family: Family, model: DualAR, stored: Named, group: str, tolerance: float
+) -> Iterator[Comparison]:
+    """Whatever is stored for each prompt: logits and hidden state of the last column, hidden states of all."""
+    head = Head(model.slow, whole=True)
+    names = [name for name in stored.parts("logits") if name != "fast"]
+    for name in names:
+        hidden, normed = _run(model, golden.prompt(family, name))
+        given = model.fast_input(hidden, normed)
+        ours = {"logits": head(normed[-1]), "hidden": given[-1], "hidden_all": given}
+        for kind, tensor in ours.items():
+            if f"{name}.{kind}" in stored:
+                yield close(group, f"{name}.{kind}", tensor, stored[f"{name}.{kind}"], tolerance)
+
+
+def _run(model: DualAR, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states [T, dim] of columns [1 + codebooks, T], before and after the final norm."""
+    positions = torch.arange(columns.shape[1], device=model.device)
+    hidden = model.slow(columns.T, positions, NoCache(1))
+    return hidden, model.slow.norm(hidden)
+
+
+def _hidden_behind(model: DualAR, prompt: Tensor, frames: Tensor) -> Tensor:
+    """What the fast model was given for each frame [n, dim]: the last column is drawn from, never read."""
+    given = model.fast_input(*_run(model, torch.cat((prompt, frames[:, :-1]), dim=1)))
+    return given[prompt.shape[1] - 1 :]
+
+
+def _fast_logits(golden: Golden, model: DualAR, hidden: Tensor, codes: Tensor) -> Tensor:
+    return model.fast.teacher_forced(hidden.to(golden.device, golden.dtype), codes.long().to(golden.device))
+
+
+def _penalised(logits: Tensor, case: Case) -> Tensor:
+    previous = case.get("previous_tokens")
+    if previous is None:
+        return logits
+    penalty = torch.tensor([case["repetition_penalty"]], device=logits.device)
+    return penalise(logits, torch.tensor([previous], device=logits.device), penalty)
+
+
+def _on_the_edge(logits: Tensor, top_p: float) -> Tensor:
+    """Entries whose cumulative probability is top_p up to rounding: the width of the processor's vectors decides
+    whether fp32 keeps them. With a top_p of 1 that is the whole far end of the tail.
+    """
+    ranked, order = logits.double().cpu().sort(descending=True)
+    near = (ranked.softmax(-1).cumsum(-1) - top_p).abs() < ROUNDING
+    near[0] = False  # the likeliest entry is always kept
+    return torch.empty_like(near).scatter_(0, order, near)
+
+
+def _without(probs: Tensor, entries: Tensor) -> Tensor:
+    left = probs.masked_fill(entries, 0.0)
+    return left / left.sum()
+
+
+def _columns(model: DualAR, prompt: Tensor, case: Case, noise: Noise) -> Tensor:
+    """All columns of a decode [1 + codebooks, n], the one with the stop token included."""
+    return torch.stack(list(generate_columns(model, _head(model), prompt, _sampling(case), noise)), dim=1)
+
+
+def _head(model: DualAR) -> Head:
+    """Upstream's S1 draws from the whole vocabulary."""
+    return Head(model.slow, whole=model.config.family == "s1")
+
+
+def _sampling(case: Case) -> Sampling:
+    return Sampling(
+        temperature=case["temperature"],
+        top_p=case["top_p"],
+        top_k=case.get("top_k", 0),
+        repetition_penalty=case.get("repetition_penalty", 1.0),
+        max_frames=case.get("max_new_tokens", 0),
+    )
+
+
+def _state_after(golden: Golden, model: DualAR, case: Case) -> FrameState:
+    """The state in which upstream made a decision: the first frame has no window."""
+    state = FrameState.fresh(model.config, SamplingRows.of([_sampling(case)], model.device))
+    if case["window"] is not None:
+        state.window[0, 0] = torch.tensor(case["window"], device=golden.device)
+        state.frame += 1 + len(case["window"])
+    return state
+
+
+class _StoredNoise:
+    """The noise of a stored decode: by frame, for the columns that the head has."""
+
+    def __init__(self, stored: Named, head: Head, device: str) -> None:
+        names = ("noise_main",) if "noise_main" in stored else ("noise_normal", "noise_high")
+        self.main = [stored[name].float().to(device)[:, head.ids] for name in names]
+        self.residual = stored["noise_residual"].float().to(device)
+
+    def __call__(self, seed: Tensor, frame: Tensor, lane: int | Tensor, size: int) -> Tensor:
+        if isinstance(lane, Tensor):
+            return self.residual[frame]
+        return self.main[0 if lane == MAIN_LANE else 1][frame]
+
+
+class _StoredDraws:
+    """The noise of a single decision: the usual draw and the one from the flatter distribution."""
+
+    def __init__(self, stored: Named, case: str, head: Head, device: str) -> None:
+        self.usual, self.other = (
+            stored[f"{case}.{name}"].float().to(device)[head.ids][None] for name in ("noise_normal", "noise_high")
+        )
+
+    def __call__(self, seed: Tensor, frame: Tensor, lane: int | Tensor, size: int) -> Tensor:
+        return self.usual if lane == MAIN_LANE else self.other

@@ -1,0 +1,61 @@
+"""What came out, for people and for programs."""
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from shoal.errors import VerificationFailed
+from shoal.tools.verify.comparison import Comparison
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def as_table(comparisons: Sequence[Comparison]) -> "Table":
+    """One line per group with its worst comparison."""
+    from rich.table import Table
+
+    table = Table("group", "compared", "worst", "difference", "tolerance", "")
+    for group, members in groupby(comparisons, key=lambda each: each.group):
+        found = list(members)
+        worst = max(found, key=lambda each: (not each.ok, each.strain))
+        verdict = "[green]ok[/]" if worst.ok else f"[red]{sum(not each.ok for each in found)} failed[/]"
+        table.add_row(group, str(len(found)), _plain(worst.name), *_figures(worst), verdict)
+    return table
+
+
+def as_json(comparisons: Sequence[Comparison]) -> str:
+    """Every comparison. A difference that is no number, as after NaN or another shape, is null."""
+    rows = [
+        {
+            "group": each.group,
+            "name": each.name,
+            "difference": each.difference if math.isfinite(each.difference) else None,
+            "tolerance": each.tolerance,
+            "ok": each.ok,
+        }
+        for each in comparisons
+    ]
+    return json.dumps({"ok": all(each.ok for each in comparisons), "comparisons": rows}, ensure_ascii=False)
+
+
+def require_all(comparisons: Sequence[Comparison]) -> None:
+    """Raises VerificationFailed naming the groups that left their tolerance."""
+    failed = [each for each in comparisons if not each.ok]
+    if failed:
+        groups = ", ".join(dict.fromkeys(each.group for each in failed))
+        raise VerificationFailed(f"{len(failed)} of {len(comparisons)} comparisons failed, in {groups}")
+
+
+def _figures(worst: Comparison) -> tuple[str, str]:
+    if worst.tolerance == 0:
+        return f"{worst.difference:.0f} unequal", "equal"
+    return f"{worst.difference:.1e}", f"{worst.tolerance:.0e}"
+
+
+def _plain(name: str) -> str:
+    from rich.markup import escape
+
+    return escape(name)

@@ -1,0 +1,61 @@
+"""Tokenizers and prompts against upstream's."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from shoal.model.config import Family
+from shoal.text.prompt import ChatPrompts, Columns, Grid, InterleavePrompts, PromptBuilder, Reference, build_prompt
+from shoal.text.split import group_turns
+from shoal.tools.verify.comparison import Comparison, equal, equal_lists
+from shoal.tools.verify.golden import Case, Golden, codes_of
+
+
+def tokenizer(golden: Golden, family: Family) -> Iterator[Comparison]:
+    ours = golden.tokenizer(family)
+    for case in golden.cases(f"{family}/tokenizer_cases.json"):
+        ids = ours.encode(case["text"], specials=True)
+        yield equal_lists(f"{family}/tokenizer", repr(case["text"][:24]), ids, case["ids"])
+
+
+def s1_prompts(golden: Golden) -> Iterator[Comparison]:
+    stored = golden.grids("prompts/s1.npz")
+    builder = _builder(golden, "s1", stored)
+    for case in golden.cases("prompts/cases.json"):
+        grid = build_prompt(builder, [case["text"]], _references(case))
+        yield _same_grid("s1/prompts", case["name"], grid, stored[case["name"]])
+
+
+def s2_prompts(golden: Golden) -> Iterator[Comparison]:
+    """Each batch of a request, given the frames assumed to have come out of those before it."""
+    stored = golden.grids("prompts/s2.npz")
+    builder = _builder(golden, "s2", stored)
+    for case in golden.cases("prompts/cases.json"):
+        texts, generated = case["s2_batches"], codes_of(case.get("generated", []))
+        for batch in range(len(texts)):
+            name = f"{case['name']}.{batch}"
+            grid = build_prompt(builder, texts, _references(case), generated[:batch])
+            yield _same_grid("s2/prompts", name, grid, stored[name])
+
+
+def s2_batches(golden: Golden) -> Iterator[Comparison]:
+    for case in golden.cases("prompts/cases.json"):
+        ours, stored = group_turns(case["text"], case["chunk_length"], drop_lead_in=True), case["s2_batches"]
+        unequal = sum(a != b for a, b in zip(ours, stored, strict=False)) + abs(len(ours) - len(stored))
+        yield Comparison("s2/batches", case["name"], float(unequal), 0.0)
+
+
+def _builder(golden: Golden, family: Family, stored: Mapping[str, Grid]) -> PromptBuilder:
+    codebooks = max((len(grid) - 1 for grid in stored.values()), default=0)
+    # The stored prompts include one whose text spells control tokens, which upstream obeys.
+    columns = Columns(golden.tokenizer(family), codebooks, specials=True)
+    return InterleavePrompts(columns) if family == "s1" else ChatPrompts(columns)
+
+
+def _references(case: Case) -> list[Reference]:
+    codes = codes_of([each["codes"] for each in case["references"]])
+    return [Reference(each["text"], matrix) for each, matrix in zip(case["references"], codes, strict=True)]
+
+
+def _same_grid(group: str, name: str, ours: Grid, stored: Grid) -> Comparison:
+    return equal(group, name, torch.from_numpy(ours), torch.from_numpy(stored))

@@ -1,7 +1,0 @@
-"""Does this build compute what upstream computes? What the reference read and gave, run again and compared."""
-
-from shoal.verify.comparison import Comparison
-from shoal.verify.groups import GROUPS, verify
-from shoal.verify.report import as_json, as_table, require_all
-
-__all__ = ["GROUPS", "Comparison", "as_json", "as_table", "require_all", "verify"]

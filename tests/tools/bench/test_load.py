@@ -1,0 +1,315 @@
+"""A server under load: what is measured is what happened."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shoal.tools.bench.load.client import Target, parse_target
+from shoal.tools.bench.load.playback import stalled_seconds
+from shoal.tools.bench.load.run import Plan, names_of, run_load
+from shoal.tools.bench.load.sound import SoundMeter
+from shoal.tools.bench.load.stage import Stage, arrival_times, parse_stages
+from shoal.tools.bench.load.summary import Objective
+from shoal.errors import GenerationFailed, InvalidRequest
+from tests.tools.bench.virtual import RATE, VirtualLoop, VirtualServer
+from tests.cli.conftest import Shoal, shoal  # noqa: F401
+
+OPENAI = parse_target("http://fake:1")
+
+
+@pytest.fixture
+def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncio.events.new_event_loop", VirtualLoop)
+
+
+def measured(server: VirtualServer, stages: str, *, open: bool, seconds: float = 20.0, **plan: object) -> dict:
+    document = run_load(
+        [OPENAI], Plan(parse_stages(stages, open=open, seconds=seconds), **plan), progress=False, transport=server
+    )
+    assert document["complete"]
+    return document["runs"][0]
+
+
+@pytest.mark.usefixtures("virtual")
+def test_known_delays_come_back() -> None:
+    stage = measured(VirtualServer(first=0.25, gap=0.05, pieces=11), "3", open=False)["stages"][0]
+    assert stage["first_audio"]["p50"] == pytest.approx(0.25)
+    assert stage["latency"]["p99"] == pytest.approx(0.25 + 10 * 0.05)
+    assert stage["rtf"]["mean"] == pytest.approx(0.75 / 1.1)
+    # Three clients, 0.75 s each: four a second, 1.1 s of audio in every one.
+    assert stage["throughput"] == pytest.approx(4, rel=0.05)
+    assert stage["audio_per_second"] == pytest.approx(4.4, rel=0.05)
+    assert stage["errors"] == {}
+    assert stage["sender_late"]["most"] == pytest.approx(0)
+
+
+@pytest.mark.usefixtures("virtual")
+def test_open_loop_waiting_for_a_slot_is_part_of_the_answer() -> None:
+    """One slot, 0.1 s of work, 8 requests a second: M/D/1 waits rho / (2 mu (1 - rho)) = 0.2 s on average."""
+    server = VirtualServer(first=0.1, pieces=1, slots=1)
+    stage = measured(server, "8", open=True, seconds=1000.0)["stages"][0]
+    assert stage["requests"] == pytest.approx(8_000, rel=0.03)
+    assert stage["first_audio"]["mean"] == pytest.approx(0.1 + 0.2, rel=0.1)
+
+
+@pytest.mark.usefixtures("virtual")
+def test_the_highest_rate_is_found_between_what_holds_and_what_breaks() -> None:
+    """Four slots of 0.5 s serve eight a second; beyond that the queue grows and audio begins too late."""
+    server = VirtualServer(first=0.5, pieces=1, slots=4)
+    run = measured(server, "1", open=True, seconds=300.0, search=True, objective=Objective(first_audio=1.5, share=0.95))
+    assert 6.0 < run["highest_rate"] < 8.0
+    kept = {stage["load"]: stage["kept"] for stage in run["stages"]}
+    assert kept[run["highest_rate"]]
+    assert not any(holds for rate, holds in kept.items() if rate > run["highest_rate"])
+    assert list(kept) == sorted(kept)
+
+
+@pytest.mark.usefixtures("virtual")
+def test_a_server_that_never_keeps_the_promise_has_no_highest_rate() -> None:
+    server = VirtualServer(first=2.0)
+    assert measured(server, "4", open=True, search=True)["highest_rate"] is None
+
+
+@pytest.mark.usefixtures("virtual")
+def test_errors_are_counted_by_kind_and_cost_goodput() -> None:
+    stage = measured(VirtualServer(fails=4), "2", open=False, warm_up=0)["stages"][0]
+    refused = stage["errors"]["HTTP 429"]
+    assert refused == stage["requests"] // 4
+    assert stage["good_share"] == pytest.approx(0.75, abs=0.01)
+    assert stage["goodput"] < stage["throughput"] + 1e-9
+
+
+@pytest.mark.usefixtures("virtual")
+def test_audio_that_comes_too_slowly_starves_the_listener() -> None:
+    """0.1 s of audio every 0.13 s: 30 ms are missing after each of 4 pieces, until the buffer is used up."""
+    stage = measured(VirtualServer(gap=0.13, pieces=5), "1", open=False)["stages"][0]
+    starved = {each["buffer"]: each for each in stage["starved"]}
+    assert starved[0.05]["share"] == starved[0.1]["share"] == 1.0
+    assert starved[0.05]["stalled_seconds"] == pytest.approx(4 * 0.03 - 0.05)
+    assert starved[0.1]["stalled_seconds"] == pytest.approx(4 * 0.03 - 0.1)
+    assert starved[0.2]["share"] == 0.0
+    assert stage["good_share"] == 0.0
+
+
+@pytest.mark.usefixtures("virtual")
+def test_two_servers_hear_the_same_texts_and_stand_side_by_side() -> None:
+    servers = {"fast:1": VirtualServer(first=0.1), "slow:1": VirtualServer(first=0.4)}
+
+    class Both(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return await servers[request.url.netloc.decode()].handle_async_request(request)
+
+    targets = [parse_target(f"http://{name}") for name in servers]
+    plan = Plan(parse_stages("5", open=True, seconds=20.0))
+    runs = run_load(targets, plan, progress=False, transport=Both())["runs"]
+    assert [run["stages"][0]["first_audio"]["p50"] for run in runs] == pytest.approx([0.1, 0.4])
+    assert servers["fast:1"].bodies == servers["slow:1"].bodies
+    texts = [json.loads(body)["input"] for body in servers["fast:1"].bodies]
+    assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.usefixtures("virtual")
+def test_a_ramp_of_clients_grows_to_its_end() -> None:
+    stage = measured(VirtualServer(first=0.1, pieces=1), "1..4", open=False, seconds=40.0)["stages"][0]
+    due = [outcome["due"] for outcome in stage["outcomes"]]
+    quarters = [sum(at // 10 == quarter for at in due) for quarter in range(4)]
+    assert quarters == pytest.approx([100, 200, 300, 400], rel=0.05)
+    assert stage["ramp_from"] == 1
+
+
+def test_poisson_arrivals_have_the_rate_and_a_ramp_climbs() -> None:
+    times = list(arrival_times(Stage(True, 50, 50, 100.0), seed=1))
+    assert len(times) == pytest.approx(5000, rel=0.05)
+    gaps = [after - before for before, after in pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(mean**2, rel=0.15)
+    ramp = list(arrival_times(Stage(True, 0.0001, 100, 100.0), seed=1))
+    assert len(ramp) == pytest.approx(5000, rel=0.05)
+    assert sum(at < 50 for at in ramp) == pytest.approx(1250, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "buffer", "stalled"),
+    [
+        ([], 0.1, 0.0),
+        ([(1.0, 5.0)], 0.0, 0.0),
+        ([(1.0, 0.5), (1.4, 0.5), (1.9, 0.5)], 0.0, 0.0),
+        ([(1.0, 0.5), (2.0, 0.5)], 0.1, 0.4),
+        ([(1.0, 0.5), (2.0, 0.5), (2.9, 0.5)], 0.1, 0.4 + 0.4),
+        ([(1.0, 2.0), (2.0, 0.5), (3.4, 0.5)], 0.0, 0.0),
+    ],
+)
+def test_playback_stalls_when_audio_is_late(arrivals: list, buffer: float, stalled: float) -> None:
+    assert stalled_seconds(arrivals, buffer) == pytest.approx(stalled)
+
+
+def wav(seconds: float, rate: int = 44_100, extra: bytes = b"") -> bytes:
+    from shoal.audio.wav import wav_header
+
+    header = wav_header(rate, None)
+    data = header.index(b"data")
+    return header[:data] + extra + header[data:] + b"\0\0" * round(seconds * rate)
+
+
+@pytest.mark.parametrize("step", [1, 7, 45, 100_000])
+@pytest.mark.parametrize("extra", [b"", b"LIST\x03\0\0\0abc\0"])
+def test_a_wav_header_is_no_audio_however_it_is_cut(step: int, extra: bytes) -> None:
+    content, meter = wav(0.1, extra=extra), SoundMeter(8000)
+    seconds = sum(meter.feed(content[at : at + step]) for at in range(0, len(content), step)) + meter.end()
+    assert seconds == pytest.approx(0.1)
+
+
+def test_bare_pcm_counts_from_the_first_byte() -> None:
+    meter = SoundMeter(8000)
+    assert meter.feed(b"R") + meter.feed(b"I") + meter.end() == pytest.approx(2 / 16_000)
+    assert SoundMeter(8000).feed(b"\1\2" * 8000) == pytest.approx(1.0)
+
+
+def test_the_route_tells_the_api() -> None:
+    assert parse_target("http://a:1").url == "http://a:1/v1/audio/speech"
+    assert parse_target("http://a:1/v1/").url == "http://a:1/v1/audio/speech"
+    assert parse_target("http://a:1", "fish") == Target("http://a:1/v1/tts", "fish")
+    assert parse_target("http://a:1/behind/v1/tts").api == "fish"
+    for url, api in (
+        ("a:1", None),
+        ("ftp://a", None),
+        ("http://me:secret@a", None),
+        ("http://a/v1/tts", "openai"),
+        ("http://a", "soap"),
+    ):
+        with pytest.raises(InvalidRequest):
+            parse_target(url, api)
+
+
+def test_servers_are_told_apart_by_as_little_as_it_takes() -> None:
+    urls = ("http://a:1", "http://b:1", "http://b:1/v1/tts", "http://c:1", "http://c:1")
+    assert names_of([parse_target(url) for url in urls]) == [
+        "a:1", "b:1 openai", "b:1 fish", "c:1 openai (4)", "c:1 openai (5)"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "x", "1..", "1.5", "99999", "1,,2"])
+def test_loads_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_stages(text, open=False, seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("http://a", "http://b"),
+        ("--compare", "http://a"),
+        ("http://a", "--slo-buffer", "70"),
+        ("http://a", "--find-rate", "--clients", "3"),
+        ("http://a", "--rate", "fast"),
+        ("nowhere",),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused_before_anything_is_sent(shoal: Shoal, arguments: tuple[str]) -> None:  # noqa: F811
+    assert shoal("load", *arguments).code == 2
+
+
+class SlowServer:
+    """Real sockets: every request is answered after `first` seconds, in `pieces` that come `gap` seconds apart."""
+
+    def __init__(self, first: float, gap: float, pieces: int, kind: str = "audio/pcm") -> None:
+        self.first, self.gap, self.pieces, self.kind = first, gap, pieces, kind
+        self.answered = 0
+        self.loop = asyncio.new_event_loop()
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.door.getsockname()[1]}"
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        server = self.loop.run_until_complete(asyncio.start_server(self._answer, sock=self.door))
+        self.loop.run_forever()
+        server.close()
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.run_until_complete(asyncio.sleep(0.05))
+        self.loop.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Else the kernel holds the first piece back until the client has acknowledged the headers: 40 ms.
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+                await asyncio.sleep(self.first)
+                writer.write(f"HTTP/1.1 200 OK\r\ncontent-type: {self.kind}\r\n".encode())
+                writer.write(b"transfer-encoding: chunked\r\n\r\n")
+                for number in range(self.pieces):
+                    await asyncio.sleep(self.gap if number else 0)
+                    piece = b"\0\0" * (RATE // 10)
+                    writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+                writer.write(b"0\r\n\r\n")
+                await writer.drain()
+                self.answered += 1
+        writer.close()
+
+    def __enter__(self) -> "SlowServer":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+
+
+@pytest.fixture
+def slow_server() -> Iterator[SlowServer]:
+    with SlowServer(first=0.2, gap=0.05, pieces=5) as server:
+        yield server
+
+
+def test_over_real_sockets_known_delays_are_found_within_five_percent() -> None:
+    plan = Plan(parse_stages("8", open=False, seconds=2.5), warm_up=1)
+    with SlowServer(first=1.0, gap=0.25, pieces=5) as server:
+        stage = run_load([parse_target(server.url)], plan, progress=False)["runs"][0]["stages"][0]
+    assert stage["errors"] == {}
+    assert stage["requests"] >= 8
+    # The least of many: a busy machine makes some of them later, none of them earlier.
+    assert stage["first_audio"]["least"] == pytest.approx(1.0, rel=0.05)
+    assert stage["latency"]["least"] == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_server_that_is_not_there_or_sends_something_else_is_named() -> None:
+    plan = Plan(parse_stages("1", open=False, seconds=1.0))
+    with pytest.raises(GenerationFailed, match="no connection"):
+        run_load([parse_target("http://127.0.0.1:9")], plan, progress=False)
+    with SlowServer(0.0, 0.0, 1, kind="audio/mpeg") as server, pytest.raises(GenerationFailed, match="audio/mpeg"):
+        run_load([parse_target(server.url)], plan, progress=False)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_was_measured(slow_server: SlowServer, tmp_path: Path, how: signal.Signals) -> None:
+    path = tmp_path / "load.json"
+    command = [sys.executable, "-m", "shoal.cli", "load", slow_server.url, "--clients", "2", "--seconds", "60"]
+    child = subprocess.Popen([*command, "--json", str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    # Whoever asks again has heard the answer before; the first two of all are for warming up.
+    while slow_server.answered < 8 and child.poll() is None:
+        time.sleep(0.05)
+    os.kill(child.pid, how)
+    said, _ = child.communicate(timeout=30)
+    assert child.returncode == 130, said
+    document = json.loads(path.read_text())
+    assert not document["complete"]
+    stage = document["runs"][0]["stages"][0]
+    assert stage["requests"] > 0
+    assert stage["seconds"] < 50  # not the sixty that it was to last
+    assert b"interrupted" in said

@@ -1,0 +1,90 @@
+import json
+from collections.abc import Sequence
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from shoal.tools.bench import profile
+from shoal.tools.bench.profile import Part, Profile
+from shoal.codec.streaming import StreamingDecoder
+from shoal.engine.voicebox import VoiceBox
+from shoal.errors import InvalidRequest
+from shoal.quantize import apply
+from shoal.quantize.modes import multiplies_integers
+
+needs_vnni = pytest.mark.skipif(not multiplies_integers(), reason="this CPU has no VNNI")
+
+
+def test_every_part_of_a_request_is_timed_and_the_largest_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "SECONDS", 0.0)
+    monkeypatch.setattr(profile, "FRAMES", 4)
+    told = json.loads(profile.run_profile("random:tiny", device="cpu", voices=2).as_json())
+    assert [part["name"] for part in told["parts"]] == [
+        "tokenize", "prefill", "slow step", "fast steps", "sampling", "codec", "encode", "host gaps"
+    ]  # fmt: skip
+    assert set(told["steps"]) == {"1", "2"}
+    assert told["ceiling"] > 0
+    assert len(told["bottlenecks"]) == 3
+
+
+def test_only_the_codec_is_timed_not_the_clearing_of_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed, resets, time = 0, list[int](), profile._time
+    reset = StreamingDecoder.reset
+
+    def noting(decoder: StreamingDecoder, slots: Sequence[int]) -> None:
+        resets.append(timed)
+        reset(decoder, slots)
+
+    def timing(work: profile.Work, device: str) -> float:
+        nonlocal timed
+        timed += 1
+        try:
+            return time(work, device)
+        finally:
+            timed -= 1
+
+    monkeypatch.setattr(profile, "SECONDS", 0.0)
+    monkeypatch.setattr(profile, "FRAMES", 4)
+    monkeypatch.setattr(profile, "_time", timing)
+    monkeypatch.setattr(StreamingDecoder, "reset", noting)
+    profile.run_profile("random:tiny", device="cpu", voices=2)
+    assert resets
+    assert not any(resets)
+
+
+def test_no_gaps_are_told_where_model_and_codec_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "SECONDS", 0.0)
+    monkeypatch.setattr(profile, "FRAMES", 4)
+    # As on a GPU, whatever the engine makes of it here.
+    monkeypatch.setattr(VoiceBox, "overlap", property(lambda box: True, lambda box, asked: None), raising=False)
+    told = profile.run_profile("random:tiny", device="cpu", voices=1)
+    assert told.beside
+    assert "host gaps" not in [part.name for part in told.parts]
+    console = Console(width=200, file=StringIO())
+    console.print(profile.render(told))
+    assert "the codec's is done beside the model's" in console.file.getvalue()
+
+
+def test_what_is_done_once_per_step_is_shared_by_the_voices() -> None:
+    parts = [Part("prefill", 10.0, "request"), Part("codec", 4.0, "step", bytes_read=8_000_000)]
+    told = Profile("m", {"device": "d", "torch": "t"}, "eager", 64, 1e9, parts, {1: 1.0})
+    assert [part.name for part in told.bottlenecks] == ["prefill", "codec"]
+    assert parts[1].of_request(64) == 4.0 * profile.FRAMES / 64
+    assert parts[1].bandwidth() == 2e9
+
+
+@pytest.mark.parametrize("integers", [pytest.param(True, marks=needs_vnni), False])
+def test_weights_can_be_quantised_to_be_timed(monkeypatch: pytest.MonkeyPatch, integers: bool) -> None:
+    monkeypatch.setattr(apply, "multiplies_integers", lambda: integers)
+    monkeypatch.setattr(profile, "SECONDS", 0.0)
+    monkeypatch.setattr(profile, "FRAMES", 4)
+    monkeypatch.setattr(apply, "FEWEST_INTEGERS", 1000)  # else these are too small to gain by it
+    plain, small = (profile.run_profile("random:tiny", device="cpu", quantize=each) for each in (None, "int8"))
+    read = [next(part.bytes_read for part in told.parts if part.name == "slow step") for told in (plain, small)]
+    assert read[1] < 0.6 * read[0]
+
+
+def test_weights_that_nobody_knows_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="int9"):
+        profile.run_profile("random:tiny", device="cpu", quantize="int9")
