@@ -21,8 +21,8 @@ from pydantic_settings import (
 )
 
 from shoal.config import EngineConfig
-from shoal.engine.cap import read_cap
-from shoal.engine.worker import EngineSource
+from shoal.engine.memory.limit import read_cap
+from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
 from shoal.quantize.modes import WeightModes
 from shoal.server.config import MODEL_ALIASES, KeyLimits, Limits, ServerConfig

@@ -79,7 +79,7 @@ def rooms_used(path: Path) -> set[str]:
 
 
 def room_named(name: str) -> str:
-    """`shoal.engine.loop` -> `engine`; what the package itself promises, `shoal.load`, is behind its front door."""
+    """`shoal.engine.thread` -> `engine`; what the package itself promises, `shoal.load`, is behind its front door."""
     first = name.partition(".")[2].partition(".")[0]
     is_room = any(first in rooms for rooms in FLOORS) or first == "__version__"
     return first if is_room or (PACKAGE / first).with_suffix(".py").exists() else FRONT_DOOR

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint, load_checkpoint, load_model
-from shoal.engine.kv import PagedKV, Pass, Segment, kv_type
-from shoal.engine.script import write_turns
+from shoal.engine.kv_cache import PagedKV, Pass, Segment, kv_type
+from shoal.engine.preprocess import write_turns
 from shoal.model.dual_ar import DualAR
 from shoal.model.generate import generate
 from shoal.model.layers import KVCache

@@ -22,7 +22,7 @@ from shoal.batch.manifest import Manifest, worker_journal
 from shoal.batch.run import Survey, Watcher, speak_all
 from shoal.batch.speaker import Speaker
 from shoal.cluster.life import last_words
-from shoal.engine.worker import EngineSource
+from shoal.engine.process.worker import EngineSource
 from shoal.errors import EngineStopped, InvalidRequest
 from shoal.server.run import load
 

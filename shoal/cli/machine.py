@@ -31,7 +31,7 @@ def doctor(
     if plan:
         from dataclasses import asdict
 
-        from shoal.engine.plan import plan_cards
+        from shoal.engine.memory.capacity import plan_cards
 
         holdings = plan_cards()
         if json:

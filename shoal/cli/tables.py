@@ -13,7 +13,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from shoal.checkpoint.inspect import Inspection
     from shoal.tools.doctor import Report
-    from shoal.engine.plan import Holding
+    from shoal.engine.memory.capacity import Holding
 
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "missing": "[red]missing[/]"}
 

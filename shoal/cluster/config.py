@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.cluster.routing import StrategyName
-from shoal.engine.worker import EngineSource
+from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
 from shoal.server.config import ServerConfig
 from shoal.server.logs import LogFormat

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shoal.cluster.config import ClusterConfig
 from shoal.cluster.life import APP_NAME
 from shoal.cluster.service import ClusterService
-from shoal.engine.messages import Facts
-from shoal.engine.worker import EngineSource
+from shoal.engine.process.messages import Facts
+from shoal.engine.process.worker import EngineSource
 from shoal.server.app import create_app
 from shoal.server.config import ServerConfig
 from shoal.server.desk import Caller, bearer, open_desk

@@ -19,9 +19,9 @@ from ray.serve.handle import DeploymentHandle
 
 from shoal.cluster.gate import Entry
 from shoal.cluster.record import Ending, Record, spread
-from shoal.engine.messages import Facts
-from shoal.engine.supervisor import Supervisor
-from shoal.engine.worker import EngineSource
+from shoal.engine.process.messages import Facts
+from shoal.engine.process.supervisor import Supervisor
+from shoal.engine.process.worker import EngineSource
 from shoal.errors import EngineStopped, ShoalError
 from shoal.server.logs import LogFormat, set_up_logging
 from shoal.speech import AudioChunk, Samples, SpeechRequest

@@ -12,7 +12,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from shoal.cluster.rate import SameRate
-from shoal.engine.messages import Facts
+from shoal.engine.process.messages import Facts
 from shoal.errors import EngineBusy, EngineStopped, ShoalError
 from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
 from shoal.text.prompt import Codes

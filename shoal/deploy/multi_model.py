@@ -26,8 +26,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from shoal.deploy.memory import process_bytes, usable_bytes
-from shoal.engine.supervisor import Supervisor
-from shoal.engine.worker import EngineSource
+from shoal.engine.process.supervisor import Supervisor
+from shoal.engine.process.worker import EngineSource
 from shoal.errors import ShoalError
 from shoal.metrics import Metrics
 from shoal.server.app import create_app

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.engine.blocks import BlockPool
-from shoal.engine.places import Places
+from shoal.engine.memory.concurrency_limit import Places
 from shoal.engine.policy import AdmissionPolicy, Continuous
 from shoal.engine.sequence import Columns, Sequence
 from shoal.errors import InvalidRequest

@@ -7,7 +7,7 @@ import multiprocessing
 import signal
 from multiprocessing.connection import Connection
 
-from shoal.engine.worker import EngineSource
+from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
 
 

@@ -11,9 +11,9 @@ from types import FrameType
 import uvicorn
 
 from shoal.checkpoint.find import PREFIX, find_directory
-from shoal.engine.messages import Facts
-from shoal.engine.supervisor import Supervisor
-from shoal.engine.worker import EngineSource
+from shoal.engine.process.messages import Facts
+from shoal.engine.process.supervisor import Supervisor
+from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.app import create_app
 from shoal.server.config import ServerConfig

@@ -13,7 +13,7 @@ from shoal.batch.manifest import Manifest
 from shoal.batch.run import survey
 from shoal.batch.spread import SliceSpeaker
 from shoal.config import EngineConfig
-from shoal.engine.worker import EngineSource
+from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
 
 SOURCE = EngineSource("random:tiny", "cpu", config=EngineConfig(slots=2, guard=False, kv_bytes=1 << 20))

@@ -7,7 +7,7 @@ from shoal.cli import cluster as command
 from shoal.cluster import life
 from shoal.cluster.config import Autoscale, ClusterConfig, sharing
 from shoal.config import EngineConfig
-from shoal.engine.worker import EngineSource
+from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
 
 

@@ -15,7 +15,7 @@ from shoal.config import EngineConfig
 from shoal.deploy.container import many_models, settings_of
 from shoal.deploy.memory import process_bytes, usable_bytes
 from shoal.deploy.multi_model import Shelf, Shelved, multi_model_app
-from shoal.engine.worker import EngineSource
+from shoal.engine.process.worker import EngineSource
 from shoal.errors import ShoalError
 from shoal.server.config import Limits, ServerConfig
 from tests.deploy.conftest import SAY

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.engine.worker import EngineSource
+from shoal.engine.process.worker import EngineSource
 
 Rig = Callable[[], None]
 
@@ -72,7 +72,7 @@ def _behind(gate: Gate, work: Callable[..., Any]) -> Callable[..., Any]:
 def reject_the_first() -> None:
     """The first speech that somebody asks for is taken for none, and tried again."""
     from shoal.audio.guard import Finding
-    from shoal.engine.stage import Stage
+    from shoal.engine.request_tracker import Stage
     from shoal.engine.utterance import Utterance
 
     judge, findings = Stage._judge, [Finding.SILENT]

@@ -7,7 +7,7 @@ import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.core import EngineCore
-from shoal.engine.runner import Overlapped
+from shoal.engine.execution.runner import Overlapped
 from shoal.engine.sequence import Columns
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import ShoalError

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.engine.blocks import ROOT, BlockPool, Key, block_key
-from shoal.engine.kv import HostTier, PagedKV
+from shoal.engine.kv_cache import HostTier, PagedKV
 from shoal.model.config import BlockConfig
 
 SMALL = BlockConfig(

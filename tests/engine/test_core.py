@@ -10,8 +10,8 @@ import pytest
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, block_count
-from shoal.engine.kv import PagedKV
-from shoal.engine.script import write_turns
+from shoal.engine.kv_cache import PagedKV
+from shoal.engine.preprocess import write_turns
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, TextError
 from shoal.speech import FinishReason, Sampling

@@ -22,7 +22,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.load import choose_device, choose_dtype, voice_cache
-from shoal.engine.script import prompt_builder, write_turns
+from shoal.engine.preprocess import prompt_builder, write_turns
 from shoal.errors import (
     AudioError,
     DeadlineExceeded,

@@ -14,9 +14,9 @@ from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
-from shoal.engine.kv import PagedKV
+from shoal.engine.kv_cache import PagedKV
 from shoal.engine.load import voice_cache
-from shoal.engine.script import write_turns
+from shoal.engine.preprocess import write_turns
 from shoal.speech import FinishReason
 from tests.engine.solo import Soloist
 from tests.engine.test_core import Song, check

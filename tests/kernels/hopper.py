@@ -16,9 +16,9 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.fused import FusedCall, FusedCodec
-from shoal.engine.fused import FusedFrame, FusedPrompt
-from shoal.engine.kv import PagedKV
-from shoal.engine.slots import SlotStates
+from shoal.engine.execution.fused import FusedFrame, FusedPrompt
+from shoal.engine.kv_cache import PagedKV
+from shoal.engine.execution.slot_state import SlotStates
 from shoal.kernels.capture import Workload, compile_ahead
 from shoal.kernels.jit import Kernel
 from shoal.model.slow import Head

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.engine.kv import PagedKV, Pass, Segment
+from shoal.engine.kv_cache import PagedKV, Pass, Segment
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.apply import quantise_model
 from shoal.quantize.divergence import Divergence, divergence, mean

@@ -3,7 +3,7 @@ from typing import get_args
 
 import pytest
 
-from shoal.engine.ladder import RUNGS
+from shoal.engine.execution.fallback import RUNGS
 from shoal.errors import InvalidRequest, ModelNotFound
 from shoal.server.machine import check_machine
 from shoal.server.run import bind, check_door, serve

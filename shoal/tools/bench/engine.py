@@ -36,7 +36,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.load import build_core, choose_device, choose_dtype
 from shoal.engine.policy import admission_policy
 from shoal.engine.scheduler import Drawn, Scheduler
-from shoal.engine.script import write_turns
+from shoal.engine.preprocess import write_turns
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import GenerationFailed

@@ -24,12 +24,12 @@ from shoal.tools.bench.machine import machine
 from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.fused import FusedFrame
-from shoal.engine.graphs import FusedRunner
+from shoal.engine.execution.fused import FusedFrame
+from shoal.engine.execution.graphs import FusedRunner
 from shoal.engine.load import choose_device, choose_dtype, weight_chooser
-from shoal.engine.runner import Runner
+from shoal.engine.execution.runner import Runner
 from shoal.engine.scheduler import Batch, Prefill
-from shoal.engine.script import write_turns
+from shoal.engine.preprocess import write_turns
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed

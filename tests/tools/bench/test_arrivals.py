@@ -7,7 +7,7 @@ from shoal.tools.bench.busy import covered
 from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.script import write_turns
+from shoal.engine.preprocess import write_turns
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import Sampling

@@ -8,7 +8,7 @@ from rich.console import Console
 from shoal.tools.bench import profile
 from shoal.tools.bench.profile import Part, Profile
 from shoal.codec.streaming import StreamingDecoder
-from shoal.engine.voicebox import VoiceBox
+from shoal.engine.audio_decoder import VoiceBox
 from shoal.errors import InvalidRequest
 from shoal.quantize import apply
 from shoal.quantize.modes import multiplies_integers

@@ -1,0 +1,198 @@
+"""Columns and whole frames through the fused kernels, with fixed shapes and no word to the host.
+
+The same numbers as `SlowTransformer` and `FrameDecoder`, in the same order of rounding, in a fraction of the
+launches; this is what CUDA graphs capture. A column is computed the same way whether it is one of a prompt or the
+newest of a voice, alone or in company, so whoever is computed again comes to the same bits.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from shoal.engine.kv_cache import PagedKV
+from shoal.engine.execution.slot_state import SlotStates
+from shoal.kernels.draw import MainIds, draw_code, draw_main
+from shoal.kernels.embed import embed_newest
+from shoal.kernels.fast_attention import fast_attention
+from shoal.kernels.linear import linear
+from shoal.kernels.paged_attention import DecodeSpace, paged_decode
+from shoal.kernels.qkv import place_qkv
+from shoal.kernels.quarters import quarters
+from shoal.kernels.rms_norm import RMSNorm, normed
+from shoal.model.dual_ar import DualAR
+from shoal.model.layers import Block
+from shoal.model.linear import RowLinear
+from shoal.model.slow import Head
+
+# Up to so many rows a layer's products are left in quarters: more have programs enough without.
+QUARTERED_ROWS = 256
+
+
+class Stream:
+    """The residual stream: rows x [n, dim], and what the layer before has to add to them.
+
+    Every sum is followed by a norm, which adds up on its way; so the products need not wait for each other.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self._due: Tensor | None = None
+        self._scales: Tensor | None = None
+
+    def add(self, inner: Tensor, layer: nn.Linear | RowLinear) -> None:
+        """x += inner through a layer; `x` holds it after the next norm."""
+        scales = layer.scales if isinstance(layer, RowLinear) else None
+        if len(self.x) > QUARTERED_ROWS or inner.shape[1] % 128:
+            linear(inner, layer.weight, scales=scales, residual=self.x, out=self.x)
+        else:
+            self._due, self._scales = quarters(inner, layer.weight), scales
+
+    def normed(self, norm: RMSNorm) -> Tensor:
+        out = normed(self.x, norm.weight, norm.eps, due=self._due, scales=self._scales)
+        self._due = self._scales = None
+        return out
+
+
+class FusedColumns:
+    """The slow transformer over `rows` columns: row i is column positions[i] of slot slots[i]."""
+
+    def __init__(self, model: DualAR, kv: PagedKV, tables: Tensor, rows: int) -> None:
+        self.model, self.kv, self.tables = model, kv, tables
+        # One tensor, so that a step costs one copy to the device.
+        self.inputs = torch.zeros(2, rows, dtype=torch.int32, device=model.device)
+        self.slots, self.positions = self.inputs
+        slow = model.config.slow
+        self._space = DecodeSpace.of(rows, slow.n_head, slow.n_local_heads, slow.head_dim, model.device)
+
+    def embed(self, columns: Tensor, rows: Tensor) -> Tensor:
+        """Rows of columns [any, 1 + codebooks] -> [rows, dim]"""
+        config, slow = self.model.config, self.model.slow
+        tables = slow.embeddings.weight, slow.codebook_embeddings.weight
+        span = config.semantic_begin_id, config.semantic_end_id
+        return embed_newest(columns, rows, *tables, *span, config.scale_codebook_embeddings)
+
+    def place(self, stream: Stream, layer: int) -> Tensor:
+        """Write the keys and values of a layer; returns its queries [rows, heads, d]."""
+        block, slow = self._block(layer), self.model.slow
+        attention, eps = block.attention, self.model.config.slow.norm_eps
+        qkv = project(stream.normed(block.attention_norm), attention.wqkv)
+        q_norm = attention.q_norm.weight if attention.normed else None
+        k_norm = attention.k_norm.weight if attention.normed else None
+        memory = self.kv.keys[layer], self.kv.values[layer], self.tables
+        scales = self.kv.scales(layer)
+        return place_qkv(qkv, q_norm, k_norm, eps, slow.table, self.positions, *memory, self.slots, **scales)
+
+    def layer(self, stream: Stream, layer: int) -> None:
+        q, block = self.place(stream, layer), self._block(layer)
+        memory = self.kv.keys[layer], self.kv.values[layer], self.tables
+        mixed = paged_decode(q, *memory, self.slots, self.positions, self._space, **self.kv.scales(layer))
+        stream.add(mixed.flatten(1), block.attention.wo)
+        feed_forward(stream, block)
+
+    def _block(self, layer: int) -> Block:
+        block = self.model.slow.layers[layer]
+        assert isinstance(block, Block)
+        return block
+
+
+class FusedPrompt(FusedColumns):
+    """Known columns of any sequences: their keys and values are left in memory, and nothing else is wanted."""
+
+    def __init__(self, model: DualAR, kv: PagedKV, tables: Tensor, rows: int) -> None:
+        super().__init__(model, kv, tables, rows)
+        width = 1 + model.config.num_codebooks
+        self.inputs = torch.zeros(2 + width, rows, dtype=torch.int32, device=model.device)
+        self.slots, self.positions = self.inputs[0], self.inputs[1]
+        self._rows = torch.arange(rows, dtype=torch.int32, device=model.device)
+
+    def run(self) -> None:
+        stream = Stream(self.embed(self.inputs[2:].T.contiguous(), self._rows))
+        last = self.model.config.slow.n_layer - 1
+        for layer in range(last):
+            self.layer(stream, layer)
+        self.place(stream, last)
+
+
+class FusedFrame(FusedColumns):
+    """The newest column of every row, and the frame drawn after it, which becomes the newest column."""
+
+    def __init__(self, model: DualAR, head: Head, kv: PagedKV, states: SlotStates, tables: Tensor, rows: int) -> None:
+        super().__init__(model, kv, tables, rows)
+        config, fast = model.config, model.config.fast
+        self._memory, self._rows = states.memory, rows
+        self._ids = MainIds(head.first, head.count, head.stop_id, config.codebook_size)
+        assert isinstance(head.output, nn.Linear | RowLinear), "the fused frame reads rows of weights"
+        self._head = head.output
+        self.columns = torch.zeros(rows, 1 + config.num_codebooks, dtype=torch.long, device=model.device)
+        # The first two positions of a frame are known together, so the weights are read once for both.
+        self._opening = torch.zeros(2 * rows, fast.dim, dtype=model.dtype, device=model.device)
+        shape = (fast.n_layer, rows, fast.n_local_heads, config.num_codebooks, fast.head_dim)
+        self._keys, self._values = (torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2))
+
+    def run(self) -> None:
+        self._draw_main(self.slow())
+        stream = self._open()
+        for codebook in range(1, self.model.config.num_codebooks):
+            if codebook > 1:
+                self._advance(stream, codebook)
+            stream = Stream(self._draw_code(stream, codebook))
+
+    def slow(self) -> Stream:
+        """All layers of the slow transformer over the newest columns."""
+        stream = Stream(self.embed(self._memory.newest, self.slots))
+        for layer in range(self.model.config.slow.n_layer):
+            self.layer(stream, layer)
+        return stream
+
+    def _draw_main(self, stream: Stream) -> None:
+        model, config = self.model, self.model.config
+        hidden = stream.normed(model.slow.norm)
+        logits = project(hidden, self._head)
+        self._opening[: self._rows].copy_(model.fast.project_in(hidden if config.norm_fastlayer_input else stream.x))
+        table, code = model.fast.embeddings.weight, self._opening[self._rows :]
+        draw_main(logits, self.slots, self._memory, self._ids, self.columns, table, code, config.family == "s2")
+
+    def _open(self) -> Stream:
+        """Positions 0, the slow model's hidden state, and 1, the first code; hidden states of the latter."""
+        stream, rows, last = Stream(self._opening), self._rows, len(self.model.fast.layers) - 1
+        for index, block in self._fast_blocks():
+            qkv = project(stream.normed(block.attention_norm), block.attention.wqkv)
+            mixed = qkv.new_empty(2 * rows, block.attention.wo.weight.shape[1])
+            for position, part in enumerate((slice(0, rows), slice(rows, None))):
+                self._attend(qkv[part], position, index, mixed[part])
+            if index == last:
+                stream, mixed = Stream(stream.x[rows:]), mixed[rows:]  # nobody asks what follows position 0
+            stream.add(mixed, block.attention.wo)
+            feed_forward(stream, block)
+        return stream
+
+    def _advance(self, stream: Stream, position: int) -> None:
+        for index, block in self._fast_blocks():
+            qkv = project(stream.normed(block.attention_norm), block.attention.wqkv)
+            stream.add(self._attend(qkv, position, index), block.attention.wo)
+            feed_forward(stream, block)
+
+    def _attend(self, qkv: Tensor, position: int, index: int, out: Tensor | None = None) -> Tensor:
+        return fast_attention(qkv, self.model.fast.table, position, self._keys[index], self._values[index], out)
+
+    def _draw_code(self, stream: Stream, codebook: int) -> Tensor:
+        """Draws a code; returns the input it makes for the next position."""
+        fast, config = self.model.fast, self.model.config
+        logits = project(stream.normed(fast.norm), fast.output, config.residual_size)
+        following = torch.empty_like(stream.x)
+        table, penalised = fast.embeddings.weight, config.family == "s1"
+        draw_code(logits, self.slots, self._memory, codebook, self.columns, table, following, penalised)
+        return following
+
+    def _fast_blocks(self) -> list[tuple[int, Block]]:
+        return [(index, block) for index, block in enumerate(self.model.fast.layers) if isinstance(block, Block)]
+
+
+def project(x: Tensor, layer: nn.Linear | RowLinear, count: int | None = None, *, gated: bool = False) -> Tensor:
+    """`linear` over the weights of a layer, plain or with a scale per row; or over the first `count` of them."""
+    scales = layer.scales[:count] if isinstance(layer, RowLinear) else None
+    return linear(x, layer.weight[:count], scales=scales, gated=gated)
+
+
+def feed_forward(stream: Stream, block: Block) -> None:
+    inner = project(stream.normed(block.ffn_norm), block.feed_forward.w13, gated=True)
+    stream.add(inner, block.feed_forward.w2)

@@ -1,0 +1,152 @@
+"""Rungs give the same frames, and a broken one costs nobody a request."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.execution.graphs import FusedRunner
+from shoal.engine.execution.fallback import parse_rung
+from shoal.engine.execution.runner import Overlapped
+from shoal.engine.scheduler import Batch, Drawn
+from shoal.engine.utterance import Turn, Utterance
+from shoal.errors import InvalidRequest
+from shoal.model.generate import generate
+from shoal.model.slow import Head
+from shoal.speech import Sampling
+from tests.engine.solo import run_behind
+
+FRAMES = 2
+
+
+def utterance(number: int, width: int, stop: int) -> Utterance:
+    prompt = np.zeros((3 + number, width), np.int32)
+    prompt[:, 0] = np.arange(3 + number) % stop
+    sampling = Sampling(seed=number, max_frames=FRAMES, repetition_penalty=1.2)
+    return Utterance(number, [Turn("hm", prompt, prompt)], sampling)
+
+
+def speak_all(core: EngineCore, utterances: list[Utterance]) -> None:
+    for each in utterances:
+        core.add(each)
+    for _ in range(100):
+        if core.idle:
+            return
+        core.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def expected(checkpoint: Checkpoint, each: Utterance) -> np.ndarray:
+    prompt = torch.from_numpy(each.turns[0].opening.T.copy())
+    codes = generate(checkpoint.model, Head(checkpoint.model.slow), prompt, each.sampling).codes
+    return codes.numpy().astype(np.int32)
+
+
+def some(checkpoint: Checkpoint, count: int) -> list[Utterance]:
+    config = checkpoint.model.config
+    return [utterance(number, 1 + config.num_codebooks, config.stop_id) for number in range(count)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
+def test_fused_frames_speak_what_the_plain_path_speaks(tiny: Checkpoint) -> None:
+    pytest.importorskip("triton")
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
+    assert core.runner.rung == "fused"
+    utterances = some(tiny, 2)
+    speak_all(core, utterances)
+    for each in utterances:
+        assert np.array_equal(each.all_codes(), expected(tiny, each))
+
+
+class Broken:
+    """A rung that works once and then fails for ever."""
+
+    def __init__(self, kind: type[Exception], works: int = 1) -> None:
+        self.left, self.kind = works, kind
+
+    def wrap(self, core: EngineCore) -> None:
+        below = core.runner.runner
+        works = below.run
+
+        def run(batch: Batch) -> Drawn:
+            self.left -= 1
+            if self.left < 0:
+                raise self.kind("device-side assert")
+            return works(batch)
+
+        below.run = run  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, IndexError])
+def test_a_rung_that_breaks_is_left_and_every_request_still_finishes(tiny: Checkpoint, kind: type[Exception]) -> None:
+    core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
+    core.runner._rungs = ["fused", "eager"]  # as if the present runner were a rung with another below it
+    Broken(kind).wrap(core)
+    utterances = some(tiny, 3)
+    speak_all(core, utterances)
+    assert core.runner.rung == "eager"
+    assert core.stats.failed == 1
+    for each in utterances:
+        assert np.array_equal(each.all_codes(), expected(tiny, each))
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ImportError, IndexError, ValueError])
+def test_a_rung_that_cannot_be_built_is_passed_over(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise kind("no such device")
+
+    monkeypatch.setattr("shoal.engine.execution.fallback.FusedRunner", refuse)
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="graph"))
+    assert core.runner.rung == "eager"
+
+
+def test_a_batch_of_nobody_works_on_the_spare_slot_and_block(tiny: Checkpoint) -> None:
+    """What a graph is captured with: no row may touch what a voice holds."""
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
+    runner = core.runner.runner
+    assert isinstance(runner.launcher, FusedRunner)
+    assert runner.launcher._spare_rows(2, 3).tolist() == [[2, 2], [0, 0], [0, 0]]
+    assert set(runner.launcher._tables.target.flatten().tolist()) == {core.pool.count}
+
+
+def test_there_is_a_batch_of_every_size_that_was_asked_for_and_slots_can_fill(tiny: Checkpoint) -> None:
+    config = EngineConfig(slots=4, guard=False, rung="fused", kv_bytes=1 << 20, buckets=(1, 3, 64))
+    launcher = EngineCore(tiny, config).runner.runner.launcher
+    assert isinstance(launcher, FusedRunner)
+    assert list(launcher._frames) == [1, 3, 4]
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_a_device_that_runs_behind_speaks_the_same(tiny: Checkpoint, lag: int) -> None:
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
+    run_behind(core, lag)
+    utterances = some(tiny, 5)
+    speak_all(core, utterances)
+    for each in utterances:
+        assert np.array_equal(each.all_codes(), expected(tiny, each))
+
+
+def test_what_was_under_way_when_a_rung_broke_is_computed_again(tiny: Checkpoint) -> None:
+    core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
+    core.runner._rungs = ["fused", "eager"]
+    core.runner.runner = Overlapped(core.runner._plain, 1)
+    Broken(RuntimeError, works=2).wrap(core)
+    utterances = some(tiny, 3)
+    speak_all(core, utterances)
+    assert core.runner.rung == "eager"
+    for each in utterances:
+        assert np.array_equal(each.all_codes(), expected(tiny, each))
+
+
+def test_a_cpu_begins_on_the_plain_rung(tiny: Checkpoint) -> None:
+    assert EngineCore(tiny, EngineConfig(slots=2, guard=False)).runner.rung == "eager"
+
+
+def test_an_unknown_rung_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="warp"):
+        parse_rung("warp")

@@ -1,0 +1,59 @@
+"""Quantised weights, keys and values through the fused kernels: what the plain path draws."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.engine.execution.fused import FusedFrame
+from shoal.engine.kv_cache import PagedKV, Pass
+from shoal.engine.sequence import Sequence
+from shoal.engine.execution.slot_state import SlotStates
+from shoal.model.dual_ar import DualAR
+from shoal.model.frame import FrameDecoder
+from shoal.model.slow import Head
+from shoal.quantize.apply import quantise_model
+from shoal.quantize.modes import WeightModes
+from shoal.speech import Sampling
+
+pytest.importorskip("triton")
+
+LENGTH = 20  # columns, the newest included: in the second of two blocks
+
+
+def prepare(model: DualAR) -> tuple[PagedKV, SlotStates]:
+    """A memory full of something, and a sequence in it."""
+    generator = torch.Generator().manual_seed(0)
+    kv = PagedKV(model.config.slow, blocks=2, size=16, kind=torch.int8, device="cpu")
+    for part in kv.parts():
+        part.copy_(torch.randint(1, 9, part.shape, generator=generator) / (1 if part.dtype == torch.int8 else 100))
+    states = SlotStates(model, 1)
+    sequence = Sequence.start(0, np.zeros((3, 1 + model.config.num_codebooks), np.int32), Sampling(seed=3), 100)
+    sequence.slot = 0
+    states.bind([sequence])
+    states.newest[:, 0] = model.config.semantic_begin_id
+    return kv, states
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
+@torch.inference_mode()
+def test_the_fused_frame_draws_what_the_plain_path_draws(tiny: Checkpoint) -> None:
+    model, table = copy.deepcopy(tiny.model), torch.tensor([[0, 1]])
+    quantise_model(model, WeightModes(slow="int8", fast="fp8"))
+    head = Head(model.slow)
+
+    kv, states = prepare(model)
+    kv.open(Pass(torch.tensor([LENGTH - 1]), [], table, torch.tensor([LENGTH])))
+    hidden = model.slow(states.newest[:1], torch.tensor([LENGTH - 1]), kv)
+    plain = FrameDecoder(model, head).draw(hidden, states.rows(torch.tensor([0]), penalised=True))
+
+    ours, states = prepare(model)
+    frame = FusedFrame(model, head, ours, states, torch.cat((table, table)).int(), 1)
+    frame.positions.fill_(LENGTH - 1)
+    frame.run()
+    assert torch.equal(frame.columns, plain)
+    assert torch.equal(ours.keys, kv.keys)
+    assert torch.equal(ours.value_scales, kv.value_scales)

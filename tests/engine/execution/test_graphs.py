@@ -1,0 +1,137 @@
+"""What only a GPU can show: graphs, kernels and plain operators come to the same, alone and in company."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.random import random_checkpoint
+from shoal.checkpoint.resolve import resolve_model
+from shoal.codec.fused import FusedDecoder
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.execution.fused import FusedPrompt, Stream
+from shoal.engine.kv_cache import PagedKV
+from shoal.engine.load import voice_cache
+from shoal.engine.preprocess import write_turns
+from shoal.engine.utterance import Turn, Utterance
+from shoal.model.cache import NoCache
+from shoal.model.slow import Head
+from shoal.speech import Sampling
+
+pytestmark = pytest.mark.gpu
+
+ROWS = 64
+
+
+@pytest.fixture(scope="module")
+def small() -> Checkpoint:
+    return random_checkpoint("tiny", dtype=torch.float32, device="cuda")
+
+
+@pytest.fixture(scope="module")
+def full() -> Checkpoint:
+    """The released sizes in bf16."""
+    return random_checkpoint("s1-mini", device="cuda", encoder=False)
+
+
+@pytest.fixture(scope="module")
+def nano() -> Checkpoint:
+    return resolve_model("nano", dtype=torch.float32, device="cuda")
+
+
+def sentences(core: EngineCore, temperature: float, home: Path) -> list[np.ndarray]:
+    texts = ["The harbour was quiet in the morning.", "Nobody had told the fishermen."]
+    voice = voice_cache(core.checkpoint, home).resolve_blocking("rms")
+    utterances = [
+        Utterance(number, write_turns(text, voice, core.checkpoint), Sampling(seed=number, temperature=temperature))
+        for number, text in enumerate(texts)
+    ]
+    return finished(core, utterances)
+
+
+def said(core: EngineCore, count: int, frames: int, **sampling: float) -> list[np.ndarray]:
+    width, stop = 1 + core.checkpoint.model.config.num_codebooks, core.checkpoint.model.config.stop_id
+    utterances = []
+    for number in range(count):
+        prompt = np.zeros((5 + 3 * number, width), np.int32)
+        prompt[:, 0] = np.arange(len(prompt)) % min(stop, 200)
+        settings = Sampling(seed=number, max_frames=frames, **sampling)  # type: ignore[arg-type]
+        utterances.append(Utterance(number, [Turn("hm", prompt, prompt)], settings))
+    return finished(core, utterances)
+
+
+def finished(core: EngineCore, utterances: list[Utterance]) -> list[np.ndarray]:
+    for utterance in utterances:
+        core.add(utterance)
+    for _ in range(1000):
+        if core.idle:
+            return [each.all_codes() for each in utterances]
+        for event in core.step():
+            assert event.error is None, event.error
+    raise AssertionError("the engine does not come to an end")
+
+
+def engine(checkpoint: Checkpoint, slots: int, rung: str) -> EngineCore:
+    core = EngineCore(checkpoint, EngineConfig(slots=slots, guard=False, rung=rung, kv_bytes=1 << 30))
+    assert core.runner.rung == rung
+    return core
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 1e-5, "top_p": 0.5}, {"repetition_penalty": 1.3}], ids=str)
+def test_every_rung_speaks_the_same_frames(small: Checkpoint, settings: dict[str, float]) -> None:
+    plain = said(engine(small, 3, "eager"), 3, 12, **settings)
+    for rung in ("fused", "graph"):
+        frames = said(engine(small, 3, rung), 3, 12, **settings)
+        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(frames, plain, strict=True)), rung
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 0.7])
+def test_nano_speaks_the_same_frames_on_every_rung(nano: Checkpoint, temperature: float, tmp_path: Path) -> None:
+    spoken = {rung: sentences(engine(nano, 2, rung), temperature, tmp_path) for rung in ("eager", "fused", "graph")}
+    assert min(codes.shape[1] for codes in spoken["eager"]) > 20
+    for rung in ("fused", "graph"):
+        assert all(map(np.array_equal, spoken[rung], spoken["eager"])), rung
+
+
+def test_a_request_speaks_the_same_alone_and_in_company(full: Checkpoint) -> None:
+    core = engine(full, 20, "graph")
+    together = said(core, 20, 10)
+    alone = said(core, 2, 10)
+    assert np.array_equal(alone[0], together[0])
+    assert np.array_equal(alone[1], together[1])
+
+
+@torch.inference_mode()
+def test_the_kernels_are_as_close_to_fp32_as_the_plain_path_is(full: Checkpoint) -> None:
+    model = full.model
+    columns = torch.randint(0, 1000, (ROWS, 1 + model.config.num_codebooks), device="cuda")
+    columns[ROWS // 2 :, 0] += model.config.semantic_begin_id
+    positions = torch.arange(ROWS, device="cuda")
+    exact_model = copy.deepcopy(model.slow).float()
+    exact = exact_model(columns, positions, NoCache(1))
+    plain = model.slow(columns, positions, NoCache(1)).float()
+    kv = PagedKV(model.config.slow, 8, 16, torch.bfloat16, "cuda")
+    prompt = FusedPrompt(model, kv, torch.arange(8, dtype=torch.int32, device="cuda")[None], ROWS)
+    prompt.positions.copy_(positions)
+    stream = Stream(prompt.embed(columns, prompt._rows))
+    for layer in range(model.config.slow.n_layer):
+        prompt.layer(stream, layer)
+    stream.normed(model.slow.norm)  # adds up
+    head = Head(model.slow).float()
+    logits = [head(exact_model.norm(each.float())) for each in (exact, plain, stream.x)]
+    assert (logits[2] - logits[0]).norm() <= 1.1 * (logits[1] - logits[0]).norm()
+
+
+def test_the_codec_in_graphs_streams_exactly_and_close_to_the_plain_one(full: Checkpoint) -> None:
+    decoder = FusedDecoder(full.codec, 3, torch.float16, capture=True)
+    codes = torch.randint(0, 1000, (2, 10, 20))
+    whole = decoder.decode(codes, [0, 2])
+    decoder.reset([0, 2])
+    pieces = [decoder.decode(piece, [0, 2]) for piece in codes.split([1, 2, 7, 10], dim=-1)]
+    assert torch.equal(torch.cat(pieces, dim=-1), whole)
+    plain = full.codec.decode(codes.cuda()).cpu()
+    assert (whole - plain).norm() / plain.norm() < 5e-3

@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from shoal.engine.blocks import BlockPool
+from shoal.engine.memory.concurrency_limit import CALM, LONGEST_CALM, Places
+from shoal.engine.scheduler import Drawn, Scheduler
+from shoal.engine.sequence import Sequence
+from shoal.speech import Sampling
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_three_quarters_stay_and_one_at_a_time_comes_back(clock: Clock) -> None:
+    places = Places(8, clock)
+    assert places.shrink(running=8)
+    assert places.most == 6
+    for expected in (6, 6, 7, 7, 8, 8, 8):
+        places.ask()
+        assert places.most == expected
+        clock.now += CALM / 2 + 0.1
+
+
+def test_whoever_was_too_many_is_tried_again_later_and_later(clock: Clock) -> None:
+    places, calm = Places(4, clock), CALM
+    places.shrink(running=4)
+    for _ in range(10):
+        clock.now += calm - 0.1
+        places.ask()
+        assert places.most == 3
+        clock.now += 0.2
+        places.ask()
+        assert places.most == 4
+        places.shrink(running=4)
+        calm = min(2 * calm, LONGEST_CALM)
+    assert calm == LONGEST_CALM
+    places.shrink(running=3)  # not by what came back
+    clock.now += CALM
+    places.ask()
+    assert places.most == 3
+
+
+def test_one_always_stays_and_nobody_is_let_in_beyond_the_slots(clock: Clock) -> None:
+    places = Places(2, clock)
+    assert not places.shrink(running=1)
+    assert places.most == 1
+    for _ in range(5):
+        clock.now += LONGEST_CALM
+        places.ask()
+    assert places.most == 2
+
+
+def test_a_scheduler_lets_one_more_run_when_somebody_waits(clock: Clock) -> None:
+    scheduler = Scheduler(BlockPool(64, 16), slots=4, token_budget=64, stop_id=-1, max_columns=60, clock=clock)
+    for id in range(4):
+        scheduler.add(Sequence.start(id, np.zeros((5, 3), np.int32), Sampling(max_frames=50), 60))
+    scheduler.places.shrink(running=3)
+
+    def running() -> int:
+        batch = scheduler.plan()
+        scheduler.commit(Drawn(batch, np.zeros((len(batch.drawing()), 3), np.int32)))
+        return len(scheduler.running)
+
+    assert [running(), running()] == [2, 2]
+    clock.now += CALM
+    assert running() == 3
+    clock.now += CALM / 2
+    assert running() == 3

@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.random import random_checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.memory.profile import Budget, plan_memory, rehearse, with_few_blocks
+from shoal.engine.core import EngineCore
+from shoal.engine.load import load
+from shoal.errors import InvalidRequest
+from tests.engine.solo import assert_nothing_is_held
+
+
+def test_a_cap_that_means_nothing_is_refused_without_a_gpu_too() -> None:
+    with pytest.raises(InvalidRequest, match="gpu_memory = 'banana'"):
+        load("random:tiny", device="cpu", config=EngineConfig(gpu_memory="banana"))
+
+
+def test_what_everything_else_leaves_is_for_keys_and_values() -> None:
+    budget = Budget(cap=10_000, needed=6_000, outside=500)
+    assert budget.for_kv == 9_900 - 6_500
+
+
+def test_a_rehearsal_needs_hardly_any_memory_and_leaves_no_trace(tiny: Checkpoint) -> None:
+    core = EngineCore(tiny, with_few_blocks(tiny, EngineConfig(slots=3)))
+    assert core.pool.count == 8
+    rehearse(core)
+    assert_nothing_is_held(core)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_an_engine_stays_under_its_cap_with_all_its_voices_speaking(kv_dtype: str) -> None:
+    checkpoint = random_checkpoint("tiny", device="cuda")
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        config = plan_memory(checkpoint, EngineConfig(slots=4, gpu_memory="1GB", kv_dtype=kv_dtype, guard=False))
+        assert config.kv_bytes is not None
+        rehearse(EngineCore(checkpoint, config))
+        assert torch.cuda.max_memory_reserved() <= 1e9
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert total > 1e9
+
+
+@pytest.mark.gpu
+def test_a_cap_that_holds_nothing_says_what_to_do() -> None:
+    checkpoint = random_checkpoint("tiny", device="cuda")
+    try:
+        with pytest.raises(InvalidRequest, match="lower slots, quantise"):
+            plan_memory(checkpoint, EngineConfig(slots=64, gpu_memory="20MB", guard=False))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -1,0 +1,87 @@
+import pytest
+import torch
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.memory.stats import memory_figures, resident_bytes
+from shoal.engine.scheduler import Batch, Drawn
+from shoal.engine.preprocess import write_turns
+from shoal.engine.utterance import Utterance
+from shoal.errors import GenerationFailed
+from shoal.speech import Sampling
+
+
+def test_a_process_knows_what_it_holds() -> None:
+    assert memory_figures(torch.device("cpu")).keys() == {"host"}
+    assert resident_bytes() > 50 << 20
+
+
+@pytest.mark.gpu
+def test_a_device_tells_what_is_used_of_it() -> None:
+    held = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+    vram = memory_figures(held.device)["vram"]
+    assert 64 << 20 <= vram["allocated"] <= vram["used"] <= vram["all"]
+
+
+@pytest.mark.parametrize(("clear", "times"), [(True, 1), (False, 0)])
+def test_memory_that_ran_out_is_given_back_before_the_next_try(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, clear: bool, times: int
+) -> None:
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, clear_on_oom=clear))
+    given_back: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append("all"))
+    runs = core.runner.run
+
+    def run_out_once(batch: object) -> object:
+        monkeypatch.setattr(core.runner, "run", runs)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(core.runner, "run", run_out_once)
+    for number in range(2):
+        core.add(Utterance(number, write_turns("hello", None, tiny), Sampling(max_frames=3)))
+    events = []
+    while not core.idle:
+        events += core.step()
+    assert len(given_back) == times
+    assert [event.error for event in events if event.last] == [None, None]
+
+
+def test_memory_that_runs_out_again_and_again_leaves_fewer_voices_and_all_are_heard(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device holds two voices at once, and eight ask for more."""
+    core = EngineCore(tiny, EngineConfig(slots=8, guard=False))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    runs = core.runner.run
+
+    def run_small(batch: Batch) -> Drawn:
+        if len(batch.sequences()) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return runs(batch)
+
+    monkeypatch.setattr(core.runner, "run", run_small)
+    for number in range(8):
+        core.add(Utterance(number, write_turns("hello", None, tiny), Sampling(seed=number, max_frames=3)))
+    events = []
+    while not core.idle:
+        events += core.step()
+    assert [event.error for event in events if event.last] == [None] * 8
+    assert core.stats.out_of_memory == core.stats.failed == 4  # eight, six, four, three
+    assert core.scheduler.places.most == 2
+
+
+def test_a_voice_that_memory_does_not_suffice_for_fails_alone(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def run_out(batch: Batch) -> Drawn:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(core.runner, "run", run_out)
+    core.add(Utterance(0, write_turns("hello", None, tiny), Sampling(max_frames=3)))
+    (event,) = core.step()
+    assert isinstance(event.error, GenerationFailed)
+    assert core.idle

@@ -1,0 +1,77 @@
+import asyncio
+import threading
+
+import pytest
+
+from shoal.engine.process.jobs import Jobs
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Jobs:
+    return Jobs(2)
+
+
+def test_jobs_are_waited_for(jobs: Jobs) -> None:
+    done: list[int] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.02)
+        done.append(1)
+
+    for number in range(3):
+        jobs.begin(number, work)
+    jobs.wait(None)
+    assert done == [1, 1, 1]
+    assert jobs.cancel_all() == []
+
+
+def test_a_cancelled_job_ends_where_it_waits(jobs: Jobs) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.set()
+
+    jobs.begin(1, work)
+    assert begun.wait(10)
+    jobs.cancel(2)  # nobody's
+    jobs.cancel(1)
+    assert ended.wait(10)
+    jobs.cancel(1)
+    jobs.wait(None)
+
+
+def test_a_job_that_is_cancelled_at_once_does_nothing(jobs: Jobs) -> None:
+    """Both orders are there before the event loop looks."""
+    held, free = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    async def hold() -> None:
+        held.set()
+        free.wait()
+
+    async def work() -> None:
+        done.append(1)
+
+    jobs.begin(1, hold)
+    assert held.wait(10)
+    jobs.begin(2, work)
+    jobs.cancel(2)
+    free.set()
+    jobs.wait(None)
+    assert not done
+
+
+def test_the_wait_ends_with_its_time_and_the_rest_can_be_cancelled(jobs: Jobs) -> None:
+    async def work() -> None:
+        await asyncio.sleep(3600)
+
+    jobs.begin(7, work)
+    jobs.wait(0.01)
+    assert jobs.cancel_all() == [7]
+    jobs.wait(None)

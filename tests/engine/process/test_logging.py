@@ -1,0 +1,89 @@
+"""Lines of a real engine process, as they come out of the process that started it."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+import pytest
+
+from shoal.config import EngineConfig
+from shoal.engine.process.logging import PassOn, current_job, job_of, write_line
+from shoal.engine.process.messages import Logged
+from shoal.engine.process.supervisor import Supervisor
+from tests.engine.rigged import RiggedSource, reject_the_first
+from tests.engine.process.test_supervisor import collect, short, wait_until
+
+asking: ContextVar[str] = ContextVar("asking", default="nobody")
+
+
+class Heard(logging.Handler):
+    """Lines, each with who had asked when it was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.name, record.getMessage(), asking.get()))
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    handler, shoal = Heard(), logging.getLogger("shoal")
+    before = shoal.level
+    shoal.addHandler(handler)
+    shoal.setLevel(logging.INFO)
+    yield handler
+    shoal.removeHandler(handler)
+    shoal.setLevel(before)
+
+
+def test_lines_of_the_engine_come_out_here_at_our_level_and_know_their_request(heard: Heard, tmp_path: Path) -> None:
+    config = EngineConfig(slots=2)
+    supervisor = Supervisor(RiggedSource("nano", "cpu", config=config, voices=tmp_path, rig=reject_the_first))
+    supervisor.start()
+    asking.set("anna")
+    asyncio.run(collect(supervisor, short(1)))
+    asking.set("nobody")
+    wait_until(lambda: any("trying again" in message for _, message, _ in heard.lines))
+    supervisor.close()
+    [weights] = [line for line in heard.lines if line[1].startswith("weights: ")]
+    assert weights[::2] == ("shoal.engine.load", "nobody")
+    [again] = [line for line in heard.lines if "trying again" in line[1]]
+    assert again[::2] == ("shoal.engine.request_tracker", "anna")
+
+
+def record(message: str, *given: object, job: int | None = None, problem: Exception | None = None) -> logging.LogRecord:
+    exc_info = None if problem is None else (type(problem), problem, problem.__traceback__)
+    made = logging.LogRecord("shoal.somewhere", logging.WARNING, "", 0, message, given, exc_info)
+    if job is not None:
+        made.job = job
+    return made
+
+
+def test_a_line_is_about_the_job_it_names_or_the_one_at_hand() -> None:
+    assert job_of(record("utterance %d: %s", 7, "silent", job=7)) == 7
+    assert job_of(record("the device is warm")) == 0
+    token = current_job.set(3)
+    assert job_of(record("job %d failed", 3)) == 3
+    current_job.reset(token)
+
+
+def test_a_traceback_comes_along(heard: Heard) -> None:
+    sent: list[tuple[int, Logged]] = []
+    handler = PassOn(lambda job, line: sent.append((job, line)))
+    handler.handle(record("utterance %d broke", 7, job=7, problem=ValueError("why")))
+    [(job, line)] = sent
+    assert job == 7
+    assert (line.logger, line.level, line.message) == ("shoal.somewhere", logging.WARNING, "utterance 7 broke")
+    assert line.traceback is not None
+    assert "ValueError: why" in line.traceback
+    write_line(line)
+    assert heard.lines == [("shoal.somewhere", "utterance 7 broke", "nobody")]
+
+
+def test_what_is_below_the_level_here_is_not_written(heard: Heard) -> None:
+    write_line(Logged("shoal.somewhere", logging.DEBUG, "detail", None))
+    assert not heard.lines

@@ -1,0 +1,353 @@
+"""A real engine process under the supervisor: killed, replayed, reloaded, closed."""
+
+import asyncio
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from shoal.checkpoint.random import random_checkpoint
+from shoal.checkpoint.save import save_random
+from shoal.config import EngineConfig
+from shoal.engine.process.jobs import Jobs
+from shoal.engine.process.messages import AskStatistics, Encode
+from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
+from shoal.engine.process.worker import EngineSource, Outbox, Worker
+from shoal.errors import EngineStopped, InvalidRequest, ModelNotFound, TextError
+from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
+from tests.engine.test_engine import recording
+
+ROOT = Path(__file__).parents[2]
+SOURCE = EngineSource("random:tiny", device="cpu", config=EngineConfig(slots=4))
+ENDLESS = Sampling(max_frames=1500, seed=1, temperature=1.0, top_p=1.0)
+
+
+def short(seed: int, frames: int = 6) -> SpeechRequest:
+    return SpeechRequest("hello there", sampling=Sampling(seed=seed, max_frames=frames))
+
+
+async def collect(supervisor: Supervisor, request: SpeechRequest) -> list[AudioChunk]:
+    return [chunk async for chunk in supervisor.speak(request)]
+
+
+def samples_of(chunks: list[AudioChunk]) -> np.ndarray:
+    return np.concatenate([chunk.samples for chunk in chunks])
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
+    source = EngineSource(
+        "random:tiny", device="cpu", config=EngineConfig(slots=4), voices=tmp_path_factory.mktemp("v")
+    )
+    supervisor = Supervisor(source)
+    supervisor.start()
+    yield supervisor
+    supervisor.close()
+
+
+def test_requests_are_spoken_and_repeat_exactly(supervisor: Supervisor) -> None:
+    async def twice() -> list[list[AudioChunk]]:
+        return await asyncio.gather(*(collect(supervisor, short(seed)) for seed in (1, 2, 1)))
+
+    first, second, again = asyncio.run(twice())
+    assert first[-1].finish is FinishReason.LENGTH
+    assert len(samples_of(first)) == 6 * 640
+    np.testing.assert_allclose(samples_of(first), samples_of(again), atol=1e-5)
+    assert np.abs(samples_of(first) - samples_of(second)).max() > 1e-3
+
+
+def test_errors_cross_the_process_boundary_as_themselves(supervisor: Supervisor) -> None:
+    with pytest.raises(TextError, match="empty"):
+        asyncio.run(collect(supervisor, SpeechRequest("   ")))
+    with pytest.raises(InvalidRequest):
+        asyncio.run(collect(supervisor, SpeechRequest("hi", recordings=(Recording(b"noise", "words"),))))
+
+
+def test_codes_and_samples_can_be_asked_for(supervisor: Supervisor) -> None:
+    codes = np.zeros((10, 3), np.int32)
+    assert asyncio.run(supervisor.adecode(codes)).shape == (3 * 640,)
+    assert asyncio.run(supervisor.aencode(recording(seconds=1.0))).shape == (10, 25)
+    assert supervisor.statistics()["slots"] == 4
+    assert supervisor.sample_rate == 16000
+
+
+def test_leaving_the_generator_frees_the_slot(supervisor: Supervisor) -> None:
+    async def leave() -> None:
+        chunks = supervisor.speak(SpeechRequest("a long one", sampling=ENDLESS))
+        await anext(chunks)
+        await chunks.aclose()
+
+    asyncio.run(leave())
+    wait_until(lambda: supervisor.statistics()["running"] == 0)
+
+
+def test_a_killed_engine_comes_back_and_unheard_requests_are_replayed(supervisor: Supervisor) -> None:
+    async def kill_under_load() -> tuple[list[AudioChunk | BaseException], list[list[AudioChunk]]]:
+        heard = supervisor.speak(SpeechRequest("a long one", sampling=ENDLESS))
+        await anext(heard)
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGSTOP)  # nothing more is heard, so the next ones wait
+        waiting = [asyncio.create_task(collect(supervisor, short(seed))) for seed in range(6)]
+        await asyncio.sleep(0.05)
+        os.kill(supervisor.process_id, signal.SIGKILL)
+        rest = await asyncio.gather(drain(heard), return_exceptions=True)
+        return rest, await asyncio.gather(*waiting)
+
+    before = supervisor.restarts
+    lost, replayed = asyncio.run(kill_under_load())
+    assert isinstance(lost[0], EngineStopped)
+    assert supervisor.restarts == before + 1
+    assert all(chunks[-1].finish is not None and len(samples_of(chunks)) == 6 * 640 for chunks in replayed)
+    alone = asyncio.run(collect(supervisor, short(3)))
+    np.testing.assert_allclose(samples_of(replayed[3]), samples_of(alone), atol=1e-5)
+    assert supervisor.ready
+
+
+async def drain(chunks: AsyncGenerator[AudioChunk, None]) -> AudioChunk:
+    last = None
+    async for chunk in chunks:
+        last = chunk
+    assert last is not None
+    return last
+
+
+def test_a_reload_lets_running_requests_end(supervisor: Supervisor) -> None:
+    async def reload_under_way() -> list[AudioChunk]:
+        speaking = asyncio.create_task(collect(supervisor, short(5, frames=300)))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(supervisor.reload, supervisor.source)
+        assert len(samples_of(await collect(supervisor, short(6)))) == 6 * 640
+        return await speaking
+
+    before = supervisor.process_id
+    assert len(samples_of(asyncio.run(reload_under_way()))) > 0
+    assert supervisor.process_id != before
+
+
+def test_a_reload_and_a_death_at_once_leave_one_engine() -> None:
+    supervisor = Supervisor(SOURCE)
+    supervisor.start()
+    try:
+        reload = threading.Thread(target=supervisor.reload, args=(SOURCE,))
+        reload.start()
+        wait_until(lambda: bool(supervisor._starting))
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGKILL)
+        wait_until(lambda: supervisor.restarts == 1)
+        reload.join(60)
+        wait_until(lambda: not supervisor._starting and not supervisor._retiring)
+        assert samples_of(asyncio.run(collect(supervisor, short(1)))).size > 0
+    finally:
+        supervisor.close()
+
+
+def test_an_engine_that_does_not_read_holds_up_nobody(supervisor: Supervisor) -> None:
+    engine = supervisor.process_id
+    assert engine is not None
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        order = Encode(bytes(8 << 20))  # more than a pipe holds
+        sending = threading.Thread(target=supervisor._submit, args=(order, lambda reply: None), daemon=True)
+        sending.start()
+        sending.join(30)
+        assert not sending.is_alive()
+    finally:
+        os.kill(engine, signal.SIGCONT)
+
+
+def test_why_an_engine_does_not_start_again_is_not_told_to_everybody(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_random(model, random_checkpoint("tiny"))
+    supervisor = Supervisor(replace(SOURCE, model=str(model)))
+    supervisor.start()
+    try:
+        shutil.rmtree(model)
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGKILL)
+        wait_until(lambda: not supervisor.ready)
+        with pytest.raises(EngineStopped, match="try again later") as told:
+            asyncio.run(collect(supervisor, short(1)))
+        assert str(tmp_path) not in str(told.value)
+    finally:
+        supervisor.close()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_signals_to_the_whole_group_do_not_cut_what_is_being_spoken(
+    supervisor: Supervisor, sent: signal.Signals
+) -> None:
+    async def interrupted() -> list[AudioChunk]:
+        chunks = supervisor.speak(short(7, frames=40))
+        heard = [await anext(chunks)]
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, sent)
+        return heard + [chunk async for chunk in chunks]
+
+    before = supervisor.restarts
+    assert asyncio.run(interrupted())[-1].finish is not None
+    assert supervisor.restarts == before
+
+
+def test_an_engine_that_hangs_is_ended_and_replaced(tmp_path: Path) -> None:
+    supervisor = Supervisor(SOURCE, SupervisorConfig(hang_seconds=4.0))
+    supervisor.start()
+    try:
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGSTOP)
+        chunks = asyncio.run(collect(supervisor, short(1)))
+        assert len(samples_of(chunks)) == 6 * 640
+        assert supervisor.restarts == 1
+    finally:
+        supervisor.close()
+
+
+BROKEN_THREAD = """
+import asyncio, sys
+from pathlib import Path
+
+mark = Path(sys.argv[1])
+if __name__ == "__mp_main__":  # the engine's process
+    from shoal.engine.core import EngineCore
+
+    step = EngineCore.step
+
+    def step_or_break(self):
+        if mark.exists() and not self.idle:
+            mark.unlink()
+            raise AssertionError("a bug")
+        return step(self)
+
+    EngineCore.step = step_or_break
+
+if __name__ == "__main__":
+    from tests.engine.process.test_supervisor import SOURCE, Supervisor, collect, samples_of, short
+
+    supervisor = Supervisor(SOURCE)
+    supervisor.start()
+    mark.touch()
+    print(len(samples_of(asyncio.run(collect(supervisor, short(1))))), supervisor.restarts, supervisor.ready)
+    supervisor.close()
+"""
+
+
+def test_an_engine_whose_thread_breaks_is_replaced_and_the_request_spoken(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BROKEN_THREAD)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "mark"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.split() == [str(6 * 640), "1", "True"], done.stderr
+
+
+def start_in_vain(supervisor: Supervisor) -> None:
+    with pytest.raises(EngineStopped):
+        supervisor.start()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_close_ends_an_engine_that_is_being_started(again: bool) -> None:
+    supervisor = Supervisor(EngineSource("nano", device="cpu", config=EngineConfig(slots=1)))
+    if again:
+        supervisor.start()
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGKILL)
+    else:
+        starting = threading.Thread(target=start_in_vain, args=(supervisor,))
+        starting.start()
+    wait_until(lambda: bool(supervisor._starting))
+    [fresh] = supervisor._starting
+    supervisor.close()
+    wait_until(fresh.gone.is_set)
+    assert fresh.process.exitcode == -signal.SIGKILL
+    assert not supervisor.ready
+    if not again:
+        starting.join(10)
+        assert not starting.is_alive()
+
+
+def test_a_drain_waits_for_requests_whose_voice_is_still_being_encoded() -> None:
+    supervisor = Supervisor(SOURCE)
+    supervisor.start()
+    voice = Recording(recording(seconds=20.0), "one two three")
+    wanted = SpeechRequest("hello there", recordings=(voice,), sampling=Sampling(seed=1, max_frames=6))
+
+    async def drained() -> list[AudioChunk]:
+        speaking = asyncio.create_task(collect(supervisor, wanted))
+        await asyncio.sleep(0)  # it is with the engine, which has only begun to read the recording
+        await asyncio.to_thread(supervisor.close, drain=True, timeout=30.0)
+        return await speaking
+
+    assert asyncio.run(drained())[-1].finish is not None
+
+
+class Blocked:
+    """A pipe whose other end does not read yet."""
+
+    def __init__(self) -> None:
+        self.full, self.read = threading.Event(), threading.Event()
+
+    def send(self, message: object) -> None:
+        self.full.set()
+        self.read.wait()
+
+
+def test_whoever_reads_orders_is_not_held_up_by_answers() -> None:
+    worker, pipe = object.__new__(Worker), Blocked()
+    worker._send = Outbox(pipe).send  # type: ignore[arg-type]
+    worker._jobs = Jobs(1)
+    worker._service = SimpleNamespace(statistics=dict)  # type: ignore[assignment]
+    reading = threading.Thread(target=lambda: [worker._take(job, AskStatistics()) for job in (1, 2)], daemon=True)
+    reading.start()
+    assert pipe.full.wait(10)
+    reading.join(10)
+    held_up = reading.is_alive()
+    pipe.read.set()
+    assert not held_up
+
+
+def test_a_model_that_cannot_be_loaded_is_said_at_start() -> None:
+    with pytest.raises(ModelNotFound):
+        Supervisor(EngineSource("random:none")).start()
+
+
+def test_an_engine_that_is_closed_after_speaking_ends_without_a_fault() -> None:
+    supervisor = Supervisor(EngineSource("nano", device="cpu", config=EngineConfig(slots=1)))
+    supervisor.start()
+    engine = next(child for child in multiprocessing.active_children() if child.pid == supervisor.process_id)
+    asyncio.run(collect(supervisor, short(1)))
+    supervisor.close()
+    assert engine.exitcode == 0
+
+
+def test_after_close_nothing_is_taken_and_the_process_is_gone(tmp_path: Path) -> None:
+    supervisor = Supervisor(SOURCE)
+    supervisor.start()
+    process = supervisor.process_id
+    assert process is not None
+    supervisor.close()
+    with pytest.raises(EngineStopped):
+        asyncio.run(collect(supervisor, short(1)))
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)

@@ -1,0 +1,159 @@
+"""A real engine process whose codec waits at a gate: who queues behind it, who leaves, and who is waited for."""
+
+import asyncio
+import multiprocessing
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import aclosing, suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.config import EngineConfig
+from shoal.engine.process.supervisor import Supervisor
+from shoal.errors import EngineStopped
+from shoal.speech import AudioChunk, Recording, Sampling, SpeechRequest
+from tests.engine.rigged import Gate, RiggedSource
+from tests.engine.test_engine import recording
+from tests.engine.process.test_supervisor import collect, short
+
+SECONDS = 60.0  # after which something is held up for ever
+MANY = 12  # more than there are threads for them
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+@pytest.fixture
+def supervisor(gate: Gate, tmp_path: Path) -> Iterator[Supervisor]:
+    config = EngineConfig(slots=4)
+    source = RiggedSource("random:tiny", device="cpu", config=config, voices=tmp_path / "voices", rig=gate.rig)
+    supervisor = Supervisor(source)
+    supervisor.start()
+    yield supervisor
+    gate.open()
+    supervisor.close()
+
+
+def engine_of(supervisor: Supervisor) -> BaseProcess:
+    return next(child for child in multiprocessing.active_children() if child.pid == supervisor.process_id)
+
+
+def in_voice(number: int) -> SpeechRequest:
+    voice = Recording(recording(pitch=200.0 + number), "one two three")
+    return SpeechRequest("hello there", recordings=(voice,), sampling=Sampling(seed=1, max_frames=6))
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+async def leave(*tasks: "asyncio.Task[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def hear_of_all(supervisor: Supervisor) -> None:
+    """The engine takes orders in turn: when it answers this one, it has taken those before."""
+    await asyncio.to_thread(supervisor.statistics)
+
+
+def speaking(supervisor: Supervisor, number: int) -> "asyncio.Task[list[AudioChunk]]":
+    async def spoken() -> list[AudioChunk]:
+        async with aclosing(supervisor.speak(in_voice(number))) as chunks:
+            return [chunk async for chunk in chunks]
+
+    return asyncio.create_task(spoken())
+
+
+def test_voices_of_those_who_left_are_not_encoded(supervisor: Supervisor, gate: Gate) -> None:
+    async def come_and_go() -> None:
+        first = speaking(supervisor, 0)
+        await until(lambda: gate.seen == 1)
+        leaving = [speaking(supervisor, number) for number in range(1, MANY)]
+        await hear_of_all(supervisor)
+        await leave(*leaving)
+        last = speaking(supervisor, MANY)
+        await hear_of_all(supervisor)
+        gate.open()
+        async with asyncio.timeout(SECONDS):
+            assert (await first)[-1].finish is not None
+            assert (await last)[-1].finish is not None
+
+    asyncio.run(come_and_go())
+    assert gate.seen == 2
+
+
+def test_who_needs_no_encoding_does_not_wait_for_it(supervisor: Supervisor, gate: Gate) -> None:
+    async def overtake() -> None:
+        waiting = [speaking(supervisor, number) for number in range(MANY)]
+        waiting += [asyncio.create_task(supervisor.aencode(recording())) for _ in range(MANY)]
+        await until(lambda: gate.seen == 2)  # a voice and a recording
+        async with asyncio.timeout(SECONDS):
+            assert (await collect(supervisor, short(1)))[-1].finish is not None
+        assert not any(task.done() for task in waiting)
+        await leave(*waiting)
+
+    asyncio.run(overtake())
+
+
+CODES = np.zeros((10, 3), np.int32)
+ASK: list[Callable[[Supervisor], Coroutine[Any, Any, np.ndarray]]] = [
+    lambda supervisor: supervisor.aencode(recording()),
+    lambda supervisor: supervisor.adecode(CODES),
+]
+
+
+@pytest.mark.parametrize("ask", ASK, ids=["encode", "decode"])
+def test_recordings_and_codes_of_those_who_left_are_not_begun(
+    supervisor: Supervisor, gate: Gate, ask: Callable[[Supervisor], Coroutine[Any, Any, np.ndarray]]
+) -> None:
+    async def come_and_go() -> np.ndarray:
+        first = asyncio.create_task(ask(supervisor))
+        await until(lambda: gate.seen == 1)
+        leaving = [asyncio.create_task(ask(supervisor)) for _ in range(MANY)]
+        await hear_of_all(supervisor)
+        await leave(first, *leaving)
+        last = asyncio.create_task(ask(supervisor))
+        await hear_of_all(supervisor)
+        gate.open()
+        async with asyncio.timeout(SECONDS):
+            return await last
+
+    assert asyncio.run(come_and_go()).size
+    assert gate.seen == 2
+
+
+def test_a_drain_ends_when_its_time_is_up(supervisor: Supervisor, gate: Gate) -> None:
+    engine = engine_of(supervisor)
+
+    async def drain() -> list[AudioChunk | BaseException]:
+        waiting = [speaking(supervisor, number) for number in range(2)]
+        await until(lambda: gate.seen == 1)
+        await asyncio.to_thread(supervisor.close, drain=True, timeout=0.5)
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    answers = asyncio.run(drain())
+    assert all(isinstance(answer, EngineStopped) and "closed" in str(answer) for answer in answers)
+    assert engine.exitcode == 0  # it went by itself, and was not killed
+
+
+def test_a_drain_waits_for_nothing_that_nobody_wants(supervisor: Supervisor, gate: Gate) -> None:
+    engine = engine_of(supervisor)
+
+    async def leave_behind() -> None:
+        left = speaking(supervisor, 0)
+        await until(lambda: gate.seen == 1)
+        await leave(left)
+
+    asyncio.run(leave_behind())
+    supervisor.close(drain=True, timeout=3600.0)  # what is being encoded never ends
+    assert engine.exitcode == 0

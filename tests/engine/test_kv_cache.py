@@ -1,0 +1,126 @@
+"""Keys and values in other types than the model's: smaller, and the same whoever computes them when."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore, block_count
+from shoal.engine.kv_cache import HostTier, PagedKV, kv_type
+from shoal.engine.preprocess import write_turns
+from shoal.engine.utterance import Utterance
+from shoal.errors import InvalidRequest
+from shoal.kernels.kv_quant import SCALE, dequantise_columns, quantise_columns
+from shoal.model.config import BlockConfig
+from shoal.speech import Sampling
+from shoal.text.prompt import Codes
+from shoal.voices.voice import Voice
+from tests.engine.solo import Audience
+
+KINDS = [torch.int8, torch.float8_e4m3fn]
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("kind", "error"), [(torch.int8, 0.5 / 127), (torch.float8_e4m3fn, 1 / 16)])
+def test_a_column_comes_back_within_half_a_step(kind: torch.dtype, error: float) -> None:
+    x = torch.randn(50, 2, 64) * torch.logspace(-2, 3, 50)[:, None, None]
+    q, scales = quantise_columns(x, kind)
+    assert (q.dtype, scales.dtype, scales.shape) == (kind, SCALE, (50, 2))
+    away = (dequantise_columns(q, scales, torch.float32) - x).abs()
+    # int8 errs by a share of the largest value of its column, fp8 by a share of each value.
+    size = x.abs().amax(-1, keepdim=True) if kind == torch.int8 else x.abs() + x.abs().amax(-1, keepdim=True) / 256
+    assert (away / size).max() <= error * 1.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_stays_nothing(kind: torch.dtype) -> None:
+    q, scales = quantise_columns(torch.zeros(1, 2, 8), kind)
+    assert torch.equal(dequantise_columns(q, scales, torch.float32), torch.zeros(1, 2, 8))
+
+
+@pytest.mark.parametrize(("head_dim", "gain"), [(64, 1.9), (128, 1.96)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nearly_twice_the_blocks_fit(head_dim: int, gain: float, kind: torch.dtype) -> None:
+    config = BlockConfig(28, 1024, 16, 8, head_dim, 3072, 1e6, 1e-6, True, 8192)
+    plain, small = (PagedKV.bytes_per_block(config, 16, each) for each in (torch.bfloat16, kind))
+    assert plain / small >= gain
+
+
+@pytest.mark.parametrize("kind", [torch.float32, *KINDS])
+def test_a_block_takes_what_it_is_said_to_take(tiny: Checkpoint, kind: torch.dtype) -> None:
+    kv = PagedKV(tiny.model.config.slow, blocks=9, size=16, kind=kind, device="cpu")
+    assert kv.nbytes == 10 * PagedKV.bytes_per_block(tiny.model.config.slow, 16, kind)
+
+
+def filled(checkpoint: Checkpoint, kind: torch.dtype, device: str) -> tuple[PagedKV, list[torch.Tensor]]:
+    """Four blocks of anything, and what is in block 1."""
+    kv = PagedKV(checkpoint.model.config.slow, blocks=4, size=16, kind=kind, device=device)
+    for part in kv.parts():
+        part.copy_(torch.randn(part.shape))
+    return kv, [part[:, 1].clone() for part in kv.parts()]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, *KINDS])
+def test_a_block_comes_back_from_the_host_as_it_left(tiny: Checkpoint, kind: torch.dtype) -> None:
+    kv, before = filled(tiny, kind, "cpu")
+    tier = HostTier(kv, 1 << 20)
+    tier.save(1, b"key")
+    assert tier.restore(b"key", 3)
+    for part, saved in zip(kv.parts(), before, strict=True):
+        assert torch.equal(part[:, 3].float(), saved.float())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.bfloat16, *KINDS])
+def test_a_block_leaves_a_gpu_and_comes_back_in_order_while_nobody_waits(tiny: Checkpoint, kind: torch.dtype) -> None:
+    kv, before = filled(tiny, kind, "cuda")
+    tier = HostTier(kv, 1 << 20)
+    busy = torch.randn(4096, 4096, device="cuda")
+    for _ in range(20):
+        busy = busy @ busy  # the copies come long after the calls
+    tier.save(1, b"key")
+    for part in kv.parts():
+        part.copy_(torch.zeros(part.shape))
+    assert tier.restore(b"key", 3)
+    for part, saved in zip(kv.parts(), before, strict=True):
+        assert torch.equal(part[:, 3].float(), saved.float())
+
+
+def speak(checkpoint: Checkpoint, voice: Voice, ids: list[int], config: EngineConfig) -> dict[int, Codes]:
+    audience = Audience(EngineCore(checkpoint, config))
+    turns = write_turns("hello there", voice, checkpoint)
+    heard = {id: audience.add(Utterance(id, turns, Sampling(seed=id, max_frames=12))) for id in ids}
+    audience.listen()
+    return {id: each.codes for id, each in heard.items()}
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_a_voice_says_the_same_alone_in_company_and_after_it_had_to_give_way(
+    tiny: Checkpoint, voice: Voice, kv_dtype: str
+) -> None:
+    roomy = EngineConfig(slots=8, guard=False, kv_dtype=kv_dtype, token_budget=512)
+    per_block = PagedKV.bytes_per_block(tiny.model.config.slow, 16, kv_type(kv_dtype, torch.float32, CPU))
+    tight = EngineConfig(
+        slots=8, guard=False, kv_dtype=kv_dtype, token_budget=17, prefix_cache=False, kv_bytes=14 * per_block
+    )
+    together, squeezed = speak(tiny, voice, list(range(4)), roomy), speak(tiny, voice, list(range(4)), tight)
+    for id in range(4):
+        alone = speak(tiny, voice, [id], roomy)[id]
+        assert np.array_equal(together[id], alone)
+        assert np.array_equal(squeezed[id], alone)
+
+
+def test_twice_the_blocks_are_given_out(tiny: Checkpoint) -> None:
+    counts = {
+        name: block_count(tiny, EngineConfig(kv_dtype=name, kv_bytes=1 << 20)) for name in ("auto", "int8", "fp8")
+    }
+    assert counts["int8"] == counts["fp8"] > 3 * counts["auto"]  # from fp32
+
+
+def test_an_unknown_type_is_refused_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequest, match="kv_dtype = 'int2' cannot be used on cpu; here it can be auto, int8, fp8"):
+        kv_type("int2", torch.float32, CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(InvalidRequest, match=r"on cuda; here it can be auto, int8$"):
+        kv_type("fp8", torch.bfloat16, torch.device("cuda"))

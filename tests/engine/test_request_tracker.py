@@ -1,0 +1,204 @@
+"""What comes out is judged: not speech is tried once more with other dice, then refused."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.audio.guard import GuardThresholds, SpeechGuard
+from shoal.checkpoint.load import Checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.scheduler import Progress, Scheduler
+from shoal.engine.preprocess import write_turns
+from shoal.engine.sequence import Sequence
+from shoal.engine.utterance import Utterance
+from shoal.errors import GenerationFailed
+from shoal.speech import FinishReason, Samples, Sampling
+from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held, run_behind
+
+GUARDED = EngineConfig(slots=4)
+TEXT = "Nine letters or so, and a few more."  # half a second at the very least
+LONG = Sampling(seed=3, max_frames=16)
+FRAME = 640  # samples, of the tiny codec
+Sound = Callable[[int], Samples]  # of so many samples
+
+
+def tone(samples: int) -> Samples:
+    return (0.3 * np.sin(np.arange(samples) / 5)).astype(np.float32)
+
+
+def silence(samples: int) -> Samples:
+    return np.zeros(samples, np.float32)
+
+
+def nonsense(samples: int) -> Samples:
+    return np.full(samples, np.nan, np.float32)
+
+
+def square(samples: int) -> Samples:
+    return np.sign(tone(samples)).astype(np.float32)
+
+
+class Sounds:
+    """In place of the codec: attempt n of a slot sounds like the nth of these, and the last for ever after."""
+
+    def __init__(self, *sounds: Sound) -> None:
+        self._sounds = sounds
+        self._attempt: dict[int, int] = {}
+        self._seen: list[int] = []
+
+    def decode(self, codes: Tensor, slots: Rows[int], lengths: Rows[int] | None = None) -> Tensor:
+        rows = [self._sound(slot)(codes.shape[-1] * FRAME) for slot in slots]
+        return torch.from_numpy(np.stack(rows))
+
+    def reset(self, slots: Rows[int]) -> None:
+        for slot in slots:
+            self._attempt[slot] = self._attempt.get(slot, 0) + 1
+
+    def _sound(self, slot: int) -> Sound:
+        return self._sounds[min(self._attempt.get(slot, 0), len(self._sounds) - 1)]
+
+
+def speak(
+    checkpoint: Checkpoint,
+    *sounds: Sound,
+    text: str = TEXT,
+    sampling: Sampling = LONG,
+    whole: bool = False,
+    config: EngineConfig = GUARDED,
+    lag: int = 0,
+) -> tuple[Heard, EngineCore]:
+    core = EngineCore(checkpoint, config)
+    run_behind(core, lag)
+    core.voicebox._decoder = Sounds(*sounds)  # type: ignore[assignment]
+    audience = Audience(core)
+    heard = audience.add(Utterance(0, write_turns(text, None, checkpoint), sampling, whole=whole))
+    audience.listen()
+    assert heard.ends == 1
+    assert_nothing_is_held(core)
+    return heard, core
+
+
+def test_speech_passes(tiny: Checkpoint) -> None:
+    heard, core = speak(tiny, tone)
+    assert heard.finish is FinishReason.LENGTH
+    assert len(heard.samples) == 16 * FRAME
+    assert (core.stage.stats.spoken, core.stage.stats.retried, core.stage.stats.failed) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(("sound", "finding"), [(silence, "silent"), (nonsense, "not finite"), (square, "clipped")])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_what_is_not_speech_is_tried_once_more_and_then_refused(
+    tiny: Checkpoint, sound: Sound, finding: str, whole: bool, lag: int
+) -> None:
+    heard, core = speak(tiny, sound, whole=whole, lag=lag)
+    assert isinstance(heard.error, GenerationFailed)
+    assert finding in str(heard.error)
+    # A stream that has been heard in part cannot be taken back; of a NaN not even the first chunk is sent.
+    heard_in_part = not whole and sound is not nonsense
+    assert bool(heard.chunks) is heard_in_part
+    assert core.stage.stats.retried == (0 if heard_in_part else 1)
+    assert core.stage.stats.failed == 1
+    assert core.stage.stats.spoken == 0
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_second_try_has_other_dice_and_is_as_reproducible(soloist: Soloist, lag: int) -> None:
+    checkpoint = soloist.checkpoint
+    heard, core = speak(checkpoint, silence, tone, whole=True, lag=lag)
+    turns = write_turns(TEXT, None, checkpoint)
+    first, second = (soloist.speak(turns, LONG, attempt).codes for attempt in (0, 1))
+    assert heard.finish is FinishReason.LENGTH
+    assert np.array_equal(heard.codes, second)
+    assert not np.array_equal(first, second)
+    assert np.array_equal(heard.samples, tone(16 * FRAME))
+    assert (core.stage.stats.retried, core.stage.stats.spoken) == (1, 1)
+
+
+def test_a_second_try_of_a_long_text_begins_at_its_first_turn(soloist: Soloist) -> None:
+    text, sampling = "One thing. Another thing.", Sampling(seed=3, max_frames=6)
+    checkpoint = replace(soloist.checkpoint, profile=replace(soloist.checkpoint.profile, chunk_bytes=16))
+    heard, core = speak(checkpoint, silence, tone, text=text, sampling=sampling, whole=True)
+    assert np.array_equal(heard.codes, soloist.speak(write_turns(text, None, checkpoint), sampling, 1).codes)
+    assert core.stage.stats.retried == 1
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("frames", [1, 2])
+def test_no_success_has_forty_milliseconds_of_audio(tiny: Checkpoint, frames: int, whole: bool) -> None:
+    heard, core = speak(tiny, tone, sampling=Sampling(max_frames=frames), whole=whole)
+    assert isinstance(heard.error, GenerationFailed)
+    assert "too short" in str(heard.error)
+    assert core.stage.stats.failed == 1
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_model_that_stops_long_before_its_text_does_has_failed(
+    tiny: Checkpoint, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_in = Scheduler._take_in
+
+    def stop_early(self: Scheduler, sequence: Sequence, column: np.ndarray, main: int) -> Progress:
+        return take_in(self, sequence, column, self.stop_id if sequence.frames == 5 else main)
+
+    monkeypatch.setattr(Scheduler, "_take_in", stop_early)
+    heard, _ = speak(tiny, tone, whole=whole)
+    assert isinstance(heard.error, GenerationFailed)
+    assert "too short" in str(heard.error)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_speech_that_was_cut_where_the_caller_wanted_it_is_no_failure(tiny: Checkpoint, whole: bool) -> None:
+    heard, core = speak(tiny, tone, sampling=Sampling(max_frames=5), whole=whole)
+    assert (heard.error, heard.finish) == (None, FinishReason.LENGTH)
+    assert len(heard.samples) == 5 * FRAME
+    assert core.stage.stats.retried == 0
+
+
+def test_an_empty_speech_of_a_text_without_letters_is_no_success_either(tiny: Checkpoint) -> None:
+    heard, _ = speak(tiny, silence, text="(laughing)", sampling=Sampling(max_frames=1), whole=True)
+    assert isinstance(heard.error, GenerationFailed)
+
+
+def test_a_runaway_is_stopped_before_its_end(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    hasty = partial(SpeechGuard, thresholds=GuardThresholds(longest_slack_seconds=0.0))
+    monkeypatch.setattr("shoal.engine.request_tracker.SpeechGuard", hasty)
+    for whole, frames in ((False, 6), (True, 2 * 6)):
+        heard, core = speak(tiny, tone, text="a", whole=whole, config=replace(GUARDED, max_chunk_frames=2))
+        assert isinstance(heard.error, GenerationFailed)
+        assert "runaway" in str(heard.error)
+        assert core.stage.stats.frames == frames
+
+
+def test_without_retries_the_first_failure_counts(tiny: Checkpoint) -> None:
+    heard, core = speak(tiny, silence, tone, whole=True, config=replace(GUARDED, retries=0))
+    assert isinstance(heard.error, GenerationFailed)
+    assert core.stage.stats.retried == 0
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_others_are_not_disturbed_by_a_second_try(soloist: Soloist, lag: int) -> None:
+    checkpoint = soloist.checkpoint
+    core = EngineCore(checkpoint, replace(GUARDED, slots=2))
+    run_behind(core, lag)
+    turns = write_turns(TEXT, None, checkpoint)
+    audience = Audience(core)
+    heard = [audience.add(Utterance(seed, turns, replace(LONG, seed=seed), whole=True)) for seed in range(2)]
+    judged = core.stage._judge
+    core.stage._judge = lambda utterance, samples, ended: (  # type: ignore[method-assign]
+        judged(
+            utterance,
+            silence(len(samples)) if utterance.id == 0 and utterance.attempt == 0 else tone(len(samples)),
+            ended=ended,
+        )
+    )
+    audience.listen()
+    assert heard[0].equals(soloist.speak(turns, replace(LONG, seed=0), attempt=1))
+    assert heard[1].equals(soloist.speak(turns, replace(LONG, seed=1)))

@@ -1,0 +1,436 @@
+"""The engine on its thread: every caller hears of an end, whatever happens to the others or to the engine."""
+
+import asyncio
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.thread import EngineLoop
+from shoal.engine.scheduler import Batch, Drawn
+from shoal.engine.preprocess import write_turns
+from shoal.engine.utterance import Event, Utterance
+from shoal.errors import DeadlineExceeded, EngineBusy, EngineStopped, TextError
+from shoal.speech import AudioChunk, FinishReason, Samples, Sampling
+from tests.engine.solo import Soloist, assert_nothing_is_held
+
+pytestmark = pytest.mark.timeout(60)
+PLAIN = EngineConfig(slots=2, max_waiting=2, guard=False)
+LONG = 400  # frames: longer than any of these tests waits
+
+
+class Gate:
+    """Lets the device run one step at a time, or freely, or break."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._run = core.runner.run
+        self._steps = threading.Semaphore(0)
+        self.open = False
+        self.error: BaseException | None = None
+        core.runner.run = self.run  # type: ignore[method-assign]
+
+    def run(self, batch: Batch) -> Drawn:
+        while not self.open and self.error is None and not self._steps.acquire(timeout=0.01):
+            pass
+        if self.error is not None:
+            raise self.error
+        return self._run(batch)
+
+    def step(self, times: int = 1) -> None:
+        self._steps.release(times)
+
+
+class Hall:
+    """A loop, its gate, and utterances for it."""
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig = PLAIN) -> None:
+        self.core = EngineCore(checkpoint, config)
+        self.gate = Gate(self.core)
+        self.loop = EngineLoop(self.core)
+        self.turns = write_turns("hello", None, checkpoint)
+        self._ids = iter(range(1000))
+
+    def utterance(self, frames: int = 6, seed: int = 1, deadline: float | None = None) -> Utterance:
+        return Utterance(next(self._ids), self.turns, Sampling(seed=seed, max_frames=frames), deadline=deadline)
+
+    def settle(self) -> None:
+        """Until nothing is under way."""
+        eventually(lambda: self.loop.live == 0)
+        eventually(lambda: self.core.idle)
+
+    def close(self) -> None:
+        self.gate.open = True
+        self.loop.close()
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.002)
+
+
+def samples(chunks: list[AudioChunk]) -> Samples:
+    return np.concatenate([chunk.samples for chunk in chunks])
+
+
+@pytest.fixture
+def hall(tiny: Checkpoint) -> Iterator[Hall]:
+    made = Hall(tiny)
+    yield made
+    made.close()
+    assert not made.loop._thread.is_alive()
+
+
+@pytest.fixture
+def open_hall(hall: Hall) -> Hall:
+    hall.gate.open = True
+    return hall
+
+
+def test_chunks_come_in_order_and_the_last_says_why_it_is_the_last(open_hall: Hall, soloist: Soloist) -> None:
+    chunks = list(open_hall.loop.speak(open_hall.utterance()))
+    assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.LENGTH]
+    solo = soloist.speak(open_hall.turns, Sampling(seed=1, max_frames=6))
+    assert np.allclose(samples(chunks), solo.samples, atol=1e-5)
+
+
+def test_many_threads_are_served_at_once(tiny: Checkpoint, soloist: Soloist) -> None:
+    hall = Hall(tiny, replace(PLAIN, slots=4, max_waiting=100))
+    hall.gate.open = True
+    heard: dict[int, list[AudioChunk]] = {}
+
+    def listen(seed: int) -> None:
+        heard[seed] = list(hall.loop.speak(hall.utterance(seed=seed)))
+
+    threads = [threading.Thread(target=listen, args=(seed,)) for seed in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    hall.close()
+    for seed in range(12):
+        solo = soloist.speak(hall.turns, Sampling(seed=seed, max_frames=6))
+        assert np.allclose(samples(heard[seed]), solo.samples, atol=1e-5)
+    assert_nothing_is_held(hall.core)
+
+
+def test_closing_the_chunks_cancels_within_a_step(hall: Hall) -> None:
+    chunks = hall.loop.speak(hall.utterance(LONG))
+    hall.gate.step(3)
+    next(chunks)
+    assert len(hall.core.scheduler.running) == 1
+    chunks.close()
+    hall.gate.step(1)
+    hall.settle()
+    assert_nothing_is_held(hall.core)
+    assert hall.core.scheduler.stats.cancelled == 1
+
+
+def test_closing_chunks_that_nobody_has_asked_for_cancels_too(hall: Hall) -> None:
+    hall.loop.speak(hall.utterance(LONG)).close()
+    hall.gate.step(2)
+    hall.settle()
+    assert_nothing_is_held(hall.core)
+
+
+def test_chunks_that_nobody_keeps_are_cancelled(hall: Hall) -> None:
+    hall.loop.speak(hall.utterance(LONG))
+    hall.gate.step(2)
+    hall.settle()
+    assert_nothing_is_held(hall.core)
+
+
+def test_an_utterance_that_cannot_be_spoken_is_refused_and_forgotten(open_hall: Hall, tiny: Checkpoint) -> None:
+    too_long = Utterance(900, write_turns("word " * 400, None, tiny, chunk_bytes=4000), Sampling())
+    with pytest.raises(TextError):
+        list(open_hall.loop.speak(too_long))
+    assert open_hall.loop.live == 0
+
+
+def test_more_than_slots_and_queue_hold_are_refused_at_once(hall: Hall) -> None:
+    taken = [hall.loop.speak(hall.utterance(2)) for _ in range(4)]
+    with pytest.raises(EngineBusy, match="4 requests"):
+        hall.loop.speak(hall.utterance(2))
+    hall.gate.open = True
+    for chunks in taken:
+        assert list(chunks)[-1].finish is FinishReason.LENGTH
+    assert list(hall.loop.speak(hall.utterance(2)))
+
+
+def test_whoever_leaves_makes_room_at_once_although_a_step_is_under_way(hall: Hall) -> None:
+    taken = [hall.loop.speak(hall.utterance(LONG)) for _ in range(4)]
+    eventually(lambda: bool(hall.core.scheduler.running))  # and the device does not get on
+    taken[0].close()
+    taken.append(hall.loop.speak(hall.utterance(2)))
+    with pytest.raises(EngineBusy, match="4 requests"):
+        hall.loop.speak(hall.utterance(2))
+    for chunks in taken[1:4]:
+        chunks.close()
+    hall.gate.open = True
+    assert list(taken[4])[-1].finish is FinishReason.LENGTH
+    hall.settle()
+    assert_nothing_is_held(hall.core)
+
+
+def test_a_request_whose_time_is_up_is_told_so(hall: Hall) -> None:
+    chunks = hall.loop.speak(hall.utterance(LONG, deadline=time.monotonic() + 0.05))
+    hall.gate.step(1)
+    time.sleep(0.06)
+    hall.gate.step(1)
+    with pytest.raises(DeadlineExceeded):
+        list(chunks)
+    hall.settle()
+
+
+def test_closing_ends_everybody_with_a_clear_error(hall: Hall) -> None:
+    running = hall.loop.speak(hall.utterance(LONG))
+    hall.gate.step(3)
+    next(running)
+    waiting = [hall.loop.speak(hall.utterance(LONG)) for _ in range(3)]
+    closing = threading.Thread(target=hall.close)
+    closing.start()
+    for chunks in (running, *waiting):
+        with pytest.raises(EngineStopped):
+            list(chunks)
+    closing.join(20)
+    assert not closing.is_alive()
+    assert hall.loop.live == 0
+    assert_nothing_is_held(hall.core)
+
+
+def test_closing_with_drain_speaks_everything_to_its_end(hall: Hall) -> None:
+    taken = [hall.loop.speak(hall.utterance(4, seed=seed)) for seed in range(4)]
+    closing = threading.Thread(target=lambda: hall.loop.close(drain=True))
+    closing.start()
+    eventually(lambda: not hall.loop.running)
+    with pytest.raises(EngineStopped):
+        hall.loop.speak(hall.utterance())
+    hall.gate.open = True
+    for chunks in taken:
+        assert list(chunks)[-1].finish is FinishReason.LENGTH
+    closing.join(20)
+    assert not closing.is_alive()
+
+
+def test_what_was_taken_just_before_a_drain_is_spoken(tiny: Checkpoint) -> None:
+    """The moment between the last word of one and the first of the next is easily mistaken for the end."""
+    for _ in range(20):
+        hall = Hall(tiny)
+        hall.gate.open = True
+        first = hall.loop.speak(hall.utterance(1))
+        assert next(first).finish is FinishReason.LENGTH
+        second = hall.loop.speak(hall.utterance(1))
+        hall.loop.close(drain=True)
+        assert list(second)[-1].finish is FinishReason.LENGTH
+
+
+def test_a_drain_that_takes_too_long_ends_with_a_clear_error(hall: Hall) -> None:
+    chunks = hall.loop.speak(hall.utterance(LONG))
+    hall.gate.step(2)
+    ticking = threading.Timer(0.3, lambda: setattr(hall.gate, "open", True))
+    ticking.start()
+    started = time.monotonic()
+    hall.loop.close(drain=True, timeout=0.2)
+    assert time.monotonic() - started < 10
+    with pytest.raises(EngineStopped):
+        list(chunks)
+    ticking.join()
+
+
+def test_closing_twice_is_closing_once(open_hall: Hall) -> None:
+    open_hall.loop.close()
+    open_hall.loop.close()
+    open_hall.loop.close(drain=True)
+    assert not open_hall.loop.running
+
+
+def test_nothing_is_taken_after_the_end(open_hall: Hall) -> None:
+    open_hall.loop.close()
+    with pytest.raises(EngineStopped, match="closed"):
+        open_hall.loop.speak(open_hall.utterance())
+
+
+def test_an_engine_that_dies_answers_everybody(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
+    running = [hall.loop.speak(hall.utterance(LONG)) for _ in range(2)]
+    hall.gate.step(3)
+    for chunks in running:
+        next(chunks)
+    waiting = hall.loop.speak(hall.utterance(LONG))
+    hall.gate.error = MemoryError("the device is gone")
+    for chunks in (*running, waiting):
+        with pytest.raises(EngineStopped):
+            list(chunks)
+    eventually(lambda: not hall.loop._thread.is_alive())
+    assert not hall.loop.running
+    assert hall.loop.live == 0
+    with pytest.raises(EngineStopped) as refused:
+        hall.loop.speak(hall.utterance())
+    assert isinstance(refused.value.__cause__, MemoryError)
+    assert "the engine stopped" in caplog.text
+    hall.loop.close(drain=True)
+
+
+def test_requests_race_an_engine_that_dies_and_all_are_answered(
+    tiny: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL")
+    for attempt in range(5):
+        hall = Hall(tiny, replace(PLAIN, max_waiting=1000))
+        hall.gate.open = True
+        outcomes: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def ask(hall: Hall = hall, outcomes: "queue.SimpleQueue[str]" = outcomes) -> None:
+            for _ in range(10):
+                try:
+                    outcomes.put(str(list(hall.loop.speak(hall.utterance(2)))[-1].finish))
+                except EngineStopped:
+                    outcomes.put("stopped")
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.01 * attempt)
+        hall.gate.error = OSError("gone")
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        assert outcomes.qsize() == 40
+
+
+def test_a_listener_that_breaks_is_one_that_left(
+    hall: Hall, soloist: Soloist, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(event: Event) -> None:
+        raise ConnectionError("nobody there")
+
+    hall.loop.submit(hall.utterance(LONG), broken)
+    chunks = hall.loop.speak(hall.utterance())
+    hall.gate.open = True
+    solo = soloist.speak(hall.turns, Sampling(seed=1, max_frames=6))
+    assert np.allclose(samples(list(chunks)), solo.samples, atol=1e-5)
+    hall.settle()
+    assert "its listener failed" in caplog.text
+    assert_nothing_is_held(hall.core)
+
+
+def test_cancelling_what_has_ended_or_never_came_does_nothing(open_hall: Hall) -> None:
+    ended = open_hall.utterance(2)
+    list(open_hall.loop.speak(ended))
+    open_hall.loop.cancel(ended)
+    open_hall.loop.cancel(open_hall.utterance())
+    assert list(open_hall.loop.speak(open_hall.utterance(2)))
+    assert open_hall.loop.live == 0
+
+
+def test_the_event_loop_gets_the_same_chunks(open_hall: Hall, soloist: Soloist) -> None:
+    async def listen() -> list[AudioChunk]:
+        return [chunk async for chunk in open_hall.loop.aspeak(open_hall.utterance())]
+
+    solo = soloist.speak(open_hall.turns, Sampling(seed=1, max_frames=6))
+    assert np.allclose(samples(asyncio.run(listen())), solo.samples, atol=1e-5)
+
+
+def test_the_event_loop_is_never_blocked(open_hall: Hall) -> None:
+    async def beat(gaps: list[float]) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            gaps.append(time.monotonic() - before)
+
+    async def listen() -> list[float]:
+        gaps: list[float] = []
+        heart = asyncio.create_task(beat(gaps))
+        for _ in range(2):
+            async for _chunk in open_hall.loop.aspeak(open_hall.utterance(20)):
+                pass
+        heart.cancel()
+        return gaps
+
+    gaps = asyncio.run(listen())
+    assert len(gaps) > 10
+    # The device takes far longer for all these frames; a crowded machine may well be late by a little.
+    assert sorted(gaps)[len(gaps) // 2] < 0.1
+
+
+def test_an_async_generator_that_is_closed_early_cancels(hall: Hall) -> None:
+    async def leave() -> None:
+        chunks = hall.loop.aspeak(hall.utterance(LONG))
+        hall.gate.step(3)
+        await anext(chunks)
+        await chunks.aclose()
+
+    asyncio.run(leave())
+    hall.gate.step()
+    hall.settle()
+    assert_nothing_is_held(hall.core)
+
+
+def test_a_task_that_is_cancelled_cancels(hall: Hall) -> None:
+    async def listen() -> None:
+        async for _ in hall.loop.aspeak(hall.utterance(LONG)):
+            pass
+
+    async def leave() -> None:
+        task = asyncio.create_task(listen())
+        hall.gate.step(3)
+        while not hall.core.scheduler.running:
+            await asyncio.sleep(0.002)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    hall.gate.step(2)
+    hall.settle()
+    assert_nothing_is_held(hall.core)
+
+
+def test_an_event_loop_that_is_gone_stops_nobody_else(hall: Hall) -> None:
+    async def abandon() -> None:
+        chunks = hall.loop.aspeak(hall.utterance(LONG))
+        first = asyncio.ensure_future(anext(chunks))
+        while not hall.loop.live:
+            await asyncio.sleep(0.002)
+        first.cancel()
+
+    asyncio.run(abandon())
+    chunks = hall.loop.speak(hall.utterance(3))
+    hall.gate.open = True
+    assert list(chunks)[-1].finish is FinishReason.LENGTH
+    hall.settle()
+
+
+def test_requests_that_wait_for_their_batch_to_fill_start_without_anybody_coming(tiny: Checkpoint) -> None:
+    hall = Hall(tiny, replace(PLAIN, policy="dynamic", batch_size=2, batch_seconds=0.05))
+    hall.gate.open = True
+    started = time.monotonic()
+    assert list(hall.loop.speak(hall.utterance(2)))[-1].finish is FinishReason.LENGTH
+    assert time.monotonic() - started > 0.05
+    hall.close()
+
+
+LEFT_OPEN = """
+import shoal
+from shoal.speech import Sampling
+
+engine = shoal.load("random:tiny", device="cpu")
+chunks = engine.speak("hello there", sampling=Sampling(max_frames=1500, seed=1, top_p=1.0), stream=True)
+print(len(next(chunks).samples))
+raise SystemExit(3)
+"""
+
+
+def test_a_program_that_ends_while_its_engine_speaks_ends_as_it_meant_to() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert int(ended.stdout) > 0
