@@ -29,7 +29,7 @@ from shoal.kernels.jit import (
     wait_for_previous,
 )
 from shoal.kernels.rms_norm import normed, rms_norm
-from shoal.kernels.widen import widened
+from shoal.kernels.dequant import widened
 
 # Rows that one program computes with its weights at hand before it waits.
 FEW = 16

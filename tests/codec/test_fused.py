@@ -13,8 +13,8 @@ from shoal.codec import fused
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
 from shoal.codec.fused import FRAMES, POSITIONS, FusedDecoder, packed
-from shoal.kernels import unit
-from shoal.kernels.capture import compile_ahead
+from shoal.kernels import residual_unit as unit
+from shoal.kernels.cuda_graph import compile_ahead
 from shoal.kernels.window_attention import MOST_STEPS
 from tests.poison import poisoned_memory
 

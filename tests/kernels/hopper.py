@@ -19,7 +19,7 @@ from shoal.codec.fused import FusedCall, FusedCodec
 from shoal.engine.execution.fused import FusedFrame, FusedPrompt
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.execution.slot_state import SlotStates
-from shoal.kernels.capture import Workload, compile_ahead
+from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.jit import Kernel
 from shoal.model.slow import Head
 from shoal.quantize.apply import quantise_model

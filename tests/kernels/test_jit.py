@@ -12,7 +12,7 @@ import pytest
 import torch
 from triton.runtime import _async_compile
 
-from shoal.kernels.capture import compile_ahead
+from shoal.kernels.cuda_graph import compile_ahead
 from shoal.kernels.jit import compiling
 from shoal.kernels.linear import _few_kernel, linear
 

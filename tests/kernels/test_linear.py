@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from shoal.kernels.linear import linear, linear_reference
-from shoal.kernels.quarters import quarters, quarters_reference
+from shoal.kernels.split_k_linear import quarters, quarters_reference
 from shoal.kernels.rms_norm import normed, rms_norm
 from shoal.model.linear import quantise_rows
 

@@ -16,7 +16,7 @@ from shoal.config import EngineConfig
 from shoal.engine.execution.fused import FusedFrame, FusedPrompt
 from shoal.engine.execution.runner import Flight, Runner
 from shoal.engine.scheduler import Batch, Prefill
-from shoal.kernels.capture import Captured, Inbox, compile_ahead
+from shoal.kernels.cuda_graph import Captured, Inbox, compile_ahead
 from shoal.kernels.jit import usable
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import CpuInt8Linear, Int4Linear

@@ -13,7 +13,7 @@ from shoal.engine.scheduler import Batch, Drawn, Prefill
 from shoal.engine.sequence import Sequence
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.execution.cpu_threads import Threads
-from shoal.kernels.capture import to_host
+from shoal.kernels.cuda_graph import to_host
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameDecoder
 from shoal.model.slow import Head

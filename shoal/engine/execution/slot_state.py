@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from shoal.engine.sequence import Sequence
-from shoal.kernels.draw import SlotMemory
+from shoal.kernels.sample_token import SlotMemory
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameState
 from shoal.model.sampling import COLUMNS, SamplingRows

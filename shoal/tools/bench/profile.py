@@ -33,7 +33,7 @@ from shoal.engine.preprocess import write_turns
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
-from shoal.kernels.draw import draw_code, draw_main
+from shoal.kernels.sample_token import draw_code, draw_main
 from shoal.model.frame import FrameState
 from shoal.speech import Sampling
 

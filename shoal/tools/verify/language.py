@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shoal.kernels.draw import MAIN_LANE
+from shoal.kernels.sample_token import MAIN_LANE
 from shoal.kernels.sample import exponential_noise, penalise, probabilities
 from shoal.model.cache import NoCache
 from shoal.model.config import Family

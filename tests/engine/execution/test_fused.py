@@ -9,7 +9,7 @@ from shoal.engine.execution.fused import FusedFrame, FusedPrompt
 from shoal.engine.kv_cache import PagedKV, Pass, Segment
 from shoal.engine.sequence import Sequence
 from shoal.engine.execution.slot_state import SlotStates
-from shoal.kernels.capture import compile_ahead
+from shoal.kernels.cuda_graph import compile_ahead
 from shoal.model.frame import FrameDecoder
 from shoal.model.slow import Head
 from shoal.speech import Sampling

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from shoal.kernels.draw import (
+from shoal.kernels.sample_token import (
     MainIds,
     SlotMemory,
     draw_code,

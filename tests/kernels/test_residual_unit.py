@@ -3,7 +3,7 @@ import torch
 
 from shoal.kernels.conv import Taps, conv
 from shoal.kernels.linear import Tile
-from shoal.kernels.unit import fits, residual_unit, residual_unit_reference
+from shoal.kernels.residual_unit import fits, residual_unit, residual_unit_reference
 from tests.kernels.packs import pack
 
 

@@ -21,7 +21,7 @@ from shoal.kernels.jit import (
     wait_for_previous,
 )
 from shoal.kernels.linear import FEW, TURNED_ROWS, Tile, product
-from shoal.kernels.widen import widened
+from shoal.kernels.dequant import widened
 
 
 def quarters_reference(x: Tensor, weight: Tensor) -> Tensor:
