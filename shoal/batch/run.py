@@ -10,7 +10,7 @@ from shoal.batch.lines import Fault, Input, Task
 from shoal.batch.manifest import Manifest
 from shoal.batch.speaker import Speaker
 from shoal.errors import InvalidRequest
-from shoal.server.service import Loaded
+from shoal.api.engine_client import Loaded
 
 
 @dataclass(frozen=True)

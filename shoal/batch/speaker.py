@@ -11,10 +11,10 @@ import numpy as np
 from shoal.batch.journal import Entry, put_file
 from shoal.batch.lines import Defaults, LineBody, Task, parse_line
 from shoal.errors import InvalidRequest, OutputError, ShoalError
-from shoal.server.config import Limits
-from shoal.server.fish import fish_request
-from shoal.server.rendering import Renderer
-from shoal.server.service import Loaded
+from shoal.api.config import Limits
+from shoal.server.routes.fish import fish_request
+from shoal.api.output import Renderer
+from shoal.api.engine_client import Loaded
 from shoal.speech import FinishReason, Samples, SpeechRequest
 
 # Nobody waits for an answer: a line may be as long as the model takes.

@@ -69,7 +69,7 @@ def serve(
     flags |= {"quantize": quantize, "kv_dtype": kv_dtype, "gpu_memory": gpu_memory, "insecure": insecure}
     origin = origin_of(flags, file, set)
     with server_extra():
-        from shoal.server.logs import set_up_logging
+        from shoal.server.logging import set_up_logging
         from shoal.server.run import serve
 
     set_up_logging(origin.settings.log_format, origin.settings.log_level)
@@ -124,7 +124,7 @@ def new_key(
     """
     keys = _key_file(file)
     from shoal.cli.tables import print_json
-    from shoal.server.config import KeyLimits
+    from shoal.api.config import KeyLimits
 
     secret = keys.new(name, KeyLimits(requests_per_minute, concurrency, daily_audio_seconds))
     if json:

@@ -7,8 +7,8 @@ from pathlib import Path
 from shoal.cluster.routing import StrategyName
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
-from shoal.server.config import ServerConfig
-from shoal.server.logs import LogFormat
+from shoal.api.config import ServerConfig
+from shoal.server.logging import LogFormat
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from shoal.cluster.service import ClusterService
 from shoal.engine.process.messages import Facts
 from shoal.engine.process.worker import EngineSource
 from shoal.server.app import create_app
-from shoal.server.config import ServerConfig
-from shoal.server.desk import Caller, bearer, open_desk
-from shoal.server.host import Host
-from shoal.server.identity import HEADER
-from shoal.server.logs import LogFormat, set_up_logging
+from shoal.api.config import ServerConfig
+from shoal.server.state import Caller, bearer, open_desk
+from shoal.api.host import Host
+from shoal.server.middleware.request_id import HEADER
+from shoal.server.logging import LogFormat, set_up_logging
 from shoal.server.openapi import answers
 from shoal.server.run import loaded
 

@@ -23,7 +23,7 @@ from shoal.engine.process.messages import Facts
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import EngineStopped, ShoalError
-from shoal.server.logs import LogFormat, set_up_logging
+from shoal.server.logging import LogFormat, set_up_logging
 from shoal.speech import AudioChunk, Samples, SpeechRequest
 from shoal.text.prompt import Codes
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.errors import ShoalError
-from shoal.server.logs import set_up_logging
+from shoal.server.logging import set_up_logging
 from shoal.settings import Origin, read_settings
 
 MODEL_DIRECTORY = "/opt/ml/model"

@@ -31,15 +31,15 @@ from shoal.engine.process.worker import EngineSource
 from shoal.errors import ShoalError
 from shoal.metrics import Metrics
 from shoal.server.app import create_app
-from shoal.server.bodies import BodyBudget, read_model
-from shoal.server.config import ServerConfig
-from shoal.server.desk import open_desk
-from shoal.server.host import Host
-from shoal.server.identity import Identity
-from shoal.server.machine import check_machine
-from shoal.server.occupancy import Occupancy
-from shoal.server.problems import LastAnswer, fish_shape
-from shoal.server.problems import problem as told
+from shoal.server.parsing import BodyBudget, read_model
+from shoal.api.config import ServerConfig
+from shoal.server.state import open_desk
+from shoal.api.host import Host
+from shoal.server.middleware.request_id import Identity
+from shoal.server.preflight import check_machine
+from shoal.server.middleware.connection_limit import Occupancy
+from shoal.server.error_responses import LastAnswer, fish_shape
+from shoal.server.error_responses import problem as told
 from shoal.server.protocol import bounded_protocol
 from shoal.server.run import NOT_CANCELLED, bind, check_door, loaded
 from shoal.settings import Settings

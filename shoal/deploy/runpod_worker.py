@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.deploy.worker import open_worker, performing
 from shoal.errors import MissingExtra, ShoalError
-from shoal.server.desk import Desk
+from shoal.server.state import Desk
 from shoal.settings import read_settings
 
 Handler = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any], None]]

@@ -15,8 +15,8 @@ import triton_python_backend_utils as triton  # only there inside Triton
 
 from shoal.deploy.worker import LoopThread, close_worker, open_worker, performing
 from shoal.errors import ShoalError
-from shoal.server.bodies import parse_json
-from shoal.server.refusals import wrong_field
+from shoal.server.parsing import parse_json
+from shoal.api.exceptions import wrong_field
 from shoal.settings import read_settings
 
 logger = logging.getLogger(__name__)

@@ -12,17 +12,17 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from shoal.engine.load import load_service
-from shoal.server.bodies import validated
-from shoal.server.desk import Desk, open_desk
-from shoal.server.fish import fish_order
-from shoal.server.fish_body import SpeechBody
-from shoal.server.host import Host
+from shoal.server.parsing import validated
+from shoal.server.state import Desk, open_desk
+from shoal.server.routes.fish import fish_order
+from shoal.api.fish_body import SpeechBody
+from shoal.api.host import Host
 from shoal.server.keys import ANYONE
-from shoal.server.openai import OpenAISpeech, openai_order
-from shoal.server.performance import Order, Performance
-from shoal.server.refusals import wrong_field
+from shoal.server.routes.openai import OpenAISpeech, openai_order
+from shoal.api.speech_stream import Order, Performance
+from shoal.api.exceptions import wrong_field
 from shoal.server.run import loaded
-from shoal.server.sagemaker import Invocation
+from shoal.server.routes.sagemaker import Invocation
 from shoal.settings import Settings
 
 T = TypeVar("T")

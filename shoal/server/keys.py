@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import InvalidRequest
-from shoal.server.config import KeyLimits
+from shoal.api.config import KeyLimits
 from shoal.server.whole_file import changing, write_whole
 
 PREFIX = "shoal_"

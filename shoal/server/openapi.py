@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from shoal.audio.formats import FORMATS
-from shoal.server.bodies import MULTIPART
+from shoal.server.parsing import MULTIPART
 
 REFERENCE = "#/components/schemas/{model}"
 _components: dict[str, Any] = {

@@ -11,8 +11,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 
-from shoal.server.config import Limits
-from shoal.server.streaming import HANG_UP
+from shoal.api.config import Limits
+from shoal.server.streaming_response import HANG_UP
 
 if sys.platform != "win32":
     import fcntl

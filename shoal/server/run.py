@@ -16,12 +16,12 @@ from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.app import create_app
-from shoal.server.config import ServerConfig
-from shoal.server.desk import Desk, open_desk
-from shoal.server.host import Host
-from shoal.server.machine import check_machine
+from shoal.api.config import ServerConfig
+from shoal.server.state import Desk, open_desk
+from shoal.api.host import Host
+from shoal.server.preflight import check_machine
 from shoal.server.protocol import bounded_protocol
-from shoal.server.service import Loaded, SpeechService
+from shoal.api.engine_client import Loaded, SpeechService
 from shoal.voices.store import VoiceStore
 from shoal.voices.voice import voice_limits
 

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 
 from shoal.errors import ShoalError
-from shoal.server.limits import Meters, Spent
+from shoal.api.admission import Meters, Spent
 from shoal.server.whole_file import write_whole
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.load import voice_cache
-from shoal.server.service import Loaded
+from shoal.api.engine_client import Loaded
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import ROOT, samples_of, surroundings
 

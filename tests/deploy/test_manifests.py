@@ -15,7 +15,7 @@ import yaml
 from shoal.config import EngineConfig
 from shoal.errors import InvalidRequest
 from shoal.metrics import Metrics
-from shoal.server.config import ServerConfig
+from shoal.api.config import ServerConfig
 from shoal.settings import Settings
 from tests.deploy.conftest import ROOT
 

@@ -9,9 +9,9 @@ import pytest
 from shoal.deploy.runpod_worker import handler_for
 from shoal.deploy.worker import LoopThread, close_worker, open_worker, performing
 from shoal.errors import EngineBusy, InvalidRequest
-from shoal.server.desk import Desk
-from shoal.server.problems import status_of
-from shoal.server.refusals import SchemaViolation
+from shoal.server.state import Desk
+from shoal.server.error_responses import status_of
+from shoal.api.exceptions import SchemaViolation
 from shoal.settings import read_settings
 from tests.deploy.conftest import SAY
 

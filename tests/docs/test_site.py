@@ -12,7 +12,7 @@ import yaml
 
 from shoal.checkpoint.inspect import inspect
 from shoal.metrics import ENGINE_FIGURES, Metrics
-from shoal.server.fish_body import SpeechBody
+from shoal.api.fish_body import SpeechBody
 from tests.cli.test_command import COMMANDS
 from tests.docs.here import DOCS, PAGES, ROOT
 

@@ -15,7 +15,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from shoal.server.config import KeyLimits
+from shoal.api.config import KeyLimits
 from shoal.server.keys import KeyFile
 from tests.server.conftest import Serving, samples_of, start
 

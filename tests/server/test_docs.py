@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from shoal.server.configuration_page import PARTS, page
-from shoal.server.fish_body import SpeechBody
+from shoal.api.fish_body import SpeechBody
 from shoal.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"

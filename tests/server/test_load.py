@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.conftest import Serving
 from tests.server.crowd import Crowd, settled
-from tests.server.test_life import ENDLESS
+from tests.server.test_lifecycle import ENDLESS
 
 
 def test_sixteen_clients_hear_what_they_would_hear_alone(server: Serving) -> None:

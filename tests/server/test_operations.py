@@ -49,7 +49,7 @@ def test_every_line_of_the_log_is_json_with_the_id(server: Serving, http: httpx.
     while len(mine) < 2 and time.monotonic() < deadline:
         lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
         mine = [line for line in lines if line.get("request_id") == "find-me"]
-    assert [line["logger"] for line in mine] == ["shoal.server.tally", "shoal.server.identity"]
+    assert [line["logger"] for line in mine] == ["shoal.api.accounting", "shoal.server.middleware.request_id"]
     assert mine[1]["status"] == 200
     assert mine[0]["audio_seconds"] == 0.08
 

@@ -13,11 +13,11 @@ import pytest
 from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.save import save_random
 from shoal.errors import EngineStopped
-from shoal.server.host import Host
-from shoal.server.service import Loaded
+from shoal.api.host import Host
+from shoal.api.engine_client import Loaded
 from tests.server.conftest import Start
-from tests.server.test_live import heard as live_events
-from tests.server.test_live import live, send, sounds
+from tests.server.routes.test_live import heard as live_events
+from tests.server.routes.test_live import live, send, sounds
 
 SAY = {"text": "Hello there.", "max_new_tokens": 12, "seed": 5}
 LONG = {"text": "Hello there.", "max_new_tokens": 1200, "seed": 10, "temperature": 1.5, "top_p": 1.0, "streaming": True}

@@ -5,7 +5,7 @@ import pytest
 
 from shoal.engine.execution.fallback import RUNGS
 from shoal.errors import InvalidRequest, ModelNotFound
-from shoal.server.machine import check_machine
+from shoal.server.preflight import check_machine
 from shoal.server.run import bind, check_door, serve
 from shoal.settings import Origin, Settings, read_settings
 from tests.server.conftest import free_port

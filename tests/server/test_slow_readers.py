@@ -12,7 +12,7 @@ from typing import Any
 import ormsgpack
 from websockets.frames import Frame, Opcode
 
-from shoal.server.config import Limits
+from shoal.api.config import Limits
 from tests.server.standin import RATE, Standin, desk_with, listening, wait_until
 
 MUCH = 600 * RATE  # samples: far more than the kernel takes

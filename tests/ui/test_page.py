@@ -15,7 +15,7 @@ import pytest
 from shoal.audio.decode import AudioLimits, read_audio
 from shoal.checkpoint.find import BUNDLED_FOLDER
 from tests.server.conftest import Serving, start
-from tests.server.test_life import engine_of
+from tests.server.test_lifecycle import engine_of
 from tests.ui.conftest import PATIENCE, Visit
 
 if TYPE_CHECKING:

@@ -1,0 +1,117 @@
+"""A wav file in another format: whole, in little memory, and beside speech."""
+
+import io
+import socket
+import wave
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from shoal.audio.encode import encode_whole
+from shoal.errors import AudioError
+from shoal.server.routes.convert import conversion
+from shoal.api.output import Rendering
+from tests.server.conftest import Serving
+from tests.server.standin import wait_until
+
+
+def wav_of(samples: np.ndarray, rate: int, channels: int = 1) -> bytes:
+    """8 or 16 bits, by the type of the samples."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(channels)
+        out.setsampwidth(samples.dtype.itemsize)
+        out.setframerate(rate)
+        out.writeframes(samples.tobytes())
+    return file.getvalue()
+
+
+def float_wav(samples: np.ndarray, rate: int) -> bytes:
+    head = bytearray(wav_of(np.zeros(0, np.int16), rate)[:44])
+    head[20:22], head[28:32], head[32:36] = b"\3\0", (4 * rate).to_bytes(4, "little"), b"\4\0\x20\0"
+    head[40:44] = (4 * samples.size).to_bytes(4, "little")
+    return bytes(head) + samples.astype("<f4").tobytes()
+
+
+def noise(seconds: float, rate: int) -> np.ndarray:
+    return np.random.default_rng(1).uniform(-0.9, 0.9, int(seconds * rate)).astype(np.float32)
+
+
+def converted(audio: bytes, format: str) -> bytes:
+    return list(conversion(audio, Rendering(format)))[-1]
+
+
+@pytest.mark.parametrize("format", ["wav", "pcm", "flac", "mp3"])
+def test_steps_give_what_the_whole_gives(format: str) -> None:
+    samples = noise(9.0, 16_000)
+    assert converted(float_wav(samples, 16_000), format) == encode_whole(samples, format, 16_000)
+
+
+def test_steps_are_small_whatever_the_length() -> None:
+    steps = list(conversion(float_wav(noise(60.0, 16_000), 16_000), Rendering("pcm")))
+    assert len(steps) > 2 * 60 * 16_000 / (1 << 16)
+    assert set(steps[:-1]) == {b""}
+
+
+def test_what_is_louder_than_full_scale_is_brought_down_as_a_whole() -> None:
+    samples = noise(5.0, 16_000)
+    samples[-1] = 2.0
+    assert converted(float_wav(samples, 16_000), "pcm") == encode_whole(samples / 2, "pcm", 16_000)
+
+
+def test_two_channels_become_their_average() -> None:
+    pair = np.array([[8_000, 4_000], [-2_000, 0]] * 1_000, np.int16)
+    heard = np.frombuffer(converted(wav_of(pair, 16_000, channels=2), "pcm"), "<i2")
+    assert heard.tolist() == [6_000, -1_000] * 1_000
+
+
+@pytest.mark.parametrize(
+    "audio",
+    [
+        wav_of(np.zeros(0, np.int16), 16_000),
+        wav_of(np.zeros(3 * 100, np.int16), 16_000, channels=3),
+        wav_of(np.zeros(100, np.int16), 4_000),
+        wav_of(np.zeros(8_000 * 3_601, np.uint8), 8_000),
+        wav_of(np.zeros(160_000, np.int16), 16_000)[:100_000],
+        float_wav(np.array([0.0, np.nan] * 8_000), 16_000),
+        float_wav(np.array([0.0, np.inf] * 8_000), 16_000),
+    ],
+)
+def test_what_is_no_recording_within_the_limits_is_refused(audio: bytes) -> None:
+    with pytest.raises(AudioError):
+        converted(audio, "wav")
+
+
+def quiet_minutes(minutes: int) -> bytes:
+    """As much sound as few bytes can hold."""
+    return wav_of(np.random.default_rng(0).integers(100, 156, minutes * 60 * 8_000, dtype=np.uint8), 8_000)
+
+
+def most_memory(server: Serving) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
+
+
+def test_a_long_recording_takes_little_memory(server: Serving, http: httpx.Client) -> None:
+    audio = quiet_minutes(10)
+    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # begins a new count of the most
+    before = server.memory()
+    answer = http.post("/v1/convert", data={"format": "opus"}, files={"audio": ("a.wav", audio)})
+    assert answer.status_code == 200
+    assert most_memory(server) - before < 120 << 20
+
+
+def test_a_conversion_is_counted_and_ends_when_its_client_leaves(server: Serving, http: httpx.Client) -> None:
+    # Long enough to be seen under way on any machine.
+    request = httpx.Request("POST", server.url, data={"format": "opus"}, files={"audio": ("a.wav", quiet_minutes(58))})
+    content, kind = request.read(), request.headers["content-type"]
+    head = f"POST /v1/convert HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n"
+    left = 'shoal_speeches_total{api="convert",outcome="disconnected"} 1.0'
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
+        line.sendall(head.encode() + content)
+        wait_until(lambda: http.get("/ready").json()["under_way"] == 1)
+        assert left not in http.get("/metrics").text
+    wait_until(lambda: left in http.get("/metrics").text)
+    assert http.get("/ready").json()["under_way"] == 0

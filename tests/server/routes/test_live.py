@@ -1,0 +1,306 @@
+"""Text in while audio goes out, with the published clients and by hand."""
+
+import asyncio
+import signal
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import ormsgpack
+import pytest
+from fastapi import WebSocket, WebSocketDisconnect
+from websockets.sync.client import ClientConnection, connect
+
+from shoal.audio.decode import AudioLimits, read_audio
+from shoal.checkpoint.load import Checkpoint
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.engine import Engine
+from shoal.engine.load import voice_cache
+from shoal.api.config import Limits, ServerConfig
+from shoal.server.state import Desk, open_desk
+from shoal.api.host import Host
+from shoal.server.keys import ANYONE
+from shoal.server.routes.live import Session
+from shoal.api.live_text import TextBuffer
+from shoal.api.engine_client import Loaded
+from shoal.voices.store import VoiceStore
+from tests.server.conftest import Serving, Start
+from tests.server.standin import Standin, counted, desk_with, listening, wait_until
+
+ANY_LENGTH = AudioLimits(min_seconds=0.0)
+FRAME = 0.04  # seconds; the published client sends no seed, so each piece of text is at least this long
+START = {"text": "", "format": "pcm", "max_new_tokens": 8, "seed": 1}
+
+
+def words() -> Iterator[str]:
+    yield from ("Hello there, ", "this is the first sentence of all. ", "And this ", "is the second one. ", "Bye.")
+
+
+def test_the_new_client_streams_text_and_hears_audio(server: Serving) -> None:
+    from fishaudio import FishAudio
+    from fishaudio.types import FlushEvent, TTSConfig
+
+    client = FishAudio(api_key="any", base_url=server.url, httpx_client=server.client())
+    config = TTSConfig(format="wav", max_new_tokens=10)
+    audio = b"".join(client.tts.stream_websocket(words(), config=config))
+    assert read_audio(audio, 16_000, ANY_LENGTH).seconds >= FRAME
+    flushed = client.tts.stream_websocket(iter(["Hello.", FlushEvent(), "Again."]), config=TTSConfig(max_new_tokens=5))
+    assert read_audio(b"".join(flushed), 16_000, ANY_LENGTH).seconds >= 2 * FRAME
+
+
+def test_the_new_client_streams_without_blocking(server: Serving) -> None:
+    from fishaudio import AsyncFishAudio
+    from fishaudio.types import TTSConfig
+
+    async def text() -> AsyncIterator[str]:
+        for word in words():
+            yield word
+
+    async def heard() -> bytes:
+        async with AsyncFishAudio(api_key="any", base_url=server.url) as client:
+            stream = client.tts.stream_websocket(text(), config=TTSConfig(format="wav", max_new_tokens=5))
+            return b"".join([piece async for piece in stream])
+
+    assert read_audio(asyncio.run(heard()), 16_000, ANY_LENGTH).seconds >= FRAME
+
+
+def test_the_legacy_client_streams_too(server: Serving) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from fish_audio_sdk import TTSRequest, WebSocketSession
+    with WebSocketSession("any", base_url=server.url) as session:
+        audio = b"".join(session.tts(TTSRequest(text="", format="wav"), iter(["Hello."])))
+    assert audio.startswith(b"RIFF")
+
+
+def send(socket: ClientConnection, **event: Any) -> None:
+    socket.send(ormsgpack.packb(event))
+
+
+def receive(socket: ClientConnection) -> dict[str, Any]:
+    event: dict[str, Any] = ormsgpack.unpackb(socket.recv(timeout=30))  # type: ignore[arg-type]
+    return event
+
+
+def heard(socket: ClientConnection) -> list[dict[str, Any]]:
+    """All events until the end."""
+    events = [receive(socket)]
+    while events[-1]["event"] == "audio":
+        events.append(receive(socket))
+    return events
+
+
+def sounds(events: list[dict[str, Any]]) -> int:
+    """Bytes of audio."""
+    return sum(len(event["audio"]) for event in events if event["event"] == "audio")
+
+
+def live(server: Serving) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{server.port}/v1/tts/live", proxy=None)
+
+
+def test_a_flush_is_spoken_before_the_end(server: Serving) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request=START)
+        send(socket, event="text", text="Hi")
+        send(socket, event="flush")
+        assert receive(socket)["event"] == "audio"
+        send(socket, event="stop")
+        events = [receive(socket)]
+        while events[-1]["event"] == "audio":
+            events.append(receive(socket))
+    assert events[-1] == {"event": "finish", "reason": "stop"}
+
+
+def test_nothing_said_is_nothing_heard(server: Serving) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request=START)
+        send(socket, event="text", text="  … ")
+        send(socket, event="stop")
+        assert receive(socket) == {"event": "finish", "reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [{"event": "text", "text": "Hi"}],
+        [{"event": "start", "request": {**START, "colour": "blue"}}],
+        [{"event": "start", "request": START}, {"event": "sing"}],
+        [
+            {"event": "start", "request": {**START, "reference_id": "nobody"}},
+            {"event": "text", "text": "Hi"},
+            {"event": "flush"},
+        ],
+        [{"event": "start", "request": START}, {"event": "text", "text": "x" * 10_001}],
+        ["start"],
+        [b"\xc1\xff"],
+    ],
+)
+def test_wrong_events_end_with_an_error(server: Serving, events: list[Any]) -> None:
+    with live(server) as socket:
+        for event in events:
+            socket.send(event if isinstance(event, bytes) else ormsgpack.packb(event))
+        finish = receive(socket)
+    assert (finish["event"], finish["reason"]) == ("finish", "error")
+    assert finish["message"]
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        ({"event": "text", "text": 5}, "text: Input should be a valid string"),
+        ({"event": "text"}, "text: Field required"),
+        ({"event": "text", "text": "Hi", "colour": "blue"}, "colour: unknown field; there are event, text"),
+        ({"event": "stop", "now": True}, "now: unknown field; there are event"),
+        ({"event": "start", "request": START}, "this session has begun already: send text, flush or stop"),
+        ({"event": "sing"}, "unknown event 'sing': start, text, flush or stop"),
+        ({"event": 5}, "an event is a map with its name under the key `event`"),
+        ({"text": "Hi"}, "an event is a map with its name under the key `event`"),
+    ],
+)
+def test_what_is_wrong_with_an_event_is_told(server: Serving, event: dict[str, Any], told: str) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request=START)
+        send(socket, **event)
+        assert receive(socket) == {"event": "finish", "reason": "error", "message": told}
+
+
+def test_a_first_event_is_a_start_without_more(server: Serving) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request=START, colour="blue")
+        assert receive(socket)["message"] == "colour: unknown field; there are event, request"
+
+
+def test_a_session_is_not_idle_while_it_speaks(tmp_path: Path) -> None:
+    """Each text in its time, all of them in more than a session may be idle."""
+    standin = Standin(pause=0.4)
+    standin.go_on.set()
+    desk = desk_with(standin, Limits(request_seconds=0.5), tmp_path)
+    with listening(desk) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+        send(socket, event="start", request=START)
+        for text in ("One.", "Two.", "Three.", "Four."):
+            send(socket, event="text", text=text)
+            send(socket, event="flush")
+        *_, finish = heard(socket)
+    assert standin.spoken == ["One.", "Two.", "Three.", "Four."]
+    assert finish == {"event": "finish", "reason": "error", "message": "nothing came for 0.5 seconds"}
+    assert desk.backlog.running == 0
+
+
+def test_text_that_came_before_the_end_is_spoken(start_server: Start) -> None:
+    """A signal waits for what sessions have; what they get afterwards is refused."""
+    serving = start_server(slots=2)
+    wild = {"text": "", "format": "pcm", "seed": 10, "temperature": 1.5, "top_p": 1.0, "max_new_tokens": 100}
+    texts = [f"Hello there, number {name}." for name in ("one", "two", "three")]
+
+    def say(socket: ClientConnection) -> None:
+        send(socket, event="start", request=wild)
+        for text in texts:
+            send(socket, event="text", text=text)
+            send(socket, event="flush")
+
+    with live(serving) as socket:
+        say(socket)
+        send(socket, event="stop")
+        whole = sounds(heard(socket))
+    with live(serving) as one, live(serving) as other:
+        say(one)
+        send(one, event="stop")
+        say(other)
+        first = [receive(one), receive(other)]
+        serving.process.send_signal(signal.SIGTERM)
+        with serving.client() as http:
+            wait_until(lambda: http.get("/ready").json()["state"] == "stopping")
+        send(other, event="text", text="And one more.")
+        ended, refused = heard(one), heard(other)
+    assert ended[-1] == {"event": "finish", "reason": "stop"}
+    assert sounds([first[0], *ended]) == whole
+    assert refused[-1]["message"] == "the model is not ready: the server is stopping"
+    assert sounds([first[1], *refused]) == whole
+    assert serving.process.wait(30) == 0
+
+
+def test_a_client_that_leaves_frees_its_place(server: Serving) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request={**START, "max_new_tokens": 800})
+        send(socket, event="text", text="Hello there.")
+        send(socket, event="flush")
+        assert receive(socket)["event"] == "audio"
+    with server.client() as http:
+        for _ in range(100):
+            if http.get("/ready").json()["under_way"] == 0:
+                return
+    raise AssertionError("the speech goes on")
+
+
+class Unread:
+    """A socket whose reader takes nothing, and is gone when `gone` is set."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self._events = list(map(ormsgpack.packb, events))
+        self.sending, self.gone = asyncio.Event(), asyncio.Event()
+
+    async def receive_bytes(self) -> bytes:
+        if not self._events:
+            await self.gone.wait()
+            raise WebSocketDisconnect
+        return self._events.pop(0)
+
+    async def send_bytes(self, message: bytes) -> None:
+        self.sending.set()
+        await asyncio.Event().wait()
+
+
+def test_who_leaves_while_a_piece_is_sent_ends_the_speech_and_is_no_error(tiny: Checkpoint, tmp_path: Path) -> None:
+    socket = Unread(
+        {"event": "start", "request": {**START, "max_new_tokens": 800}},
+        {"event": "text", "text": "Hello there."},
+        {"event": "flush"},
+    )
+
+    async def leave(desk: Desk) -> None:
+        session = asyncio.create_task(Session(cast(WebSocket, socket), desk, ANYONE, "me").run())
+        await asyncio.wait_for(socket.sending.wait(), 30)
+        socket.gone.set()
+        await session
+        # Not when the generator is collected: now.
+        left = {"api": "live", "outcome": "disconnected"}
+        assert desk.metrics.registry.get_sample_value("shoal_speeches_total", left) == 1
+        assert desk.backlog.running == 0
+
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
+    with Engine(core, voice_cache(tiny, tmp_path)) as engine:
+        loaded = Loaded(engine.service, VoiceStore(tmp_path), 25.0)
+        asyncio.run(leave(open_desk(ServerConfig(), Host(lambda: loaded, loaded), 2)))
+
+
+def test_who_leaves_after_the_stop_frees_its_place(tmp_path: Path) -> None:
+    """What came between, of whatever kind, is ignored."""
+    standin = Standin()  # speaks on when nobody waits any more
+    desk = desk_with(standin, Limits(), tmp_path)
+    with listening(desk) as port:
+        with connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+            send(socket, event="start", request=START)
+            send(socket, event="text", text="Hello there.")
+            send(socket, event="stop")
+            assert receive(socket)["event"] == "audio"
+            send(socket, event="text", text="And more.")
+            socket.send("This is no MessagePack.")
+            assert desk.backlog.running == 1
+        wait_until(lambda: desk.backlog.running == 0)
+        assert counted(desk, "live", "disconnected") == 1
+        assert standin.spoken == []
+        standin.go_on.set()
+
+
+def test_text_is_spoken_at_the_ends_of_sentences() -> None:
+    buffer = TextBuffer(shortest=10, longest=40, most=1000)
+    assert buffer.add("Hi. How are") == []
+    assert buffer.add(" you? I am") == ["Hi. How are you?"]
+    assert buffer.add(" " + "well " * 10) == [" I am well well well well well well"]
+    assert buffer.rest() == [" well well well well "]
+    assert buffer.add("3.5") == []
+    assert buffer.rest() == ["3.5"]
+    assert buffer.rest() == []

@@ -1,0 +1,78 @@
+"""The server's log, with the lines of its engine process in it."""
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from shoal.server.logging import JsonLines, LogFormat, TextLines
+from tests.server.conftest import ROOT, Serving, free_port, surroundings
+
+# As `tests.server.launch`; its engine's process takes the first speech for none.
+LAUNCH = """
+from tests.engine.rigged import reject_the_first
+
+if __name__ == "__mp_main__":
+    reject_the_first()
+if __name__ == "__main__":
+    from shoal.cli import main
+    main()
+"""
+
+
+def heard_by_a_server(home: Path, format: LogFormat) -> list[str]:
+    """Its log, after one speech that was tried twice."""
+    script, log, port = home / "launch.py", home / "log", free_port()
+    script.write_text(LAUNCH)
+    flags = ["--model", "nano", "--port", str(port), "--set", f"log_format={format}", "--set", "slots=2"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, script, "serve", *flags],
+            stdout=out,
+            stderr=out,
+            env=surroundings(home) | {"PYTHONPATH": str(ROOT)},
+        )
+    serving = Serving(process, f"http://127.0.0.1:{port}", log, home)
+    try:
+        serving.wait_until_ready()
+        asked = serving.client().post("/v1/tts", json={"text": "Hello."}, headers={"x-request-id": "tried-twice"})
+        assert asked.status_code == 200
+    finally:
+        assert serving.end() == 0, log.read_text()
+    return log.read_text().splitlines()
+
+
+def test_lines_of_the_engine_are_json_with_the_id_of_the_request(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [json.loads(line) for line in heard_by_a_server(tmp_path, "json")]
+    [weights] = [line for line in lines if line["message"].startswith("weights: ")]
+    assert (weights["logger"], weights["level"]) == ("shoal.engine.load", "info")
+    assert "request_id" not in weights
+    [again] = [line for line in lines if "trying again" in line["message"]]
+    assert (again["logger"], again["level"], again["request_id"]) == ("shoal.engine.request_tracker", "warning", "tried-twice")
+
+
+def test_lines_of_the_engine_are_text_if_that_is_wanted(tmp_path: Path) -> None:
+    lines = heard_by_a_server(tmp_path, "text")
+    [again] = [line for line in lines if "trying again" in line]
+    assert "WARNING shoal.engine.request_tracker: utterance " in again
+    assert again.endswith(" [tried-twice]")
+
+
+def test_the_log_tells_what_became_of_the_weights(server: Serving, http: httpx.Client) -> None:
+    deadline = time.monotonic() + 10
+    while '"message": "weights: ' not in server.log.read_text():
+        assert time.monotonic() < deadline, server.log.read_text()
+
+
+@pytest.mark.parametrize("formatter", [JsonLines(), TextLines()])
+def test_a_traceback_that_came_as_text_is_written(formatter: logging.Formatter) -> None:
+    record = logging.makeLogRecord({"name": "shoal", "msg": "it broke", "exc_text": "Traceback: here"})
+    written = formatter.format(record)
+    assert "it broke" in written
+    assert "Traceback: here" in written

@@ -1,0 +1,115 @@
+"""Bodies are bounded together for as long as anybody holds them."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ormsgpack
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+from shoal.api.config import Limits
+from shoal.server.state import Desk
+from tests.server.standin import RATE, Standin, desk_with, listening, wait_until
+
+PACKED = {"content-type": "application/msgpack"}
+REFERENCES = [{"audio": b"\0" * 60_000, "text": "What I say."}]
+BUSY = "too many uploads at one time; try again later"
+
+
+@dataclass
+class House:
+    """A server with room for the recordings of one request."""
+
+    desk: Desk
+    standin: Standin
+    port: int
+
+    def post(self, path: str, content: dict[str, Any]) -> httpx.Response:
+        url = f"http://127.0.0.1:{self.port}{path}"
+        return httpx.post(url, content=ormsgpack.packb(content), headers=PACKED, timeout=30, trust_env=False)
+
+    def live(self) -> ClientConnection:
+        return connect(f"ws://127.0.0.1:{self.port}/v1/tts/live", proxy=None)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    standin = Standin()
+    desk = desk_with(standin, Limits(all_bodies_bytes=100_000), tmp_path)
+    with listening(desk) as port:
+        yield House(desk, standin, port)
+        standin.go_on.set()
+
+
+SPEECH = {"text": "Hello.", "references": REFERENCES, "streaming": True, "format": "pcm"}
+
+
+def begin(house: House, content: dict[str, Any]) -> socket.socket:
+    """Send a request and read the first bytes of its answer."""
+    body = ormsgpack.packb(content)
+    head = (
+        f"POST /v1/tts HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    line = socket.create_connection(("127.0.0.1", house.port), timeout=20)
+    line.sendall(head.encode() + body)
+    assert b" 200 " in line.recv(4096)
+    return line
+
+
+def test_a_request_keeps_its_share_until_it_has_been_spoken(house: House) -> None:
+    with begin(house, SPEECH):
+        refused = house.post("/v1/tts", SPEECH)
+        assert (refused.status_code, refused.json()["message"]) == (429, BUSY)
+        assert "retry-after" in refused.headers
+        house.standin.go_on.set()
+        wait_until(lambda: house.desk.budget.used == 0)
+    assert house.post("/v1/tts", SPEECH).status_code == 200
+
+
+def test_a_reader_who_takes_nothing_holds_no_share(house: House) -> None:
+    house.standin.rest = 200 * RATE  # more than the kernel takes
+    house.standin.go_on.set()
+    with begin(house, SPEECH):
+        wait_until(lambda: house.desk.budget.used == 0)
+        assert house.post("/v1/tts", SPEECH | {"streaming": False}).status_code == 200
+
+
+@pytest.mark.parametrize("content", [{"text": "Hello.", "colour": "blue" * 9_000}, {"text": "x" * 50_000}])
+def test_what_is_refused_gives_its_share_back(house: House, content: dict[str, Any]) -> None:
+    assert house.post("/v1/tts", content).status_code in (400, 422)
+    wait_until(lambda: house.desk.budget.used == 0)
+
+
+def test_recordings_that_are_encoded_keep_their_share_as_long(house: House) -> None:
+    audios = {"audios": [each["audio"] for each in REFERENCES]}
+    with begin(house, SPEECH):
+        assert house.post("/v1/vqgan/encode", audios).status_code == 429
+        house.standin.go_on.set()
+        wait_until(lambda: house.desk.budget.used == 0)
+    assert house.post("/v1/vqgan/encode", audios).status_code == 200
+    wait_until(lambda: house.desk.budget.used == 0)
+
+
+def start(line: ClientConnection) -> None:
+    request = {"text": "", "format": "pcm", "references": REFERENCES}
+    line.send(ormsgpack.packb({"event": "start", "request": request}))
+
+
+def test_a_live_session_keeps_its_share_until_it_ends(house: House) -> None:
+    with house.live() as first:
+        start(first)
+        wait_until(lambda: house.desk.budget.used > 60_000)
+        with house.live() as second:
+            start(second)
+            finish = ormsgpack.unpackb(second.recv(timeout=20))  # type: ignore[arg-type]
+        assert finish == {"event": "finish", "reason": "error", "message": BUSY}
+        assert house.post("/v1/tts", SPEECH).status_code == 429
+    wait_until(lambda: house.desk.budget.used == 0)
+    with house.live() as third:
+        start(third)
+        third.send(ormsgpack.packb({"event": "stop"}))
+        assert ormsgpack.unpackb(third.recv(timeout=20)) == {"event": "finish", "reason": "stop"}  # type: ignore[arg-type]
