@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.batch.lines import Input
     from shoal.batch.manifest import Manifest
     from shoal.batch.run import Survey
-    from shoal.cli.board import Board
+    from shoal.cli.batch_progress import Board
     from shoal.settings import Settings
 
 PANEL = "Speak"
@@ -56,7 +56,7 @@ def batch(
         from shoal.batch.manifest import Manifest
         from shoal.batch.run import survey
 
-    from shoal.cli.board import Board
+    from shoal.cli.batch_progress import Board
     from shoal.cli.tables import print_json
 
     fields = {name: value for name, value in (("voice", voice), ("format", format)) if value is not None}
@@ -100,10 +100,10 @@ class Job:
             loaded.service.close()
 
     def spread(self, replicas: int, cpus: float, gpus: float | None, address: str | None) -> None:
-        from shoal.cluster import life
+        from shoal.cluster import lifecycle as life
 
         with life.joined_ray(address) if address else life.local_ray(logs=False):
-            from shoal.batch.spread import Workers, spread
+            from shoal.batch.distribute import Workers, spread
             from shoal.cluster.config import sharing
 
             source = self.settings.source()

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.flags import Device, Quiet
-from shoal.cli.publish import Html, JsonFile, Markdown, check_places, publish
+from shoal.cli.report_output import Html, JsonFile, Markdown, check_places, publish
 
 PANEL = "Measure"
 

@@ -89,7 +89,7 @@ def status(address: Running = "auto", json: Json = False) -> None:
     Example: shoal cluster status
     """
     from shoal.cli.tables import print_json, show_table
-    from shoal.cluster import life
+    from shoal.cluster import lifecycle as life
 
     with life.joined_ray(address):
         found = life.status()
@@ -107,7 +107,7 @@ def down(address: Running = "auto") -> None:
 
     Example: shoal cluster down
     """
-    from shoal.cluster import life
+    from shoal.cluster import lifecycle as life
 
     with life.joined_ray(address):
         there = life.take_down()
@@ -131,7 +131,7 @@ def _plan(origin: "Origin", cluster: "ClusterConfig") -> "Plan":
 def _up_here(plan: "Plan", gpus: float | None) -> None:
     from contextlib import closing, suppress
 
-    from shoal.cluster import life
+    from shoal.cluster import lifecycle as life
     from shoal.server.run import bind
 
     # Ray would only write a busy port to a log.
@@ -152,7 +152,7 @@ def _up_here(plan: "Plan", gpus: float | None) -> None:
 
 
 def _up_there(plan: "Plan", address: str, gpus: float | None) -> None:
-    from shoal.cluster import life
+    from shoal.cluster import lifecycle as life
     from shoal.errors import InvalidRequest
 
     with life.joined_ray(address):
@@ -169,7 +169,7 @@ def _with_gpus(plan: "Plan", gpus: float | None) -> "Plan":
     """Where there are GPUs and none were asked for, a replica has one."""
     from dataclasses import replace
 
-    from shoal.cluster import life
+    from shoal.cluster import lifecycle as life
 
     if gpus is not None or plan.source.device == "cpu" or not life.gpus_there():
         return plan
@@ -179,7 +179,7 @@ def _with_gpus(plan: "Plan", gpus: float | None) -> "Plan":
 def _deploy(plan: "Plan", *, everywhere: bool) -> None:
     from rich.console import Console
 
-    from shoal.cluster import life
+    from shoal.cluster import lifecycle as life
 
     server, cluster = plan.server, plan.cluster
     console = Console(stderr=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.flags import Quiet
-from shoal.cli.publish import Html, JsonFile, Markdown, check_places, publish
+from shoal.cli.report_output import Html, JsonFile, Markdown, check_places, publish
 
 if TYPE_CHECKING:
     from shoal.tools.bench.load.stage import Stage

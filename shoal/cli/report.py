@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.publish import Html, Markdown, show, write_reports
+from shoal.cli.report_output import Html, Markdown, show, write_reports
 
 PANEL = "Measure"
 

@@ -10,11 +10,11 @@ import typer
 
 from shoal.cli.completion import complete_model, complete_voice
 from shoal.cli.flags import Codec, Device, Json, Quantize, Quiet
-from shoal.cli.wishes import check_output, sampling_wishes, voice_wish, words_to_say
+from shoal.cli.say_options import check_output, sampling_wishes, voice_wish, words_to_say
 
 if TYPE_CHECKING:
     from shoal.audio.pcm import Samples
-    from shoal.cli.meter import SpeechMeter
+    from shoal.cli.speech_progress import SpeechMeter
     from shoal.cli.player import Player
     from shoal.engine.engine import Engine
     from shoal.speech import SpeechRequest
@@ -96,7 +96,7 @@ def say(
         typer.echo("note: nano has voices of its own and hardly imitates others; S1-mini and S2-Pro do", err=True)
     ears = Ears(output, format, _player(play or output is None))
 
-    from shoal.cli.meter import SpeechMeter
+    from shoal.cli.speech_progress import SpeechMeter
     from shoal.cli.tables import print_json
 
     with SpeechMeter(shown=not quiet) as meter, _engine(model, codec, device, dtype, quantize) as engine:

@@ -6,8 +6,8 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from shoal.cluster.config import Plan, sharing
-from shoal.cluster.front import FRONTS, GATE, REPLICAS, Front
-from shoal.cluster.gate import Gate
+from shoal.cluster.frontend import FRONTS, GATE, REPLICAS, Front
+from shoal.cluster.startup_gate import Gate
 from shoal.cluster.replica import Replica
 from shoal.cluster.router import StrategyRouter
 

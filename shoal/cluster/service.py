@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from shoal.cluster.rate import SameRate
+from shoal.cluster.resample import SameRate
 from shoal.engine.process.messages import Facts
 from shoal.errors import EngineBusy, EngineStopped, ShoalError
 from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.cli import cluster as command
-from shoal.cluster import life
+from shoal.cluster import lifecycle as life
 from shoal.cluster.config import Autoscale, ClusterConfig, sharing
 from shoal.config import EngineConfig
 from shoal.engine.process.worker import EngineSource

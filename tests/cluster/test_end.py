@@ -11,7 +11,7 @@ from tests.server.conftest import ROOT, surroundings
 
 BRIEFLY = """
 import time
-from shoal.cluster.life import local_ray
+from shoal.cluster.lifecycle import local_ray
 with local_ray(logs=True):
     print("up", flush=True)
     time.sleep(60)

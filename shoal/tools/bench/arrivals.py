@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shoal.tools.bench.load.playback import stalled_seconds
-from shoal.tools.bench.spread import spread
+from shoal.tools.bench.percentiles import spread
 from shoal.engine.core import EngineCore
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import GenerationFailed

@@ -27,7 +27,7 @@ from shoal.tools.bench.document import INTERRUPTS, Document, new_document
 from shoal.tools.bench.machine import Others, machine
 from shoal.tools.bench.profile import step_seconds
 from shoal.tools.bench.progress import progress_bar
-from shoal.tools.bench.spread import spread
+from shoal.tools.bench.percentiles import spread
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig, Policy

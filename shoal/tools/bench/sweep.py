@@ -21,7 +21,7 @@ from shoal.tools.bench.configurations import Configuration, lacking
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
 from shoal.tools.bench.machine import Others
 from shoal.tools.bench.progress import Bar, progress_bar
-from shoal.tools.bench.spread import spread
+from shoal.tools.bench.percentiles import spread
 from shoal.tools.bench.trial import Job
 from shoal.errors import CheckpointError, GenerationFailed, ModelNotFound, ShoalError, VoiceNotFound
 

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.tools.bench.configurations import PRESETS, Configuration, lacking, offered, parse_configurations
 from shoal.tools.bench.document import Document
-from shoal.tools.bench.spread import Spread
+from shoal.tools.bench.percentiles import Spread
 from shoal.tools.bench.sweep import Sweep, figures, require_figures, run_sweep
 from shoal.tools.bench.texts import SENTENCES, edge_cases, sentence, text_of
 from shoal.tools.bench.trial import Job

@@ -8,7 +8,7 @@ from typing import Any
 from shoal.tools.bench.load.client import Outcome
 from shoal.tools.bench.load.playback import BUFFERS
 from shoal.tools.bench.load.stage import Stage
-from shoal.tools.bench.spread import Spread, spread
+from shoal.tools.bench.percentiles import Spread, spread
 
 WINDOWS = 40  # of the timeline
 

@@ -157,7 +157,7 @@ def reports() -> list[dict[str, Any]]:
     """What every replica tells of itself."""
     from ray import serve
 
-    from shoal.cluster.front import REPLICAS
+    from shoal.cluster.frontend import REPLICAS
     from shoal.cluster.service import gather
 
     return gather(serve.get_deployment_handle(REPLICAS, APP_NAME))

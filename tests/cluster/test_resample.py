@@ -1,6 +1,6 @@
 import numpy as np
 
-from shoal.cluster.rate import SameRate
+from shoal.cluster.resample import SameRate
 from shoal.speech import AudioChunk, FinishReason
 
 

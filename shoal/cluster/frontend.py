@@ -16,7 +16,7 @@ from ray.serve.schema import ReplicaState
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.cluster.config import ClusterConfig
-from shoal.cluster.life import APP_NAME
+from shoal.cluster.lifecycle import APP_NAME
 from shoal.cluster.service import ClusterService
 from shoal.engine.process.messages import Facts
 from shoal.engine.process.worker import EngineSource

@@ -21,7 +21,7 @@ from shoal.batch.lines import Input, Task
 from shoal.batch.manifest import Manifest, worker_journal
 from shoal.batch.run import Survey, Watcher, speak_all
 from shoal.batch.speaker import Speaker
-from shoal.cluster.life import last_words
+from shoal.cluster.lifecycle import last_words
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import EngineStopped, InvalidRequest
 from shoal.server.run import load

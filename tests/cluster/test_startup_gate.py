@@ -1,6 +1,6 @@
 import asyncio
 
-from shoal.cluster.gate import Gate
+from shoal.cluster.startup_gate import Gate
 
 
 def test_replicas_are_counted_by_rank_and_kept_apart() -> None:

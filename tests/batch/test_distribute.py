@@ -11,7 +11,7 @@ import pytest
 from shoal.batch.lines import Defaults, Input, Task
 from shoal.batch.manifest import Manifest
 from shoal.batch.run import survey
-from shoal.batch.spread import SliceSpeaker
+from shoal.batch.distribute import SliceSpeaker
 from shoal.config import EngineConfig
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest

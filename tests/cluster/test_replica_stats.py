@@ -1,6 +1,6 @@
 from collections import deque
 
-from shoal.cluster.record import REMEMBERED_VOICES, Ending, Record, spread
+from shoal.cluster.replica_stats import REMEMBERED_VOICES, Ending, Record, spread
 from shoal.speech import SpeechRequest
 
 
