@@ -20,12 +20,12 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from shoal.api.config import MODEL_ALIASES, KeyLimits, Limits, ServerConfig
 from shoal.config import EngineConfig
 from shoal.engine.memory.limit import read_cap
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
 from shoal.quantize.modes import WeightModes
-from shoal.api.config import MODEL_ALIASES, KeyLimits, Limits, ServerConfig
 from shoal.voices.store import voice_directory
 
 PREFIX = "SHOAL_"

@@ -1,0 +1,1 @@
+"""Request bodies to SpeechRequest to encoded byte streams, without HTTP."""

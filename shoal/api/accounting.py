@@ -6,9 +6,9 @@ import time
 
 from starlette.requests import ClientDisconnect
 
-from shoal.server.state import Desk
-from shoal.server.keys import Key
 from shoal.server.error_responses import kind_of
+from shoal.server.keys import Key
+from shoal.server.state import Desk
 from shoal.speech import AudioChunk
 
 logger = logging.getLogger(__name__)

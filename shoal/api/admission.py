@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from shoal.errors import EngineBusy
 from shoal.api.config import KeyLimits
-from shoal.server.keys import Key
 from shoal.api.exceptions import QuotaExceeded, RateLimited
+from shoal.errors import EngineBusy
+from shoal.server.keys import Key
 
 Clock = Callable[[], float]
 Today = Callable[[], datetime]

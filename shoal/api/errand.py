@@ -6,13 +6,13 @@ from typing import TypeVar
 
 from fastapi import Request
 
+from shoal.api.accounting import Tally
+from shoal.api.disconnect import unless_gone
 from shoal.errors import DeadlineExceeded
+from shoal.server.keys import Key
+from shoal.server.middleware.request_id import request_id
 from shoal.server.parsing import let_go
 from shoal.server.state import Desk
-from shoal.server.middleware.request_id import request_id
-from shoal.server.keys import Key
-from shoal.api.disconnect import unless_gone
-from shoal.api.accounting import Tally
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from shoal.server.parsing import Form, parse_json, text_of
+from shoal.api.exceptions import wrong_field
 from shoal.api.fields import (
     AudioBytes,
     Body,
@@ -17,8 +17,8 @@ from shoal.api.fields import (
     VoiceName,
     Whole,
 )
-from shoal.api.exceptions import wrong_field
 from shoal.api.output import Rendering
+from shoal.server.parsing import Form, parse_json, text_of
 
 Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac", "webm"]
 AUTO_BITRATE = -1000

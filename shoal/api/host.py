@@ -5,8 +5,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from shoal.api.exceptions import NotReady
 from shoal.api.engine_client import Loaded
+from shoal.api.exceptions import NotReady
 
 logger = logging.getLogger(__name__)
 

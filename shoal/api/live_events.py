@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-from shoal.errors import InvalidRequest
-from shoal.server.parsing import unpack, validated
 from shoal.api.fields import Body
 from shoal.api.live_text import LiveBody
+from shoal.errors import InvalidRequest
+from shoal.server.parsing import unpack, validated
 
 
 class Start(Body):

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from shoal.errors import TextError
 from shoal.api.fish_body import SpeechBody
+from shoal.errors import TextError
 
 # A sentence is over when something follows its end: "3." may become "3.5", and "..." may grow.
 SENTENCE_END = re.compile(r"[.!?…;:]['\")\]]*(?=\s)|[。！？；]|\n")

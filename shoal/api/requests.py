@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from shoal.errors import TextError
 from shoal.api.config import Limits
-from shoal.api.exceptions import wrong_field
 from shoal.api.engine_client import Loaded
+from shoal.api.exceptions import wrong_field
+from shoal.errors import TextError
 from shoal.speech import Recording, Sampling
 
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from shoal.errors import DeadlineExceeded, ShoalError
-from shoal.server.state import Desk
-from shoal.server.keys import Key
-from shoal.api.disconnect import gone
-from shoal.api.byte_buffer import Pipe
-from shoal.api.output import Renderer, Rendering
-from shoal.api.engine_client import SpeechService
 from shoal.api.accounting import Tally
+from shoal.api.byte_buffer import Pipe
+from shoal.api.disconnect import gone
+from shoal.api.engine_client import SpeechService
+from shoal.api.output import Renderer, Rendering
+from shoal.errors import DeadlineExceeded, ShoalError
+from shoal.server.keys import Key
+from shoal.server.state import Desk
 from shoal.speech import AudioChunk, SpeechRequest
 
 logger = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from typing import Annotated, Any, BinaryIO, Self
 
 from pydantic import Field, model_validator
 
-from shoal.errors import InvalidRequest, ShoalError
-from shoal.server.parsing import parse_json, validated
+from shoal.api.exceptions import SchemaViolation
 from shoal.api.fields import VoiceName
 from shoal.api.fish_body import SpeechBody
-from shoal.api.exceptions import SchemaViolation
+from shoal.errors import InvalidRequest, ShoalError
+from shoal.server.parsing import parse_json, validated
 
 MOST_BYTES = 32 << 20  # of one line, recordings included
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"

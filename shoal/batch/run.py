@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from shoal.api.engine_client import Loaded
 from shoal.batch.journal import Entry
 from shoal.batch.lines import Fault, Input, Task
 from shoal.batch.manifest import Manifest
 from shoal.batch.speaker import Speaker
 from shoal.errors import InvalidRequest
-from shoal.api.engine_client import Loaded
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.api.config import Limits
+from shoal.api.engine_client import Loaded
+from shoal.api.output import Renderer
 from shoal.batch.journal import Entry, put_file
 from shoal.batch.lines import Defaults, LineBody, Task, parse_line
 from shoal.errors import InvalidRequest, OutputError, ShoalError
-from shoal.api.config import Limits
 from shoal.server.routes.fish import fish_request
-from shoal.api.output import Renderer
-from shoal.api.engine_client import Loaded
 from shoal.speech import FinishReason, Samples, SpeechRequest
 
 # Nobody waits for an answer: a line may be as long as the model takes.

@@ -16,8 +16,8 @@ from shoal.cli import (
     bench,
     cluster,
     deploy,
+    doctor,
     load,
-    machine,
     models,
     profile,
     report,
@@ -45,7 +45,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # The order of the groups in the help: what most people want stands first.
-for room in (speak, voices, batch, serve, cluster, deploy, models, bench, load, simulate, report, profile, machine):
+for room in (speak, voices, batch, serve, cluster, deploy, models, bench, load, simulate, report, profile, doctor):
     room.add_to(app)
 
 
@@ -55,7 +55,7 @@ def before_every_command(
         bool, typer.Option("--debug", envvar="SHOAL_DEBUG", help="Log everything, show tracebacks.")
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=machine.print_version, help="Show the version.")
+        bool, typer.Option("--version", is_eager=True, callback=doctor.print_version, help="Show the version.")
     ] = False,
 ) -> None:
     logging.basicConfig(

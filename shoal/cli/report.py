@@ -28,10 +28,10 @@ def report(
     """
     from rich.console import Console
 
+    from shoal.errors import VerificationFailed
     from shoal.tools.bench.document import read_document
     from shoal.tools.bench.report.compare import pairs
     from shoal.tools.bench.report.sheets import changes_sheet
-    from shoal.errors import VerificationFailed
 
     documents = [read_document(file) for file in files]
     compared = pairs(documents)

@@ -123,8 +123,8 @@ def new_key(
     Example: shoal keys new alice --concurrency 4
     """
     keys = _key_file(file)
-    from shoal.cli.tables import print_json
     from shoal.api.config import KeyLimits
+    from shoal.cli.tables import print_json
 
     secret = keys.new(name, KeyLimits(requests_per_minute, concurrency, daily_audio_seconds))
     if json:

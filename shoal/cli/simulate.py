@@ -131,9 +131,9 @@ def _runs(
 def _check(measured: Path, scenario: "Scenario", *, json: bool) -> None:
     from rich.table import Table
 
+    from shoal.cli.tables import print_json, show_table
     from shoal.tools.bench.document import read_document
     from shoal.tools.bench.report.sheets import duration
-    from shoal.cli.tables import print_json, show_table
     from shoal.tools.simulate.check import check
 
     found = check(read_document(measured), scenario)

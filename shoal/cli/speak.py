@@ -14,8 +14,8 @@ from shoal.cli.say_options import check_output, sampling_wishes, voice_wish, wor
 
 if TYPE_CHECKING:
     from shoal.audio.pcm import Samples
-    from shoal.cli.speech_progress import SpeechMeter
     from shoal.cli.player import Player
+    from shoal.cli.speech_progress import SpeechMeter
     from shoal.engine.engine import Engine
     from shoal.speech import SpeechRequest
 

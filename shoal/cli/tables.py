@@ -12,8 +12,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from shoal.checkpoint.inspect import Inspection
-    from shoal.tools.doctor import Report
     from shoal.engine.memory.capacity import Holding
+    from shoal.tools.doctor import Report
 
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "missing": "[red]missing[/]"}
 

@@ -7,9 +7,9 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from shoal.cluster.config import Plan, sharing
 from shoal.cluster.frontend import FRONTS, GATE, REPLICAS, Front
-from shoal.cluster.startup_gate import Gate
 from shoal.cluster.replica import Replica
 from shoal.cluster.router import StrategyRouter
+from shoal.cluster.startup_gate import Gate
 
 # Replicas are added before all slots are taken: a model takes a while to load.
 BUSY = 0.75

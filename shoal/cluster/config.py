@@ -4,10 +4,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shoal.api.config import ServerConfig
 from shoal.cluster.routing import StrategyName
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
-from shoal.api.config import ServerConfig
 from shoal.server.logging import LogFormat
 
 

@@ -15,19 +15,19 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ReplicaState
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal.api.config import ServerConfig
+from shoal.api.host import Host
 from shoal.cluster.config import ClusterConfig
 from shoal.cluster.lifecycle import APP_NAME
 from shoal.cluster.service import ClusterService
 from shoal.engine.process.messages import Facts
 from shoal.engine.process.worker import EngineSource
 from shoal.server.app import create_app
-from shoal.api.config import ServerConfig
-from shoal.server.state import Caller, bearer, open_desk
-from shoal.api.host import Host
-from shoal.server.middleware.request_id import HEADER
 from shoal.server.logging import LogFormat, set_up_logging
+from shoal.server.middleware.request_id import HEADER
 from shoal.server.openapi import answers
 from shoal.server.run import loaded
+from shoal.server.state import Caller, bearer, open_desk
 
 REPLICAS, FRONTS, GATE = "replicas", "fronts", "gate"
 WAIT_SECONDS = 0.5

@@ -17,8 +17,8 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from shoal.cluster.startup_gate import Entry
 from shoal.cluster.replica_stats import Ending, Record, spread
+from shoal.cluster.startup_gate import Entry
 from shoal.engine.process.messages import Facts
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource

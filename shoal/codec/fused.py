@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, Snake, WindowLayer
 from shoal.kernels import residual_unit as unit
-from shoal.kernels.cuda_graph import Captured, compile_ahead, to_host
 from shoal.kernels.conv import Taps, conv, depthwise_norm, remember
+from shoal.kernels.cuda_graph import Captured, compile_ahead, to_host
 from shoal.kernels.linear import linear
 from shoal.kernels.packing import Packing
 from shoal.kernels.rms_norm import rms_norm

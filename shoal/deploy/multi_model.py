@@ -25,23 +25,23 @@ from pydantic import BaseModel
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from shoal.api.config import ServerConfig
+from shoal.api.host import Host
 from shoal.deploy.memory import process_bytes, usable_bytes
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import ShoalError
 from shoal.metrics import Metrics
 from shoal.server.app import create_app
-from shoal.server.parsing import BodyBudget, read_model
-from shoal.api.config import ServerConfig
-from shoal.server.state import open_desk
-from shoal.api.host import Host
-from shoal.server.middleware.request_id import Identity
-from shoal.server.preflight import check_machine
-from shoal.server.middleware.connection_limit import Occupancy
 from shoal.server.error_responses import LastAnswer, fish_shape
 from shoal.server.error_responses import problem as told
+from shoal.server.middleware.connection_limit import Occupancy
+from shoal.server.middleware.request_id import Identity
+from shoal.server.parsing import BodyBudget, read_model
+from shoal.server.preflight import check_machine
 from shoal.server.protocol import bounded_protocol
 from shoal.server.run import NOT_CANCELLED, bind, check_door, loaded
+from shoal.server.state import open_desk
 from shoal.settings import Settings
 
 logger = logging.getLogger(__name__)

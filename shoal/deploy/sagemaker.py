@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from shoal.api.exceptions import UnknownMediaType
 from shoal.deploy.worker import LoopThread, close_worker, open_worker, performing
 from shoal.errors import InvalidRequest, ShoalError
+from shoal.server.error_responses import status_of
 from shoal.server.parsing import ALL, JSON, MSGPACK, MSGPACK_NAMES, parse_json, unpack
 from shoal.server.state import Desk
-from shoal.server.error_responses import status_of
-from shoal.api.exceptions import UnknownMediaType
 from shoal.settings import read_settings
 
 # What clients send as Accept who do not choose, or whose library chooses for them.

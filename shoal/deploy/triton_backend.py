@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as triton  # only there inside Triton
 
+from shoal.api.exceptions import wrong_field
 from shoal.deploy.worker import LoopThread, close_worker, open_worker, performing
 from shoal.errors import ShoalError
 from shoal.server.parsing import parse_json
-from shoal.api.exceptions import wrong_field
 from shoal.settings import read_settings
 
 logger = logging.getLogger(__name__)

@@ -11,18 +11,18 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from shoal.engine.load import load_service
-from shoal.server.parsing import validated
-from shoal.server.state import Desk, open_desk
-from shoal.server.routes.fish import fish_order
+from shoal.api.exceptions import wrong_field
 from shoal.api.fish_body import SpeechBody
 from shoal.api.host import Host
-from shoal.server.keys import ANYONE
-from shoal.server.routes.openai import OpenAISpeech, openai_order
 from shoal.api.speech_stream import Order, Performance
-from shoal.api.exceptions import wrong_field
-from shoal.server.run import loaded
+from shoal.engine.load import load_service
+from shoal.server.keys import ANYONE
+from shoal.server.parsing import validated
+from shoal.server.routes.fish import fish_order
+from shoal.server.routes.openai import OpenAISpeech, openai_order
 from shoal.server.routes.sagemaker import Invocation
+from shoal.server.run import loaded
+from shoal.server.state import Desk, open_desk
 from shoal.settings import Settings
 
 T = TypeVar("T")

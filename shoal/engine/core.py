@@ -10,17 +10,17 @@ import numpy as np
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
+from shoal.engine.audio_decoder import VoiceBox
 from shoal.engine.blocks import BlockPool, BlockStats
-from shoal.engine.kv_cache import HostTier, PagedKV, kv_type
 from shoal.engine.execution.fallback import Ladder, parse_rung
+from shoal.engine.execution.runner import Runner
+from shoal.engine.kv_cache import HostTier, PagedKV, kv_type
 from shoal.engine.memory.stats import give_back, ran_out
 from shoal.engine.policy import admission_policy
-from shoal.engine.execution.runner import Runner
+from shoal.engine.request_tracker import Stage, StageStats
 from shoal.engine.scheduler import Batch, Drawn, Scheduler, SchedulerStats
 from shoal.engine.sequence import Sequence
-from shoal.engine.request_tracker import Stage, StageStats
 from shoal.engine.utterance import Event, Turn, Utterance
-from shoal.engine.audio_decoder import VoiceBox
 from shoal.errors import GenerationFailed, InvalidRequest
 from shoal.model.slow import Head
 from shoal.quantize.apply import modes_of

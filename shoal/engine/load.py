@@ -12,12 +12,12 @@ from shoal.checkpoint.load import Checkpoint, ChooseModes
 from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.dac import Codec
 from shoal.config import EngineConfig
-from shoal.engine.memory.profile import device_cap, plan_memory
-from shoal.engine.memory.limit import parse_cap
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
-from shoal.engine.service import Service
+from shoal.engine.memory.limit import parse_cap
+from shoal.engine.memory.profile import device_cap, plan_memory
 from shoal.engine.process.worker import EngineSource
+from shoal.engine.service import Service
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import stripe

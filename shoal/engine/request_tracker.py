@@ -8,10 +8,10 @@ import numpy as np
 
 from shoal.audio.guard import Finding, SpeechGuard
 from shoal.config import EngineConfig
+from shoal.engine.audio_decoder import Answer, Due, VoiceBox
 from shoal.engine.scheduler import Progress, Scheduler
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
-from shoal.engine.audio_decoder import Answer, Due, VoiceBox
 from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, ShoalError, TextError
 from shoal.model.config import DualARConfig
 from shoal.speech import AudioChunk, FinishReason, Samples

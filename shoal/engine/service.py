@@ -17,10 +17,10 @@ import torch
 
 from shoal.audio.decode import read_audio
 from shoal.engine.core import EngineCore
-from shoal.engine.thread import EngineLoop
 from shoal.engine.memory.stats import memory_figures
-from shoal.engine.process.messages import Facts
 from shoal.engine.preprocess import write_turns
+from shoal.engine.process.messages import Facts
+from shoal.engine.thread import EngineLoop
 from shoal.engine.utterance import Utterance
 from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
 from shoal.text.prompt import Codes, check_codes

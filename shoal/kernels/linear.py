@@ -18,6 +18,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional as F
 
+from shoal.kernels.dequant import widened
 from shoal.kernels.jit import (
     await_previous,
     jit,
@@ -29,7 +30,6 @@ from shoal.kernels.jit import (
     wait_for_previous,
 )
 from shoal.kernels.rms_norm import normed, rms_norm
-from shoal.kernels.dequant import widened
 
 # Rows that one program computes with its weights at hand before it waits.
 FEW = 16

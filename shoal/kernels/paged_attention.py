@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shoal.kernels.dequant import widened
 from shoal.kernels.jit import await_previous, jit, kernel, next_power_of_two, runs_ahead, tl
 from shoal.kernels.kv_quant import dequantise_columns
-from shoal.kernels.dequant import widened
 
 # Columns at a time. They and the number of warps decide the order of sums, and so are the same for any number of rows.
 CHUNK = 128

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shoal.kernels.dequant import widened
 from shoal.kernels.jit import (
     await_previous,
     jit,
@@ -21,7 +22,6 @@ from shoal.kernels.jit import (
     wait_for_previous,
 )
 from shoal.kernels.linear import FEW, TURNED_ROWS, Tile, product
-from shoal.kernels.dequant import widened
 
 
 def quarters_reference(x: Tensor, weight: Tensor) -> Tensor:

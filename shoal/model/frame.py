@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.kernels.sample_token import MAIN_LANE, RAS_TEMPERATURE, RAS_TOP_P
 from shoal.kernels.sample import exponential_noise, penalise, probabilities, race
+from shoal.kernels.sample_token import MAIN_LANE, RAS_TEMPERATURE, RAS_TOP_P
 from shoal.model.cache import RowCache
 from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR

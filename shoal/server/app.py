@@ -7,22 +7,14 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import APIRouter, FastAPI
 
 from shoal import __version__
-from shoal.server.routes import about
-from shoal.server.routes import codec
-from shoal.server.routes import convert
-from shoal.server.routes import fish
-from shoal.server.routes import health
-from shoal.server.routes import live
-from shoal.server.routes import openai
-from shoal.server.routes import static as page
 from shoal.server import error_responses as problems
-from shoal.server.routes import sagemaker
-from shoal.server.routes import voices
-from shoal.server.state import Desk
-from shoal.server.middleware.request_id import Identity
 from shoal.server.middleware.connection_limit import Occupancy
-from shoal.server.openapi import document
 from shoal.server.middleware.origins import Origins
+from shoal.server.middleware.request_id import Identity
+from shoal.server.openapi import document
+from shoal.server.routes import about, codec, convert, fish, health, live, openai, sagemaker, voices
+from shoal.server.routes import static as page
+from shoal.server.state import Desk
 from shoal.server.tracing import Tracing
 
 ABOUT = """Speech from the Fish-Speech voices, by three APIs: Fish Audio's (`/v1/tts`, also live over a WebSocket at

@@ -18,8 +18,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal import errors
-from shoal.errors import ShoalError
 from shoal.api import exceptions as refusals
+from shoal.errors import ShoalError
 from shoal.voices import voice
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import InvalidRequest
 from shoal.api.config import KeyLimits
+from shoal.errors import InvalidRequest
 from shoal.server.whole_file import changing, write_whole
 
 PREFIX = "shoal_"

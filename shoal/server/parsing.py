@@ -14,9 +14,9 @@ from pydantic import BaseModel, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser
 
-from shoal.errors import EngineBusy
 from shoal.api.config import Limits
 from shoal.api.exceptions import BodyTimeout, BodyTooLarge, SchemaViolation, UnknownMediaType
+from shoal.errors import EngineBusy
 
 JSON, MSGPACK, MULTIPART = "application/json", "application/msgpack", "multipart/form-data"
 MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")

@@ -10,18 +10,18 @@ from types import FrameType
 
 import uvicorn
 
+from shoal.api.config import ServerConfig
+from shoal.api.engine_client import Loaded, SpeechService
+from shoal.api.host import Host
 from shoal.checkpoint.find import PREFIX, find_directory
 from shoal.engine.process.messages import Facts
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.app import create_app
-from shoal.api.config import ServerConfig
-from shoal.server.state import Desk, open_desk
-from shoal.api.host import Host
 from shoal.server.preflight import check_machine
 from shoal.server.protocol import bounded_protocol
-from shoal.api.engine_client import Loaded, SpeechService
+from shoal.server.state import Desk, open_desk
 from shoal.voices.store import VoiceStore
 from shoal.voices.voice import voice_limits
 

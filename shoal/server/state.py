@@ -12,14 +12,14 @@ from fastapi import Depends, Request, WebSocket
 from fastapi.security import HTTPBearer
 from starlette.requests import HTTPConnection
 
+from shoal.api.admission import Backlog, Meters
+from shoal.api.config import ServerConfig
+from shoal.api.exceptions import Unauthorized
+from shoal.api.host import Host
 from shoal.errors import ShoalError
 from shoal.metrics import Metrics
-from shoal.server.parsing import BodyBudget
-from shoal.api.config import ServerConfig
-from shoal.api.host import Host
 from shoal.server.keys import ANYONE, Key, KeyFile, KeyRing, chosen_key
-from shoal.api.admission import Backlog, Meters
-from shoal.api.exceptions import Unauthorized
+from shoal.server.parsing import BodyBudget
 from shoal.server.usage import UsageFile, UsageKeeper
 
 logger = logging.getLogger(__name__)

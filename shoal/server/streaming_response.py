@@ -14,11 +14,11 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from shoal.server.parsing import let_go
-from shoal.server.state import Desk
+from shoal.api.exceptions import SlowReader
 from shoal.api.speech_stream import Order, Performance
 from shoal.server.error_responses import kind_of
-from shoal.api.exceptions import SlowReader
+from shoal.server.parsing import let_go
+from shoal.server.state import Desk
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import json
 import logging
 from pathlib import Path
 
-from shoal.errors import ShoalError
 from shoal.api.admission import Meters, Spent
+from shoal.errors import ShoalError
 from shoal.server.whole_file import write_whole
 
 logger = logging.getLogger(__name__)

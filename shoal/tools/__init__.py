@@ -1,0 +1,1 @@
+"""Measuring and checking: benchmarks, fleet simulation, parity verification, machine diagnosis."""

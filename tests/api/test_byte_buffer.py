@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.audio.tempo import Tempo, stages
 from shoal.api.byte_buffer import Pipe
 from shoal.api.exceptions import SlowReader
 from shoal.api.output import Renderer, Rendering
+from shoal.audio.tempo import Tempo, stages
 
 
 def test_bytes_come_out_as_they_went_in() -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from shoal.api.engine_client import Loaded
 from shoal.batch.lines import Defaults, Input
 from shoal.batch.manifest import MANIFEST, Manifest
 from shoal.batch.run import run, survey
@@ -17,7 +18,6 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.load import voice_cache
-from shoal.api.engine_client import Loaded
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import ROOT, samples_of, surroundings
 

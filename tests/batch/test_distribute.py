@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.batch.distribute import SliceSpeaker
 from shoal.batch.lines import Defaults, Input, Task
 from shoal.batch.manifest import Manifest
 from shoal.batch.run import survey
-from shoal.batch.distribute import SliceSpeaker
 from shoal.config import EngineConfig
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.quantize import modes
 from shoal.tools import doctor
 from shoal.tools.doctor import examine
-from shoal.quantize import modes
 from tests.cli.conftest import Shoal
 
 

@@ -12,10 +12,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from shoal.api.config import ServerConfig
 from shoal.config import EngineConfig
 from shoal.errors import InvalidRequest
 from shoal.metrics import Metrics
-from shoal.api.config import ServerConfig
 from shoal.settings import Settings
 from tests.deploy.conftest import ROOT
 

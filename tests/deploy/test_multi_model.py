@@ -11,13 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from shoal.api.config import Limits, ServerConfig
 from shoal.config import EngineConfig
 from shoal.deploy.container import many_models, settings_of
 from shoal.deploy.memory import process_bytes, usable_bytes
 from shoal.deploy.multi_model import Shelf, Shelved, multi_model_app
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import ShoalError
-from shoal.api.config import Limits, ServerConfig
 from tests.deploy.conftest import SAY
 from tests.server.conftest import ROOT, Serving, free_port, samples_of, surroundings
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from shoal.api.exceptions import SchemaViolation
 from shoal.deploy.runpod_worker import handler_for
 from shoal.deploy.worker import LoopThread, close_worker, open_worker, performing
 from shoal.errors import EngineBusy, InvalidRequest
-from shoal.server.state import Desk
 from shoal.server.error_responses import status_of
-from shoal.api.exceptions import SchemaViolation
+from shoal.server.state import Desk
 from shoal.settings import read_settings
 from tests.deploy.conftest import SAY
 

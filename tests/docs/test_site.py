@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shoal.api.fish_body import SpeechBody
 from shoal.checkpoint.inspect import inspect
 from shoal.metrics import ENGINE_FIGURES, Metrics
-from shoal.api.fish_body import SpeechBody
 from tests.cli.test_command import COMMANDS
 from tests.docs.here import DOCS, PAGES, ROOT
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from shoal.checkpoint.load import Checkpoint
 from shoal.codec.fused import POSITIONS, Decoding, FusedDecoder, Part
 from shoal.codec.streaming import StreamingDecoder
+from shoal.engine.audio_decoder import Answer, Due, VoiceBox
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
-from shoal.engine.audio_decoder import Answer, Due, VoiceBox
 from shoal.errors import GenerationFailed
 from shoal.speech import Samples, Sampling
 from shoal.text.prompt import Codes

@@ -15,10 +15,10 @@ import pytest
 
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.kv_cache import PagedKV
 from shoal.engine.execution.runner import Flight
-from shoal.engine.scheduler import Batch, Drawn
+from shoal.engine.kv_cache import PagedKV
 from shoal.engine.preprocess import write_turns
+from shoal.engine.scheduler import Batch, Drawn
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import FinishReason, Sampling

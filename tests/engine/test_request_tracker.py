@@ -14,8 +14,8 @@ from shoal.audio.guard import GuardThresholds, SpeechGuard
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.scheduler import Progress, Scheduler
 from shoal.engine.preprocess import write_turns
+from shoal.engine.scheduler import Progress, Scheduler
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed

@@ -15,9 +15,9 @@ import pytest
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.thread import EngineLoop
-from shoal.engine.scheduler import Batch, Drawn
 from shoal.engine.preprocess import write_turns
+from shoal.engine.scheduler import Batch, Drawn
+from shoal.engine.thread import EngineLoop
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeadlineExceeded, EngineBusy, EngineStopped, TextError
 from shoal.speech import AudioChunk, FinishReason, Samples, Sampling

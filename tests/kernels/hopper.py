@@ -17,8 +17,8 @@ from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.fused import FusedCall, FusedCodec
 from shoal.engine.execution.fused import FusedFrame, FusedPrompt
-from shoal.engine.kv_cache import PagedKV
 from shoal.engine.execution.slot_state import SlotStates
+from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.jit import Kernel
 from shoal.model.slow import Head

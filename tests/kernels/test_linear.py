@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from shoal.kernels.linear import linear, linear_reference
-from shoal.kernels.split_k_linear import quarters, quarters_reference
 from shoal.kernels.rms_norm import normed, rms_norm
+from shoal.kernels.split_k_linear import quarters, quarters_reference
 from shoal.model.linear import quantise_rows
 
 SHAPES = [(1, 48, 64), (3, 160, 100), (17, 64, 48), (70, 32, 16)]

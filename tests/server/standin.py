@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import uvicorn
 
-from shoal.server.app import create_app
 from shoal.api.config import Limits, ServerConfig
-from shoal.server.state import Desk, open_desk
-from shoal.api.host import Host
-from shoal.server.protocol import bounded_protocol
 from shoal.api.engine_client import Loaded
+from shoal.api.host import Host
+from shoal.server.app import create_app
+from shoal.server.protocol import bounded_protocol
+from shoal.server.state import Desk, open_desk
 from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
 from shoal.text.prompt import Codes
 from shoal.voices.store import VoiceStore

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from shoal.server.configuration_page import PARTS, page
+from scripts.configuration_page import PARTS, page
 from shoal.api.fish_body import SpeechBody
 from shoal.settings import Settings
 

@@ -8,12 +8,12 @@ from starlette.types import Receive, Scope, Send
 
 import shoal
 from shoal import errors
+from shoal.api.exceptions import QuotaExceeded, SchemaViolation, Unauthorized
 from shoal.errors import ShoalError
 from shoal.metrics import Metrics
-from shoal.server.middleware.request_id import Identity
-from shoal.server.middleware.origins import Origins
 from shoal.server.error_responses import STATUS, LastAnswer, kind_of, problem, status_of
-from shoal.api.exceptions import QuotaExceeded, SchemaViolation, Unauthorized
+from shoal.server.middleware.origins import Origins
+from shoal.server.middleware.request_id import Identity
 
 
 def all_errors() -> set[type[ShoalError]]:

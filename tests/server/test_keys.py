@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import EngineBusy, InvalidRequest, OutputError
-from shoal.api.config import KeyLimits, ServerConfig
-from shoal.server.state import key_ring
-from shoal.server.keys import Key, KeyFile, KeyRing, chosen_key
 from shoal.api.admission import Backlog, Meters
+from shoal.api.config import KeyLimits, ServerConfig
 from shoal.api.exceptions import QuotaExceeded, RateLimited
+from shoal.errors import EngineBusy, InvalidRequest, OutputError
+from shoal.server.keys import Key, KeyFile, KeyRing, chosen_key
+from shoal.server.state import key_ring
 
 
 def test_a_key_is_kept_as_a_hash_and_opens_the_door(tmp_path: Path) -> None:

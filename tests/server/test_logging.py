@@ -54,7 +54,11 @@ def test_lines_of_the_engine_are_json_with_the_id_of_the_request(tmp_path: Path)
     assert (weights["logger"], weights["level"]) == ("shoal.engine.load", "info")
     assert "request_id" not in weights
     [again] = [line for line in lines if "trying again" in line["message"]]
-    assert (again["logger"], again["level"], again["request_id"]) == ("shoal.engine.request_tracker", "warning", "tried-twice")
+    assert (again["logger"], again["level"], again["request_id"]) == (
+        "shoal.engine.request_tracker",
+        "warning",
+        "tried-twice",
+    )
 
 
 def test_lines_of_the_engine_are_text_if_that_is_wanted(tmp_path: Path) -> None:

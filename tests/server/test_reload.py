@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from shoal.api.engine_client import Loaded
+from shoal.api.host import Host
 from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.save import save_random
 from shoal.errors import EngineStopped
-from shoal.api.host import Host
-from shoal.api.engine_client import Loaded
 from tests.server.conftest import Start
 from tests.server.routes.test_live import heard as live_events
 from tests.server.routes.test_live import live, send, sounds

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.api.config import KeyLimits
-from shoal.server.keys import Key
 from shoal.api.admission import Meters
+from shoal.api.config import KeyLimits
 from shoal.api.exceptions import QuotaExceeded
+from shoal.server.keys import Key
 from shoal.server.usage import UsageFile, UsageKeeper
 
 ALICE = Key("alice", "", limits=KeyLimits(daily_audio_seconds=10))

@@ -8,16 +8,16 @@ newest of a voice, alone or in company, so whoever is computed again comes to th
 import torch
 from torch import Tensor, nn
 
-from shoal.engine.kv_cache import PagedKV
 from shoal.engine.execution.slot_state import SlotStates
-from shoal.kernels.sample_token import MainIds, draw_code, draw_main
+from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.embed import embed_newest
 from shoal.kernels.fast_attention import fast_attention
 from shoal.kernels.linear import linear
 from shoal.kernels.paged_attention import DecodeSpace, paged_decode
 from shoal.kernels.qkv import place_qkv
-from shoal.kernels.split_k_linear import quarters
 from shoal.kernels.rms_norm import RMSNorm, normed
+from shoal.kernels.sample_token import MainIds, draw_code, draw_main
+from shoal.kernels.split_k_linear import quarters
 from shoal.model.dual_ar import DualAR
 from shoal.model.layers import Block
 from shoal.model.linear import RowLinear

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.engine.execution.cpu_threads import Threads
+from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV, Pass, Segment
 from shoal.engine.scheduler import Batch, Drawn, Prefill
 from shoal.engine.sequence import Sequence
-from shoal.engine.execution.slot_state import SlotStates
-from shoal.engine.execution.cpu_threads import Threads
 from shoal.kernels.cuda_graph import to_host
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameDecoder

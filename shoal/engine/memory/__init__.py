@@ -1,0 +1,1 @@
+"""Device and host memory of the engine: limits, profiling, capacity planning, statistics."""

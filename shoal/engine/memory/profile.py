@@ -12,9 +12,9 @@ import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
-from shoal.engine.memory.limit import parse_cap
 from shoal.engine.core import EngineCore, block_bytes
 from shoal.engine.kv_cache import Pass, Segment
+from shoal.engine.memory.limit import parse_cap
 from shoal.errors import GenerationFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)

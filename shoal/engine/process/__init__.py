@@ -1,0 +1,1 @@
+"""The engine in its own process: supervisor, worker, and the messages between them."""

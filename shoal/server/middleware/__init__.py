@@ -1,0 +1,1 @@
+"""ASGI middleware: request ids, connection limit, origins, errors."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal.server.error_responses import refuse
 from shoal.api.exceptions import ServerFull
+from shoal.server.error_responses import refuse
 
 PROBES = ("/health", "/ready", "/ping", "/metrics")
 

@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal.server.error_responses import refuse
 from shoal.api.exceptions import ForeignOrigin
+from shoal.server.error_responses import refuse
 
 METHODS = ("GET", "POST", "DELETE")
 SENT = ("Authorization", "Content-Type", "Accept", "X-Request-ID", "model")

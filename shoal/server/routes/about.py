@@ -8,9 +8,9 @@ from pydantic import BaseModel
 
 from shoal import __version__
 from shoal.audio.formats import FORMATS
+from shoal.server.openapi import answers, returns
 from shoal.server.parsing import JSON
 from shoal.server.state import AtDesk, Caller, bearer
-from shoal.server.openapi import answers, returns
 from shoal.speech import Sampling
 from shoal.voices.store import VoiceStore
 

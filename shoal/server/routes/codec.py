@@ -11,13 +11,13 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from shoal.server.parsing import JSON, MSGPACK, read_model
-from shoal.server.state import AtDesk, Caller, bearer
+from shoal.api.engine_client import SpeechService
 from shoal.api.errand import run_errand
+from shoal.api.exceptions import wrong_field
 from shoal.api.fields import AudioBytes, Body, Whole
 from shoal.server.openapi import answers, body_of, returns
-from shoal.api.exceptions import wrong_field
-from shoal.api.engine_client import SpeechService
+from shoal.server.parsing import JSON, MSGPACK, read_model
+from shoal.server.state import AtDesk, Caller, bearer
 from shoal.speech import Samples
 from shoal.text.prompt import Codes
 

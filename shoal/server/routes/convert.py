@@ -12,17 +12,17 @@ import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from shoal.api.errand import run_errand
+from shoal.api.fields import Body
+from shoal.api.fish_body import Format
+from shoal.api.output import Renderer, Rendering
 from shoal.audio.decode import AudioLimits, checked_blocks, mono, peak_of
 from shoal.audio.formats import FORMATS
 from shoal.audio.wav import is_wav, open_wav
 from shoal.errors import AudioError
+from shoal.server.openapi import answers, form_of, returns_audio
 from shoal.server.parsing import file_of, no_other_parts, read_form, text_of, validated
 from shoal.server.state import AtDesk, Caller, Desk, bearer
-from shoal.api.errand import run_errand
-from shoal.api.fields import Body
-from shoal.api.fish_body import Format
-from shoal.server.openapi import answers, form_of, returns_audio
-from shoal.api.output import Renderer, Rendering
 
 router = APIRouter(tags=["Fish"], dependencies=[Depends(bearer)])
 

@@ -3,18 +3,18 @@
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from shoal.errors import InvalidRequest
-from shoal.server.parsing import ALL, read_model
 from shoal.api.config import Limits, ServerConfig
-from shoal.server.state import AtDesk, Caller, Desk, bearer
-from shoal.api.fish_body import SpeechBody, form_content
-from shoal.server.middleware.request_id import request_id
-from shoal.server.keys import Key
-from shoal.server.openapi import answers, body_of, returns_audio
-from shoal.api.speech_stream import Order
 from shoal.api.engine_client import Loaded
-from shoal.server.streaming_response import perform
+from shoal.api.fish_body import SpeechBody, form_content
 from shoal.api.requests import check_length, recordings_of, sampling_for
+from shoal.api.speech_stream import Order
+from shoal.errors import InvalidRequest
+from shoal.server.keys import Key
+from shoal.server.middleware.request_id import request_id
+from shoal.server.openapi import answers, body_of, returns_audio
+from shoal.server.parsing import ALL, read_model
+from shoal.server.state import AtDesk, Caller, Desk, bearer
+from shoal.server.streaming_response import perform
 from shoal.speech import SpeechRequest
 
 # What the published clients send in their `model` header; the model that is loaded answers.

@@ -7,8 +7,8 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shoal import __version__
-from shoal.server.state import AtDesk, Caller, Desk, bearer
 from shoal.server.openapi import answers
+from shoal.server.state import AtDesk, Caller, Desk, bearer
 
 router = APIRouter(tags=["Operations"])
 metrics_router = APIRouter(tags=["Operations"], dependencies=[Depends(bearer)])

@@ -18,22 +18,22 @@ from dataclasses import replace
 import ormsgpack
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
-from shoal.errors import InvalidRequest, ShoalError
-from shoal.server.parsing import Share
-from shoal.server.state import Desk, desk_of, live_caller
-from shoal.server.routes.fish import check_model_header, fish_order
-from shoal.server.middleware.request_id import request_id
-from shoal.server.keys import Key
+from shoal.api.accounting import Tally
 from shoal.api.admission import Backlog
+from shoal.api.engine_client import SpeechService
+from shoal.api.exceptions import NotReady, SlowReader
 from shoal.api.live_events import Flush, Start, Stop, Text, event_of, start_of
 from shoal.api.live_text import TextBuffer
-from shoal.api.speech_stream import Order, chunks_in_time
-from shoal.server.error_responses import problem
-from shoal.api.exceptions import NotReady, SlowReader
 from shoal.api.output import Renderer
-from shoal.api.engine_client import SpeechService
+from shoal.api.speech_stream import Order, chunks_in_time
+from shoal.errors import InvalidRequest, ShoalError
+from shoal.server.error_responses import problem
+from shoal.server.keys import Key
+from shoal.server.middleware.request_id import request_id
+from shoal.server.parsing import Share
+from shoal.server.routes.fish import check_model_header, fish_order
+from shoal.server.state import Desk, desk_of, live_caller
 from shoal.server.streaming_response import hang_up
-from shoal.api.accounting import Tally
 
 logger = logging.getLogger(__name__)
 

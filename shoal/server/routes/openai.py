@@ -10,19 +10,19 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field
 
-from shoal.errors import ModelNotFound
-from shoal.server.parsing import JSON, MSGPACK, read_model
 from shoal.api.config import ServerConfig
-from shoal.server.state import AtDesk, Caller, Desk, bearer
 from shoal.api.fields import Body, MaxFrames, RepetitionPenalty, SampleRate, Seed, Temperature, TopP, VoiceName
-from shoal.server.routes.fish import headers_for
-from shoal.server.middleware.request_id import request_id
-from shoal.server.keys import Key
-from shoal.server.openapi import answers, body_of, returns_audio
-from shoal.api.speech_stream import Order, Performance
 from shoal.api.output import Rendering
-from shoal.server.streaming_response import Dress, perform
 from shoal.api.requests import check_length, sampling_for
+from shoal.api.speech_stream import Order, Performance
+from shoal.errors import ModelNotFound
+from shoal.server.keys import Key
+from shoal.server.middleware.request_id import request_id
+from shoal.server.openapi import answers, body_of, returns_audio
+from shoal.server.parsing import JSON, MSGPACK, read_model
+from shoal.server.routes.fish import headers_for
+from shoal.server.state import AtDesk, Caller, Desk, bearer
+from shoal.server.streaming_response import Dress, perform
 from shoal.speech import SpeechRequest
 
 # OpenAI's own voices. Where no stored voice has the name, the model speaks as it does by itself.

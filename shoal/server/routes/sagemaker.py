@@ -10,13 +10,13 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import RootModel, model_validator
 
-from shoal.server.parsing import JSON, MSGPACK, read_model, validated
-from shoal.server.state import AtDesk, Caller, bearer
-from shoal.server.routes.fish import fish_order, headers_for
 from shoal.api.fish_body import SpeechBody
 from shoal.server.middleware.request_id import request_id
-from shoal.server.routes.openai import EVENT_STREAM, OpenAISpeech, spoken
 from shoal.server.openapi import answers, reference, returns_audio
+from shoal.server.parsing import JSON, MSGPACK, read_model, validated
+from shoal.server.routes.fish import fish_order, headers_for
+from shoal.server.routes.openai import EVENT_STREAM, OpenAISpeech, spoken
+from shoal.server.state import AtDesk, Caller, bearer
 from shoal.server.streaming_response import perform
 
 router = APIRouter(tags=["SageMaker"])

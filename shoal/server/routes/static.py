@@ -11,7 +11,7 @@ from fastapi.responses import FileResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-PAGE = Path(__file__).parents[1] / "ui"
+PAGE = Path(__file__).parents[2] / "ui"
 SWAGGER = Path(fastapi_swagger.__file__).parent / "resources"
 
 # Nothing from elsewhere, nothing inline. `blob:` is audio that the page has made itself.

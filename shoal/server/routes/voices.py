@@ -8,11 +8,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
-from shoal.server.parsing import JSON, MSGPACK, file_of, no_other_parts, read_form, read_model, text_of, validated
-from shoal.server.state import AtDesk, Caller, bearer
+from shoal.api.exceptions import SchemaViolation
 from shoal.api.fields import VOICE_NAME, Body, VoiceName
 from shoal.server.openapi import answers, body_of, form_of, returns
-from shoal.api.exceptions import SchemaViolation
+from shoal.server.parsing import JSON, MSGPACK, file_of, no_other_parts, read_form, read_model, text_of, validated
+from shoal.server.state import AtDesk, Caller, bearer
 
 router = APIRouter(tags=["Voices"], prefix="/v1/references", dependencies=[Depends(bearer)])
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tools.bench.load.playback import stalled_seconds
-from shoal.tools.bench.percentiles import spread
 from shoal.engine.core import EngineCore
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import GenerationFailed
+from shoal.tools.bench.load.playback import stalled_seconds
+from shoal.tools.bench.percentiles import spread
 
 
 def measure_arrivals(core: EngineCore, utterances: list[Utterance], rate: float, seed: int = 0) -> dict[str, Any]:

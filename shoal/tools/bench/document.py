@@ -59,7 +59,7 @@ def read_document(path: Path) -> Document:
         raise InvalidRequest(f"{path}: {problem.strerror or problem}") from problem
     except (ValueError, RecursionError) as problem:
         raise InvalidRequest(f"{path}: not JSON: {problem}") from problem
-    if not isinstance(found, dict) or not str(found.get("schema", "")).startswith("shoal.tools.bench/"):
+    if not isinstance(found, dict) or not str(found.get("schema", "")).startswith("shoal.bench/"):
         raise InvalidRequest(f"{path}: not a result of `shoal bench`, `shoal load` or `shoal bench quality`")
     if found["schema"] != SCHEMA:
         raise InvalidRequest(f"{path}: written as {found['schema']}, this version reads {SCHEMA}")

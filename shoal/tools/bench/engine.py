@@ -21,13 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tools.bench.arrivals import measure_arrivals
-from shoal.tools.bench.busy import busy_share
-from shoal.tools.bench.document import INTERRUPTS, Document, new_document
-from shoal.tools.bench.machine import Others, machine
-from shoal.tools.bench.profile import step_seconds
-from shoal.tools.bench.progress import progress_bar
-from shoal.tools.bench.percentiles import spread
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig, Policy
@@ -35,13 +28,20 @@ from shoal.engine.blocks import BlockPool
 from shoal.engine.core import EngineCore
 from shoal.engine.load import build_core, choose_device, choose_dtype
 from shoal.engine.policy import admission_policy
-from shoal.engine.scheduler import Drawn, Scheduler
 from shoal.engine.preprocess import write_turns
+from shoal.engine.scheduler import Drawn, Scheduler
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import Sampling
 from shoal.text.prompt import Reference
+from shoal.tools.bench.arrivals import measure_arrivals
+from shoal.tools.bench.busy import busy_share
+from shoal.tools.bench.document import INTERRUPTS, Document, new_document
+from shoal.tools.bench.machine import Others, machine
+from shoal.tools.bench.percentiles import spread
+from shoal.tools.bench.profile import step_seconds
+from shoal.tools.bench.progress import progress_bar
 from shoal.voices.voice import Voice
 
 POLICIES: tuple[Policy, ...] = ("continuous", "dynamic", "static")

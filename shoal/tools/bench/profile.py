@@ -20,22 +20,22 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from shoal.audio.encode import encode_whole
-from shoal.tools.bench.machine import machine
 from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.execution.fused import FusedFrame
 from shoal.engine.execution.graphs import FusedRunner
-from shoal.engine.load import choose_device, choose_dtype, weight_chooser
 from shoal.engine.execution.runner import Runner
-from shoal.engine.scheduler import Batch, Prefill
+from shoal.engine.load import choose_device, choose_dtype, weight_chooser
 from shoal.engine.preprocess import write_turns
+from shoal.engine.scheduler import Batch, Prefill
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.kernels.sample_token import draw_code, draw_main
 from shoal.model.frame import FrameState
 from shoal.speech import Sampling
+from shoal.tools.bench.machine import machine
 
 TEXT = "The harbour was quiet in the morning, and the boats lay still on the water."
 FRAMES = 64  # of the request that shares are counted over

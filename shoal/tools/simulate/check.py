@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.tools.bench.document import Document
 from shoal.errors import InvalidRequest
+from shoal.tools.bench.document import Document
 from shoal.tools.simulate.report import share
 from shoal.tools.simulate.run import Outcome, Scenario, simulate
 from shoal.tools.simulate.traffic import Arrival

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tools.bench.document import read_document
 from shoal.errors import InvalidRequest
+from shoal.tools.bench.document import read_document
 
 
 @dataclass(frozen=True)

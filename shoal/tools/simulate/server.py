@@ -10,9 +10,9 @@ from shoal.engine.blocks import BlockPool
 from shoal.engine.chunks import worthwhile
 from shoal.engine.scheduler import Drawn, Scheduler
 from shoal.engine.sequence import Columns, Sequence
+from shoal.speech import Sampling
 from shoal.tools.simulate.costs import Costs
 from shoal.tools.simulate.traffic import Arrival
-from shoal.speech import Sampling
 
 STOP_ID = -1
 

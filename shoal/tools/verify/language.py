@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shoal.kernels.sample_token import MAIN_LANE
 from shoal.kernels.sample import exponential_noise, penalise, probabilities
+from shoal.kernels.sample_token import MAIN_LANE
 from shoal.model.cache import NoCache
 from shoal.model.config import Family
 from shoal.model.dual_ar import DualAR

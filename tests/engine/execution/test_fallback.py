@@ -7,8 +7,8 @@ import torch
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.execution.graphs import FusedRunner
 from shoal.engine.execution.fallback import parse_rung
+from shoal.engine.execution.graphs import FusedRunner
 from shoal.engine.execution.runner import Overlapped
 from shoal.engine.scheduler import Batch, Drawn
 from shoal.engine.utterance import Turn, Utterance

@@ -6,9 +6,9 @@ import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.execution.fused import FusedFrame, FusedPrompt
+from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV, Pass, Segment
 from shoal.engine.sequence import Sequence
-from shoal.engine.execution.slot_state import SlotStates
 from shoal.kernels.cuda_graph import compile_ahead
 from shoal.model.frame import FrameDecoder
 from shoal.model.slow import Head

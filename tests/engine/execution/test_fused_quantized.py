@@ -8,9 +8,9 @@ import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.execution.fused import FusedFrame
+from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV, Pass
 from shoal.engine.sequence import Sequence
-from shoal.engine.execution.slot_state import SlotStates
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameDecoder
 from shoal.model.slow import Head

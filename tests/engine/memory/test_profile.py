@@ -4,9 +4,9 @@ import torch
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
-from shoal.engine.memory.profile import Budget, plan_memory, rehearse, with_few_blocks
 from shoal.engine.core import EngineCore
 from shoal.engine.load import load
+from shoal.engine.memory.profile import Budget, plan_memory, rehearse, with_few_blocks
 from shoal.errors import InvalidRequest
 from tests.engine.solo import assert_nothing_is_held
 

@@ -5,8 +5,8 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.memory.stats import memory_figures, resident_bytes
-from shoal.engine.scheduler import Batch, Drawn
 from shoal.engine.preprocess import write_turns
+from shoal.engine.scheduler import Batch, Drawn
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import Sampling

@@ -12,8 +12,8 @@ from shoal.config import EngineConfig
 from shoal.engine.process.logging import PassOn, current_job, job_of, write_line
 from shoal.engine.process.messages import Logged
 from shoal.engine.process.supervisor import Supervisor
-from tests.engine.rigged import RiggedSource, reject_the_first
 from tests.engine.process.test_supervisor import collect, short, wait_until
+from tests.engine.rigged import RiggedSource, reject_the_first
 
 asking: ContextVar[str] = ContextVar("asking", default="nobody")
 

@@ -28,7 +28,7 @@ from shoal.errors import EngineStopped, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
 from tests.engine.test_engine import recording
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCE = EngineSource("random:tiny", device="cpu", config=EngineConfig(slots=4))
 ENDLESS = Sampling(max_frames=1500, seed=1, temperature=1.0, top_p=1.0)
 

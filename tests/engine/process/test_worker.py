@@ -15,9 +15,9 @@ from shoal.config import EngineConfig
 from shoal.engine.process.supervisor import Supervisor
 from shoal.errors import EngineStopped
 from shoal.speech import AudioChunk, Recording, Sampling, SpeechRequest
+from tests.engine.process.test_supervisor import collect, short
 from tests.engine.rigged import Gate, RiggedSource
 from tests.engine.test_engine import recording
-from tests.engine.process.test_supervisor import collect, short
 
 SECONDS = 60.0  # after which something is held up for ever
 MANY = 12  # more than there are threads for them

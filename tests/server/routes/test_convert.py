@@ -9,10 +9,10 @@ import httpx
 import numpy as np
 import pytest
 
+from shoal.api.output import Rendering
 from shoal.audio.encode import encode_whole
 from shoal.errors import AudioError
 from shoal.server.routes.convert import conversion
-from shoal.api.output import Rendering
 from tests.server.conftest import Serving
 from tests.server.standin import wait_until
 

@@ -12,19 +12,19 @@ import pytest
 from fastapi import WebSocket, WebSocketDisconnect
 from websockets.sync.client import ClientConnection, connect
 
+from shoal.api.config import Limits, ServerConfig
+from shoal.api.engine_client import Loaded
+from shoal.api.host import Host
+from shoal.api.live_text import TextBuffer
 from shoal.audio.decode import AudioLimits, read_audio
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.load import voice_cache
-from shoal.api.config import Limits, ServerConfig
-from shoal.server.state import Desk, open_desk
-from shoal.api.host import Host
 from shoal.server.keys import ANYONE
 from shoal.server.routes.live import Session
-from shoal.api.live_text import TextBuffer
-from shoal.api.engine_client import Loaded
+from shoal.server.state import Desk, open_desk
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import Serving, Start
 from tests.server.standin import Standin, counted, desk_with, listening, wait_until

@@ -11,7 +11,7 @@ from shoal.tools.bench.document import Document, new_document
 from shoal.tools.bench.machine import sender
 from shoal.tools.bench.sweep import summed_up
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "shoal" / "bench" / "schema.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[3] / "shoal" / "tools" / "bench" / "schema.json").read_text())
 
 
 def check_schema(document: Document) -> None:

@@ -2,8 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.tools.bench.arrivals import measure_arrivals
-from shoal.tools.bench.busy import covered
 from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
@@ -11,6 +9,8 @@ from shoal.engine.preprocess import write_turns
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import Sampling
+from shoal.tools.bench.arrivals import measure_arrivals
+from shoal.tools.bench.busy import covered
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from shoal.cli import app
+from shoal.errors import ModelNotFound, OutputError
 from shoal.tools.bench import engine as bench
 from shoal.tools.bench.document import Document, read_document
 from shoal.tools.bench.engine import PARTS, QUICK, last_line, measure_scheduler, run_engine_bench
 from shoal.tools.bench.report.compare import compare
 from shoal.tools.bench.report.markdown import markdown
-from shoal.cli import app
-from shoal.errors import ModelNotFound, OutputError
 from tests.tools.bench.documents import check_schema
 
 RUN = ["bench", "engine", "--model", "random:tiny", "--device", "cpu", "--quick"]

@@ -17,15 +17,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from shoal.errors import GenerationFailed, InvalidRequest
 from shoal.tools.bench.load.client import Target, parse_target
 from shoal.tools.bench.load.playback import stalled_seconds
 from shoal.tools.bench.load.run import Plan, names_of, run_load
 from shoal.tools.bench.load.sound import SoundMeter
 from shoal.tools.bench.load.stage import Stage, arrival_times, parse_stages
 from shoal.tools.bench.load.summary import Objective
-from shoal.errors import GenerationFailed, InvalidRequest
-from tests.tools.bench.virtual import RATE, VirtualLoop, VirtualServer
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
+from tests.tools.bench.virtual import RATE, VirtualLoop, VirtualServer
 
 OPENAI = parse_target("http://fake:1")
 

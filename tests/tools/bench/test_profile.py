@@ -5,13 +5,13 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from shoal.tools.bench import profile
-from shoal.tools.bench.profile import Part, Profile
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.audio_decoder import VoiceBox
 from shoal.errors import InvalidRequest
 from shoal.quantize import apply
 from shoal.quantize.modes import multiplies_integers
+from shoal.tools.bench import profile
+from shoal.tools.bench.profile import Part, Profile
 
 needs_vnni = pytest.mark.skipif(not multiplies_integers(), reason="this CPU has no VNNI")
 

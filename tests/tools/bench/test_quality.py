@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra
 from shoal.tools.bench import quality
 from shoal.tools.bench.configurations import Configuration, parse_configurations
 from shoal.tools.bench.progress import progress_bar
 from shoal.tools.bench.quality import JUDGES, Hearing, read_sentences, run_of, run_quality, speak_all
-from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra
 from tests.tools.bench.documents import check_schema
 
 

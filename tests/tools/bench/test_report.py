@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shoal.errors import InvalidRequest
 from shoal.tools.bench.document import Document, new_document, read_document, write_document
 from shoal.tools.bench.engine import POLICIES, Throughput, measure_scheduler
 from shoal.tools.bench.load.client import parse_target
@@ -20,11 +21,10 @@ from shoal.tools.bench.report.page import page
 from shoal.tools.bench.report.sheets import duration, sheets, size
 from shoal.tools.bench.report.svg import decades, ticks
 from shoal.tools.bench.sweep import figures
-from shoal.errors import InvalidRequest
-from tests.tools.bench.documents import bench_document, check_schema
-from tests.tools.bench.virtual import VirtualLoop, VirtualServer
 from tests.browser import chromium
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
+from tests.tools.bench.documents import bench_document, check_schema
+from tests.tools.bench.virtual import VirtualLoop, VirtualServer
 
 SILENT = {"text": 0, "seconds": 0.5, "first_audio": 0.0, "audio_seconds": 0.0, "frames": 0, "error": None}
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from shoal.errors import GenerationFailed, InvalidRequest, ModelNotFound
 from shoal.tools.bench.configurations import PRESETS, Configuration, lacking, offered, parse_configurations
 from shoal.tools.bench.document import Document
 from shoal.tools.bench.percentiles import Spread
 from shoal.tools.bench.sweep import Sweep, figures, require_figures, run_sweep
 from shoal.tools.bench.texts import SENTENCES, edge_cases, sentence, text_of
 from shoal.tools.bench.trial import Job
-from shoal.errors import GenerationFailed, InvalidRequest, ModelNotFound
-from tests.tools.bench.documents import check_schema
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
+from tests.tools.bench.documents import check_schema
 
 
 def job(**changes: object) -> Job:
@@ -162,7 +162,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         "from shoal.cli import main\n"
         "main()\n"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     surroundings = os.environ | {"PYTHONPATH": str(root)}
     child = subprocess.Popen(
         [sys.executable, str(driver)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=surroundings

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from shoal.cli import app
+from shoal.errors import InvalidRequest
 from shoal.tools.bench.document import write_document
 from shoal.tools.bench.engine import run_engine_bench
 from shoal.tools.bench.load.client import parse_target
 from shoal.tools.bench.load.run import Plan, run_load
 from shoal.tools.bench.load.stage import parse_stages
-from shoal.cli import app
-from shoal.errors import InvalidRequest
 from tests.tools.bench.virtual import VirtualLoop, VirtualServer
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from shoal.errors import InvalidRequest
 from shoal.tools.bench.document import new_document
 from shoal.tools.bench.machine import sender
-from shoal.errors import InvalidRequest
 from shoal.tools.simulate.costs import Curve, fit, read_costs
 
 STEP, COLUMN, CALL, CHUNK, FRAME = 0.010, 0.002, 0.003, 0.004, 0.001

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.tools.bench.document import Document, new_document
-from shoal.tools.bench.machine import sender
 from shoal.cluster.routing import STRATEGIES
 from shoal.config import EngineConfig
 from shoal.errors import InvalidRequest
+from shoal.tools.bench.document import Document, new_document
+from shoal.tools.bench.machine import sender
 from shoal.tools.simulate import report
 from shoal.tools.simulate.check import check
 from shoal.tools.simulate.costs import Costs, Curve

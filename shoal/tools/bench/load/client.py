@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from shoal.errors import AudioError, InvalidRequest
 from shoal.tools.bench.load.playback import BUFFERS, stalled_seconds
 from shoal.tools.bench.load.sound import SoundMeter
-from shoal.errors import AudioError, InvalidRequest
 
 if TYPE_CHECKING:
     import httpx

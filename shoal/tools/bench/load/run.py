@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from shoal.errors import GenerationFailed, MissingExtra
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
 from shoal.tools.bench.load.client import Outcome, Target, listen
 from shoal.tools.bench.load.search import MOST_TRIALS, highest_rate
@@ -16,7 +17,6 @@ from shoal.tools.bench.load.summary import Objective, sum_up
 from shoal.tools.bench.machine import sender
 from shoal.tools.bench.progress import Bar, progress_bar
 from shoal.tools.bench.texts import SENTENCES, texts
-from shoal.errors import GenerationFailed, MissingExtra
 
 if TYPE_CHECKING:
     import httpx

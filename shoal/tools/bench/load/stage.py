@@ -9,8 +9,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from shoal.tools.bench.load.client import Outcome
 from shoal.errors import InvalidRequest
+from shoal.tools.bench.load.client import Outcome
 
 # Beyond this the sender itself would be what is measured.
 MOST_UNDER_WAY = 4000

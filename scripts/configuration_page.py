@@ -1,4 +1,4 @@
-"""The page of settings, made from them: `python -m shoal.server.configuration_page > docs/configuration.md`."""
+"""The page of settings, made from them: `python -m scripts.configuration_page > docs/configuration.md`."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
@@ -11,7 +11,7 @@ from shoal.settings import ALIASES, BACKEND_RUNGS, PREFIX, Settings
 PARTS = {"model": "Model", "slots": "Engine", "host": "Server", "request_seconds": "Limits"}
 HEAD = """# Configuration
 
-*Made by `python -m shoal.server.configuration_page`; change `shoal/settings.py`, not this page.*
+*Made by `python -m scripts.configuration_page`; change `shoal/settings.py`, not this page.*
 
 Every setting has one name. It can be given, and is taken, in this order:
 
