@@ -76,7 +76,7 @@ class EngineCore:
             fused=self.runner.rung == "graph" and modes_of(model, checkpoint.codec).codec == "none",
         )
         self.stage = Stage(self.scheduler, self.voicebox, model.config, config, clock)
-        self._suspects: deque[Sequence] = deque()
+        self._suspects: deque[tuple[Sequence, int]] = deque()  # with the columns each had when it was set back
         self._starved = False  # whether the last failure was one of memory
 
     @property
@@ -112,7 +112,7 @@ class EngineCore:
     def step(self) -> list[Event]:
         """One frame of every running voice, and what it is made of: plan, run, hear, commit, decode."""
         events = self.stage.expire()
-        batch = self.scheduler.plan(alone=self._suspect())
+        batch = self._plan()
         drawn = self._run(batch)
         if drawn is None:
             return events + self._isolate(batch)
@@ -120,6 +120,17 @@ class EngineCore:
         events += self.stage.hear()
         progress = self.scheduler.commit(drawn)
         return events + self.stage.speak(progress)
+
+    def _plan(self) -> Batch:
+        """Return the next step; an empty one while others are in flight before a suspect that has to run alone.
+
+        A step that fails with the suspect would otherwise accuse them too, and none would ever be found.
+        """
+        suspect = self._suspect()
+        in_flight = (sequence for batch in self.runner.under_way for sequence in batch.sequences())
+        if suspect is not None and any(sequence is not suspect for sequence in in_flight):
+            return Batch()
+        return self.scheduler.plan(alone=suspect)
 
     def _run(self, batch: Batch) -> Drawn | None:
         """The step's frames, or None if the device refused."""
@@ -153,7 +164,7 @@ class EngineCore:
             utterance = self.stage.live[sequences[0].id]
             return [self.stage.fail(utterance, GenerationFailed("the model failed on this request"))]
         self._set_back(sequences)
-        self._suspects = deque() if lower else deque(sequences)
+        self._suspects = deque() if lower else deque((each, each.length) for each in sequences)
         return []
 
     def _make_do(self) -> bool:
@@ -175,10 +186,10 @@ class EngineCore:
             self.scheduler.set_back(sequence)
 
     def _suspect(self) -> Sequence | None:
-        """Who has to show that it runs alone; each does so until it has drawn a frame or ended."""
+        """Return the sequence that has to show that it runs alone, until a frame of it has landed or it has ended."""
         while self._suspects:
-            first = self._suspects[0]
-            if first.id in self.stage.live and not first.bound:
+            first, length = self._suspects[0]
+            if first.id in self.stage.live and first.length == length and first.finish is None:
                 return first
             self._suspects.popleft()
         return None

@@ -7,29 +7,44 @@ from random import Random
 from torch import Tensor
 
 from shoal.engine.core import EngineCore
+from shoal.engine.execution.runner import Flight
 from shoal.engine.scheduler import Batch, Drawn
 
 Poisonous = Callable[[Batch], bool]
 
 
+class Lost:
+    """A flight that never comes down."""
+
+    def __init__(self, flight: Flight) -> None:
+        self.batch = flight.batch
+
+    def land(self) -> Drawn:
+        raise RuntimeError("the device failed")
+
+
 @contextmanager
 def poisoned(core: EngineCore, poisonous: Poisonous, *, after: bool = False) -> Iterator[list[Batch]]:
-    """Batches for which `poisonous` holds fail, before or `after` the device has written; yields those that did."""
-    run, failed = core.runner.run, list[Batch]()
+    """Batches for which `poisonous` holds fail when they are launched; yields those that did.
 
-    def run_or_fail(batch: Batch) -> Drawn:
+    With `after` they fail when they land: the device has written, and the step before has landed and counts.
+    """
+    launcher, failed = core.runner.runner.launcher, list[Batch]()
+    launch = launcher.launch
+
+    def launch_or_fail(batch: Batch) -> Flight | Lost:
         if not poisonous(batch):
-            return run(batch)
+            return launch(batch)
         failed.append(batch)
         if after:
-            run(batch)
+            return Lost(launch(batch))
         raise RuntimeError("the device refused")
 
-    core.runner.run = run_or_fail  # type: ignore[method-assign]
+    launcher.launch = launch_or_fail  # type: ignore[method-assign, assignment]
     try:
         yield failed
     finally:
-        core.runner.run = run  # type: ignore[method-assign]
+        launcher.launch = launch  # type: ignore[method-assign]
 
 
 def holds(*ids: int) -> Poisonous:

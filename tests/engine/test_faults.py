@@ -15,17 +15,18 @@ import pytest
 
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.execution.runner import Flight
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.preprocess import write_turns
-from shoal.engine.scheduler import Batch, Drawn
+from shoal.engine.scheduler import Batch
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import FinishReason, Sampling
 from shoal.voices.voice import Voice
-from tests.engine.faults import FlakyDecoder, Poisonous, holds, poisoned
+from tests.engine.clock import FakeClock
+from tests.engine.faults import FlakyDecoder, Lost, Poisonous, holds, poisoned
 from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held, run_behind
 
+DICE = 4
 PLAIN = EngineConfig(slots=8, guard=False, token_budget=40)
 
 
@@ -51,22 +52,24 @@ def five(audience: Audience, turns: list[Turn]) -> list[Heard]:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("poisonous", [holds(2), prefill_of(2)])
+@pytest.mark.parametrize("lag", [0, 1])
 def test_only_the_one_that_poisons_a_step_fails(
-    soloist: Soloist, voice: Voice, poisonous: Poisonous, after: bool
+    soloist: Soloist, voice: Voice, lag: int, poisonous: Poisonous, after: bool
 ) -> None:
     core = EngineCore(soloist.checkpoint, PLAIN)
+    run_behind(core, lag)
     audience = Audience(core)
     turns = write_turns("hello", voice, soloist.checkpoint)
     with poisoned(core, poisonous, after=after) as failed:
         heard = five(audience, turns)
-        audience.listen()
+        audience.listen(most=500)
     for id, each in enumerate(heard):
         if id == 2:
             assert isinstance(each.error, GenerationFailed)
         else:
             assert each.equals(soloist.speak(turns, each.utterance.sampling))
     assert failed[-1].sequences() == [heard[2].utterance.sequence]
-    assert core.stats.failed == len(failed)
+    assert 0 < core.stats.failed <= len(failed), "a step in flight behind one that failed is abandoned"
     assert_nothing_is_held(core)
 
 
@@ -139,16 +142,6 @@ def test_a_suspect_that_leaves_is_suspected_no_more(soloist: Soloist) -> None:
     assert_nothing_is_held(core)
 
 
-class Lost:
-    """A flight that never comes down."""
-
-    def __init__(self, flight: Flight) -> None:
-        self.batch = flight.batch
-
-    def land(self) -> Drawn:
-        raise RuntimeError("the device failed")
-
-
 def test_a_step_that_fails_on_landing_is_computed_again_even_if_it_was_somebodys_last(soloist: Soloist) -> None:
     core = EngineCore(soloist.checkpoint, PLAIN)
     run_behind(core, 1)
@@ -194,10 +187,12 @@ class Crowd:
         per_block = PagedKV.bytes_per_block(checkpoint.model.config.slow, 4, checkpoint.model.dtype)
         # So little memory that somebody always has to give way.
         tight = replace(PLAIN, block_size=4, kv_bytes=70 * per_block, host_kv_bytes=50 * per_block, max_chunk_frames=4)
-        self.core = EngineCore(checkpoint, tight)
+        # When a chunk is due depends on the time, and the dice on how often the codec is called.
+        self.clock = FakeClock()
+        self.core = EngineCore(checkpoint, tight, self.clock)
         run_behind(self.core, lag)
         self.audience = Audience(self.core)
-        self.soloist, self.dice = soloist, Random(4)
+        self.soloist, self.dice = soloist, Random(DICE)
         self.decoder = FlakyDecoder(self.core, lambda: self.dice.random() < 0.02, self.dice)
         self.core.voicebox._decoder = self.decoder  # type: ignore[assignment]
         texts = ["Yes.", "No, not at all.", "One thing. Another thing."]
@@ -217,6 +212,7 @@ class Crowd:
                     self._come()
                 if self.dice.random() < 0.05 and not self.core.idle:
                     self._leave(self.dice.choice(list(self.core.stage.live)))
+                self.clock.now += 0.02
                 self.audience.step()
                 self._judge()
 
@@ -262,6 +258,8 @@ def test_five_hundred_who_come_and_go_and_fail_leave_nothing_behind(soloist: Sol
     crowd = Crowd(soloist, voice, lag)
     crowd.live_through(250)
     objects, resident = objects_and_bytes()
+    # The same dice again, so that the same shapes come up: oneDNN keeps kernels for every shape it has met.
+    crowd.dice.seed(DICE)
     crowd.live_through(500)
     objects_now, resident_now = objects_and_bytes()
     assert crowd.ends.total() == 500
@@ -272,7 +270,7 @@ def test_five_hundred_who_come_and_go_and_fail_leave_nothing_behind(soloist: Sol
     assert_nothing_is_held(core)
     assert not crowd.audience.heard
     assert abs(objects_now - objects) < 250, "not one per request"
-    # Slack for what torch remembers about shapes it has not met before.
+    # Slack for the few shapes that come up for the first time all the same: what is cached differs.
     assert resident_now - resident < 8 << 20
     # Everything that can happen did.
     assert core._suspect() is None
