@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.flags import Codec, Json, Quiet
-from shoal.cli.serve import Device, File, Model, Set, Slots, origin_of, server_extra
+from shoal.cli.serve import Device, File, Model, Set, Slots, resolve_settings, server_extra
 
 if TYPE_CHECKING:
     from shoal.batch.lines import Input
     from shoal.batch.manifest import Manifest
     from shoal.batch.run import Survey
-    from shoal.cli.batch_progress import Board
+    from shoal.cli.batch_progress import BatchProgress
     from shoal.settings import Settings
 
 PANEL = "Speak"
@@ -50,41 +50,41 @@ def batch(
 
     Example: shoal batch lines.jsonl -o speech/ --model random:tiny
     """
-    settings = origin_of({"model": model, "codec": codec, "device": device, "slots": slots}, file, set).settings
+    settings = resolve_settings({"model": model, "codec": codec, "device": device, "slots": slots}, file, set).settings
     with server_extra():
         from shoal.batch.lines import Defaults, Input
         from shoal.batch.manifest import Manifest
         from shoal.batch.run import survey
 
-    from shoal.cli.batch_progress import Board
+    from shoal.cli.batch_progress import BatchProgress
     from shoal.cli.tables import print_json
 
     fields = {name: value for name, value in (("voice", voice), ("format", format)) if value is not None}
-    source, board = Input(lines, Defaults(settings.model, fields)), Board(shown=not quiet)
+    source, progress = Input(lines, Defaults(settings.model, fields)), BatchProgress(shown=not quiet)
     with Manifest.opened(output) as manifest:
         found = survey(source, manifest)
-        board.surveyed(found)
-        job = Job(found, source, manifest, settings, board)
+        progress.surveyed(found)
+        run_spec = BatchRun(found, source, manifest, settings, progress)
         if found.tasks:
-            with board.drawn(lambda: manifest.count([*found.done, *found.tasks])):
-                job.spread(replicas, cpus, gpus, address) if ray else job.run()
+            with progress.drawn(lambda: manifest.count([*found.done, *found.tasks])):
+                run_spec.spread(replicas, cpus, gpus, address) if ray else run_spec.run()
     if json:
-        print_json(board.as_json())
+        print_json(progress.as_json())
     else:
-        board.sum_up(output)
-    if board.failed:
+        progress.sum_up(output)
+    if progress.failed:
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchRun:
     """Everything a batch is made of, on its way to the one who does it."""
 
     found: "Survey"
     lines: "Input"
     manifest: "Manifest"
     settings: "Settings"
-    board: "Board"
+    progress: "BatchProgress"
 
     def run(self) -> None:
         from shoal.batch.run import run
@@ -92,10 +92,10 @@ class Job:
 
         source = self.settings.source()
         loaded = load(source, self.settings.voice_directory())
-        self.board.begin()
+        self.progress.begin()
         try:
             # As many wait as are spoken: whoever ends is followed at the next frame.
-            run(self.found, self.lines, loaded, self.manifest, 2 * source.config.slots, self.board.heard)
+            run(self.found, self.lines, loaded, self.manifest, 2 * source.config.slots, self.progress.heard)
         finally:
             loaded.service.close()
 
@@ -118,5 +118,5 @@ class Job:
                 self.settings.voice_directory(),
                 self.manifest,
                 workers,
-                self.board.heard,
+                self.progress.heard,
             )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_FAULTS = 20
 
 
-class Board:
+class BatchProgress:
     def __init__(self, *, shown: bool) -> None:
         self._console = Console(stderr=True, quiet=not shown, soft_wrap=True)
         self._bar = Progress(

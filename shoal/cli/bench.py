@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.flags import Device, Quiet
-from shoal.cli.report_output import Html, JsonFile, Markdown, check_places, publish
+from shoal.cli.report_output import Html, JsonFile, Markdown, check_writable, report_output
 
 PANEL = "Measure"
 
@@ -63,12 +63,12 @@ def bench(
     if context.invoked_subcommand is not None:
         _refuse_flags(context)
         return
-    check_places(json, html, markdown)
+    check_writable(json, html, markdown)
     from shoal.tools.bench.configurations import parse_configurations
     from shoal.tools.bench.sweep import Sweep, require_figures, run_sweep
-    from shoal.tools.bench.trial import Job
+    from shoal.tools.bench.trial import TrialConfig
 
-    job = Job(
+    job = TrialConfig(
         model=model,
         device=device,
         settings={},
@@ -84,7 +84,7 @@ def bench(
     )
     sweep = Sweep(job, parse_configurations(config or ()), cold=not quick, price=price, currency=currency)
     document = run_sweep(sweep, progress=not quiet)
-    publish(document, json, html, markdown, quiet=quiet)
+    report_output(document, json, html, markdown, quiet=quiet)
     require_figures(document)
 
 
@@ -104,12 +104,12 @@ def engine(
 
     Example: shoal bench engine --model random:tiny --json engine.json
     """
-    check_places(json, html, markdown)
+    check_writable(json, html, markdown)
     from shoal.tools.bench.engine import last_line, run_engine_bench
 
     document = run_engine_bench(model, device=device, batches=_voices(voices), quick=quick, progress=not quiet)
     try:
-        publish(document, json, html, markdown, quiet=quiet)
+        report_output(document, json, html, markdown, quiet=quiet)
     finally:
         typer.echo(last_line(document))
 
@@ -136,12 +136,12 @@ def quality(
 
     Example: shoal bench quality -c default -c bf16 -c int8 --sentences 50
     """
-    check_places(json, html, markdown)
+    check_writable(json, html, markdown)
     from shoal.tools.bench.configurations import parse_configurations
-    from shoal.tools.bench.quality import Hearing, run_quality
+    from shoal.tools.bench.quality import QualityPlan, run_quality
 
-    hearing = Hearing(model, device, parse_configurations(config or ()), sentences, text, tuple(voice or ()))
-    publish(run_quality(hearing, clips, progress=not quiet), json, html, markdown, quiet=quiet)
+    plan = QualityPlan(model, device, parse_configurations(config or ()), sentences, text, tuple(voice or ()))
+    report_output(run_quality(plan, clips, progress=not quiet), json, html, markdown, quiet=quiet)
 
 
 def scaling(
@@ -158,11 +158,11 @@ def scaling(
 
     Example: shoal bench scaling --model random:tiny --html scaling.html
     """
-    check_places(json, html, markdown)
+    check_writable(json, html, markdown)
     from shoal.tools.bench.scaling import run_scaling
 
     document = run_scaling(model, device=device, samples=samples, quick=quick, progress=not quiet)
-    publish(document, json, html, markdown, quiet=quiet)
+    report_output(document, json, html, markdown, quiet=quiet)
 
 
 def _refuse_flags(context: typer.Context) -> None:

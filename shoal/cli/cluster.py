@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.flags import Codec, Json
-from shoal.cli.serve import Device, File, Host, Insecure, Model, Set, Slots, origin_of, server_extra
+from shoal.cli.serve import Device, File, Host, Insecure, Model, Set, Slots, resolve_settings, server_extra
 
 if TYPE_CHECKING:
     from shoal.cluster.config import ClusterConfig, Plan
@@ -75,7 +75,7 @@ def up(
         fronts=fronts,
     )
     flags = {"model": model, "codec": codec, "device": device, "host": host, "port": port, "slots": slots}
-    origin = origin_of({**flags, "insecure": insecure}, file, set)
+    origin = resolve_settings({**flags, "insecure": insecure}, file, set)
     plan = _plan(origin, cluster)
     if address is not None:
         _up_there(plan, address, gpus)

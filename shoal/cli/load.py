@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.flags import Quiet
-from shoal.cli.report_output import Html, JsonFile, Markdown, check_places, publish
+from shoal.cli.report_output import Html, JsonFile, Markdown, check_writable, report_output
 
 if TYPE_CHECKING:
-    from shoal.tools.bench.load.stage import Stage
+    from shoal.tools.bench.load.stage import LoadStage
     from shoal.tools.bench.load.summary import Objective
 
 PANEL = "Measure"
@@ -56,12 +56,12 @@ def load(
 
     Example: shoal load --compare http://127.0.0.1:8080 http://127.0.0.1:8081/v1/tts --rate 1,2,4
     """
-    check_places(json, html, markdown)
+    check_writable(json, html, markdown)
     from shoal.tools.bench.load.client import parse_target
-    from shoal.tools.bench.load.run import Plan, run_load
+    from shoal.tools.bench.load.run import LoadPlan, run_load
 
     _check_servers(urls, compare)
-    plan = Plan(
+    plan = LoadPlan(
         objective=_objective(slo_first_audio, slo_buffer, slo_share),
         stages=_stages(rate, clients, seconds, search=find_rate),
         search=find_rate,
@@ -71,7 +71,7 @@ def load(
         seed=seed,
     )
     targets = [parse_target(url, api, model=model, voice=voice, key=key) for url in urls]
-    publish(run_load(targets, plan, progress=not quiet), json, html, markdown, quiet=quiet)
+    report_output(run_load(targets, plan, progress=not quiet), json, html, markdown, quiet=quiet)
 
 
 def _check_servers(urls: list[str], compare: bool) -> None:
@@ -90,7 +90,7 @@ def _objective(first_audio: float, buffer: int, share: float) -> "Objective":
     return Objective(first_audio / 1000, buffer / 1000, share)
 
 
-def _stages(rate: str | None, clients: str | None, seconds: float, *, search: bool) -> "list[Stage]":
+def _stages(rate: str | None, clients: str | None, seconds: float, *, search: bool) -> "list[LoadStage]":
     """Those of a closed loop first; one request a second if nothing was said."""
     from shoal.tools.bench.load.stage import parse_stages
 

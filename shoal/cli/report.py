@@ -31,7 +31,7 @@ def report(
     from shoal.errors import VerificationFailed
     from shoal.tools.bench.document import read_document
     from shoal.tools.bench.report.compare import pairs
-    from shoal.tools.bench.report.sheets import changes_sheet
+    from shoal.tools.bench.report.tables import changes_table
 
     documents = [read_document(file) for file in files]
     compared = pairs(documents)
@@ -40,7 +40,7 @@ def report(
         show(documents)
     console = Console() if Console().is_terminal else Console(width=180)
     for comparison in compared:
-        console.print(changes_sheet(comparison).rich())
+        console.print(changes_table(comparison).rich())
         for remark in comparison.remarks:
             console.print(f"note: {remark}", highlight=False, markup=False)
         console.print(comparison.in_short, highlight=False)

@@ -18,14 +18,14 @@ Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", hel
 INTERRUPTED = 130
 
 
-def check_places(*files: Path | None) -> None:
+def check_writable(*files: Path | None) -> None:
     """Raises OutputError for files that could not be written: better now than after the measurement."""
     for file in files:
         if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
             raise OutputError(f"{file} cannot be written: name a file in a directory that is there and yours")
 
 
-def publish(
+def report_output(
     document: "Document", json: Path | None, html: Path | None, markdown: Path | None, *, quiet: bool = False
 ) -> None:
     """What was measured is written first of all; an interrupted measurement then ends the command with 130."""
@@ -60,9 +60,9 @@ def show(documents: list["Document"]) -> None:
     """Tables as wide as they are where nobody sees the edge of a terminal."""
     from rich.console import Console
 
-    from shoal.tools.bench.report.sheets import sheets
+    from shoal.tools.bench.report.tables import tables
 
     console = Console() if Console().is_terminal else Console(width=180)
     for document in documents:
-        for sheet in sheets(document):
+        for sheet in tables(document):
             console.print(sheet.rich())

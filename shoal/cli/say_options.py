@@ -16,7 +16,7 @@ STDOUT = Path("-")
 MOST_BYTES = 8 << 20
 
 
-def words_to_say(text: str | None, file: Path | None) -> str:
+def read_text_option(text: str | None, file: Path | None) -> str:
     """From the argument, a file, or standard input when it is `-` or a pipe. Raises TextError, InvalidRequest."""
     if text not in (None, STDIN) and file is not None:
         raise InvalidRequest("give the text or --file, not both")
@@ -33,7 +33,7 @@ def words_to_say(text: str | None, file: Path | None) -> str:
     return words
 
 
-def sampling_wishes(**wishes: float | int | str | None) -> dict[str, Any]:
+def sampling_overrides(**wishes: float | int | str | None) -> dict[str, Any]:
     """Those that were given; the model's own habits stand for the rest. Raises InvalidRequest."""
     from shoal.speech import Sampling
 
@@ -61,7 +61,7 @@ def check_output(output: Path | None, format: str | None, *, json: bool) -> None
 
 
 @dataclass(frozen=True)
-class VoiceWish:
+class VoiceOption:
     """The name of a stored voice, a recording to imitate, or neither."""
 
     name: str | None = None
@@ -74,7 +74,7 @@ class VoiceWish:
         return SpeechRequest(text, voice=self.name, recordings=recordings, sampling=sampling)
 
 
-def voice_wish(voice: str | None, transcript: str | None) -> VoiceWish:
+def parse_voice(voice: str | None, transcript: str | None) -> VoiceOption:
     """What is or looks like a file is a recording and needs its words; anything else is the name of a voice.
 
     Raises AudioError, TextError, InvalidRequest.
@@ -82,14 +82,14 @@ def voice_wish(voice: str | None, transcript: str | None) -> VoiceWish:
     if transcript is None:
         if voice is not None and (Path(voice).suffix or Path(voice).is_file()):
             raise InvalidRequest("--voice with a recording needs --transcript: the words that are spoken in it")
-        return VoiceWish(name=voice)
+        return VoiceOption(name=voice)
     if voice is None:
         raise InvalidRequest("--transcript tells what is said in a recording: give that too, with --voice")
     from shoal.speech import Recording
     from shoal.voices.voice import USUAL_LIMITS, audio_bytes, check_transcript
 
     words = check_transcript(transcript, USUAL_LIMITS)
-    return VoiceWish(recording=Recording(audio_bytes(Path(voice), USUAL_LIMITS), words))
+    return VoiceOption(recording=Recording(audio_bytes(Path(voice), USUAL_LIMITS), words))
 
 
 def _file_words(file: Path) -> str:

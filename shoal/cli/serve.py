@@ -67,7 +67,7 @@ def serve(
     """
     flags = {"model": model, "codec": codec, "device": device, "host": host, "port": port, "slots": slots}
     flags |= {"quantize": quantize, "kv_dtype": kv_dtype, "gpu_memory": gpu_memory, "insecure": insecure}
-    origin = origin_of(flags, file, set)
+    origin = resolve_settings(flags, file, set)
     with server_extra():
         from shoal.server.logging import set_up_logging
         from shoal.server.run import serve
@@ -91,7 +91,7 @@ def config(
     Example: SHOAL_PORT=9000 shoal config
     """
     flags = {"model": model, "device": device, "host": host, "port": port, "slots": slots}
-    origin = origin_of(flags, file, set)
+    origin = resolve_settings(flags, file, set)
     from shoal.cli.tables import print_json, show_table
     from shoal.settings import usual_keys_file
 
@@ -160,7 +160,7 @@ def revoke_key(name: Annotated[str, typer.Argument(help="Whose key it is.")], fi
     _key_file(file).revoke(name)
 
 
-def origin_of(flags: dict[str, Any], file: Path | None, others: list[str] | None) -> "Origin":
+def resolve_settings(flags: dict[str, Any], file: Path | None, others: list[str] | None) -> "Origin":
     for other in others or ():
         name, equals, value = other.partition("=")
         if not equals:
@@ -182,7 +182,7 @@ def server_extra() -> Iterator[None]:
 
 
 def _key_file(file: Path | None) -> "KeyFile":
-    origin = origin_of({}, None, None)
+    origin = resolve_settings({}, None, None)
     from shoal.server.keys import KeyFile
     from shoal.settings import config_directory
 

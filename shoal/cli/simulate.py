@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shoal.cluster.routing import StrategyName
-    from shoal.tools.simulate.report import Figures
+    from shoal.tools.simulate.report import FleetMetrics
     from shoal.tools.simulate.run import Outage, Scenario
 
 PANEL = "Measure"
@@ -20,7 +20,7 @@ ALL = "all"
 Trace = Annotated[
     Path | None, typer.Option(help='Requests: {"at": 1.5, "seconds": 4.2, "voice": "a"} per line; or draw them:')
 ]
-Check = Annotated[
+Prediction = Annotated[
     Path | None, typer.Option(help="Instead: take the requests of `shoal load --json FILE`, and compare.")
 ]
 Cells = Annotated[
@@ -43,7 +43,7 @@ def simulate(
     voices: Voices = 100,
     swing: Annotated[float, typer.Option(min=0, max=1, help="0.5: half to one and a half times the rate.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Other dice.")] = 0,
-    check: Check = None,
+    check: Prediction = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="Size of the fleet; else the smallest for the goal.")] = None,
     goal: Annotated[float, typer.Option(min=1, help="p95 of first audio, in ms.")] = 300.0,
     strategy: Annotated[str, typer.Option(help="round-robin, least-connections, voice-affinity or all.")] = ALL,
@@ -73,7 +73,7 @@ def simulate(
     from shoal.tools.simulate.costs import read_costs
     from shoal.tools.simulate.run import Scenario
     from shoal.tools.simulate.server import Fleet
-    from shoal.tools.simulate.traffic import Pattern, part_of, read_trace
+    from shoal.tools.simulate.traffic import TrafficPattern, read_trace, sample_cell
 
     gpus_of_a_cell = _gpus_of_a_cell(gpus, cells)
     chosen = list(STRATEGIES) if strategy == ALL else [check_strategy(strategy)]
@@ -81,8 +81,8 @@ def simulate(
     if check is not None:
         _check(check, Scenario(fleet, (), gpus or 1, chosen[-1]), json=json)
         return
-    pattern = Pattern(rate, seconds, speech, voices, swing, seed).of_a_cell(cells)
-    arrivals = part_of(read_trace(trace), cells, seed) if trace else pattern.arrivals()
+    pattern = TrafficPattern(rate, seconds, speech, voices, swing, seed).for_cell(cells)
+    arrivals = sample_cell(read_trace(trace), cells, seed) if trace else pattern.arrivals()
     if not arrivals:
         raise InvalidRequest("not one request comes: raise --rate or --seconds, or simulate fewer --cells")
     scenario = Scenario(fleet, arrivals, servers=1, zones=zones, outage=_outage(outage))
@@ -104,16 +104,16 @@ def _runs(
     gpu_hour: float,
     cells: int,
     quiet: bool,
-) -> "list[Figures]":
+) -> "list[FleetMetrics]":
     """Of every strategy: a fleet of cells of so many GPUs, or else the smallest whose first audio keeps the goal."""
     from dataclasses import replace
 
     from rich.console import Console
 
-    from shoal.tools.simulate.report import fewest_gpus, figures
+    from shoal.tools.simulate.report import figures, smallest_fleet
     from shoal.tools.simulate.run import simulate as run
 
-    found: list[Figures] = []
+    found: list[FleetMetrics] = []
     with Console(stderr=True, quiet=quiet).status("reading") as line:
         for name in strategies:
             each = replace(scenario, strategy=name)
@@ -121,7 +121,7 @@ def _runs(
             def told(count: int, name: str = name) -> None:
                 line.update(f"{name}: {count * cells} GPUs, {len(scenario.arrivals) * cells} requests")
 
-            count = gpus or fewest_gpus(each, goal, on_try=told)
+            count = gpus or smallest_fleet(each, goal, on_try=told)
             told(count)
             each = replace(each, servers=count)
             found.append(figures(each, run(each), gpu_hour).times(cells))
@@ -133,7 +133,7 @@ def _check(measured: Path, scenario: "Scenario", *, json: bool) -> None:
 
     from shoal.cli.tables import print_json, show_table
     from shoal.tools.bench.document import read_document
-    from shoal.tools.bench.report.sheets import duration
+    from shoal.tools.bench.report.tables import duration
     from shoal.tools.simulate.check import check
 
     found = check(read_document(measured), scenario)
@@ -149,14 +149,14 @@ def _check(measured: Path, scenario: "Scenario", *, json: bool) -> None:
 
 def _gpus_of_a_cell(gpus: int | None, cells: int) -> int | None:
     from shoal.errors import InvalidRequest
-    from shoal.tools.simulate.report import MOST_GPUS
+    from shoal.tools.simulate.report import MAX_GPUS
 
     if gpus is None:
         return None
     if gpus % cells:
         raise InvalidRequest(f"{gpus} GPUs are not {cells} equal cells: --gpus must be a multiple of --cells")
-    if gpus // cells > MOST_GPUS:
-        raise InvalidRequest(f"{MOST_GPUS:,} GPUs behind one balancer can be simulated: divide more with --cells")
+    if gpus // cells > MAX_GPUS:
+        raise InvalidRequest(f"{MAX_GPUS:,} GPUs behind one balancer can be simulated: divide more with --cells")
     return gpus // cells
 
 
@@ -173,7 +173,7 @@ def _outage(text: str | None) -> "Outage | None":
     return Outage(at, seconds)
 
 
-def _table(found: "list[Figures]") -> "Table":
+def _table(found: "list[FleetMetrics]") -> "Table":
     """A row per figure: a dozen columns would not fit into a terminal."""
     from rich.table import Table
 
@@ -186,7 +186,7 @@ def _table(found: "list[Figures]") -> "Table":
     return table
 
 
-def _shown(each: "Figures") -> dict[str, str]:
+def _shown(each: "FleetMetrics") -> dict[str, str]:
     return {
         "GPUs": f"{each.gpus:,}",
         "first audio p50": f"{each.first_audio_p50 * 1000:,.0f} ms",

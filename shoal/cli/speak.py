@@ -10,12 +10,12 @@ import typer
 
 from shoal.cli.completion import complete_model, complete_voice
 from shoal.cli.flags import Codec, Device, Json, Quantize, Quiet
-from shoal.cli.say_options import check_output, sampling_wishes, voice_wish, words_to_say
+from shoal.cli.say_options import check_output, parse_voice, read_text_option, sampling_overrides
 
 if TYPE_CHECKING:
     from shoal.audio.pcm import Samples
     from shoal.cli.player import Player
-    from shoal.cli.speech_progress import SpeechMeter
+    from shoal.cli.speech_progress import SpeechProgress
     from shoal.engine.engine import Engine
     from shoal.speech import SpeechRequest
 
@@ -81,8 +81,8 @@ def say(
 
     Example: shoal say "Hello." -o hello.wav --model s1-mini --voice me.wav --transcript "What I say in me.wav."
     """
-    words, speaker = words_to_say(text, file), voice_wish(voice, transcript)
-    wishes = sampling_wishes(
+    words, speaker = read_text_option(text, file), parse_voice(voice, transcript)
+    wishes = sampling_overrides(
         seed=seed,
         temperature=temperature,
         top_p=top_p,
@@ -94,12 +94,12 @@ def say(
     check_output(output, format, json=json)
     if model == "nano" and speaker.recording is not None:
         typer.echo("note: nano has voices of its own and hardly imitates others; S1-mini and S2-Pro do", err=True)
-    ears = Ears(output, format, _player(play or output is None))
+    ears = AudioSinks(output, format, _player(play or output is None))
 
-    from shoal.cli.speech_progress import SpeechMeter
+    from shoal.cli.speech_progress import SpeechProgress
     from shoal.cli.tables import print_json
 
-    with SpeechMeter(shown=not quiet) as meter, _engine(model, codec, device, dtype, quantize) as engine:
+    with SpeechProgress(shown=not quiet) as meter, _engine(model, codec, device, dtype, quantize) as engine:
         sampling = replace(engine.service.usual_sampling, **wishes)
         _speak(engine, replace(speaker.request(words, sampling), normalize=not as_written), ears, meter)
     if json:
@@ -109,7 +109,7 @@ def say(
 
 
 @dataclass(frozen=True)
-class Ears:
+class AudioSinks:
     """Where the audio goes: a file, a player, or both."""
 
     output: Path | None
@@ -144,7 +144,7 @@ def _engine(model: str, codec: Path | None, device: str, dtype: str | None, quan
     return load(model, device=device, dtype=dtype, codec=codec, config=config)
 
 
-def _speak(engine: "Engine", request: "SpeechRequest", ears: Ears, meter: "SpeechMeter") -> None:
+def _speak(engine: "Engine", request: "SpeechRequest", ears: AudioSinks, meter: "SpeechProgress") -> None:
     with ExitStack() as open_ears:
         listeners = ears.open(open_ears, engine.sample_rate)
         meter.begin()

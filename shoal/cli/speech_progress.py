@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shoal.speech import AudioChunk, FinishReason
 
 
-class SpeechMeter:
+class SpeechProgress:
     """Counts seconds of audio against seconds of work, from the moment it is made."""
 
     def __init__(self, *, shown: bool) -> None:

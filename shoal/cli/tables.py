@@ -13,7 +13,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from shoal.checkpoint.inspect import Inspection
     from shoal.engine.memory.capacity import Holding
-    from shoal.tools.doctor import Report
+    from shoal.tools.doctor import DoctorReport
 
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "missing": "[red]missing[/]"}
 
@@ -26,7 +26,7 @@ def show_table(table: Table) -> None:
     Console().print(table)
 
 
-def show_report(report: "Report") -> None:
+def show_report(report: "DoctorReport") -> None:
     table = _plain_table()
     for finding in report.findings:
         advice = f"\n[yellow]{escape(finding.advice)}[/]" if finding.advice else ""

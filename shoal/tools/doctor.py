@@ -25,7 +25,7 @@ SMALLEST_MODEL = 3.3e9
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One line. `advice` says what to do where something can be done."""
 
     subject: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """What `device="auto"` and no dtype come to here."""
 
     device: str
@@ -45,35 +45,37 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    findings: list[Finding]
-    choice: Choice | None  # None without a working torch
+class DoctorReport:
+    findings: list[DoctorFinding]
+    choice: BackendChoice | None  # None without a working torch
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
 
 
-def examine(*, compile: bool = False) -> Report:
+def examine(*, compile: bool = False) -> DoctorReport:
     """Look at everything; `compile` also runs the compiler on a small function, which can take half a minute."""
-    findings = [Finding("shoal", __version__), *_python(), *_cpu(), *_memory()]
+    findings = [DoctorFinding("shoal", __version__), *_python(), *_cpu(), *_memory()]
     try:
         import torch  # noqa: F401
     except (ImportError, OSError) as problem:
         advice = "install it as https://pytorch.org/get-started says for this machine"
-        return Report([*findings, Finding("torch", f"cannot be imported: {problem}", "missing", advice)], None)
+        return DoctorReport(
+            [*findings, DoctorFinding("torch", f"cannot be imported: {problem}", "missing", advice)], None
+        )
     findings += [*_torch(), *_gpu(), *_triton(), *_compiler()]
     findings += _compile() if compile else []
     findings += [*_extras(), *_audio(), *_models()]
-    return Report(findings, _choose())
+    return DoctorReport(findings, _choose())
 
 
-def _python() -> Iterator[Finding]:
+def _python() -> Iterator[DoctorFinding]:
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     old = sys.version_info < OLDEST_PYTHON
-    yield Finding("Python", found, "warn" if old else "ok", "3.11 or newer is needed" if old else "")
+    yield DoctorFinding("Python", found, "warn" if old else "ok", "3.11 or newer is needed" if old else "")
 
 
-def _cpu() -> Iterator[Finding]:
+def _cpu() -> Iterator[DoctorFinding]:
     lines = _proc("cpuinfo").splitlines()
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
@@ -82,73 +84,77 @@ def _cpu() -> Iterator[Finding]:
     slow = platform.machine() in ("x86_64", "AMD64") and "avx2" not in flags and bool(flags)
     advice = "without AVX2 the CPU will be slow" if slow else ""
     found = f"{name}, {_cores()} cores{', ' + ' '.join(features) if features else ''}"
-    yield Finding("CPU", found, "warn" if slow else "ok", advice)
+    yield DoctorFinding("CPU", found, "warn" if slow else "ok", advice)
 
 
-def _memory() -> Iterator[Finding]:
+def _memory() -> Iterator[DoctorFinding]:
     available, total = _memory_bytes()
     if total == 0:
-        yield Finding("memory", "unknown", "warn")
+        yield DoctorFinding("memory", "unknown", "warn")
         return
     little = available < SMALLEST_MODEL
     advice = f"s1-mini needs about {SMALLEST_MODEL / 1e9:.1f} GB on the CPU" if little else ""
-    yield Finding("memory", f"{available / 1e9:.1f} of {total / 1e9:.1f} GB free", "warn" if little else "ok", advice)
+    yield DoctorFinding(
+        "memory", f"{available / 1e9:.1f} of {total / 1e9:.1f} GB free", "warn" if little else "ok", advice
+    )
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[DoctorFinding]:
     import torch
 
     parts = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     old = parts < OLDEST_TORCH
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     build = f"ROCm {torch.version.hip}" if torch.version.hip else build
-    yield Finding("torch", f"{torch.__version__}, {build}", "warn" if old else "ok", "2.6 or newer" if old else "")
+    yield DoctorFinding(
+        "torch", f"{torch.__version__}, {build}", "warn" if old else "ok", "2.6 or newer" if old else ""
+    )
     threads, cores = torch.get_num_threads(), _cores()
     many = threads > cores
     advice = f"more threads than cores slow each other down: OMP_NUM_THREADS={cores}" if many else ""
-    yield Finding("threads", f"{threads}", "warn" if many else "ok", advice)
+    yield DoctorFinding("threads", f"{threads}", "warn" if many else "ok", advice)
     from shoal.quantize.modes import int8_implementation
 
-    yield Finding("CPU weights", f"float32, {int8_implementation()}")
+    yield DoctorFinding("CPU weights", f"float32, {int8_implementation()}")
 
 
-def _gpu() -> Iterator[Finding]:
+def _gpu() -> Iterator[DoctorFinding]:
     import torch
 
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             card = torch.cuda.get_device_properties(index)
             found = f"{card.name}, {card.total_memory / 1e9:.0f} GB, capability {card.major}.{card.minor}"
-            yield Finding(f"GPU {index}", found)
+            yield DoctorFinding(f"GPU {index}", found)
         return
     if shutil.which("nvidia-smi") is None:
-        yield Finding("GPU", "none found", "warn", "the CPU will do the work")
+        yield DoctorFinding("GPU", "none found", "warn", "the CPU will do the work")
     elif torch.version.cuda is None:
         advice = "this torch was built for CPUs: install the CUDA build from https://pytorch.org/get-started"
-        yield Finding("GPU", "there is an NVIDIA driver, and torch cannot use it", "missing", advice)
+        yield DoctorFinding("GPU", "there is an NVIDIA driver, and torch cannot use it", "missing", advice)
     else:
         advice = "run nvidia-smi: the driver may be too old for this torch, or CUDA_VISIBLE_DEVICES hides the card"
-        yield Finding("GPU", "there is an NVIDIA driver, and torch sees no card", "missing", advice)
+        yield DoctorFinding("GPU", "there is an NVIDIA driver, and torch sees no card", "missing", advice)
 
 
-def _triton() -> Iterator[Finding]:
+def _triton() -> Iterator[DoctorFinding]:
     import torch
 
     found = _installed("triton")
     needed = found is None and torch.cuda.is_available()
     advice = "the GPU runs without our kernels: pip install triton" if needed else ""
-    yield Finding("Triton", found or "not installed, needed on GPUs only", "missing" if needed else "ok", advice)
+    yield DoctorFinding("Triton", found or "not installed, needed on GPUs only", "missing" if needed else "ok", advice)
 
 
-def _compiler() -> Iterator[Finding]:
+def _compiler() -> Iterator[DoctorFinding]:
     """torch.compile makes C++ for the CPU, so it needs a compiler; whether it works is told by `--compile`."""
     named = os.environ.get("CXX")
     found = shutil.which(named) if named else next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
     advice = "" if found else "without a C++ compiler torch.compile is left out on CPUs: install g++"
-    yield Finding("C++ compiler", found or "none found", "ok" if found else "warn", advice)
+    yield DoctorFinding("C++ compiler", found or "none found", "ok" if found else "warn", advice)
 
 
-def _compile() -> list[Finding]:
+def _compile() -> list[DoctorFinding]:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -157,38 +163,42 @@ def _compile() -> list[Finding]:
         torch.compile(lambda x: (x * 2 + 1).relu().sum())(torch.ones(64, device=device))
     except Exception as problem:  # noqa: BLE001 - a compiler can fail in every way there is, and each is the finding
         line = (str(problem).strip().splitlines() or [""])[0]
-        return [Finding("torch.compile", f"fails: {type(problem).__name__}: {line}", "warn", "eager will be used")]
-    return [Finding("torch.compile", f"works on {device}, {time.perf_counter() - before:.1f} s for a small function")]
+        return [
+            DoctorFinding("torch.compile", f"fails: {type(problem).__name__}: {line}", "warn", "eager will be used")
+        ]
+    return [
+        DoctorFinding("torch.compile", f"works on {device}, {time.perf_counter() - before:.1f} s for a small function")
+    ]
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[DoctorFinding]:
     for extra, packages in EXTRAS.items():
         lacking = [package for package in packages if _installed(package) is None]
         advice = f"pip install 'shoal[{extra}]'" if lacking else ""
         found = f"lacks {', '.join(lacking)}" if lacking else "installed"
-        yield Finding(f"extra {extra}", found, "missing" if lacking else "ok", advice)
+        yield DoctorFinding(f"extra {extra}", found, "missing" if lacking else "ok", advice)
 
 
-def _audio() -> Iterator[Finding]:
+def _audio() -> Iterator[DoctorFinding]:
     if (pyav := _installed("av")) is not None:
         import av
 
         from shoal.audio.ffmpeg import MUXING
 
         ffmpeg = ".".join(str(part) for part in av.library_versions["libavcodec"])
-        yield Finding("PyAV", f"{pyav}, libavcodec {ffmpeg}")
+        yield DoctorFinding("PyAV", f"{pyav}, libavcodec {ffmpeg}")
         writable = [name for name, muxing in MUXING.items() if _can_encode(muxing.codec)]
         lacking = sorted(set(MUXING) - set(writable))
         advice = f"this PyAV cannot write {', '.join(lacking)}: install it from PyPI" if lacking else ""
         formats = ", ".join(["wav", "pcm", *writable])
-        yield Finding("audio formats", formats, "warn" if lacking else "ok", advice)
+        yield DoctorFinding("audio formats", formats, "warn" if lacking else "ok", advice)
     else:
-        yield Finding("audio formats", "wav, pcm", "warn", "for the others: pip install 'shoal[formats]'")
+        yield DoctorFinding("audio formats", "wav, pcm", "warn", "for the others: pip install 'shoal[formats]'")
     if (soxr := _installed("soxr")) is not None:
-        yield Finding("soxr", soxr)
+        yield DoctorFinding("soxr", soxr)
 
 
-def _models() -> Iterator[Finding]:
+def _models() -> Iterator[DoctorFinding]:
     from huggingface_hub import constants
 
     from shoal.checkpoint.find import BUNDLED, BUNDLED_FOLDER
@@ -202,9 +212,9 @@ def _models() -> Iterator[Finding]:
         if snapshot is not None:
             found.append(repository)
             size += sum(file.stat().st_size for file in snapshot.rglob("*") if file.is_file())
-    yield Finding("cache folder", f"{cache}, {size / 1e9:.1f} GB of models")
+    yield DoctorFinding("cache folder", f"{cache}, {size / 1e9:.1f} GB of models")
     advice = "" if found else "fetch one: shoal pull s1-mini; or try the pipeline with --model random:tiny"
-    yield Finding("models", ", ".join(found) or "none found", "ok" if found else "missing", advice)
+    yield DoctorFinding("models", ", ".join(found) or "none found", "ok" if found else "missing", advice)
 
 
 def _whole_snapshot(repository: str) -> Path | None:
@@ -223,7 +233,7 @@ def _whole_snapshot(repository: str) -> Path | None:
     return snapshot if whole else None
 
 
-def _choose() -> Choice:
+def _choose() -> BackendChoice:
     from shoal.engine.load import choose_device, choose_dtype
 
     device = choose_device("auto")
@@ -231,7 +241,7 @@ def _choose() -> Choice:
     why = "there is no GPU that torch can use" if device == "cpu" else "torch sees a GPU"
     # Graphs need our kernels; a rung that cannot be built or breaks is left for the next when the engine starts.
     rung = "graph" if device.startswith("cuda") and _installed("triton") else "eager"
-    return Choice(device, dtype, rung, why)
+    return BackendChoice(device, dtype, rung, why)
 
 
 def _can_encode(codec: str) -> bool:

@@ -24,8 +24,8 @@ from shoal.model.fast import FastTransformer
 from shoal.model.frame import FrameDecoder
 from shoal.model.sampling import SamplingRows
 from shoal.model.slow import SlowTransformer
-from shoal.tools.verify import GROUPS, Comparison, as_json, as_table, require_all, verify
-from shoal.tools.verify import language as verified_language
+from shoal.tools.verify import GROUPS, ParityComparison, as_json, as_table, require_all, verify
+from shoal.tools.verify import model as verified_model
 
 # What lies in the golden directory, file by file, and the groups that read it.
 READERS = {
@@ -61,9 +61,9 @@ READERS = {
 
 
 @pytest.fixture(scope="module")
-def compared(golden: Path) -> dict[str, list[Comparison]]:
+def compared(golden: Path) -> dict[str, list[ParityComparison]]:
     """All comparisons over the stored data, by group, in the order they were made."""
-    found: dict[str, list[Comparison]] = {}
+    found: dict[str, list[ParityComparison]] = {}
     for comparison in verify(golden):
         found.setdefault(comparison.group, []).append(comparison)
     return found
@@ -78,15 +78,15 @@ def copy(golden: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_comparison_of_a_group_holds(group: str, compared: dict[str, list[Comparison]]) -> None:
+def test_every_comparison_of_a_group_holds(group: str, compared: dict[str, list[ParityComparison]]) -> None:
     assert [comparison for comparison in compared[group] if not comparison.ok] == []
 
 
-def test_every_group_is_run_under_its_own_name_and_in_order(compared: dict[str, list[Comparison]]) -> None:
+def test_every_group_is_run_under_its_own_name_and_in_order(compared: dict[str, list[ParityComparison]]) -> None:
     assert list(compared) == list(GROUPS)
 
 
-def test_every_stored_tensor_is_compared_or_an_input(golden: Path, compared: dict[str, list[Comparison]]) -> None:
+def test_every_stored_tensor_is_compared_or_an_input(golden: Path, compared: dict[str, list[ParityComparison]]) -> None:
     """As many comparisons as the files have outputs: a group that skipped a case would be noticed here."""
     assert {group: len(found) for group, found in compared.items()} == {
         "s1/tokenizer": 32, "s2/tokenizer": 32, "s1/prompts": 15, "s2/prompts": 19, "s2/batches": 15,
@@ -170,7 +170,7 @@ def temperature_before_the_nucleus(patch: pytest.MonkeyPatch) -> None:
     def probs(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
         return probabilities(logits / temperature[:, None].clamp_min(1e-5), torch.ones_like(temperature), top_p, top_k)
 
-    patch.setattr(verified_language, "probabilities", probs)
+    patch.setattr(verified_model, "probabilities", probs)
 
 
 def crossing_token_kept(patch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def crossing_token_kept(patch: pytest.MonkeyPatch) -> None:
         kept = torch.empty_like(logits).scatter_(-1, order, ranked.masked_fill(drop, -torch.inf))
         return (kept / temperature[:, None].clamp_min(1e-5)).softmax(-1)
 
-    patch.setattr(verified_language, "probabilities", probs)
+    patch.setattr(verified_model, "probabilities", probs)
 
 
 def penalty_by_own_history(patch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ def test_another_stored_result_fails_its_group(file: str, old: str, new: str, gr
     assert failing(verify(copy, only=[group])) == [group]
 
 
-def failing(comparisons: list[Comparison]) -> list[str]:
+def failing(comparisons: list[ParityComparison]) -> list[str]:
     return list(dict.fromkeys(comparison.group for comparison in comparisons if not comparison.ok))
 
 
@@ -393,16 +393,16 @@ def test_a_family_of_groups_is_chosen_by_its_first_word(golden: Path) -> None:
     assert heard == [group for group in GROUPS if group.startswith("codec/")]
 
 
-FAILED = Comparison("a", "name [of it]", 2e-4, 1e-4)
-NAN = Comparison("a", "nan", float("nan"), 1e-4)
-EXACT = Comparison("b", "frames", 0.0, 0.0)
-UNEQUAL = Comparison("b", "codes", 3.0, 0.0)
+FAILED = ParityComparison("a", "name [of it]", 2e-4, 1e-4)
+NAN = ParityComparison("a", "nan", float("nan"), 1e-4)
+EXACT = ParityComparison("b", "frames", 0.0, 0.0)
+UNEQUAL = ParityComparison("b", "codes", 3.0, 0.0)
 
 
 def test_the_table_has_a_line_per_group_with_its_worst_comparison() -> None:
     console = Console(width=120, file=StringIO())
     with console.capture() as printed:
-        console.print(as_table([Comparison("a", "fine", 1e-5, 1e-4), FAILED, EXACT]))
+        console.print(as_table([ParityComparison("a", "fine", 1e-5, 1e-4), FAILED, EXACT]))
     lines = [line for line in printed.get().splitlines() if line.startswith("│")]
     assert [line.strip("│").split("│")[0].strip() for line in lines] == ["a", "b"]
     assert "name [of it]" in lines[0]

@@ -12,7 +12,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import GenerationFailed
 from shoal.tools.bench.load.playback import stalled_seconds
-from shoal.tools.bench.percentiles import spread
+from shoal.tools.bench.percentiles import summarize
 
 
 def measure_arrivals(core: EngineCore, utterances: list[Utterance], rate: float, seed: int = 0) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def measure_arrivals(core: EngineCore, utterances: list[Utterance], rate: float,
         "rate": rate,
         "requests": len(utterances),
         "seconds": time.perf_counter() - began,
-        "first_audio": spread(pieces[0][0] - asked[id] for id, pieces in heard.items()),
+        "first_audio": summarize(pieces[0][0] - asked[id] for id, pieces in heard.items()),
         "starved": sum(stalled_seconds(pieces, buffer=0.0) > 0 for pieces in heard.values()),
     }
 

@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-def busy_share(work: Callable[[], object], times: int) -> float:
+def gpu_busy_fraction(work: Callable[[], object], times: int) -> float:
     """Of the time that so many rounds of work take."""
     _watched(work, 3)  # the first look costs time of its own
     return _watched(work, times)
@@ -24,10 +24,10 @@ def _watched(work: Callable[[], object], times: int) -> float:
     spans = [
         (event.time_range.start, event.time_range.end) for event in seen.events() if event.device_type.name == "CUDA"
     ]
-    return covered(spans) / microseconds
+    return union_length(spans) / microseconds
 
 
-def covered(spans: list[tuple[float, float]]) -> float:
+def union_length(spans: list[tuple[float, float]]) -> float:
     """Length of the union of spans (begin, end)."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):

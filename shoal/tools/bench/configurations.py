@@ -34,7 +34,7 @@ PRESETS: dict[str, Settings] = {
     "no-prefix-cache": {"prefix_cache": False},
 }
 # Given by the benchmark itself.
-TAKEN = {"model", "device", "codec", "voices", "config", "warm", "slots"}
+RESERVED = {"model", "device", "codec", "voices", "config", "warm", "slots"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +52,22 @@ def parse_configurations(names: Sequence[str]) -> list[Configuration]:
     return list(found.values())
 
 
-def offered() -> dict[str, type]:
+def available_settings() -> dict[str, type]:
     """The settings a configuration may have in this build, and what kind of value each takes."""
     from shoal.engine.load import load
 
     hints = {name: str(each.annotation) for name, each in inspect.signature(load).parameters.items()}
     hints |= {each.name: str(each.type) for each in dataclasses.fields(EngineConfig)}
-    return {name: _kind(hint) for name, hint in hints.items() if name not in TAKEN}
+    return {name: _kind(hint) for name, hint in hints.items() if name not in RESERVED}
 
 
-def lacking(configuration: Configuration) -> str | None:
+def missing_settings(configuration: Configuration) -> str | None:
     """Why a configuration cannot be had in this build; None if its settings are known."""
-    missing = sorted(set(configuration.settings) - set(offered()))
+    missing = sorted(set(configuration.settings) - set(available_settings()))
     return f"this build has no setting {' and '.join(missing)}" if missing else None
 
 
-def for_load(settings: Settings) -> tuple[Settings, Settings]:
+def split_settings(settings: Settings) -> tuple[Settings, Settings]:
     """Settings parted into keywords of `shoal.load` and fields of EngineConfig."""
     fields = {each.name for each in dataclasses.fields(EngineConfig)}
     return (
@@ -79,7 +79,7 @@ def for_load(settings: Settings) -> tuple[Settings, Settings]:
 def _settings(name: str) -> Settings:
     if name in PRESETS:
         return PRESETS[name]
-    kinds = offered()
+    kinds = available_settings()
     if "=" not in name:
         raise InvalidRequest(f"unknown configuration {name!r}: {', '.join(PRESETS)}, all, or NAME=VALUE,NAME=VALUE")
     texts: list[tuple[str, str]] = []

@@ -63,9 +63,9 @@ def read_document(path: Path) -> Document:
         raise InvalidRequest(f"{path}: not a result of `shoal bench`, `shoal load` or `shoal bench quality`")
     if found["schema"] != SCHEMA:
         raise InvalidRequest(f"{path}: written as {found['schema']}, this version reads {SCHEMA}")
-    lacking = _lacking(found, _schema(found.get("kind")), "")
-    if lacking is not None:
-        raise InvalidRequest(f"{path}: not as {SCHEMA} has it: {lacking}")
+    missing_settings = _lacking(found, _schema(found.get("kind")), "")
+    if missing_settings is not None:
+        raise InvalidRequest(f"{path}: not as {SCHEMA} has it: {missing_settings}")
     return found
 
 

@@ -36,10 +36,10 @@ from shoal.errors import GenerationFailed
 from shoal.speech import Sampling
 from shoal.text.prompt import Reference
 from shoal.tools.bench.arrivals import measure_arrivals
-from shoal.tools.bench.busy import busy_share
+from shoal.tools.bench.busy import gpu_busy_fraction
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
-from shoal.tools.bench.machine import Others, machine
-from shoal.tools.bench.percentiles import spread
+from shoal.tools.bench.machine import BackgroundLoad, machine
+from shoal.tools.bench.percentiles import summarize
 from shoal.tools.bench.profile import step_seconds
 from shoal.tools.bench.progress import progress_bar
 from shoal.voices.voice import Voice
@@ -59,7 +59,7 @@ Tick = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class BenchSize:
     """How much is measured."""
 
     frames: int  # of the longest utterance; the others have a quarter, a half and three quarters of it
@@ -73,9 +73,9 @@ class Size:
 
 
 # A GPU has spoken what a CPU takes a minute for before it has begun to show what it can do.
-LONG = Size(frames=200, utterances=3, first_audios=15, scheduler_steps=2000)
-USUAL = Size(frames=64, utterances=3, first_audios=7, scheduler_steps=2000)
-QUICK = Size(frames=8, utterances=2, first_audios=3, scheduler_steps=200)
+LONG = BenchSize(frames=200, utterances=3, first_audios=15, scheduler_steps=2000)
+DEFAULT = BenchSize(frames=64, utterances=3, first_audios=7, scheduler_steps=2000)
+QUICK = BenchSize(frames=8, utterances=2, first_audios=3, scheduler_steps=200)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Throughput:
             "frames_per_step": self.frames / self.steps,
             "audio_per_second": self.audio_seconds / self.seconds,
             "rtf": self.seconds / self.audio_seconds,
-            "first_audio": spread(self.waits),
+            "first_audio": summarize(self.waits),
         }
 
 
@@ -133,7 +133,7 @@ def run_engine_bench(
     run: Result = {"name": model, "engine": {"dtype": dtype, "rung": core.runner.rung}, "throughput": []}
     run["packed"] = core.voicebox.rung == "graph"
     document["runs"].append(run)
-    others = Others()
+    others = BackgroundLoad()
     with _bar(len(batches), shown=progress) as tick:
         try:
             measure(core, batches, QUICK if quick else _usual(core), run, tick)
@@ -144,11 +144,11 @@ def run_engine_bench(
     return document
 
 
-def _usual(core: EngineCore) -> Size:
-    return LONG if core.checkpoint.model.device.type == "cuda" else USUAL
+def _usual(core: EngineCore) -> BenchSize:
+    return LONG if core.checkpoint.model.device.type == "cuda" else DEFAULT
 
 
-def measure(core: EngineCore, batches: tuple[int, ...], size: Size, run: Result, tick: Tick) -> None:
+def measure(core: EngineCore, batches: tuple[int, ...], size: BenchSize, run: Result, tick: Tick) -> None:
     """Fill in the figures one after the other, so that what an interrupt leaves is whole as far as it goes."""
     with tick("scheduler"):
         run["scheduler"] = measure_scheduler(size.scheduler_steps)
@@ -224,7 +224,7 @@ def measure_first_audio(core: EngineCore, times: int, seconds: float = 10.0) -> 
     return figures
 
 
-def _arrivals(core: EngineCore, reached: Result, size: Size) -> Result:
+def _arrivals(core: EngineCore, reached: Result, size: BenchSize) -> Result:
     """Of requests for the lengths that `reached` its frames per second, all of one voice."""
     voice, voices = random_voice(core.checkpoint, 10.0), reached["voices"]
     utterances = [
@@ -242,7 +242,7 @@ def _gpu_busy(core: EngineCore, voices: int, before: int = 40, steps: int = 25) 
         core.add(utterance)
     for _ in range(before):
         core.step()
-    share = busy_share(core.step, steps)
+    share = gpu_busy_fraction(core.step, steps)
     for utterance in utterances:
         core.cancel(utterance)
     while core.runner.under_way:
@@ -272,14 +272,14 @@ def _load(model: str, device: str, slots: int) -> EngineCore:
     return build_core(checkpoint, EngineConfig(slots=slots, guard=False))
 
 
-def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Throughput:
+def _throughput(core: EngineCore, policy: Policy, voices: int, size: BenchSize) -> Throughput:
     """So many listeners, each with the next text when theirs has ended."""
     core.scheduler.policy = admission_policy(policy, voices, 0.05)
     before, total, asked = _counts(core), voices * size.utterances, 0
     started_at: dict[int, float] = {}
     waits: list[float] = []
     ends: list[float] = []
-    decodes, full = Decodes(core), 0.0
+    decodes, full = CodecCalls(core), 0.0
     core.pool.clear_cache()
     started, cpu_started = time.perf_counter(), time.process_time()
     while asked < total or not core.idle:
@@ -312,7 +312,7 @@ def _throughput(core: EngineCore, policy: Policy, voices: int, size: Size) -> Th
     )
 
 
-class Decodes:
+class CodecCalls:
     """Calls of the codec, by the chunks they decoded at once, the frames of the longest, and those of all together."""
 
     def __init__(self, core: EngineCore) -> None:

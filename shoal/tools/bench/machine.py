@@ -39,7 +39,7 @@ def processor() -> str:
     return named[0] if named else platform.processor() or platform.machine()
 
 
-def sender() -> dict[str, str | int]:
+def describe_client() -> dict[str, str | int]:
     """The machine that asks, where nothing of torch is needed."""
     return {
         "device": processor(),
@@ -50,7 +50,7 @@ def sender() -> dict[str, str | int]:
     }
 
 
-class Others:
+class BackgroundLoad:
     """What everybody else makes of the cores while we measure, from the moment it is made."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 
-class Memory:
+class MemoryGauge:
     """Reads what one device holds on behalf of this process, in bytes."""
 
     def __init__(self, device: torch.device) -> None:

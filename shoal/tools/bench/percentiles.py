@@ -8,7 +8,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Percentiles:
     """Of values that were measured; percentiles lie between neighbours where they fall between them."""
 
     count: int
@@ -21,7 +21,7 @@ class Spread:
     most: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Spread | None":
+    def of(cls, values: Iterable[float]) -> "Percentiles | None":
         """None if nothing was measured."""
         found = np.asarray(list(values), np.float64)
         if not found.size:
@@ -42,7 +42,7 @@ class Spread:
         return asdict(self)
 
 
-def spread(values: Iterable[float]) -> dict[str, Any] | None:
+def summarize(values: Iterable[float]) -> dict[str, Any] | None:
     """The same as it stands in a document."""
-    found = Spread.of(values)
+    found = Percentiles.of(values)
     return None if found is None else found.as_json()

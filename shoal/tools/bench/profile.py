@@ -42,11 +42,11 @@ FRAMES = 64  # of the request that shares are counted over
 SECONDS = 0.3  # spent on timing one part
 CONTEXT = 256  # columns that a timed step looks back on
 
-Work = Callable[[], object]
+TimedCall = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProfiledPart:
     """One row of the table. `milliseconds` once per request, or once per step of all voices."""
 
     name: str
@@ -64,25 +64,25 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class RequestProfile:
     model: str
     machine: dict[str, str | int]
     rung: str
     voices: int
     ceiling: float  # bytes per second that a copy moves, read and written
-    parts: list[Part]
+    parts: list[ProfiledPart]
     steps: dict[int, float]  # milliseconds of a step by batch size
     beside: bool = False  # the codec runs beside the model, not after it
 
     @property
-    def bottlenecks(self) -> list[Part]:
+    def bottlenecks(self) -> list[ProfiledPart]:
         return sorted(self.parts, key=lambda part: part.of_request(self.voices), reverse=True)[:3]
 
     def as_json(self) -> str:
         return json.dumps({**asdict(self), "bottlenecks": [part.name for part in self.bottlenecks]})
 
 
-def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: str | None = None) -> Profile:
+def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: str | None = None) -> RequestProfile:
     """Load a model and time its parts with so many voices at once. Raises what loading raises.
 
     Without `quantize` its weights are as they are stored.
@@ -100,21 +100,21 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: 
     slow, sampling = _time(bench.slow(voices), where), _time(bench.sampling(voices), where)
     codec_bytes = _bytes(checkpoint.codec.decoder) + _bytes(checkpoint.codec.quantizer.post_module)
     parts = [
-        Part("tokenize", _time(lambda: write_turns(TEXT, None, checkpoint), "cpu"), "request"),
-        Part("prefill", _time(bench.prefill(), where), "request"),
-        Part("slow step", slow, "step", _bytes(checkpoint.model.slow.layers) + _bytes(core.runner._head)),
-        Part("fast steps", max(0.0, step - slow - sampling), "step", _fast_bytes(core)),
-        Part("sampling", sampling, "step"),
-        Part("codec", codec, "step", codec_bytes),
-        Part("encode", _time(lambda: _encode(checkpoint.codec.config.sample_rate), "cpu"), "request"),
+        ProfiledPart("tokenize", _time(lambda: write_turns(TEXT, None, checkpoint), "cpu"), "request"),
+        ProfiledPart("prefill", _time(bench.prefill(), where), "request"),
+        ProfiledPart("slow step", slow, "step", _bytes(checkpoint.model.slow.layers) + _bytes(core.runner._head)),
+        ProfiledPart("fast steps", max(0.0, step - slow - sampling), "step", _fast_bytes(core)),
+        ProfiledPart("sampling", sampling, "step"),
+        ProfiledPart("codec", codec, "step", codec_bytes),
+        ProfiledPart("encode", _time(lambda: _encode(checkpoint.codec.config.sample_rate), "cpu"), "request"),
     ]
     beside = core.voicebox.overlap
     if not beside:  # else a step takes less than its parts, and nobody knows what of it is the host's
-        parts.append(Part("host gaps", max(0.0, _engine_step(core, voices) - step - codec), "step"))
+        parts.append(ProfiledPart("host gaps", max(0.0, _engine_step(core, voices) - step - codec), "step"))
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size <= voices]
     steps = {size: _time(bench.step(size), where) for size in sizes}
     rung = core.runner.rung
-    return Profile(model, machine(checkpoint.model.device), rung, voices, _ceiling(where), parts, steps, beside)
+    return RequestProfile(model, machine(checkpoint.model.device), rung, voices, _ceiling(where), parts, steps, beside)
 
 
 def parts_of(core: EngineCore) -> "PlainParts":
@@ -138,11 +138,11 @@ class PlainParts:
         self.model = core.checkpoint.model
         self._ids = count()
 
-    def step(self, voices: int) -> Work:
+    def step(self, voices: int) -> TimedCall:
         batch = self._decodes(voices)
         return lambda: self.runner.launch(batch).land()
 
-    def slow(self, voices: int) -> Work:
+    def slow(self, voices: int) -> TimedCall:
         batch, runner = self._decodes(voices), self.runner
 
         def work() -> None:
@@ -153,7 +153,7 @@ class PlainParts:
 
         return work
 
-    def sampling(self, voices: int) -> Work:
+    def sampling(self, voices: int) -> TimedCall:
         config, decoder = self.model.config, self.runner.decoder
         mains = torch.randn(voices, len(decoder.head.ids), dtype=self.model.dtype, device=self.model.device)
         codes = mains[:, : config.residual_size].contiguous()
@@ -168,14 +168,14 @@ class PlainParts:
 
         return work
 
-    def codec(self, voices: int) -> Work:
+    def codec(self, voices: int) -> TimedCall:
         """One frame of every voice."""
         box = self.core.voicebox
         codes = np.zeros((voices, box.codec.config.num_codebooks, 1), np.int64)
 
         return lambda: box._run(codes, list(range(voices)))()
 
-    def prefill(self) -> Work:
+    def prefill(self) -> TimedCall:
         opening = write_turns(TEXT, None, self.core.checkpoint)[0].opening
         sequence = self._sequence(0, opening)
         batch = Batch([Prefill(sequence, 0, 0, len(opening), draws=True)])
@@ -204,16 +204,16 @@ class GraphParts(PlainParts):
         super().__init__(core, runner.plain)
         self.fused = runner
 
-    def step(self, voices: int) -> Work:
+    def step(self, voices: int) -> TimedCall:
         self._frame(voices)
         rows = next(size for size in self.fused._frames if size >= voices)
         captured = self.fused._frames[rows]
         return captured._graph.replay if captured._graph is not None else captured.work.run
 
-    def slow(self, voices: int) -> Work:
+    def slow(self, voices: int) -> TimedCall:
         return _captured(self._frame(voices).slow)
 
-    def sampling(self, voices: int) -> Work:
+    def sampling(self, voices: int) -> TimedCall:
         frame, config = self._frame(voices), self.model.config
         count = len(frame.slots)
         mains = torch.randn(count, frame._ids.count + 1, dtype=self.model.dtype, device=self.model.device)
@@ -242,7 +242,7 @@ class GraphParts(PlainParts):
         return captured.work
 
 
-def _captured(work: Work) -> Work:
+def _captured(work: TimedCall) -> TimedCall:
     with torch.inference_mode():
         work()
         torch.cuda.synchronize()
@@ -252,7 +252,7 @@ def _captured(work: Work) -> Work:
     return graph.replay
 
 
-def _time(work: Work, device: str) -> float:
+def _time(work: TimedCall, device: str) -> float:
     """Median milliseconds, after a first run that does not count."""
     work()
     _wait(device)
@@ -306,13 +306,13 @@ def _fast_bytes(core: EngineCore) -> int:
     return passes * _bytes(fast.layers) + (config.num_codebooks - 1) * head
 
 
-def _whole(profile: Profile) -> str:
+def _whole(profile: RequestProfile) -> str:
     """What shares are shares of."""
     request = f"a request of {FRAMES} frames"
     return f"the work of {request}; the codec's is done beside the model's" if profile.beside else request
 
 
-def render(profile: Profile) -> RenderableType:
+def render(profile: RequestProfile) -> RenderableType:
     told, total = profile.machine, sum(part.of_request(profile.voices) for part in profile.parts)
     heading = (
         f"{profile.model} on {told['device']}, {profile.rung}, {profile.voices} voices; torch {told['torch']}. "

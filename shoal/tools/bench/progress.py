@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
-class Bar:
+class BenchProgress:
     """Moves when it is told of something that is done; the total may grow while it is found out."""
 
     def __init__(self, bar: Progress, total: float) -> None:
@@ -26,7 +26,7 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(total: float, *, shown: bool) -> Iterator[Bar]:
+def progress_bar(total: float, *, shown: bool) -> Iterator[BenchProgress]:
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -37,4 +37,4 @@ def progress_bar(total: float, *, shown: bool) -> Iterator[Bar]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not shown or not console.is_terminal) as bar:
-        yield Bar(bar, total)
+        yield BenchProgress(bar, total)

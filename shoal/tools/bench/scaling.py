@@ -30,12 +30,12 @@ LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 SHORT_LENGTHS = (16, 32, 64, 128, 256)  # for what grows with the square
 BATCHES = (1, 2, 4, 8, 16, 32)
 
-Work = Callable[[], object]
+Workload = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Work of a size: `prepare` makes what is not measured and returns what is."""
+class ScalingCase:
+    """Workload of a size: `prepare` makes what is not measured and returns what is."""
 
     name: str
     law: str
@@ -43,7 +43,7 @@ class Part:
     measure: str
     unit: str
     sizes: tuple[int, ...]
-    prepare: Callable[[int], Work]
+    prepare: Callable[[int], Workload]
 
 
 def run_scaling(
@@ -70,7 +70,7 @@ def run_scaling(
     return document
 
 
-def curve(part: Part, samples: int, device: torch.device, *, quick: bool = False) -> dict[str, Any]:
+def curve(part: ScalingCase, samples: int, device: torch.device, *, quick: bool = False) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
     for size in part.sizes[:3] if quick else part.sizes:
         work = part.prepare(size)
@@ -96,14 +96,14 @@ def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
     return float(exponent), float(np.exp(offset))
 
 
-def parts_of(checkpoint: "Checkpoint") -> Iterator[Part]:
-    bench = Bench(checkpoint)
+def parts_of(checkpoint: "Checkpoint") -> Iterator[ScalingCase]:
+    bench = ScalingWorkloads(checkpoint)
     longest = bench.longest
     lengths = tuple(size for size in LENGTHS if size <= longest)
     short = tuple(size for size in SHORT_LENGTHS if size <= longest)
     columns, frames = "columns of prompt", "frames"
-    yield Part("Prefill", "n, and n² of attention", 1.0, "seconds per prompt", columns, lengths, bench.prefill)
-    yield Part(
+    yield ScalingCase("Prefill", "n, and n² of attention", 1.0, "seconds per prompt", columns, lengths, bench.prefill)
+    yield ScalingCase(
         "A frame, with KV cache",
         "1, and n of attention",
         0.0,
@@ -112,16 +112,16 @@ def parts_of(checkpoint: "Checkpoint") -> Iterator[Part]:
         lengths,
         bench.step,
     )
-    yield Part(
+    yield ScalingCase(
         "All frames, with KV cache", "n, and n² of attention", 1.0, "seconds", frames, short, bench.cached_speech
     )
-    yield Part(
+    yield ScalingCase(
         "All frames, without KV cache", "n², and n³ of attention", 2.0, "seconds", frames, short, bench.uncached_speech
     )
-    yield Part(
+    yield ScalingCase(
         "Codec, whole", "n: attention looks back a fixed way", 1.0, "seconds", frames, lengths, bench.codec_whole
     )
-    yield Part(
+    yield ScalingCase(
         "Codec, a chunk of a stream",
         "1: the past is kept",
         0.0,
@@ -130,8 +130,8 @@ def parts_of(checkpoint: "Checkpoint") -> Iterator[Part]:
         lengths,
         bench.codec_chunk,
     )
-    yield Part("Codec, a stream decoded anew", "n² / chunk", 2.0, "seconds", frames, short, bench.codec_anew)
-    yield Part(
+    yield ScalingCase("Codec, a stream decoded anew", "n² / chunk", 2.0, "seconds", frames, short, bench.codec_repeated)
+    yield ScalingCase(
         "A frame of many voices",
         "less than n: weights are read once",
         1.0,
@@ -142,7 +142,7 @@ def parts_of(checkpoint: "Checkpoint") -> Iterator[Part]:
     )
 
 
-class Bench:
+class ScalingWorkloads:
     """The parts of one model, ready to be run at a size."""
 
     def __init__(self, checkpoint: "Checkpoint") -> None:
@@ -152,17 +152,17 @@ class Bench:
         self.decoder = FrameDecoder(self.model, Head(self.model.slow))
         self.longest = self.config.slow.max_seq_len - 8
 
-    def prefill(self, length: int) -> Work:
+    def prefill(self, length: int) -> Workload:
         columns, positions = self._columns(length), torch.arange(length, device=self.device)
         return lambda: self.model.slow(columns, positions, self._cache(1, length))
 
-    def step(self, length: int) -> Work:
+    def step(self, length: int) -> Workload:
         return self._frame(1, length)
 
-    def batch_step(self, voices: int) -> Work:
+    def batch_step(self, voices: int) -> Workload:
         return self._frame(voices, min(128, self.longest))
 
-    def _frame(self, voices: int, length: int) -> Work:
+    def _frame(self, voices: int, length: int) -> Workload:
         """One frame after so many columns; the cache is set back, so that every frame is the same one."""
         cache, state, columns = self._filled(voices, length), self._state(voices), self._columns(voices)
         positions = torch.full((voices,), length, device=self.device)
@@ -173,7 +173,7 @@ class Bench:
 
         return work
 
-    def cached_speech(self, frames: int) -> Work:
+    def cached_speech(self, frames: int) -> Workload:
         """The slow transformer alone: the fast one begins anew with every frame, whatever came before."""
         columns, positions = self._columns(frames), torch.arange(frames, device=self.device)
 
@@ -184,7 +184,7 @@ class Bench:
 
         return work
 
-    def uncached_speech(self, frames: int) -> Work:
+    def uncached_speech(self, frames: int) -> Workload:
         """Everything before a frame is computed again for it."""
         columns, positions = self._columns(frames), torch.arange(frames, device=self.device)
 
@@ -194,17 +194,17 @@ class Bench:
 
         return work
 
-    def codec_whole(self, frames: int) -> Work:
+    def codec_whole(self, frames: int) -> Workload:
         codes = self._codes(frames)
         return lambda: self.codec.decode(codes)
 
-    def codec_chunk(self, frames: int) -> Work:
+    def codec_chunk(self, frames: int) -> Workload:
         decoder, codes = StreamingDecoder(self.codec, 1), self._codes(CHUNK)
         for _ in range(frames // CHUNK):
             decoder.decode(codes, [0], None)
         return lambda: decoder.decode(codes, [0], None)
 
-    def codec_anew(self, frames: int) -> Work:
+    def codec_repeated(self, frames: int) -> Workload:
         codes = self._codes(frames)
 
         def work() -> None:
@@ -235,7 +235,7 @@ class Bench:
 
 
 @torch.inference_mode()
-def _timed(work: Work, device: torch.device) -> float:
+def _timed(work: Workload, device: torch.device) -> float:
     """Seconds of the device. A CPU's are counted where it works for us, so that others on it do not bend the curve."""
     if device.type == "cpu":
         started = time.process_time()

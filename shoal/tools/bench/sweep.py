@@ -18,12 +18,12 @@ from typing import IO, Any
 
 from shoal import errors
 from shoal.errors import CheckpointError, GenerationFailed, ModelNotFound, ShoalError, VoiceNotFound
-from shoal.tools.bench.configurations import Configuration, lacking
+from shoal.tools.bench.configurations import Configuration, missing_settings
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
-from shoal.tools.bench.machine import Others
-from shoal.tools.bench.percentiles import spread
-from shoal.tools.bench.progress import Bar, progress_bar
-from shoal.tools.bench.trial import Job
+from shoal.tools.bench.machine import BackgroundLoad
+from shoal.tools.bench.percentiles import summarize
+from shoal.tools.bench.progress import BenchProgress, progress_bar
+from shoal.tools.bench.trial import TrialConfig
 
 # Where compilers keep what they made; pointed at an empty folder, every start is the first.
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -37,7 +37,7 @@ Command = Callable[[], list[str]]
 class Sweep:
     """What to measure, and what an hour of the device costs."""
 
-    job: Job
+    job: TrialConfig
     configurations: list[Configuration]
     cold: bool = True
     price: float | None = None  # per hour
@@ -54,7 +54,7 @@ def run_sweep(sweep: Sweep, *, progress: bool = True, command: Command = trial_c
     Raises what is wrong with the model itself; a configuration that cannot be had is a run with a `reason`.
     """
     document = new_document("bench", machine_of(sweep.job.device), _settings(sweep))
-    others = Others()
+    others = BackgroundLoad()
     with progress_bar(_total(sweep), shown=progress) as bar:
         try:
             for configuration in sweep.configurations:
@@ -65,14 +65,14 @@ def run_sweep(sweep: Sweep, *, progress: bool = True, command: Command = trial_c
         except INTERRUPTS:
             pass
         finally:
-            document["runs"] = [summed_up(run, sweep.price) for run in document["runs"]]
+            document["runs"] = [summarize_run(run, sweep.price) for run in document["runs"]]
             document["machine"]["others_cpu"] = others.share()
     return document
 
 
-def measure(configuration: Configuration, sweep: Sweep, run: Run, bar: Bar, command: Command) -> None:
+def measure(configuration: Configuration, sweep: Sweep, run: Run, bar: BenchProgress, command: Command) -> None:
     """Fill in one run, as far as it comes."""
-    run["reason"] = lacking(configuration)
+    run["reason"] = missing_settings(configuration)
     job = replace(sweep.job, settings=configuration.settings)
     with _compiler_caches() as caches:
         for temperature, start_only in (("cold", True), ("warm", False)):
@@ -82,7 +82,9 @@ def measure(configuration: Configuration, sweep: Sweep, run: Run, bar: Bar, comm
                 bar.done()
 
 
-def _follow(job: Job, run: Run, temperature: str, bar: Bar, command: Command, caches: dict[str, str]) -> None:
+def _follow(
+    job: TrialConfig, run: Run, temperature: str, bar: BenchProgress, command: Command, caches: dict[str, str]
+) -> None:
     with tempfile.TemporaryFile() as complaints, _child(command(), job, complaints, caches) as child:
         assert child.stdout is not None
         for line in child.stdout:
@@ -91,7 +93,7 @@ def _follow(job: Job, run: Run, temperature: str, bar: Bar, command: Command, ca
             run["reason"] = f"its process ended with {_ending(child.returncode)}{_last_line(complaints)}"
 
 
-def _take(told: dict[str, Any], run: Run, temperature: str, bar: Bar) -> None:
+def _take(told: dict[str, Any], run: Run, temperature: str, bar: BenchProgress) -> None:
     """One line of a trial."""
     if "refused" in told:
         run["reason"] = _refusal(told["refused"])
@@ -120,7 +122,7 @@ def _refusal(told: dict[str, str]) -> str:
     return told["message"]
 
 
-def summed_up(run: Run, price: float | None) -> Run:
+def summarize_run(run: Run, price: float | None) -> Run:
     """A run with its figures: what was measured stays beside them, one entry per request."""
     rounds = run.pop("rounds", [])
     voices = list(dict.fromkeys(each["voices"] for each in rounds))
@@ -149,9 +151,9 @@ def figures(voices: int, rounds: list[dict[str, Any]], price: float | None) -> d
         "audio_hours_per_hour": pace,
         "cpu_per_audio_second": sum(each["cpu_seconds"] for each in rounds) / audio if audio else None,
         "cost_per_audio_hour": price / pace if price is not None and pace else None,
-        "latency": spread(request["seconds"] for request in good),
-        "first_audio": spread(request["first_audio"] for request in heard),
-        "request_rtf": spread(request["seconds"] / request["audio_seconds"] for request in heard),
+        "latency": summarize(request["seconds"] for request in good),
+        "first_audio": summarize(request["first_audio"] for request in heard),
+        "request_rtf": summarize(request["seconds"] / request["audio_seconds"] for request in heard),
         "rounds": [
             {
                 "seconds": each["seconds"],
@@ -165,7 +167,7 @@ def figures(voices: int, rounds: list[dict[str, Any]], price: float | None) -> d
 
 
 @contextmanager
-def _child(command: list[str], job: Job, complaints: IO[bytes], caches: dict[str, str]) -> Iterator[Child]:
+def _child(command: list[str], job: TrialConfig, complaints: IO[bytes], caches: dict[str, str]) -> Iterator[Child]:
     """In a session of its own: an interrupt is for us, and we say when it ends."""
     child = subprocess.Popen(
         command,

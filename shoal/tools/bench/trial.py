@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ShoalError
-from shoal.tools.bench.configurations import for_load
+from shoal.tools.bench.configurations import split_settings
 from shoal.tools.bench.texts import edge_cases, texts
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 CHARACTERS_PER_SECOND = 15.0  # of ordinary English; random weights do not know when to stop
 
-Tell = Callable[[dict[str, Any]], None]
+Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrialConfig:
     """What to measure; everything crosses as JSON."""
 
     model: str
@@ -49,7 +49,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class RequestResult:
     """One request as its listener saw it; times in seconds from asking."""
 
     text: int
@@ -60,35 +60,35 @@ class Heard:
     error: str | None = None
 
 
-def run(job: Job, tell: Tell) -> None:
+def run(job: TrialConfig, emit: Emit) -> None:
     """Start, warm up, measure; each result is told when it is there. Raises what loading the model raises."""
-    engine, voice = start(job, tell)
+    engine, voice = start(job, emit)
     with engine:
         if not job.start_only:
-            asyncio.run(measure(engine, voice, job, tell))
+            asyncio.run(measure(engine, voice, job, emit))
 
 
-def start(job: Job, tell: Tell) -> tuple["Engine", "Voice | None"]:
+def start(job: TrialConfig, emit: Emit) -> tuple["Engine", "Voice | None"]:
     import torch
 
     from shoal.config import EngineConfig
     from shoal.engine.load import choose_device, load
-    from shoal.tools.bench.memory import Memory
+    from shoal.tools.bench.memory import MemoryGauge
 
     device = torch.device(choose_device(job.device))
-    memory = Memory(device)
+    memory = MemoryGauge(device)
     baseline = memory.now()
-    keywords, fields = for_load(job.settings)
+    keywords, fields = split_settings(job.settings)
     slots: dict[str, Any] = {"slots": max(job.voices), "batch_size": max(job.voices)} | fields
     began = time.perf_counter()
     engine = load(job.model, device=str(device), config=EngineConfig(**slots), **keywords)
     loaded, loaded_bytes = time.perf_counter(), memory.now()
     engine.service.core.warm_up()
     warm = time.perf_counter()
-    tell({"start": {"load": loaded - began, "warm_up": warm - loaded}})
-    tell({"memory": {"kind": memory.kind, "baseline": baseline, "loaded": loaded_bytes, "peak": memory.peak()}})
+    emit({"start": {"load": loaded - began, "warm_up": warm - loaded}})
+    emit({"memory": {"kind": memory.kind, "baseline": baseline, "loaded": loaded_bytes, "peak": memory.peak()}})
     core = engine.service.core
-    tell({"engine": _engine(core)})
+    emit({"engine": _engine(core)})
     return engine, _voice(engine, job)
 
 
@@ -105,37 +105,37 @@ def _engine(core: "EngineCore") -> dict[str, str | int]:
     }
 
 
-async def measure(engine: "Engine", voice: "Voice | None", job: Job, tell: Tell) -> None:
-    from shoal.tools.bench.memory import Memory
+async def measure(engine: "Engine", voice: "Voice | None", job: TrialConfig, emit: Emit) -> None:
+    from shoal.tools.bench.memory import MemoryGauge
 
-    listener = Listener(engine, voice, job)
+    listener = TrialClient(engine, voice, job)
     for voices in job.voices:
         for number in range(-job.warm_up, job.samples):
             began, cpu_began = time.perf_counter(), time.process_time()
             heard = await listener.round(voices)
             spent = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
             if number >= 0:
-                tell({"round": {"voices": voices, **spent, "requests": [asdict(each) for each in heard]}})
-            tell({"done": 1})
+                emit({"round": {"voices": voices, **spent, "requests": [asdict(each) for each in heard]}})
+            emit({"done": 1})
     for name, text in edge_cases().items() if job.edges else ():
         heard_edge = await listener.listen(text, 0)
-        tell({"edge": {"name": name, "characters": len(text), **asdict(heard_edge)}, "done": 1})
-    tell({"peak": Memory(engine.service.core.checkpoint.model.device).peak()})
+        emit({"edge": {"name": name, "characters": len(text), **asdict(heard_edge)}, "done": 1})
+    emit({"peak": MemoryGauge(engine.service.core.checkpoint.model.device).peak()})
 
 
-class Listener:
+class TrialClient:
     """Asks an engine for speech the way programs do, and looks at the clock."""
 
-    def __init__(self, engine: "Engine", voice: "Voice | None", job: Job) -> None:
+    def __init__(self, engine: "Engine", voice: "Voice | None", job: TrialConfig) -> None:
         self._engine, self._voice, self._job = engine, voice, job
         self._sampling = engine.service.usual_sampling
         self._random = job.model.startswith("random:")
         self._asked = 0
 
-    async def round(self, voices: int) -> list[Heard]:
+    async def round(self, voices: int) -> list[RequestResult]:
         """Every text of a round once, at most `voices` of them at one time."""
         queue = iter(list(enumerate(self._texts(voices))))
-        heard: list[Heard] = []
+        heard: list[RequestResult] = []
 
         async def one_after_another() -> None:
             for at, text in queue:
@@ -144,7 +144,7 @@ class Listener:
         await asyncio.gather(*(one_after_another() for _ in range(voices)))
         return sorted(heard, key=lambda each: each.text)
 
-    async def listen(self, text: str, number: int) -> Heard:
+    async def listen(self, text: str, number: int) -> RequestResult:
         rate, began = self._engine.sample_rate, time.perf_counter()
         first, samples, error = 0.0, 0, None
         try:
@@ -158,7 +158,7 @@ class Listener:
             error = f"{type(problem).__name__}: {problem}"
         seconds = time.perf_counter() - began
         frame = self._engine.service.core.checkpoint.codec.config.frame_length
-        return Heard(number, seconds, first, samples / rate, samples // frame, error)
+        return RequestResult(number, seconds, first, samples / rate, samples // frame, error)
 
     def _texts(self, voices: int) -> list[str]:
         """The same texts in the same order every time, so that two runs can be laid side by side."""
@@ -186,7 +186,7 @@ class Listener:
         return min(filter(None, (spoken, self._job.max_frames)), default=0)
 
 
-def _voice(engine: "Engine", job: Job) -> "Voice | None":
+def _voice(engine: "Engine", job: TrialConfig) -> "Voice | None":
     from shoal.speech import SpeechRequest
     from shoal.tools.bench.engine import random_voice
 
@@ -198,21 +198,21 @@ def _voice(engine: "Engine", job: Job) -> "Voice | None":
 def main() -> None:
     """Whatever goes wrong is told too: the one who reads has nothing else to go by."""
     fields = json.loads(sys.stdin.read())
-    job = Job(**{**fields, "voices": tuple(fields["voices"])})
+    job = TrialConfig(**{**fields, "voices": tuple(fields["voices"])})
 
     # What a library prints must not stand between the lines that are read.
     out, sys.stdout = sys.stdout, sys.stderr
 
-    def tell(what: dict[str, Any]) -> None:
+    def emit(what: dict[str, Any]) -> None:
         out.write(json.dumps(what) + "\n")
         out.flush()
 
     try:
-        run(job, tell)
+        run(job, emit)
     except ShoalError as problem:
-        tell({"refused": {"error": type(problem).__name__, "message": str(problem)}})
+        emit({"refused": {"error": type(problem).__name__, "message": str(problem)}})
     except Exception as problem:  # noqa: BLE001 - the edge of this process
-        tell({"failed": f"{type(problem).__name__}: {problem}"})
+        emit({"failed": f"{type(problem).__name__}: {problem}"})
 
 
 if __name__ == "__main__":

@@ -6,15 +6,15 @@ from typing import Any
 
 from shoal.errors import InvalidRequest
 from shoal.tools.bench.document import Document
-from shoal.tools.simulate.report import share
-from shoal.tools.simulate.run import Outcome, Scenario, simulate
+from shoal.tools.simulate.report import percentile
+from shoal.tools.simulate.run import Scenario, SimulationResult, simulate
 from shoal.tools.simulate.traffic import Arrival
 
 PERCENTILES = (0.50, 0.95)
 
 
 @dataclass(frozen=True)
-class Check:
+class Prediction:
     """One figure of one stage, in seconds."""
 
     stage: str
@@ -39,7 +39,7 @@ class Check:
         }
 
 
-def check(document: Document, scenario: Scenario) -> list[Check]:
+def check(document: Document, scenario: Scenario) -> list[Prediction]:
     """The stages of a load test of one server, each simulated with its own requests instead of the scenario's.
 
     Raises InvalidRequest for what is no such test.
@@ -49,13 +49,13 @@ def check(document: Document, scenario: Scenario) -> list[Check]:
     return [each for stage in document["runs"][0]["stages"] for each in _stage(stage, scenario)]
 
 
-def _stage(stage: dict[str, Any], scenario: Scenario) -> Iterator[Check]:
+def _stage(stage: dict[str, Any], scenario: Scenario) -> Iterator[Prediction]:
     # A request that failed is not known to have cost anything.
     heard = [each for each in stage["outcomes"] if each["error"] is None]
     heard.sort(key=lambda each: float(each["due"]))
     # Whatever voice there was is known since the warm-up, so only the text is computed.
     arrivals = [Arrival(each["due"], each["audio_seconds"]) for each in heard]
-    outcome: Outcome = simulate(replace(scenario, arrivals=arrivals))
+    outcome: SimulationResult = simulate(replace(scenario, arrivals=arrivals))
     for name, key, simulated in (
         ("first audio", "first_audio", outcome.first_audio()),
         ("speech", "seconds", outcome.whole()),
@@ -63,4 +63,4 @@ def _stage(stage: dict[str, Any], scenario: Scenario) -> Iterator[Check]:
         measured = sorted(each[key] for each in heard)
         for part in PERCENTILES if measured else ():
             figure = f"{name} P{100 * part:.0f}"
-            yield Check(stage["name"], len(heard), figure, share(measured, part), share(simulated, part))
+            yield Prediction(stage["name"], len(heard), figure, percentile(measured, part), percentile(simulated, part))

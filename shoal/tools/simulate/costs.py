@@ -13,7 +13,7 @@ from shoal.tools.bench.document import read_document
 
 
 @dataclass(frozen=True)
-class Curve:
+class CostCurve:
     """A measured quantity by batch size: straight lines between the points, and on beyond the last."""
 
     points: tuple[tuple[float, float], ...]
@@ -26,10 +26,10 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Costs:
+class EngineCosts:
     """Seconds of one engine."""
 
-    step: Curve  # per step, by the frames it draws
+    step: CostCurve  # per step, by the frames it draws
     column: float  # per column of a prompt that has to be computed
     call: float  # per call of the codec,
     chunk: float  # per chunk that is decoded in it,
@@ -49,7 +49,7 @@ class Costs:
         return self.call + len(chunks) * self.chunk + frames * self.frame
 
 
-def read_costs(path: Path) -> Costs:
+def read_costs(path: Path) -> EngineCosts:
     """Raises InvalidRequest when the file is not a whole benchmark of the engine."""
     document = read_document(path)
     try:
@@ -58,8 +58,8 @@ def read_costs(path: Path) -> Costs:
         raise InvalidRequest(f"{path} is not what `shoal bench engine --json` writes, or not all of it") from None
 
 
-def fit(document: dict[str, Any]) -> Costs:
-    """Costs from the rows of continuous batching, and from first audio with a voice known and unknown."""
+def fit(document: dict[str, Any]) -> EngineCosts:
+    """EngineCosts from the rows of continuous batching, and from first audio with a voice known and unknown."""
     (run,) = document["runs"]
     rows = [row for row in run["throughput"] if row["policy"] == "continuous"]
     rows.sort(key=_running)
@@ -67,8 +67,8 @@ def fit(document: dict[str, Any]) -> Costs:
     saved = first["known"]["columns_saved"] - first["unknown"]["columns_saved"]
     packed = run.get("packed", False)  # older benchmarks do not tell, nor count all frames
     call, chunk, frame = _decoding([each for row in run["throughput"] for each in row["decodes"]], packed)
-    return Costs(
-        step=Curve(tuple((_running(row), _step_seconds(row)) for row in rows)),
+    return EngineCosts(
+        step=CostCurve(tuple((_running(row), _step_seconds(row)) for row in rows)),
         column=max(0.0, first["unknown"]["seconds"] - first["known"]["seconds"]) / saved,
         call=call,
         chunk=chunk,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal.cluster.routing import Candidate, StrategyName, make_strategy
-from shoal.tools.simulate.server import Fleet, Server, Speech
+from shoal.tools.simulate.server import Fleet, SimulatedRequest, SimulatedServer
 from shoal.tools.simulate.traffic import Arrival
 
 Tick = Callable[[int], None]
@@ -32,16 +32,16 @@ class Scenario:
     overhead: float = 0.0  # seconds a request takes to its server and back
 
 
-def simulate(scenario: Scenario, tick: Tick = lambda done: None) -> "Outcome":
+def simulate(scenario: Scenario, tick: Tick = lambda done: None) -> "SimulationResult":
     """What becomes of every request. `tick` is told how many have come."""
     simulation = Simulation(scenario)
-    return Outcome(simulation.run(tick), list(simulation.servers.values()), scenario.overhead)
+    return SimulationResult(simulation.run(tick), list(simulation.servers.values()), scenario.overhead)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    speeches: list[Speech]
-    servers: list[Server]
+class SimulationResult:
+    speeches: list[SimulatedRequest]
+    servers: list[SimulatedServer]
     overhead: float
 
     def first_audio(self) -> list[float]:
@@ -69,21 +69,21 @@ class Simulation:
         self._scenario = scenario
         self._strategy = make_strategy(scenario.strategy)
         self.servers = {
-            f"gpu-{number}": Server(f"gpu-{number}", number % scenario.zones, scenario.fleet)
+            f"gpu-{number}": SimulatedServer(f"gpu-{number}", number % scenario.zones, scenario.fleet)
             for number in range(scenario.servers)
         }
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._homeless: list[Speech] = []  # no server is alive
+        self._queued: list[SimulatedRequest] = []  # no server is alive
 
-    def run(self, tick: Tick) -> list[Speech]:
+    def run(self, tick: Tick) -> list[SimulatedRequest]:
         rate = self._scenario.fleet.costs.frame_rate
         speeches = [
-            Speech(number, arrival, max(1, round(arrival.seconds * rate)))
+            SimulatedRequest(number, arrival, max(1, round(arrival.seconds * rate)))
             for number, arrival in enumerate(self._scenario.arrivals)
         ]
         if (outage := self._scenario.outage) is not None:
-            self._at(outage.at, lambda now: self._strike(outage.zone, now))
+            self._at(outage.at, lambda now: self._fail_zone(outage.zone, now))
             self._at(outage.at + outage.seconds, lambda now: self._recover(outage.zone, now))
         for number, speech in enumerate(speeches, 1):
             self._until(speech.arrival.at)
@@ -100,11 +100,11 @@ class Simulation:
             now, _, what = heapq.heappop(self._events)
             what(now)
 
-    def _route(self, speech: Speech, now: float) -> None:
+    def _route(self, speech: SimulatedRequest, now: float) -> None:
         slots = self._scenario.fleet.config.slots
         candidates = [Candidate(each.id, each.load, slots) for each in self.servers.values() if each.alive]
         if not candidates:
-            self._homeless.append(speech)
+            self._queued.append(speech)
             return
         chosen = self._strategy.order(speech.arrival.voice, candidates)[0]
         server = self.servers[chosen.id]
@@ -112,20 +112,22 @@ class Simulation:
         if not server.busy:
             self._step(server, now)
 
-    def _step(self, server: Server, now: float) -> None:
+    def _step(self, server: SimulatedServer, now: float) -> None:
         end = server.begin_step(now)
         if end is not None:
             self._while_alive(end, server, self._end_step)
 
-    def _end_step(self, server: Server, now: float) -> None:
+    def _end_step(self, server: SimulatedServer, now: float) -> None:
         self._while_alive(server.end_step(now), server, self._step)
 
-    def _while_alive(self, time: float, server: Server, what: Callable[[Server, float], None]) -> None:
+    def _while_alive(
+        self, time: float, server: SimulatedServer, what: Callable[[SimulatedServer, float], None]
+    ) -> None:
         """Do it at that time, unless the server has died until then."""
-        life = server.lives
-        self._at(time, lambda now: what(server, now) if server.lives == life else None)
+        life = server.generation
+        self._at(time, lambda now: what(server, now) if server.generation == life else None)
 
-    def _strike(self, zone: int, now: float) -> None:
+    def _fail_zone(self, zone: int, now: float) -> None:
         lost = [speech for server in self.servers.values() if server.zone == zone for speech in server.die()]
         for speech in lost:
             if speech.first_audio is not None:
@@ -137,6 +139,6 @@ class Simulation:
     def _recover(self, zone: int, now: float) -> None:
         for server in self.servers.values():
             server.alive = server.alive or server.zone == zone
-        waiting, self._homeless = self._homeless, []
+        waiting, self._queued = self._queued, []
         for speech in waiting:
             self._route(speech, now)

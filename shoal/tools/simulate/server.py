@@ -11,7 +11,7 @@ from shoal.engine.chunks import worthwhile
 from shoal.engine.scheduler import Drawn, Scheduler
 from shoal.engine.sequence import Columns, Sequence
 from shoal.speech import Sampling
-from shoal.tools.simulate.costs import Costs
+from shoal.tools.simulate.costs import EngineCosts
 from shoal.tools.simulate.traffic import Arrival
 
 STOP_ID = -1
@@ -21,7 +21,7 @@ STOP_ID = -1
 class Fleet:
     """What every GPU of it is like, and how long prompts are."""
 
-    costs: Costs
+    costs: EngineCosts
     config: EngineConfig = field(default_factory=EngineConfig)
     blocks: int = 4096  # of KV memory
     voice_columns: int = 250  # of a prompt: those of the voice, which can be shared,
@@ -30,7 +30,7 @@ class Fleet:
 
 
 @dataclass(slots=True, eq=False)
-class Speech:
+class SimulatedRequest:
     """A request on its way."""
 
     number: int
@@ -53,13 +53,13 @@ class Speech:
         self.decoded = 0
 
 
-class Server:
+class SimulatedServer:
     """Steps as long as there is work; whoever drives it asks when the step is over."""
 
     def __init__(self, id: str, zone: int, fleet: Fleet) -> None:
         self.id, self.zone, self.fleet = id, zone, fleet
         self.alive, self.busy = True, False
-        self.lives = 1
+        self.generation = 1
         self.busy_seconds = 0.0
         self._now = 0.0
         self._columns = np.zeros((fleet.config.slots, 2), np.int32)
@@ -68,7 +68,7 @@ class Server:
     def _power_on(self) -> None:
         """With nothing in memory."""
         fleet, config = self.fleet, self.fleet.config
-        self.speeches: dict[int, Speech] = {}
+        self.speeches: dict[int, SimulatedRequest] = {}
         self._under_way: Drawn | None = None
         self.scheduler = Scheduler(
             BlockPool(fleet.blocks, config.block_size, caching=config.prefix_cache),
@@ -83,7 +83,7 @@ class Server:
     def load(self) -> int:
         return len(self.speeches)
 
-    def take(self, speech: Speech) -> None:
+    def take(self, speech: SimulatedRequest) -> None:
         self.speeches[speech.number] = speech
         prompt = self._prompt(speech)
         most = min(self.fleet.longest, len(prompt) + speech.frames)
@@ -115,15 +115,15 @@ class Server:
             speech.hear(frames, now + seconds)
         return now + seconds
 
-    def die(self) -> list[Speech]:
+    def die(self) -> list[SimulatedRequest]:
         """Everything it had is gone; those are whose it was."""
         lost = list(self.speeches.values())
         self.alive, self.busy = False, False
-        self.lives += 1
+        self.generation += 1
         self._power_on()
         return lost
 
-    def _advance(self, sequence: Sequence) -> tuple[Speech, int] | None:
+    def _advance(self, sequence: Sequence) -> tuple[SimulatedRequest, int] | None:
         """Whose audio is due now, and how many frames of it."""
         speech, ended = self.speeches[sequence.id], sequence.finish is not None
         frames = self._due(speech, sequence.frames, ended=ended)
@@ -132,14 +132,14 @@ class Server:
             del self.speeches[sequence.id]
         return (speech, frames) if frames else None
 
-    def _due(self, speech: Speech, frames: int, *, ended: bool) -> int:
+    def _due(self, speech: SimulatedRequest, frames: int, *, ended: bool) -> int:
         """Frames that are decoded now: none until there are enough for a chunk, all at the end."""
         config, backlog = self.fleet.config, frames - speech.decoded
         heard = (self._now - (speech.first_audio or self._now)) * self.fleet.costs.frame_rate
         wanted = worthwhile(speech.decoded, speech.decoded - heard, config.first_chunk_frames, config.max_chunk_frames)
         return backlog if ended or backlog >= wanted else 0
 
-    def _prompt(self, speech: Speech) -> Columns:
+    def _prompt(self, speech: SimulatedRequest) -> Columns:
         """Columns that are equal as far as the voice goes, and then differ."""
         fleet, voice = self.fleet, speech.arrival.voice
         shared = fleet.voice_columns if voice is not None else 0

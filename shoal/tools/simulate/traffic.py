@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.errors import InvalidRequest
 
-MOST_REQUESTS = 1_000_000  # of one run: they take a good quarter of an hour
+MAX_REQUESTS = 1_000_000  # of one run: they take a good quarter of an hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Pattern:
+class TrafficPattern:
     """Poisson arrivals whose rate swings around its mean, of voices of which few are asked for often."""
 
     rate: float  # requests a second, on average
@@ -31,7 +31,7 @@ class Pattern:
     swing: float = 0.0  # 0.5: between half and one and a half times the mean, once up and down
     seed: int = 0
 
-    def of_a_cell(self, cells: int) -> "Pattern":
+    def for_cell(self, cells: int) -> "TrafficPattern":
         """What one of so many equal cells gets: a random part of Poisson arrivals is Poisson too, of a lower rate."""
         return replace(self, rate=self.rate / cells)
 
@@ -54,14 +54,14 @@ class Pattern:
 
     def _check_count(self) -> None:
         expected = self.rate * self.seconds
-        if not expected <= MOST_REQUESTS:  # nor is what is not a number
+        if not expected <= MAX_REQUESTS:  # nor is what is not a number
             raise InvalidRequest(
-                f"that is {expected:,.0f} requests, and {MOST_REQUESTS:,} can be simulated: "
+                f"that is {expected:,.0f} requests, and {MAX_REQUESTS:,} can be simulated: "
                 "lower --rate or --seconds, or raise --cells, of which one is simulated"
             )
 
 
-def part_of(arrivals: list[Arrival], cells: int, seed: int) -> list[Arrival]:
+def sample_cell(arrivals: list[Arrival], cells: int, seed: int) -> list[Arrival]:
     """What one of so many equal cells gets of the traffic, when every request goes to any of them.
 
     Every so many-th request instead would come far more evenly, and queues that are there would not be seen.

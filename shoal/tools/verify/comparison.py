@@ -16,7 +16,7 @@ STREAMED = 1e-5  # pieces of a stream against our own decode of the whole
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ParityComparison:
     """`difference` is the largest absolute one, or the number of unequal entries where `tolerance` is 0."""
 
     group: str
@@ -38,18 +38,18 @@ class Comparison:
         return self.difference / self.tolerance
 
 
-def close(group: str, name: str, ours: Tensor, stored: Tensor, tolerance: float) -> Comparison:
+def close(group: str, name: str, ours: Tensor, stored: Tensor, tolerance: float) -> ParityComparison:
     if ours.shape != stored.shape:
-        return Comparison(group, name, math.inf, tolerance)
+        return ParityComparison(group, name, math.inf, tolerance)
     apart = (ours.float().cpu() - stored.float()).abs()
-    return Comparison(group, name, float(apart.max()) if apart.numel() else 0.0, tolerance)
+    return ParityComparison(group, name, float(apart.max()) if apart.numel() else 0.0, tolerance)
 
 
-def equal(group: str, name: str, ours: Tensor, stored: Tensor) -> Comparison:
+def equal(group: str, name: str, ours: Tensor, stored: Tensor) -> ParityComparison:
     if ours.shape != stored.shape:
-        return Comparison(group, name, float(max(ours.numel(), stored.numel(), 1)), 0.0)
-    return Comparison(group, name, float((ours.cpu() != stored).sum()), 0.0)
+        return ParityComparison(group, name, float(max(ours.numel(), stored.numel(), 1)), 0.0)
+    return ParityComparison(group, name, float((ours.cpu() != stored).sum()), 0.0)
 
 
-def equal_lists(group: str, name: str, ours: list[int], stored: list[int]) -> Comparison:
+def equal_lists(group: str, name: str, ours: list[int], stored: list[int]) -> ParityComparison:
     return equal(group, name, torch.tensor(ours, dtype=torch.long), torch.tensor(stored, dtype=torch.long))

@@ -28,7 +28,7 @@ from shoal.text.tokenizer import Tokenizer, load_tokenizer
 Case = Mapping[str, Any]
 
 
-class Named(dict[str, Tensor]):
+class TensorFile(dict[str, Tensor]):
     """The tensors of one file; asking for one it lacks says which file that is."""
 
     def __init__(self, path: Path) -> None:
@@ -50,12 +50,12 @@ class Golden:
     directory: Path
     device: str
     dtype: torch.dtype
-    _tensors: dict[str, Named] = field(default_factory=dict)
+    _tensors: dict[str, TensorFile] = field(default_factory=dict)
     _models: dict[Family, DualAR] = field(default_factory=dict)
 
-    def tensors(self, part: str) -> Named:
+    def tensors(self, part: str) -> TensorFile:
         if part not in self._tensors:
-            self._tensors[part] = Named(self.directory / part)
+            self._tensors[part] = TensorFile(self.directory / part)
         return self._tensors[part]
 
     def cases(self, part: str) -> list[Case]:

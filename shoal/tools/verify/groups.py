@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from shoal.errors import CheckpointError, InvalidRequest
-from shoal.tools.verify import language, sound, text
-from shoal.tools.verify.comparison import Comparison
+from shoal.tools.verify import codec, model, text
+from shoal.tools.verify.comparison import ParityComparison
 from shoal.tools.verify.golden import Golden
 
-Group = Callable[[Golden], Iterator[Comparison]]
+Group = Callable[[Golden], Iterator[ParityComparison]]
 
 GROUPS: dict[str, Group] = {
     "s1/tokenizer": partial(text.tokenizer, family="s1"),
@@ -19,26 +19,26 @@ GROUPS: dict[str, Group] = {
     "s1/prompts": text.s1_prompts,
     "s2/prompts": text.s2_prompts,
     "s2/batches": text.s2_batches,
-    "s1/prefill": partial(language.prefill, family="s1"),
-    "s2/prefill": partial(language.prefill, family="s2"),
-    "s1/fast": partial(language.fast, family="s1"),
-    "s2/fast": partial(language.fast, family="s2"),
-    "s1/sampler": partial(language.sampler, family="s1"),
-    "s2/sampler": partial(language.sampler, family="s2"),
-    "s2/legal": language.legal_ids,
-    "s1/decode": partial(language.decode, family="s1"),
-    "s2/decode": partial(language.decode, family="s2"),
-    "s1/noise": partial(language.decode_with_noise, family="s1"),
-    "s2/noise": partial(language.decode_with_noise, family="s2"),
-    "s2/ras": language.repetition,
-    "codec/decode": sound.decode,
-    "codec/prefixes": sound.prefixes,
-    "codec/clamp": sound.out_of_range,
-    "codec/streaming": sound.streaming,
-    "codec/encode": sound.encode,
-    "codec/short": sound.short_recordings,
-    "quant/int8": language.int8,
-    "quant/int4": language.int4,
+    "s1/prefill": partial(model.prefill, family="s1"),
+    "s2/prefill": partial(model.prefill, family="s2"),
+    "s1/fast": partial(model.fast, family="s1"),
+    "s2/fast": partial(model.fast, family="s2"),
+    "s1/sampler": partial(model.sampler, family="s1"),
+    "s2/sampler": partial(model.sampler, family="s2"),
+    "s2/legal": model.legal_ids,
+    "s1/decode": partial(model.decode, family="s1"),
+    "s2/decode": partial(model.decode, family="s2"),
+    "s1/noise": partial(model.decode_with_noise, family="s1"),
+    "s2/noise": partial(model.decode_with_noise, family="s2"),
+    "s2/ras": model.repetition,
+    "codec/decode": codec.decode,
+    "codec/prefixes": codec.prefixes,
+    "codec/clamp": codec.out_of_range,
+    "codec/streaming": codec.streaming,
+    "codec/encode": codec.encode,
+    "codec/short": codec.short_recordings,
+    "quant/int8": model.int8,
+    "quant/int4": model.int4,
 }
 
 
@@ -49,7 +49,7 @@ def verify(
     dtype: torch.dtype = torch.float32,
     only: Collection[str] | None = None,
     progress: Callable[[str], None] | None = None,
-) -> list[Comparison]:
+) -> list[ParityComparison]:
     """Run every comparison stored in `directory`; `progress` hears the name of each group before it begins.
 
     `only` names groups (`s1/prefill`) or families of them (`codec`). Tolerances are those of fp32: another dtype is
@@ -77,7 +77,7 @@ def _belongs(group: str, name: str) -> bool:
     return name in (group, group.partition("/")[0])
 
 
-def _compare(name: str, golden: Golden) -> list[Comparison]:
+def _compare(name: str, golden: Golden) -> list[ParityComparison]:
     """One group. An empty one would hold whatever was wrong, so it is refused."""
     try:
         # Convolutions may use ten-bit mantissas by default, which would be measured instead of the code.

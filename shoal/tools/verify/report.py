@@ -7,13 +7,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shoal.errors import VerificationFailed
-from shoal.tools.verify.comparison import Comparison
+from shoal.tools.verify.comparison import ParityComparison
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def as_table(comparisons: Sequence[Comparison]) -> "Table":
+def as_table(comparisons: Sequence[ParityComparison]) -> "Table":
     """One line per group with its worst comparison."""
     from rich.table import Table
 
@@ -26,7 +26,7 @@ def as_table(comparisons: Sequence[Comparison]) -> "Table":
     return table
 
 
-def as_json(comparisons: Sequence[Comparison]) -> str:
+def as_json(comparisons: Sequence[ParityComparison]) -> str:
     """Every comparison. A difference that is no number, as after NaN or another shape, is null."""
     rows = [
         {
@@ -41,7 +41,7 @@ def as_json(comparisons: Sequence[Comparison]) -> str:
     return json.dumps({"ok": all(each.ok for each in comparisons), "comparisons": rows}, ensure_ascii=False)
 
 
-def require_all(comparisons: Sequence[Comparison]) -> None:
+def require_all(comparisons: Sequence[ParityComparison]) -> None:
     """Raises VerificationFailed naming the groups that left their tolerance."""
     failed = [each for each in comparisons if not each.ok]
     if failed:
@@ -49,7 +49,7 @@ def require_all(comparisons: Sequence[Comparison]) -> None:
         raise VerificationFailed(f"{len(failed)} of {len(comparisons)} comparisons failed, in {groups}")
 
 
-def _figures(worst: Comparison) -> tuple[str, str]:
+def _figures(worst: ParityComparison) -> tuple[str, str]:
     if worst.tolerance == 0:
         return f"{worst.difference:.0f} unequal", "equal"
     return f"{worst.difference:.1e}", f"{worst.tolerance:.0e}"

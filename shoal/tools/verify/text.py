@@ -7,18 +7,18 @@ import torch
 from shoal.model.config import Family
 from shoal.text.prompt import ChatPrompts, Columns, Grid, InterleavePrompts, PromptBuilder, Reference, build_prompt
 from shoal.text.split import group_turns
-from shoal.tools.verify.comparison import Comparison, equal, equal_lists
+from shoal.tools.verify.comparison import ParityComparison, equal, equal_lists
 from shoal.tools.verify.golden import Case, Golden, codes_of
 
 
-def tokenizer(golden: Golden, family: Family) -> Iterator[Comparison]:
+def tokenizer(golden: Golden, family: Family) -> Iterator[ParityComparison]:
     ours = golden.tokenizer(family)
     for case in golden.cases(f"{family}/tokenizer_cases.json"):
         ids = ours.encode(case["text"], specials=True)
         yield equal_lists(f"{family}/tokenizer", repr(case["text"][:24]), ids, case["ids"])
 
 
-def s1_prompts(golden: Golden) -> Iterator[Comparison]:
+def s1_prompts(golden: Golden) -> Iterator[ParityComparison]:
     stored = golden.grids("prompts/s1.npz")
     builder = _builder(golden, "s1", stored)
     for case in golden.cases("prompts/cases.json"):
@@ -26,7 +26,7 @@ def s1_prompts(golden: Golden) -> Iterator[Comparison]:
         yield _same_grid("s1/prompts", case["name"], grid, stored[case["name"]])
 
 
-def s2_prompts(golden: Golden) -> Iterator[Comparison]:
+def s2_prompts(golden: Golden) -> Iterator[ParityComparison]:
     """Each batch of a request, given the frames assumed to have come out of those before it."""
     stored = golden.grids("prompts/s2.npz")
     builder = _builder(golden, "s2", stored)
@@ -38,11 +38,11 @@ def s2_prompts(golden: Golden) -> Iterator[Comparison]:
             yield _same_grid("s2/prompts", name, grid, stored[name])
 
 
-def s2_batches(golden: Golden) -> Iterator[Comparison]:
+def s2_batches(golden: Golden) -> Iterator[ParityComparison]:
     for case in golden.cases("prompts/cases.json"):
         ours, stored = group_turns(case["text"], case["chunk_length"], drop_lead_in=True), case["s2_batches"]
         unequal = sum(a != b for a, b in zip(ours, stored, strict=False)) + abs(len(ours) - len(stored))
-        yield Comparison("s2/batches", case["name"], float(unequal), 0.0)
+        yield ParityComparison("s2/batches", case["name"], float(unequal), 0.0)
 
 
 def _builder(golden: Golden, family: Family, stored: Mapping[str, Grid]) -> PromptBuilder:
@@ -57,5 +57,5 @@ def _references(case: Case) -> list[Reference]:
     return [Reference(each["text"], matrix) for each, matrix in zip(case["references"], codes, strict=True)]
 
 
-def _same_grid(group: str, name: str, ours: Grid, stored: Grid) -> Comparison:
+def _same_grid(group: str, name: str, ours: Grid, stored: Grid) -> ParityComparison:
     return equal(group, name, torch.from_numpy(ours), torch.from_numpy(stored))

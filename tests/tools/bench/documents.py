@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema_rs
 
 from shoal.tools.bench.document import Document, new_document
-from shoal.tools.bench.machine import sender
-from shoal.tools.bench.sweep import summed_up
+from shoal.tools.bench.machine import describe_client
+from shoal.tools.bench.sweep import summarize_run
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "shoal" / "tools" / "bench" / "schema.json").read_text())
 
@@ -28,7 +28,7 @@ def bench_document(
 ) -> Document:
     """A benchmark of texts whose cost is known, on a machine that is `slower` and as restless as `noise`."""
     dice = Random(seed)
-    machine = {**sender(), "others_cpu": 0.01}
+    machine = {**describe_client(), "others_cpu": 0.01}
     document = new_document("bench", machine, {"model": "made up", "currency": "USD", "price": 1.0})
     document["complete"] = True
     for name in names:
@@ -38,9 +38,9 @@ def bench_document(
         run["engine"] = {"dtype": "bfloat16", "weights": "none", "rung": "eager", "sample_rate": 44_100}
         run["rounds"] = [_round(voices, dice, slower, noise) for voices in (1, 4, 16) for _ in range(5)]
         run["edges"].append({"name": "one word", "characters": 6, **_request(0, 0.4, 1.0, 0.1)})
-        document["runs"].append(summed_up(run, 1.0))
+        document["runs"].append(summarize_run(run, 1.0))
     unavailable = {"name": "fp8", "settings": {"quantize": "fp8"}, "reason": "fp8 cannot be used on cpu"}
-    document["runs"].append(summed_up(unavailable, 1.0))
+    document["runs"].append(summarize_run(unavailable, 1.0))
     return document
 
 

@@ -10,7 +10,7 @@ from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import Sampling
 from shoal.tools.bench.arrivals import measure_arrivals
-from shoal.tools.bench.busy import covered
+from shoal.tools.bench.busy import union_length
 
 
 @pytest.fixture(scope="module")
@@ -50,4 +50,4 @@ def test_a_request_that_fails_ends_the_measurement(core: EngineCore) -> None:
     [([], 0), ([(1, 3)], 2), ([(4, 5), (1, 3)], 3), ([(1, 4), (2, 3), (3, 6)], 5), ([(1, 2), (1, 5), (2, 2)], 4)],
 )
 def test_time_that_several_cover_counts_once(spans: list[tuple[float, float]], length: float) -> None:
-    assert covered(spans) == length
+    assert union_length(spans) == length

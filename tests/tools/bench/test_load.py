@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 from shoal.errors import GenerationFailed, InvalidRequest
+from shoal.tools.bench.load.audio_meter import AudioMeter
 from shoal.tools.bench.load.client import Target, parse_target
 from shoal.tools.bench.load.playback import stalled_seconds
-from shoal.tools.bench.load.run import Plan, names_of, run_load
-from shoal.tools.bench.load.sound import SoundMeter
-from shoal.tools.bench.load.stage import Stage, arrival_times, parse_stages
+from shoal.tools.bench.load.run import LoadPlan, run_load, target_names
+from shoal.tools.bench.load.stage import LoadStage, arrival_times, parse_stages
 from shoal.tools.bench.load.summary import Objective
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
 from tests.tools.bench.virtual import RATE, VirtualLoop, VirtualServer
@@ -37,7 +37,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(server: VirtualServer, stages: str, *, open: bool, seconds: float = 20.0, **plan: object) -> dict:
     document = run_load(
-        [OPENAI], Plan(parse_stages(stages, open=open, seconds=seconds), **plan), progress=False, transport=server
+        [OPENAI], LoadPlan(parse_stages(stages, open=open, seconds=seconds), **plan), progress=False, transport=server
     )
     assert document["complete"]
     return document["runs"][0]
@@ -113,7 +113,7 @@ def test_two_servers_hear_the_same_texts_and_stand_side_by_side() -> None:
             return await servers[request.url.netloc.decode()].handle_async_request(request)
 
     targets = [parse_target(f"http://{name}") for name in servers]
-    plan = Plan(parse_stages("5", open=True, seconds=20.0))
+    plan = LoadPlan(parse_stages("5", open=True, seconds=20.0))
     runs = run_load(targets, plan, progress=False, transport=Both())["runs"]
     assert [run["stages"][0]["first_audio"]["p50"] for run in runs] == pytest.approx([0.1, 0.4])
     assert servers["fast:1"].bodies == servers["slow:1"].bodies
@@ -131,12 +131,12 @@ def test_a_ramp_of_clients_grows_to_its_end() -> None:
 
 
 def test_poisson_arrivals_have_the_rate_and_a_ramp_climbs() -> None:
-    times = list(arrival_times(Stage(True, 50, 50, 100.0), seed=1))
+    times = list(arrival_times(LoadStage(True, 50, 50, 100.0), seed=1))
     assert len(times) == pytest.approx(5000, rel=0.05)
     gaps = [after - before for before, after in pairwise(times)]
     mean = sum(gaps) / len(gaps)
     assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(mean**2, rel=0.15)
-    ramp = list(arrival_times(Stage(True, 0.0001, 100, 100.0), seed=1))
+    ramp = list(arrival_times(LoadStage(True, 0.0001, 100, 100.0), seed=1))
     assert len(ramp) == pytest.approx(5000, rel=0.05)
     assert sum(at < 50 for at in ramp) == pytest.approx(1250, rel=0.1)
 
@@ -167,15 +167,15 @@ def wav(seconds: float, rate: int = 44_100, extra: bytes = b"") -> bytes:
 @pytest.mark.parametrize("step", [1, 7, 45, 100_000])
 @pytest.mark.parametrize("extra", [b"", b"LIST\x03\0\0\0abc\0"])
 def test_a_wav_header_is_no_audio_however_it_is_cut(step: int, extra: bytes) -> None:
-    content, meter = wav(0.1, extra=extra), SoundMeter(8000)
+    content, meter = wav(0.1, extra=extra), AudioMeter(8000)
     seconds = sum(meter.feed(content[at : at + step]) for at in range(0, len(content), step)) + meter.end()
     assert seconds == pytest.approx(0.1)
 
 
 def test_bare_pcm_counts_from_the_first_byte() -> None:
-    meter = SoundMeter(8000)
+    meter = AudioMeter(8000)
     assert meter.feed(b"R") + meter.feed(b"I") + meter.end() == pytest.approx(2 / 16_000)
-    assert SoundMeter(8000).feed(b"\1\2" * 8000) == pytest.approx(1.0)
+    assert AudioMeter(8000).feed(b"\1\2" * 8000) == pytest.approx(1.0)
 
 
 def test_the_route_tells_the_api() -> None:
@@ -196,7 +196,7 @@ def test_the_route_tells_the_api() -> None:
 
 def test_servers_are_told_apart_by_as_little_as_it_takes() -> None:
     urls = ("http://a:1", "http://b:1", "http://b:1/v1/tts", "http://c:1", "http://c:1")
-    assert names_of([parse_target(url) for url in urls]) == [
+    assert target_names([parse_target(url) for url in urls]) == [
         "a:1", "b:1 openai", "b:1 fish", "c:1 openai (4)", "c:1 openai (5)"
     ]  # fmt: skip
 
@@ -278,7 +278,7 @@ def slow_server() -> Iterator[SlowServer]:
 
 
 def test_over_real_sockets_known_delays_are_found_within_five_percent() -> None:
-    plan = Plan(parse_stages("8", open=False, seconds=2.5), warm_up=1)
+    plan = LoadPlan(parse_stages("8", open=False, seconds=2.5), warm_up=1)
     with SlowServer(first=1.0, gap=0.25, pieces=5) as server:
         stage = run_load([parse_target(server.url)], plan, progress=False)["runs"][0]["stages"][0]
     assert stage["errors"] == {}
@@ -289,7 +289,7 @@ def test_over_real_sockets_known_delays_are_found_within_five_percent() -> None:
 
 
 def test_a_server_that_is_not_there_or_sends_something_else_is_named() -> None:
-    plan = Plan(parse_stages("1", open=False, seconds=1.0))
+    plan = LoadPlan(parse_stages("1", open=False, seconds=1.0))
     with pytest.raises(GenerationFailed, match="no connection"):
         run_load([parse_target("http://127.0.0.1:9")], plan, progress=False)
     with SlowServer(0.0, 0.0, 1, kind="audio/mpeg") as server, pytest.raises(GenerationFailed, match="audio/mpeg"):

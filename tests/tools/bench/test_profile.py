@@ -11,7 +11,7 @@ from shoal.errors import InvalidRequest
 from shoal.quantize import apply
 from shoal.quantize.modes import multiplies_integers
 from shoal.tools.bench import profile
-from shoal.tools.bench.profile import Part, Profile
+from shoal.tools.bench.profile import ProfiledPart, RequestProfile
 
 needs_vnni = pytest.mark.skipif(not multiplies_integers(), reason="this CPU has no VNNI")
 
@@ -36,7 +36,7 @@ def test_only_the_codec_is_timed_not_the_clearing_of_its_slots(monkeypatch: pyte
         resets.append(timed)
         reset(decoder, slots)
 
-    def timing(work: profile.Work, device: str) -> float:
+    def timing(work: profile.TimedCall, device: str) -> float:
         nonlocal timed
         timed += 1
         try:
@@ -67,8 +67,8 @@ def test_no_gaps_are_told_where_model_and_codec_run_beside_each_other(monkeypatc
 
 
 def test_what_is_done_once_per_step_is_shared_by_the_voices() -> None:
-    parts = [Part("prefill", 10.0, "request"), Part("codec", 4.0, "step", bytes_read=8_000_000)]
-    told = Profile("m", {"device": "d", "torch": "t"}, "eager", 64, 1e9, parts, {1: 1.0})
+    parts = [ProfiledPart("prefill", 10.0, "request"), ProfiledPart("codec", 4.0, "step", bytes_read=8_000_000)]
+    told = RequestProfile("m", {"device": "d", "torch": "t"}, "eager", 64, 1e9, parts, {1: 1.0})
     assert [part.name for part in told.bottlenecks] == ["prefill", "codec"]
     assert parts[1].of_request(64) == 4.0 * profile.FRAMES / 64
     assert parts[1].bandwidth() == 2e9

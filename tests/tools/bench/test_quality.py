@@ -10,16 +10,16 @@ from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra
 from shoal.tools.bench import quality
 from shoal.tools.bench.configurations import Configuration, parse_configurations
 from shoal.tools.bench.progress import progress_bar
-from shoal.tools.bench.quality import JUDGES, Hearing, read_sentences, run_of, run_quality, speak_all
+from shoal.tools.bench.quality import JUDGES, QualityPlan, read_sentences, run_of, run_quality, speak_all
 from tests.tools.bench.documents import check_schema
 
 
-def hearing(*configurations: Configuration, **changes: object) -> Hearing:
-    return Hearing("random:tiny", "cpu", list(configurations) or parse_configurations(["default"]), 2, **changes)  # type: ignore[arg-type]
+def plan(*configurations: Configuration, **changes: object) -> QualityPlan:
+    return QualityPlan("random:tiny", "cpu", list(configurations) or parse_configurations(["default"]), 2, **changes)  # type: ignore[arg-type]
 
 
 def test_every_configuration_says_the_same_sentences(tmp_path: Path) -> None:
-    wanted = hearing(*parse_configurations(["default", "no-prefix-cache"]), Configuration("new", {"antigravity": 1}))
+    wanted = plan(*parse_configurations(["default", "no-prefix-cache"]), Configuration("new", {"antigravity": 1}))
     with progress_bar(1, shown=False) as bar:
         reasons = speak_all(wanted, ["Hello.", "Good night."], tmp_path, bar)
     clips = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]
@@ -33,18 +33,18 @@ def test_every_configuration_says_the_same_sentences(tmp_path: Path) -> None:
 
 def test_without_the_first_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
     with pytest.raises(GenerationFailed), progress_bar(1, shown=False) as bar:
-        speak_all(hearing(Configuration("new", {"antigravity": 1})), ["a", "b"], tmp_path, bar)
+        speak_all(plan(Configuration("new", {"antigravity": 1})), ["a", "b"], tmp_path, bar)
 
 
 def test_sentences_come_from_a_file_or_are_our_own(tmp_path: Path) -> None:
-    assert len(read_sentences(hearing())) == 2
+    assert len(read_sentences(plan())) == 2
     path = tmp_path / "text"
     path.write_text("One.\n\n Two. \nThree.\n")
-    assert read_sentences(hearing(text=path)) == ["One.", "Two."]
+    assert read_sentences(plan(text=path)) == ["One.", "Two."]
     path.write_text("One.")
     for wrong in (path, tmp_path / "missing"):
         with pytest.raises(InvalidRequest):
-            read_sentences(hearing(text=wrong))
+            read_sentences(plan(text=wrong))
 
 
 def test_the_judges_report_becomes_a_run() -> None:
@@ -69,17 +69,17 @@ def test_the_judges_report_becomes_a_run() -> None:
 def test_without_judges_or_checkout_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(quality, "JUDGES", ("no_such_judge",))
     with pytest.raises(MissingExtra, match="make quality"):
-        run_quality(hearing(), progress=False)
+        run_quality(plan(), progress=False)
     monkeypatch.setattr(quality, "ROOT", tmp_path)
     with pytest.raises(MissingExtra, match="checkout"):
-        run_quality(hearing(), progress=False)
+        run_quality(plan(), progress=False)
 
 
 @pytest.mark.quality
 @pytest.mark.skipif(any(find_spec(name) is None for name in JUDGES), reason="needs the judges: make quality")
 def test_the_real_judges_hear_every_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    wanted = hearing(*parse_configurations(["default", "no-prefix-cache"]))
+    wanted = plan(*parse_configurations(["default", "no-prefix-cache"]))
     document = run_quality(wanted, tmp_path / "clips", progress=False)
     check_schema(document)
     assert document["complete"]

@@ -11,15 +11,15 @@ from shoal.errors import InvalidRequest
 from shoal.tools.bench.document import Document, new_document, read_document, write_document
 from shoal.tools.bench.engine import POLICIES, Throughput, measure_scheduler
 from shoal.tools.bench.load.client import parse_target
-from shoal.tools.bench.load.run import Plan, run_load
+from shoal.tools.bench.load.run import LoadPlan, run_load
 from shoal.tools.bench.load.stage import parse_stages
-from shoal.tools.bench.machine import sender
+from shoal.tools.bench.machine import describe_client
 from shoal.tools.bench.report.compare import compare, pairs
 from shoal.tools.bench.report.markdown import markdown
 from shoal.tools.bench.report.metrics import metrics
 from shoal.tools.bench.report.page import page
-from shoal.tools.bench.report.sheets import duration, sheets, size
 from shoal.tools.bench.report.svg import decades, ticks
+from shoal.tools.bench.report.tables import duration, size, tables
 from shoal.tools.bench.sweep import figures
 from tests.browser import chromium
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
@@ -36,14 +36,14 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load_document(*, slower: float = 1.0, seed: int = 0, search: bool = False) -> Document:
     server = VirtualServer(first=0.2 * slower, gap=0.05 * slower, jitter=0.2, slots=4, seed=seed)
-    plan = Plan(parse_stages("1,2,4", open=True, seconds=40.0), search=search, seed=seed)
+    plan = LoadPlan(parse_stages("1,2,4", open=True, seconds=40.0), search=search, seed=seed)
     document = run_load([parse_target("http://fake:1")], plan, progress=False, transport=server)
     check_schema(document)
     return document
 
 
 def engine_document() -> Document:
-    document = new_document("engine", dict(sender()), {"model": "made up", "quick": False})
+    document = new_document("engine", dict(describe_client()), {"model": "made up", "quick": False})
     document["complete"] = True
     told = {"seconds": 0.09, "best_seconds": 0.08, "cpu_seconds": 0.09, "columns_saved": 0.0, "waits": [0.08, 0.09]}
     run: dict[str, Any] = {"name": "made up", "engine": {"dtype": "float32", "rung": "eager"}}
@@ -74,7 +74,7 @@ def engine_document() -> Document:
 
 
 def quality_document() -> Document:
-    document = new_document("quality", dict(sender()), {"model": "made up", "sentences": 25})
+    document = new_document("quality", dict(describe_client()), {"model": "made up", "sentences": 25})
     document["complete"] = True
     for name, wer in (("fp32", 8.2), ("int8", 8.4)):
         told: dict[str, Any] = {"name": name, "settings": {}, "reason": None, "clips": 25, "differences": {}}
@@ -87,7 +87,7 @@ def quality_document() -> Document:
 def scaling_document() -> Document:
     from shoal.tools.bench.scaling import fit
 
-    document = new_document("scaling", dict(sender()), {"model": "made up"})
+    document = new_document("scaling", dict(describe_client()), {"model": "made up"})
     document["complete"] = True
     points = [{"size": n, "seconds": [n * 1e-3] * 3, "median": n * 1e-3} for n in (16, 64, 256)]
     exponent, factor = fit([16, 64, 256], [0.016, 0.064, 0.256])
@@ -111,7 +111,7 @@ def test_documents_survive_the_file_and_are_what_the_schema_says(make: Any, tmp_
     check_schema(document)
     write_document(tmp_path / "a.json", document)
     assert read_document(tmp_path / "a.json") == json.loads(json.dumps(document))
-    assert sheets(document)
+    assert tables(document)
     assert document["runs"][0]["name"] in markdown([document])
 
 

@@ -11,19 +11,25 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import GenerationFailed, InvalidRequest, ModelNotFound
-from shoal.tools.bench.configurations import PRESETS, Configuration, lacking, offered, parse_configurations
+from shoal.tools.bench.configurations import (
+    PRESETS,
+    Configuration,
+    available_settings,
+    missing_settings,
+    parse_configurations,
+)
 from shoal.tools.bench.document import Document
-from shoal.tools.bench.percentiles import Spread
+from shoal.tools.bench.percentiles import Percentiles
 from shoal.tools.bench.sweep import Sweep, figures, require_figures, run_sweep
 from shoal.tools.bench.texts import SENTENCES, edge_cases, sentence, text_of
-from shoal.tools.bench.trial import Job
+from shoal.tools.bench.trial import TrialConfig
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
 from tests.tools.bench.documents import check_schema
 
 
-def job(**changes: object) -> Job:
-    usual = Job("random:tiny", "cpu", {}, (1, 3), 2, 2, 1, 1, True, None, True, 6)
-    return Job(**{name: changes.get(name, getattr(usual, name)) for name in Job.__slots__})
+def job(**changes: object) -> TrialConfig:
+    usual = TrialConfig("random:tiny", "cpu", {}, (1, 3), 2, 2, 1, 1, True, None, True, 6)
+    return TrialConfig(**{name: changes.get(name, getattr(usual, name)) for name in TrialConfig.__slots__})
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +113,7 @@ def test_a_request_without_audio_costs_time_and_has_no_first_audio() -> None:
 
 def test_every_preset_is_made_of_settings_this_build_has() -> None:
     for configuration in parse_configurations(["all"]):
-        assert lacking(configuration) is None, configuration
+        assert missing_settings(configuration) is None, configuration
     assert len(parse_configurations(["all", "bf16"])) == len(PRESETS)
 
 
@@ -125,7 +131,7 @@ def test_settings_are_parsed_by_their_kind() -> None:
     ):
         with pytest.raises(InvalidRequest):
             parse_configurations([wrong])
-    assert {"dtype", "policy", "rung"} <= offered().keys()
+    assert {"dtype", "policy", "rung"} <= available_settings().keys()
 
 
 def test_a_model_that_is_not_there_is_an_error_not_a_row() -> None:
@@ -196,13 +202,13 @@ def test_texts_differ_and_edge_cases_have_their_length() -> None:
 
 
 def test_a_spread_is_what_people_mean_by_it() -> None:
-    found = Spread.of(range(1, 101))
+    found = Percentiles.of(range(1, 101))
     assert found is not None
     assert (found.count, found.mean, found.p50, found.least, found.most) == (100, 50.5, 50.5, 1, 100)
     assert found.p95 == pytest.approx(95.05)
     assert found.std == pytest.approx(29.01, abs=0.01)
-    assert Spread.of([]) is None
-    single = Spread.of([3.0])
+    assert Percentiles.of([]) is None
+    single = Percentiles.of([3.0])
     assert single is not None
     assert (single.std, single.p99) == (0.0, 3.0)
 

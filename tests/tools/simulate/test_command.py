@@ -11,7 +11,7 @@ from shoal.errors import InvalidRequest
 from shoal.tools.bench.document import write_document
 from shoal.tools.bench.engine import run_engine_bench
 from shoal.tools.bench.load.client import parse_target
-from shoal.tools.bench.load.run import Plan, run_load
+from shoal.tools.bench.load.run import LoadPlan, run_load
 from shoal.tools.bench.load.stage import parse_stages
 from tests.tools.bench.virtual import VirtualLoop, VirtualServer
 
@@ -71,7 +71,7 @@ def test_a_load_test_is_simulated_with_its_own_requests(
     costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncio.events.new_event_loop", VirtualLoop)
-    plan = Plan(parse_stages("1,2", open=True, seconds=20.0))
+    plan = LoadPlan(parse_stages("1,2", open=True, seconds=20.0))
     server = VirtualServer(first=0.2, gap=0.05, slots=4)
     measured = run_load([parse_target("http://fake:1")], plan, progress=False, transport=server)
     write_document(tmp_path / "load.json", measured)

@@ -6,8 +6,8 @@ import pytest
 
 from shoal.errors import InvalidRequest
 from shoal.tools.bench.document import new_document
-from shoal.tools.bench.machine import sender
-from shoal.tools.simulate.costs import Curve, fit, read_costs
+from shoal.tools.bench.machine import describe_client
+from shoal.tools.simulate.costs import CostCurve, fit, read_costs
 
 STEP, COLUMN, CALL, CHUNK, FRAME = 0.010, 0.002, 0.003, 0.004, 0.001
 LENGTH = 42  # frames of an utterance
@@ -84,19 +84,19 @@ def test_no_part_of_decoding_costs_less_than_nothing() -> None:
 
 
 def test_a_curve_is_straight_between_its_points_and_flat_before_them() -> None:
-    curve = Curve(((2, 1.0), (4, 3.0), (8, 3.0)))
+    curve = CostCurve(((2, 1.0), (4, 3.0), (8, 3.0)))
     assert [curve.at(batch) for batch in (1, 2, 3, 4, 6, 100)] == [1.0, 1.0, 2.0, 3.0, 3.0, 3.0]
 
 
 def interrupted() -> str:
     """Of the engine, but not all of it."""
-    document = new_document("engine", dict(sender()), {})
+    document = new_document("engine", dict(describe_client()), {})
     document["runs"].append({"name": "random:tiny", "engine": {"dtype": "float32", "rung": "eager"}, "throughput": []})
     return json.dumps(document)
 
 
 @pytest.mark.parametrize(
-    "broken", ["{", "[]", "{}", json.dumps(new_document("load", dict(sender()), {})), interrupted()]
+    "broken", ["{", "[]", "{}", json.dumps(new_document("load", dict(describe_client()), {})), interrupted()]
 )
 def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path, broken: str) -> None:
     (tmp_path / "bench.json").write_text(broken)

@@ -12,17 +12,17 @@ from shoal.cluster.routing import STRATEGIES
 from shoal.config import EngineConfig
 from shoal.errors import InvalidRequest
 from shoal.tools.bench.document import Document, new_document
-from shoal.tools.bench.machine import sender
+from shoal.tools.bench.machine import describe_client
 from shoal.tools.simulate import report
 from shoal.tools.simulate.check import check
-from shoal.tools.simulate.costs import Costs, Curve
-from shoal.tools.simulate.report import fewest_gpus, figures, share
+from shoal.tools.simulate.costs import CostCurve, EngineCosts
+from shoal.tools.simulate.report import figures, percentile, smallest_fleet
 from shoal.tools.simulate.run import Outage, Scenario, simulate
-from shoal.tools.simulate.server import Fleet, Speech
-from shoal.tools.simulate.traffic import Arrival, Pattern, part_of, read_trace
+from shoal.tools.simulate.server import Fleet, SimulatedRequest
+from shoal.tools.simulate.traffic import Arrival, TrafficPattern, read_trace, sample_cell
 
 # 10 ms a step however many frames, nothing for the codec, 1 ms per column of a prompt, 20 frames a second.
-COSTS = Costs(Curve(((1, 0.010),)), 0.001, 0.0, 0.0, 0.0, 20.0)
+COSTS = EngineCosts(CostCurve(((1, 0.010),)), 0.001, 0.0, 0.0, 0.0, 20.0)
 FLEET = Fleet(COSTS, EngineConfig(slots=4), blocks=512, voice_columns=64, text_columns=16)
 
 
@@ -53,7 +53,7 @@ def test_a_voice_used_before_is_not_computed_again() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_request_is_spoken_to_its_end_once(strategy: str) -> None:
-    arrivals = Pattern(rate=20, seconds=5, speech_seconds=2, voices=10).arrivals()
+    arrivals = TrafficPattern(rate=20, seconds=5, speech_seconds=2, voices=10).arrivals()
     outcome = simulate(scenario(*arrivals, servers=3, strategy=strategy))
     assert outcome.failed == 0
     assert all(speech.decoded == speech.frames for speech in outcome.speeches)
@@ -61,7 +61,7 @@ def test_every_request_is_spoken_to_its_end_once(strategy: str) -> None:
 
 
 def test_affinity_saves_prompts() -> None:
-    arrivals = Pattern(rate=30, seconds=8, speech_seconds=1, voices=40).arrivals()
+    arrivals = TrafficPattern(rate=30, seconds=8, speech_seconds=1, voices=40).arrivals()
     saved = {}
     for strategy in ("round-robin", "voice-affinity"):
         each = scenario(*arrivals, servers=8, strategy=strategy)
@@ -85,38 +85,38 @@ def test_when_all_zones_are_gone_requests_wait_for_one_to_come_back() -> None:
 
 
 def test_the_smallest_fleet_keeps_the_goal_and_one_gpu_less_does_not() -> None:
-    arrivals = Pattern(rate=12, seconds=6, speech_seconds=4, voices=5).arrivals()
+    arrivals = TrafficPattern(rate=12, seconds=6, speech_seconds=4, voices=5).arrivals()
     asked = scenario(*arrivals, strategy="least-connections")
-    gpus = fewest_gpus(asked, goal=0.25)
+    gpus = smallest_fleet(asked, goal=0.25)
     assert gpus > 1
-    assert share(simulate(replace(asked, servers=gpus)).first_audio(), 0.95) <= 0.25
-    assert share(simulate(replace(asked, servers=gpus - 1)).first_audio(), 0.95) > 0.25
+    assert percentile(simulate(replace(asked, servers=gpus)).first_audio(), 0.95) <= 0.25
+    assert percentile(simulate(replace(asked, servers=gpus - 1)).first_audio(), 0.95) > 0.25
 
 
 def test_the_smallest_fleet_has_a_gpu_in_every_zone() -> None:
-    assert fewest_gpus(scenario(Arrival(0.0, 1.0), zones=4), goal=5.0) == 4
+    assert smallest_fleet(scenario(Arrival(0.0, 1.0), zones=4), goal=5.0) == 4
 
 
 def test_a_goal_that_no_fleet_keeps_is_told() -> None:
     with pytest.raises(InvalidRequest, match="1 ms"):
-        fewest_gpus(scenario(Arrival(0.0, 1.0), Arrival(0.1, 1.0)), goal=0.001)
+        smallest_fleet(scenario(Arrival(0.0, 1.0), Arrival(0.1, 1.0)), goal=0.001)
 
 
 def test_a_fleet_too_large_for_one_balancer_is_to_be_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "MOST_GPUS", 3)
+    monkeypatch.setattr(report, "MAX_GPUS", 3)
     with pytest.raises(InvalidRequest, match="3 GPUs behind one balancer are too few: divide the fleet with --cells"):
-        fewest_gpus(scenario(*[Arrival(0.0, 1.0)] * 50), goal=0.04)
+        smallest_fleet(scenario(*[Arrival(0.0, 1.0)] * 50), goal=0.04)
 
 
 def test_traffic_has_its_rate_its_lengths_and_its_favourites() -> None:
-    arrivals = Pattern(rate=50, seconds=100, speech_seconds=6, voices=20, swing=0.5).arrivals()
+    arrivals = TrafficPattern(rate=50, seconds=100, speech_seconds=6, voices=20, swing=0.5).arrivals()
     assert len(arrivals) == pytest.approx(5000, rel=0.1)
     assert sum(arrival.seconds for arrival in arrivals) / len(arrivals) == pytest.approx(6, rel=0.1)
     asked = [arrival.voice for arrival in arrivals]
     assert asked.count("voice-0") > 3 * asked.count("voice-9")
     first, second = (sum(half <= arrival.at < half + 50 for arrival in arrivals) for half in (0, 50))
     assert first > 1.5 * second
-    assert arrivals == Pattern(rate=50, seconds=100, speech_seconds=6, voices=20, swing=0.5).arrivals()
+    assert arrivals == TrafficPattern(rate=50, seconds=100, speech_seconds=6, voices=20, swing=0.5).arrivals()
 
 
 def evenness(arrivals: list[Arrival]) -> float:
@@ -126,20 +126,20 @@ def evenness(arrivals: list[Arrival]) -> float:
 
 
 def test_a_cell_gets_its_share_as_unevenly_as_all_of_it_comes() -> None:
-    traffic = Pattern(rate=100, seconds=200)
+    traffic = TrafficPattern(rate=100, seconds=200)
     arrivals = traffic.arrivals()
-    for share_of_it in (part_of(arrivals, 20, seed=3), traffic.of_a_cell(20).arrivals()):
+    for share_of_it in (sample_cell(arrivals, 20, seed=3), traffic.for_cell(20).arrivals()):
         assert len(share_of_it) == pytest.approx(len(arrivals) / 20, rel=0.1)
         assert evenness(share_of_it) == pytest.approx(1.0, abs=0.1)  # every twentieth would have 0.22
-    assert part_of(arrivals, 20, seed=3) == part_of(arrivals, 20, seed=3)
-    assert part_of(arrivals, 20, seed=3) != part_of(arrivals, 20, seed=4)
-    assert part_of(arrivals, 1, seed=3) == arrivals
+    assert sample_cell(arrivals, 20, seed=3) == sample_cell(arrivals, 20, seed=3)
+    assert sample_cell(arrivals, 20, seed=3) != sample_cell(arrivals, 20, seed=4)
+    assert sample_cell(arrivals, 1, seed=3) == arrivals
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(1e9, 60.0), (1.0, 1e9), (float("inf"), 1.0), (float("nan"), 1.0)])
 def test_traffic_that_cannot_be_simulated_is_refused_before_it_is_drawn(rate: float, seconds: float) -> None:
     with pytest.raises(InvalidRequest, match="lower --rate or --seconds, or raise --cells"):
-        Pattern(rate, seconds).arrivals()
+        TrafficPattern(rate, seconds).arrivals()
 
 
 def test_a_trace_is_read_in_the_order_of_its_times(tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_a_trace_is_read_in_the_order_of_its_times(tmp_path: Path) -> None:
             read_trace(path)
 
 
-def load_document(*stages: list[Speech]) -> Document:
+def load_document(*stages: list[SimulatedRequest]) -> Document:
     """As `shoal load` would have measured what became of those."""
-    document = new_document("load", dict(sender()), {})
+    document = new_document("load", dict(describe_client()), {})
     told = []
     for number, speeches in enumerate(stages):
         outcomes = [
@@ -175,14 +175,16 @@ def load_document(*stages: list[Speech]) -> Document:
 
 
 def test_a_check_of_what_the_simulator_itself_would_measure_finds_nothing_off() -> None:
-    arrivals = [replace(each, voice=None) for each in Pattern(rate=3, seconds=30, speech_seconds=2, seed=5).arrivals()]
+    arrivals = [
+        replace(each, voice=None) for each in TrafficPattern(rate=3, seconds=30, speech_seconds=2, seed=5).arrivals()
+    ]
     few, many = scenario(*arrivals[::4]), scenario(*arrivals)
     found = check(load_document(simulate(few).speeches, simulate(many).speeches), scenario())
     assert [each.figure for each in found] == ["first audio P50", "first audio P95", "speech P50", "speech P95"] * 2
     assert [each.requests for each in found] == [len(few.arrivals)] * 4 + [len(arrivals)] * 4
     assert all(each.off == pytest.approx(0.0, abs=1e-9) for each in found)
-    # Costs that are not those of the machine show.
-    slower = replace(FLEET, costs=replace(COSTS, step=Curve(((1, 0.013),))))
+    # EngineCosts that are not those of the machine show.
+    slower = replace(FLEET, costs=replace(COSTS, step=CostCurve(((1, 0.013),))))
     off = check(load_document(simulate(few).speeches), replace(scenario(), fleet=slower))
     assert all(each.off > 0.2 for each in off if each.figure.startswith("speech"))
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from shoal.errors import AudioError, InvalidRequest
+from shoal.tools.bench.load.audio_meter import AudioMeter
 from shoal.tools.bench.load.playback import BUFFERS, stalled_seconds
-from shoal.tools.bench.load.sound import SoundMeter
 
 if TYPE_CHECKING:
     import httpx
@@ -53,12 +53,12 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One request as its sender saw it; times in seconds, from the moment it was due."""
+class RequestOutcome:
+    """One request as its describe_client saw it; times in seconds, from the moment it was due."""
 
     number: int
     due: float  # from the beginning of the stage
-    late: float  # until it was really sent: the sender's own delay, part of every other time
+    late: float  # until it was really sent: the describe_client's own delay, part of every other time
     first_audio: float | None
     seconds: float
     audio_seconds: float
@@ -85,7 +85,7 @@ def parse_target(url: str, api: str | None = None, **wishes: str | None) -> Targ
 
 async def listen(
     http: "httpx.AsyncClient", target: Target, text: str, number: int, due: float, began: float
-) -> Outcome:
+) -> RequestOutcome:
     """Ask, and note when audio arrives. `due` and `began` (of the stage) are on the clock of the event loop."""
     import httpx
 
@@ -106,7 +106,7 @@ async def listen(
         error = "cut off"
     except AudioError as problem:
         error = str(problem)
-    return Outcome(
+    return RequestOutcome(
         number=number,
         due=due - began,
         late=sent - due,
@@ -125,7 +125,7 @@ async def _audio(http: "httpx.AsyncClient", target: Target, text: str, number: i
         kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in SOUNDS:
             raise AudioError(f"{kind} instead of pcm or wav")
-        meter = SoundMeter(_rate(answer.headers.get("x-sample-rate"), target.api))
+        meter = AudioMeter(_rate(answer.headers.get("x-sample-rate"), target.api))
         async for piece in answer.aiter_raw():
             yield meter.feed(piece)
         yield meter.end()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import GenerationFailed, MissingExtra
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
-from shoal.tools.bench.load.client import Outcome, Target, listen
-from shoal.tools.bench.load.search import MOST_TRIALS, highest_rate
-from shoal.tools.bench.load.stage import Stage, run_stage
-from shoal.tools.bench.load.summary import Objective, sum_up
-from shoal.tools.bench.machine import sender
-from shoal.tools.bench.progress import Bar, progress_bar
+from shoal.tools.bench.load.client import RequestOutcome, Target, listen
+from shoal.tools.bench.load.search import MAX_TRIALS, highest_rate
+from shoal.tools.bench.load.stage import LoadStage, run_stage
+from shoal.tools.bench.load.summary import Objective, summarize_stage
+from shoal.tools.bench.machine import describe_client
+from shoal.tools.bench.progress import BenchProgress, progress_bar
 from shoal.tools.bench.texts import SENTENCES, texts
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ TICK = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """What to do to every target. With `search` the rates are found out, beginning with the first stage's."""
 
-    stages: list[Stage]
+    stages: list[LoadStage]
     objective: Objective = field(default_factory=Objective)
     search: bool = False
     warm_up: int = 2  # requests that do not count
@@ -38,17 +38,17 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Course:
+class TargetRun:
     """One target's way through the plan."""
 
     target: Target
     name: str
-    outcomes: list[tuple[Stage, list[Outcome]]] = field(default_factory=list)
+    outcomes: list[tuple[LoadStage, list[RequestOutcome]]] = field(default_factory=list)
     highest_rate: float | None = None
     searched: bool = False
 
     def as_json(self, objective: Objective) -> dict[str, Any]:
-        stages = [sum_up(stage, outcomes, objective) for stage, outcomes in self.outcomes if outcomes]
+        stages = [summarize_stage(stage, outcomes, objective) for stage, outcomes in self.outcomes if outcomes]
         if self.searched:
             stages.sort(key=lambda stage: stage["load"])
         target = self.target
@@ -63,26 +63,26 @@ class Course:
 
 def run_load(
     targets: Sequence[Target],
-    plan: Plan,
+    plan: LoadPlan,
     *,
     progress: bool = True,
     transport: "httpx.AsyncBaseTransport | None" = None,
 ) -> Document:
     """Raises GenerationFailed when a server answers no request at all. An interrupt keeps what was measured."""
-    document = new_document("load", dict(sender()), _settings(plan))
-    courses = [Course(target, name) for target, name in zip(targets, names_of(targets), strict=True)]
-    seconds = sum(stage.seconds for stage in plan.stages) * len(targets) * (MOST_TRIALS // 2 if plan.search else 1)
+    document = new_document("load", dict(describe_client()), _settings(plan))
+    runs = [TargetRun(target, name) for target, name in zip(targets, target_names(targets), strict=True)]
+    seconds = sum(stage.seconds for stage in plan.stages) * len(targets) * (MAX_TRIALS // 2 if plan.search else 1)
     with progress_bar(seconds, shown=progress) as bar:
         try:
-            asyncio.run(_courses(courses, plan, bar, transport))
+            asyncio.run(_courses(runs, plan, bar, transport))
             document["complete"] = True
         except INTERRUPTS:
             pass
-    document["runs"] = [course.as_json(plan.objective) for course in courses]
+    document["runs"] = [run.as_json(plan.objective) for run in runs]
     return document
 
 
-def names_of(targets: Sequence[Target]) -> list[str]:
+def target_names(targets: Sequence[Target]) -> list[str]:
     """Host and port, with the API where that does not tell them apart."""
     alone = Counter(target.name for target in targets)
     names = [target.name if alone[target.name] == 1 else f"{target.name} {target.api}" for target in targets]
@@ -90,56 +90,58 @@ def names_of(targets: Sequence[Target]) -> list[str]:
     return [name if taken[name] == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
-async def _courses(courses: list[Course], plan: Plan, bar: Bar, transport: "httpx.AsyncBaseTransport | None") -> None:
+async def _courses(
+    runs: list[TargetRun], plan: LoadPlan, bar: BenchProgress, transport: "httpx.AsyncBaseTransport | None"
+) -> None:
     async with _client(plan, transport) as http:
-        for course in courses:
-            bar.now(f"{course.name}: warm-up")
-            await _warm_up(http, course.target, plan)
+        for run in runs:
+            bar.now(f"{run.name}: warm-up")
+            await _warm_up(http, run.target, plan)
         if plan.search:
-            for course in courses:
-                await _search(http, course, plan, bar)
+            for run in runs:
+                await _search(http, run, plan, bar)
             return
         for number, stage in enumerate(plan.stages):
-            for course in courses:
-                await _run(http, course, stage, plan, bar, number)
+            for run in runs:
+                await _run(http, run, stage, plan, bar, number)
 
 
-async def _search(http: "httpx.AsyncClient", course: Course, plan: Plan, bar: Bar) -> None:
-    course.searched = True
+async def _search(http: "httpx.AsyncClient", run: TargetRun, plan: LoadPlan, bar: BenchProgress) -> None:
+    run.searched = True
     first = plan.stages[0]
 
     async def trial(rate: float) -> bool:
-        outcomes = await _run(http, course, replace(first, first=rate, last=rate), plan, bar, len(course.outcomes))
+        outcomes = await _run(http, run, replace(first, first=rate, last=rate), plan, bar, len(run.outcomes))
         return plan.objective.kept_by(outcomes)
 
-    course.highest_rate = await highest_rate(trial, first.first)
+    run.highest_rate = await highest_rate(trial, first.first)
 
 
 async def _run(
-    http: "httpx.AsyncClient", course: Course, stage: Stage, plan: Plan, bar: Bar, number: int
-) -> list[Outcome]:
-    """One stage; its outcomes are with the course from the first one on."""
-    outcomes: list[Outcome] = []
-    course.outcomes.append((stage, outcomes))
+    http: "httpx.AsyncClient", run: TargetRun, stage: LoadStage, plan: LoadPlan, bar: BenchProgress, number: int
+) -> list[RequestOutcome]:
+    """One stage; its outcomes are with the run from the first one on."""
+    outcomes: list[RequestOutcome] = []
+    run.outcomes.append((stage, outcomes))
     began = asyncio.get_running_loop().time()
     # Another piece of the supply of sentences for every stage, the same for every target.
     supply = texts(plan.sentences, first=number * SENTENCES // 7)
     words = list(islice(supply, SENTENCES // plan.sentences))
 
-    async def ask(at: int, due: float) -> Outcome:
-        return await listen(http, course.target, words[at % len(words)], at, due, began)
+    async def ask(at: int, due: float) -> RequestOutcome:
+        return await listen(http, run.target, words[at % len(words)], at, due, began)
 
     try:
-        with _ticking(bar, f"{course.name}: {stage.name}", stage.seconds):
+        with _ticking(bar, f"{run.name}: {stage.name}", stage.seconds):
             await run_stage(stage, ask, outcomes.append, plan.seed + number)
     except asyncio.CancelledError:
         # Rates of a stage that was interrupted are of the time it had.
-        course.outcomes[-1] = (replace(stage, seconds=asyncio.get_running_loop().time() - began), outcomes)
+        run.outcomes[-1] = (replace(stage, seconds=asyncio.get_running_loop().time() - began), outcomes)
         raise
     return outcomes
 
 
-async def _warm_up(http: "httpx.AsyncClient", target: Target, plan: Plan) -> None:
+async def _warm_up(http: "httpx.AsyncClient", target: Target, plan: LoadPlan) -> None:
     clock, problem = asyncio.get_running_loop().time, None
     for number, text in enumerate(islice(texts(plan.sentences, first=SENTENCES - 100), plan.warm_up)):
         now = clock()
@@ -152,7 +154,7 @@ async def _warm_up(http: "httpx.AsyncClient", target: Target, plan: Plan) -> Non
 
 
 @contextmanager
-def _ticking(bar: Bar, what: str, seconds: float) -> Iterator[None]:
+def _ticking(bar: BenchProgress, what: str, seconds: float) -> Iterator[None]:
     """The bar moves with the clock: how long a stage takes is known beforehand."""
     bar.now(what)
 
@@ -168,7 +170,7 @@ def _ticking(bar: Bar, what: str, seconds: float) -> Iterator[None]:
         task.cancel()
 
 
-def _client(plan: Plan, transport: "httpx.AsyncBaseTransport | None") -> "httpx.AsyncClient":
+def _client(plan: LoadPlan, transport: "httpx.AsyncBaseTransport | None") -> "httpx.AsyncClient":
     try:
         import httpx
     except ModuleNotFoundError:
@@ -178,5 +180,5 @@ def _client(plan: Plan, transport: "httpx.AsyncBaseTransport | None") -> "httpx.
     return httpx.AsyncClient(timeout=plan.timeout, limits=limits, trust_env=False, transport=transport)
 
 
-def _settings(plan: Plan) -> dict[str, Any]:
+def _settings(plan: LoadPlan) -> dict[str, Any]:
     return {**asdict(plan), "stages": [stage.name for stage in plan.stages]}

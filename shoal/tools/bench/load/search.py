@@ -7,13 +7,13 @@ Trial = Callable[[float], Awaitable[bool]]
 
 FINENESS = 1.1  # the answer is at most a tenth below the rate that broke
 LEAST = 1 / 64
-MOST_TRIALS = 14
+MAX_TRIALS = 14
 
 
 async def highest_rate(trial: Trial, first: float) -> float | None:
     """Requests per second; None if not even the least rate keeps it. Every rate is tried once."""
     kept, broken, rate = 0.0, float("inf"), first
-    for _ in range(MOST_TRIALS):
+    for _ in range(MAX_TRIALS):
         if await trial(rate):
             kept = rate
         else:

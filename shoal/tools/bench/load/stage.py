@@ -10,20 +10,20 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from shoal.errors import InvalidRequest
-from shoal.tools.bench.load.client import Outcome
+from shoal.tools.bench.load.client import RequestOutcome
 
-# Beyond this the sender itself would be what is measured.
-MOST_UNDER_WAY = 4000
+# Beyond this the describe_client itself would be what is measured.
+MAX_IN_FLIGHT = 4000
 # Of a client that was refused: one who asks again at once would only count how fast a server says no.
 PAUSE = 0.1
 
 # Number of the request, and when it is due on the clock of the event loop.
-Ask = Callable[[int, float], Awaitable[Outcome]]
-Heard = Callable[[Outcome], None]
+Ask = Callable[[int, float], Awaitable[RequestOutcome]]
+OnOutcome = Callable[[RequestOutcome], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LoadStage:
     """`seconds` of one kind of load. What has been asked by then is waited for. It may grow from `first` to `last`."""
 
     open: bool
@@ -39,7 +39,7 @@ class Stage:
         return f"{load} client{'' if load == '1' else 's'}"
 
 
-def parse_stages(text: str, *, open: bool, seconds: float) -> list[Stage]:
+def parse_stages(text: str, *, open: bool, seconds: float) -> list[LoadStage]:
     """`2`, `1,2,4` (one stage each) or `1..8` (a ramp)."""
     stages = []
     for part in text.split(","):
@@ -52,11 +52,11 @@ def parse_stages(text: str, *, open: bool, seconds: float) -> list[Stage]:
         if not all(0 < each <= 10_000 for each in load) or not whole:
             what = "a rate" if open else "a number of clients"
             raise InvalidRequest(f"{part!r} is not {what}; for example 2, or 1,2,4 for stages, or 1..8 for a ramp")
-        stages.append(Stage(open, *load, seconds))
+        stages.append(LoadStage(open, *load, seconds))
     return stages
 
 
-async def run_stage(stage: Stage, ask: Ask, heard: Heard, seed: int) -> None:
+async def run_stage(stage: LoadStage, ask: Ask, heard: OnOutcome, seed: int) -> None:
     """Tells `heard` of every request as it ends. Leaving early abandons those under way."""
     async with asyncio.TaskGroup() as group:
         if stage.open:
@@ -65,7 +65,7 @@ async def run_stage(stage: Stage, ask: Ask, heard: Heard, seed: int) -> None:
             _closed_loop(stage, ask, heard, group)
 
 
-def arrival_times(stage: Stage, seed: int) -> Iterator[float]:
+def arrival_times(stage: LoadStage, seed: int) -> Iterator[float]:
     """Seconds from the beginning; on a ramp, candidates of the highest rate are thinned to the rate of the moment."""
     dice, at, most = random.Random(seed), 0.0, max(stage.first, stage.last)
     while True:
@@ -77,7 +77,7 @@ def arrival_times(stage: Stage, seed: int) -> Iterator[float]:
             yield at
 
 
-async def _open_loop(stage: Stage, ask: Ask, heard: Heard, seed: int, group: asyncio.TaskGroup) -> None:
+async def _open_loop(stage: LoadStage, ask: Ask, heard: OnOutcome, seed: int, group: asyncio.TaskGroup) -> None:
     clock, under_way = asyncio.get_running_loop().time, 0
     began = clock()
 
@@ -88,14 +88,14 @@ async def _open_loop(stage: Stage, ask: Ask, heard: Heard, seed: int, group: asy
 
     for number, at in enumerate(arrival_times(stage, seed)):
         await asyncio.sleep(began + at - clock())
-        if under_way < MOST_UNDER_WAY:
+        if under_way < MAX_IN_FLIGHT:
             under_way += 1
             group.create_task(one(number, began + at))
         else:
-            heard(Outcome(number, at, 0.0, None, 0.0, 0.0, (), "not sent: too many under way"))
+            heard(RequestOutcome(number, at, 0.0, None, 0.0, 0.0, (), "not sent: too many under way"))
 
 
-def _closed_loop(stage: Stage, ask: Ask, heard: Heard, group: asyncio.TaskGroup) -> None:
+def _closed_loop(stage: LoadStage, ask: Ask, heard: OnOutcome, group: asyncio.TaskGroup) -> None:
     clock = asyncio.get_running_loop().time
     began, count = clock(), round(max(stage.first, stage.last))
     numbers = iter(range(1 << 62))
@@ -112,7 +112,7 @@ def _closed_loop(stage: Stage, ask: Ask, heard: Heard, group: asyncio.TaskGroup)
         group.create_task(client(*_presence(stage, at)))
 
 
-def _presence(stage: Stage, client: int) -> tuple[float, float]:
+def _presence(stage: LoadStage, client: int) -> tuple[float, float]:
     """When a client joins and leaves: on a ramp one after the other, at even distances."""
     few, change = min(stage.first, stage.last), abs(stage.last - stage.first)
     if client < few:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shoal.tools.bench.load.client import Outcome
+from shoal.tools.bench.load.client import RequestOutcome
 from shoal.tools.bench.load.playback import BUFFERS
-from shoal.tools.bench.load.stage import Stage
-from shoal.tools.bench.percentiles import Spread, spread
+from shoal.tools.bench.load.stage import LoadStage
+from shoal.tools.bench.percentiles import Percentiles, summarize
 
 WINDOWS = 40  # of the timeline
 
@@ -21,7 +21,7 @@ class Objective:
     buffer: float = 0.1  # seconds; one of BUFFERS
     share: float = 0.99  # of requests that must be good
 
-    def met_by(self, outcome: Outcome) -> bool:
+    def met_by(self, outcome: RequestOutcome) -> bool:
         return (
             outcome.error is None
             and outcome.first_audio is not None
@@ -29,12 +29,12 @@ class Objective:
             and outcome.stalled[BUFFERS.index(self.buffer)] == 0.0
         )
 
-    def kept_by(self, outcomes: Sequence[Outcome]) -> bool:
+    def kept_by(self, outcomes: Sequence[RequestOutcome]) -> bool:
         """Where nobody came, nothing was shown."""
         return bool(outcomes) and sum(map(self.met_by, outcomes)) >= self.share * len(outcomes)
 
 
-def sum_up(stage: Stage, outcomes: Sequence[Outcome], objective: Objective) -> dict[str, Any]:
+def summarize_stage(stage: LoadStage, outcomes: Sequence[RequestOutcome], objective: Objective) -> dict[str, Any]:
     """Rates are per second of the whole stage, until the last request has ended."""
     outcomes = sorted(outcomes, key=lambda each: each.number)
     done = [each for each in outcomes if each.error is None]
@@ -53,17 +53,17 @@ def sum_up(stage: Stage, outcomes: Sequence[Outcome], objective: Objective) -> d
         "goodput": good / seconds,
         "good_share": good / len(outcomes) if outcomes else None,
         "kept": objective.kept_by(outcomes),
-        "first_audio": spread(each.first_audio for each in done if each.first_audio is not None),
-        "latency": spread(each.seconds for each in done),
-        "rtf": spread(each.seconds / each.audio_seconds for each in done),
+        "first_audio": summarize(each.first_audio for each in done if each.first_audio is not None),
+        "latency": summarize(each.seconds for each in done),
+        "rtf": summarize(each.seconds / each.audio_seconds for each in done),
         "starved": [starvation(done, at) for at in range(len(BUFFERS))],
-        "sender_late": spread(each.late for each in outcomes),
+        "sender_late": summarize(each.late for each in outcomes),
         "timeline": timeline(outcomes, seconds),
         "outcomes": [{name: value for name, value in asdict(each).items() if name != "stalled"} for each in outcomes],
     }
 
 
-def starvation(done: Sequence[Outcome], at: int) -> dict[str, Any]:
+def starvation(done: Sequence[RequestOutcome], at: int) -> dict[str, Any]:
     starved = [each.stalled[at] for each in done if each.stalled[at] > 0]
     return {
         "buffer": BUFFERS[at],
@@ -72,12 +72,14 @@ def starvation(done: Sequence[Outcome], at: int) -> dict[str, Any]:
     }
 
 
-def timeline(outcomes: Sequence[Outcome], seconds: float) -> list[dict[str, Any]]:
+def timeline(outcomes: Sequence[RequestOutcome], seconds: float) -> list[dict[str, Any]]:
     """How it went over time, by the moment requests were due: a soak that slowly fills up shows here."""
     width, rows = seconds / WINDOWS, list[dict[str, Any]]()
     for window in range(WINDOWS):
         here = [each for each in outcomes if window <= each.due / width < window + 1]
-        firsts = Spread.of(each.first_audio for each in here if each.error is None and each.first_audio is not None)
+        firsts = Percentiles.of(
+            each.first_audio for each in here if each.error is None and each.first_audio is not None
+        )
         if here:
             rows.append(
                 {

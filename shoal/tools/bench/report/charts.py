@@ -5,7 +5,7 @@ from typing import Any
 
 from shoal.tools.bench.document import Document
 from shoal.tools.bench.report.plots import Axes, Bar, Chart, Legend, Line, Row, Strip, bars, lines, strips
-from shoal.tools.bench.report.sheets import duration, number, size
+from shoal.tools.bench.report.tables import duration, number, size
 
 # Series of a line chart keep to the page's eight colours.
 COLOURS = 8
@@ -233,7 +233,7 @@ def _scheduler(told: dict[str, Any]) -> Chart:
 def _load(document: Document) -> Iterator[Chart]:
     runs = [run for run in document["runs"] if run["stages"]]
     target = document["settings"]["objective"]
-    for arrivals, x_name in (("open", "requests/s offered"), ("closed", "clients")):
+    for arrivals, x_name in (("open", "requests/s available_settings"), ("closed", "clients")):
         steady = [(run, _steady(run, arrivals)) for run in runs]
         if any(len(stages) > 1 for _, stages in steady):
             yield _against_load(steady, x_name, target["first_audio"])

@@ -44,7 +44,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     changes: list[Change]
     only_before: list[str]  # what only one of the runs has
     only_after: list[str]
@@ -71,7 +71,7 @@ class Comparison:
         return [change for change in self.changes if change.verdict == "worse"]
 
 
-def compare(before: Document, after: Document) -> Comparison:
+def compare(before: Document, after: Document) -> RunComparison:
     """Of two documents of the same kind."""
     if len(before["runs"]) == len(after["runs"]) == 1:
         # Another port or another name for the only thing that was measured is no other thing.
@@ -80,7 +80,7 @@ def compare(before: Document, after: Document) -> Comparison:
     old = {metric.key: metric for metric in metrics(before)}
     new = {metric.key: metric for metric in metrics(after)}
     both = [key for key in old if key in new]
-    return Comparison(
+    return RunComparison(
         changes=[change(old[key], new[key], misses=MISSES / len(both), sure=sure) for key in both],
         only_before=[_title(key) for key in old if key not in new],
         only_after=[_title(key) for key in new if key not in old],
@@ -88,7 +88,7 @@ def compare(before: Document, after: Document) -> Comparison:
     )
 
 
-def pairs(documents: Sequence[Document]) -> list[Comparison]:
+def pairs(documents: Sequence[Document]) -> list[RunComparison]:
     """Each document against the first of its kind."""
     firsts: dict[str, Document] = {}
     found = []

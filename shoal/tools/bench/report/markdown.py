@@ -2,7 +2,7 @@
 
 from shoal.tools.bench.document import Document
 from shoal.tools.bench.report.compare import pairs
-from shoal.tools.bench.report.sheets import changes_sheet, sheets
+from shoal.tools.bench.report.tables import changes_table, tables
 
 TITLES = {"bench": "Benchmark", "engine": "Engine", "load": "Load test", "quality": "Quality", "scaling": "Growth"}
 
@@ -11,11 +11,11 @@ def markdown(documents: list[Document]) -> str:
     parts = ["# Shoal measurements\n"]
     for comparison in pairs(documents):
         remarks = "".join(f"- {remark}\n" for remark in comparison.remarks)
-        parts += [changes_sheet(comparison).markdown(), f"{comparison.in_short}\n", remarks]
+        parts += [changes_table(comparison).markdown(), f"{comparison.in_short}\n", remarks]
     for document in documents:
         parts += [f"## {headline(document)}\n", f"{context(document)}\n"]
         parts += [] if document["complete"] else ["Interrupted: this is what was measured until then.\n"]
-        parts += [sheet.markdown() for sheet in sheets(document)]
+        parts += [sheet.markdown() for sheet in tables(document)]
     return "\n".join(part for part in parts if part)
 
 

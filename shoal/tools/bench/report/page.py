@@ -8,10 +8,10 @@ from typing import Any
 
 from shoal.tools.bench.document import Document
 from shoal.tools.bench.report.charts import charts
-from shoal.tools.bench.report.compare import Change, Comparison, pairs
+from shoal.tools.bench.report.compare import Change, RunComparison, pairs
 from shoal.tools.bench.report.markdown import TITLES, context, headline
 from shoal.tools.bench.report.plots import Chart
-from shoal.tools.bench.report.sheets import Sheet, changes_sheet, duration, number, sheets, size
+from shoal.tools.bench.report.tables import ReportTable, changes_table, duration, number, size, tables
 
 FOLDER = Path(__file__).parent
 MOST_CHANGES = 12  # told one by one, the largest first
@@ -69,7 +69,7 @@ def _section(document: Document, *, alone: bool) -> Iterator[str]:
     if tiles:
         yield f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>'
     yield f'<div class="charts">{"".join(map(_figure, charts(document)))}</div>'
-    for sheet in sheets(document):
+    for sheet in tables(document):
         yield _table(sheet)
     yield _facts(document)
     yield "</section>\n"
@@ -161,7 +161,7 @@ _TILES = {
 }
 
 
-def _table(sheet: Sheet) -> str:
+def _table(sheet: ReportTable) -> str:
     head = "".join(f"<th{_side(at, sheet)}>{escape(name)}</th>" for at, name in enumerate(sheet.columns))
     rows = "".join(
         "<tr>" + "".join(f"<td{_side(at, sheet)}>{escape(cell)}</td>" for at, cell in enumerate(row)) + "</tr>"
@@ -173,7 +173,7 @@ def _table(sheet: Sheet) -> str:
     )
 
 
-def _side(at: int, sheet: Sheet) -> str:
+def _side(at: int, sheet: ReportTable) -> str:
     return "" if at < sheet.words else ' class="figure"'
 
 
@@ -200,7 +200,7 @@ def _plain(value: Any) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def _comparison(comparison: Comparison) -> str:
+def _comparison(comparison: RunComparison) -> str:
     kind = "worse" if comparison.worse else "better" if comparison.better else "same"
     largest = sorted(comparison.changed, key=lambda change: -abs(math.log(change.ratio or 1e-9)))[:MOST_CHANGES]
     rows = "".join(map(_change, largest))
@@ -214,7 +214,7 @@ def _comparison(comparison: Comparison) -> str:
         f'<section class="comparison {kind}"><h2>{escape(comparison.in_short.capitalize())}</h2>'
         f"{f'<ul class=changes>{rows}</ul>' if rows else ''}"
         f"{told}{left}"
-        f"{_table(changes_sheet(comparison))}</section>\n"
+        f"{_table(changes_table(comparison))}</section>\n"
     )
 
 

@@ -122,7 +122,7 @@ def strips(label: str, rows: Sequence[Strip], form: Format, *, mark: tuple[float
         canvas.text(left - 10, middle + 4, shortened(row.label, left - 12), "name", "end")
         canvas.line(x(min(row.values)), middle, x(max(row.values)), middle, "range")
         for number, value in enumerate(row.values):
-            # Spread over five heights in turn: dots of equal values stay apart, and the picture is always the same.
+            # Five heights in turn keep dots of equal values apart, the same way every time.
             canvas.dot(x(value), middle + (number * 2 % 5 - 2) * 4.0, "faint s1", form(value), 3.0)
         for name, value, kind in (("P50", row.p50, "q1"), ("P95", row.p95, "q2"), ("P99", row.p99, "q3")):
             canvas.bar(x(value) - 1.5, middle - 13, 3.0, 26.0, kind, f"{name} {form(value)}", round=False)

@@ -9,13 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.tools.bench.document import Document
-from shoal.tools.bench.report.compare import Change, Comparison
+from shoal.tools.bench.report.compare import Change, RunComparison
 
 NONE = "–"
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class ReportTable:
     title: str
     columns: list[str]
     rows: list[list[str]]
@@ -35,14 +35,14 @@ class Sheet:
         return table
 
 
-def sheets(document: Document) -> list[Sheet]:
+def tables(document: Document) -> list[ReportTable]:
     found = _OF[document["kind"]](document)
     return [sheet for sheet in found if sheet.rows]
 
 
-def changes_sheet(comparison: Comparison, *, all: bool = True) -> Sheet:
+def changes_table(comparison: RunComparison, *, all: bool = True) -> ReportTable:
     shown = comparison.changes if all else comparison.changed
-    return Sheet(
+    return ReportTable(
         "What changed",
         ["run", "where", "figure", "verdict", "before", "after", "change", "interval"],
         [_change_row(change) for change in shown],
@@ -82,7 +82,7 @@ def with_unit(value: float, unit: str) -> str:
     return size(value) if unit == "B" else f"{value:,.3g}{' ' if unit else ''}{unit}"
 
 
-def _bench(document: Document) -> list[Sheet]:
+def _bench(document: Document) -> list[ReportTable]:
     runs = document["runs"]
     currency = document["settings"].get("currency") or ""
     speed = [
@@ -110,9 +110,9 @@ def _bench(document: Document) -> list[Sheet]:
     missing = [[run["name"], run["reason"]] for run in runs if run["reason"]]
     memory = next((run["memory"]["kind"] for run in runs if "memory" in run), "memory")
     return [
-        Sheet("Speed", speed, speeds),
-        Sheet("Latency", times, latencies, words=3),
-        Sheet(
+        ReportTable("Speed", speed, speeds),
+        ReportTable("Latency", times, latencies, words=3),
+        ReportTable(
             "Start and memory",
             [
                 "configuration",
@@ -128,8 +128,10 @@ def _bench(document: Document) -> list[Sheet]:
             starts,
             words=4,
         ),
-        Sheet("Edge cases", ["configuration", "text", "characters", "audio", "TTFA", "time", "RTF"], edges, words=2),
-        Sheet("Not available here", ["configuration", "why"], missing, words=2),
+        ReportTable(
+            "Edge cases", ["configuration", "text", "characters", "audio", "TTFA", "time", "RTF"], edges, words=2
+        ),
+        ReportTable("Not available here", ["configuration", "why"], missing, words=2),
     ]
 
 
@@ -160,7 +162,7 @@ def _edge(edge: dict[str, Any]) -> list[str]:
     return [f"{edge['characters']:,}", f"{edge['audio_seconds']:.1f} s", *times, number(rtf, 3)]
 
 
-def _engine(document: Document) -> list[Sheet]:
+def _engine(document: Document) -> list[ReportTable]:
     throughput, first, arrivals, steps, scheduler = [], [], [], [], []
     for run in document["runs"]:
         core = [run["engine"][key] for key in ("dtype", "rung")]
@@ -172,16 +174,16 @@ def _engine(document: Document) -> list[Sheet]:
     columns = ["type", "rung", "voices", "policy", "frames/s", "audio-s/s", "all live", "RTF", "TTFA P50", "P95"]
     cache = ["prefix cache", "voice", "prompt", "columns saved", "TTFA", "best", "CPU"]
     return [
-        Sheet("Throughput", [*columns, "per step", "steps", "frames / CPU-s"], throughput, words=4),
-        Sheet("First audio and the prefix cache", cache, first),
-        Sheet(
+        ReportTable("Throughput", [*columns, "per step", "steps", "frames / CPU-s"], throughput, words=4),
+        ReportTable("First audio and the prefix cache", cache, first),
+        ReportTable(
             "Requests that come at random",
             ["requests/s", "requests", "TTFA P50", "P95", "starved"],
             arrivals,
             words=0,
         ),
-        Sheet("One frame, the codec left out", ["voices", "step", "frames/s", "GPU busy"], steps, words=0),
-        Sheet("The scheduler alone", ["voices", "sequence-steps/s", "per CPU-s", "wanted"], scheduler, words=0),
+        ReportTable("One frame, the codec left out", ["voices", "step", "frames/s", "GPU busy"], steps, words=0),
+        ReportTable("The scheduler alone", ["voices", "sequence-steps/s", "per CPU-s", "wanted"], scheduler, words=0),
     ]
 
 
@@ -230,7 +232,7 @@ def _scheduler(told: dict[str, Any]) -> list[str]:
     return [str(told["voices"]), *(number(rate, 0) for rate in rates)]
 
 
-def _load(document: Document) -> list[Sheet]:
+def _load(document: Document) -> list[ReportTable]:
     runs, stages = document["runs"], []
     errors: list[list[str]] = []
     for run in runs:
@@ -241,9 +243,9 @@ def _load(document: Document) -> list[Sheet]:
     starved = [f"starved {1000 * buffer:.0f} ms" for buffer in _buffers(runs)]
     columns = ["server", "load", "requests", "TTFA P50", "P95", "P99", "time P50", "RTF P50", "audio-s/s"]
     return [
-        Sheet("Load", [*columns, "goodput/s", "good", *starved, "errors"], stages, words=2),
-        Sheet("Highest rate that keeps the objective", ["server", "requests/s"], found),
-        Sheet("Errors", ["server", "load", "error", "requests"], errors, words=3),
+        ReportTable("Load", [*columns, "goodput/s", "good", *starved, "errors"], stages, words=2),
+        ReportTable("Highest rate that keeps the objective", ["server", "requests/s"], found),
+        ReportTable("Errors", ["server", "load", "error", "requests"], errors, words=3),
     ]
 
 
@@ -266,10 +268,10 @@ def _stage(stage: dict[str, Any]) -> list[str]:
     ]
 
 
-def _quality(document: Document) -> list[Sheet]:
+def _quality(document: Document) -> list[ReportTable]:
     columns = ["configuration", "clips", "WER %", "CER %", "MOS", "voice sim.", "faults", "WER change", "MOS change"]
     rows = [[run["name"], *_judged(run)] for run in document["runs"]]
-    return [Sheet("Quality", columns, rows)]
+    return [ReportTable("Quality", columns, rows)]
 
 
 def _judged(run: dict[str, Any]) -> list[str]:
@@ -289,7 +291,7 @@ def _difference(told: dict[str, Any] | None, digits: int) -> str:
     return f"{told['difference']:+.{digits}f}{inside}"
 
 
-def _scaling(document: Document) -> list[Sheet]:
+def _scaling(document: Document) -> list[ReportTable]:
     rows = [
         [run["name"], f"{point['size']:,g} {run['unit']}", duration(point["median"])]
         for run in document["runs"]
@@ -297,8 +299,8 @@ def _scaling(document: Document) -> list[Sheet]:
     ]
     fits = [[run["name"], run["law"], number(run["exponent"]), number(run["expected"])] for run in document["runs"]]
     return [
-        Sheet("Growth", ["part", "law", "measured exponent", "expected"], fits, words=2),
-        Sheet("Measured", ["part", "size", "time"], rows),
+        ReportTable("Growth", ["part", "law", "measured exponent", "expected"], fits, words=2),
+        ReportTable("Measured", ["part", "size", "time"], rows),
     ]
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from shoal.codec.layers import run
 from shoal.codec.streaming import NoPast, StreamingDecoder
-from shoal.tools.verify.comparison import AUDIO, INTERMEDIATE, STREAMED, Comparison, close, equal
-from shoal.tools.verify.golden import Golden, Named
+from shoal.tools.verify.comparison import AUDIO, INTERMEDIATE, STREAMED, ParityComparison, close, equal
+from shoal.tools.verify.golden import Golden, TensorFile
 
 # Frames per piece; what is left over is the last piece.
 IRREGULAR = (1, 1, 3, 5, 2, 7, 11, 1, 4)
@@ -17,7 +17,7 @@ SLOTS = {1: (3, 1, 6, 2), 3: (1, 5, 4, 9)}  # two streams that advance side by s
 FIRST_SHORT_SAMPLE = 5000
 
 
-def decode(golden: Golden) -> Iterator[Comparison]:
+def decode(golden: Golden) -> Iterator[ParityComparison]:
     codec, stored = golden.codec, golden.tensors("codec/decode.safetensors")
     codes, quantizer = _codes(golden, stored, "codes"), codec.quantizer
     codec.reserve(codes.shape[-1])
@@ -29,7 +29,7 @@ def decode(golden: Golden) -> Iterator[Comparison]:
     yield close("codec/decode", "audio", codec.decode(codes)[0], stored["audio"], AUDIO)
 
 
-def prefixes(golden: Golden) -> Iterator[Comparison]:
+def prefixes(golden: Golden) -> Iterator[ParityComparison]:
     """The first frames alone sound like the beginning of the whole."""
     codec, stored = golden.codec, golden.tensors("codec/decode.safetensors")
     codes = _codes(golden, stored, "codes")
@@ -39,14 +39,14 @@ def prefixes(golden: Golden) -> Iterator[Comparison]:
             yield close("codec/prefixes", name, audio[0], stored[f"{name}.audio"], AUDIO)
 
 
-def out_of_range(golden: Golden) -> Iterator[Comparison]:
+def out_of_range(golden: Golden) -> Iterator[ParityComparison]:
     """A code beyond its codebook stands for the last entry."""
     stored = golden.tensors("codec/decode.safetensors")
     audio = golden.codec.decode(_codes(golden, stored, "out_of_range.codes"))
     yield close("codec/clamp", "out_of_range.audio", audio[0], stored["out_of_range.audio"], AUDIO)
 
 
-def streaming(golden: Golden) -> Iterator[Comparison]:
+def streaming(golden: Golden) -> Iterator[ParityComparison]:
     """One stream in irregular pieces, and two streams of other pieces in one batch."""
     group, codec, stored = "codec/streaming", golden.codec, golden.tensors("codec/decode.safetensors")
     codes = _codes(golden, stored, "codes")
@@ -57,7 +57,7 @@ def streaming(golden: Golden) -> Iterator[Comparison]:
         yield close(group, f"slot {slot} of two", audio, stored["audio"], AUDIO)
 
 
-def encode(golden: Golden) -> Iterator[Comparison]:
+def encode(golden: Golden) -> Iterator[ParityComparison]:
     codec, stored = golden.codec, golden.tensors("codec/encode.safetensors")
     samples, length = _samples(golden, stored["pcm"]), codec.config.frame_length
     whole = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % length))
@@ -70,7 +70,7 @@ def encode(golden: Golden) -> Iterator[Comparison]:
     yield equal("codec/encode", "codes", codec.encode(samples)[0], stored["codes"])
 
 
-def short_recordings(golden: Golden) -> Iterator[Comparison]:
+def short_recordings(golden: Golden) -> Iterator[ParityComparison]:
     """Around the length of one frame, where padding decides."""
     codec, stored = golden.codec, golden.tensors("codec/encode.safetensors")
     for name in stored.parts("codes"):
@@ -78,7 +78,7 @@ def short_recordings(golden: Golden) -> Iterator[Comparison]:
         yield equal("codec/short", name, codec.encode(_samples(golden, pcm))[0], stored[f"{name}.codes"])
 
 
-def _codes(golden: Golden, stored: Named, name: str) -> Tensor:
+def _codes(golden: Golden, stored: TensorFile, name: str) -> Tensor:
     return stored[name].long()[None].to(golden.device)
 
 

@@ -7,7 +7,7 @@ from shoal.errors import AudioError
 LONGEST_HEADER = 4096
 
 
-class SoundMeter:
+class AudioMeter:
     """Fed with bytes, tells how many seconds of audio were in them. Raises AudioError for a WAV that is none."""
 
     def __init__(self, sample_rate: int) -> None:

@@ -15,24 +15,24 @@ from shoal.model.generate import generate_columns
 from shoal.model.sampling import SamplingRows
 from shoal.model.slow import Head
 from shoal.speech import Sampling
-from shoal.tools.verify.comparison import LOGITS, PROBABILITIES, QUANTISED, Comparison, close, equal
-from shoal.tools.verify.golden import Case, Golden, Named
+from shoal.tools.verify.comparison import LOGITS, PROBABILITIES, QUANTISED, ParityComparison, close, equal
+from shoal.tools.verify.golden import Case, Golden, TensorFile
 
 ROUNDING = 1e-6  # what a sum of probabilities in fp32 may be off by
 
 
-def prefill(golden: Golden, family: Family) -> Iterator[Comparison]:
+def prefill(golden: Golden, family: Family) -> Iterator[ParityComparison]:
     model, stored = golden.model(family), golden.tensors(f"{family}/prefill.safetensors")
     yield from _prompts(golden, family, model, stored, f"{family}/prefill", LOGITS)
 
 
-def fast(golden: Golden, family: Family) -> Iterator[Comparison]:
+def fast(golden: Golden, family: Family) -> Iterator[ParityComparison]:
     stored = golden.tensors(f"{family}/fast.safetensors")
     logits = _fast_logits(golden, golden.model(family), stored["hidden"], stored["codes"])
     yield close(f"{family}/fast", "logits", logits, stored["logits"], LOGITS)
 
 
-def sampler(golden: Golden, family: Family) -> Iterator[Comparison]:
+def sampler(golden: Golden, family: Family) -> Iterator[ParityComparison]:
     """Probabilities, and which entries are left at all."""
     group, stored = f"{family}/sampler", golden.tensors(f"{family}/sampler.safetensors")
     for case in golden.cases(f"{family}/sampler.json"):
@@ -46,14 +46,14 @@ def sampler(golden: Golden, family: Family) -> Iterator[Comparison]:
         yield equal(group, f"{name}.survivors", ours > 0, theirs > 0)
 
 
-def legal_ids(golden: Golden) -> Iterator[Comparison]:
+def legal_ids(golden: Golden) -> Iterator[ParityComparison]:
     """The head cut to its legal rows holds exactly the ids that upstream's constraint lets through."""
     allowed = golden.tensors("s2/sampler.safetensors")["constraint_bias"] == 0
     ids = Head(golden.model("s2").slow).ids.sort().values
     yield equal("s2/legal", "ids", ids, allowed.nonzero().flatten())
 
 
-def decode(golden: Golden, family: Family) -> Iterator[Comparison]:
+def decode(golden: Golden, family: Family) -> Iterator[ParityComparison]:
     """Greedy frames, and the hidden states behind them in one teacher-forced pass."""
     group, stored = f"{family}/decode", golden.tensors(f"{family}/decode.safetensors")
     model = golden.model(family)
@@ -67,7 +67,7 @@ def decode(golden: Golden, family: Family) -> Iterator[Comparison]:
         yield close(group, f"{case['name']}.hidden", hidden, stored[f"{case['name']}.hidden"], LOGITS)
 
 
-def decode_with_noise(golden: Golden, family: Family) -> Iterator[Comparison]:
+def decode_with_noise(golden: Golden, family: Family) -> Iterator[ParityComparison]:
     """Sampled frames, with the very noise upstream drew."""
     model = golden.model(family)
     for case in golden.cases(f"{family}/decode.json"):
@@ -79,7 +79,7 @@ def decode_with_noise(golden: Golden, family: Family) -> Iterator[Comparison]:
         yield equal(f"{family}/noise", f"{case['name']}.frames", ours, stored["frames"])
 
 
-def repetition(golden: Golden) -> Iterator[Comparison]:
+def repetition(golden: Golden) -> Iterator[ParityComparison]:
     """S2's redraw of repeated tokens, one decision at a time."""
     model, stored = golden.model("s2"), golden.tensors("s2/ras.safetensors")
     head = _head(model)
@@ -92,7 +92,7 @@ def repetition(golden: Golden) -> Iterator[Comparison]:
         yield equal("s2/ras", f"{name} {case['kind']}", token, torch.tensor([case["token"]]))
 
 
-def int8(golden: Golden) -> Iterator[Comparison]:
+def int8(golden: Golden) -> Iterator[ParityComparison]:
     group, model, stored = "quant/int8", golden.int8_model(), golden.tensors("quant/int8.safetensors")
     yield from _prompts(golden, "s1", model, stored, group, QUANTISED)
     first = golden.tensors("s1/fast.safetensors")
@@ -103,14 +103,14 @@ def int8(golden: Golden) -> Iterator[Comparison]:
     yield equal(group, "decode.frames", ours, stored["decode.frames"])
 
 
-def int4(golden: Golden) -> Iterator[Comparison]:
+def int4(golden: Golden) -> Iterator[ParityComparison]:
     stored = golden.tensors("quant/int4_g128_unpacked.safetensors")
     yield from _prompts(golden, "s1", golden.int4_model(), stored, "quant/int4", QUANTISED)
 
 
 def _prompts(
-    golden: Golden, family: Family, model: DualAR, stored: Named, group: str, tolerance: float
-) -> Iterator[Comparison]:
+    golden: Golden, family: Family, model: DualAR, stored: TensorFile, group: str, tolerance: float
+) -> Iterator[ParityComparison]:
     """Whatever is stored for each prompt: logits and hidden state of the last column, hidden states of all."""
     head = Head(model.slow, whole=True)
     names = [name for name in stored.parts("logits") if name != "fast"]
@@ -195,7 +195,7 @@ def _state_after(golden: Golden, model: DualAR, case: Case) -> FrameState:
 class _StoredNoise:
     """The noise of a stored decode: by frame, for the columns that the head has."""
 
-    def __init__(self, stored: Named, head: Head, device: str) -> None:
+    def __init__(self, stored: TensorFile, head: Head, device: str) -> None:
         names = ("noise_main",) if "noise_main" in stored else ("noise_normal", "noise_high")
         self.main = [stored[name].float().to(device)[:, head.ids] for name in names]
         self.residual = stored["noise_residual"].float().to(device)
@@ -209,7 +209,7 @@ class _StoredNoise:
 class _StoredDraws:
     """The noise of a single decision: the usual draw and the one from the flatter distribution."""
 
-    def __init__(self, stored: Named, case: str, head: Head, device: str) -> None:
+    def __init__(self, stored: TensorFile, case: str, head: Head, device: str) -> None:
         self.usual, self.other = (
             stored[f"{case}.{name}"].float().to(device)[head.ids][None] for name in ("noise_normal", "noise_high")
         )
