@@ -25,6 +25,7 @@ from shoal.config import EngineConfig
 from shoal.engine.memory.limit import read_cap
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
+from shoal.paths import config_directory, state_directory
 from shoal.quantize.modes import WeightModes
 from shoal.voices.store import voice_directory
 
@@ -319,19 +320,6 @@ def read_settings(
 def usual_keys_file() -> Path | None:
     file = config_directory() / "keys.json"
     return file if file.exists() else None
-
-
-def config_directory() -> Path:
-    return _directory("XDG_CONFIG_HOME", ".config")
-
-
-def state_directory() -> Path:
-    return _directory("XDG_STATE_HOME", ".local/state")
-
-
-def _directory(variable: str, usual: str) -> Path:
-    chosen = os.environ.get(variable)
-    return (Path(chosen) if chosen else Path.home() / usual) / "shoal"
 
 
 def _in_our_unit(name: str, value: str) -> str:

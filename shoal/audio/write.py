@@ -4,12 +4,9 @@ Samples go to a hidden file beside the target, which takes the name when everyth
 and devices have no name to take: they get the stream as it comes.
 """
 
-import os
-import secrets
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
@@ -17,7 +14,7 @@ from typing import BinaryIO, Protocol, Self
 from shoal.audio.encode import Writing, encoder
 from shoal.audio.formats import format_of
 from shoal.audio.pcm import Samples
-from shoal.errors import OutputError
+from shoal.paths import AtomicFile, output_errors
 
 STDOUT = Path("-")
 
@@ -143,11 +140,11 @@ class ReplacedOutput:
         # `stat` only.
         with suppress(FileNotFoundError):
             path.stat()
-        self._target = path.resolve()
-        self._hidden = self._target.with_name(f".shoal-{secrets.token_hex(8)}.part")
-        self._file = self._hidden.open("x+b")
+        target = path.resolve()
+        self._replacement = AtomicFile(target)
         try:
-            self._writing = Writing(format, sample_rate, self._file, output_rate=output_rate, bitrate=bitrate)
+            file = self._replacement.file
+            self._writing = Writing(format, sample_rate, file, output_rate=output_rate, bitrate=bitrate)
         except BaseException:
             self.discard()
             raise
@@ -157,24 +154,12 @@ class ReplacedOutput:
 
     def commit(self) -> None:
         self._writing.close()
-        self._file.flush()
-        # Some file systems report a full disk only here; and a name must not outlive the bytes it promises.
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._hidden.replace(self._target)
+        self._replacement.commit()
 
     def discard(self) -> None:
-        # Closed before the writer is dropped: a writer that sees a closed file does not try to end it.
-        with suppress(OSError):
-            self._file.close()
-        with suppress(OSError):
-            self._hidden.unlink()
+        # The file is closed before the writer is dropped: a writer that sees a closed file does not try to end it.
+        self._replacement.discard()
 
 
-@contextmanager
-def _reasons(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        place = "standard output" if path == STDOUT else path
-        raise OutputError(f"Cannot write {place}: {error.strerror or error}.") from error
+def _reasons(path: Path) -> AbstractContextManager[None]:
+    return output_errors("standard output" if path == STDOUT else path)

@@ -4,12 +4,12 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from shoal.errors import InvalidRequest, OutputError
+from shoal.errors import InvalidRequest
+from shoal.paths import output_errors, sync_directory
 
 OPENING = b'{"line": '  # of every entry
 
@@ -40,13 +40,13 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._directory, self._writing = path.parent, threading.Lock()
-        with writing(path):
+        with output_errors(path):
             self._file = path.open("a+b")
             self._file.truncate(sum(len(raw) for raw in _whole_lines(path)))
 
     def add(self, entries: list[Entry]) -> None:
         """Make entries last: after this, a power cut does not undo them, nor the names of their files."""
-        with self._writing, writing(self._directory):
+        with self._writing, output_errors(self._directory):
             sync_directory(self._directory)
             self._file.write(b"".join(entry.encoded() for entry in entries))
             self._file.flush()
@@ -69,36 +69,6 @@ def read_journal(path: Path) -> Iterator[Entry]:
                 yield Entry(**json.loads(raw))
             except (ValueError, TypeError):
                 raise foreign from None
-
-
-def put_file(path: Path, content: bytes) -> None:
-    """A whole file under its name, or none. Raises OutputError."""
-    hidden = path.with_name(f".shoal-{os.getpid()}-{path.name}.part")
-    with writing(path):
-        try:
-            with hidden.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            hidden.replace(path)
-        finally:
-            hidden.unlink(missing_ok=True)
-
-
-def sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise OutputError(f"cannot write {path}: {problem.strerror or problem}") from problem
 
 
 def _torn(raw: bytes) -> bool:

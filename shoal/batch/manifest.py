@@ -4,22 +4,20 @@ While a batch runs, entries are added as lines are done. When it ends, they are 
 on other machines keep journals of their own beside it, which are taken in at the end, or by the next run.
 """
 
-import fcntl
 import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
-from shoal.batch.journal import Entry, Journal, put_file, read_journal, sync_directory, writing
+from shoal.batch.journal import Entry, Journal, read_journal
 from shoal.batch.lines import Task
 from shoal.errors import InvalidRequest
+from shoal.paths import PARTIAL_FILES, atomic_write, file_lock, output_errors, sync_directory
 
 MANIFEST = "manifest.jsonl"
 LOCK = ".shoal-batch.lock"
-PARTS = ".shoal-*.part"
 WORKERS = ".shoal-*.journal"
 
 
@@ -37,10 +35,10 @@ class Manifest:
         """Raises InvalidRequest, OutputError. At the end it is settled, however that comes."""
         manifest = cls(out)
         with ExitStack() as files:
-            with writing(out):
+            with output_errors(out):
                 out.mkdir(parents=True, exist_ok=True)
-                _lock(files.enter_context((out / LOCK).open("w")), out)
-                _clear(out, PARTS)
+                files.enter_context(_locked(out))
+                _clear(out, PARTIAL_FILES)
             manifest._take(manifest.path)  # before it is opened: that cuts off what is torn, and it may not be ours
             manifest._journal = files.enter_context(closing(Journal(manifest.path)))
             manifest._take_workers()
@@ -73,8 +71,8 @@ class Manifest:
         """One entry per line, those of other workers among them, in the order of the lines."""
         self._take_workers()
         entries = sorted(self._entries.values(), key=lambda entry: entry.line)
-        put_file(self.path, b"".join(entry.encoded() for entry in entries))
-        with writing(self.out):
+        atomic_write(self.path, b"".join(entry.encoded() for entry in entries))
+        with output_errors(self.out):
             sync_directory(self.out)
             _clear(self.out, WORKERS)
 
@@ -84,7 +82,7 @@ class Manifest:
 
     def _take(self, path: Path) -> None:
         """All but lines that were wrong: every run finds those anew, and some have been put right."""
-        with writing(path), suppress(FileNotFoundError):
+        with output_errors(path), suppress(FileNotFoundError):
             self._entries |= {_key(entry): entry for entry in read_journal(path) if entry.digest is not None}
 
 
@@ -98,11 +96,14 @@ def worker_journal(out: Path) -> Journal:
     return Journal(out / f".shoal-{os.getpid()}-{secrets.token_hex(4)}.journal")
 
 
-def _lock(lock: IO[str], out: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InvalidRequest(f"another batch writes to {out}; wait for it or choose another -o") from None
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(file_lock(out / LOCK, wait=False))
+        except BlockingIOError:
+            raise InvalidRequest(f"another batch is writing to {out}: wait for it or choose another -o") from None
+        yield
 
 
 def _clear(out: Path, pattern: str) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 from shoal.api.config import Limits
 from shoal.api.engine_client import Loaded
 from shoal.api.output import Renderer
-from shoal.batch.journal import Entry, put_file
+from shoal.batch.journal import Entry
 from shoal.batch.lines import Defaults, LineBody, Task, parse_line
 from shoal.errors import InvalidRequest, OutputError, ShoalError
+from shoal.paths import atomic_write
 from shoal.server.routes.fish import fish_request
 from shoal.speech import FinishReason, Samples, SpeechRequest
 
@@ -69,5 +70,5 @@ class Speaker:
     def _write(self, path: Path, body: LineBody, samples: Samples) -> int:
         renderer = Renderer(body.rendering(), self.loaded.service.sample_rate, stream=False)
         content = renderer.feed(samples) + renderer.finish()
-        put_file(path, content)
+        atomic_write(path, content)
         return len(content)

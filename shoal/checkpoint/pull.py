@@ -20,6 +20,7 @@ from shoal.checkpoint.find import SHORT_NAMES, Source, cached_snapshot
 from shoal.checkpoint.layout import CODEC_FILES, MODEL_FILES, missing_files
 from shoal.checkpoint.profile import FILE as PROFILE
 from shoal.errors import CheckpointError, InvalidRequest, ModelNotFound, OutputError
+from shoal.paths import atomic_write, output_errors
 
 # The licence comes along because these weights have one of their own.
 SMALL_FILES = (
@@ -132,12 +133,8 @@ def _make_plain(files: Iterable[Path]) -> None:
     for file in files:
         if not file.is_symlink():
             continue
-        copy = file.with_name(f".{file.name}.part")
-        try:
-            shutil.copyfile(file, copy)
-            copy.replace(file)
-        except OSError as problem:
-            raise OutputError(f"cannot write {file}: {problem.strerror}") from problem
+        with output_errors(file):
+            atomic_write(file, file.read_bytes())
 
 
 def _fetch_to(to: Path, source: Source, files: dict[str, int | None], hub: Hub) -> Path:

@@ -183,8 +183,8 @@ def server_extra() -> Iterator[None]:
 
 def _key_file(file: Path | None) -> "KeyFile":
     origin = resolve_settings({}, None, None)
+    from shoal.paths import config_directory
     from shoal.server.keys import KeyFile
-    from shoal.settings import config_directory
 
     return KeyFile(file or origin.settings.keys_file or config_directory() / "keys.json")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import EngineStopped, InvalidRequest, MissingExtra
+from shoal.paths import atomic_write, state_directory
 
 # Read when Ray is imported. Nothing is told to its makers; and what runs on one machine is heard on that machine only.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -48,7 +49,7 @@ def local_ray(*, logs: bool) -> Iterator[None]:
     )
     _end_quietly()
     _ours().parent.mkdir(parents=True, exist_ok=True)
-    _ours().write_text(ray.get_runtime_context().gcs_address)
+    atomic_write(_ours(), ray.get_runtime_context().gcs_address.encode())
     try:
         yield
     finally:
@@ -89,8 +90,7 @@ def joined_ray(address: str) -> Iterator[None]:
 
 def _ours() -> Path:
     """Where `local_ray` writes down its address for other commands of the same user."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "shoal" / "cluster-address"
+    return state_directory() / "cluster-address"
 
 
 def check_room(replicas: int, cpus: float, gpus: float) -> None:

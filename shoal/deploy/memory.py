@@ -11,13 +11,3 @@ def usable_bytes(limits: tuple[Path, ...] = CGROUP_LIMITS) -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     given = [int(path.read_text()) for path in limits if path.is_file() and path.read_text().strip().isdigit()]
     return min(total, *given) if given else total
-
-
-def process_bytes(pid: int | None) -> int:
-    """What a process has in memory now; nothing when it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    lines = (line.split() for line in status.splitlines())
-    return next((int(line[1]) * 1024 for line in lines if line and line[0] == "VmRSS:"), 0)

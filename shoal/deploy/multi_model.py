@@ -27,11 +27,12 @@ from starlette.types import Receive, Scope, Send
 
 from shoal.api.config import ServerConfig
 from shoal.api.host import Host
-from shoal.deploy.memory import process_bytes, usable_bytes
+from shoal.deploy.memory import usable_bytes
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import ShoalError
 from shoal.metrics import Metrics
+from shoal.paths import rss_bytes
 from shoal.server.app import create_app
 from shoal.server.error_responses import LastAnswer, fish_shape
 from shoal.server.error_responses import problem as told
@@ -161,7 +162,13 @@ class Shelf:
             # Nobody else knows of this engine: it would keep memory that is in no count.
             await asyncio.to_thread(supervisor.close)
             raise
-        return Shelved(name, url, app, expected, lambda: process_bytes(supervisor.process_id), life)
+        return Shelved(name, url, app, expected, lambda: _engine_bytes(supervisor), life)
+
+
+def _engine_bytes(supervisor: Supervisor) -> int:
+    """Return the resident memory of the engine process; 0 while it is not running."""
+    pid = supervisor.process_id
+    return 0 if pid is None else rss_bytes(pid)
 
 
 def expected_bytes(directory: Path, source: EngineSource) -> int:

@@ -9,13 +9,14 @@ the frame before has left is there.
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from shoal.paths import cache_directory
 
 __all__ = [
     "await_previous",
@@ -33,8 +34,8 @@ __all__ = [
 
 # Compiled kernels are kept between starts, beside everything else we keep; Triton's key holds the source, the card and
 # the compiler. Set before Triton is imported, and only where nobody has chosen another place.
-KEPT = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "shoal" / "triton"  # noqa: PTH111 - Path raises without a home
-os.environ.setdefault("TRITON_CACHE_DIR", str(KEPT))
+with suppress(RuntimeError):  # a user without a home directory: Triton's own default
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))
 
 try:
     import triton

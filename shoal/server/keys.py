@@ -8,7 +8,8 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 from shoal.api.config import KeyLimits
 from shoal.errors import InvalidRequest
-from shoal.server.whole_file import changing, write_whole
+from shoal.paths import atomic_write, file_lock, output_errors
 
 PREFIX = "shoal_"
 SHORTEST = 16  # characters of a key that somebody chose by hand
@@ -94,7 +95,7 @@ class KeyFile:
             raise InvalidRequest("a key needs a name")
         secret = PREFIX + secrets.token_urlsafe(32)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with changing(self.path, "the keys"):
+        with self._locked():
             keys = self.read()
             if any(key.name == name for key in keys):
                 raise InvalidRequest(f"there is a key named {name!r} already")
@@ -103,16 +104,27 @@ class KeyFile:
 
     def revoke(self, name: str) -> None:
         """A running server refuses it within seconds. Raises InvalidRequest for a name that is not there."""
-        with changing(self.path, "the keys"):
+        with self._locked():
             keys = self.read()
             left = [key for key in keys if key.name != name]
             if len(left) == len(keys):
                 raise InvalidRequest(f"there is no key named {name!r} in {self.path}")
             self._write(left)
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Exclude other writers, in all processes, from reading the keys to writing them back. Raises OutputError."""
+        # The lock is on a file beside the keys: an atomic write replaces the file itself.
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        with ExitStack() as stack:
+            with output_errors(self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(file_lock(lock, private=True))
+            yield
+
     def _write(self, keys: list[Key]) -> None:
         content = json.dumps({"keys": [_entry(key) for key in keys]}, indent=2) + "\n"
-        write_whole(self.path, content, "the keys")
+        atomic_write(self.path, content.encode(), private=True)
 
 
 def _entry(key: Key) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.api.admission import Meters, Spent
 from shoal.errors import ShoalError
-from shoal.server.whole_file import write_whole
+from shoal.paths import atomic_write, output_errors
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,9 @@ class UsageFile:
     def write(self, spent: dict[str, Spent]) -> None:
         """Raises OutputError."""
         keys = {name: {"day": each.day, "seconds": round(each.seconds, 3)} for name, each in spent.items()}
-        write_whole(self.path, json.dumps({"keys": keys}, indent=2) + "\n", "the usage of the keys")
+        with output_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.path, (json.dumps({"keys": keys}, indent=2) + "\n").encode(), private=True)
 
 
 class UsageKeeper:

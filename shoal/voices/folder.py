@@ -27,6 +27,7 @@ import numpy as np
 
 from shoal.audio.decode import Recording
 from shoal.errors import InvalidRequest
+from shoal.paths import sync_directory
 from shoal.text.prompt import Codes
 from shoal.voices.voice import BrokenVoice, VoiceLimits, check_transcript
 
@@ -300,15 +301,6 @@ def write_file(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync_directory(path: Path) -> None:
-    """Names in a directory survive a power cut only after this."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def reason(problem: OSError) -> str:

@@ -7,7 +7,6 @@ store is opened while no other process is writing.
 """
 
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -18,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from shoal.errors import InvalidRequest, OutputError, VoiceNotFound
+from shoal.paths import data_directory, file_lock, sync_directory
 from shoal.text.prompt import Codes, Reference
 from shoal.voices.folder import (
     Folder,
@@ -27,7 +27,6 @@ from shoal.voices.folder import (
     codes_name,
     open_folder,
     reason,
-    sync_directory,
     write_codes,
     write_folder,
 )
@@ -58,8 +57,7 @@ def voice_directory() -> Path:
     chosen = os.environ.get("SHOAL_VOICES")
     if chosen:
         return Path(chosen)
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "shoal" / "voices"
+    return data_directory() / "voices"
 
 
 class VoiceStore:
@@ -274,7 +272,7 @@ class VoiceStore:
     @contextmanager
     def _workspace(self) -> Iterator[Path]:
         """A new directory on the same file system, removed at the end. The lock tells others that its owner lives."""
-        with _locked(self._directory, fcntl.LOCK_SH):
+        with file_lock(self._directory, shared=True):
             path = self._directory / f"{WORKSPACE}{secrets.token_hex(8)}"
             path.mkdir()
             try:
@@ -285,22 +283,12 @@ class VoiceStore:
     def _sweep(self) -> None:
         """Remove what crashes left. With the exclusive lock nobody is writing, so every workspace is abandoned."""
         try:
-            with _locked(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with file_lock(self._directory, wait=False):
                 for path in self._directory.glob(f"{WORKSPACE}*"):
                     logger.info("removing %s, left by an interrupted write", path.name)
                     shutil.rmtree(path, ignore_errors=True)
         except OSError:
             return  # somebody is writing, or the file system has no locks: the next start may do it
-
-
-@contextmanager
-def _locked(directory: Path, operation: int) -> Iterator[None]:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, operation)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _names(root: Path) -> list[str]:

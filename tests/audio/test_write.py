@@ -201,7 +201,7 @@ def test_a_reader_that_goes_away_is_an_output_error():
     ) as process:
         process.stdout.read(100)
         process.stdout.close()
-        assert process.stderr.read() == b"Cannot write standard output: Broken pipe.\n"
+        assert process.stderr.read() == b"cannot write standard output: Broken pipe\n"
     assert process.returncode == OutputError.exit_code
 
 

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.batch.journal import Entry, put_file
+from shoal.batch.journal import Entry
 from shoal.batch.lines import Defaults, Input, Task
 from shoal.batch.manifest import MANIFEST, Manifest, worker_journal
 from shoal.batch.run import survey
 from shoal.errors import InvalidRequest, OutputError
+from shoal.paths import atomic_write
 
 
 def task(number: int, *, name: str | None = None, digest: str = "d") -> Task:
@@ -21,7 +22,7 @@ def task(number: int, *, name: str | None = None, digest: str = "d") -> Task:
 
 def done(out: Path, number: int, *, digest: str = "d") -> Entry:
     """An entry, and the file it tells of."""
-    put_file(out / f"{number:06d}.wav", b"sound")
+    atomic_write(out / f"{number:06d}.wav", b"sound")
     return Entry(number, f"{number:06d}", "done", digest, file=f"{number:06d}.wav", size=5, audio_seconds=1.0)
 
 

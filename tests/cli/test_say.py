@@ -255,7 +255,7 @@ def test_a_listener_who_leaves_ends_the_speech() -> None:
     process.stdout = None
     err = said(process)
     assert process.returncode == 10
-    assert err == "error: Cannot write standard output: Broken pipe.\n"
+    assert err == "error: cannot write standard output: Broken pipe\n"
 
 
 def test_the_compiler_is_left_alone_until_somebody_compiles(tmp_path: Path) -> None:

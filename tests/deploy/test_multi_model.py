@@ -2,7 +2,6 @@
 
 import asyncio
 import multiprocessing
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 from shoal.api.config import Limits, ServerConfig
 from shoal.config import EngineConfig
 from shoal.deploy.container import many_models, settings_of
-from shoal.deploy.memory import process_bytes, usable_bytes
+from shoal.deploy.memory import usable_bytes
 from shoal.deploy.multi_model import Shelf, Shelved, multi_model_app
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import ShoalError
@@ -154,8 +153,3 @@ def test_a_container_has_what_it_is_given(tmp_path: Path) -> None:
     machine = usable_bytes(())
     assert usable_bytes((tmp_path / "max",)) == 1 << 20
     assert usable_bytes((tmp_path / "none", tmp_path / "missing")) == machine > 1 << 20
-
-
-def test_memory_of_a_process_is_measured() -> None:
-    assert process_bytes(os.getpid()) > 10 << 20
-    assert process_bytes(None) == 0

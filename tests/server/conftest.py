@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from shoal.audio.encode import encode_whole
+from shoal.paths import rss_bytes
 
 START_SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
@@ -60,8 +61,7 @@ class Serving:
 
     def memory(self) -> int:
         """Bytes of the server's own process, without the engine's."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) * 1024
+        return rss_bytes(self.process.pid)
 
 
 def free_port() -> int:

@@ -58,7 +58,7 @@ def test_a_broken_file_counts_as_none(tmp_path: Path, content: str) -> None:
 def test_a_disk_that_refuses_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "state").write_text("a file where a directory should be")
     used_up(UsageFile(tmp_path / "state" / "usage.json"))
-    assert "could not be written" in caplog.text
+    assert "cannot write" in caplog.text
 
 
 def test_without_quotas_nothing_is_written(tmp_path: Path) -> None:

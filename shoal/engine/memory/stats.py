@@ -1,30 +1,22 @@
 """What the engine's process holds, on the device and on the host, and how it gives some back."""
 
 import logging
-from pathlib import Path
 
 import torch
+
+from shoal.paths import rss_bytes
 
 logger = logging.getLogger(__name__)
 
 
 def memory_figures(device: torch.device) -> dict[str, dict[str, int]]:
     """Bytes. `vram` is of the whole device, whoever uses it, and of our tensors; a CPU has none."""
-    figures = {"host": {"resident": resident_bytes()}}
+    figures = {"host": {"resident": rss_bytes()}}
     if device.type == "cuda":
         free, everything = torch.cuda.mem_get_info(device)
         allocated = torch.cuda.memory_allocated(device)
         figures["vram"] = {"used": everything - free, "all": everything, "allocated": allocated}
     return figures
-
-
-def resident_bytes() -> int:
-    """Of this process; 0 where the system does not tell."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS")), 0)
 
 
 def ran_out(problem: BaseException) -> bool:

@@ -1,10 +1,8 @@
 """How much memory is in use: of the device where there is one, of this process on a CPU."""
 
-import resource
-import sys
-from pathlib import Path
-
 import torch
+
+from shoal.paths import peak_rss_bytes, rss_bytes
 
 
 class MemoryGauge:
@@ -20,23 +18,10 @@ class MemoryGauge:
     def now(self) -> int:
         if self._device.type == "cuda":
             return torch.cuda.memory_reserved(self._device)
-        return resident_bytes()
+        return rss_bytes() or peak_rss_bytes()
 
     def peak(self) -> int:
         """The most it has been since the process began."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_reserved(self._device)
-        return max(peak_resident_bytes(), self.now())
-
-
-def resident_bytes() -> int:
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return peak_resident_bytes()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) * 1024
-
-
-def peak_resident_bytes() -> int:
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+        return max(peak_rss_bytes(), self.now())

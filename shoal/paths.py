@@ -1,0 +1,157 @@
+"""User directories, atomic file writes, file locks and process memory, on every platform that Shoal imports on."""
+
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shoal.errors import OutputError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+    import resource
+
+PARTIAL_FILES = ".shoal-*.part"  # glob for the temporary files of AtomicFile, which a killed process leaves behind
+
+
+def config_directory() -> Path:
+    return _user_directory("XDG_CONFIG_HOME", ".config")
+
+
+def data_directory() -> Path:
+    return _user_directory("XDG_DATA_HOME", ".local/share")
+
+
+def state_directory() -> Path:
+    return _user_directory("XDG_STATE_HOME", ".local/state")
+
+
+def cache_directory() -> Path:
+    return _user_directory("XDG_CACHE_HOME", ".cache")
+
+
+def _user_directory(variable: str, default: str) -> Path:
+    """Return this user's Shoal directory, which may not exist yet. Raises RuntimeError for a user without a home."""
+    base = os.environ.get(variable)
+    return (Path(base) if base else Path.home() / default) / "shoal"
+
+
+class AtomicFile:
+    """File that takes the name `path` when it is committed; a reader sees the old content or all of the new.
+
+    `file` is open for reading and writing. `private` makes the result readable by its owner only. All methods but
+    `discard` raise OSError.
+    """
+
+    def __init__(self, path: Path, *, private: bool = False) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".shoal-{secrets.token_hex(8)}.part")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        self.file = os.fdopen(os.open(self._temporary, flags, _mode(private)), "w+b")
+
+    def commit(self) -> None:
+        self.file.flush()
+        # Some file systems report a full disk only here, and the name must not become visible before the content.
+        os.fsync(self.file.fileno())
+        self.file.close()
+        self._temporary.replace(self._path)
+
+    def discard(self) -> None:
+        """Remove the temporary file. Does nothing after `commit`; never raises."""
+        with suppress(OSError):
+            self.file.close()
+        with suppress(OSError):
+            self._temporary.unlink()
+
+
+def atomic_write(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write and sync a whole file, replacing an existing one. Raises OutputError."""
+    with output_errors(path):
+        target = AtomicFile(path, private=private)
+        try:
+            target.file.write(content)
+            target.commit()
+        finally:
+            target.discard()
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power cut. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def file_lock(path: Path, *, shared: bool = False, wait: bool = True, private: bool = False) -> Iterator[None]:
+    """Hold an advisory lock on a file, which is created if missing, or on a directory.
+
+    Processes and threads exclude each other; holders with `shared` only exclude exclusive ones. Raises BlockingIOError
+    when the lock is held and `wait` is false, OSError when the file system has no locks. Windows has neither shared
+    locks nor locks on directories: both are an OSError there.
+    """
+    fd = _open_for_lock(path, private)
+    try:
+        _lock(fd, shared, wait)
+        yield
+    finally:
+        os.close(fd)  # releases the lock
+
+
+def _open_for_lock(path: Path, private: bool) -> int:
+    if path.is_dir():
+        return os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0))
+    return os.open(path, os.O_RDWR | os.O_CREAT, _mode(private))
+
+
+if sys.platform == "win32":
+
+    def _lock(fd: int, shared: bool, wait: bool) -> None:
+        if shared:
+            raise OSError(errno.ENOTSUP, "shared file locks are not supported on Windows")
+        try:
+            msvcrt.locking(fd, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(errno.EAGAIN, "the file is locked by another process") from error
+
+else:
+
+    def _lock(fd: int, shared: bool, wait: bool) -> None:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+
+
+@contextmanager
+def output_errors(output: object) -> Iterator[None]:
+    """Turn an OSError inside the block into an OutputError that names `output`, a path or a description."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+def rss_bytes(pid: int | None = None) -> int:
+    """Return the resident memory of a process, by default this one; 0 if it has ended or the system has no /proc."""
+    try:
+        status = Path(f"/proc/{pid or 'self'}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:")), 0)
+
+
+def peak_rss_bytes() -> int:
+    """Return the peak resident memory of this process; 0 on Windows."""
+    if sys.platform != "win32":
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    return 0
+
+
+def _mode(private: bool) -> int:
+    return 0o600 if private else 0o666
