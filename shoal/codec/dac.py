@@ -14,14 +14,14 @@ from shoal.codec.layers import (
     ResidualUnit,
     Snake,
     WindowTransformer,
-    run,
+    apply_layers,
 )
 from shoal.codec.quantizer import Quantizer
 from shoal.codec.streaming import NoPast, Past, SlotPast
 from shoal.errors import InvalidRequest
 
 
-class Block(nn.Module):
+class DacBlock(nn.Module):
     """A list of layers under the name that checkpoints give it."""
 
     def __init__(self, *layers: nn.Module) -> None:
@@ -29,10 +29,10 @@ class Block(nn.Module):
         self.block = nn.ModuleList(layers)
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        return run(self.block, x, past)
+        return apply_layers(self.block, x, past)
 
 
-class Encoder(nn.Module):
+class DacEncoder(nn.Module):
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
         self.block = nn.ModuleList((CausalConv(1, config.encoder_dim, KERNEL),))
@@ -46,19 +46,19 @@ class Encoder(nn.Module):
 
     def forward(self, samples: Tensor, past: Past) -> Tensor:
         """[n, 1, samples] -> [n, latent_dim, steps]"""
-        return run(self.block, samples, past)
+        return apply_layers(self.block, samples, past)
 
 
-def _encoder_block(config: CodecConfig, index: int, rate: int, steps_per_frame: int) -> Block:
+def _encoder_block(config: CodecConfig, index: int, rate: int, steps_per_frame: int) -> DacBlock:
     channels = config.encoder_dim * 2**index
     units = [ResidualUnit(channels, dilation) for dilation in DILATIONS]
     down = CausalConv(channels, 2 * channels, 2 * rate, stride=rate)
     transformer = config.encoder_transformer(index)
     tail = [] if transformer is None else [WindowTransformer(transformer, steps_per_frame)]
-    return Block(*units, Snake(channels), down, *tail)
+    return DacBlock(*units, Snake(channels), down, *tail)
 
 
-class Decoder(nn.Module):
+class DacDecoder(nn.Module):
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
         channels = config.decoder_dim
@@ -66,29 +66,29 @@ class Decoder(nn.Module):
         for rate in config.decoder_rates:
             up = CausalUpsample(channels, channels // 2, 2 * rate, rate)
             units = [ResidualUnit(channels // 2, dilation) for dilation in DILATIONS]
-            self.model.append(Block(Snake(channels), up, *units))
+            self.model.append(DacBlock(Snake(channels), up, *units))
             channels //= 2
         self.model.append(Snake(channels))
         self.model.append(CausalConv(channels, 1, KERNEL))
 
     def forward(self, latent: Tensor, past: Past) -> Tensor:
         """[n, latent_dim, steps] -> samples [n, 1, samples] in (-1, 1)"""
-        return torch.tanh(run(self.model, latent, past))
+        return torch.tanh(apply_layers(self.model, latent, past))
 
 
 class Codec(nn.Module):
     """Encode recordings, decode frames. Built without its encoder for servers that never encode."""
 
     # Frames per piece of a long utterance: bounds memory, and pieces are exact, so nobody hears them.
-    PIECE = 256
+    CHUNK_FRAMES = 256
 
     def __init__(self, config: CodecConfig, *, encoder: bool = True) -> None:
         super().__init__()
         self.config = config
         if encoder:
-            self.encoder = Encoder(config)
+            self.encoder = DacEncoder(config)
         self.quantizer = Quantizer(config, encoder=encoder)
-        self.decoder = Decoder(config)
+        self.decoder = DacDecoder(config)
 
     @property
     def device(self) -> torch.device:
@@ -114,7 +114,7 @@ class Codec(nn.Module):
         if frames == 0:
             return torch.zeros(len(samples), self.config.num_codebooks, 0, dtype=torch.long, device=samples.device)
         padded = nn.functional.pad(samples, (0, frames * length - samples.shape[-1]))
-        pieces = padded[:, None].split(self.PIECE * length, dim=-1)
+        pieces = padded[:, None].split(self.CHUNK_FRAMES * length, dim=-1)
         return torch.cat(self._in_pieces(self.encode_from, pieces, frames), dim=-1)
 
     @torch.inference_mode()
@@ -122,7 +122,7 @@ class Codec(nn.Module):
         """Codes [n, codebooks, T] -> samples [n, frame_length * T]"""
         if codes.shape[-1] == 0:
             return torch.zeros(len(codes), 0, device=codes.device)
-        pieces = codes.split(self.PIECE, dim=-1)
+        pieces = codes.split(self.CHUNK_FRAMES, dim=-1)
         return torch.cat(self._in_pieces(self.decode_from, pieces, codes.shape[-1]), dim=-1)
 
     def encode_from(self, samples: Tensor, past: Past) -> Tensor:
@@ -142,8 +142,8 @@ class Codec(nn.Module):
             return [work(pieces[0], NoPast())]
         rows = torch.arange(len(pieces[0]), device=self.device)
         past, done = SlotPast(len(rows), self.device), []
-        for start, piece in zip(range(0, frames, self.PIECE), pieces, strict=True):
-            past.open(rows, min(self.PIECE, frames - start), None)
+        for start, piece in zip(range(0, frames, self.CHUNK_FRAMES), pieces, strict=True):
+            past.open(rows, min(self.CHUNK_FRAMES, frames - start), None)
             done.append(work(piece, past))
             past.close()
         return done

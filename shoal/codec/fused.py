@@ -19,23 +19,23 @@ from torch.nn import functional as F
 from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, Snake, WindowLayer
 from shoal.kernels import residual_unit as unit
 from shoal.kernels.conv import Taps, conv, depthwise_norm, remember
-from shoal.kernels.cuda_graph import Captured, compile_ahead, to_host
+from shoal.kernels.cuda_graph import CapturedGraph, compile_ahead, to_host
 from shoal.kernels.linear import linear
 from shoal.kernels.packing import Packing
 from shoal.kernels.rms_norm import rms_norm
 from shoal.kernels.rope import rope_table
-from shoal.kernels.window_attention import MOST_STEPS, window_attention
+from shoal.kernels.window_attention import MAX_STEPS, window_attention
 
 if TYPE_CHECKING:
     from shoal.codec.dac import Codec
 
 # Frames that calls are made for. Beyond the last a larger one is no faster and only takes memory.
-FRAMES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-MOST_FRAMES = FRAMES[-1]
+FRAME_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+MAX_FRAMES = FRAME_BUCKETS[-1]
 # Streams that one launch resets.
 RESETS = 8
 # Positions of the rotary table: more than an hour and a half of speech in one stream.
-POSITIONS = 1 << 17
+MAX_POSITIONS = 1 << 17
 
 
 def pack_conv(layer: CausalConv, dtype: torch.dtype) -> Taps:
@@ -64,7 +64,7 @@ def _bias(layer: nn.Conv1d | nn.ConvTranspose1d) -> Tensor:
 
 
 @dataclass(slots=True)
-class Layer:
+class ConvLayer:
     """A convolution, the frequencies of the Snake behind it, and what it remembers of every slot."""
 
     taps: Taps
@@ -72,14 +72,14 @@ class Layer:
     past: Tensor | None
 
     @classmethod
-    def of(cls, taps: Taps, slots: int, following: Snake | None) -> Layer:
+    def of(cls, taps: Taps, slots: int, following: Snake | None) -> ConvLayer:
         alpha = None if following is None else following.alpha.detach().float().flatten().contiguous()
         shape = (slots, taps.steps, taps.weight.shape[2])
         return cls(taps, alpha, taps.weight.new_zeros(shape) if taps.steps else None)
 
 
 @dataclass(slots=True)
-class Mixer:
+class TransformerLayer:
     """A layer of the window transformer, its keys and values in rings."""
 
     wqkv: Tensor
@@ -92,10 +92,10 @@ class Mixer:
 
 
 @dataclass(slots=True)
-class Spread:
+class UpsampleStage:
     """A doubling of the rate and the ConvNeXt mix behind it."""
 
-    up: Layer
+    up: ConvLayer
     filters: Tensor
     norm: tuple[Tensor, Tensor, Tensor]  # bias of the filters, scale, shift
     eps: float
@@ -117,7 +117,7 @@ class FusedCodec:
             sizes = torch.tensor(quantizer.sizes, device=self.device)
             self.last, self.first = sizes - 1, sizes.cumsum(0) - sizes
             mixer = codec.config.transformer
-            self.rope = rope_table(POSITIONS, mixer.head_dim, mixer.rope_base, self.device)
+            self.rope = rope_table(MAX_POSITIONS, mixer.head_dim, mixer.rope_base, self.device)
             self.mixers = [self._mixer(cast(WindowLayer, layer)) for layer in quantizer.post_module.layers]
             self.norm = quantizer.post_module.norm.weight.detach().to(dtype)
             stages = [cast(nn.ModuleList, stage) for stage in quantizer.upsample]
@@ -158,7 +158,7 @@ class FusedCodec:
             x = linear(inner, mixer.w2, residual=x)
         return rms_norm(x, self.norm, config.norm_eps)
 
-    def _spread_out(self, x: Tensor, spread: Spread, packing: Packing) -> Tensor:
+    def _spread_out(self, x: Tensor, spread: UpsampleStage, packing: Packing) -> Tensor:
         x = self._apply(x, spread.up, packing)[0].view(-1, self.config.latent_dim)
         bias, scale, shift = spread.norm
         inner = depthwise_norm(x, spread.filters, bias, scale, shift, spread.eps, spread.past, packing)
@@ -179,10 +179,10 @@ class FusedCodec:
         return samples
 
     def _residual(
-        self, x: Tensor, turned: Tensor, inner: Layer, outer: Layer, packing: Packing
+        self, x: Tensor, turned: Tensor, inner: ConvLayer, outer: ConvLayer, packing: Packing
     ) -> tuple[Tensor, Tensor]:
         """x and snake(x) -> the same after a residual unit."""
-        if not unit.fits(*x.shape):
+        if not unit.should_fuse(*x.shape):
             middle = self._apply(turned, inner, packing, plain=False)[1]
             return self._apply(middle, outer, packing, residual=x)
         assert inner.past is not None
@@ -194,32 +194,32 @@ class FusedCodec:
         return done
 
     def _apply(
-        self, x: Tensor, layer: Layer, packing: Packing, *, plain: bool = True, residual: Tensor | None = None
+        self, x: Tensor, layer: ConvLayer, packing: Packing, *, plain: bool = True, residual: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         done = conv(x, layer.taps, layer.past, packing, alpha=layer.alpha, plain=plain, residual=residual)
         self._keep(x, layer, packing)
         return done
 
-    def _keep(self, x: Tensor, layer: Layer, packing: Packing) -> None:
+    def _keep(self, x: Tensor, layer: ConvLayer, packing: Packing) -> None:
         if layer.past is not None:
             remember(x, layer.past, packing)
 
-    def _mixer(self, layer: WindowLayer) -> Mixer:
+    def _mixer(self, layer: WindowLayer) -> TransformerLayer:
         config, attention, forward = self.config.transformer, layer.attention, layer.feed_forward
-        shape = (len(self.seen), config.window_size - 1 + MOST_STEPS, config.n_head, config.head_dim)
+        shape = (len(self.seen), config.window_size - 1 + MAX_STEPS, config.n_head, config.head_dim)
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
         wo = attention.wo.weight.float() * layer.attention_layer_scale.gamma[:, None]
         w2 = forward.w2.weight.float() * layer.ffn_layer_scale.gamma[:, None]
         w13 = torch.cat((forward.w1.weight, forward.w3.weight))
         wqkv, wo, w13, w2 = (each.detach().to(self.dtype).contiguous() for each in (attention.wqkv.weight, wo, w13, w2))
         norms = (layer.attention_norm.weight.detach().to(self.dtype), layer.ffn_norm.weight.detach().to(self.dtype))
-        return Mixer(wqkv, wo, w13, w2, norms, keys, values)
+        return TransformerLayer(wqkv, wo, w13, w2, norms, keys, values)
 
-    def _spread(self, up: CausalUpsample, mix: ConvNeXt) -> Spread:
+    def _spread(self, up: CausalUpsample, mix: ConvNeXt) -> UpsampleStage:
         filters = mix.dwconv.conv.weight.detach().squeeze(1).T.contiguous().to(self.dtype)
         norm = (_bias(mix.dwconv.conv), mix.norm.weight.detach().float(), mix.norm.bias.detach().float())
-        return Spread(
-            up=Layer.of(pack_upsample(up, self.dtype), len(self.seen), None),
+        return UpsampleStage(
+            up=ConvLayer.of(pack_upsample(up, self.dtype), len(self.seen), None),
             filters=filters,
             norm=norm,
             eps=mix.norm.eps,
@@ -228,7 +228,7 @@ class FusedCodec:
             narrow=pack_linear(mix.pwconv2, self.dtype, mix.gamma.detach().float()),
         )
 
-    def _decoder_layers(self, model: nn.ModuleList) -> list[Layer]:
+    def _decoder_layers(self, model: nn.ModuleList) -> list[ConvLayer]:
         """Every convolution in order, each with the Snake that comes next."""
         flat: list[nn.Module] = []
         for module in model:
@@ -239,9 +239,9 @@ class FusedCodec:
             following = next((each for each in flat[index + 1 :]), None)
             snake = following if isinstance(following, Snake) else None
             if isinstance(module, CausalConv):
-                layers.append(Layer.of(pack_conv(module, self.dtype), len(self.seen), snake))
+                layers.append(ConvLayer.of(pack_conv(module, self.dtype), len(self.seen), snake))
             elif isinstance(module, CausalUpsample):
-                layers.append(Layer.of(pack_upsample(module, self.dtype), len(self.seen), snake))
+                layers.append(ConvLayer.of(pack_upsample(module, self.dtype), len(self.seen), snake))
         return layers
 
 
@@ -280,7 +280,7 @@ class FusedReset:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FrameSpan:
     """Frames of a row, from `start` on, that one call decodes."""
 
     row: int
@@ -289,15 +289,15 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
+class PendingDecode:
     """Calls that have been launched; `rows` waits for what they make."""
 
-    calls: list[tuple[list[Part], Tensor]]  # with the samples of all parts, one behind the other
+    calls: list[tuple[list[FrameSpan], Tensor]]  # with the samples of all parts, one behind the other
     lengths: list[int]  # frames of each row
     step: int  # samples per frame
     ended: torch.cuda.Event | None
 
-    def rows(self) -> list[np.ndarray]:
+    def wait(self) -> list[np.ndarray]:
         """The samples of each row. The one place where the codec waits for the device."""
         if self.ended is not None:
             self.ended.synchronize()
@@ -317,33 +317,33 @@ class FusedDecoder:
         self.codec = codec
         self.past = FusedCodec(codec, slots, dtype)
         self._seen = [0] * slots
-        most = min(MOST_FRAMES, slots * MOST_STEPS)
-        sizes = [size for size in FRAMES if size < most] + [min(size for size in FRAMES if size >= most)]
-        self._calls = {size: Captured(FusedCall(self.past, size)) for size in sizes}
-        self._reset = Captured(FusedReset(self.past))
+        most = min(MAX_FRAMES, slots * MAX_STEPS)
+        sizes = [size for size in FRAME_BUCKETS if size < most] + [min(size for size in FRAME_BUCKETS if size >= most)]
+        self._calls = {size: CapturedGraph(FusedCall(self.past, size)) for size in sizes}
+        self._reset = CapturedGraph(FusedReset(self.past))
         self._stream = torch.cuda.Stream() if codec.device.type == "cuda" else None
         if capture:
             self._capture()
 
     @torch.inference_mode()
-    def begin(self, codes: np.ndarray, slots: Sequence[int], lengths: Sequence[int]) -> Decoding:
+    def launch(self, codes: np.ndarray, slots: Sequence[int], lengths: Sequence[int]) -> PendingDecode:
         """Launch the decoding of codes [n, codebooks, T], lengths [n] of them real."""
-        if not all(map(self.fits, slots, lengths)):
-            raise RuntimeError(f"a stream of more than {POSITIONS} frames")
+        if not all(map(self.can_extend, slots, lengths)):
+            raise RuntimeError(f"a stream of more than {MAX_POSITIONS} frames")
         for slot, new in zip(slots, lengths, strict=True):
             self._seen[slot] += new
         with torch.cuda.stream(self._stream):
-            calls = [(parts, self._launch(codes, slots, parts)) for parts in packed(lengths)]
+            calls = [(parts, self._launch(codes, slots, parts)) for parts in pack_calls(lengths)]
             ended = None if self._stream is None else self._stream.record_event()
-        return Decoding(calls, list(lengths), self.codec.config.frame_length, ended)
+        return PendingDecode(calls, list(lengths), self.codec.config.frame_length, ended)
 
-    def fits(self, slot: int, frames: int) -> bool:
+    def can_extend(self, slot: int, frames: int) -> bool:
         """Whether the stream of a slot may have so many more frames."""
-        return self._seen[slot] + frames <= POSITIONS
+        return self._seen[slot] + frames <= MAX_POSITIONS
 
     def decode(self, codes: Tensor, slots: Sequence[int], lengths: Sequence[int] | None = None) -> Tensor:
         """As `StreamingDecoder.decode`; codes are on the host, and so are the samples."""
-        rows = self.begin(codes.numpy(), slots, lengths or [codes.shape[-1]] * len(slots)).rows()
+        rows = self.launch(codes.numpy(), slots, lengths or [codes.shape[-1]] * len(slots)).wait()
         width = codes.shape[-1] * self.codec.config.frame_length
         return torch.stack([F.pad(torch.from_numpy(row), (0, width - len(row))) for row in rows])
 
@@ -356,37 +356,37 @@ class FusedDecoder:
                 piece = list(slots[start : start + RESETS])
                 self._reset.run(np.array(piece + [self.past.spare] * (RESETS - len(piece)), np.int32))
 
-    def _launch(self, codes: np.ndarray, slots: Sequence[int], parts: list[Part]) -> Tensor:
+    def _launch(self, codes: np.ndarray, slots: Sequence[int], parts: list[FrameSpan]) -> Tensor:
         """One call; its samples are on their way to the host."""
         used = sum(part.frames for part in parts)
         call = next(call for size, call in self._calls.items() if size >= used)
-        inputs, start = call.work.blank(), 0
+        inputs, start = call.workload.blank(), 0
         for part in parts:
             place = slice(start, start + part.frames)
             inputs[0, place], inputs[1, place], inputs[2, place] = slots[part.row], start, part.frames
             inputs[3:, place] = codes[part.row, :, part.start : part.start + part.frames]
             start += part.frames
         call.run(inputs)
-        return to_host(call.work.samples[: used * self.codec.config.frame_length])
+        return to_host(call.workload.samples[: used * self.codec.config.frame_length])
 
     def _capture(self) -> None:
         """The largest first, so that the others fit into the memory it leaves."""
-        compile_ahead(call.work for call in self._calls.values())
+        compile_ahead(call.workload for call in self._calls.values())
         pool = None
         for call in reversed(self._calls.values()):
             pool = call.capture(pool)
         self._reset.capture(pool)
 
 
-def packed(lengths: Sequence[int]) -> Iterator[list[Part]]:
+def pack_calls(lengths: Sequence[int]) -> Iterator[list[FrameSpan]]:
     """All frames of all rows in as few calls as can be. What a row does not get into one call is in the next."""
     done = [0] * len(lengths)
     while any(done[row] < length for row, length in enumerate(lengths)):
-        parts, room = list[Part](), MOST_FRAMES
+        parts, room = list[FrameSpan](), MAX_FRAMES
         for row, length in enumerate(lengths):
-            frames = min(length - done[row], MOST_STEPS, room)
+            frames = min(length - done[row], MAX_STEPS, room)
             if frames:
-                parts.append(Part(row, done[row], frames))
+                parts.append(FrameSpan(row, done[row], frames))
                 done[row] += frames
                 room -= frames
         yield parts

@@ -67,7 +67,7 @@ class ResidualUnit(nn.Module):
         )
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        return x + run(self.block, x, past)
+        return x + apply_layers(self.block, x, past)
 
 
 class ConvNeXt(nn.Module):
@@ -116,7 +116,7 @@ class WindowAttention(nn.Module):
         return joined.unflatten(1, (-1, self.head_dim)).transpose(-1, -2)
 
 
-class FeedForward(nn.Module):
+class WindowFeedForward(nn.Module):
     def __init__(self, dim: int, intermediate: int) -> None:
         super().__init__()
         self.w1 = nn.Linear(dim, intermediate, bias=False)
@@ -131,7 +131,7 @@ class WindowLayer(nn.Module):
     def __init__(self, config: WindowTransformerConfig) -> None:
         super().__init__()
         self.attention = WindowAttention(config)
-        self.feed_forward = FeedForward(config.dim, config.intermediate_size)
+        self.feed_forward = WindowFeedForward(config.dim, config.intermediate_size)
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
         self.attention_layer_scale = LayerScale(config.dim)
@@ -195,10 +195,10 @@ class Resample(nn.ModuleList):
         super().__init__((change, ConvNeXt(dim)))
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        return run(self, x, past)
+        return apply_layers(self, x, past)
 
 
-def run(layers: nn.ModuleList, x: Tensor, past: Past) -> Tensor:
+def apply_layers(layers: nn.ModuleList, x: Tensor, past: Past) -> Tensor:
     """Apply layers in order; those without memory take only x."""
     for layer in layers:
         x = layer(x) if isinstance(layer, Snake) else layer(x, past)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.codec.config import CodecConfig
-from shoal.codec.layers import CausalConv, CausalUpsample, Resample, WindowTransformer, run
+from shoal.codec.layers import CausalConv, CausalUpsample, Resample, WindowTransformer, apply_layers
 from shoal.codec.streaming import Past
 
 
@@ -75,7 +75,7 @@ class Quantizer(nn.Module):
 
     def encode(self, latent: Tensor, past: Past) -> Tensor:
         """[n, dim, steps] -> codes [n, codebooks, frames]"""
-        latent = self.pre_module(run(self.downsample, latent, past), past)
+        latent = self.pre_module(apply_layers(self.downsample, latent, past), past)
         semantic, left = self.semantic_quantizer.encode(latent)
         residual, _ = self.quantizer.encode(left)
         return torch.cat((semantic, residual), dim=1)
@@ -89,7 +89,7 @@ class Quantizer(nn.Module):
 
     def upscale(self, latent: Tensor, past: Past) -> Tensor:
         """Frame-rate latent [n, dim, T] -> decoder input [n, dim, steps]"""
-        return run(self.upsample, self.post_module(latent, past), past)
+        return apply_layers(self.upsample, self.post_module(latent, past), past)
 
     def tables(self) -> Tensor:
         """All codebooks' vectors, one below the other [sum of sizes, dim]; made once, since weights do not change."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from shoal.codec.dac import Codec
-from shoal.codec.fused import POSITIONS, FusedDecoder
+from shoal.codec.fused import MAX_POSITIONS, FusedDecoder
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.chunks import worthwhile
 from shoal.engine.utterance import Utterance
@@ -32,7 +32,7 @@ class Due:
     ended: bool
 
 
-TOO_LONG = f"a speech of more than {POSITIONS:,} frames; send the text in several requests"
+TOO_LONG = f"a speech of more than {MAX_POSITIONS:,} frames; send the text in several requests"
 Fetch = Callable[[], list[Samples]]
 Answer = Samples | GenerationFailed
 
@@ -153,7 +153,7 @@ class VoiceBox:
     def _fits(self, due: Due) -> bool:
         """Whether the graphs know so many positions of one stream; plain operators know as many as they have to."""
         decoder = self._decoder
-        return not isinstance(decoder, FusedDecoder) or decoder.fits(due.utterance.sequence.slot, due.frames)
+        return not isinstance(decoder, FusedDecoder) or decoder.can_extend(due.utterance.sequence.slot, due.frames)
 
     def _survivable(self, problem: Exception) -> bool:
         """Whatever graphs raise is theirs; of plain operators only what the device raises."""
@@ -216,7 +216,7 @@ class VoiceBox:
         """Begin to decode codes [n, codebooks, T], of which the first lengths[i] of row i are real."""
         real = lengths or [codes.shape[-1]] * len(slots)
         if isinstance(self._decoder, FusedDecoder):
-            return self._decoder.begin(codes, slots, real).rows
+            return self._decoder.launch(codes, slots, real).wait
         uneven = real if len(set(real)) > 1 else None
         samples = self._decoder.decode(torch.from_numpy(codes), slots, uneven).float().cpu().numpy()
         step = self.codec.config.frame_length

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.engine.blocks import Key
 from shoal.errors import InvalidRequest
-from shoal.kernels.kv_quant import SCALE, TOPS, Scales, put_columns
+from shoal.kernels.kv_quant import QMAX, SCALE_DTYPE, KVScales, write_kv
 from shoal.kernels.paged_attention import paged_decode_reference, paged_prefill_reference
 from shoal.model.config import BlockConfig
 
@@ -51,15 +51,15 @@ class PagedKV:
         shape = (config.n_layer, blocks + 1, size, config.n_local_heads, config.head_dim)
         self.keys = torch.zeros(shape, dtype=kind, device=device)
         self.values = torch.zeros(shape, dtype=kind, device=device)
-        quantised = kind in TOPS
-        self.key_scales = torch.zeros(shape[:-1], dtype=SCALE, device=device) if quantised else None
-        self.value_scales = torch.zeros(shape[:-1], dtype=SCALE, device=device) if quantised else None
+        quantised = kind in QMAX
+        self.key_scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device) if quantised else None
+        self.value_scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device) if quantised else None
         self.blocks = self.spare = blocks
         self._pass: Pass | None = None
 
     @staticmethod
     def bytes_per_block(config: BlockConfig, size: int, kind: torch.dtype) -> int:
-        row = config.head_dim * kind.itemsize + (SCALE.itemsize if kind in TOPS else 0)
+        row = config.head_dim * kind.itemsize + (SCALE_DTYPE.itemsize if kind in QMAX else 0)
         return 2 * config.n_layer * size * config.n_local_heads * row
 
     @property
@@ -79,8 +79,8 @@ class PagedKV:
         assert plan is not None, "open() comes before the forward pass"
         keys, values = self.keys[layer], self.values[layer]
         scales = self.scales(layer)
-        put_columns(keys, scales["key_scales"], plan.where, k)
-        put_columns(values, scales["value_scales"], plan.where, v)
+        write_kv(keys, scales["key_scales"], plan.where, k)
+        write_kv(values, scales["value_scales"], plan.where, v)
         mixed = [
             paged_prefill_reference(q[s.first : s.first + s.count], keys, values, s.table, s.end, **scales)
             for s in plan.segments
@@ -90,7 +90,7 @@ class PagedKV:
             mixed.append(paged_decode_reference(rows, keys, values, plan.tables, plan.lengths, **scales))
         return torch.cat(mixed) if len(mixed) > 1 else mixed[0]
 
-    def scales(self, layer: int) -> Scales:
+    def scales(self, layer: int) -> KVScales:
         return {
             "key_scales": None if self.key_scales is None else self.key_scales[layer],
             "value_scales": None if self.value_scales is None else self.value_scales[layer],

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, jit, kernel, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
 from shoal.kernels.linear import Tile
 from shoal.kernels.packing import Packing
 
@@ -129,7 +129,7 @@ def _conv_kernel(
     slot = tl.load(slots + m // rate, mask=here, other=0)
     time = m - tl.load(starts + m // rate, mask=here, other=0) * rate
     if AHEAD:
-        await_previous()
+        launch_dependents_and_wait()
     steps = (TAPS - 1) * dilation
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     CHUNKS: tl.constexpr = (IN + BLOCK_K - 1) // BLOCK_K
@@ -179,7 +179,7 @@ def _remember_kernel(
     frame = tl.program_id(0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if AHEAD:
-        await_previous()
+        launch_dependents_and_wait()
     start, count = tl.load(starts + frame), tl.load(counts + frame)
     if frame - start + 1 == count:  # the last of its stream
         step = tl.arange(0, PADDED)
@@ -212,7 +212,7 @@ def conv(
     out = x.new_empty(rows, width) if plain else x
     turned = x if alpha is None else x.new_empty(rows, width)
     block_m, block_n, block_k, warps, stages = tile or choose_tile(rows, width, channels)
-    ahead = runs_ahead(x.device)
+    ahead = supports_pdl(x.device)
     _conv_kernel[(-(-rows // block_m), -(-width // block_n))](
         x,
         taps.weight,
@@ -249,7 +249,7 @@ def conv(
 
 def remember(x: Tensor, past: Tensor, packing: Packing) -> None:
     """`remember_reference` in one launch."""
-    channels, steps, ahead, block = x.shape[1], past.shape[1], runs_ahead(x.device), 64
+    channels, steps, ahead, block = x.shape[1], past.shape[1], supports_pdl(x.device), 64
     _remember_kernel[(len(packing.slots), -(-channels // block))](
         x,
         past,
@@ -302,7 +302,7 @@ def _depthwise_norm_kernel(
     c = tl.arange(0, PADDED)
     inside = c < C
     if AHEAD:
-        await_previous()
+        launch_dependents_and_wait()
     slot, time = tl.load(slots + row // rate), row - tl.load(starts + row // rate) * rate
     y = tl.load(bias + c, mask=inside, other=0.0)
     for tap in range(0, TAPS):
@@ -322,7 +322,7 @@ def depthwise_norm(
 ) -> Tensor:
     """`depthwise_norm_reference` in one launch; bias, scale and shift are in fp32."""
     rows, channels = x.shape
-    out, ahead = torch.empty_like(x), runs_ahead(x.device)
+    out, ahead = torch.empty_like(x), supports_pdl(x.device)
     _depthwise_norm_kernel[(rows,)](
         x,
         weight,

@@ -1,4 +1,4 @@
-"""Computations of fixed shape, recorded once as CUDA graphs, and the numbers the host feeds them."""
+"""CUDA graph capture and replay for fixed-shape workloads, and pinned host buffers that feed them."""
 
 from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar
@@ -7,33 +7,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.kernels.jit import compiling
+from shoal.kernels.jit import compile_only
 
 
-class Inbox:
-    """Numbers that the host writes anew for every step. The device gets them in order, and the host does not wait."""
+class HostBuffer:
+    """Double-buffered pinned host memory behind a device tensor that the host rewrites every step.
+
+    Uploads are asynchronous and ordered with the kernels of the current stream.
+    """
 
     def __init__(self, target: Tensor) -> None:
         self.target = target
         self._cuda = target.device.type == "cuda"
-        # A copy under way must not be overwritten, so there are two places to copy from, each with its event.
-        self._places = [torch.zeros(target.shape, dtype=target.dtype, pin_memory=self._cuda) for _ in range(2)]
+        # Two staging buffers, each with an event: a buffer must not be overwritten while its copy is in flight.
+        self._buffers = [torch.zeros(target.shape, dtype=target.dtype, pin_memory=self._cuda) for _ in range(2)]
         self._copied = [torch.cuda.Event() if self._cuda else None for _ in range(2)]
-        self._turn = 0
+        self._current = 0
 
-    def put(self, values: np.ndarray) -> None:
-        self._turn = 1 - self._turn
-        place, copied = self._places[self._turn], self._copied[self._turn]
+    def upload(self, values: np.ndarray) -> None:
+        self._current = 1 - self._current
+        buffer, copied = self._buffers[self._current], self._copied[self._current]
         if copied is not None:
             copied.synchronize()
-        place.numpy()[...] = values
-        self.target.copy_(place, non_blocking=True)
+        buffer.numpy()[...] = values
+        self.target.copy_(buffer, non_blocking=True)
         if copied is not None:
             copied.record()
 
 
 def to_host(results: Tensor) -> Tensor:
-    """A copy on the host, good once an event recorded after this has come; the next run may overwrite `results`."""
+    """Start an asynchronous copy to pinned host memory; the caller must wait for an event recorded after this call.
+
+    The copy is ordered before the next replay, so the next run may overwrite `results`.
+    """
     if results.device.type != "cuda":
         return results.clone()
     host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
@@ -41,52 +47,56 @@ def to_host(results: Tensor) -> Tensor:
 
 
 class Workload(Protocol):
-    """A computation of fixed shape that reads its inputs from one tensor and leaves its results in others."""
+    """A fixed-shape computation that reads its inputs from one tensor and writes its results to preallocated ones."""
 
     inputs: Tensor
 
     def run(self) -> None:
-        """Launch it."""
+        """Launch the kernels."""
 
 
-def compile_ahead(works: Iterable[Workload]) -> None:
-    """Compile the kernels of these computations, many at a time: a cold start is hardly anything else.
+def compile_ahead(workloads: Iterable[Workload]) -> None:
+    """Compile the kernels of these workloads in parallel; compilation dominates a cold start.
 
-    They go through all their launches and none is made; whatever else they do must not mind what it is given.
+    Each workload runs once with its kernel launches suppressed. Operators that are not Triton kernels do run, on
+    uninitialised memory, so they must accept any values.
     """
-    with torch.inference_mode(), compiling() as possible:
-        for work in works if possible else ():
-            work.run()
+    with torch.inference_mode(), compile_only() as possible:
+        for workload in workloads if possible else ():
+            workload.run()
 
 
-Work = TypeVar("Work", bound=Workload)
+WorkloadT = TypeVar("WorkloadT", bound=Workload)
 
 
-class Captured(Generic[Work]):
-    """A computation of fixed shape with its inbox; replayed as a graph if it has been captured."""
+class CapturedGraph(Generic[WorkloadT]):
+    """A workload with its host buffer. Runs as a CUDA graph after `capture`, launch by launch before."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self.inbox = Inbox(work.inputs)
+    def __init__(self, workload: WorkloadT) -> None:
+        self.workload = workload
+        self.host_buffer = HostBuffer(workload.inputs)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, inputs: np.ndarray) -> None:
-        self.inbox.put(inputs)
+        self.host_buffer.upload(inputs)
         if self._graph is None:
-            self.work.run()
+            self.workload.run()
         else:
             self._graph.replay()
 
     def capture(self, pool: Any) -> Any:
-        """Record the graph; the inputs have to be harmless. Returns the memory pool that others may share."""
+        """Capture the graph and return its memory pool, which other graphs may share.
+
+        The workload runs once before the capture, so the current inputs must have no side effects.
+        """
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), torch.inference_mode():
-            # Compiles the kernels, and fills the allocator, before anything is recorded.
-            self.work.run()
+            # Compiles the kernels and warms up the allocator outside the capture.
+            self.workload.run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
-            self.work.run()
+            self.workload.run()
         self._graph = graph
         return graph.pool()

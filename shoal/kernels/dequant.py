@@ -69,7 +69,7 @@ if triton is not None:
 
 
 @jit
-def widened(w, kind: tl.constexpr, HERE: tl.constexpr = False, PINNED: tl.constexpr = False):
+def dequantize(w, kind: tl.constexpr, HERE: tl.constexpr = False, PINNED: tl.constexpr = False):
     """Bytes w in `kind`; anything else as it is.
 
     Left alone, the compiler brings what was loaded into the order a product wants as soon as it can, and so waits for

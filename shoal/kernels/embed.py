@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, kernel, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
 
 
-def embed_newest_reference(
+def embed_tokens_reference(
     newest: Tensor, slots: Tensor, main_table: Tensor, code_table: Tensor, first: int, last: int, scaled: bool
 ) -> Tensor:
     """The newest columns [slots, 1 + codebooks] of slots [n] -> [n, dim].
@@ -44,7 +44,7 @@ def _embed_kernel(
 ):
     row = tl.program_id(0)
     if AHEAD:
-        await_previous()
+        launch_dependents_and_wait()
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = d < DIM
     column = newest + tl.load(slots + row).to(tl.int64) * WIDTH
@@ -62,11 +62,11 @@ def _embed_kernel(
     tl.store(out + row * DIM + d, x, mask=inside)
 
 
-def embed_newest(
+def embed_tokens(
     newest: Tensor, slots: Tensor, main_table: Tensor, code_table: Tensor, first: int, last: int, scaled: bool
 ) -> Tensor:
-    """`embed_newest_reference` in one launch."""
-    width, dim, ahead = newest.shape[1], main_table.shape[1], runs_ahead(newest.device)
+    """`embed_tokens_reference` in one launch."""
+    width, dim, ahead = newest.shape[1], main_table.shape[1], supports_pdl(newest.device)
     block = min(512, next_power_of_two(dim))
     out = main_table.new_empty(len(slots), dim)
     _embed_kernel[(len(slots), -(-dim // block))](

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, kernel, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
 from shoal.kernels.rope import halves, rotate, rotated
 
 
@@ -49,7 +49,7 @@ def _fast_attention_kernel(
     d, column = tl.arange(0, D), tl.arange(0, PADDED)
     cos, sin = halves(tl.load(table + position * D + d), D)
     if AHEAD:
-        await_previous()
+        launch_dependents_and_wait()
     source = qkv + row * (HEADS + 2 * KV_HEADS) * D + d
     memory = ((row * KV_HEADS + kv_head) * LENGTH) * D
     # Everything is read before anything is written: a load behind a store would wait for it.
@@ -81,7 +81,7 @@ def fast_attention(
     heads = qkv.shape[1] // d - 2 * kv_heads
     if out is None:
         out = torch.empty(rows, heads * d, dtype=qkv.dtype, device=qkv.device)
-    ahead = runs_ahead(qkv.device)
+    ahead = supports_pdl(qkv.device)
     _fast_attention_kernel[(rows, heads)](
         qkv,
         table,

@@ -1,9 +1,11 @@
-"""Triton where there is one. Without it the kernels cannot be launched, and nothing else changes.
+"""Triton set-up: JIT decorators, compile-only mode and programmatic dependent launch (PDL).
 
-Kernels of a frame run ahead of each other: on cards that can (Hopper and later) a kernel is started before the one it
-depends on has ended, loads its weights, and only then waits (`await_previous`). Every kernel that is launched `ahead`
-must wait before it reads or writes anything that another one of the same frame touches; what the host has sent and what
-the frame before has left is there.
+Without Triton this module still imports; `kernels_available` is then False and no kernel can be launched.
+
+On Hopper and later, kernels of a frame are launched with PDL: a kernel starts before its predecessor has finished,
+prefetches its weights, and then waits (`grid_dependency_wait`). A kernel launched with PDL must wait before it reads or
+writes anything that another kernel of the same frame touches. Host uploads and results of the previous frame are
+complete without the wait.
 """
 
 import os
@@ -19,21 +21,21 @@ import torch
 from shoal.paths import cache_directory
 
 __all__ = [
-    "await_previous",
-    "compiling",
+    "compile_only",
+    "grid_dependency_wait",
     "jit",
     "kernel",
+    "kernels_available",
+    "launch_dependents",
+    "launch_dependents_and_wait",
     "next_power_of_two",
-    "release_next",
-    "runs_ahead",
+    "supports_pdl",
     "tl",
     "triton",
-    "usable",
-    "wait_for_previous",
 ]
 
-# Compiled kernels are kept between starts, beside everything else we keep; Triton's key holds the source, the card and
-# the compiler. Set before Triton is imported, and only where nobody has chosen another place.
+# Compiled kernels are cached on disk across restarts; Triton's cache key covers source, target and compiler version.
+# Must be set before Triton is imported. An existing TRITON_CACHE_DIR wins.
 with suppress(RuntimeError):  # a user without a home directory: Triton's own default
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))
 
@@ -47,12 +49,12 @@ except ImportError:
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """A part of kernels."""
+    """Decorate a device function that kernels call."""
     return function if triton is None else triton.jit(function)
 
 
 class Kernel:
-    """What is launched, as kernel[grid](...)."""
+    """A launchable Triton kernel: kernel[grid](...). In compile-only mode a launch compiles and does not run."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -62,17 +64,20 @@ class Kernel:
         return self.function[grid] if compiled is None else partial(self._compile, compiled, grid)
 
     def _compile(self, compiled: set[Any], grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Compile what this launch would run. Most are like one before, and Triton is slow to find out."""
-        like = id(self), *map(_likeness, arguments), *((name, _likeness(value)) for name, value in options.items())
-        if like not in compiled:
-            compiled.add(like)
+        """Compile the variant that this launch would run.
+
+        Most launches repeat an earlier signature; checking our own key first is much cheaper than Triton's lookup.
+        """
+        key = id(self), *map(_signature, arguments), *((name, _signature(value)) for name, value in options.items())
+        if key not in compiled:
+            compiled.add(key)
             self.function.run(*arguments, grid=grid, warmup=True, **options)
 
 
-def kernel(*any_value: str) -> Callable[[Callable[..., Any]], Any]:
-    """A kernel; `any_value` names integers that change from launch to launch and are not worth one of their own."""
+def kernel(*do_not_specialize: str) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate a kernel. `do_not_specialize` names integer arguments that vary between launches of one variant."""
     return lambda function: (
-        function if triton is None else Kernel(triton.jit(function, do_not_specialize=list(any_value)))
+        function if triton is None else Kernel(triton.jit(function, do_not_specialize=list(do_not_specialize)))
     )
 
 
@@ -80,10 +85,11 @@ _compiled: ContextVar[set[Any] | None] = ContextVar("compiled", default=None)
 
 
 @contextmanager
-def compiling() -> Iterator[bool]:
-    """Within, launches compile and do nothing else; all that is asked for at once, on every core.
+def compile_only() -> Iterator[bool]:
+    """Turn launches of this context into parallel compilations on all cores; nothing is launched.
 
-    False where Triton cannot do that. An error is left to whoever launches the kernel.
+    Yields False if this Triton has no asynchronous compilation; launches are then real. Compile errors are ignored
+    here and raised again by the first real launch of the kernel.
     """
     if not hasattr(triton, "AsyncCompileMode"):
         yield False
@@ -93,7 +99,7 @@ def compiling() -> Iterator[bool]:
         try:
             yield True
             wait(mode.raw_futures)
-        except BaseException:  # an interrupt above all: it does not wait for kernels that nobody has begun
+        except BaseException:  # above all KeyboardInterrupt, which must not wait for compilations that have not started
             cores.shutdown(wait=False, cancel_futures=True)
             mode.raw_futures = [each for each in mode.raw_futures if not each.cancelled()]
             raise
@@ -101,41 +107,41 @@ def compiling() -> Iterator[bool]:
             _compiled.reset(token)
 
 
-def _likeness(argument: Any) -> Any:
-    """What Triton builds kernels for: of a tensor, its type and whether it begins at a round address."""
+def _signature(argument: Any) -> Any:
+    """Return the part of an argument that Triton specializes on: for a tensor, dtype and 16-byte alignment."""
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     return argument
 
 
 @jit
-def release_next():
-    """Let the next kernel start."""
+def launch_dependents():
+    """Allow the next kernel of the stream to start (PDL)."""
     gdc_launch_dependents()
 
 
 @jit
-def wait_for_previous():
-    """Wait until everything before this kernel is done and visible."""
+def grid_dependency_wait():
+    """Wait until all preceding kernels have finished and their writes are visible (PDL)."""
     gdc_wait()
 
 
 @jit
-def await_previous():
+def launch_dependents_and_wait():
     gdc_launch_dependents()
     gdc_wait()
 
 
-def usable(device: torch.device) -> bool:
-    """Whether kernels run on tensors of this device: on a GPU, or anywhere under Triton's interpreter."""
+def kernels_available(device: torch.device) -> bool:
+    """Return whether kernels run on tensors of this device: on a GPU, or anywhere under Triton's interpreter."""
     if triton is None:
         return False
     return device.type == "cuda" or bool(triton.knobs.runtime.interpret)
 
 
 @cache
-def runs_ahead(device: torch.device) -> bool:
-    """Whether a kernel on this device may be started before the one before it has ended."""
+def supports_pdl(device: torch.device) -> bool:
+    """Return whether the device has programmatic dependent launch (compute capability 9.0 or later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -18,24 +18,24 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.dequant import widened
+from shoal.kernels.dequant import dequantize
 from shoal.kernels.jit import (
-    await_previous,
+    grid_dependency_wait,
     jit,
     kernel,
+    launch_dependents,
+    launch_dependents_and_wait,
     next_power_of_two,
-    release_next,
-    runs_ahead,
+    supports_pdl,
     tl,
-    wait_for_previous,
 )
-from shoal.kernels.rms_norm import normed, rms_norm
+from shoal.kernels.rms_norm import fused_rms_norm, rms_norm
 
 # Rows that one program computes with its weights at hand before it waits.
 FEW = 16
 # The same with the product turned, the weights first: tensor cores take sixteen of what comes first and eight of what
 # comes second, so up to eight rows are half the work.
-TURNED_ROWS = 8
+SWAP_AB_ROWS = 8
 
 
 def linear_reference(
@@ -138,7 +138,7 @@ def _few_kernel(
     QUARTER: tl.constexpr = K // 4
     # A short row is in order before the wait; a long one has loads under way all the time.
     LONG: tl.constexpr = QUARTER > 8 * WIDE
-    TURNED: tl.constexpr = ROWS == 8  # TURNED_ROWS
+    TURNED: tl.constexpr = ROWS == 8  # SWAP_AB_ROWS
     FIRST: tl.constexpr = BLOCK_N if TURNED else ROWS
     SECOND: tl.constexpr = ROWS if TURNED else BLOCK_N
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -148,7 +148,7 @@ def _few_kernel(
     columns = quarter[:, None, None] + k[None, None, :]
     there = weight + tl.minimum(n, N - 1)[None, :, None] * K + columns
     if AHEAD:
-        release_next()
+        launch_dependents()
     # The weights depend on nobody: they come while the kernel before is still at work.
     w = tl.load(there)
     if GATED:
@@ -158,15 +158,15 @@ def _few_kernel(
         if GATED:
             g_next = tl.load(there + N * K + WIDE)
     scale, raising = _scales_of(scales, n, N, SCALED, GATED)
-    w = widened(w, kind, LONG, PINNED=not LONG)
+    w = dequantize(w, kind, LONG, PINNED=not LONG)
     if GATED:
-        g = widened(g, kind, LONG, PINNED=not LONG)
+        g = dequantize(g, kind, LONG, PINNED=not LONG)
     if not LONG and QUARTER > WIDE:
-        w_next = widened(w_next, kind, PINNED=True)
+        w_next = dequantize(w_next, kind, PINNED=True)
         if GATED:
-            g_next = widened(g_next, kind, PINNED=True)
+            g_next = dequantize(g_next, kind, PINNED=True)
     if AHEAD:
-        wait_for_previous()
+        grid_dependency_wait()
     source = x + m[None, :, None] * K + columns
     here = (m < rows)[None, :, None]
     total = tl.zeros((4, FIRST, SECOND), tl.float32)
@@ -187,14 +187,14 @@ def _few_kernel(
             w_next = tl.load(there + start + 2 * WIDE)
             if GATED:
                 g_next = tl.load(there + N * K + start + 2 * WIDE)
-        part = widened(part, kind, HERE=True)
+        part = dequantize(part, kind, HERE=True)
         total = _multiplied(part, w_used, total, TURNED)
         if GATED:
             raised = _multiplied(part, g_used, raised, TURNED)
         if start + WIDE < QUARTER:
-            w = widened(w, kind, LONG)
+            w = dequantize(w, kind, LONG)
             if GATED:
-                g = widened(g, kind, LONG)
+                g = dequantize(g, kind, LONG)
     total, raised = _added_up(total, FIRST, SECOND, TURNED), _added_up(raised, FIRST, SECOND, TURNED)
     _finished(total, raised, scale, raising, residual, out, m, n, rows, N, SCALED, GATED, ADDED)
 
@@ -223,7 +223,7 @@ def _many_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     scale, raising = _scales_of(scales, n, N, SCALED, GATED)
     if AHEAD:
-        await_previous()
+        launch_dependents_and_wait()
     here, wanted = (m < rows)[:, None], (n < N)[:, None]
     kind = x.dtype.element_ty
     total_0 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -256,7 +256,7 @@ def _many_kernel(
 
 @jit
 def product(part, weights, mask, total, kind: tl.constexpr):
-    w = widened(tl.load(weights, mask=mask, other=0.0), kind)
+    w = dequantize(tl.load(weights, mask=mask, other=0.0), kind)
     return tl.dot(part, tl.trans(w), total, input_precision="ieee")
 
 
@@ -284,7 +284,7 @@ def linear(
 ) -> Tensor:
     """`linear_reference` in one launch, or two with a norm. x is contiguous; `out` may be given, and be `residual`."""
     if norm is not None:
-        x = normed(x, norm, eps)
+        x = fused_rms_norm(x, norm, eps)
     rows, columns = x.shape
     width = len(weight) // 2 if gated else len(weight)
     if out is None:
@@ -292,7 +292,7 @@ def linear(
     parts = 4 if columns % 128 == 0 else 1
     tile = tile or choose_tile(rows, width, columns // parts, gated=gated, small=weight.element_size() == 1)
     few = tile.rows <= FEW and parts == 4 and columns // parts % tile.columns == 0
-    ahead = runs_ahead(x.device)
+    ahead = supports_pdl(x.device)
     grid = (-(-width // tile.width), -(-rows // tile.rows))
     arguments = (
         x,
@@ -330,7 +330,7 @@ def choose_tile(rows: int, width: int, part: int, *, gated: bool, small: bool) -
 
 
 def _few_tile(rows: int, part: int, *, gated: bool, small: bool) -> Tile:
-    turned = rows <= TURNED_ROWS and (small or part <= 512)
+    turned = rows <= SWAP_AB_ROWS and (small or part <= 512)
     if turned and small:
         width, widest = (16, 64 if gated else 128) if part > 512 else (16 if gated else 32, 128)
     elif turned:
@@ -339,4 +339,4 @@ def _few_tile(rows: int, part: int, *, gated: bool, small: bool) -> Tile:
         widest = 256 if not gated and part in (512, 768, 1024) else 64 if part > 512 else 128
         width = 16 if gated or widest == 256 else 32
     wide = next((size for size in (256, 128, 64, 32) if size <= widest and part % size == 0), 16)
-    return Tile(TURNED_ROWS if turned else FEW, width, wide)
+    return Tile(SWAP_AB_ROWS if turned else FEW, width, wide)

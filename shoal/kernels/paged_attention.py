@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.dequant import widened
-from shoal.kernels.jit import await_previous, jit, kernel, next_power_of_two, runs_ahead, tl
-from shoal.kernels.kv_quant import dequantise_columns
+from shoal.kernels.dequant import dequantize
+from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
+from shoal.kernels.kv_quant import dequantize_kv
 
 # Columns at a time. They and the number of warps decide the order of sums, and so are the same for any number of rows.
 CHUNK = 128
@@ -67,7 +67,7 @@ def _gather(memory: Tensor, scales: Tensor | None, tables: Tensor, dtype: torch.
     """[n, blocks] of block numbers -> [n, kv_heads, blocks * size, d]"""
     found = memory[tables]
     if scales is not None:
-        found = dequantise_columns(found, scales[tables], dtype)
+        found = dequantize_kv(found, scales[tables], dtype)
     return found.flatten(1, 2).transpose(1, 2)
 
 
@@ -111,7 +111,7 @@ def _decode_kernel(
         first, last = share * each, tl.minimum(share * each + each, chunks)
     if first < last:  # whoever has nothing to do makes room at once; the first share always has
         if AHEAD:
-            await_previous()
+            launch_dependents_and_wait()
         member = tl.arange(0, GROUP)
         d = tl.arange(0, D)
         mine = member < HEADS // KV_HEADS
@@ -128,7 +128,7 @@ def _decode_kernel(
             place = ((block * SIZE + column % SIZE) * KV_HEADS + kv_head) * D
             key = tl.load(keys + place[:, None] + d[None, :], mask=seen[:, None], other=0.0)
             if QUANTISED:
-                key = widened(key, query.dtype)
+                key = dequantize(key, query.dtype)
             score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
             if QUANTISED:
                 score *= tl.load(key_scales + place // D, mask=seen, other=0.0).to(tl.float32)[None, :]
@@ -139,7 +139,7 @@ def _decode_kernel(
             value = tl.load(values + place[:, None] + d[None, :], mask=seen[:, None], other=0.0)
             total = total * shrink + tl.sum(weight, axis=1)
             if QUANTISED:
-                value = widened(value, query.dtype)
+                value = dequantize(value, query.dtype)
                 weight *= tl.load(value_scales + place // D, mask=seen, other=0.0).to(tl.float32)[None, :]
             mix = tl.dot(weight.to(value.dtype), value, mix * shrink[:, None], input_precision="ieee")
             top = higher
@@ -190,7 +190,7 @@ def _merged(top, total, mix, its_top, its_total, its_mix):
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeSpace:
+class DecodeWorkspace:
     """Where the programs that share a row's context leave what they found; reused by every layer and step."""
 
     parts: Tensor
@@ -199,7 +199,7 @@ class DecodeSpace:
     arrivals: Tensor  # all zero between two launches
 
     @classmethod
-    def of(cls, rows: int, heads: int, kv_heads: int, d: int, device: torch.device) -> DecodeSpace:
+    def allocate(cls, rows: int, heads: int, kv_heads: int, d: int, device: torch.device) -> DecodeWorkspace:
         sums = torch.empty(rows, heads, SHARES, dtype=torch.float32, device=device)
         parts = torch.empty(rows, heads, SHARES, d, dtype=torch.float32, device=device)
         arrivals = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
@@ -213,7 +213,7 @@ def paged_decode(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
-    space: DecodeSpace | None = None,
+    space: DecodeWorkspace | None = None,
     *,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
@@ -228,9 +228,9 @@ def paged_decode(
     """
     rows, heads, d = q.shape
     size, kv_heads = keys.shape[1:3]
-    space = space or DecodeSpace.of(rows, heads, kv_heads, d, q.device)
+    space = space or DecodeWorkspace.allocate(rows, heads, kv_heads, d, q.device)
     out = torch.empty_like(q)
-    ahead, spread = runs_ahead(q.device), rows <= SPREAD_ROWS
+    ahead, spread = supports_pdl(q.device), rows <= SPREAD_ROWS
     _decode_kernel[(SHARES if spread else 1, kv_heads, rows)](
         q,
         keys,

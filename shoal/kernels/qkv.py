@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.kernels.jit import await_previous, jit, kernel, runs_ahead, tl
-from shoal.kernels.kv_quant import TOPS, put_columns
+from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, supports_pdl, tl
+from shoal.kernels.kv_quant import QMAX, write_kv
 from shoal.kernels.rms_norm import rms_norm
 from shoal.kernels.rope import halves, rotate, rotated
 
 
-def place_qkv_reference(
+def rope_and_cache_reference(
     qkv: Tensor,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
@@ -39,8 +39,8 @@ def place_qkv_reference(
     positions = positions.long()
     where = tables[slots.long(), positions // size].long() * size + positions % size
     rows = rope[positions]
-    put_columns(keys, key_scales, where, rotate(k, rows))
-    put_columns(values, value_scales, where, v.contiguous())
+    write_kv(keys, key_scales, where, rotate(k, rows))
+    write_kv(values, value_scales, where, v.contiguous())
     return rotate(q, rows)
 
 
@@ -77,7 +77,7 @@ def _place_kernel(
     place = block.to(tl.int64) * SIZE + position % SIZE
     cos, sin = halves(tl.load(rope + position * D + d), D)
     if AHEAD:
-        await_previous()
+        launch_dependents_and_wait()
     x = tl.load(qkv + (row * (HEADS + 2 * KV_HEADS) + head) * D + d)
     if head >= HEADS + KV_HEADS:
         where = place * KV_HEADS + head - HEADS - KV_HEADS
@@ -97,7 +97,7 @@ def _place_kernel(
 
 @jit
 def _store(target, scale_target, x, TOP: tl.constexpr, ROUNDED: tl.constexpr):
-    """One head of one column; with a TOP, `quantise_columns` of it."""
+    """One head of one column; with a TOP, `quantize_kv` of it."""
     if TOP:
         x = x.to(tl.float32)
         scale = tl.maximum(tl.max(tl.abs(x), axis=0) / TOP, 5.9604644775390625e-08).to(scale_target.dtype.element_ty)
@@ -109,7 +109,7 @@ def _store(target, scale_target, x, TOP: tl.constexpr, ROUNDED: tl.constexpr):
     tl.store(target, x)
 
 
-def place_qkv(
+def rope_and_cache(
     qkv: Tensor,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
@@ -124,11 +124,11 @@ def place_qkv(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> Tensor:
-    """`place_qkv_reference` in one launch."""
+    """`rope_and_cache_reference` in one launch."""
     size, kv_heads, d = keys.shape[1:]
     heads = qkv.shape[1] // d - 2 * kv_heads
     out = torch.empty(len(qkv), heads, d, dtype=qkv.dtype, device=qkv.device)
-    ahead = runs_ahead(qkv.device)
+    ahead = supports_pdl(qkv.device)
     _place_kernel[(len(qkv), heads + 2 * kv_heads)](
         qkv,
         qkv if q_norm is None else q_norm,
@@ -149,7 +149,7 @@ def place_qkv(
         KV_HEADS=kv_heads,
         D=d,
         NORMED=q_norm is not None,
-        TOP=0 if key_scales is None else int(TOPS[keys.dtype]),
+        TOP=0 if key_scales is None else int(QMAX[keys.dtype]),
         ROUNDED=keys.dtype == torch.int8,
         AHEAD=ahead,
         num_warps=1,

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from shoal.kernels.conv import Taps, conv_reference, snake
-from shoal.kernels.jit import await_previous, jit, kernel, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
 from shoal.kernels.linear import Tile
 from shoal.kernels.packing import Packing
 
 # More channels than these, or fewer rows per channel, are faster in two launches, which spread channels over programs.
-MOST_CHANNELS = 192
-FEWEST_ROWS = 64
+MAX_CHANNELS = 192
+MIN_ROWS_PER_CHANNEL = 64
 
 
 def residual_unit_reference(
@@ -72,7 +72,7 @@ def _unit_kernel(
     time = m - tl.load(starts + m // rate, mask=here, other=0) * rate
     steps = (TAPS - 1) * dilation
     if AHEAD:
-        await_previous()
+        launch_dependents_and_wait()
     a = tl.zeros((BLOCK_M, LEFT), tl.float32)
     b = tl.zeros((BLOCK_M, RIGHT), tl.float32)
     CHUNKS: tl.constexpr = C // BLOCK_K
@@ -124,9 +124,9 @@ def residual_unit(
     *,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`residual_unit_reference` in one launch, for channels that `fits` takes."""
+    """`residual_unit_reference` in one launch, for channels that `should_fuse` accepts."""
     rows, channels = x.shape
-    out, following, ahead = torch.empty_like(x), torch.empty_like(x), runs_ahead(x.device)
+    out, following, ahead = torch.empty_like(x), torch.empty_like(x), supports_pdl(x.device)
     left = next_power_of_two(channels) // 2
     block_m, _, block_k, warps, stages = tile or choose_tile(rows, channels)
     _unit_kernel[(-(-rows // block_m),)](
@@ -160,11 +160,11 @@ def residual_unit(
     return out, following
 
 
-def fits(rows: int, channels: int) -> bool:
+def should_fuse(rows: int, channels: int) -> bool:
     """Whether one launch is possible, and faster than two."""
     right = channels - next_power_of_two(channels) // 2
     possible = right >= 16 and right == next_power_of_two(right)
-    return possible and channels <= MOST_CHANNELS and rows >= FEWEST_ROWS * channels
+    return possible and channels <= MAX_CHANNELS and rows >= MIN_ROWS_PER_CHANNEL * channels
 
 
 def choose_tile(rows: int, channels: int) -> Tile:

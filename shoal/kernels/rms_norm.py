@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, kernel, next_power_of_two, runs_ahead, tl
+from shoal.kernels.jit import kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -22,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @kernel("rows")
 def _norm_kernel(
     x,
-    due,
+    partials,
     scales,
     weight,
     out,
@@ -38,18 +38,21 @@ def _norm_kernel(
     inside = d < DIM
     scale = tl.load(weight + d, mask=inside, other=0.0)
     if SCALED:
-        due_scale = tl.load(scales + d, mask=inside, other=0.0).to(tl.float32)
+        partials_scale = tl.load(scales + d, mask=inside, other=0.0).to(tl.float32)
     if AHEAD:
-        await_previous()
+        launch_dependents_and_wait()
     here = tl.program_id(0) * DIM + d
     part = tl.load(x + here, mask=inside, other=0.0)
     if ADDED:
         size = rows * DIM
-        first, second = tl.load(due + here, mask=inside), tl.load(due + size + here, mask=inside)
-        third, fourth = tl.load(due + 2 * size + here, mask=inside), tl.load(due + 3 * size + here, mask=inside)
+        first, second = tl.load(partials + here, mask=inside), tl.load(partials + size + here, mask=inside)
+        third, fourth = (
+            tl.load(partials + 2 * size + here, mask=inside),
+            tl.load(partials + 3 * size + here, mask=inside),
+        )
         total = ((first + second) + third) + fourth
         if SCALED:
-            total *= due_scale
+            total *= partials_scale
         part = (part + total.to(part.dtype)).to(part.dtype)
         tl.store(x + here, part, mask=inside)
     wide = tl.where(inside, part, 0.0).to(tl.float32)
@@ -57,16 +60,19 @@ def _norm_kernel(
     tl.store(out + here, (wide.to(part.dtype) * scale).to(part.dtype), mask=inside)
 
 
-def normed(x: Tensor, weight: Tensor, eps: float, *, due: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
-    """`rms_norm` of rows x [n, dim] in one launch.
+def fused_rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, partials: Tensor | None = None, scales: Tensor | None = None
+) -> Tensor:
+    """Compute `rms_norm` of rows x [n, dim] in one launch.
 
-    What is `due`, quarters [4, n, dim] of a product (with scales [dim] if its weights have some), is added to x first.
+    `partials` [4, n, dim] in fp32 are the outputs of `split_k_linear`, still without the scales [dim] of a quantized
+    weight. They are reduced and added to x in place before the norm.
     """
     rows, dim = x.shape
-    out, ahead, padded = torch.empty_like(x), runs_ahead(x.device), next_power_of_two(dim)
+    out, ahead, padded = torch.empty_like(x), supports_pdl(x.device), next_power_of_two(dim)
     _norm_kernel[(rows,)](
         x,
-        x if due is None else due,
+        x if partials is None else partials,
         x if scales is None else scales,
         weight,
         out,
@@ -74,10 +80,10 @@ def normed(x: Tensor, weight: Tensor, eps: float, *, due: Tensor | None = None, 
         rows,
         DIM=dim,
         PADDED=padded,
-        ADDED=due is not None,
+        ADDED=partials is not None,
         SCALED=scales is not None,
         AHEAD=ahead,
-        num_warps=max(4 if due is None else 8, padded // 256),
+        num_warps=max(4 if partials is None else 8, padded // 256),
         launch_pdl=ahead,
     )
     return out

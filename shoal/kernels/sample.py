@@ -33,7 +33,7 @@ def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Ten
     return (kept / temperature.clamp_min(1e-5)[:, None]).softmax(-1)
 
 
-def penalise(logits: Tensor, columns: Tensor, penalty: Tensor) -> Tensor:
+def apply_repetition_penalty(logits: Tensor, columns: Tensor, penalty: Tensor) -> Tensor:
     """Push the logits at columns [n, k] towards less likely; a column equal to the width of logits is ignored."""
     padded = torch.cat((logits, logits.new_zeros(len(logits), 1)), dim=-1)
     score = padded.gather(-1, columns)
@@ -42,7 +42,7 @@ def penalise(logits: Tensor, columns: Tensor, penalty: Tensor) -> Tensor:
     return padded[:, :-1]
 
 
-def race(probs: Tensor, noise: Tensor) -> Tensor:
+def exponential_race(probs: Tensor, noise: Tensor) -> Tensor:
     """Draw one column per row [n] from probs [n, size], given noise ~ Exp(1) of the same shape."""
     return (probs / noise).argmax(-1)
 
@@ -79,8 +79,8 @@ def sample_reference(
     lane: int,
 ) -> Tensor:
     """One token per row [n] from logits [n, size]; columns [n, k] are penalised, `size` meaning none."""
-    probs = probabilities(penalise(logits, columns, penalty), temperature, top_p, top_k)
-    return race(probs, exponential_noise(seed, frame, lane, logits.shape[-1]))
+    probs = probabilities(apply_repetition_penalty(logits, columns, penalty), temperature, top_p, top_k)
+    return exponential_race(probs, exponential_noise(seed, frame, lane, logits.shape[-1]))
 
 
 @jit
@@ -133,14 +133,14 @@ def drawn(value, size, index, temperature, top_p, top_k, seed, frame, lane):
 
 @jit
 def pushed(value, chosen, strength):
-    """`penalise`: logits, those chosen made less likely."""
+    """`apply_repetition_penalty`: logits, those chosen made less likely."""
     strength = strength.to(value.dtype)
     return tl.where(chosen, tl.where(value < 0, value * strength, value / strength).to(value.dtype), value)
 
 
 @jit
 def push(logits, columns, chosen, strength):
-    """`penalise` in place, for a few of very many logits; a column that comes twice is pushed once."""
+    """`apply_repetition_penalty` in place, for a few of very many logits; a column that comes twice is pushed once."""
     value = tl.load(logits + columns, mask=chosen, other=0.0)
     tl.debug_barrier()
     tl.store(logits + columns, pushed(value, chosen, strength), mask=chosen)

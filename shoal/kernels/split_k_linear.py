@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.dequant import widened
+from shoal.kernels.dequant import dequantize
 from shoal.kernels.jit import (
-    await_previous,
+    grid_dependency_wait,
     jit,
     kernel,
+    launch_dependents,
+    launch_dependents_and_wait,
     next_power_of_two,
-    release_next,
-    runs_ahead,
+    supports_pdl,
     tl,
-    wait_for_previous,
 )
-from shoal.kernels.linear import FEW, TURNED_ROWS, Tile, product
+from shoal.kernels.linear import FEW, SWAP_AB_ROWS, Tile, product
 
 
-def quarters_reference(x: Tensor, weight: Tensor) -> Tensor:
+def split_k_linear_reference(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, in] through weight [out, in], each quarter of the columns by itself: [4, rows, out] in fp32."""
     pairs = zip(x.chunk(4, dim=1), weight.to(x.dtype).chunk(4, dim=1), strict=True)
     return torch.stack([F.linear(part.float(), its.float()) for part, its in pairs])
@@ -48,26 +48,26 @@ def _few_quarters_kernel(
         rows = 1
     QUARTER: tl.constexpr = K // 4
     LONG: tl.constexpr = QUARTER > 8 * WIDE
-    TURNED: tl.constexpr = ROWS == 8  # TURNED_ROWS
+    TURNED: tl.constexpr = ROWS == 8  # SWAP_AB_ROWS
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, WIDE)
     kind = x.dtype.element_ty
     there = weight + tl.minimum(n, N - 1)[:, None] * K + tl.program_id(2) * QUARTER + k[None, :]
     if AHEAD:
-        release_next()
+        launch_dependents()
     w = _columns_from(there, k, 0, QUARTER, WIDE)
     if QUARTER > WIDE:
         w_next = _columns_from(there, k, WIDE, QUARTER, WIDE)
     if QUARTER > 2 * WIDE:
         w_third = _columns_from(there, k, 2 * WIDE, QUARTER, WIDE)
-    w = widened(w, kind, LONG, PINNED=not LONG)
+    w = dequantize(w, kind, LONG, PINNED=not LONG)
     if not LONG and QUARTER > WIDE:
-        w_next = widened(w_next, kind, PINNED=True)
+        w_next = dequantize(w_next, kind, PINNED=True)
     if not LONG and QUARTER > 2 * WIDE:
-        w_third = widened(w_third, kind, PINNED=True)
+        w_third = dequantize(w_third, kind, PINNED=True)
     if AHEAD:
-        wait_for_previous()
+        grid_dependency_wait()
     source = x + m[:, None] * K + tl.program_id(2) * QUARTER + k[None, :]
     here = (m < rows)[:, None]
     total = tl.zeros((BLOCK_N, ROWS) if TURNED else (ROWS, BLOCK_N), tl.float32)
@@ -84,13 +84,13 @@ def _few_quarters_kernel(
             w_next = w_third
         if start + 3 * WIDE < QUARTER:
             w_third = _columns_from(there, k, start + 3 * WIDE, QUARTER, WIDE)
-        part_used = widened(part_used, kind, HERE=True)
+        part_used = dequantize(part_used, kind, HERE=True)
         if TURNED:
             total = tl.dot(w_used, tl.trans(part_used), total, input_precision="ieee")
         else:
             total = tl.dot(part_used, tl.trans(w_used), total, input_precision="ieee")
         if start + WIDE < QUARTER:
-            w = widened(w, kind, LONG)
+            w = dequantize(w, kind, LONG)
     if TURNED:
         total = tl.trans(total)
     _store_quarter(total, out, m, n, rows, N)
@@ -123,7 +123,7 @@ def _many_quarters_kernel(
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     if AHEAD:
-        await_previous()
+        launch_dependents_and_wait()
     kind = x.dtype.element_ty
     source = x + m[:, None] * K + tl.program_id(2) * QUARTER
     there = weight + n[:, None] * K + tl.program_id(2) * QUARTER
@@ -142,13 +142,13 @@ def _store_quarter(total, out, m, n, rows, N: tl.constexpr):
     tl.store(out + place, total, mask=(m < rows)[:, None] & (n < N)[None, :])
 
 
-def quarters(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
-    """`quarters_reference` in one launch; the columns are a multiple of 128. Added up in order they are `linear`'s."""
+def split_k_linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
+    """Compute `split_k_linear_reference` in one launch. K must be a multiple of 128."""
     (rows, columns), width = x.shape, len(weight)
     out = torch.empty(4, rows, width, dtype=torch.float32, device=x.device)
     tile = tile or choose_tile(rows, width, columns // 4, small=weight.element_size() == 1)
     grid = (-(-width // tile.width), -(-rows // tile.rows), 4)
-    ahead = runs_ahead(x.device)
+    ahead = supports_pdl(x.device)
     form = {"N": width, "K": columns, "BLOCK_N": tile.width, "AHEAD": ahead, "num_warps": tile.warps}
     if tile.rows <= FEW:
         sizes = {"ROWS": tile.rows, "WIDE": tile.columns, "ONE": rows == 1}
@@ -161,9 +161,9 @@ def quarters(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
 
 def choose_tile(rows: int, width: int, part: int, *, small: bool) -> Tile:
     if rows <= FEW:
-        wide, turned = min(256, next_power_of_two(part)), rows <= TURNED_ROWS and (small or part < 1024)
+        wide, turned = min(256, next_power_of_two(part)), rows <= SWAP_AB_ROWS and (small or part < 1024)
         if small and turned:
-            return Tile(TURNED_ROWS, 32, wide, warps=4 if part <= 256 else 2)
-        return Tile(TURNED_ROWS if turned else FEW, 64 if width <= 1024 else 32, wide)
+            return Tile(SWAP_AB_ROWS, 32, wide, warps=4 if part <= 256 else 2)
+        return Tile(SWAP_AB_ROWS if turned else FEW, 64 if width <= 1024 else 32, wide)
     block_k = min(128, max(16, next_power_of_two(part) // 2))
     return Tile(64, 16, block_k, stages=4) if width <= 1024 else Tile(64, 32, block_k)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import await_previous, kernel, runs_ahead, tl
+from shoal.kernels.jit import kernel, launch_dependents_and_wait, supports_pdl, tl
 from shoal.kernels.packing import Packing
 from shoal.kernels.rope import rotate
 
 # Steps of one stream at once. Of one size for all: how a row is added up follows the shape of the block.
-MOST_STEPS = 32
+MAX_STEPS = 32
 
 
 def window_attention_reference(
@@ -66,7 +66,7 @@ def _window_kernel(
 ):
     frame, head = tl.program_id(0), tl.program_id(1)
     if AHEAD:
-        await_previous()
+        launch_dependents_and_wait()
     if tl.load(starts + frame) == frame:  # the first of its stream, for all of it
         kind = qkv.dtype.element_ty
         D: tl.constexpr = 2 * HALF
@@ -125,10 +125,10 @@ def _window_kernel(
 def window_attention(
     qkv: Tensor, rope: Tensor, seen: Tensor, packing: Packing, keys: Tensor, values: Tensor, window: int
 ) -> Tensor:
-    """`window_attention_reference` in one launch, for streams of at most MOST_STEPS steps each."""
+    """`window_attention_reference` in one launch, for streams of at most MAX_STEPS steps each."""
     ring, heads, d = keys.shape[1:]
-    assert ring >= window - 1 + MOST_STEPS, "the ring is too short for so many steps at once"
-    out, ahead = qkv.new_empty(len(qkv), heads * d), runs_ahead(qkv.device)
+    assert ring >= window - 1 + MAX_STEPS, "the ring is too short for so many steps at once"
+    out, ahead = qkv.new_empty(len(qkv), heads * d), supports_pdl(qkv.device)
     _window_kernel[(len(qkv), heads)](
         qkv,
         rope,
@@ -145,7 +145,7 @@ def window_attention(
         HEADS=heads,
         HALF=d // 2,
         PAIRS=max(16, d // 2),
-        BLOCK=MOST_STEPS,
+        BLOCK=MAX_STEPS,
         STEP=32,
         AHEAD=ahead,
         num_warps=4,

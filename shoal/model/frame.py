@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.kernels.sample import exponential_noise, penalise, probabilities, race
-from shoal.kernels.sample_token import MAIN_LANE, RAS_TEMPERATURE, RAS_TOP_P
+from shoal.kernels.sample import apply_repetition_penalty, exponential_noise, exponential_race, probabilities
+from shoal.kernels.sample_token import RAS_TEMPERATURE, RAS_TOP_P, SEMANTIC_LANE
 from shoal.model.cache import RowCache
 from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR
@@ -71,13 +71,13 @@ class FrameDecoder:
             return self._draw_main_s2(logits, state)
         settings = state.settings
         if settings.penalised:
-            logits = penalise(logits, penalised_mains(state, self.head), penalty_now(state))
-        return self._race(logits, settings.temperature, settings.top_p, state, self._main_noise(state, MAIN_LANE))
+            logits = apply_repetition_penalty(logits, penalised_mains(state, self.head), penalty_now(state))
+        return self._race(logits, settings.temperature, settings.top_p, state, self._main_noise(state, SEMANTIC_LANE))
 
     def _draw_main_s2(self, logits: Tensor, state: FrameState) -> Tensor:
         """Repetition-aware: a semantic token of the last ten is drawn again from a flatter distribution."""
         settings = state.settings
-        noise = self._main_noise(state, MAIN_LANE)
+        noise = self._main_noise(state, SEMANTIC_LANE)
         usual = self._race(logits, settings.temperature, settings.top_p, state, noise)
         flat = torch.full_like(settings.temperature, RAS_TEMPERATURE), torch.full_like(settings.top_p, RAS_TOP_P)
         other = self._race(logits, *flat, state, self._main_noise(state, self.model.config.num_codebooks))
@@ -111,11 +111,13 @@ class FrameDecoder:
     def _draw_code(self, logits: Tensor, codebook: int, state: FrameState, noise: Tensor) -> Tensor:
         settings = state.settings
         if self.model.config.family == "s1" and settings.penalised:
-            logits = penalise(logits, penalised_codes(state, codebook, logits.shape[-1]), penalty_now(state))
+            logits = apply_repetition_penalty(
+                logits, penalised_codes(state, codebook, logits.shape[-1]), penalty_now(state)
+            )
         return self._race(logits, settings.temperature, settings.top_p, state, noise)
 
     def _race(self, logits: Tensor, temperature: Tensor, top_p: Tensor, state: FrameState, noise: Tensor) -> Tensor:
-        return race(probabilities(logits, temperature, top_p, state.settings.top_k), noise)
+        return exponential_race(probabilities(logits, temperature, top_p, state.settings.top_k), noise)
 
     def _main_noise(self, state: FrameState, lane: int) -> Tensor:
         return self.noise(state.settings.seed, state.frame, lane, len(self.head.ids))

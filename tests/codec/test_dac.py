@@ -37,7 +37,7 @@ def test_long_audio_in_pieces_equals_one_pass(codec: Codec, monkeypatch: pytest.
     codes, samples = random_codes(2, 23), random_samples(2, 19 * FRAME + 777)
     whole, encoded = codec.decode(codes), codec.encode(samples)
     for piece in (1, 5, 22, 23):
-        monkeypatch.setattr(Codec, "PIECE", piece)
+        monkeypatch.setattr(Codec, "CHUNK_FRAMES", piece)
         assert float((codec.decode(codes) - whole).abs().max()) <= 1e-5
         assert torch.equal(codec.encode(samples), encoded)
 

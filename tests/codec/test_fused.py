@@ -12,10 +12,10 @@ from shoal.checkpoint.random import fill
 from shoal.codec import fused
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
-from shoal.codec.fused import FRAMES, POSITIONS, FusedDecoder, packed
+from shoal.codec.fused import FRAME_BUCKETS, MAX_POSITIONS, FusedDecoder, pack_calls
 from shoal.kernels import residual_unit as unit
 from shoal.kernels.cuda_graph import compile_ahead
-from shoal.kernels.window_attention import MOST_STEPS
+from shoal.kernels.window_attention import MAX_STEPS
 from tests.poison import poisoned_memory
 
 pytest.importorskip("triton")
@@ -56,8 +56,8 @@ def test_streams_cut_anyhow_give_the_samples_of_the_plain_codec(
 ) -> None:
     decoder = FusedDecoder(codec, 3, torch.float32, capture=False)
     with poisoned_memory():
-        compile_ahead(call.work for call in decoder._calls.values())  # leaves no trace
-    monkeypatch.setattr(fused, "MOST_STEPS", most)
+        compile_ahead(call.workload for call in decoder._calls.values())  # leaves no trace
+    monkeypatch.setattr(fused, "MAX_STEPS", most)
     codes = torch.randint(0, 16, (2, 3, 6), generator=torch.Generator().manual_seed(1))
     expected, step = codec.decode(codes), CONFIG.frame_length
     heard: list[list[torch.Tensor]] = [[], []]
@@ -85,7 +85,7 @@ def test_a_slot_that_was_reset_begins_anew(codec: Codec) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
 def test_residual_units_in_one_launch_give_the_samples_of_the_plain_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = made(replace(CONFIG, decoder_dim=64))
-    monkeypatch.setattr(unit, "FEWEST_ROWS", 0)
+    monkeypatch.setattr(unit, "MIN_ROWS_PER_CHANNEL", 0)
     launched = Mock(wraps=unit.residual_unit)
     monkeypatch.setattr(unit, "residual_unit", launched)
     decoder = FusedDecoder(codec, 2, torch.float32, capture=False)
@@ -97,23 +97,23 @@ def test_residual_units_in_one_launch_give_the_samples_of_the_plain_codec(monkey
 
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=64))
 def test_calls_are_full_and_have_every_frame_once_and_in_its_order(lengths: list[int]) -> None:
-    calls = list(packed(lengths))
+    calls = list(pack_calls(lengths))
     done = [0] * len(lengths)
     for parts in calls:
         assert len({part.row for part in parts}) == len(parts)
         for part in parts:
             assert part.start == done[part.row]
-            assert 0 < part.frames <= MOST_STEPS
+            assert 0 < part.frames <= MAX_STEPS
             done[part.row] += part.frames
     assert done == lengths
     sizes = [sum(part.frames for part in parts) for parts in calls]
-    assert max(sizes) <= FRAMES[-1]
+    assert max(sizes) <= FRAME_BUCKETS[-1]
     # Only a row that is longer than a call may be leaves room behind.
-    assert max(lengths) > MOST_STEPS or all(size == FRAMES[-1] for size in sizes[:-1])
+    assert max(lengths) > MAX_STEPS or all(size == FRAME_BUCKETS[-1] for size in sizes[:-1])
 
 
 def test_a_stream_beyond_the_rotary_table_is_refused(codec: Codec) -> None:
     decoder = FusedDecoder(codec, 1, torch.float32, capture=False)
-    decoder._seen[0] = POSITIONS
-    with pytest.raises(RuntimeError, match=str(POSITIONS)):
+    decoder._seen[0] = MAX_POSITIONS
+    with pytest.raises(RuntimeError, match=str(MAX_POSITIONS)):
         decoder.decode(torch.zeros(1, 3, 1, dtype=torch.long), [0])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.codec.fused import POSITIONS, Decoding, FusedDecoder, Part
+from shoal.codec.fused import MAX_POSITIONS, FrameSpan, FusedDecoder, PendingDecode
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.audio_decoder import Answer, Due, VoiceBox
 from shoal.engine.sequence import Sequence
@@ -244,15 +244,15 @@ class BrokenGraphs(FusedDecoder):
         self.left, self.late = works, late
         self._seen = self.plain._seen
 
-    def begin(self, codes: np.ndarray, slots: Rows[int], lengths: Rows[int]) -> Decoding:
+    def launch(self, codes: np.ndarray, slots: Rows[int], lengths: Rows[int]) -> PendingDecode:
         self.left -= 1
         samples = self.plain.decode(torch.from_numpy(codes), slots, lengths)
         if self.left >= 0:
             step = self.plain.codec.config.frame_length
-            calls = [([Part(row, 0, each)], samples[row, : each * step]) for row, each in enumerate(lengths)]
-            return Decoding(calls, list(lengths), step, None)
+            calls = [([FrameSpan(row, 0, each)], samples[row, : each * step]) for row, each in enumerate(lengths)]
+            return PendingDecode(calls, list(lengths), step, None)
         if self.late:
-            return Decoding([([Part(0, 0, 1)], samples[0])], [], 1, None)
+            return PendingDecode([([FrameSpan(0, 0, 1)], samples[0])], [], 1, None)
         raise ValueError("an illegal memory access")
 
     def reset(self, slots: Rows[int]) -> None:
@@ -305,7 +305,7 @@ def test_who_has_left_before_the_call_is_collected_is_not_told(tiny: Checkpoint,
 def test_a_stream_that_is_too_long_for_the_graphs_fails_alone_and_they_stay(tiny: Checkpoint) -> None:
     box, speakers = voicebox(tiny), [utterance(slot, codes(3, slot)) for slot in range(2)]
     box._decoder = BrokenGraphs(tiny, works=1, late=False)
-    box._decoder._seen[0] = POSITIONS - 2
+    box._decoder._seen[0] = MAX_POSITIONS - 2
     answers = decode(box, [Due(each, 3, ended=True) for each in speakers])
     assert isinstance(answers[0], GenerationFailed)
     assert "several requests" in str(answers[0])

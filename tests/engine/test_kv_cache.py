@@ -11,7 +11,7 @@ from shoal.engine.kv_cache import HostTier, PagedKV, kv_type
 from shoal.engine.preprocess import write_turns
 from shoal.engine.utterance import Utterance
 from shoal.errors import InvalidRequest
-from shoal.kernels.kv_quant import SCALE, dequantise_columns, quantise_columns
+from shoal.kernels.kv_quant import SCALE_DTYPE, dequantize_kv, quantize_kv
 from shoal.model.config import BlockConfig
 from shoal.speech import Sampling
 from shoal.text.prompt import Codes
@@ -25,9 +25,9 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(("kind", "error"), [(torch.int8, 0.5 / 127), (torch.float8_e4m3fn, 1 / 16)])
 def test_a_column_comes_back_within_half_a_step(kind: torch.dtype, error: float) -> None:
     x = torch.randn(50, 2, 64) * torch.logspace(-2, 3, 50)[:, None, None]
-    q, scales = quantise_columns(x, kind)
-    assert (q.dtype, scales.dtype, scales.shape) == (kind, SCALE, (50, 2))
-    away = (dequantise_columns(q, scales, torch.float32) - x).abs()
+    q, scales = quantize_kv(x, kind)
+    assert (q.dtype, scales.dtype, scales.shape) == (kind, SCALE_DTYPE, (50, 2))
+    away = (dequantize_kv(q, scales, torch.float32) - x).abs()
     # int8 errs by a share of the largest value of its column, fp8 by a share of each value.
     size = x.abs().amax(-1, keepdim=True) if kind == torch.int8 else x.abs() + x.abs().amax(-1, keepdim=True) / 256
     assert (away / size).max() <= error * 1.1
@@ -35,8 +35,8 @@ def test_a_column_comes_back_within_half_a_step(kind: torch.dtype, error: float)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_stays_nothing(kind: torch.dtype) -> None:
-    q, scales = quantise_columns(torch.zeros(1, 2, 8), kind)
-    assert torch.equal(dequantise_columns(q, scales, torch.float32), torch.zeros(1, 2, 8))
+    q, scales = quantize_kv(torch.zeros(1, 2, 8), kind)
+    assert torch.equal(dequantize_kv(q, scales, torch.float32), torch.zeros(1, 2, 8))
 
 
 @pytest.mark.parametrize(("head_dim", "gain"), [(64, 1.9), (128, 1.96)])

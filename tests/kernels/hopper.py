@@ -75,8 +75,8 @@ def main() -> None:
     triton.runtime.driver.set_active(Hopper())
     modules = [module for name, module in sys.modules.items() if name.startswith("shoal.kernels.")]
     for module in modules:
-        if hasattr(module, "runs_ahead"):
-            module.runs_ahead = lambda device: True
+        if hasattr(module, "supports_pdl"):
+            module.supports_pdl = lambda device: True
     triton.AsyncCompileMode = Strict
     compile_ahead(works())
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}

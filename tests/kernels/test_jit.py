@@ -13,7 +13,7 @@ import torch
 from triton.runtime import _async_compile
 
 from shoal.kernels.cuda_graph import compile_ahead
-from shoal.kernels.jit import compiling
+from shoal.kernels.jit import compile_only
 from shoal.kernels.linear import _few_kernel, linear
 
 
@@ -24,7 +24,7 @@ def doubled(device: str, columns: int = 32) -> torch.Tensor:
 
 def test_a_launch_that_only_compiles_computes_nothing(device: str) -> None:
     out = torch.full((1, 32), 7.0, device=device)
-    with compiling() as possible:
+    with compile_only() as possible:
         assert possible
         linear(torch.ones(1, 32, device=device), torch.eye(32, device=device), out=out)
     assert out.tolist() == [[7.0] * 32]
@@ -33,7 +33,7 @@ def test_a_launch_that_only_compiles_computes_nothing(device: str) -> None:
 
 def test_whoever_launches_meanwhile_from_another_thread_gets_what_they_ask_for(device: str) -> None:
     results: list[torch.Tensor] = []
-    with compiling():
+    with compile_only():
         other = Thread(target=lambda: results.append(doubled(device)))
         other.start()
         other.join()
@@ -41,7 +41,7 @@ def test_whoever_launches_meanwhile_from_another_thread_gets_what_they_ask_for(d
 
 
 def test_an_error_on_the_way_leaves_launches_as_they_were(device: str) -> None:
-    with pytest.raises(ZeroDivisionError), compiling():
+    with pytest.raises(ZeroDivisionError), compile_only():
         raise ZeroDivisionError
     assert doubled(device).tolist() == [[2.0] * 32]
 
@@ -61,7 +61,7 @@ def test_an_interrupt_does_not_wait_for_kernels_that_nobody_has_begun() -> None:
         Timer(0.1, release.set).start()
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), compiling():
+    with pytest.raises(KeyboardInterrupt), compile_only():
         ask_and_be_interrupted()
     assert 0 < len(begun) < 200
     assert _async_compile.active_mode.get() is None
@@ -82,7 +82,7 @@ def test_without_a_compiler_that_takes_many_nothing_is_gone_through(monkeypatch:
 def test_what_was_compiled_ahead_is_what_a_launch_runs(device: str) -> None:
     known = _few_kernel.function.device_caches[torch.cuda.current_device()][0]
     before = len(known)
-    with compiling():
+    with compile_only():
         for _ in range(3):
             doubled(device, 1152)
     assert len(known) == before + 1

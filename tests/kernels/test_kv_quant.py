@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.kernels.kv_quant import dequantise_columns, quantise_columns
+from shoal.kernels.kv_quant import dequantize_kv, quantize_kv
 from shoal.kernels.paged_attention import paged_decode, paged_decode_reference, paged_prefill_reference
-from shoal.kernels.qkv import place_qkv, place_qkv_reference
+from shoal.kernels.qkv import rope_and_cache, rope_and_cache_reference
 from shoal.kernels.rope import rope_table
 
 KINDS = [torch.int8, torch.float8_e4m3fn]
@@ -18,8 +18,8 @@ def kind(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 def memory(kind: torch.dtype, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    keys, key_scales = quantise_columns(torch.randn(60, 4, 2, 16, device=device).to(dtype), kind)
-    values, value_scales = quantise_columns(torch.randn(60, 4, 2, 16, device=device).to(dtype), kind)
+    keys, key_scales = quantize_kv(torch.randn(60, 4, 2, 16, device=device).to(dtype), kind)
+    values, value_scales = quantize_kv(torch.randn(60, 4, 2, 16, device=device).to(dtype), kind)
     return keys, values, key_scales, value_scales
 
 
@@ -34,14 +34,17 @@ def test_new_columns_are_written_as_the_reference_writes_them(
     tables[0, 0], tables[1, 0], tables[1, 12] = 2, 1, 0
     ours, rope = memory(kind, dtype, device), rope_table(50, 16, 1e6, device)
     reference = tuple(part.clone() for part in ours)
-    for place, (keys, values, key_scales, value_scales) in ((place_qkv, ours), (place_qkv_reference, reference)):
+    for place, (keys, values, key_scales, value_scales) in (
+        (rope_and_cache, ours),
+        (rope_and_cache_reference, reference),
+    ):
         scales = {"key_scales": key_scales, "value_scales": value_scales}
         place(qkv, norm, norm, 1e-6, rope, positions, keys, values, tables, slots, **scales)
     for index in (0, 1):
         torch.testing.assert_close(ours[2 + index], reference[2 + index], atol=0, rtol=2e-3)
         if kind == torch.float8_e4m3fn and device == "cpu":
             continue  # the interpreter loses the carry when it rounds to fp8
-        got, expected = (dequantise_columns(each[index], each[2 + index], torch.float32) for each in (ours, reference))
+        got, expected = (dequantize_kv(each[index], each[2 + index], torch.float32) for each in (ours, reference))
         # Where the floats before differ in their last bits, a value may fall to the next step.
         torch.testing.assert_close(got, expected, atol=0.04, rtol=0.13)
 
@@ -61,7 +64,7 @@ def test_decoding_reads_them_as_the_reference_does(
 
 def test_the_references_read_what_a_memory_of_floats_would_hold(kind: torch.dtype) -> None:
     keys, values, key_scales, value_scales = memory(kind, torch.float32, "cpu")
-    wide = dequantise_columns(keys, key_scales, torch.float32), dequantise_columns(values, value_scales, torch.float32)
+    wide = dequantize_kv(keys, key_scales, torch.float32), dequantize_kv(values, value_scales, torch.float32)
     table, q = torch.tensor([7, 3, 11]), torch.randn(10, 4, 16)
     scales = {"key_scales": key_scales, "value_scales": value_scales}
     small = paged_prefill_reference(q, keys, values, table, 10, **scales)

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from shoal.kernels.linear import linear, linear_reference
-from shoal.kernels.rms_norm import normed, rms_norm
-from shoal.kernels.split_k_linear import quarters, quarters_reference
+from shoal.kernels.rms_norm import fused_rms_norm, rms_norm
+from shoal.kernels.split_k_linear import split_k_linear, split_k_linear_reference
 from shoal.model.linear import quantise_rows
 
 SHAPES = [(1, 48, 64), (3, 160, 100), (17, 64, 48), (70, 32, 16)]
@@ -119,13 +119,13 @@ def test_quarters_are_added_by_the_norm_that_follows(
 ) -> None:
     x, weight = matrices(rows, columns, width, dtype, device)
     small, scales = (weight, None) if kind is None else quantise_rows(weight, kind)
-    due = quarters(x, small)
+    partials = split_k_linear(x, small)
     torch.testing.assert_close(
-        due, quarters_reference(x, small), atol=close * small.float().abs().max().item(), rtol=1e-3
+        partials, split_k_linear_reference(x, small), atol=close * small.float().abs().max().item(), rtol=1e-3
     )
     stream, norm = torch.randn(rows, width, device=device).to(dtype), torch.rand(width, device=device).to(dtype) + 0.5
     expected = linear_reference(x, small, scales=scales, residual=stream)
-    ours = normed(stream, norm, 1e-6, due=due, scales=scales)
+    ours = fused_rms_norm(stream, norm, 1e-6, partials=partials, scales=scales)
     torch.testing.assert_close(stream, expected, atol=close, rtol=close)
     torch.testing.assert_close(ours, rms_norm(expected, norm, 1e-6), atol=2 * close, rtol=2 * close)
 
@@ -141,5 +141,5 @@ def test_quarters_come_to_the_bits_of_the_whole(columns: int, kind: torch.dtype 
     together = linear(x, weight, residual=residual, scales=scales)
     for rows in (1, 2, 8, 9, 17, 33, 70):
         stream = residual[:rows].clone()
-        normed(stream, norm, 1e-6, due=quarters(x[:rows].contiguous(), weight), scales=scales)
+        fused_rms_norm(stream, norm, 1e-6, partials=split_k_linear(x[:rows].contiguous(), weight), scales=scales)
         assert torch.equal(stream, together[:rows])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from shoal.kernels.qkv import place_qkv, place_qkv_reference
+from shoal.kernels.qkv import rope_and_cache, rope_and_cache_reference
 from shoal.kernels.rope import rope_table
 
 
@@ -18,8 +18,8 @@ def test_queries_come_back_and_keys_and_values_land_in_their_places(
     tables[0, 0], tables[1, 0], tables[1, 12] = 2, 1, 0
     memories = [torch.full((3, 4, kv_heads, d), 7.0, dtype=dtype, device=device) for _ in range(4)]
     where = tables, slots
-    ours = place_qkv(qkv, norm, norm, 1e-6, table, positions, memories[0], memories[1], *where)
-    reference = place_qkv_reference(qkv, norm, norm, 1e-6, table, positions, memories[2], memories[3], *where)
+    ours = rope_and_cache(qkv, norm, norm, 1e-6, table, positions, memories[0], memories[1], *where)
+    reference = rope_and_cache_reference(qkv, norm, norm, 1e-6, table, positions, memories[2], memories[3], *where)
     for got, expected in ((ours, reference), (memories[0], memories[2]), (memories[1], memories[3])):
         torch.testing.assert_close(got, expected, atol=close, rtol=close)
     untouched = [place for place in range(12) if place not in (7, 8, 1)]

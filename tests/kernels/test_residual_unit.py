@@ -3,7 +3,7 @@ import torch
 
 from shoal.kernels.conv import Taps, conv
 from shoal.kernels.linear import Tile
-from shoal.kernels.residual_unit import fits, residual_unit, residual_unit_reference
+from shoal.kernels.residual_unit import residual_unit, residual_unit_reference, should_fuse
 from tests.kernels.packs import pack
 
 
@@ -36,7 +36,7 @@ def test_one_launch_does_what_the_reference_does(case: tuple[object, ...], rows:
 def test_one_launch_comes_to_the_bits_of_two_at_the_released_sizes(channels: int, rate: int, frames: int) -> None:
     torch.manual_seed(0)
     x, turned = (torch.randn(frames * rate, channels, device="cuda").half() for _ in range(2))
-    assert fits(*x.shape)
+    assert should_fuse(*x.shape)
     packing = pack([(0, frames - 3), (4, 3)], "cuda", frames=frames)
     inner = Taps((torch.randn(7, channels, channels, device="cuda") / 26).half(), torch.randn(channels).cuda(), 9)
     outer = Taps((torch.randn(1, channels, channels, device="cuda") / 10).half(), torch.randn(channels).cuda())
@@ -50,10 +50,10 @@ def test_one_launch_comes_to_the_bits_of_two_at_the_released_sizes(channels: int
 
 @pytest.mark.parametrize(("rows", "channels"), [(8192, 96), (1 << 16, 192), (1 << 16, 80)])
 def test_channels_that_are_two_blocks_fit_if_there_are_rows_enough(rows: int, channels: int) -> None:
-    assert fits(rows, channels)
-    assert not fits(rows // 16, channels)
+    assert should_fuse(rows, channels)
+    assert not should_fuse(rows // 16, channels)
 
 
 @pytest.mark.parametrize("channels", [384, 112, 8])
 def test_other_channels_do_not_fit(channels: int) -> None:
-    assert not fits(1 << 20, channels)
+    assert not should_fuse(1 << 20, channels)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shoal.kernels.sample import exponential_noise, penalise, probabilities, race
+from shoal.kernels.sample import apply_repetition_penalty, exponential_noise, exponential_race, probabilities
 from shoal.model.sampling import SamplingRows
 from shoal.speech import Sampling
 
@@ -114,26 +114,28 @@ def test_a_row_comes_out_the_same_alone_or_in_any_batch(
 
 def draw(settings: list[Sampling], logits: Tensor, columns: Tensor, frames: Tensor) -> Tensor:
     rows = SamplingRows.of(settings, torch.device("cpu"))
-    left = probabilities(penalise(logits, columns, rows.penalty), rows.temperature, rows.top_p, rows.top_k)
-    return race(left, exponential_noise(rows.seed, frames, 0, logits.shape[-1]))
+    left = probabilities(
+        apply_repetition_penalty(logits, columns, rows.penalty), rows.temperature, rows.top_p, rows.top_k
+    )
+    return exponential_race(left, exponential_noise(rows.seed, frames, 0, logits.shape[-1]))
 
 
 # Penalty
 
 
 def test_the_penalty_pushes_towards_less_likely_on_either_side_of_zero() -> None:
-    pushed = penalise(torch.tensor([[2.0, -2.0, 1.0]]), torch.tensor([[0, 1]]), torch.tensor([2.0]))
+    pushed = apply_repetition_penalty(torch.tensor([[2.0, -2.0, 1.0]]), torch.tensor([[0, 1]]), torch.tensor([2.0]))
     assert pushed.tolist() == [[1.0, -4.0, 1.0]]
 
 
 def test_a_token_named_twice_is_penalised_once() -> None:
-    pushed = penalise(torch.tensor([[2.0, 1.0]]), torch.tensor([[0, 0, 0]]), torch.tensor([2.0]))
+    pushed = apply_repetition_penalty(torch.tensor([[2.0, 1.0]]), torch.tensor([[0, 0, 0]]), torch.tensor([2.0]))
     assert pushed.tolist() == [[1.0, 1.0]]
 
 
 def test_a_column_behind_the_last_is_ignored() -> None:
     logits = torch.tensor([[2.0, 1.0]])
-    assert torch.equal(penalise(logits, torch.tensor([[2, 2]]), torch.tensor([1.5])), logits)
+    assert torch.equal(apply_repetition_penalty(logits, torch.tensor([[2, 2]]), torch.tensor([1.5])), logits)
 
 
 # Noise
@@ -212,7 +214,7 @@ def test_a_race_is_won_as_often_as_the_probabilities_say() -> None:
     wanted = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0])
     frames, n = torch.arange(40_000), 40_000
     drawn = exponential_noise(torch.full((n,), 11), frames, 0, 5)
-    counts = race(wanted.expand(n, 5), drawn).bincount(minlength=5) / n
+    counts = exponential_race(wanted.expand(n, 5), drawn).bincount(minlength=5) / n
     sigma = (wanted * (1 - wanted) / n).sqrt()
     assert bool(((counts - wanted).abs() <= 4 * sigma).all())
     assert float(counts[4]) == 0.0
@@ -224,7 +226,7 @@ def test_a_race_over_thousands_of_columns_is_fair() -> None:
     wins = torch.zeros(size)
     for start in range(0, n, 1000):
         drawn = exponential_noise(torch.full((1000,), 5), torch.arange(start, start + 1000), 0, size)
-        wins += race(torch.full((1, size), 1 / size), drawn).bincount(minlength=size)
+        wins += exponential_race(torch.full((1, size), 1 / size), drawn).bincount(minlength=size)
     expected = n / size
     chi_square = float(((wins - expected) ** 2 / expected).sum())
     assert abs(chi_square - (size - 1)) < 4 * math.sqrt(2 * (size - 1))

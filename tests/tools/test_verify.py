@@ -196,7 +196,7 @@ def penalty_by_own_history(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_penalty(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(frame_room, "penalise", lambda logits, columns, penalty: logits)
+    patch.setattr(frame_room, "apply_repetition_penalty", lambda logits, columns, penalty: logits)
 
 
 def first_frame_remembered(patch: pytest.MonkeyPatch) -> None:

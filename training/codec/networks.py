@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.codec.dac import Block, Codec
+from shoal.codec.dac import Codec, DacBlock
 from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, Snake, WindowTransformer
 from shoal.kernels.rms_norm import rms_norm
 from shoal.kernels.rope import rotate
@@ -118,7 +118,7 @@ FORMS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
 
 def run_layers(layers: nn.ModuleList, x: Tensor) -> Tensor:
     for layer in layers:
-        x = run_layers(layer.block, x) if isinstance(layer, Block) else FORMS[type(layer)](layer, x)
+        x = run_layers(layer.block, x) if isinstance(layer, DacBlock) else FORMS[type(layer)](layer, x)
     return x
 
 

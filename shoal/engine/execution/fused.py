@@ -10,21 +10,21 @@ from torch import Tensor, nn
 
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
-from shoal.kernels.embed import embed_newest
+from shoal.kernels.embed import embed_tokens
 from shoal.kernels.fast_attention import fast_attention
 from shoal.kernels.linear import linear
-from shoal.kernels.paged_attention import DecodeSpace, paged_decode
-from shoal.kernels.qkv import place_qkv
-from shoal.kernels.rms_norm import RMSNorm, normed
-from shoal.kernels.sample_token import MainIds, draw_code, draw_main
-from shoal.kernels.split_k_linear import quarters
+from shoal.kernels.paged_attention import DecodeWorkspace, paged_decode
+from shoal.kernels.qkv import rope_and_cache
+from shoal.kernels.rms_norm import RMSNorm, fused_rms_norm
+from shoal.kernels.sample_token import SemanticIds, sample_code, sample_semantic
+from shoal.kernels.split_k_linear import split_k_linear
 from shoal.model.dual_ar import DualAR
 from shoal.model.layers import Block
 from shoal.model.linear import RowLinear
 from shoal.model.slow import Head
 
 # Up to so many rows a layer's products are left in quarters: more have programs enough without.
-QUARTERED_ROWS = 256
+SPLIT_K_ROWS = 256
 
 
 class Stream:
@@ -35,20 +35,20 @@ class Stream:
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
-        self._due: Tensor | None = None
+        self._partials: Tensor | None = None
         self._scales: Tensor | None = None
 
     def add(self, inner: Tensor, layer: nn.Linear | RowLinear) -> None:
         """x += inner through a layer; `x` holds it after the next norm."""
         scales = layer.scales if isinstance(layer, RowLinear) else None
-        if len(self.x) > QUARTERED_ROWS or inner.shape[1] % 128:
+        if len(self.x) > SPLIT_K_ROWS or inner.shape[1] % 128:
             linear(inner, layer.weight, scales=scales, residual=self.x, out=self.x)
         else:
-            self._due, self._scales = quarters(inner, layer.weight), scales
+            self._partials, self._scales = split_k_linear(inner, layer.weight), scales
 
     def normed(self, norm: RMSNorm) -> Tensor:
-        out = normed(self.x, norm.weight, norm.eps, due=self._due, scales=self._scales)
-        self._due = self._scales = None
+        out = fused_rms_norm(self.x, norm.weight, norm.eps, partials=self._partials, scales=self._scales)
+        self._partials = self._scales = None
         return out
 
 
@@ -61,14 +61,14 @@ class FusedColumns:
         self.inputs = torch.zeros(2, rows, dtype=torch.int32, device=model.device)
         self.slots, self.positions = self.inputs
         slow = model.config.slow
-        self._space = DecodeSpace.of(rows, slow.n_head, slow.n_local_heads, slow.head_dim, model.device)
+        self._workspace = DecodeWorkspace.allocate(rows, slow.n_head, slow.n_local_heads, slow.head_dim, model.device)
 
     def embed(self, columns: Tensor, rows: Tensor) -> Tensor:
         """Rows of columns [any, 1 + codebooks] -> [rows, dim]"""
         config, slow = self.model.config, self.model.slow
         tables = slow.embeddings.weight, slow.codebook_embeddings.weight
         span = config.semantic_begin_id, config.semantic_end_id
-        return embed_newest(columns, rows, *tables, *span, config.scale_codebook_embeddings)
+        return embed_tokens(columns, rows, *tables, *span, config.scale_codebook_embeddings)
 
     def place(self, stream: Stream, layer: int) -> Tensor:
         """Write the keys and values of a layer; returns its queries [rows, heads, d]."""
@@ -79,12 +79,12 @@ class FusedColumns:
         k_norm = attention.k_norm.weight if attention.normed else None
         memory = self.kv.keys[layer], self.kv.values[layer], self.tables
         scales = self.kv.scales(layer)
-        return place_qkv(qkv, q_norm, k_norm, eps, slow.table, self.positions, *memory, self.slots, **scales)
+        return rope_and_cache(qkv, q_norm, k_norm, eps, slow.table, self.positions, *memory, self.slots, **scales)
 
     def layer(self, stream: Stream, layer: int) -> None:
         q, block = self.place(stream, layer), self._block(layer)
         memory = self.kv.keys[layer], self.kv.values[layer], self.tables
-        mixed = paged_decode(q, *memory, self.slots, self.positions, self._space, **self.kv.scales(layer))
+        mixed = paged_decode(q, *memory, self.slots, self.positions, self._workspace, **self.kv.scales(layer))
         stream.add(mixed.flatten(1), block.attention.wo)
         feed_forward(stream, block)
 
@@ -119,7 +119,7 @@ class FusedFrame(FusedColumns):
         super().__init__(model, kv, tables, rows)
         config, fast = model.config, model.config.fast
         self._memory, self._rows = states.memory, rows
-        self._ids = MainIds(head.first, head.count, head.stop_id, config.codebook_size)
+        self._ids = SemanticIds(head.first, head.count, head.stop_id, config.codebook_size)
         assert isinstance(head.output, nn.Linear | RowLinear), "the fused frame reads rows of weights"
         self._head = head.output
         self.columns = torch.zeros(rows, 1 + config.num_codebooks, dtype=torch.long, device=model.device)
@@ -138,7 +138,7 @@ class FusedFrame(FusedColumns):
 
     def slow(self) -> Stream:
         """All layers of the slow transformer over the newest columns."""
-        stream = Stream(self.embed(self._memory.newest, self.slots))
+        stream = Stream(self.embed(self._memory.last_tokens, self.slots))
         for layer in range(self.model.config.slow.n_layer):
             self.layer(stream, layer)
         return stream
@@ -149,7 +149,7 @@ class FusedFrame(FusedColumns):
         logits = project(hidden, self._head)
         self._opening[: self._rows].copy_(model.fast.project_in(hidden if config.norm_fastlayer_input else stream.x))
         table, code = model.fast.embeddings.weight, self._opening[self._rows :]
-        draw_main(logits, self.slots, self._memory, self._ids, self.columns, table, code, config.family == "s2")
+        sample_semantic(logits, self.slots, self._memory, self._ids, self.columns, table, code, config.family == "s2")
 
     def _open(self) -> Stream:
         """Positions 0, the slow model's hidden state, and 1, the first code; hidden states of the latter."""
@@ -180,7 +180,7 @@ class FusedFrame(FusedColumns):
         logits = project(stream.normed(fast.norm), fast.output, config.residual_size)
         following = torch.empty_like(stream.x)
         table, penalised = fast.embeddings.weight, config.family == "s1"
-        draw_code(logits, self.slots, self._memory, codebook, self.columns, table, following, penalised)
+        sample_code(logits, self.slots, self._memory, codebook, self.columns, table, following, penalised)
         return following
 
     def _fast_blocks(self) -> list[tuple[int, Block]]:

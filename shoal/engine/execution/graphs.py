@@ -16,8 +16,8 @@ from shoal.config import EngineConfig
 from shoal.engine.execution.fused import FusedFrame, FusedPrompt
 from shoal.engine.execution.runner import Flight, Runner
 from shoal.engine.scheduler import Batch, Prefill
-from shoal.kernels.cuda_graph import Captured, Inbox, compile_ahead
-from shoal.kernels.jit import usable
+from shoal.kernels.cuda_graph import CapturedGraph, HostBuffer, compile_ahead
+from shoal.kernels.jit import kernels_available
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import CpuInt8Linear, Int4Linear
 from shoal.model.slow import Head
@@ -28,7 +28,7 @@ PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
 def supported(model: DualAR) -> bool:
     """Whether the fused frame can run this model: kernels for its device, and for the kind of its weights."""
     strange = any(isinstance(each, Int4Linear | CpuInt8Linear) for each in model.modules())
-    return usable(model.device) and not strange
+    return kernels_available(model.device) and not strange
 
 
 class FusedRunner:
@@ -46,21 +46,21 @@ class FusedRunner:
         self.plain = plain
         device, slots = plain.model.device, len(plain.tables)
         shape = (slots + 1, plain.tables.shape[1])
-        self._tables = Inbox(torch.full(shape, plain.kv.spare, dtype=torch.int32, device=device))
+        self._tables = HostBuffer(torch.full(shape, plain.kv.spare, dtype=torch.int32, device=device))
         self._padded = np.full(shape, plain.kv.spare, np.int32)
         model, kv, tables = plain.model, plain.kv, self._tables.target
         sizes = {min(bucket, slots) for bucket in buckets} | {slots}
         self._frames = {
-            rows: Captured(FusedFrame(model, head, kv, plain.slots, tables, rows)) for rows in sorted(sizes)
+            rows: CapturedGraph(FusedFrame(model, head, kv, plain.slots, tables, rows)) for rows in sorted(sizes)
         }
-        self._prompts = {rows: Captured(FusedPrompt(model, kv, tables, rows)) for rows in sorted(prompts)}
+        self._prompts = {rows: CapturedGraph(FusedPrompt(model, kv, tables, rows)) for rows in sorted(prompts)}
         if capture:
             self._capture()
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Flight:
         self._padded[:-1] = self.plain.tables
-        self._tables.put(self._padded)
+        self._tables.upload(self._padded)
         drawing = [prefill for prefill in batch.prefills if prefill.draws]
         self.plain.slots.bind([prefill.sequence for prefill in drawing])
         self._launch_prompts([replace(each, end=each.end - each.draws) for each in batch.prefills])
@@ -72,7 +72,7 @@ class FusedRunner:
         inputs[0, : len(sequences)] = [sequence.slot for sequence in sequences]
         inputs[1, : len(sequences)] = [sequence.computed - 1 for sequence in sequences]
         self._frames[rows].run(inputs)
-        return Flight.of(batch, self._frames[rows].work.columns[: len(sequences)])
+        return Flight.of(batch, self._frames[rows].workload.columns[: len(sequences)])
 
     def _launch_prompts(self, prefills: list[Prefill]) -> None:
         """All columns of all prompts, one below the other, in as few pieces as the largest size allows."""
@@ -97,12 +97,12 @@ class FusedRunner:
         return inputs
 
     def _capture(self) -> None:
-        self._tables.put(self._padded)
+        self._tables.upload(self._padded)
         pool = None
-        works: list[Captured[Any]] = [*self._frames.values(), *self._prompts.values()]
-        compile_ahead(captured.work for captured in works)
+        works: list[CapturedGraph[Any]] = [*self._frames.values(), *self._prompts.values()]
+        compile_ahead(captured.workload for captured in works)
         # The largest first: the smaller ones then find all the memory they need in the pool it leaves.
-        for captured in sorted(works, key=lambda each: -each.work.inputs.shape[1]):
-            height, rows = captured.work.inputs.shape
-            captured.inbox.put(self._spare_rows(rows, height))
+        for captured in sorted(works, key=lambda each: -each.workload.inputs.shape[1]):
+            height, rows = captured.workload.inputs.shape
+            captured.host_buffer.upload(self._spare_rows(rows, height))
             pool = captured.capture(pool)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from shoal.engine.sequence import Sequence
-from shoal.kernels.sample_token import SlotMemory
+from shoal.kernels.sample_token import SamplingState
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameState
 from shoal.model.sampling import COLUMNS, SamplingRows
@@ -26,10 +26,10 @@ class SlotStates:
         self.newest = torch.zeros(slots + 1, 1 + model.config.num_codebooks, dtype=torch.long, device=model.device)
 
     @property
-    def memory(self) -> SlotMemory:
+    def memory(self) -> SamplingState:
         """The same tensors, as the kernels take them."""
         settings = {name: getattr(self.state.settings, name) for name in COLUMNS}
-        return SlotMemory(**settings, frame=self.state.frame, window=self.state.window, newest=self.newest)
+        return SamplingState(**settings, frame=self.state.frame, window=self.state.window, last_tokens=self.newest)
 
     def bind(self, sequences: list[Sequence]) -> None:
         """Make slots continue these sequences, wherever they stand: the last known column is the newest.

@@ -8,7 +8,7 @@ import torch
 from shoal.checkpoint.random import SIZES
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
-from shoal.codec.fused import MOST_FRAMES
+from shoal.codec.fused import MAX_FRAMES
 from shoal.codec.streaming import StreamingDecoder
 from shoal.config import EngineConfig
 from shoal.engine.kv_cache import PagedKV
@@ -92,8 +92,8 @@ def _skeletons(model: str) -> tuple[DualAR, Codec]:
 
 
 def _work_bytes(codec: CodecConfig, voices: int) -> int:
-    """The most that one call of the decoder takes; a call takes no more than MOST_FRAMES frames."""
-    frames = min(voices * EngineConfig.max_chunk_frames, MOST_FRAMES)
+    """The most that one call of the decoder takes; a call takes no more than MAX_FRAMES frames."""
+    frames = min(voices * EngineConfig.max_chunk_frames, MAX_FRAMES)
     return _decoding(codec)[0] * frames
 
 

@@ -114,7 +114,7 @@ def rehearse(core: EngineCore) -> None:
     core.voicebox.rehearse()
     codec = core.checkpoint.codec
     if codec.can_encode:
-        codec.encode(torch.zeros(1, codec.PIECE * codec.config.frame_length, device=device))
+        codec.encode(torch.zeros(1, codec.CHUNK_FRAMES * codec.config.frame_length, device=device))
 
 
 def _let_go() -> None:

@@ -32,7 +32,7 @@ from shoal.engine.scheduler import Batch, Prefill
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
-from shoal.kernels.sample_token import draw_code, draw_main
+from shoal.kernels.sample_token import sample_code, sample_semantic
 from shoal.model.frame import FrameState
 from shoal.speech import Sampling
 from shoal.tools.bench.machine import machine
@@ -208,7 +208,7 @@ class GraphParts(PlainParts):
         self._frame(voices)
         rows = next(size for size in self.fused._frames if size >= voices)
         captured = self.fused._frames[rows]
-        return captured._graph.replay if captured._graph is not None else captured.work.run
+        return captured._graph.replay if captured._graph is not None else captured.workload.run
 
     def slow(self, voices: int) -> TimedCall:
         return _captured(self._frame(voices).slow)
@@ -222,9 +222,9 @@ class GraphParts(PlainParts):
 
         def work() -> None:
             s2 = config.family == "s2"
-            draw_main(mains, frame.slots, frame._memory, frame._ids, frame.columns, table, x, s2)
+            sample_semantic(mains, frame.slots, frame._memory, frame._ids, frame.columns, table, x, s2)
             for codebook in range(1, config.num_codebooks):
-                draw_code(codes, frame.slots, frame._memory, codebook, frame.columns, table, x, not s2)
+                sample_code(codes, frame.slots, frame._memory, codebook, frame.columns, table, x, not s2)
 
         return _captured(work)
 
@@ -233,13 +233,13 @@ class GraphParts(PlainParts):
         captured = self.fused._frames[rows]
         inputs = self.fused._spare_rows(rows, 2)
         inputs[0, :voices], inputs[1, :voices] = np.arange(voices), CONTEXT - 1
-        captured.inbox.put(inputs)
+        captured.host_buffer.upload(inputs)
         # A context of its own for every voice, as far as there is memory: shared ones would come out of the cache.
         tables, need = self.fused._padded.copy(), self.core.pool.needed(CONTEXT)
         for slot in range(voices):
             tables[slot, :need] = np.arange(slot * need, (slot + 1) * need) % self.core.pool.count
-        self.fused._tables.put(tables)
-        return captured.work
+        self.fused._tables.upload(tables)
+        return captured.workload
 
 
 def _captured(work: TimedCall) -> TimedCall:

@@ -6,7 +6,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from shoal.codec.layers import run
+from shoal.codec.layers import apply_layers
 from shoal.codec.streaming import NoPast, StreamingDecoder
 from shoal.tools.verify.comparison import AUDIO, INTERMEDIATE, STREAMED, ParityComparison, close, equal
 from shoal.tools.verify.golden import Golden, TensorFile
@@ -23,7 +23,7 @@ def decode(golden: Golden) -> Iterator[ParityComparison]:
     codec.reserve(codes.shape[-1])
     latent = quantizer.lookup(codes)
     mixed = quantizer.post_module(latent, NoPast())
-    steps = {"latent": latent, "post_module": mixed, "upsample": run(quantizer.upsample, mixed, NoPast())}
+    steps = {"latent": latent, "post_module": mixed, "upsample": apply_layers(quantizer.upsample, mixed, NoPast())}
     for name, tensor in steps.items():
         yield close("codec/decode", name, tensor[0], stored[name], INTERMEDIATE)
     yield close("codec/decode", "audio", codec.decode(codes)[0], stored["audio"], AUDIO)
@@ -63,7 +63,7 @@ def encode(golden: Golden) -> Iterator[ParityComparison]:
     whole = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % length))
     codec.reserve(whole.shape[-1] // length)
     encoded = codec.encoder(whole[:, None], NoPast())
-    slower = run(codec.quantizer.downsample, encoded, NoPast())
+    slower = apply_layers(codec.quantizer.downsample, encoded, NoPast())
     steps = {"encoder": encoded, "downsample": slower, "pre_module": codec.quantizer.pre_module(slower, NoPast())}
     for name, tensor in steps.items():
         yield close("codec/encode", name, tensor[0], stored[name], INTERMEDIATE)

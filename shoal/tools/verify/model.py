@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shoal.kernels.sample import exponential_noise, penalise, probabilities
-from shoal.kernels.sample_token import MAIN_LANE
+from shoal.kernels.sample import apply_repetition_penalty, exponential_noise, probabilities
+from shoal.kernels.sample_token import SEMANTIC_LANE
 from shoal.model.cache import NoCache
 from shoal.model.config import Family
 from shoal.model.dual_ar import DualAR
@@ -145,7 +145,7 @@ def _penalised(logits: Tensor, case: Case) -> Tensor:
     if previous is None:
         return logits
     penalty = torch.tensor([case["repetition_penalty"]], device=logits.device)
-    return penalise(logits, torch.tensor([previous], device=logits.device), penalty)
+    return apply_repetition_penalty(logits, torch.tensor([previous], device=logits.device), penalty)
 
 
 def _on_the_edge(logits: Tensor, top_p: float) -> Tensor:
@@ -203,7 +203,7 @@ class _StoredNoise:
     def __call__(self, seed: Tensor, frame: Tensor, lane: int | Tensor, size: int) -> Tensor:
         if isinstance(lane, Tensor):
             return self.residual[frame]
-        return self.main[0 if lane == MAIN_LANE else 1][frame]
+        return self.main[0 if lane == SEMANTIC_LANE else 1][frame]
 
 
 class _StoredDraws:
@@ -215,4 +215,4 @@ class _StoredDraws:
         )
 
     def __call__(self, seed: Tensor, frame: Tensor, lane: int | Tensor, size: int) -> Tensor:
-        return self.usual if lane == MAIN_LANE else self.other
+        return self.usual if lane == SEMANTIC_LANE else self.other
