@@ -10,7 +10,7 @@ import pytest
 import shoal
 from shoal.audio.decode import read_audio
 from shoal.audio.guard import check_speech
-from shoal.checkpoint.find import BUNDLED_FOLDER
+from shoal.checkpoint.find import BUNDLED_DIRECTORY
 from shoal.engine.engine import Engine
 from shoal.speech import FinishReason, Recording, Samples, SpeechRequest
 from training.judges import RATE, Judges, cosine_similarity, standard_judges, word_errors
@@ -39,7 +39,7 @@ def judges() -> Judges:
 
 def recording(voice: str, number: int) -> Recording:
     """What a teacher said, as it comes with the model."""
-    sample = BUNDLED_FOLDER / "voices" / voice / f"sample-{number}"
+    sample = BUNDLED_DIRECTORY / "voices" / voice / f"sample-{number}"
     return Recording(sample.with_suffix(".wav").read_bytes(), sample.with_suffix(".lab").read_text())
 
 

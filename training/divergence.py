@@ -25,9 +25,9 @@ from shoal.model.dual_ar import DualAR
 from shoal.model.generate import generate
 from shoal.model.layers import KVCache
 from shoal.model.slow import Head
-from shoal.quantize.apply import multiply_integers, quantise_model
+from shoal.quantize.apply import convert_int8_for_cpu, quantize_model
 from shoal.quantize.divergence import Divergence, divergence, mean
-from shoal.quantize.modes import WeightModes, multiplies_integers
+from shoal.quantize.modes import WeightModes, has_int8_matmul
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.store import VoiceStore
 
@@ -60,13 +60,13 @@ def table(reference: DualAR, speech: Sequence[Tensor]) -> list[tuple[str, Diverg
     rows = []
     for text in WEIGHTS:
         model = copy.deepcopy(reference)
-        quantise_model(model, WeightModes.parse(text))
+        quantize_model(model, WeightModes.parse(text))
         rows.append((f"weights {text}", compare(reference, model, speech)))
     integers = copy.deepcopy(reference)
-    integers.slow.cut_output()
-    quantise_model(integers, WeightModes.parse("int8"))
-    multiply_integers(integers, fewest=0)
-    how = "multiplied in integers" if multiplies_integers() else "weight-only"
+    integers.slow.prune_output()
+    quantize_model(integers, WeightModes.parse("int8"))
+    convert_int8_for_cpu(integers, fewest=0)
+    how = "multiplied in integers" if has_int8_matmul() else "weight-only"
     rows.append((f"weights int8, {how}", compare(reference, integers, speech)))
     for name in KV:
         kind = kv_type(name, reference.dtype, reference.device)
@@ -77,7 +77,7 @@ def table(reference: DualAR, speech: Sequence[Tensor]) -> list[tuple[str, Diverg
 def markdown(rows: Sequence[tuple[str, Divergence]]) -> str:
     head = "| mode | KL, main token | KL, other codes | same likeliest main token |\n| --- | --- | --- | --- |\n"
     return head + "".join(
-        f"| {name} | {row.main:.5f} | {row.codes:.5f} | {row.agreement:.1%} |\n" for name, row in rows
+        f"| {name} | {row.semantic:.5f} | {row.codes:.5f} | {row.agreement:.1%} |\n" for name, row in rows
     )
 
 
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.reference is not None:
         trained = load_model(options.reference, checkpoint.tokenizer, dtype=torch.float32)
         checkpoint = replace(checkpoint, model=trained)
-    quantise_model(checkpoint.model, WeightModes(), dtype=torch.float32)
+    quantize_model(checkpoint.model, WeightModes(), dtype=torch.float32)
     speech = utterances(checkpoint, list(islice(options.text.read_text().splitlines(), options.sentences)))
     rows = table(checkpoint.model, speech)
     print(f"{rows[0][1].frames} frames in {len(speech)} utterances")

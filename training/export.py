@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 
 from shoal.audio.wav import wav_header
 from shoal.checkpoint.load import Checkpoint, load_checkpoint, load_model
-from shoal.checkpoint.profile import Profile, profile_document
+from shoal.checkpoint.profile import ModelProfile, profile_document
 from shoal.checkpoint.random import write_synthetic_tokenizer
-from shoal.checkpoint.save import config_document, upstream_tensors, whole_directory, write_json
+from shoal.checkpoint.save import atomic_directory, config_document, upstream_tensors, write_json
 from shoal.codec.dac import Codec
 from shoal.model.dual_ar import DualAR
 from shoal.speech import Sampling
@@ -40,7 +40,7 @@ MOST_BYTES = 45_000_000
 Storage = Literal["int8", "fp16"]
 Clip = tuple[Samples, str]  # a recording and what is said in it
 
-PROFILE = Profile(
+PROFILE = ModelProfile(
     sampling=Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.0, max_frames=512),
     # About a sentence: it learned from single ones, and two or three in one go are misheard twice as often.
     chunk_bytes=90,
@@ -129,7 +129,7 @@ def export(
     parts: Parts, clips: Mapping[str, Sequence[Clip]], out: Path, *, storage: Storage, licences: Path | None = None
 ) -> int:
     """Write the directory and return its size in bytes; raises ValueError when it is too large."""
-    with whole_directory(out) as folder:
+    with atomic_directory(out) as folder:
         usual = PROFILE if PROFILE.voice in clips else replace(PROFILE, voice=None)
         write_language_model(folder, parts.model, usual, storage)
         save_codec(parts.codec, folder, torch.float16, piece_bytes=MOST_BYTES)
@@ -146,7 +146,7 @@ def export(
     return size
 
 
-def write_language_model(folder: Path, model: DualAR, profile: Profile, storage: Storage) -> None:
+def write_language_model(folder: Path, model: DualAR, profile: ModelProfile, storage: Storage) -> None:
     write_json(folder / "config.json", config_document(model.config))
     write_json(folder / "shoal.json", profile_document(profile))
     write_synthetic_tokenizer(folder, model.config)

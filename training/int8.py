@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from shoal.checkpoint.save import upstream_tensors
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import quantise_rows
+from shoal.model.linear import quantize_rows
 
 
 def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, columns] -> int8 [rows, columns] and fp32 scales [rows]; weight ~ int8 * scale."""
-    return quantise_rows(weight, torch.int8, torch.float32)
+    return quantize_rows(weight, torch.int8, torch.float32)
 
 
-def dequantised(stored: Tensor, scales: Tensor) -> Tensor:
+def dequantize(stored: Tensor, scales: Tensor) -> Tensor:
     return stored.float() * scales[:, None]
 
 
@@ -38,5 +38,5 @@ def int8_rounded(model: DualAR) -> DualAR:
     rounded = copy.deepcopy(model)
     for module in rounded.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            module.weight.copy_(dequantised(*int8_rows(module.weight)))
+            module.weight.copy_(dequantize(*int8_rows(module.weight)))
     return rounded

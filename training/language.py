@@ -16,7 +16,7 @@ from shoal.model.cache import by_row
 from shoal.model.config import BlockConfig, DualARConfig
 from shoal.model.dual_ar import DualAR
 from shoal.model.fast import FastTransformer
-from shoal.model.layers import Attention, FeedForward
+from shoal.model.layers import Attention, GatedFeedForward
 from training.packing import SEMANTIC_BEGIN, STOP_ID
 
 CONTEXT = 2048
@@ -67,7 +67,7 @@ def model_config(shape: Shape, codebooks: int, codebook_size: int) -> DualARConf
 
 
 class WholeRows:
-    """Causal attention over whole rows, in the form that the fast kernels take; what `NoCache` computes."""
+    """Causal attention over whole rows, in the form that the fast kernels take; what `NoKVCache` computes."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -98,7 +98,7 @@ def add_dropout(model: DualAR, share: float) -> None:
         return F.dropout(out, share, training=module.training)
 
     for module in model.modules():
-        if isinstance(module, Attention | FeedForward):
+        if isinstance(module, Attention | GatedFeedForward):
             module.register_forward_hook(drop)
 
 

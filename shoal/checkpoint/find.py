@@ -15,23 +15,23 @@ from pathlib import Path
 from shoal.checkpoint.layout import is_directory, is_file, missing_files
 from shoal.errors import ModelNotFound
 
-PREFIX = "random:"
+RANDOM_PREFIX = "random:"
 BUNDLED = "nano"
-BUNDLED_FOLDER = Path(__file__).parents[1] / "models" / BUNDLED
+BUNDLED_DIRECTORY = Path(__file__).parents[1] / "models" / BUNDLED
 SHORT_NAMES = {"s1-mini": "fishaudio/openaudio-s1-mini", "s2-pro": "fishaudio/s2-pro"}
 # A revision becomes part of a path in the cache, so it must not climb out of it.
 REVISION = re.compile(r"[A-Za-z0-9](?:[\w-]|[./](?=[\w-]))*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class HubSource:
     """A repository of the Hugging Face hub at a revision."""
 
     repository: str
     revision: str = "main"
 
     @classmethod
-    def parse(cls, name: str) -> "Source | None":
+    def parse(cls, name: str) -> "HubSource | None":
         """None when the name cannot be one of the hub's."""
         from huggingface_hub.errors import HFValidationError
         from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -61,13 +61,13 @@ def find_directory(name: str, *, cache: Path | None = None) -> Path:
         return directory
     if is_file(directory):
         raise ModelNotFound(f"{name} is a file; give the directory that holds it and its config.json")
-    source = Source.parse(name)
+    source = HubSource.parse(name)
     if source is None:
         raise ModelNotFound(f"{name}: no such directory, and no known name. {_what_to_type()}")
     return _cached(name, source, cache)
 
 
-def cached_snapshot(source: Source, cache: Path | None = None) -> Path | None:
+def cached_snapshot(source: HubSource, cache: Path | None = None) -> Path | None:
     """The folder of the Hugging Face cache with this repository in it, complete or not."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -76,15 +76,15 @@ def cached_snapshot(source: Source, cache: Path | None = None) -> Path | None:
 
 
 def _bundled() -> Path:
-    if not missing_files(BUNDLED_FOLDER, codec=True):
-        return BUNDLED_FOLDER
+    if not missing_files(BUNDLED_DIRECTORY, codec=True):
+        return BUNDLED_DIRECTORY
     raise ModelNotFound(
         f"{BUNDLED} is not part of this build. Use `--model random:tiny` to try the pipeline, "
         "or fetch a Fish model: `shoal pull s1-mini`, then `--model s1-mini`"
     )
 
 
-def _cached(name: str, source: Source, cache: Path | None) -> Path:
+def _cached(name: str, source: HubSource, cache: Path | None) -> Path:
     directory = cached_snapshot(source, cache)
     if directory is None:
         raise ModelNotFound(f"{name} is not on this machine. Type: shoal pull {name}")
@@ -100,5 +100,5 @@ def _cached(name: str, source: Source, cache: Path | None) -> Path:
 def _what_to_type() -> str:
     return (
         f"A model is a directory, {BUNDLED}, {', '.join(SHORT_NAMES)} or a repository OWNER/NAME "
-        f"(after `shoal pull s1-mini`), or random weights ({PREFIX}tiny)"
+        f"(after `shoal pull s1-mini`), or random weights ({RANDOM_PREFIX}tiny)"
     )

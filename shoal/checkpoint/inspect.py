@@ -13,13 +13,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from shoal.checkpoint.find import PREFIX, find_directory
+from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.checkpoint.load import (
     assign,
     build_model,
     find_codec,
     find_model_file,
-    quantise_skeleton,
+    insert_quantized_layers,
     read_model_config,
     read_model_file,
 )
@@ -32,7 +32,7 @@ from shoal.codec.dac import Codec
 from shoal.errors import ModelNotFound, ShoalError
 from shoal.model.config import DualARConfig, Family
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import Int4Linear, RowLinear
+from shoal.model.linear import Int4Linear, PerChannelLinear
 from shoal.quantize.apply import modes_of
 from shoal.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -41,7 +41,7 @@ META = "meta"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ComponentInfo:
     """A piece of the model: parameters, and the bytes its weights take in memory as stored."""
 
     name: str
@@ -51,7 +51,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Language:
+class LanguageModelInfo:
     """The text-to-codes half."""
 
     family: Family
@@ -64,7 +64,7 @@ class Language:
     quantization: str | None
 
     @classmethod
-    def of(cls, config: DualARConfig, quantization: str | None = None) -> "Language":
+    def of(cls, config: DualARConfig, quantization: str | None = None) -> "LanguageModelInfo":
         return cls(
             family=config.family,
             context=config.slow.max_seq_len,
@@ -78,7 +78,7 @@ class Language:
 
 
 @dataclass(frozen=True, slots=True)
-class Sound:
+class CodecInfo:
     """The codes-to-samples half."""
 
     sample_rate: int
@@ -87,7 +87,7 @@ class Sound:
     codebooks: int
 
     @classmethod
-    def of(cls, config: CodecConfig) -> "Sound":
+    def of(cls, config: CodecConfig) -> "CodecInfo":
         return cls(config.sample_rate, config.frame_rate, config.frame_length, config.num_codebooks)
 
 
@@ -97,10 +97,10 @@ class Inspection:
 
     name: str
     directory: Path | None = None  # None for random weights
-    language: Language | None = None
-    sound: Sound | None = None
+    language: LanguageModelInfo | None = None
+    sound: CodecInfo | None = None
     tokenizer_size: int | None = None
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ComponentInfo] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)  # bytes on disk
     notes: list[str] = field(default_factory=list)
     problems: list[ShoalError] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Inspection:
 
 def inspect(name: str, *, codec: Path | None = None) -> Inspection:
     """Look into a directory, or at a model by any of its names. Raises ModelNotFound; all else is a problem found."""
-    if name.startswith(PREFIX):
+    if name.startswith(RANDOM_PREFIX):
         return _inspect_random(name)
     found = Inspection(name, directory=find_directory(name))
     _inspect_directory(found, found.directory or Path(), codec)
@@ -155,37 +155,37 @@ def _inspect_directory(found: Inspection, directory: Path, codec: Path | None) -
 def _inspect_model(found: Inspection, directory: Path, tokenizer: Tokenizer) -> None:
     config = read_model_config(directory, tokenizer)
     file = find_model_file(directory)
-    found.language = Language.of(config)
+    found.language = LanguageModelInfo.of(config)
     shapes = _without_weights(read_model_file(file))
     with torch.device(META):
         stored = model_tensors(shapes)
         model = build_model(config, stored, file, device=META)
-    found.language = Language.of(config, _describe(model))
+    found.language = LanguageModelInfo.of(config, _describe(model))
     found.parts += _model_parts(model)
 
 
 def _inspect_codec(found: Inspection, source: Path) -> None:
     weights, config = find_codec(source)
-    found.sound = Sound.of(config)
+    found.sound = CodecInfo.of(config)
     shapes = _without_weights(read_tensors(weights))
     with torch.device(META):
         codec, stored = Codec(config), codec_tensors(shapes, encoder=True)
-        quantise_skeleton(codec, stored)
+        insert_quantized_layers(codec, stored)
         assign(codec, stored, weights, dtype=torch.float32, device=META)
     found.parts += _codec_parts(codec.state_dict())
 
 
 def _inspect_random(name: str) -> Inspection:
-    if name.removeprefix(PREFIX) not in SIZES:
-        known = ", ".join(PREFIX + size for size in SIZES)
+    if name.removeprefix(RANDOM_PREFIX) not in SIZES:
+        known = ", ".join(RANDOM_PREFIX + size for size in SIZES)
         raise ModelNotFound(f"{name}: unknown size, there are {known}")
-    model_config, codec_config = SIZES[name.removeprefix(PREFIX)]
+    model_config, codec_config = SIZES[name.removeprefix(RANDOM_PREFIX)]
     with torch.device(META):
         model, codec = DualAR(model_config).to(torch.bfloat16), Codec(codec_config)
     return Inspection(
         name,
-        language=Language.of(model_config),
-        sound=Sound.of(codec_config),
+        language=LanguageModelInfo.of(model_config),
+        sound=CodecInfo.of(codec_config),
         tokenizer_size=model_config.semantic_end_id + 1,
         parts=_model_parts(model) + _codec_parts(codec.state_dict()),
     )
@@ -203,7 +203,7 @@ def _without_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to(META) for name, tensor in stored.items()}
 
 
-def _model_parts(model: DualAR) -> list[Part]:
+def _model_parts(model: DualAR) -> list[ComponentInfo]:
     tensors = model.state_dict()
     whose = {
         "slow transformer": ("slow.layers.", "slow.norm."),
@@ -220,15 +220,15 @@ def _model_parts(model: DualAR) -> list[Part]:
     ]
 
 
-def _codec_parts(tensors: Mapping[str, Tensor]) -> list[Part]:
+def _codec_parts(tensors: Mapping[str, Tensor]) -> list[ComponentInfo]:
     encode = {name: tensor for name, tensor in tensors.items() if name.startswith(ENCODE_ONLY)}
     decode = {name: tensor for name, tensor in tensors.items() if name not in encode}
     return [_part("codec, decode side", decode, {}), _part("codec, encode side", encode, {})]
 
 
-def _part(name: str, tensors: Mapping[str, Tensor], widths: Mapping[str, int]) -> Part:
+def _part(name: str, tensors: Mapping[str, Tensor], widths: Mapping[str, int]) -> ComponentInfo:
     count = sum(_parameters(key, tensor, widths) for key, tensor in tensors.items())
-    return Part(name, count, sum(tensor.nbytes for tensor in tensors.values()), _dtypes(tensors.values()))
+    return ComponentInfo(name, count, sum(tensor.nbytes for tensor in tensors.values()), _dtypes(tensors.values()))
 
 
 def _parameters(name: str, tensor: Tensor, widths: Mapping[str, int]) -> int:
@@ -243,7 +243,7 @@ def _columns(module: torch.nn.Module) -> int:
     """Columns of a quantised matrix before packing; 0 for everything else."""
     if isinstance(module, Int4Linear):
         return 2 * int(module.weight.shape[1])
-    return int(module.weight.shape[1]) if isinstance(module, RowLinear) else 0
+    return int(module.weight.shape[1]) if isinstance(module, PerChannelLinear) else 0
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> tuple[str, ...]:
@@ -252,7 +252,7 @@ def _dtypes(tensors: Iterable[Tensor]) -> tuple[str, ...]:
 
 def _describe(model: DualAR) -> str | None:
     modes = modes_of(model)
-    groups = {layer.group for layer in model.modules() if isinstance(layer, Int4Linear)}
+    groups = {layer.group_size for layer in model.modules() if isinstance(layer, Int4Linear)}
     if not modes:
         return None
     return str(modes) + "".join(f", groups of {size}" for size in sorted(groups))

@@ -8,19 +8,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from shoal.checkpoint.blank import blank
+from shoal.checkpoint.empty_weights import init_empty_weights
 from shoal.checkpoint.layout import CODEC_FILES, MANIFEST, MODEL_FILES, is_file, read_json, read_manifest
 from shoal.checkpoint.names import model_tensors
-from shoal.checkpoint.profile import Profile, read_profile
-from shoal.checkpoint.tensors import read_changed, read_shards, read_tensors, shorten
+from shoal.checkpoint.profile import ModelProfile, read_profile
+from shoal.checkpoint.tensors import read_shards, read_tensors, read_transformed, shorten
 from shoal.checkpoint.weight_norm import codec_tensors
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
 from shoal.errors import CheckpointError, ModelNotFound
 from shoal.model.config import DualARConfig, TokenIds, read_config
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import GROUP, Fp8Linear, Int4Linear, Int8Linear, RowLinear, unpack_int4_tiles
-from shoal.quantize.apply import fit_codec, fit_model
+from shoal.model.linear import GROUP_SIZE, Fp8Linear, Int4Linear, Int8Linear, PerChannelLinear, unpack_int4_tiles
+from shoal.quantize.apply import prepare_codec, prepare_model
 from shoal.quantize.convolution import Int8Conv
 from shoal.quantize.modes import WeightModes
 from shoal.text.tokenizer import Tokenizer, load_tokenizer
@@ -34,7 +34,7 @@ class Checkpoint:
     model: DualAR
     codec: Codec
     tokenizer: Tokenizer
-    profile: Profile
+    profile: ModelProfile
     directory: Path | None = None  # where it was read from
 
     @property
@@ -73,8 +73,8 @@ def load_checkpoint(
     sound = load_codec(codec or directory, device=device, encoder=encoder)
     if quantize is not None:
         modes = quantize(model, sound)
-        fit_model(model, modes, device=device, dtype=dtype)
-        fit_codec(sound, modes.codec)
+        prepare_model(model, modes, device=device, dtype=dtype)
+        prepare_codec(sound, modes.codec)
     return Checkpoint(
         name=directory.name,
         model=model,
@@ -111,7 +111,7 @@ def load_model(
 ) -> DualAR:
     """The DualAR of a directory. Without `dtype` the weights keep the type they are stored in."""
     config = read_model_config(directory, tokenizer)
-    stored = read_changed(partial(read_model_file, find_model_file(directory)), model_tensors)
+    stored = read_transformed(partial(read_model_file, find_model_file(directory)), model_tensors)
     return build_model(config, stored, directory, dtype=dtype, device=device)
 
 
@@ -124,11 +124,11 @@ def build_model(
     device: str = "cpu",
 ) -> DualAR:
     """A model from tensors under our names; `source` is named in errors."""
-    with blank():
+    with init_empty_weights():
         model = DualAR(config)
-    quantise_skeleton(model, stored)
+    insert_quantized_layers(model, stored)
     layers = dict(model.named_modules())
-    stored = make_tables_whole(layers, stored)
+    stored = dequantize_embeddings(layers, stored)
     stored = {name: _unpacked(layers.get(name.rpartition(".")[0]), name, tensor) for name, tensor in stored.items()}
     assign(model, stored, source, dtype=dtype, device=device)
     return model.to(device).eval().requires_grad_(False)
@@ -137,10 +137,10 @@ def build_model(
 def load_codec(source: Path, *, device: str = "cpu", encoder: bool = True) -> Codec:
     """The codec of a directory or weights file; without `encoder` only what decoding needs is read and kept."""
     weights, config = find_codec(source)
-    with blank():
+    with init_empty_weights():
         codec = Codec(config, encoder=encoder)
-    stored = read_changed(partial(read_tensors, weights), partial(codec_tensors, encoder=encoder))
-    quantise_skeleton(codec, stored)
+    stored = read_transformed(partial(read_tensors, weights), partial(codec_tensors, encoder=encoder))
+    insert_quantized_layers(codec, stored)
     assign(codec, stored, weights, dtype=torch.float32, device=device)
     return codec.to(device).eval().requires_grad_(False)
 
@@ -178,7 +178,7 @@ def find_codec(source: Path) -> tuple[Path, CodecConfig]:
     )
 
 
-def quantise_skeleton(module: nn.Module, stored: Mapping[str, Tensor]) -> None:
+def insert_quantized_layers(module: nn.Module, stored: Mapping[str, Tensor]) -> None:
     """Put quantised layers, still without storage, where the tensors say so.
 
     They are read off the tensors themselves: upstream tells only by the directory's name, and directories get renamed.
@@ -191,7 +191,7 @@ def quantise_skeleton(module: nn.Module, stored: Mapping[str, Tensor]) -> None:
         weight = stored.get(f"{owner}.weight")
         if weight is None:
             raise CheckpointError(f"{name} has no quantised weight beside it")
-        with blank():
+        with init_empty_weights():
             layer = _quantised_layer(modules[owner], weight, scales)
         if layer is not None:
             holder, _, attribute = owner.rpartition(".")
@@ -206,19 +206,19 @@ def _quantised_layer(plain: nn.Module, weight: Tensor, scales: Tensor) -> nn.Mod
         return None
     if scales.dim() == 3:
         return Int4Linear(plain.in_features, plain.out_features, _group(weight, len(scales)))
-    kind = Fp8Linear if weight.dtype == Fp8Linear.KIND else Int8Linear
+    kind = Fp8Linear if weight.dtype == Fp8Linear.DTYPE else Int8Linear
     return kind(plain.in_features, plain.out_features, bias=plain.bias is not None)
 
 
 def _group(weight: Tensor, groups: int) -> int:
     """Columns per scale of an int4 weight, in upstream's tiles or in our bytes."""
     columns = weight.shape[1] * weight.shape[3] * 32 if weight.dim() == 4 else 2 * weight.shape[-1]
-    return GROUP if -(-columns // GROUP) == groups else max(1, columns // max(1, groups))
+    return GROUP_SIZE if -(-columns // GROUP_SIZE) == groups else max(1, columns // max(1, groups))
 
 
-def make_tables_whole(layers: Mapping[str, nn.Module], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def dequantize_embeddings(layers: Mapping[str, nn.Module], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Undo int8 where no quantised layer computes: in embeddings."""
-    quantised = {name for name, module in layers.items() if isinstance(module, RowLinear | Int4Linear)}
+    quantised = {name for name, module in layers.items() if isinstance(module, PerChannelLinear | Int4Linear)}
     whole: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         owner, _, attribute = name.rpartition(".")

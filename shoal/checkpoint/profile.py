@@ -10,13 +10,13 @@ from shoal.errors import CheckpointError, InvalidRequest
 from shoal.model.config import Family
 from shoal.speech import Sampling
 
-FILE = "shoal.json"
+PROFILE_FILE = "shoal.json"
 # A whole number will do for a fraction; True is no number, although Python says so.
 TAKEN: dict[object, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,)}
 
 
 @dataclass(frozen=True)
-class Profile:
+class ModelProfile:
     sampling: Sampling = field(default=Sampling())
     chunk_bytes: int = 600  # longest piece of text that is spoken in one turn
     carried_columns: int = 0  # longest prompt that keeps earlier turns; 0: as long as the model takes
@@ -25,21 +25,21 @@ class Profile:
     voice: str | None = None  # of requests that choose none; None: whatever voice the model takes by itself
 
 
-FAMILY_PROFILES: dict[Family, Profile] = {
-    "s1": Profile(),
+FAMILY_PROFILES: dict[Family, ModelProfile] = {
+    "s1": ModelProfile(),
     # Upstream's server draws from the 30 likeliest, whatever the request says.
-    "s2": Profile(sampling=Sampling(top_k=30, repetition_penalty=1.0)),
+    "s2": ModelProfile(sampling=Sampling(top_k=30, repetition_penalty=1.0)),
 }
 
 
-def read_profile(directory: Path, family: Family) -> Profile:
+def read_profile(directory: Path, family: Family) -> ModelProfile:
     """The profile in a model's directory; what it leaves out, or all of it, is the family's."""
     usual = FAMILY_PROFILES[family]
-    path = directory / FILE
+    path = directory / PROFILE_FILE
     if not path.is_file():
         return usual
     stored = read_json(path)
-    unknown = sorted(set(stored) - {entry.name for entry in fields(Profile)})
+    unknown = sorted(set(stored) - {entry.name for entry in fields(ModelProfile)})
     if unknown:
         raise CheckpointError(f"{path}: unknown keys {', '.join(unknown)}")
     try:
@@ -47,7 +47,7 @@ def read_profile(directory: Path, family: Family) -> Profile:
         if not isinstance(sampling, dict):
             raise InvalidRequest("sampling must be an object")
         _check_types(sampling, Sampling)
-        _check_types(stored, Profile)
+        _check_types(stored, ModelProfile)
         profile = replace(usual, sampling=replace(usual.sampling, **sampling), **stored)
         _check_bounds(profile)
     except (TypeError, InvalidRequest) as problem:
@@ -62,12 +62,12 @@ def _check_types(stored: dict[str, object], kind: type) -> None:
             raise InvalidRequest(f"{name} cannot be {stored[name]!r}")
 
 
-def _check_bounds(profile: Profile) -> None:
+def _check_bounds(profile: ModelProfile) -> None:
     if not 16 <= profile.chunk_bytes <= 100_000:
         raise InvalidRequest(f"chunk_bytes must lie between 16 and 100000, not {profile.chunk_bytes}")
     if profile.carried_columns < 0 or profile.max_characters < 1:
         raise InvalidRequest("carried_columns must be at least 0 and max_characters at least 1")
 
 
-def profile_document(profile: Profile) -> dict[str, Any]:
+def profile_document(profile: ModelProfile) -> dict[str, Any]:
     return asdict(profile)

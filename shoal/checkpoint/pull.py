@@ -16,16 +16,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import cast
 
-from shoal.checkpoint.find import SHORT_NAMES, Source, cached_snapshot
+from shoal.checkpoint.find import SHORT_NAMES, HubSource, cached_snapshot
 from shoal.checkpoint.layout import CODEC_FILES, MODEL_FILES, missing_files
-from shoal.checkpoint.profile import FILE as PROFILE
+from shoal.checkpoint.profile import PROFILE_FILE
 from shoal.errors import CheckpointError, InvalidRequest, ModelNotFound, OutputError
 from shoal.paths import atomic_write, output_errors
 
 # The licence comes along because these weights have one of their own.
 SMALL_FILES = (
     "config.json", "codec.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.tiktoken", "special_tokens.json",
-    PROFILE, "LICENSE*",
+    PROFILE_FILE, "LICENSE*",
 )  # fmt: skip
 SHARDS = "model-*.safetensors"
 VOICES = re.compile(r"voices/[^/]+/[^/]+")
@@ -34,7 +34,7 @@ DISK_TROUBLE = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQU
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullResult:
     """Where a model lies now. `checked` is False when the hub could not be asked whether there is a newer one."""
 
     directory: Path
@@ -55,13 +55,13 @@ class _Unreachable(Exception):
     """The hub gave no answer; the message says why."""
 
 
-def pull(name: str, *, to: Path | None = None, hub: Hub | None = None) -> Pulled:
+def pull(name: str, *, to: Path | None = None, hub: Hub | None = None) -> PullResult:
     """Fetch s1-mini, s2-pro or OWNER/NAME, each with @REVISION if need be.
 
     Raises InvalidRequest for an impossible name, ModelNotFound when the hub does not answer or will not give it,
     CheckpointError when the repository holds no model, OutputError when the disk refuses.
     """
-    source = Source.parse(name)
+    source = HubSource.parse(name)
     if source is None:
         raise InvalidRequest(f"{name!r} is no model of the hub; give {', '.join(SHORT_NAMES)} or OWNER/NAME")
     if to is not None and to.exists():
@@ -79,10 +79,10 @@ def pull(name: str, *, to: Path | None = None, hub: Hub | None = None) -> Pulled
             f"the download of {name} broke off: {problem}. The files that have arrived are kept; "
             f"for the others, type again: shoal pull {name}"
         ) from problem
-    return Pulled(directory, sum(size or 0 for size in files.values()), checked=True)
+    return PullResult(directory, sum(size or 0 for size in files.values()), checked=True)
 
 
-def choose_files(source: Source, names: Iterable[str]) -> list[str]:
+def choose_files(source: HubSource, names: Iterable[str]) -> list[str]:
     """What of a repository is needed to speak: one form of the weights, not all of them."""
     present = set(names)
     chosen = {name for name in present if any(fnmatch(name, pattern) for pattern in SMALL_FILES) and "/" not in name}
@@ -94,13 +94,13 @@ def choose_files(source: Source, names: Iterable[str]) -> list[str]:
     chosen |= {name for name in (weights, codec) if name is not None}
     if weights.endswith(".index.json"):
         chosen |= {name for name in present if fnmatch(name, SHARDS) and "/" not in name}
-    if PROFILE in present:
+    if PROFILE_FILE in present:
         # A profile may name the voice of requests that choose none.
         chosen |= {name for name in present if VOICES.fullmatch(name)}
     return sorted(chosen)
 
 
-def _ask(source: Source, hub: Hub) -> dict[str, int | None]:
+def _ask(source: HubSource, hub: Hub) -> dict[str, int | None]:
     """Names and sizes of the repository's files. One request, no second try: a person is waiting."""
     from huggingface_hub import HfApi
 
@@ -111,7 +111,7 @@ def _ask(source: Source, hub: Hub) -> dict[str, int | None]:
     return {file.rfilename: file.size for file in found.siblings or ()}
 
 
-def _fetch(source: Source, files: dict[str, int | None], hub: Hub, folder: Path | None = None) -> Path:
+def _fetch(source: HubSource, files: dict[str, int | None], hub: Hub, folder: Path | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     with _answers(source, hub), _progress(hub.progress):
@@ -137,7 +137,7 @@ def _make_plain(files: Iterable[Path]) -> None:
             atomic_write(file, file.read_bytes())
 
 
-def _fetch_to(to: Path, source: Source, files: dict[str, int | None], hub: Hub) -> Path:
+def _fetch_to(to: Path, source: HubSource, files: dict[str, int | None], hub: Hub) -> Path:
     """Into a folder beside the target that takes its name at the end, and is there to go on from until then."""
     part = _fetch(source, files, hub, _part(to, source))
     try:
@@ -147,7 +147,7 @@ def _fetch_to(to: Path, source: Source, files: dict[str, int | None], hub: Hub) 
         raise OutputError(f"cannot write {to}: {problem.strerror}") from problem
 
 
-def _part(to: Path, source: Source) -> Path:
+def _part(to: Path, source: HubSource) -> Path:
     """Named by what it is a part of, too: another model must not go on from these files."""
     digest = blake2b(f"{source.repository}@{source.revision}".encode(), digest_size=4).hexdigest()
     return to.with_name(f".{to.name}.{digest}.part")
@@ -162,10 +162,10 @@ def _keep_only(folder: Path, files: Iterable[str]) -> None:
             path.unlink()
 
 
-def _already_here(name: str, source: Source, to: Path | None, hub: Hub, problem: _Unreachable) -> Pulled:
+def _already_here(name: str, source: HubSource, to: Path | None, hub: Hub, problem: _Unreachable) -> PullResult:
     directory = cached_snapshot(source, hub.cache)
     if to is None and directory is not None and not missing_files(directory, codec=source.released):
-        return Pulled(
+        return PullResult(
             directory, sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()), checked=False
         )
     raise ModelNotFound(
@@ -174,7 +174,7 @@ def _already_here(name: str, source: Source, to: Path | None, hub: Hub, problem:
     ) from problem
 
 
-def _require_whole(directory: Path, source: Source, sizes: dict[str, int | None]) -> None:
+def _require_whole(directory: Path, source: HubSource, sizes: dict[str, int | None]) -> None:
     lacking = missing_files(directory, codec=source.released)
     lacking += [file for file, size in sizes.items() if not _arrived(directory / file, size)]
     if lacking:
@@ -186,7 +186,7 @@ def _arrived(file: Path, size: int | None) -> bool:
 
 
 @contextmanager
-def _answers(source: Source, hub: Hub) -> Iterator[None]:
+def _answers(source: HubSource, hub: Hub) -> Iterator[None]:
     """Turn what the hub's library raises into what to do about it."""
     from huggingface_hub import constants, errors
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from shoal.checkpoint.blank import blank
-from shoal.checkpoint.find import PREFIX
+from shoal.checkpoint.empty_weights import init_empty_weights
+from shoal.checkpoint.find import RANDOM_PREFIX
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.profile import FAMILY_PROFILES
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
@@ -97,15 +97,17 @@ def random_checkpoint(
 ) -> Checkpoint:
     """A model of the named size whose weights depend only on the seed (and the device that draws them)."""
     if size not in SIZES:
-        raise ModelNotFound(f"random:{size}: unknown size, there are {', '.join(PREFIX + name for name in SIZES)}")
+        raise ModelNotFound(
+            f"random:{size}: unknown size, there are {', '.join(RANDOM_PREFIX + name for name in SIZES)}"
+        )
     model_config, codec_config = SIZES[size]
-    with blank():
+    with init_empty_weights():
         model, codec = DualAR(model_config), Codec(codec_config, encoder=encoder)
     generator = torch.Generator(device).manual_seed(seed)
-    fill(model, dtype or torch.bfloat16, device, generator)
-    fill(codec, torch.float32, device, generator)
+    fill_random(model, dtype or torch.bfloat16, device, generator)
+    fill_random(codec, torch.float32, device, generator)
     return Checkpoint(
-        name=f"{PREFIX}{size}",
+        name=f"{RANDOM_PREFIX}{size}",
         model=model.to(device).eval(),
         codec=codec.to(device).eval(),
         tokenizer=synthetic_tokenizer(model_config),
@@ -114,7 +116,7 @@ def random_checkpoint(
 
 
 @torch.no_grad()
-def fill(module: nn.Module, dtype: torch.dtype, device: str, generator: torch.Generator) -> None:
+def fill_random(module: nn.Module, dtype: torch.dtype, device: str, generator: torch.Generator) -> None:
     """Give a skeleton weights that keep activations of ordinary size, so that its output is finite and varied."""
     for child in module.modules():
         for name, parameter in list(child._parameters.items()):

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from shoal.checkpoint.find import PREFIX, find_directory
+from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.checkpoint.load import Checkpoint, ChooseModes, load_checkpoint, load_codec
 from shoal.checkpoint.random import random_checkpoint
 from shoal.errors import CheckpointError
-from shoal.quantize.apply import fit_codec, fit_model
+from shoal.quantize.apply import prepare_codec, prepare_model
 
 
 def resolve_model(
@@ -25,14 +25,14 @@ def resolve_model(
 
     `quantize` decides what becomes of its weights.
     """
-    if name.startswith(PREFIX):
-        checkpoint = random_checkpoint(name.removeprefix(PREFIX), dtype=dtype, device=device, encoder=encoder)
+    if name.startswith(RANDOM_PREFIX):
+        checkpoint = random_checkpoint(name.removeprefix(RANDOM_PREFIX), dtype=dtype, device=device, encoder=encoder)
         if codec is not None:
             checkpoint = replace(checkpoint, codec=load_codec(codec, device=device, encoder=encoder))
         if quantize is not None:
             modes = quantize(checkpoint.model, checkpoint.codec)
-            fit_model(checkpoint.model, modes)
-            fit_codec(checkpoint.codec, modes.codec)
+            prepare_model(checkpoint.model, modes)
+            prepare_codec(checkpoint.codec, modes.codec)
     else:
         directory = find_directory(name)
         checkpoint = load_checkpoint(

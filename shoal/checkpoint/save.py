@@ -17,13 +17,13 @@ from shoal.checkpoint.layout import CODEC_FILES, MANIFEST
 from shoal.checkpoint.load import Checkpoint, load_codec, load_model
 from shoal.checkpoint.names import to_upstream, unstack
 from shoal.checkpoint.random import write_synthetic_tokenizer
-from shoal.checkpoint.weight_norm import unfold
+from shoal.checkpoint.weight_norm import unfold_weight_norm
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
 from shoal.errors import OutputError
 from shoal.model.config import BlockConfig, DualARConfig
 from shoal.model.dual_ar import DualAR
-from shoal.quantize.apply import quantise_codec, quantise_model
+from shoal.quantize.apply import quantize_codec, quantize_model
 from shoal.quantize.modes import WeightModes
 from shoal.text.tokenizer import load_tokenizer
 
@@ -31,7 +31,7 @@ from shoal.text.tokenizer import load_tokenizer
 def save_random(directory: Path, checkpoint: Checkpoint, *, shard_bytes: int = 2**30) -> None:
     """Write a random checkpoint in its family's released layout: S1 as pickles, S2 as sharded safetensors."""
     config = checkpoint.model.config
-    with whole_directory(directory) as folder:
+    with atomic_directory(directory) as folder:
         write_json(folder / "config.json", config_document(config))
         if config.family == "s1":
             save_pickled_model(folder / "model.pth", checkpoint.model)
@@ -42,7 +42,7 @@ def save_random(directory: Path, checkpoint: Checkpoint, *, shard_bytes: int = 2
 
 
 @contextmanager
-def whole_directory(directory: Path) -> Iterator[Path]:
+def atomic_directory(directory: Path) -> Iterator[Path]:
     """A folder to write into that becomes `directory` when the block ends well, and vanishes when it does not."""
     if directory.exists():
         raise OutputError(f"{directory} exists already; choose another name")
@@ -100,18 +100,18 @@ def save_quantized(
         raise OutputError(f"{directory} lies inside the model that is read; choose a place outside {source}")
     tokenizer = load_tokenizer(source)
     model = load_model(source, tokenizer)
-    with whole_directory(directory) as folder:
+    with atomic_directory(directory) as folder:
         copied = [path for path in source.iterdir() if not _holds_weights(path.name)]
         if modes.codec != "none":
             codec = load_codec(source)
-            quantise_codec(codec, modes.codec)
+            quantize_codec(codec, modes.codec)
             tick("codec")
             save_file(
                 {name: tensor.contiguous() for name, tensor in codec.state_dict().items()}, folder / CODEC_FILES[0]
             )
         else:
             copied += [path for path in source.iterdir() if path.name in CODEC_FILES]
-        quantise_model(model, modes, tick=tick)
+        quantize_model(model, modes, tick=tick)
         save_model(folder / "model.safetensors", model)
         for path in copied:
             (shutil.copytree if path.is_dir() else shutil.copyfile)(path, folder / path.name)
@@ -128,7 +128,7 @@ def _holds_weights(name: str) -> bool:
 
 def save_pickled_codec(folder: Path, codec: Codec) -> None:
     """Upstream's `codec.pth`, weight norm and all, with the description that sizes other than Fish's need."""
-    torch.save(unfold(codec.state_dict()), folder / "codec.pth")
+    torch.save(unfold_weight_norm(codec.state_dict()), folder / "codec.pth")
     if codec.config != CodecConfig():
         write_json(folder / "codec.json", codec.config.to_dict())
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.checkpoint.layout import is_file, read_weight_map
 from shoal.errors import CheckpointError, UnsafeCheckpoint
 
-Change = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+Transform = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -34,7 +34,7 @@ def read_shards(index: Path) -> dict[str, Tensor]:
     return found
 
 
-def read_changed(read: Callable[[], dict[str, Tensor]], change: Change) -> dict[str, Tensor]:
+def read_transformed(read: Callable[[], dict[str, Tensor]], change: Transform) -> dict[str, Tensor]:
     """The tensors that `read` maps, after `change`, which copies some and passes the others on as they are.
 
     What was copied has been read through the mapping, and those pages stay resident as long as it lives. So the

@@ -19,10 +19,10 @@ def codec_tensors(stored: Mapping[str, Tensor], *, encoder: bool) -> dict[str, T
     kept = {name: tensor for name, tensor in stored.items() if not name.endswith(DERIVED)}
     if not encoder:
         kept = {name: tensor for name, tensor in kept.items() if not _only_encodes(name)}
-    return fold(kept)
+    return fold_weight_norm(kept)
 
 
-def fold(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def fold_weight_norm(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """w = g · v / ‖v‖, the norm over all axes but the first."""
     folded: dict[str, Tensor] = {}
     for name, tensor in stored.items():
@@ -38,7 +38,7 @@ def fold(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return folded
 
 
-def unfold(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unfold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse, in upstream's spellings, for writing files that upstream reads."""
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

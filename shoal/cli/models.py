@@ -128,9 +128,9 @@ def random(
 
     Example: shoal random tiny ./tiny
     """
-    from shoal.checkpoint.find import PREFIX
+    from shoal.checkpoint.find import RANDOM_PREFIX
     from shoal.checkpoint.random import random_checkpoint
     from shoal.checkpoint.save import save_random
 
-    save_random(directory, random_checkpoint(size.removeprefix(PREFIX), seed=seed))
+    save_random(directory, random_checkpoint(size.removeprefix(RANDOM_PREFIX), seed=seed))
     typer.echo(directory)

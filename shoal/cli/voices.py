@@ -85,8 +85,8 @@ def remove(name: Name, voices: Directory = None) -> None:
 
 
 def _store(directory: Path | None) -> "VoiceStore":
-    from shoal.checkpoint.find import BUNDLED_FOLDER
+    from shoal.checkpoint.find import BUNDLED_DIRECTORY
     from shoal.voices.store import VoiceStore, voice_directory
 
-    bundled = BUNDLED_FOLDER / "voices"
+    bundled = BUNDLED_DIRECTORY / "voices"
     return VoiceStore(directory or voice_directory(), (bundled,) if bundled.is_dir() else ())

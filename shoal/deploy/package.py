@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import BinaryIO
 
-from shoal.checkpoint.find import PREFIX, find_directory
+from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.checkpoint.layout import CODEC_FILES, MANIFEST, missing_files
-from shoal.checkpoint.save import whole_directory
+from shoal.checkpoint.save import atomic_directory
 from shoal.errors import CheckpointError, InvalidRequest
 
 CHECKPOINT = "checkpoint"
@@ -45,7 +45,7 @@ class Part:
 
 def model_parts(model: str, codec: Path | None = None) -> list[Part]:
     """All files of a model, by name. Raises ModelNotFound, CheckpointError for one that is not complete."""
-    if model.startswith(PREFIX):
+    if model.startswith(RANDOM_PREFIX):
         raise InvalidRequest(f"{model} has no files: save them with `shoal random`, and package that directory")
     directory = find_directory(model)
     lacking = missing_files(directory, codec=codec is None)
@@ -66,7 +66,7 @@ def model_parts(model: str, codec: Path | None = None) -> list[Part]:
 
 def package_sagemaker(parts: list[Part], out: Path, tick: Tick) -> None:
     """`model.tar.gz` for the bucket, and the recipe of the image. The same model gives the same bytes."""
-    with whole_directory(out) as folder:
+    with atomic_directory(out) as folder:
         with (folder / ARCHIVE).open("wb") as file:
             write_archive(file, parts, {"code/inference.py": INFERENCE, "code/requirements.txt": REQUIREMENTS}, tick)
         (folder / "Dockerfile").write_text(recipe("sagemaker.Dockerfile"))
@@ -74,7 +74,7 @@ def package_sagemaker(parts: list[Part], out: Path, tick: Tick) -> None:
 
 def package_triton(parts: list[Part], out: Path, tick: Tick) -> None:
     """A model repository: point `tritonserver --model-repository` at it."""
-    with whole_directory(out) as folder:
+    with atomic_directory(out) as folder:
         version = folder / "shoal" / "1"
         copy(parts, version / CHECKPOINT, tick)
         (version / "model.py").write_text(TRITON_MODEL)
@@ -83,7 +83,7 @@ def package_triton(parts: list[Part], out: Path, tick: Tick) -> None:
 
 def package_runpod(parts: list[Part], out: Path, tick: Tick) -> None:
     """What `docker build` needs for the image of a worker that has its model inside."""
-    with whole_directory(out) as folder:
+    with atomic_directory(out) as folder:
         copy(parts, folder / CHECKPOINT, tick)
         (folder / "Dockerfile").write_text(recipe("runpod.Dockerfile"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from shoal.checkpoint.find import PREFIX
+from shoal.checkpoint.find import RANDOM_PREFIX
 from shoal.checkpoint.load import Checkpoint, ChooseModes
 from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.dac import Codec
@@ -20,9 +20,9 @@ from shoal.engine.process.worker import EngineSource
 from shoal.engine.service import Service
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import stripe
+from shoal.model.linear import to_column_major
 from shoal.quantize.modes import WeightModes
-from shoal.quantize.policy import check_wish, choose_modes
+from shoal.quantize.policy import check_requested, choose_modes
 from shoal.voices.cache import VoiceCache
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.store import VoiceStore, voice_directory
@@ -78,10 +78,10 @@ def _load(
         quantize=weight_chooser(config, torch.device(device), choose_dtype(dtype, device)),
     )
     if device == "cpu":
-        stripe(checkpoint.model)
+        to_column_major(checkpoint.model)
     carried = config.carried_columns or checkpoint.profile.carried_columns
     # Random weights make noise; there is nothing to judge.
-    guard = config.guard and not model.startswith(PREFIX)
+    guard = config.guard and not model.startswith(RANDOM_PREFIX)
     core = build_core(checkpoint, replace(config, carried_columns=carried, guard=guard))
     cache = voice_cache(checkpoint, Path(voices) if voices else voice_directory(), config)
     if warm:
@@ -121,7 +121,7 @@ def voice_cache(checkpoint: Checkpoint, directory: Path, config: EngineConfig | 
 
 def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ChooseModes:
     """What to make of a model's weights when they are read. Raises InvalidRequest for what this device cannot do."""
-    check_wish(config.quantize, device)
+    check_requested(config.quantize, device)
     # Without a GPU there is nothing to cap; what means nothing is refused all the same.
     memory = device_cap(config, device) if device.type == "cuda" else parse_cap(config.gpu_memory, sys.maxsize)
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from shoal.model.config import BlockConfig
 
 
-class RowCache:
+class DenseKVCache:
     """`rows` sequences in step: each call brings the next T tokens of every row, ordered row by row."""
 
     def __init__(self, config: BlockConfig, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -27,12 +27,12 @@ class RowCache:
             self.filled = end
         return attend(q, self.keys[layer][:, :, :end], self.values[layer][:, :, :end])
 
-    def rewind(self) -> None:
+    def reset(self) -> None:
         """Start over; old entries are overwritten before anything sees them."""
         self.filled = 0
 
 
-class NoCache:
+class NoKVCache:
     """Whole rows at once, nothing kept: teacher-forced passes."""
 
     def __init__(self, rows: int) -> None:

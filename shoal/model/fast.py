@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from shoal.model.cache import NoCache
+from shoal.model.cache import NoKVCache
 from shoal.model.config import DualARConfig
-from shoal.model.layers import KVCache, Stack
+from shoal.model.layers import KVCache, TransformerStack
 from shoal.model.linear import first_rows
 
 
-class FastTransformer(Stack):
+class FastTransformer(TransformerStack):
     def __init__(self, config: DualARConfig) -> None:
         super().__init__(config.fast)
         dim = config.fast.dim
@@ -43,5 +43,5 @@ class FastTransformer(Stack):
         rows, length = codes.shape
         inputs = torch.cat((self.project_in(hidden)[:, None], self.embeddings(codes[:, :-1])), dim=1)
         positions = torch.arange(length, device=codes.device).repeat(rows)
-        mixed = self.run(inputs.flatten(0, 1), positions, NoCache(rows))
+        mixed = self.run(inputs.flatten(0, 1), positions, NoKVCache(rows))
         return self.output(self.norm(mixed)).unflatten(0, (rows, length))

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from shoal.errors import TextError
 from shoal.kernels.sample import exponential_noise
-from shoal.model.cache import RowCache
+from shoal.model.cache import DenseKVCache
 from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR
-from shoal.model.frame import FrameDecoder, FrameState, Noise
-from shoal.model.sampling import SamplingRows
+from shoal.model.frame import FrameSampler, FrameState, Noise
+from shoal.model.sampling import SamplingTensors
 from shoal.model.slow import Head
 from shoal.speech import FinishReason, Sampling
 
@@ -25,7 +25,7 @@ class Generation:
 
 def generate(model: DualAR, head: Head, prompt: Tensor, sampling: Sampling) -> Generation:
     """The frames that answer a prompt grid [1 + codebooks, T], without the column of the stop token."""
-    columns = list(generate_columns(model, head, prompt, sampling))
+    columns = list(generate_tokens(model, head, prompt, sampling))
     stopped = bool(columns) and int(columns[-1][0]) == model.config.stop_id
     kept = columns[:-1] if stopped else columns
     empty = torch.zeros(model.config.num_codebooks, 0, dtype=torch.long, device=model.device)
@@ -34,21 +34,21 @@ def generate(model: DualAR, head: Head, prompt: Tensor, sampling: Sampling) -> G
 
 
 @torch.inference_mode()
-def generate_columns(
+def generate_tokens(
     model: DualAR, head: Head, prompt: Tensor, sampling: Sampling, noise: Noise = exponential_noise
 ) -> Iterator[Tensor]:
     """Columns [1 + codebooks] as they are drawn; the one with the stop token, if it comes, is the last."""
     config = model.config
     budget = frame_budget(config, prompt.shape[1], sampling.max_frames)
-    cache = RowCache(config.slow, 1, prompt.shape[1] + budget, model.dtype, model.device)
-    decoder = FrameDecoder(model, head, noise)
-    state = FrameState.fresh(config, SamplingRows.of([sampling], model.device))
+    cache = DenseKVCache(config.slow, 1, prompt.shape[1] + budget, model.dtype, model.device)
+    decoder = FrameSampler(model, head, noise)
+    state = FrameState.initial(config, SamplingTensors.from_settings([sampling], model.device))
     columns, position = prompt.T.to(model.device).long(), 0
     for _ in range(budget):
         positions = torch.arange(position, position + len(columns), device=model.device)
         hidden = model.slow(columns, positions, cache)[-1:]
         position += len(columns)
-        columns = decoder.draw(hidden, state)
+        columns = decoder.sample(hidden, state)
         yield columns[0]
         if int(columns[0, 0]) == config.stop_id:
             return

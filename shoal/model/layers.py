@@ -41,7 +41,7 @@ class Attention(nn.Module):
         return self.wo(mixed.flatten(-2))
 
 
-class FeedForward(nn.Module):
+class GatedFeedForward(nn.Module):
     """SwiGLU with the gate and up projections in one matrix: one read of x, one product instead of two."""
 
     def __init__(self, dim: int, intermediate: int) -> None:
@@ -54,11 +54,11 @@ class FeedForward(nn.Module):
         return self.w2(F.silu(gate) * up)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.attention = Attention(config)
-        self.feed_forward = FeedForward(config.dim, config.intermediate_size)
+        self.feed_forward = GatedFeedForward(config.dim, config.intermediate_size)
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
@@ -67,20 +67,20 @@ class Block(nn.Module):
         return x + self.feed_forward(self.ffn_norm(x))
 
 
-class Stack(nn.Module):
+class TransformerStack(nn.Module):
     """Blocks in order, with the rotary table they share."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.layers = nn.ModuleList(TransformerBlock(config) for _ in range(config.n_layer))
         self.norm = RMSNorm(config.dim, config.norm_eps)
         table = rope_table(config.max_seq_len, config.head_dim, config.rope_base)
-        self.register_buffer("table", table, persistent=False)
-        self.table: Tensor
+        self.register_buffer("rope_table", table, persistent=False)
+        self.rope_table: Tensor
 
     def run(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
         """[tokens, dim] at positions [tokens] -> [tokens, dim], before the final norm."""
-        table = self.table[positions]
+        table = self.rope_table[positions]
         for index, block in enumerate(self.layers):
             x = block(x, table, index, cache)
         return x

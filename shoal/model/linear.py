@@ -7,19 +7,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 # Columns that share a scale and a zero in int4.
-GROUP = 128
+GROUP_SIZE = 128
 # Weights that a weight-only layer dequantizes at a time: 2 MB of fp32, which stay in the cache for their product.
 TILE = 1 << 19
 
 
-class RowLinear(nn.Module):
+class PerChannelLinear(nn.Module):
     """Weights of a small type with one scale per output: y = (x · wᵀ) · scale (+ bias)."""
 
-    KIND: ClassVar[torch.dtype]
+    DTYPE: ClassVar[torch.dtype]
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.empty(out_features, in_features, dtype=self.KIND))
+        self.register_buffer("weight", torch.empty(out_features, in_features, dtype=self.DTYPE))
         self.register_buffer("scales", torch.empty(out_features, dtype=torch.bfloat16))
         self.register_buffer("bias", torch.empty(out_features) if bias else None)
         self.weight: Tensor
@@ -27,12 +27,12 @@ class RowLinear(nn.Module):
         self.bias: Tensor | None
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
+    def from_weight(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
         """The layer nearest to a plain one with this weight [out, in]."""
-        return cls.over(*quantise_rows(weight, cls.KIND), bias)
+        return cls.from_quantized(*quantize_rows(weight, cls.DTYPE), bias)
 
     @classmethod
-    def over(cls, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Self:
+    def from_quantized(cls, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Self:
         """A layer over existing tensors, without a copy."""
         layer = cls(0, 0)
         layer.weight, layer.scales, layer.bias = weight, scales, bias
@@ -44,22 +44,22 @@ class RowLinear(nn.Module):
 
     def take_rows(self, rows: Tensor) -> Self:
         bias = None if self.bias is None else self.bias[rows]
-        return type(self).over(_rows(self.weight, rows), self.scales[rows], bias)
+        return type(self).from_quantized(_rows(self.weight, rows), self.scales[rows], bias)
 
-    def dequantised(self, dtype: torch.dtype) -> Tensor:
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
         """[out, in]"""
         return (self.weight.float() * self.scales.float()[:, None]).to(dtype)
 
 
-class Int8Linear(RowLinear):
-    KIND = torch.int8
+class Int8Linear(PerChannelLinear):
+    DTYPE = torch.int8
 
 
-class Fp8Linear(RowLinear):
-    KIND = torch.float8_e4m3fn
+class Fp8Linear(PerChannelLinear):
+    DTYPE = torch.float8_e4m3fn
 
 
-class IntegerLinear(nn.Module):
+class DynamicInt8Linear(nn.Module):
     """int8 as a CPU does it fastest: activations become bytes too, each row by its own scale, and integers multiply.
 
     The scale belongs to the row, so a row's result does not depend on who else is in the batch.
@@ -110,7 +110,7 @@ class WeightOnlyInt8Linear(nn.Module):
 
 
 # int8 weights as a CPU computes them.
-CpuInt8Linear = IntegerLinear | WeightOnlyInt8Linear
+CpuInt8Linear = DynamicInt8Linear | WeightOnlyInt8Linear
 
 
 class Int4Linear(nn.Module):
@@ -119,36 +119,36 @@ class Int4Linear(nn.Module):
     def __init__(self, in_features: int, out_features: int, group: int) -> None:
         super().__init__()
         groups = -(-in_features // group)
-        self.group = group
+        self.group_size = group
         self.register_buffer("weight", torch.empty(out_features, in_features // 2, dtype=torch.uint8))
         self.register_buffer("scales_and_zeros", torch.empty(groups, out_features, 2, dtype=torch.bfloat16))
         self.weight: Tensor
         self.scales_and_zeros: Tensor
 
     @classmethod
-    def of(cls, weight: Tensor, group: int = GROUP) -> "Int4Linear":
+    def from_weight(cls, weight: Tensor, group: int = GROUP_SIZE) -> "Int4Linear":
         """The layer nearest to a plain one with this weight [out, in]."""
         layer = cls(0, 0, group)
-        layer.weight, layer.scales_and_zeros = quantise_groups(weight, group)
+        layer.weight, layer.scales_and_zeros = quantize_groups(weight, group)
         return layer
 
-    def dequantised(self, dtype: torch.dtype, count: int | None = None) -> Tensor:
+    def dequantize(self, dtype: torch.dtype, count: int | None = None) -> Tensor:
         """[count or out, in]"""
         packed, affine = self.weight[:count], self.scales_and_zeros[:, :count].to(dtype)
         q = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).to(dtype) - 8
-        scale, zero = affine.repeat_interleave(self.group, dim=0)[: q.shape[1]].unbind(-1)
+        scale, zero = affine.repeat_interleave(self.group_size, dim=0)[: q.shape[1]].unbind(-1)
         return q * scale.T + zero.T
 
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
-        return F.linear(x, self.dequantised(x.dtype, count))
+        return F.linear(x, self.dequantize(x.dtype, count))
 
     def take_rows(self, rows: Tensor) -> "Int4Linear":
-        taken = Int4Linear(2 * self.weight.shape[1], 0, self.group)
+        taken = Int4Linear(2 * self.weight.shape[1], 0, self.group_size)
         taken.weight, taken.scales_and_zeros = self.weight[rows], self.scales_and_zeros[:, rows]
         return taken
 
 
-AnyLinear = nn.Linear | RowLinear | Int4Linear
+AnyLinear = nn.Linear | PerChannelLinear | Int4Linear
 
 
 def first_rows(layer: AnyLinear | CpuInt8Linear, x: Tensor, count: int) -> Tensor:
@@ -170,7 +170,7 @@ def dense(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     return layer
 
 
-def quantise_rows(weight: Tensor, kind: torch.dtype, scale: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+def quantize_rows(weight: Tensor, kind: torch.dtype, scale: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
     """[out, ...] -> the same shape in int8 or fp8, and scales [out] of type `scale`: w = q · scale."""
     wide = weight.detach().float().flatten(1)
     top = 127.0 if kind == torch.int8 else torch.finfo(kind).max
@@ -180,7 +180,7 @@ def quantise_rows(weight: Tensor, kind: torch.dtype, scale: torch.dtype = torch.
     return (q.round() if kind == torch.int8 else q).to(kind).view(weight.shape), scales
 
 
-def quantise_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def quantize_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """[out, in] -> bytes [out, in / 2] and scales with zeros [groups, out, 2]; the last group may be shorter."""
     columns = weight.shape[1]
     wide = weight.detach().float()
@@ -195,7 +195,7 @@ def quantise_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return q[:, 0::2] | (q[:, 1::2] << 4), affine
 
 
-def stripe(module: nn.Module) -> None:
+def to_column_major(module: nn.Module) -> None:
     """Lay tall matrices out column by column, in place: on a CPU their products with few rows are a quarter faster.
 
     What is computed stays the same, to rounding.

@@ -12,7 +12,7 @@ S2_WINDOW = 10
 
 
 @dataclass(slots=True)
-class SamplingRows:
+class SamplingTensors:
     """The sampling settings of n sequences, one row each."""
 
     temperature: Tensor
@@ -21,10 +21,10 @@ class SamplingRows:
     penalty: Tensor
     whole_window: Tensor  # True where the penalty looks at all main tokens of the window
     seed: Tensor
-    penalised: bool  # whether any row has a penalty: known on the host, so that nobody has to ask the device
+    has_penalty: bool  # whether any row has a penalty: known on the host, so that nobody has to ask the device
 
     @classmethod
-    def of(cls, settings: list[Sampling], device: torch.device) -> "SamplingRows":
+    def from_settings(cls, settings: list[Sampling], device: torch.device) -> "SamplingTensors":
         def column(values: list[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
@@ -35,15 +35,15 @@ class SamplingRows:
             penalty=column([s.repetition_penalty for s in settings], torch.float32),
             whole_window=column([s.repetition == "window" for s in settings], torch.bool),
             seed=torch.tensor([fold_seed(s.seed) for s in settings], dtype=torch.long, device=device),
-            penalised=any(s.repetition_penalty != 1.0 for s in settings),
+            has_penalty=any(s.repetition_penalty != 1.0 for s in settings),
         )
 
-    def rows(self, index: Tensor, *, penalised: bool) -> "SamplingRows":
+    def select(self, index: Tensor, *, has_penalty: bool) -> "SamplingTensors":
         """The settings of some rows, in the order of `index`."""
-        return replace(self, penalised=penalised, **{name: getattr(self, name)[index] for name in COLUMNS})
+        return replace(self, has_penalty=has_penalty, **{name: getattr(self, name)[index] for name in TENSOR_FIELDS})
 
 
-COLUMNS = ("temperature", "top_p", "top_k", "penalty", "whole_window", "seed")
+TENSOR_FIELDS = ("temperature", "top_p", "top_k", "penalty", "whole_window", "seed")
 
 
 def fold_seed(seed: int) -> int:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.model.config import DualARConfig
-from shoal.model.layers import KVCache, Stack
+from shoal.model.layers import KVCache, TransformerStack
 from shoal.model.linear import AnyLinear, dense, take_rows
 
 
-class SlowTransformer(Stack):
+class SlowTransformer(TransformerStack):
     def __init__(self, config: DualARConfig) -> None:
         super().__init__(config.slow)
         self.config = config
@@ -19,13 +19,13 @@ class SlowTransformer(Stack):
         self.codebook_embeddings = nn.Embedding(config.num_codebooks * config.codebook_size, dim)
         if not config.tie_word_embeddings:
             self.output: AnyLinear = nn.Linear(dim, config.vocab_size, bias=False)
-        self.cut = False  # whether `output` holds the legal rows only
+        self.pruned = False  # whether `output` holds the legal rows only
 
-    def cut_output(self) -> None:
+    def prune_output(self) -> None:
         """Let go of the rows of text tokens, which no cut head reads: a tenth of a small model's weights."""
-        if not self.config.tie_word_embeddings and not self.cut:
-            self.output = take_rows(self.output, legal_ids(self.config).to(self.norm.weight.device))
-            self.cut = True
+        if not self.config.tie_word_embeddings and not self.pruned:
+            self.output = take_rows(self.output, candidate_ids(self.config).to(self.norm.weight.device))
+            self.pruned = True
 
     def embed(self, columns: Tensor) -> Tensor:
         """Columns [tokens, 1 + codebooks] (main id, then codes) -> [tokens, dim]"""
@@ -45,7 +45,7 @@ class SlowTransformer(Stack):
         return self.run(self.embed(columns), positions, cache)
 
 
-def legal_ids(config: DualARConfig) -> Tensor:
+def candidate_ids(config: DualARConfig) -> Tensor:
     """The main tokens that speech is made of: the semantic ones in order, and the end."""
     return torch.tensor([*range(config.semantic_begin_id, config.semantic_end_id + 1), config.stop_id])
 
@@ -57,17 +57,17 @@ class Head(nn.Module):
     155,776, and text can never be drawn by accident. Whole, it is upstream's S1 head, which allows everything.
     """
 
-    def __init__(self, slow: SlowTransformer, *, whole: bool = False) -> None:
+    def __init__(self, slow: SlowTransformer, *, full_vocab: bool = False) -> None:
         super().__init__()
         config = slow.config
-        assert not (whole and slow.cut), "the rows of text tokens were let go"
+        assert not (full_vocab and slow.pruned), "the rows of text tokens were let go"
         source = dense(slow.embeddings.weight.detach()) if config.tie_word_embeddings else slow.output
-        ids = torch.arange(config.vocab_size) if whole else legal_ids(config)
+        ids = torch.arange(config.vocab_size) if full_vocab else candidate_ids(config)
         ids = ids.to(slow.norm.weight.device)
         self.register_buffer("ids", ids, persistent=False)
         self.ids: Tensor
-        self.output = source if whole or slow.cut else take_rows(source, ids)
-        self.whole = whole
+        self.output = source if full_vocab or slow.pruned else take_rows(source, ids)
+        self.full_vocab = full_vocab
         self.first, self.count = config.semantic_begin_id, config.semantic_end_id - config.semantic_begin_id + 1
         self.stop_id = config.stop_id
 
@@ -75,9 +75,9 @@ class Head(nn.Module):
         """[n, dim] after the final norm -> [n, rows]"""
         return self.output(normed)
 
-    def columns_of(self, ids: Tensor) -> Tensor:
+    def logit_index(self, ids: Tensor) -> Tensor:
         """Which column holds each vocabulary id; `len(self.ids)` for ids that cannot be drawn."""
-        if self.whole:
+        if self.full_vocab:
             return ids
         code = ids - self.first
         column = torch.where((code >= 0) & (code < self.count), code, len(self.ids))

@@ -13,43 +13,43 @@ from shoal.model.dual_ar import DualAR
 from shoal.model.linear import (
     AnyLinear,
     CpuInt8Linear,
+    DynamicInt8Linear,
     Fp8Linear,
     Int4Linear,
     Int8Linear,
-    IntegerLinear,
-    RowLinear,
+    PerChannelLinear,
     WeightOnlyInt8Linear,
     dense,
 )
 from shoal.quantize.convolution import Int8Conv
-from shoal.quantize.modes import Mode, WeightModes, multiplies_integers
+from shoal.quantize.modes import Mode, WeightModes, has_int8_matmul
 
 # Smaller matrices are left to floats on a CPU: to round the activations costs more there than integers gain.
-FEWEST_INTEGERS = 1_000_000
+MIN_INT8_WEIGHTS = 1_000_000
 
 Tick = Callable[[str], None]
 
 
-def fit_model(
+def prepare_model(
     model: DualAR, modes: WeightModes, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> None:
-    """`quantise_model` as the device computes it, and nothing kept that speaking never reads."""
-    model.slow.cut_output()
+    """`quantize_model` as the device computes it, and nothing kept that speaking never reads."""
+    model.slow.prune_output()
     on_cpu = torch.device(device or model.device).type == "cpu"
-    quantise_model(model, modes, device=device, dtype=dtype, fewest=FEWEST_INTEGERS if on_cpu else 0)
+    quantize_model(model, modes, device=device, dtype=dtype, fewest=MIN_INT8_WEIGHTS if on_cpu else 0)
     if on_cpu:
-        multiply_integers(model)
+        convert_int8_for_cpu(model)
 
 
-def fit_codec(codec: Codec, mode: Mode) -> None:
-    """`quantise_codec` as its device computes it."""
+def prepare_codec(codec: Codec, mode: Mode) -> None:
+    """`quantize_codec` as its device computes it."""
     on_cpu = codec.device.type == "cpu"
-    quantise_codec(codec, mode, fewest=FEWEST_INTEGERS if on_cpu else 0, convolutions=not on_cpu)
+    quantize_codec(codec, mode, fewest=MIN_INT8_WEIGHTS if on_cpu else 0, convolutions=not on_cpu)
     if on_cpu:
-        multiply_integers(codec)
+        convert_int8_for_cpu(codec)
 
 
-def quantise_model(
+def quantize_model(
     model: DualAR,
     modes: WeightModes,
     *,
@@ -67,29 +67,29 @@ def quantise_model(
         for holder, name, layer in list(_linears(getattr(model, part))):
             mode: Mode = getattr(modes, part) if layer.weight.numel() >= fewest else "none"
             moved = layer.to(device=device)
-            setattr(holder, name, as_mode(moved, mode, part, dtype or model.dtype))
+            setattr(holder, name, to_mode(moved, mode, part, dtype or model.dtype))
             tick(part)
     _move_plain(model, device, dtype)
 
 
-def quantise_codec(codec: Codec, mode: Mode, *, fewest: int = 0, convolutions: bool = True) -> None:
+def quantize_codec(codec: Codec, mode: Mode, *, fewest: int = 0, convolutions: bool = True) -> None:
     """The decode side in int8, in place: what a recording is encoded to must not depend on how speech is decoded."""
     if mode == "none":
         return
     for part in decode_side(codec):
         for holder, name, layer in list(_linears(part)):
             if layer.weight.numel() >= fewest:
-                setattr(holder, name, as_mode(layer, "int8", "codec", torch.float32))
+                setattr(holder, name, to_mode(layer, "int8", "codec", torch.float32))
         for holder, conv in list(_convolutions(part)) if convolutions else ():
             if is_large_conv(conv):
-                holder.conv = Int8Conv.of(conv)
+                holder.conv = Int8Conv.from_conv(conv)
 
 
 def decode_side(codec: Codec) -> tuple[nn.Module, ...]:
     return codec.decoder, codec.quantizer.post_module, codec.quantizer.upsample
 
 
-def as_mode(layer: AnyLinear, mode: Mode, part: str, dtype: torch.dtype) -> nn.Module:
+def to_mode(layer: AnyLinear, mode: Mode, part: str, dtype: torch.dtype) -> nn.Module:
     """The layer in that mode: itself if it is, quantised or made whole if it is not."""
     if mode_of(layer) == mode:
         return layer
@@ -100,8 +100,8 @@ def as_mode(layer: AnyLinear, mode: Mode, part: str, dtype: torch.dtype) -> nn.M
             f"{part} is {mode_of(layer)} already, and {mode} made of that would be neither: "
             f"take the original weights, or {part}={mode_of(layer)}, or {part}=none"
         )
-    assert isinstance(layer, RowLinear | Int4Linear)
-    return dense(layer.dequantised(dtype), getattr(layer, "bias", None))
+    assert isinstance(layer, PerChannelLinear | Int4Linear)
+    return dense(layer.dequantize(dtype), getattr(layer, "bias", None))
 
 
 def mode_of(layer: nn.Module) -> Mode:
@@ -121,19 +121,19 @@ def modes_of(model: DualAR, codec: Codec | None = None) -> WeightModes:
     return WeightModes(of(model.slow), of(model.fast), "none" if codec is None else of(codec))
 
 
-def multiply_integers(module: nn.Module, fewest: int | None = None) -> None:
+def convert_int8_for_cpu(module: nn.Module, fewest: int | None = None) -> None:
     """int8 layers as this CPU computes them, in place: large ones from int8, small ones and convolutions in floats."""
     for holder, name, layer in list(_linears(module)):
         if isinstance(layer, Int8Linear):
-            setattr(holder, name, _for_cpu(layer, FEWEST_INTEGERS if fewest is None else fewest))
+            setattr(holder, name, _for_cpu(layer, MIN_INT8_WEIGHTS if fewest is None else fewest))
     for causal, conv in list(_convolutions(module)):
         if isinstance(conv, Int8Conv):
-            causal.conv = conv.whole()
+            causal.conv = conv.dequantize()
 
 
-def gains_by_integers(module: nn.Module) -> bool:
+def benefits_from_int8(module: nn.Module) -> bool:
     """Whether any matrix is large enough for a CPU to multiply it in integers."""
-    return any(layer.weight.numel() >= FEWEST_INTEGERS for _, _, layer in _linears(module))
+    return any(layer.weight.numel() >= MIN_INT8_WEIGHTS for _, _, layer in _linears(module))
 
 
 def is_large_conv(conv: nn.Module) -> TypeGuard[nn.Conv1d | nn.ConvTranspose1d]:
@@ -145,21 +145,21 @@ def _quantised(layer: nn.Linear, mode: Mode) -> nn.Module:
     weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
     if mode == "int4":
         # Pairs of columns share a byte, and a bias has no place in upstream's layout.
-        return layer if bias is not None or weight.shape[1] % 2 else Int4Linear.of(weight)
-    return Int8Linear.of(weight, bias) if mode == "int8" else Fp8Linear.of(weight, bias)
+        return layer if bias is not None or weight.shape[1] % 2 else Int4Linear.from_weight(weight)
+    return Int8Linear.from_weight(weight, bias) if mode == "int8" else Fp8Linear.from_weight(weight, bias)
 
 
 def _for_cpu(layer: Int8Linear, fewest: int) -> nn.Module:
     if layer.weight.numel() < fewest:
-        return dense(layer.dequantised(torch.float32), layer.bias)
-    kind = IntegerLinear if multiplies_integers() else WeightOnlyInt8Linear
+        return dense(layer.dequantize(torch.float32), layer.bias)
+    kind = DynamicInt8Linear if has_int8_matmul() else WeightOnlyInt8Linear
     return kind(layer.weight, layer.scales, layer.bias)
 
 
 def _linears(module: nn.Module) -> Iterator[tuple[nn.Module, str, AnyLinear]]:
     for holder in module.modules():
         for name, child in holder.named_children():
-            if isinstance(child, nn.Linear | RowLinear | Int4Linear):
+            if isinstance(child, nn.Linear | PerChannelLinear | Int4Linear):
                 yield holder, name, child
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.model.linear import quantise_rows
+from shoal.model.linear import quantize_rows
 
 
 class Int8Conv(nn.Module):
@@ -23,11 +23,11 @@ class Int8Conv(nn.Module):
         self.bias: Tensor | None
 
     @classmethod
-    def of(cls, conv: nn.Conv1d | nn.ConvTranspose1d) -> "Int8Conv":
+    def from_conv(cls, conv: nn.Conv1d | nn.ConvTranspose1d) -> "Int8Conv":
         layer = cls(conv)
         # A transposed convolution has its outputs second.
         by_output = conv.weight.transpose(0, 1) if layer.transposed else conv.weight
-        q, layer.scales = quantise_rows(by_output.contiguous(), torch.int8)
+        q, layer.scales = quantize_rows(by_output.contiguous(), torch.int8)
         layer.weight = (q.transpose(0, 1) if layer.transposed else q).contiguous()
         return layer
 
@@ -40,7 +40,7 @@ class Int8Conv(nn.Module):
         y = y * self.scales.to(x.dtype)[:, None]
         return y if self.bias is None else y + self.bias.to(x.dtype)[:, None]
 
-    def whole(self) -> nn.Module:
+    def dequantize(self) -> nn.Module:
         """The plain convolution with the weights that int8 left."""
         weight = self.weight.float() * self.scales.float().view((1, -1, 1) if self.transposed else (-1, 1, 1))
         kind: type[nn.Conv1d | nn.ConvTranspose1d] = nn.ConvTranspose1d if self.transposed else nn.Conv1d

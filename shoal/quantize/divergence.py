@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.model.cache import NoCache
+from shoal.model.cache import NoKVCache
 from shoal.model.dual_ar import DualAR
 from shoal.model.layers import KVCache
 from shoal.model.slow import Head
@@ -16,7 +16,7 @@ from shoal.model.slow import Head
 class Divergence:
     """Mean KL(reference || model) in nats, per frame for the main token and per code for the codebooks behind it."""
 
-    main: float
+    semantic: float
     codes: float
     agreement: float  # share of main tokens whose likeliest is the same
     frames: int
@@ -31,10 +31,10 @@ def divergence(reference: DualAR, model: DualAR, columns: Tensor, *, cache: KVCa
     """
     ids = reference.config
     semantic = (columns[1:, 0] >= ids.semantic_begin_id) & (columns[1:, 0] <= ids.semantic_end_id)
-    expected_main, expected_codes = _logits(reference, columns, semantic, NoCache(1))
-    main, codes = _logits(model, columns, semantic, cache or NoCache(1))
+    expected_main, expected_codes = _logits(reference, columns, semantic, NoKVCache(1))
+    main, codes = _logits(model, columns, semantic, cache or NoKVCache(1))
     return Divergence(
-        main=_kl(expected_main, main),
+        semantic=_kl(expected_main, main),
         codes=_kl(expected_codes, codes),
         agreement=float((expected_main.argmax(-1) == main.argmax(-1)).float().mean()),
         frames=int(semantic.sum()),
@@ -48,7 +48,7 @@ def mean(parts: list[Divergence]) -> Divergence:
     def over(name: str) -> float:
         return sum(getattr(part, name) * part.frames for part in parts) / max(1, frames)
 
-    return Divergence(over("main"), over("codes"), over("agreement"), frames)
+    return Divergence(over("semantic"), over("codes"), over("agreement"), frames)
 
 
 def _logits(model: DualAR, columns: Tensor, predicted: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:

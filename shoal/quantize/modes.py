@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     import torch  # at run time only where it is asked: settings are parsed without it
 
 Mode = Literal["none", "int8", "int4", "fp8"]
-Part = Literal["slow", "fast", "codec"]
+Component = Literal["slow", "fast", "codec"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
-PARTS: tuple[Part, ...] = get_args(Part)
+COMPONENTS: tuple[Component, ...] = get_args(Component)
 CODEC_MODES: tuple[Mode, ...] = ("none", "int8")
 # Matrix units that know fp8: Ada (8.9), Hopper (9.0) and later.
 FP8_CAPABILITY = (8, 9)
-FORMS = "none, int8, int4, fp8, or by parts, as slow=int8,fast=fp8,codec=int8 (the codec: none or int8)"
+SYNTAX = "none, int8, int4, fp8, or by parts, as slow=int8,fast=fp8,codec=int8 (the codec: none or int8)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,12 @@ class WeightModes:
         modes = cls()
         for word in text.replace(" ", "").split(","):
             part, equals, mode = word.rpartition("=")
-            if mode not in MODES or (equals and part not in PARTS) or (part == "codec" and mode not in CODEC_MODES):
-                raise InvalidRequest(f"cannot quantise to {word!r}: {FORMS}")
+            if (
+                mode not in MODES
+                or (equals and part not in COMPONENTS)
+                or (part == "codec" and mode not in CODEC_MODES)
+            ):
+                raise InvalidRequest(f"cannot quantise to {word!r}: {SYNTAX}")
             named: tuple[str, ...] = (part,) if equals else ("slow", "fast")
             modes = replace(modes, **dict.fromkeys(named, mode))
         return modes
@@ -45,11 +49,11 @@ class WeightModes:
     def __str__(self) -> str:
         alike = self.slow == self.fast
         words = {part: mode if alike and part == "slow" else f"{part}={mode}" for part, mode in asdict(self).items()}
-        given = [words[part] for part in PARTS if getattr(self, part) != "none" and not (alike and part == "fast")]
+        given = [words[part] for part in COMPONENTS if getattr(self, part) != "none" and not (alike and part == "fast")]
         return ",".join(given) or "none"
 
 
-def possible_modes(part: Part, device: "torch.device") -> tuple[Mode, ...]:
+def supported_modes(part: Component, device: "torch.device") -> tuple[Mode, ...]:
     """What a part may be on this device: what runs there, and has something to gain by it."""
     if device.type == "cpu":
         return ("none", "int8")
@@ -61,17 +65,17 @@ def possible_modes(part: Part, device: "torch.device") -> tuple[Mode, ...]:
     return ("none", "int8", "int4", "fp8") if fp8 else ("none", "int8", "int4")
 
 
-def require_possible(modes: WeightModes, device: "torch.device") -> None:
+def require_supported(modes: WeightModes, device: "torch.device") -> None:
     """Raises InvalidRequest with what the device can do when it cannot do what is asked."""
-    for part in PARTS:
-        mode, possible = getattr(modes, part), possible_modes(part, device)
+    for part in COMPONENTS:
+        mode, possible = getattr(modes, part), supported_modes(part, device)
         if mode not in possible:
             raise InvalidRequest(
                 f"{part}={mode} cannot be used on {device.type}; here {part} can be {_either(possible)}"
             )
 
 
-def multiplies_integers() -> bool:
+def has_int8_matmul() -> bool:
     """Return whether this CPU multiplies bytes without overflow (AVX-512 VNNI), by an operator that torch has."""
     import torch
 
@@ -82,7 +86,7 @@ def multiplies_integers() -> bool:
 
 def int8_implementation() -> str:
     """Return what computes int8 weights on this CPU, in the words of the log and of `shoal doctor`."""
-    return "int8 (VNNI, oneDNN)" if multiplies_integers() else "int8 (weight-only)"
+    return "int8 (VNNI, oneDNN)" if has_int8_matmul() else "int8 (weight-only)"
 
 
 def _either(words: tuple[str, ...]) -> str:

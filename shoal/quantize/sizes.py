@@ -5,8 +5,8 @@ from torch import nn
 
 from shoal.codec.dac import Codec
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import GROUP
-from shoal.model.slow import legal_ids
+from shoal.model.linear import GROUP_SIZE
+from shoal.model.slow import candidate_ids
 from shoal.quantize.apply import decode_side, is_large_conv, mode_of
 from shoal.quantize.modes import Mode, WeightModes
 
@@ -14,13 +14,13 @@ SCALE_BYTES = 2
 
 
 def model_bytes(model: DualAR, modes: WeightModes, dtype: torch.dtype) -> int:
-    """Both transformers as `fit_model` keeps them on a GPU, with the head that the engine makes of tied embeddings."""
+    """Bytes of both transformers as `prepare_model` leaves them on a GPU, with the head copied from tied embeddings."""
     parts = ((model.slow, modes.slow), (model.fast, modes.fast))
     size = sum(_bytes(module, mode, dtype.itemsize) for part, mode in parts for module in part.modules())
-    legal, slow = len(legal_ids(model.config)), model.config.slow.dim
+    legal, slow = len(candidate_ids(model.config)), model.config.slow.dim
     if model.config.tie_word_embeddings:
         return size + legal * slow * dtype.itemsize
-    if not model.slow.cut:
+    if not model.slow.pruned:
         whole, cut = (_matrix(rows, slow, modes.slow, dtype.itemsize) for rows in (model.config.vocab_size, legal))
         size -= whole - cut
     return size
@@ -48,5 +48,5 @@ def _matrix(rows: int, columns: int, mode: Mode, itemsize: int) -> int:
     if mode == "none":
         return rows * columns * itemsize
     if mode == "int4":
-        return rows * columns // 2 + rows * -(-columns // GROUP) * 2 * SCALE_BYTES
+        return rows * columns // 2 + rows * -(-columns // GROUP_SIZE) * 2 * SCALE_BYTES
     return rows * (columns + SCALE_BYTES)

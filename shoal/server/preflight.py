@@ -35,10 +35,10 @@ def _look(told: Connection, device: str, quantize: str) -> None:
     import torch
 
     from shoal.engine.load import choose_device
-    from shoal.quantize.policy import check_wish
+    from shoal.quantize.policy import check_requested
 
     try:
-        check_wish(quantize, torch.device(choose_device(device)))
+        check_requested(quantize, torch.device(choose_device(device)))
         told.send(None)
     except InvalidRequest as problem:
         told.send(problem)

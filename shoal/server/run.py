@@ -13,7 +13,7 @@ import uvicorn
 from shoal.api.config import ServerConfig
 from shoal.api.engine_client import Loaded, SpeechService
 from shoal.api.host import Host
-from shoal.checkpoint.find import PREFIX, find_directory
+from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.engine.process.messages import Facts
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
@@ -78,7 +78,7 @@ def check_door(config: ServerConfig) -> None:
 
 def check_model(name: str) -> None:
     """Raises ModelNotFound for a model that is not here; what is wrong with one that is, its engine finds out."""
-    if not name.startswith(PREFIX):
+    if not name.startswith(RANDOM_PREFIX):
         find_directory(name)
 
 

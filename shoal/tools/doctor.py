@@ -201,11 +201,11 @@ def _audio() -> Iterator[DoctorFinding]:
 def _models() -> Iterator[DoctorFinding]:
     from huggingface_hub import constants
 
-    from shoal.checkpoint.find import BUNDLED, BUNDLED_FOLDER
+    from shoal.checkpoint.find import BUNDLED, BUNDLED_DIRECTORY
     from shoal.checkpoint.layout import missing_files
 
     cache, size = Path(constants.HF_HUB_CACHE), 0
-    found = [] if missing_files(BUNDLED_FOLDER, codec=True) else [BUNDLED]
+    found = [] if missing_files(BUNDLED_DIRECTORY, codec=True) else [BUNDLED]
     for folder in sorted(cache.glob("models--*--*")):
         repository = folder.name.removeprefix("models--").replace("--", "/")
         snapshot = _whole_snapshot(repository)
@@ -219,11 +219,11 @@ def _models() -> Iterator[DoctorFinding]:
 
 def _whole_snapshot(repository: str) -> Path | None:
     """Where the cache holds this model; None for what is no model, or not all of one."""
-    from shoal.checkpoint.find import Source, cached_snapshot
+    from shoal.checkpoint.find import HubSource, cached_snapshot
     from shoal.checkpoint.layout import missing_files
     from shoal.errors import CheckpointError
 
-    source = Source.parse(repository)
+    source = HubSource.parse(repository)
     snapshot = cached_snapshot(source) if source is not None else None
     try:
         # As in `find`: quantised models may borrow their codec.

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from shoal.checkpoint.load import load_model, quantise_skeleton
+from shoal.checkpoint.load import insert_quantized_layers, load_model
 from shoal.errors import CheckpointError
-from shoal.model.cache import NoCache
+from shoal.model.cache import NoKVCache
 from shoal.model.dual_ar import DualAR
 from shoal.model.generate import generate
 from shoal.model.linear import Int4Linear, unpack_int4_tiles
@@ -78,11 +78,11 @@ def test_torch_packs_the_same_tiles(rows: int, columns: int, inner: int) -> None
 def test_the_packed_layout_is_recognised_with_its_group_size() -> None:
     tiles, affine = torch.zeros(2, 8, 32, 4, dtype=torch.int32), torch.zeros(8, 16, 2, dtype=torch.bfloat16)
     model = nn.Sequential(nn.Linear(1024, 16, bias=False))
-    quantise_skeleton(model, {"0.weight": tiles, "0.scales_and_zeros": affine})
+    insert_quantized_layers(model, {"0.weight": tiles, "0.scales_and_zeros": affine})
     assert isinstance(model[0], Int4Linear)
-    assert model[0].group == GROUP
+    assert model[0].group_size == GROUP
     with pytest.raises(CheckpointError, match="no quantised weight"):
-        quantise_skeleton(model, {"0.scales_and_zeros": affine})
+        insert_quantized_layers(model, {"0.scales_and_zeros": affine})
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,8 @@ def test_a_directory_of_tiles_computes_the_stored_logits(int4: Path, golden: Pat
     prompts = load_file(golden / "s1" / "prefill.safetensors")
     for name in ("text_only", "one_reference", "cjk"):
         columns = prompts[f"{name}.grid"].T.long()
-        hidden = model.slow(columns, torch.arange(len(columns)), NoCache(1))[-1:]
-        logits = Head(model.slow, whole=True)(model.slow.norm(hidden))[0]
+        hidden = model.slow(columns, torch.arange(len(columns)), NoKVCache(1))[-1:]
+        logits = Head(model.slow, full_vocab=True)(model.slow.norm(hidden))[0]
         torch.testing.assert_close(logits, stored[f"{name}.logits"], rtol=0, atol=1e-4)
 
 
@@ -123,7 +123,7 @@ def test_a_directory_of_tiles_computes_the_stored_logits(int4: Path, golden: Pat
 def test_a_directory_speaks_with_either_head(whole: bool, int4: Path) -> None:
     model = load(int4)
     prompt = torch.tensor([[65, 66, 67], *[[0, 0, 0]] * 10])
-    generation = generate(model, Head(model.slow, whole=whole), prompt, Sampling(max_frames=2))
+    generation = generate(model, Head(model.slow, full_vocab=whole), prompt, Sampling(max_frames=2))
     assert generation.codes.shape[0] == 10
 
 

@@ -131,7 +131,7 @@ def test_upstreams_int8_directory_loads_and_speaks_with_either_head(golden: Path
     assert isinstance(model.slow.output, Int8Linear)
     prompt = torch.tensor([[65, 66, 67], *[[0, 0, 0]] * 10])
     for whole in (False, True):
-        codes = generate(model, Head(model.slow, whole=whole), prompt, Sampling(max_frames=3, top_p=0.9)).codes
+        codes = generate(model, Head(model.slow, full_vocab=whole), prompt, Sampling(max_frames=3, top_p=0.9)).codes
         assert codes.shape[0] == 10
 
 

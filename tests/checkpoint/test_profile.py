@@ -3,25 +3,25 @@ from pathlib import Path
 
 import pytest
 
-from shoal.checkpoint.find import BUNDLED_FOLDER
-from shoal.checkpoint.profile import FAMILY_PROFILES, FILE, Profile, profile_document, read_profile
+from shoal.checkpoint.find import BUNDLED_DIRECTORY
+from shoal.checkpoint.profile import FAMILY_PROFILES, PROFILE_FILE, ModelProfile, profile_document, read_profile
 from shoal.errors import CheckpointError
 from shoal.speech import Sampling
 
 
 def stored(directory: Path, document: object) -> Path:
-    (directory / FILE).write_text(json.dumps(document))
+    (directory / PROFILE_FILE).write_text(json.dumps(document))
     return directory
 
 
 def test_what_is_left_out_is_the_familys(tmp_path: Path) -> None:
     assert read_profile(tmp_path, "s2") == FAMILY_PROFILES["s2"]
     read = read_profile(stored(tmp_path, {"voice": None, "sampling": {"temperature": 1}}), "s2")
-    assert read == Profile(sampling=Sampling(temperature=1, top_k=30, repetition_penalty=1.0))
+    assert read == ModelProfile(sampling=Sampling(temperature=1, top_k=30, repetition_penalty=1.0))
 
 
 def test_a_written_profile_reads_back_as_it_was(tmp_path: Path) -> None:
-    bundled = read_profile(BUNDLED_FOLDER, "s1")
+    bundled = read_profile(BUNDLED_DIRECTORY, "s1")
     assert bundled.voice == "rms"
     assert read_profile(stored(tmp_path, profile_document(bundled)), "s1") == bundled
 
@@ -47,5 +47,5 @@ def test_a_written_profile_reads_back_as_it_was(tmp_path: Path) -> None:
     ],
 )
 def test_what_would_fail_in_every_request_is_refused(document: object, told: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"{FILE}: .*{told}"):
+    with pytest.raises(CheckpointError, match=rf"{PROFILE_FILE}: .*{told}"):
         read_profile(stored(tmp_path, document), "s1")

@@ -13,7 +13,7 @@ from shoal.checkpoint.inspect import inspect
 from shoal.checkpoint.load import Checkpoint, load_checkpoint
 from shoal.checkpoint.save import save_quantized
 from shoal.errors import CheckpointError, InvalidRequest, OutputError
-from shoal.quantize.apply import modes_of, quantise_codec, quantise_model
+from shoal.quantize.apply import modes_of, quantize_codec, quantize_model
 from shoal.quantize.modes import WeightModes
 
 MODES = ["int8", "fp8", "int4", "slow=int8,fast=fp8,codec=int8", "slow=int4,codec=int8"]
@@ -25,8 +25,8 @@ def test_what_is_saved_is_loaded_bit_by_bit(family: str, text: str, saved: Path,
     modes = WeightModes.parse(text)
     save_quantized(saved / family, tmp_path / "small", modes)
     expected, loaded = load_checkpoint(saved / family), load_checkpoint(tmp_path / "small")
-    quantise_model(expected.model, modes)
-    quantise_codec(expected.codec, modes.codec)
+    quantize_model(expected.model, modes)
+    quantize_codec(expected.codec, modes.codec)
     assert modes_of(loaded.model, loaded.codec) == modes
     for ours, theirs in ((expected.model, loaded.model), (expected.codec, loaded.codec)):
         found, wanted = theirs.state_dict(), ours.state_dict()
@@ -77,7 +77,7 @@ def test_loading_can_choose_other_modes_on_the_way(s1: Path, tiny: Checkpoint) -
     loaded = load_checkpoint(s1, quantize=lambda model, codec: seen.append(modes_of(model)) or WeightModes("none"))
     assert seen == [WeightModes()]
     assert torch.equal(loaded.model.fast.output.weight, tiny.model.fast.output.weight)
-    assert loaded.model.slow.cut
+    assert loaded.model.slow.pruned
 
 
 # Bad input

@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from shoal.checkpoint import save
 from shoal.checkpoint.load import Checkpoint
-from shoal.checkpoint.save import config_document, save_random, upstream_tensors, whole_directory
+from shoal.checkpoint.save import atomic_directory, config_document, save_random, upstream_tensors
 from shoal.errors import OutputError
 from shoal.model.config import TokenIds, read_config
 
@@ -75,7 +75,7 @@ def test_a_failure_on_the_way_leaves_nothing_behind(
 
 
 def test_a_full_disk_is_an_output_error_with_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="No space left on device"), whole_directory(tmp_path / "model"):
+    with pytest.raises(OutputError, match="No space left on device"), atomic_directory(tmp_path / "model"):
         raise OSError(28, "No space left on device")
 
 

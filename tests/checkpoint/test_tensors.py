@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shoal.checkpoint.layout import missing_files, read_json
-from shoal.checkpoint.tensors import read_changed, read_shards, read_tensors, shorten
+from shoal.checkpoint.tensors import read_shards, read_tensors, read_transformed, shorten
 from shoal.errors import CheckpointError
 
 
@@ -37,7 +37,7 @@ def test_a_change_is_applied_and_what_it_passes_on_comes_from_a_second_mapping()
     def join(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"ab": torch.cat((stored["a"], stored["b"])), "new.c": stored["c"]}
 
-    changed = read_changed(read, join)
+    changed = read_transformed(read, join)
     assert list(changed) == ["ab", "new.c"]
     assert torch.equal(changed["ab"], torch.ones(4))
     assert changed["new.c"] is mappings[1]["c"]

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.checkpoint.weight_norm import codec_tensors, fold, unfold
+from shoal.checkpoint.weight_norm import codec_tensors, fold_weight_norm, unfold_weight_norm
 
 
 @pytest.mark.parametrize("layer", [nn.Conv1d(4, 6, 3), nn.ConvTranspose1d(4, 6, 3)], ids=["conv", "transposed"])
@@ -14,20 +14,20 @@ def test_folding_gives_the_weight_that_torch_computes(layer: nn.Module) -> None:
     with torch.no_grad():
         normed.parametrizations.weight.original0.mul_(3.0)
     stored = {f"layer.{name}": tensor for name, tensor in normed.state_dict().items()}
-    folded = fold(stored)
+    folded = fold_weight_norm(stored)
     assert set(folded) == {"layer.weight", "layer.bias"}
     torch.testing.assert_close(folded["layer.weight"], normed.weight.detach())
 
 
 def test_the_older_spelling_folds_alike() -> None:
     g, v = torch.rand(5, 1, 1), torch.randn(5, 4, 1)
-    new = fold({"x.parametrizations.weight.original0": g, "x.parametrizations.weight.original1": v})
-    assert torch.equal(new["x.weight"], fold({"x.weight_g": g, "x.weight_v": v})["x.weight"])
+    new = fold_weight_norm({"x.parametrizations.weight.original0": g, "x.parametrizations.weight.original1": v})
+    assert torch.equal(new["x.weight"], fold_weight_norm({"x.weight_g": g, "x.weight_v": v})["x.weight"])
 
 
 def test_unfolding_is_undone_by_folding(tiny: Checkpoint) -> None:
     tensors = tiny.codec.state_dict()
-    again = fold(unfold(tensors))
+    again = fold_weight_norm(unfold_weight_norm(tensors))
     assert set(again) == set(tensors)
     for name, tensor in tensors.items():
         torch.testing.assert_close(again[name], tensor, rtol=1e-6, atol=1e-7)

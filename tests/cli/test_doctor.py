@@ -27,7 +27,7 @@ def test_every_finding_that_is_not_ok_says_what_to_do(shoal: Shoal) -> None:
 def test_it_says_what_computes_int8_weights_on_the_cpu(
     integers: bool, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modes, "multiplies_integers", lambda: integers)
+    monkeypatch.setattr(modes, "has_int8_matmul", lambda: integers)
     findings = {finding.subject: finding for finding in examine().findings}
     assert findings["CPU weights"].value == f"float32, {how}"
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.checkpoint.random import fill
+from shoal.checkpoint.random import fill_random
 from shoal.codec import fused
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
@@ -40,7 +40,7 @@ CONFIG = CodecConfig(
 def made(config: CodecConfig) -> Codec:
     with torch.device("meta"):
         codec = Codec(config, encoder=False)
-    fill(codec, torch.float32, "cpu", torch.Generator().manual_seed(0))
+    fill_random(codec, torch.float32, "cpu", torch.Generator().manual_seed(0))
     return codec.eval()
 
 

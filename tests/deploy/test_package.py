@@ -8,13 +8,13 @@ import pytest
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from shoal.checkpoint.find import BUNDLED_FOLDER
+from shoal.checkpoint.find import BUNDLED_DIRECTORY
 from shoal.checkpoint.load import load_checkpoint, load_codec
 from shoal.checkpoint.save import save_quantized
 from shoal.cli import app
 from shoal.deploy.package import ARCHIVE, CHECKPOINT, model_parts, package_runpod, package_sagemaker, package_triton
 from shoal.errors import CheckpointError, InvalidRequest, OutputError
-from shoal.quantize.apply import modes_of, quantise_codec
+from shoal.quantize.apply import modes_of, quantize_codec
 from shoal.quantize.modes import WeightModes
 
 
@@ -47,7 +47,7 @@ def test_the_bundled_model_brings_its_voices() -> None:
     names = {part.name for part in model_parts("nano")}
     assert {"config.json", "model.safetensors", "codec.safetensors", "shoal.json"} <= names
     assert any(name.startswith("voices/") for name in names)
-    assert all((BUNDLED_FOLDER / name).is_file() for name in names)
+    assert all((BUNDLED_DIRECTORY / name).is_file() for name in names)
 
 
 def test_a_repository_for_triton_has_configuration_code_and_model(tiny_directory: Path, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_another_codec_takes_the_place_of_the_models_own(tiny_directory: Path, t
 def test_a_quantised_model_with_another_codec_can_be_loaded(tiny_directory: Path, tmp_path: Path) -> None:
     save_quantized(tiny_directory, tmp_path / "small", WeightModes.parse("int8"))
     other = load_codec(tiny_directory)
-    quantise_codec(other, "int8")
+    quantize_codec(other, "int8")
     (tmp_path / "other").mkdir()
     save_file(
         {name: tensor.contiguous() for name, tensor in other.state_dict().items()},

@@ -22,7 +22,7 @@ from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.jit import Kernel
 from shoal.model.slow import Head
-from shoal.quantize.apply import quantise_model
+from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
 
 SLOTS = 64
@@ -66,7 +66,7 @@ def works() -> Iterator[Workload]:
     for mode, (kind, rows) in kinds.items():
         checkpoint = resolve_model("nano", dtype=torch.bfloat16)
         for step in ("none", mode):  # it comes in int8
-            quantise_model(checkpoint.model, WeightModes.parse(step))
+            quantize_model(checkpoint.model, WeightModes.parse(step))
         yield from frames(checkpoint, kind, rows)
     yield FusedCall(FusedCodec(checkpoint.codec, SLOTS, torch.float16), 256)
 

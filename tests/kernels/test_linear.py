@@ -4,7 +4,7 @@ import torch
 from shoal.kernels.linear import linear, linear_reference
 from shoal.kernels.rms_norm import fused_rms_norm, rms_norm
 from shoal.kernels.split_k_linear import split_k_linear, split_k_linear_reference
-from shoal.model.linear import quantise_rows
+from shoal.model.linear import quantize_rows
 
 SHAPES = [(1, 48, 64), (3, 160, 100), (17, 64, 48), (70, 32, 16)]
 
@@ -71,7 +71,7 @@ def test_the_same_bits_come_of_every_way_to_cut_the_work(
 ) -> None:
     dtype = torch.bfloat16
     x, weight = matrices(70, columns, 64, dtype, device)
-    weight, scales = (weight, None) if kind is None else quantise_rows(weight, kind)
+    weight, scales = (weight, None) if kind is None else quantize_rows(weight, kind)
     residual, norm = torch.randn(70, 64, device=device).to(dtype), torch.rand(columns, device=device).to(dtype)
     options = {
         "normed": {"norm": norm, "eps": 1e-6},
@@ -93,7 +93,7 @@ def test_bytes_with_a_scale_per_row_are_made_whole_on_the_way(
     kind: torch.dtype, rows: int, columns: int, width: int, gated: bool, dtype: torch.dtype, device: str, close: float
 ) -> None:
     x, weight = matrices(rows, columns, width, dtype, device)
-    small, scales = quantise_rows(weight, kind)
+    small, scales = quantize_rows(weight, kind)
     ours = linear(x, small, scales=scales, gated=gated)
     reference = linear_reference(x, small, scales=scales, gated=gated)
     torch.testing.assert_close(ours, reference, atol=close, rtol=close)
@@ -118,7 +118,7 @@ def test_quarters_are_added_by_the_norm_that_follows(
     rows: int, columns: int, width: int, kind: torch.dtype | None, dtype: torch.dtype, device: str, close: float
 ) -> None:
     x, weight = matrices(rows, columns, width, dtype, device)
-    small, scales = (weight, None) if kind is None else quantise_rows(weight, kind)
+    small, scales = (weight, None) if kind is None else quantize_rows(weight, kind)
     partials = split_k_linear(x, small)
     torch.testing.assert_close(
         partials, split_k_linear_reference(x, small), atol=close * small.float().abs().max().item(), rtol=1e-3
@@ -136,7 +136,7 @@ def test_quarters_are_added_by_the_norm_that_follows(
 def test_quarters_come_to_the_bits_of_the_whole(columns: int, kind: torch.dtype | None, device: str) -> None:
     dtype = torch.bfloat16
     x, weight = matrices(70, columns, 64, dtype, device)
-    weight, scales = (weight, None) if kind is None else quantise_rows(weight, kind)
+    weight, scales = (weight, None) if kind is None else quantize_rows(weight, kind)
     residual, norm = torch.randn(70, 64, device=device).to(dtype), torch.rand(64, device=device).to(dtype)
     together = linear(x, weight, residual=residual, scales=scales)
     for rows in (1, 2, 8, 9, 17, 33, 70):

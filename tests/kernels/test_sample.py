@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.kernels.sample import apply_repetition_penalty, exponential_noise, exponential_race, probabilities
-from shoal.model.sampling import SamplingRows
+from shoal.model.sampling import SamplingTensors
 from shoal.speech import Sampling
 
 NO_LIMIT = 2**31
@@ -113,7 +113,7 @@ def test_a_row_comes_out_the_same_alone_or_in_any_batch(
 
 
 def draw(settings: list[Sampling], logits: Tensor, columns: Tensor, frames: Tensor) -> Tensor:
-    rows = SamplingRows.of(settings, torch.device("cpu"))
+    rows = SamplingTensors.from_settings(settings, torch.device("cpu"))
     left = probabilities(
         apply_repetition_penalty(logits, columns, rows.penalty), rows.temperature, rows.top_p, rows.top_k
     )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.model.cache import NoCache, RowCache, attend, causal_mask
+from shoal.model.cache import DenseKVCache, NoKVCache, attend, causal_mask
 from shoal.model.dual_ar import DualAR
 
 LENGTH = 24
@@ -25,7 +25,7 @@ def random_columns(checkpoint: Checkpoint, rows: int, length: int) -> Tensor:
 def prefill(model: DualAR, columns: Tensor, cuts: list[int]) -> Tensor:
     """Hidden states [rows, length, dim] of columns fed in pieces that end at the cuts."""
     rows, length = columns.shape[:2]
-    cache = RowCache(model.config.slow, rows, length, torch.float32, torch.device("cpu"))
+    cache = DenseKVCache(model.config.slow, rows, length, torch.float32, torch.device("cpu"))
     pieces = []
     for begin, end in pairwise([0, *cuts, length]):
         positions = torch.arange(begin, end).repeat(rows)
@@ -46,7 +46,7 @@ def test_without_a_cache_a_whole_pass_gives_the_same(tiny: Checkpoint) -> None:
     columns = random_columns(tiny, 2, LENGTH)
     positions = torch.arange(LENGTH).repeat(2)
     with torch.inference_mode():
-        hidden = tiny.model.slow(columns.flatten(0, 1), positions, NoCache(2)).unflatten(0, (2, -1))
+        hidden = tiny.model.slow(columns.flatten(0, 1), positions, NoKVCache(2)).unflatten(0, (2, -1))
     torch.testing.assert_close(hidden, prefill(tiny.model, columns, []), rtol=0, atol=2e-5)
 
 
@@ -69,12 +69,12 @@ def test_a_column_does_not_see_those_after_it(tiny: Checkpoint) -> None:
 
 def test_what_a_rewound_cache_held_leaves_no_trace(tiny: Checkpoint) -> None:
     model, columns = tiny.model, random_columns(tiny, 1, 6)[0]
-    cache = RowCache(model.config.slow, 1, 8, torch.float32, torch.device("cpu"))
+    cache = DenseKVCache(model.config.slow, 1, 8, torch.float32, torch.device("cpu"))
     with torch.inference_mode():
         first = model.slow(columns, torch.arange(6), cache)
         cache.keys.fill_(torch.nan)
         cache.values.fill_(torch.nan)
-        cache.rewind()
+        cache.reset()
         assert torch.equal(model.slow(columns, torch.arange(6), cache), first)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.model.cache import RowCache
+from shoal.model.cache import DenseKVCache
 from shoal.model.config import RESIDUAL_CODES
 from shoal.model.fast import FastTransformer
 
@@ -18,7 +18,7 @@ def checkpoint(request: pytest.FixtureRequest, tiny: Checkpoint, tiny_s2: Checkp
 def test_code_by_code_gives_the_logits_of_a_teacher_forced_frame(checkpoint: Checkpoint) -> None:
     config, fast = checkpoint.model.config, checkpoint.model.fast
     hidden, codes = torch.randn(3, config.slow.dim), torch.randint(0, 200, (3, config.num_codebooks))
-    cache = RowCache(config.fast, 3, config.num_codebooks, torch.float32, torch.device("cpu"))
+    cache = DenseKVCache(config.fast, 3, config.num_codebooks, torch.float32, torch.device("cpu"))
     steps = [fast.first_logits(hidden, codes[:, 0], cache)]
     steps += [fast.next_logits(codes[:, book - 1], book, cache) for book in range(2, config.num_codebooks)]
     whole = fast.teacher_forced(hidden, codes)[:, 1:, : config.residual_size]

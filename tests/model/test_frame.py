@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.model.frame import FrameDecoder, FrameState
-from shoal.model.sampling import SamplingRows
+from shoal.model.frame import FrameSampler, FrameState
+from shoal.model.sampling import SamplingTensors
 from shoal.model.slow import Head
 from shoal.speech import Repetition, Sampling
 
@@ -15,7 +15,7 @@ GREEDY = Sampling(top_p=1e-6)
 
 
 def fresh(checkpoint: Checkpoint, *settings: Sampling) -> FrameState:
-    return FrameState.fresh(checkpoint.model.config, SamplingRows.of(list(settings), CPU))
+    return FrameState.initial(checkpoint.model.config, SamplingTensors.from_settings(list(settings), CPU))
 
 
 def remember(state: FrameState, mains: list[int]) -> None:
@@ -84,7 +84,7 @@ def test_the_families_remember_different_numbers_of_frames(tiny: Checkpoint, tin
 # The penalty of S1
 
 
-class Listener(FrameDecoder):
+class Listener(FrameSampler):
     """Keeps the logits that each race is run with."""
 
     heard: Tensor
@@ -97,9 +97,9 @@ class Listener(FrameDecoder):
 def penalised_ids(checkpoint: Checkpoint, sampling: Sampling, mains: list[int]) -> list[int]:
     """Ids of the whole vocabulary whose equal logits the penalty moves after these main tokens were drawn."""
     model, state = checkpoint.model, fresh(checkpoint, sampling)
-    decoder = Listener(model, Head(model.slow, whole=True))
+    decoder = Listener(model, Head(model.slow, full_vocab=True))
     remember(state, mains)
-    decoder.draw_main(torch.ones(1, model.config.vocab_size), state)
+    decoder.sample_semantic(torch.ones(1, model.config.vocab_size), state)
     return (decoder.heard[0] < 1).nonzero().flatten().tolist()
 
 
@@ -157,9 +157,9 @@ def test_a_row_draws_the_same_frames_alone_or_in_a_batch(
 
 @torch.inference_mode()
 def draw_frames(checkpoint: Checkpoint, settings: list[Sampling], hidden: Tensor) -> Tensor:
-    decoder = FrameDecoder(checkpoint.model, Head(checkpoint.model.slow))
+    decoder = FrameSampler(checkpoint.model, Head(checkpoint.model.slow))
     state = fresh(checkpoint, *settings)
-    return torch.stack([decoder.draw(step, state) for step in hidden])
+    return torch.stack([decoder.sample(step, state) for step in hidden])
 
 
 @pytest.mark.parametrize("family", ["s1", "s2"])
@@ -180,17 +180,17 @@ def test_columns_are_legal_whatever_is_drawn(family: str, tiny: Checkpoint, tiny
 @torch.inference_mode()
 def test_a_text_token_from_the_whole_head_has_code_zero(tiny: Checkpoint) -> None:
     model = tiny.model
-    head = Head(model.slow, whole=True)
-    decoder, state = FrameDecoder(model, head), fresh(tiny, GREEDY)
-    decoder.draw_main = lambda logits, state: torch.tensor([65])  # type: ignore[method-assign]
-    assert decoder.draw(torch.randn(1, model.config.slow.dim), state)[0, :2].tolist() == [65, 0]
+    head = Head(model.slow, full_vocab=True)
+    decoder, state = FrameSampler(model, head), fresh(tiny, GREEDY)
+    decoder.sample_semantic = lambda logits, state: torch.tensor([65])  # type: ignore[method-assign]
+    assert decoder.sample(torch.randn(1, model.config.slow.dim), state)[0, :2].tolist() == [65, 0]
 
 
 FIRST, SECOND = 0, 5  # columns: the likeliest, and the one that wins when S2 draws again
 
 
 @pytest.fixture
-def repeating(tiny_s2: Checkpoint) -> tuple[FrameDecoder, FrameState]:
+def repeating(tiny_s2: Checkpoint) -> tuple[FrameSampler, FrameState]:
     """A decoder whose usual draw is the likeliest column and whose second draw is another one."""
 
     def noise(seed: Tensor, frame: Tensor, lane: int, size: int) -> Tensor:
@@ -198,46 +198,46 @@ def repeating(tiny_s2: Checkpoint) -> tuple[FrameDecoder, FrameState]:
         drawn[0, SECOND if lane == tiny_s2.model.config.num_codebooks else FIRST] = 1e-3
         return drawn
 
-    decoder = FrameDecoder(tiny_s2.model, Head(tiny_s2.model.slow), noise)
+    decoder = FrameSampler(tiny_s2.model, Head(tiny_s2.model.slow), noise)
     state = fresh(tiny_s2, Sampling(top_k=30))
     remember(state, [0, int(decoder.head.ids[FIRST])])
     return decoder, state
 
 
-def likeliest(decoder: FrameDecoder, column: int) -> Tensor:
+def likeliest(decoder: FrameSampler, column: int) -> Tensor:
     logits = torch.zeros(1, len(decoder.head.ids))
     logits[0, column], logits[0, SECOND] = 2.0, 1.9
     return logits
 
 
-def test_s2_draws_again_when_a_token_is_among_the_last_ten(repeating: tuple[FrameDecoder, FrameState]) -> None:
+def test_s2_draws_again_when_a_token_is_among_the_last_ten(repeating: tuple[FrameSampler, FrameState]) -> None:
     decoder, state = repeating
-    assert int(decoder.draw_main(likeliest(decoder, FIRST), state)) == SECOND
+    assert int(decoder.sample_semantic(likeliest(decoder, FIRST), state)) == SECOND
 
 
-def test_s2_forgets_a_token_after_ten_frames(repeating: tuple[FrameDecoder, FrameState]) -> None:
+def test_s2_forgets_a_token_after_ten_frames(repeating: tuple[FrameSampler, FrameState]) -> None:
     decoder, state = repeating
     remember(state, [1] * 9)
-    assert int(decoder.draw_main(likeliest(decoder, FIRST), state)) == SECOND
+    assert int(decoder.sample_semantic(likeliest(decoder, FIRST), state)) == SECOND
     remember(state, [1])
-    assert int(decoder.draw_main(likeliest(decoder, FIRST), state)) == FIRST
+    assert int(decoder.sample_semantic(likeliest(decoder, FIRST), state)) == FIRST
 
 
-def test_s2_never_draws_the_first_frame_again(repeating: tuple[FrameDecoder, FrameState]) -> None:
+def test_s2_never_draws_the_first_frame_again(repeating: tuple[FrameSampler, FrameState]) -> None:
     decoder, state = repeating
     state.frame.zero_()
-    assert int(decoder.draw_main(likeliest(decoder, FIRST), state)) == FIRST
+    assert int(decoder.sample_semantic(likeliest(decoder, FIRST), state)) == FIRST
 
 
-def test_the_second_draw_keeps_to_the_limit_of_ranks(repeating: tuple[FrameDecoder, FrameState]) -> None:
+def test_the_second_draw_keeps_to_the_limit_of_ranks(repeating: tuple[FrameSampler, FrameState]) -> None:
     decoder, state = repeating
     state.settings.top_k[:] = 1
-    assert int(decoder.draw_main(likeliest(decoder, FIRST), state)) == FIRST
+    assert int(decoder.sample_semantic(likeliest(decoder, FIRST), state)) == FIRST
 
 
-def test_the_stop_token_is_never_drawn_again(repeating: tuple[FrameDecoder, FrameState]) -> None:
+def test_the_stop_token_is_never_drawn_again(repeating: tuple[FrameSampler, FrameState]) -> None:
     decoder, state = repeating
     stop = len(decoder.head.ids) - 1
     state.window[0, 0, 0] = decoder.head.stop_id
     decoder.noise = lambda seed, frame, lane, size: torch.ones(1, size)
-    assert int(decoder.draw_main(likeliest(decoder, stop), state)) == stop
+    assert int(decoder.sample_semantic(likeliest(decoder, stop), state)) == stop

@@ -7,7 +7,7 @@ from torch import Tensor
 from shoal.checkpoint.load import Checkpoint
 from shoal.errors import TextError
 from shoal.model.dual_ar import DualAR
-from shoal.model.generate import frame_budget, generate, generate_columns
+from shoal.model.generate import frame_budget, generate, generate_tokens
 from shoal.model.slow import Head
 from shoal.speech import FinishReason, Sampling
 
@@ -23,7 +23,7 @@ class ScriptedHead(Head):
 
     def forward(self, normed: Tensor) -> Tensor:
         logits = torch.full((1, len(self.ids)), -1e4)
-        logits[0, self.columns_of(torch.tensor([next(self.script)]))] = 0.0
+        logits[0, self.logit_index(torch.tensor([next(self.script)]))] = 0.0
         return logits
 
 
@@ -91,7 +91,7 @@ def test_the_same_seed_says_the_same_and_another_something_else(checkpoint: Chec
 
 
 def test_columns_come_one_by_one_and_can_be_left_early(checkpoint: Checkpoint) -> None:
-    columns = generate_columns(checkpoint.model, Head(checkpoint.model.slow), PROMPT, Sampling(max_frames=500))
+    columns = generate_tokens(checkpoint.model, Head(checkpoint.model.slow), PROMPT, Sampling(max_frames=500))
     assert next(columns).shape == (11,)
     columns.close()  # type: ignore[attr-defined]
 

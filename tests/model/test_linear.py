@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.model.linear import AnyLinear, Int4Linear, Int8Linear, dense, first_rows, stripe, take_rows
+from shoal.model.linear import AnyLinear, Int4Linear, Int8Linear, dense, first_rows, take_rows, to_column_major
 
 
 def plain() -> nn.Linear:
@@ -49,7 +49,7 @@ def test_int8_is_a_product_of_integers_scaled_row_by_row() -> None:
 
 def test_int4_is_affine_in_groups_of_columns() -> None:
     layer = int4()
-    weight = layer.dequantised(torch.float32)
+    weight = layer.dequantize(torch.float32)
     for row, column in ((0, 0), (3, 7), (3, 8), (11, 15)):
         byte = int(layer.weight[row, column // 2])
         q = byte >> 4 if column % 2 else byte & 15
@@ -61,7 +61,7 @@ def test_a_last_group_may_be_shorter_than_the_others() -> None:
     layer = Int4Linear(20, 8, group=16)
     layer.weight.zero_()
     layer.scales_and_zeros.fill_(1.0)
-    assert layer.dequantised(torch.float32).shape == (8, 20)
+    assert layer.dequantize(torch.float32).shape == (8, 20)
 
 
 def test_a_dense_layer_shares_the_weight_it_is_given() -> None:
@@ -74,6 +74,6 @@ def test_striped_matrices_compute_the_same() -> None:
     layers = nn.Sequential(nn.Linear(8, 24, bias=False), nn.Linear(24, 8))
     x = torch.randn(3, 8)
     before = layers(x)
-    stripe(layers)
+    to_column_major(layers)
     assert [layer.weight.is_contiguous() for layer in layers] == [False, True]
     torch.testing.assert_close(layers(x), before, rtol=0, atol=1e-6)

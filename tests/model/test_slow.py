@@ -55,7 +55,7 @@ def test_without_scaling_the_sum_is_taken_as_it_is(slow: SlowTransformer) -> Non
 
 
 def test_the_cut_head_gives_the_logits_of_the_whole_one_at_its_ids(slow: SlowTransformer) -> None:
-    cut, whole = Head(slow), Head(slow, whole=True)
+    cut, whole = Head(slow), Head(slow, full_vocab=True)
     normed = torch.randn(4, slow.config.slow.dim)
     torch.testing.assert_close(cut(normed), whole(normed)[:, cut.ids], rtol=0, atol=1e-5)
 
@@ -67,10 +67,10 @@ def test_the_cut_head_holds_every_code_in_order_and_then_the_stop_token(slow: Sl
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_columns_of_is_the_inverse_of_ids(whole: bool, slow: SlowTransformer) -> None:
-    head = Head(slow, whole=whole)
-    assert torch.equal(head.columns_of(head.ids), torch.arange(len(head.ids)))
+    head = Head(slow, full_vocab=whole)
+    assert torch.equal(head.logit_index(head.ids), torch.arange(len(head.ids)))
     everything = torch.arange(slow.config.vocab_size)
-    columns = head.columns_of(everything)
+    columns = head.logit_index(everything)
     legal = columns < len(head.ids)
     assert set(everything[legal].tolist()) == set(head.ids.tolist())
     assert torch.equal(head.ids[columns[legal]], everything[legal])
@@ -78,9 +78,9 @@ def test_columns_of_is_the_inverse_of_ids(whole: bool, slow: SlowTransformer) ->
 
 def test_an_id_that_cannot_be_drawn_has_the_column_behind_the_last(slow: SlowTransformer) -> None:
     head = Head(slow)
-    assert head.columns_of(torch.tensor([0, 65])).tolist() == [len(head.ids)] * 2
+    assert head.logit_index(torch.tensor([0, 65])).tolist() == [len(head.ids)] * 2
 
 
 def test_the_whole_head_shares_the_models_weights(slow: SlowTransformer) -> None:
     source = slow.embeddings.weight if slow.config.tie_word_embeddings else slow.output.weight
-    assert Head(slow, whole=True).output.weight.data_ptr() == source.data_ptr()
+    assert Head(slow, full_vocab=True).output.weight.data_ptr() == source.data_ptr()

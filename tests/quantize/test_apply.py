@@ -9,15 +9,22 @@ from shoal.codec.dac import Codec
 from shoal.errors import InvalidRequest
 from shoal.model import linear
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import Fp8Linear, Int4Linear, Int8Linear, IntegerLinear, WeightOnlyInt8Linear
+from shoal.model.linear import DynamicInt8Linear, Fp8Linear, Int4Linear, Int8Linear, WeightOnlyInt8Linear
 from shoal.model.slow import Head
 from shoal.quantize import apply
-from shoal.quantize.apply import fit_codec, fit_model, modes_of, multiply_integers, quantise_codec, quantise_model
+from shoal.quantize.apply import (
+    convert_int8_for_cpu,
+    modes_of,
+    prepare_codec,
+    prepare_model,
+    quantize_codec,
+    quantize_model,
+)
 from shoal.quantize.convolution import Int8Conv
-from shoal.quantize.modes import Mode, WeightModes, multiplies_integers
+from shoal.quantize.modes import Mode, WeightModes, has_int8_matmul
 from shoal.quantize.sizes import codec_bytes, model_bytes
 
-needs_integers = pytest.mark.skipif(not multiplies_integers(), reason="this CPU multiplies no integers")
+needs_integers = pytest.mark.skipif(not has_int8_matmul(), reason="this CPU multiplies no integers")
 
 
 @pytest.fixture
@@ -36,48 +43,48 @@ def codec(tiny: Checkpoint) -> Codec:
 def test_every_matrix_becomes_the_nearest_of_its_kind(
     mode: Mode, kind: type[nn.Module], error: float, model: DualAR, tiny: Checkpoint
 ) -> None:
-    quantise_model(model, WeightModes(mode, mode))
+    quantize_model(model, WeightModes(mode, mode))
     for name, plain in tiny.model.named_modules():
         if isinstance(plain, nn.Linear):
             layer = model.get_submodule(name)
             assert isinstance(layer, kind)
-            away = layer.dequantised(torch.float32) - plain.weight  # type: ignore[operator]
+            away = layer.dequantize(torch.float32) - plain.weight  # type: ignore[operator]
             assert away.norm() / plain.weight.norm() < error
 
 
 def test_parts_are_quantised_apart(model: DualAR) -> None:
-    quantise_model(model, WeightModes(slow="int8", fast="fp8"))
+    quantize_model(model, WeightModes(slow="int8", fast="fp8"))
     assert modes_of(model) == WeightModes("int8", "fp8")
     assert isinstance(model.fast.output, Fp8Linear)
     assert isinstance(model.slow.embeddings, nn.Embedding)
 
 
 def test_none_makes_quantised_weights_whole_again(model: DualAR) -> None:
-    quantise_model(model, WeightModes.parse("int8"))
-    expected = model.fast.output.dequantised(torch.float32)  # type: ignore[operator]
-    quantise_model(model, WeightModes())
+    quantize_model(model, WeightModes.parse("int8"))
+    expected = model.fast.output.dequantize(torch.float32)  # type: ignore[operator]
+    quantize_model(model, WeightModes())
     assert modes_of(model) == WeightModes()
     assert torch.equal(model.fast.output.weight, expected)
 
 
 def test_what_is_quantised_is_not_quantised_again_into_something_else(model: DualAR) -> None:
-    quantise_model(model, WeightModes.parse("int4"))
+    quantize_model(model, WeightModes.parse("int4"))
     with pytest.raises(InvalidRequest, match=r"slow is int4 already.*take the original weights"):
-        quantise_model(model, WeightModes.parse("int8"))
+        quantize_model(model, WeightModes.parse("int8"))
 
 
 def test_the_type_of_the_rest_is_asked_for_apart(model: DualAR) -> None:
-    table = model.slow.table.dtype
-    quantise_model(model, WeightModes.parse("fp8"), dtype=torch.bfloat16)
+    table = model.slow.rope_table.dtype
+    quantize_model(model, WeightModes.parse("fp8"), dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
     assert model.slow.embeddings.weight.dtype == torch.bfloat16
     assert model.fast.output.weight.dtype == torch.float8_e4m3fn
-    assert model.slow.table.dtype == table
+    assert model.slow.rope_table.dtype == table
 
 
 def test_a_bias_does_not_widen_what_is_computed() -> None:
     plain = nn.Linear(16, 8)
-    layer, x = Int8Linear.of(plain.weight, plain.bias.detach()), torch.randn(3, 16)
+    layer, x = Int8Linear.from_weight(plain.weight, plain.bias.detach()), torch.randn(3, 16)
     assert layer(x.bfloat16()).dtype == torch.bfloat16
     torch.testing.assert_close(layer(x), plain(x), atol=0.05, rtol=0.05)
 
@@ -88,8 +95,8 @@ def test_a_bias_does_not_widen_what_is_computed() -> None:
 @needs_integers
 def test_integers_give_nearly_what_floats_give_and_the_same_alone_as_in_company() -> None:
     weight, x = torch.randn(300, 200), torch.randn(7, 200) * torch.logspace(-3, 3, 7)[:, None]
-    stored = Int8Linear.of(weight)
-    layer, expected = IntegerLinear(stored.weight, stored.scales), stored(x)
+    stored = Int8Linear.from_weight(weight)
+    layer, expected = DynamicInt8Linear(stored.weight, stored.scales), stored(x)
     y = layer(x)
     assert ((y - expected).norm(dim=1) / expected.norm(dim=1)).max() < 0.02
     assert torch.equal(torch.cat([layer(row[None]) for row in x]), y)
@@ -105,7 +112,7 @@ def test_weight_only_int8_computes_what_the_stored_layer_does_a_tile_at_a_time(
 ) -> None:
     monkeypatch.setattr(linear, "TILE", tile)
     plain, x = nn.Linear(200, 300), torch.randn(7, 200)
-    stored = Int8Linear.of(plain.weight, plain.bias.detach())
+    stored = Int8Linear.from_weight(plain.weight, plain.bias.detach())
     layer, expected = WeightOnlyInt8Linear(stored.weight, stored.scales, stored.bias), stored(x)
     torch.testing.assert_close(layer(x), expected)
     torch.testing.assert_close(layer(x, 11), expected[:, :11])
@@ -116,9 +123,9 @@ def test_weight_only_int8_computes_what_the_stored_layer_does_a_tile_at_a_time(
 def test_without_vnni_large_matrices_stay_int8_and_take_half_the_memory_or_less(
     model: DualAR, tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply, "multiplies_integers", lambda: False)
-    monkeypatch.setattr(apply, "FEWEST_INTEGERS", 48 * 128)
-    fit_model(model, WeightModes.parse("int8"), dtype=torch.float32)
+    monkeypatch.setattr(apply, "has_int8_matmul", lambda: False)
+    monkeypatch.setattr(apply, "MIN_INT8_WEIGHTS", 48 * 128)
+    prepare_model(model, WeightModes.parse("int8"), dtype=torch.float32)
     first, plain = model.slow.layers[0], tiny.model.slow.layers[0]
     layer, before = first.feed_forward.w13, plain.feed_forward.w13  # type: ignore[union-attr]
     assert isinstance(layer, WeightOnlyInt8Linear)
@@ -131,30 +138,30 @@ def test_without_vnni_large_matrices_stay_int8_and_take_half_the_memory_or_less(
 def test_on_a_cpu_large_matrices_become_integers_and_small_ones_are_left_alone(
     model: DualAR, tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply, "FEWEST_INTEGERS", 48 * 128)
-    fit_model(model, WeightModes.parse("int8"), dtype=torch.float32)
+    monkeypatch.setattr(apply, "MIN_INT8_WEIGHTS", 48 * 128)
+    prepare_model(model, WeightModes.parse("int8"), dtype=torch.float32)
     first, plain = model.slow.layers[0], tiny.model.slow.layers[0]
-    assert isinstance(first.feed_forward.w13, IntegerLinear)  # type: ignore[union-attr]
+    assert isinstance(first.feed_forward.w13, DynamicInt8Linear)  # type: ignore[union-attr]
     assert torch.equal(first.attention.wo.weight, plain.attention.wo.weight)  # type: ignore[union-attr]
 
 
 def test_on_a_cpu_stored_int8_is_never_computed_matrix_by_matrix_from_bytes(model: DualAR, codec: Codec) -> None:
-    quantise_model(model, WeightModes.parse("int8"))
-    quantise_codec(codec, "int8")
-    multiply_integers(model)
-    multiply_integers(codec)
+    quantize_model(model, WeightModes.parse("int8"))
+    quantize_codec(codec, "int8")
+    convert_int8_for_cpu(model)
+    convert_int8_for_cpu(codec)
     slow = (Int8Linear, Int8Conv)
     assert not any(isinstance(module, slow) for module in (*model.modules(), *codec.modules()))
 
 
 def test_the_engine_keeps_no_row_of_the_head_that_it_cannot_draw(model: DualAR, tiny: Checkpoint) -> None:
     expected = Head(tiny.model.slow)
-    fit_model(model, WeightModes())
+    prepare_model(model, WeightModes())
     assert len(model.slow.output.weight) == len(expected.ids)
     x = torch.randn(3, 48)
     assert torch.equal(Head(model.slow)(x), expected(x))
     with pytest.raises(AssertionError, match="let go"):
-        Head(model.slow, whole=True)
+        Head(model.slow, full_vocab=True)
 
 
 # The codec
@@ -163,7 +170,7 @@ def test_the_engine_keeps_no_row_of_the_head_that_it_cannot_draw(model: DualAR, 
 def test_an_int8_codec_sounds_nearly_the_same_and_encodes_exactly_the_same(codec: Codec, tiny: Checkpoint) -> None:
     codes = torch.randint(0, 100, (2, 10, 20))
     samples = tiny.codec.decode(codes)
-    quantise_codec(codec, "int8")
+    quantize_codec(codec, "int8")
     assert any(isinstance(module, Int8Conv) and module.transposed for module in codec.modules())
     away = codec.decode(codes) - samples
     assert 0 < away.norm() / samples.norm() < 0.05
@@ -172,8 +179,8 @@ def test_an_int8_codec_sounds_nearly_the_same_and_encodes_exactly_the_same(codec
 
 def test_a_convolution_made_whole_computes_what_its_bytes_do() -> None:
     for plain in (nn.Conv1d(6, 4, 3, stride=2, dilation=2), nn.ConvTranspose1d(6, 4, 6, stride=3, bias=False)):
-        layer, x = Int8Conv.of(plain), torch.randn(2, 6, 20)
-        torch.testing.assert_close(layer.whole()(x), layer(x))
+        layer, x = Int8Conv.from_conv(plain), torch.randn(2, 6, 20)
+        torch.testing.assert_close(layer.dequantize()(x), layer(x))
         assert (layer(x) - plain(x)).norm() / plain(x).norm() < 0.02
 
 
@@ -187,8 +194,8 @@ def test_sizes_are_told_before_anything_is_quantised(
 ) -> None:
     model = copy.deepcopy((tiny if family == "s1" else tiny_s2).model)
     told = model_bytes(model, WeightModes(mode, mode), torch.bfloat16)
-    model.slow.cut_output()
-    quantise_model(model, WeightModes(mode, mode), dtype=torch.bfloat16)
+    model.slow.prune_output()
+    quantize_model(model, WeightModes(mode, mode), dtype=torch.bfloat16)
     head = Head(model.slow).output.weight.nbytes if family == "s2" else 0
     assert told == sum(tensor.nbytes for tensor in model.state_dict().values()) + head
     assert told == model_bytes(model, WeightModes(mode, mode), torch.bfloat16)
@@ -197,6 +204,6 @@ def test_sizes_are_told_before_anything_is_quantised(
 @pytest.mark.parametrize("mode", ["none", "int8"])
 def test_the_size_of_a_codec_is_told_too(mode: Mode, codec: Codec) -> None:
     told = codec_bytes(codec, mode)
-    quantise_codec(codec, mode)
+    quantize_codec(codec, mode)
     assert told == sum(tensor.nbytes for tensor in codec.state_dict().values())
-    fit_codec(codec, "none")
+    prepare_codec(codec, "none")

@@ -8,7 +8,7 @@ from torch import Tensor
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.kv_cache import PagedKV, Pass, Segment
 from shoal.model.dual_ar import DualAR
-from shoal.quantize.apply import quantise_model
+from shoal.quantize.apply import quantize_model
 from shoal.quantize.divergence import Divergence, divergence, mean
 from shoal.quantize.modes import Mode, WeightModes
 
@@ -24,7 +24,7 @@ def speech(tiny: Checkpoint) -> Tensor:
 
 def quantised(model: DualAR, mode: Mode) -> DualAR:
     copied = copy.deepcopy(model)
-    quantise_model(copied, WeightModes(mode, mode))
+    quantize_model(copied, WeightModes(mode, mode))
     return copied
 
 
@@ -36,7 +36,7 @@ def test_fewer_bits_diverge_more(tiny: Checkpoint, speech: Tensor) -> None:
     modes: tuple[Mode, ...] = ("int8", "fp8", "int4")
     found = [divergence(tiny.model, quantised(tiny.model, mode), speech) for mode in modes]
     for smaller, larger in pairwise(found):
-        assert 0 < smaller.main < larger.main
+        assert 0 < smaller.semantic < larger.semantic
         assert 0 < smaller.codes < larger.codes
 
 
@@ -48,8 +48,8 @@ def test_keys_and_values_of_another_type_are_judged_through_their_cache(
     nobody = torch.zeros(0, 4, dtype=torch.long)
     kv.open(Pass(torch.arange(60), [Segment(0, 60, 60, torch.arange(4))], nobody, nobody[:, 0]))
     found = divergence(tiny.model, tiny.model, speech, cache=kv)
-    assert found.main < most
-    assert (found.main > 1e-9) == (kind != torch.float32)
+    assert found.semantic < most
+    assert (found.semantic > 1e-9) == (kind != torch.float32)
 
 
 def test_utterances_count_by_their_frames() -> None:

@@ -10,8 +10,8 @@ from shoal.quantize.modes import (
     MODES,
     WeightModes,
     int8_implementation,
-    possible_modes,
-    require_possible,
+    require_supported,
+    supported_modes,
 )
 
 CPU = torch.device("cpu")
@@ -47,10 +47,10 @@ def test_what_means_nothing_is_refused_with_what_does(text: str) -> None:
 
 @pytest.mark.parametrize("integers", [True, False])
 def test_every_cpu_is_offered_int8_and_nothing_smaller(monkeypatch: pytest.MonkeyPatch, integers: bool) -> None:
-    monkeypatch.setattr(modes, "multiplies_integers", lambda: integers)
-    require_possible(WeightModes.parse("int8,codec=int8"), CPU)
+    monkeypatch.setattr(modes, "has_int8_matmul", lambda: integers)
+    require_supported(WeightModes.parse("int8,codec=int8"), CPU)
     with pytest.raises(InvalidRequest, match="fast=fp8 cannot be used on cpu; here fast can be none or int8"):
-        require_possible(WeightModes.parse("slow=int8,fast=fp8"), CPU)
+        require_supported(WeightModes.parse("slow=int8,fast=fp8"), CPU)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_fp8_needs_a_card_that_knows_it(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fp8: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert ("fp8" in possible_modes("slow", torch.device("cuda"))) == fp8
+    assert ("fp8" in supported_modes("slow", torch.device("cuda"))) == fp8
 
 
 def test_they_are_written_short() -> None:

@@ -9,9 +9,9 @@ from shoal.codec.dac import Codec
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
 from shoal.quantize import apply, modes, policy
-from shoal.quantize.apply import quantise_model
+from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
-from shoal.quantize.policy import Choice, check_wish, choose_modes
+from shoal.quantize.policy import QuantizationChoice, check_requested, choose_modes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -21,7 +21,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
-def choose(size: str, memory: float, wish: str = "auto") -> Choice:
+def choose(size: str, memory: float, wish: str = "auto") -> QuantizationChoice:
     model, codec = SIZES[size]
     with torch.device("meta"):
         skeleton, sound = DualAR(model), Codec(codec)
@@ -44,7 +44,7 @@ def choose(size: str, memory: float, wish: str = "auto") -> Choice:
 def test_auto_takes_the_largest_weights_that_leave_room_for_the_rest(size: str, memory: float, taken: str) -> None:
     chosen = choose(size, memory)
     assert chosen.modes == WeightModes.parse(taken)
-    assert f"{memory:.1f} GB of memory" in chosen.why
+    assert f"{memory:.1f} GB of memory" in chosen.reason
 
 
 def test_what_is_asked_for_is_taken() -> None:
@@ -53,9 +53,9 @@ def test_what_is_asked_for_is_taken() -> None:
 
 def test_weights_that_are_stored_quantised_stay_so_on_a_gpu(tiny: Checkpoint) -> None:
     model = copy.deepcopy(tiny.model)
-    quantise_model(model, WeightModes("int4", "int8"))
+    quantize_model(model, WeightModes("int4", "int8"))
     chosen = choose_modes("auto", model, tiny.codec, device=GPU, dtype=torch.bfloat16, memory=10**12)
-    assert chosen == Choice(WeightModes("int4", "int8"), "as it is stored")
+    assert chosen == QuantizationChoice(WeightModes("int4", "int8"), "as it is stored")
 
 
 @pytest.mark.parametrize(("stored", "integers", "chosen"), [
@@ -68,36 +68,36 @@ def test_weights_that_are_stored_quantised_stay_so_on_a_gpu(tiny: Checkpoint) ->
 def test_a_cpu_computes_in_integers_or_in_floats(
     stored: str, integers: bool, chosen: str, tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "multiplies_integers", lambda: integers)
-    monkeypatch.setattr(apply, "FEWEST_INTEGERS", 1000)
+    monkeypatch.setattr(policy, "has_int8_matmul", lambda: integers)
+    monkeypatch.setattr(apply, "MIN_INT8_WEIGHTS", 1000)
     model = copy.deepcopy(tiny.model)
-    quantise_model(model, WeightModes.parse(stored))
+    quantize_model(model, WeightModes.parse(stored))
     found = choose_modes("auto", model, tiny.codec, device=CPU, dtype=torch.float32, memory=0)
     assert found.modes == WeightModes.parse(chosen)
 
 
 @pytest.mark.parametrize(("integers", "how"), [(True, "int8 (VNNI, oneDNN)"), (False, "int8 (weight-only)")])
 def test_on_a_cpu_the_log_says_what_computes_int8(integers: bool, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modes, "multiplies_integers", lambda: integers)
-    chosen = Choice(WeightModes(slow="int8"), "asked for")
+    monkeypatch.setattr(modes, "has_int8_matmul", lambda: integers)
+    chosen = QuantizationChoice(WeightModes(slow="int8"), "asked for")
     assert chosen.describe(CPU) == f"slow=int8 (asked for), computed as {how}"
     assert chosen.describe(GPU) == "slow=int8 (asked for)"
-    assert Choice(WeightModes(), "asked for").describe(CPU) == "none (asked for)"
+    assert QuantizationChoice(WeightModes(), "asked for").describe(CPU) == "none (asked for)"
 
 
 def test_a_wish_is_checked_before_anything_is_read() -> None:
-    check_wish("auto", CPU)
-    check_wish("fp8", GPU)
+    check_requested("auto", CPU)
+    check_requested("fp8", GPU)
     with pytest.raises(InvalidRequest, match="cannot be used on cpu"):
-        check_wish("fp8", CPU)
+        check_requested("fp8", CPU)
     with pytest.raises(InvalidRequest, match="cannot quantise to 'tiny'"):
-        check_wish("tiny", GPU)
+        check_requested("tiny", GPU)
 
 
 def test_a_model_of_small_matrices_is_left_to_floats_on_a_cpu(
     tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "multiplies_integers", lambda: True)
+    monkeypatch.setattr(policy, "has_int8_matmul", lambda: True)
     here = {"device": CPU, "dtype": torch.float32, "memory": 0}
     assert choose_modes("auto", tiny.model, tiny.codec, **here).modes == WeightModes()  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="too small to gain by int8 on a CPU"):

@@ -21,8 +21,8 @@ from shoal.model import cache as cache_room
 from shoal.model import frame as frame_room
 from shoal.model import layers as model_layers
 from shoal.model.fast import FastTransformer
-from shoal.model.frame import FrameDecoder
-from shoal.model.sampling import SamplingRows
+from shoal.model.frame import FrameSampler
+from shoal.model.sampling import SamplingTensors
 from shoal.model.slow import SlowTransformer
 from shoal.tools.verify import GROUPS, ParityComparison, as_json, as_table, require_all, verify
 from shoal.tools.verify import model as verified_model
@@ -185,14 +185,14 @@ def crossing_token_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def penalty_by_own_history(patch: pytest.MonkeyPatch) -> None:
-    make = SamplingRows.of.__func__  # type: ignore[attr-defined]
+    make = SamplingTensors.from_settings.__func__  # type: ignore[attr-defined]
 
-    def of(cls: type[SamplingRows], settings: list[Any], device: torch.device) -> SamplingRows:
-        rows: SamplingRows = make(cls, settings, device)
+    def from_settings(cls: type[SamplingTensors], settings: list[Any], device: torch.device) -> SamplingTensors:
+        rows: SamplingTensors = make(cls, settings, device)
         rows.whole_window |= True
         return rows
 
-    patch.setattr(SamplingRows, "of", classmethod(of))
+    patch.setattr(SamplingTensors, "from_settings", classmethod(from_settings))
 
 
 def no_penalty(patch: pytest.MonkeyPatch) -> None:
@@ -200,21 +200,22 @@ def no_penalty(patch: pytest.MonkeyPatch) -> None:
 
 
 def first_frame_remembered(patch: pytest.MonkeyPatch) -> None:
-    fresh = frame_room.FrameState.fresh.__func__  # type: ignore[attr-defined]
+    fresh = frame_room.FrameState.initial.__func__  # type: ignore[attr-defined]
 
-    def from_one(cls: type[frame_room.FrameState], config: Any, settings: SamplingRows) -> frame_room.FrameState:
+    def from_one(cls: type[frame_room.FrameState], config: Any, settings: SamplingTensors) -> frame_room.FrameState:
         state: frame_room.FrameState = fresh(cls, config, settings)
         state.frame += 1
         return state
 
-    patch.setattr(frame_room.FrameState, "fresh", classmethod(from_one))
+    patch.setattr(frame_room.FrameState, "initial", classmethod(from_one))
 
 
 def no_redraw_of_repeated_tokens(patch: pytest.MonkeyPatch) -> None:
-    def draw(self: FrameDecoder, logits: Tensor, state: frame_room.FrameState) -> Tensor:
-        return self._race(logits, state.settings.temperature, state.settings.top_p, state, self._main_noise(state, 0))
+    def draw(self: FrameSampler, logits: Tensor, state: frame_room.FrameState) -> Tensor:
+        settings = state.settings
+        return self._race(logits, settings.temperature, settings.top_p, state, self._semantic_noise(state, 0))
 
-    patch.setattr(FrameDecoder, "_draw_main_s2", draw)
+    patch.setattr(FrameSampler, "_sample_semantic_ras", draw)
 
 
 def whole_residual_head(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.checkpoint.random import fill
+from shoal.checkpoint.random import fill_random
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
 from training.codec import save_codec
@@ -40,7 +40,7 @@ def tiny_codec(codebooks: int = BOOKS, seed: int = 3) -> Codec:
             ),
         )
     )
-    fill(codec, torch.float32, "cpu", torch.Generator().manual_seed(seed))
+    fill_random(codec, torch.float32, "cpu", torch.Generator().manual_seed(seed))
     return codec
 
 

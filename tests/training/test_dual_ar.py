@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.checkpoint.load import load_model
-from shoal.checkpoint.random import fill
+from shoal.checkpoint.random import fill_random
 from shoal.checkpoint.save import config_document
-from shoal.model.cache import NoCache
+from shoal.model.cache import NoKVCache
 from shoal.model.config import TokenIds, read_config
 from shoal.model.dual_ar import DualAR
 from shoal.model.generate import generate
@@ -204,10 +204,10 @@ def test_corruption_touches_audio_only_and_keeps_token_and_first_code_together(p
 
 def test_training_computes_what_inference_computes(codes: Path) -> None:
     model = DualAR(CONFIG)
-    fill(model, torch.float32, "cpu", torch.Generator().manual_seed(1))
+    fill_random(model, torch.float32, "cpu", torch.Generator().manual_seed(1))
     columns = library_of(codes).columns[torch.arange(96).view(2, 48)].long()
     positions = torch.arange(48).repeat(2)
-    expected = model.slow(columns.flatten(0, 1), positions, NoCache(2))
+    expected = model.slow(columns.flatten(0, 1), positions, NoKVCache(2))
     assert torch.allclose(hidden_states(model, columns), expected, atol=1e-4)
     frames = torch.randint(SIZE, (7, BOOKS))
     hidden = torch.randn(7, CONFIG.slow.dim)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import shoal
 from shoal.checkpoint.load import load_checkpoint
-from shoal.checkpoint.random import fill
+from shoal.checkpoint.random import fill_random
 from shoal.checkpoint.save import upstream_tensors
 from shoal.config import EngineConfig
 from shoal.model.dual_ar import DualAR
@@ -25,7 +25,7 @@ from training.data import Samples
 from training.dual_ar import Plan, Run, Trainer, save_language_model
 from training.encode import About, encode_recordings, frozen_codec, prompts_for
 from training.export import PROFILE, Parts, check, export, read_parts, size_of
-from training.int8 import dequantised, int8_rounded
+from training.int8 import dequantize, int8_rounded
 from training.language import hidden_states
 from training.packing import EncodedShard, utterance_columns
 
@@ -47,7 +47,7 @@ def parts(tmp_path: Path, codec_folder: Path) -> Parts:
     """An untrained model, saved and read as a trained one."""
     about = About.of(frozen_codec(codec_folder))
     model = DualAR(CONFIG)
-    fill(model, torch.float32, "cpu", torch.Generator().manual_seed(4))
+    fill_random(model, torch.float32, "cpu", torch.Generator().manual_seed(4))
     save_language_model(tmp_path / "language", model, about, {"step": 7})
     return read_parts(tmp_path / "language", codec_folder)
 
@@ -109,7 +109,7 @@ def test_int8_files_hold_every_matrix_by_rows(tmp_path: Path, parts: Parts) -> N
         if tensor.dim() == 2:
             assert stored[name].dtype == torch.int8
             scales = stored[name.replace(".weight", ".scales")]
-            assert torch.allclose(dequantised(stored[name], scales), tensor, atol=1e-6)
+            assert torch.allclose(dequantize(stored[name], scales), tensor, atol=1e-6)
         else:
             assert torch.equal(stored[name].float(), tensor.half().float())
     assert (tmp_path / "nano" / "model.safetensors").stat().st_size < 0.6 * 2 * sum(t.numel() for t in wanted.values())

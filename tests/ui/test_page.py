@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shoal.audio.decode import AudioLimits, read_audio
-from shoal.checkpoint.find import BUNDLED_FOLDER
+from shoal.checkpoint.find import BUNDLED_DIRECTORY
 from tests.server.conftest import Serving, start
 from tests.server.test_lifecycle import engine_of
 from tests.ui.conftest import PATIENCE, Visit
@@ -411,7 +411,7 @@ def test_the_theme_follows_the_system_until_one_is_chosen(visit: Visit) -> None:
     assert page.get_attribute("#theme-button", "aria-pressed") == "false"
 
 
-@pytest.mark.skipif(not (BUNDLED_FOLDER / "config.json").exists(), reason="nano is not in the package")
+@pytest.mark.skipif(not (BUNDLED_DIRECTORY / "config.json").exists(), reason="nano is not in the package")
 def test_nano_speaks_with_a_voice_that_came_with_it(visit: Visit, tmp_path: Path) -> None:
     served = start(tmp_path / "nano", model="nano")
     try:

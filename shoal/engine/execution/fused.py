@@ -1,6 +1,6 @@
 """Columns and whole frames through the fused kernels, with fixed shapes and no word to the host.
 
-The same numbers as `SlowTransformer` and `FrameDecoder`, in the same order of rounding, in a fraction of the
+The same numbers as `SlowTransformer` and `FrameSampler`, in the same order of rounding, in a fraction of the
 launches; this is what CUDA graphs capture. A column is computed the same way whether it is one of a prompt or the
 newest of a voice, alone or in company, so whoever is computed again comes to the same bits.
 """
@@ -19,8 +19,8 @@ from shoal.kernels.rms_norm import RMSNorm, fused_rms_norm
 from shoal.kernels.sample_token import SemanticIds, sample_code, sample_semantic
 from shoal.kernels.split_k_linear import split_k_linear
 from shoal.model.dual_ar import DualAR
-from shoal.model.layers import Block
-from shoal.model.linear import RowLinear
+from shoal.model.layers import TransformerBlock
+from shoal.model.linear import PerChannelLinear
 from shoal.model.slow import Head
 
 # Up to so many rows a layer's products are left in quarters: more have programs enough without.
@@ -38,9 +38,9 @@ class Stream:
         self._partials: Tensor | None = None
         self._scales: Tensor | None = None
 
-    def add(self, inner: Tensor, layer: nn.Linear | RowLinear) -> None:
+    def add(self, inner: Tensor, layer: nn.Linear | PerChannelLinear) -> None:
         """x += inner through a layer; `x` holds it after the next norm."""
-        scales = layer.scales if isinstance(layer, RowLinear) else None
+        scales = layer.scales if isinstance(layer, PerChannelLinear) else None
         if len(self.x) > SPLIT_K_ROWS or inner.shape[1] % 128:
             linear(inner, layer.weight, scales=scales, residual=self.x, out=self.x)
         else:
@@ -79,7 +79,7 @@ class FusedColumns:
         k_norm = attention.k_norm.weight if attention.normed else None
         memory = self.kv.keys[layer], self.kv.values[layer], self.tables
         scales = self.kv.scales(layer)
-        return rope_and_cache(qkv, q_norm, k_norm, eps, slow.table, self.positions, *memory, self.slots, **scales)
+        return rope_and_cache(qkv, q_norm, k_norm, eps, slow.rope_table, self.positions, *memory, self.slots, **scales)
 
     def layer(self, stream: Stream, layer: int) -> None:
         q, block = self.place(stream, layer), self._block(layer)
@@ -88,9 +88,9 @@ class FusedColumns:
         stream.add(mixed.flatten(1), block.attention.wo)
         feed_forward(stream, block)
 
-    def _block(self, layer: int) -> Block:
+    def _block(self, layer: int) -> TransformerBlock:
         block = self.model.slow.layers[layer]
-        assert isinstance(block, Block)
+        assert isinstance(block, TransformerBlock)
         return block
 
 
@@ -120,7 +120,7 @@ class FusedFrame(FusedColumns):
         config, fast = model.config, model.config.fast
         self._memory, self._rows = states.memory, rows
         self._ids = SemanticIds(head.first, head.count, head.stop_id, config.codebook_size)
-        assert isinstance(head.output, nn.Linear | RowLinear), "the fused frame reads rows of weights"
+        assert isinstance(head.output, nn.Linear | PerChannelLinear), "the fused frame reads rows of weights"
         self._head = head.output
         self.columns = torch.zeros(rows, 1 + config.num_codebooks, dtype=torch.long, device=model.device)
         # The first two positions of a frame are known together, so the weights are read once for both.
@@ -172,7 +172,7 @@ class FusedFrame(FusedColumns):
             feed_forward(stream, block)
 
     def _attend(self, qkv: Tensor, position: int, index: int, out: Tensor | None = None) -> Tensor:
-        return fast_attention(qkv, self.model.fast.table, position, self._keys[index], self._values[index], out)
+        return fast_attention(qkv, self.model.fast.rope_table, position, self._keys[index], self._values[index], out)
 
     def _draw_code(self, stream: Stream, codebook: int) -> Tensor:
         """Draws a code; returns the input it makes for the next position."""
@@ -183,16 +183,18 @@ class FusedFrame(FusedColumns):
         sample_code(logits, self.slots, self._memory, codebook, self.columns, table, following, penalised)
         return following
 
-    def _fast_blocks(self) -> list[tuple[int, Block]]:
-        return [(index, block) for index, block in enumerate(self.model.fast.layers) if isinstance(block, Block)]
+    def _fast_blocks(self) -> list[tuple[int, TransformerBlock]]:
+        return [
+            (index, block) for index, block in enumerate(self.model.fast.layers) if isinstance(block, TransformerBlock)
+        ]
 
 
-def project(x: Tensor, layer: nn.Linear | RowLinear, count: int | None = None, *, gated: bool = False) -> Tensor:
+def project(x: Tensor, layer: nn.Linear | PerChannelLinear, count: int | None = None, *, gated: bool = False) -> Tensor:
     """`linear` over the weights of a layer, plain or with a scale per row; or over the first `count` of them."""
-    scales = layer.scales[:count] if isinstance(layer, RowLinear) else None
+    scales = layer.scales[:count] if isinstance(layer, PerChannelLinear) else None
     return linear(x, layer.weight[:count], scales=scales, gated=gated)
 
 
-def feed_forward(stream: Stream, block: Block) -> None:
+def feed_forward(stream: Stream, block: TransformerBlock) -> None:
     inner = project(stream.normed(block.ffn_norm), block.feed_forward.w13, gated=True)
     stream.add(inner, block.feed_forward.w2)

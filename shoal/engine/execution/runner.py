@@ -15,7 +15,7 @@ from shoal.engine.scheduler import Batch, Drawn, Prefill
 from shoal.engine.sequence import Sequence
 from shoal.kernels.cuda_graph import to_host
 from shoal.model.dual_ar import DualAR
-from shoal.model.frame import FrameDecoder
+from shoal.model.frame import FrameSampler
 from shoal.model.slow import Head
 
 
@@ -75,7 +75,7 @@ class Runner:
         self.model, self.kv, self.tables = model, kv, tables
         self.size = kv.keys.shape[2]
         self.slots = SlotStates(model, slots)
-        self.decoder = FrameDecoder(model, head)
+        self.decoder = FrameSampler(model, head)
         self.threads = Threads(model)
 
     @torch.inference_mode()
@@ -94,7 +94,7 @@ class Runner:
         slots = self._tensor([sequence.slot for sequence in sequences])
         penalised = any(sequence.sampling.repetition_penalty != 1.0 for sequence in sequences)
         state = self.slots.rows(slots, penalised=penalised)
-        columns = self.decoder.draw(hidden, state)
+        columns = self.decoder.sample(hidden, state)
         self.slots.put(slots, state, columns)
         return columns
 

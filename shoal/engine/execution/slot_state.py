@@ -8,7 +8,7 @@ from shoal.engine.sequence import Sequence
 from shoal.kernels.sample_token import SamplingState
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameState
-from shoal.model.sampling import COLUMNS, SamplingRows
+from shoal.model.sampling import TENSOR_FIELDS, SamplingTensors
 from shoal.speech import Sampling
 
 
@@ -21,14 +21,14 @@ class SlotStates:
     def __init__(self, model: DualAR, slots: int) -> None:
         self.device = model.device
         self.spare = slots
-        settings = SamplingRows.of([Sampling()] * (slots + 1), model.device)
-        self.state = FrameState.fresh(model.config, settings)
+        settings = SamplingTensors.from_settings([Sampling()] * (slots + 1), model.device)
+        self.state = FrameState.initial(model.config, settings)
         self.newest = torch.zeros(slots + 1, 1 + model.config.num_codebooks, dtype=torch.long, device=model.device)
 
     @property
     def memory(self) -> SamplingState:
         """The same tensors, as the kernels take them."""
-        settings = {name: getattr(self.state.settings, name) for name in COLUMNS}
+        settings = {name: getattr(self.state.settings, name) for name in TENSOR_FIELDS}
         return SamplingState(**settings, frame=self.state.frame, window=self.state.window, last_tokens=self.newest)
 
     def bind(self, sequences: list[Sequence]) -> None:
@@ -44,26 +44,26 @@ class SlotStates:
             host = host.pin_memory()
         packed = host.to(self.device, non_blocking=True)
         slots = packed[:, 0].long()
-        for column, name in enumerate(COLUMNS, start=2):
+        for column, name in enumerate(TENSOR_FIELDS, start=2):
             target: Tensor = getattr(state.settings, name)
             target[slots] = packed[:, column].to(target.dtype)
         state.frame[slots] = packed[:, 1].long()
-        past = packed[:, 2 + len(COLUMNS) :].long()
+        past = packed[:, 2 + len(TENSOR_FIELDS) :].long()
         self.newest[slots] = past[:, :width]
         state.window[slots] = past[:, width:].unflatten(1, (width, -1))
 
     def _packed(self, sequence: Sequence) -> np.ndarray:
-        """Slot, frame, settings in the order of COLUMNS, newest column, window: all of it in one row."""
-        settings = SamplingRows.of([sequence.sampling], torch.device("cpu"))
+        """Slot, frame, settings in the order of TENSOR_FIELDS, newest column, window: all of it in one row."""
+        settings = SamplingTensors.from_settings([sequence.sampling], torch.device("cpu"))
         window = np.zeros(self.state.window.shape[1:])
         recent = sequence.recent(window.shape[1])
         window[:, : len(recent)] = recent.T
-        numbers = [sequence.slot, sequence.frames, *(getattr(settings, name).item() for name in COLUMNS)]
+        numbers = [sequence.slot, sequence.frames, *(getattr(settings, name).item() for name in TENSOR_FIELDS)]
         return np.concatenate((numbers, sequence.columns[sequence.length - 1], window.reshape(-1)))
 
     def rows(self, slots: Tensor, *, penalised: bool) -> FrameState:
         state = self.state
-        return FrameState(state.settings.rows(slots, penalised=penalised), state.frame[slots], state.window[slots])
+        return FrameState(state.settings.select(slots, has_penalty=penalised), state.frame[slots], state.window[slots])
 
     def put(self, slots: Tensor, drawn: FrameState, columns: Tensor) -> None:
         self.state.frame[slots] = drawn.frame

@@ -161,10 +161,10 @@ class PlainParts:
         def work() -> None:
             with torch.inference_mode():
                 state = self._state(voices)
-                decoder.draw_main(mains, state)
+                decoder.sample_semantic(mains, state)
                 noise = decoder.noise(state.settings.seed, state.frame, 1, config.residual_size)
                 for codebook in range(1, config.num_codebooks):
-                    decoder._draw_code(codes, codebook, state, noise)
+                    decoder._sample_code(codes, codebook, state, noise)
 
         return work
 

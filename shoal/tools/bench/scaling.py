@@ -13,9 +13,9 @@ import torch
 
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.load import choose_device, choose_dtype
-from shoal.model.cache import NoCache, RowCache
-from shoal.model.frame import FrameDecoder, FrameState
-from shoal.model.sampling import SamplingRows
+from shoal.model.cache import DenseKVCache, NoKVCache
+from shoal.model.frame import FrameSampler, FrameState
+from shoal.model.sampling import SamplingTensors
 from shoal.model.slow import Head
 from shoal.speech import Sampling
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
@@ -149,7 +149,7 @@ class ScalingWorkloads:
         self.model, self.codec = checkpoint.model, checkpoint.codec
         self.config = self.model.config
         self.device, self.dtype = self.model.device, self.model.dtype
-        self.decoder = FrameDecoder(self.model, Head(self.model.slow))
+        self.decoder = FrameSampler(self.model, Head(self.model.slow))
         self.longest = self.config.slow.max_seq_len - 8
 
     def prefill(self, length: int) -> Workload:
@@ -169,7 +169,7 @@ class ScalingWorkloads:
 
         def work() -> None:
             cache.filled = length
-            self.decoder.draw(self.model.slow(columns, positions, cache), state)
+            self.decoder.sample(self.model.slow(columns, positions, cache), state)
 
         return work
 
@@ -190,7 +190,7 @@ class ScalingWorkloads:
 
         def work() -> None:
             for end in range(1, frames + 1):
-                self.model.slow(columns[:end], positions[:end], NoCache(1))
+                self.model.slow(columns[:end], positions[:end], NoKVCache(1))
 
         return work
 
@@ -221,17 +221,17 @@ class ScalingWorkloads:
     def _codes(self, frames: int) -> torch.Tensor:
         return torch.zeros(1, self.codec.config.num_codebooks, frames, dtype=torch.long, device=self.device)
 
-    def _cache(self, rows: int, length: int) -> RowCache:
-        return RowCache(self.config.slow, rows, length, self.dtype, self.device)
+    def _cache(self, rows: int, length: int) -> DenseKVCache:
+        return DenseKVCache(self.config.slow, rows, length, self.dtype, self.device)
 
-    def _filled(self, rows: int, length: int) -> RowCache:
+    def _filled(self, rows: int, length: int) -> DenseKVCache:
         """Zeros will do: what is in a cache does not change how long it takes to read."""
         cache = self._cache(rows, length + 1)
         cache.filled = length
         return cache
 
     def _state(self, rows: int) -> FrameState:
-        return FrameState.fresh(self.config, SamplingRows.of([Sampling()] * rows, self.device))
+        return FrameState.initial(self.config, SamplingTensors.from_settings([Sampling()] * rows, self.device))
 
 
 @torch.inference_mode()

@@ -25,7 +25,7 @@ GROUPS: dict[str, Group] = {
     "s2/fast": partial(model.fast, family="s2"),
     "s1/sampler": partial(model.sampler, family="s1"),
     "s2/sampler": partial(model.sampler, family="s2"),
-    "s2/legal": model.legal_ids,
+    "s2/legal": model.candidate_ids,
     "s1/decode": partial(model.decode, family="s1"),
     "s2/decode": partial(model.decode, family="s2"),
     "s1/noise": partial(model.decode_with_noise, family="s1"),

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from shoal.kernels.sample import apply_repetition_penalty, exponential_noise, probabilities
 from shoal.kernels.sample_token import SEMANTIC_LANE
-from shoal.model.cache import NoCache
+from shoal.model.cache import NoKVCache
 from shoal.model.config import Family
 from shoal.model.dual_ar import DualAR
-from shoal.model.frame import FrameDecoder, FrameState, Noise
-from shoal.model.generate import generate_columns
-from shoal.model.sampling import SamplingRows
+from shoal.model.frame import FrameSampler, FrameState, Noise
+from shoal.model.generate import generate_tokens
+from shoal.model.sampling import SamplingTensors
 from shoal.model.slow import Head
 from shoal.speech import Sampling
 from shoal.tools.verify.comparison import LOGITS, PROBABILITIES, QUANTISED, ParityComparison, close, equal
@@ -38,7 +38,7 @@ def sampler(golden: Golden, family: Family) -> Iterator[ParityComparison]:
     for case in golden.cases(f"{family}/sampler.json"):
         name = str(case["case"])
         logits = _penalised(stored[f"{name}.logits"][None].to(golden.device), case)
-        rows = SamplingRows.of([_sampling(case)], logits.device)
+        rows = SamplingTensors.from_settings([_sampling(case)], logits.device)
         probs = probabilities(logits, rows.temperature, rows.top_p, rows.top_k)[0].cpu()
         edge = _on_the_edge(logits[0], case["top_p"])
         ours, theirs = _without(probs, edge), _without(stored[f"{name}.probs"], edge)
@@ -46,7 +46,7 @@ def sampler(golden: Golden, family: Family) -> Iterator[ParityComparison]:
         yield equal(group, f"{name}.survivors", ours > 0, theirs > 0)
 
 
-def legal_ids(golden: Golden) -> Iterator[ParityComparison]:
+def candidate_ids(golden: Golden) -> Iterator[ParityComparison]:
     """The head cut to its legal rows holds exactly the ids that upstream's constraint lets through."""
     allowed = golden.tensors("s2/sampler.safetensors")["constraint_bias"] == 0
     ids = Head(golden.model("s2").slow).ids.sort().values
@@ -86,9 +86,9 @@ def repetition(golden: Golden) -> Iterator[ParityComparison]:
     for case in golden.cases("s2/ras.json"):
         name = str(case["case"])
         noise = _StoredDraws(stored, name, head, golden.device)
-        decoder = FrameDecoder(model, head, noise)
+        decoder = FrameSampler(model, head, noise)
         logits = stored[f"{name}.logits"].to(golden.device)[head.ids][None]
-        token = head.ids[decoder.draw_main(logits, _state_after(golden, model, case))]
+        token = head.ids[decoder.sample_semantic(logits, _state_after(golden, model, case))]
         yield equal("s2/ras", f"{name} {case['kind']}", token, torch.tensor([case["token"]]))
 
 
@@ -112,7 +112,7 @@ def _prompts(
     golden: Golden, family: Family, model: DualAR, stored: TensorFile, group: str, tolerance: float
 ) -> Iterator[ParityComparison]:
     """Whatever is stored for each prompt: logits and hidden state of the last column, hidden states of all."""
-    head = Head(model.slow, whole=True)
+    head = Head(model.slow, full_vocab=True)
     names = [name for name in stored.parts("logits") if name != "fast"]
     for name in names:
         hidden, normed = _run(model, golden.prompt(family, name))
@@ -126,7 +126,7 @@ def _prompts(
 def _run(model: DualAR, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Hidden states [T, dim] of columns [1 + codebooks, T], before and after the final norm."""
     positions = torch.arange(columns.shape[1], device=model.device)
-    hidden = model.slow(columns.T, positions, NoCache(1))
+    hidden = model.slow(columns.T, positions, NoKVCache(1))
     return hidden, model.slow.norm(hidden)
 
 
@@ -165,12 +165,12 @@ def _without(probs: Tensor, entries: Tensor) -> Tensor:
 
 def _columns(model: DualAR, prompt: Tensor, case: Case, noise: Noise) -> Tensor:
     """All columns of a decode [1 + codebooks, n], the one with the stop token included."""
-    return torch.stack(list(generate_columns(model, _head(model), prompt, _sampling(case), noise)), dim=1)
+    return torch.stack(list(generate_tokens(model, _head(model), prompt, _sampling(case), noise)), dim=1)
 
 
 def _head(model: DualAR) -> Head:
     """Upstream's S1 draws from the whole vocabulary."""
-    return Head(model.slow, whole=model.config.family == "s1")
+    return Head(model.slow, full_vocab=model.config.family == "s1")
 
 
 def _sampling(case: Case) -> Sampling:
@@ -185,7 +185,7 @@ def _sampling(case: Case) -> Sampling:
 
 def _state_after(golden: Golden, model: DualAR, case: Case) -> FrameState:
     """The state in which upstream made a decision: the first frame has no window."""
-    state = FrameState.fresh(model.config, SamplingRows.of([_sampling(case)], model.device))
+    state = FrameState.initial(model.config, SamplingTensors.from_settings([_sampling(case)], model.device))
     if case["window"] is not None:
         state.window[0, 0] = torch.tensor(case["window"], device=golden.device)
         state.frame += 1 + len(case["window"])

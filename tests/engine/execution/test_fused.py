@@ -10,7 +10,7 @@ from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV, Pass, Segment
 from shoal.engine.sequence import Sequence
 from shoal.kernels.cuda_graph import compile_ahead
-from shoal.model.frame import FrameDecoder
+from shoal.model.frame import FrameSampler
 from shoal.model.slow import Head
 from shoal.speech import Sampling
 from tests.poison import poisoned_memory
@@ -59,13 +59,13 @@ def places(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.inference_mode()
 def plain_frames(checkpoint: Checkpoint, lengths: torch.Tensor, steps: int) -> torch.Tensor:
     kv, states = prepare(checkpoint)
-    decoder, frames = FrameDecoder(checkpoint.model, Head(checkpoint.model.slow)), []
+    decoder, frames = FrameSampler(checkpoint.model, Head(checkpoint.model.slow)), []
     for step in range(steps):
         positions, where = places(lengths + step)
         kv.open(Pass(where, [], TABLES.long(), lengths + step))
         hidden = checkpoint.model.slow(states.newest[SLOTS], positions, kv)
         state = states.rows(SLOTS, penalised=True)
-        frames.append(decoder.draw(hidden, state))
+        frames.append(decoder.sample(hidden, state))
         states.put(SLOTS, state, frames[-1])
     return torch.stack(frames)
 

@@ -12,9 +12,9 @@ from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV, Pass
 from shoal.engine.sequence import Sequence
 from shoal.model.dual_ar import DualAR
-from shoal.model.frame import FrameDecoder
+from shoal.model.frame import FrameSampler
 from shoal.model.slow import Head
-from shoal.quantize.apply import quantise_model
+from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
 from shoal.speech import Sampling
 
@@ -42,13 +42,13 @@ def prepare(model: DualAR) -> tuple[PagedKV, SlotStates]:
 @torch.inference_mode()
 def test_the_fused_frame_draws_what_the_plain_path_draws(tiny: Checkpoint) -> None:
     model, table = copy.deepcopy(tiny.model), torch.tensor([[0, 1]])
-    quantise_model(model, WeightModes(slow="int8", fast="fp8"))
+    quantize_model(model, WeightModes(slow="int8", fast="fp8"))
     head = Head(model.slow)
 
     kv, states = prepare(model)
     kv.open(Pass(torch.tensor([LENGTH - 1]), [], table, torch.tensor([LENGTH])))
     hidden = model.slow(states.newest[:1], torch.tensor([LENGTH - 1]), kv)
-    plain = FrameDecoder(model, head).draw(hidden, states.rows(torch.tensor([0]), penalised=True))
+    plain = FrameSampler(model, head).sample(hidden, states.rows(torch.tensor([0]), penalised=True))
 
     ours, states = prepare(model)
     frame = FusedFrame(model, head, ours, states, torch.cat((table, table)).int(), 1)

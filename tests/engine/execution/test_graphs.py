@@ -18,7 +18,7 @@ from shoal.engine.kv_cache import PagedKV
 from shoal.engine.load import voice_cache
 from shoal.engine.preprocess import write_turns
 from shoal.engine.utterance import Turn, Utterance
-from shoal.model.cache import NoCache
+from shoal.model.cache import NoKVCache
 from shoal.model.slow import Head
 from shoal.speech import Sampling
 
@@ -112,8 +112,8 @@ def test_the_kernels_are_as_close_to_fp32_as_the_plain_path_is(full: Checkpoint)
     columns[ROWS // 2 :, 0] += model.config.semantic_begin_id
     positions = torch.arange(ROWS, device="cuda")
     exact_model = copy.deepcopy(model.slow).float()
-    exact = exact_model(columns, positions, NoCache(1))
-    plain = model.slow(columns, positions, NoCache(1)).float()
+    exact = exact_model(columns, positions, NoKVCache(1))
+    plain = model.slow(columns, positions, NoKVCache(1)).float()
     kv = PagedKV(model.config.slow, 8, 16, torch.bfloat16, "cuda")
     prompt = FusedPrompt(model, kv, torch.arange(8, dtype=torch.int32, device="cuda")[None], ROWS)
     prompt.positions.copy_(positions)

@@ -9,11 +9,11 @@ from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.audio_decoder import VoiceBox
 from shoal.errors import InvalidRequest
 from shoal.quantize import apply
-from shoal.quantize.modes import multiplies_integers
+from shoal.quantize.modes import has_int8_matmul
 from shoal.tools.bench import profile
 from shoal.tools.bench.profile import ProfiledPart, RequestProfile
 
-needs_vnni = pytest.mark.skipif(not multiplies_integers(), reason="this CPU has no VNNI")
+needs_vnni = pytest.mark.skipif(not has_int8_matmul(), reason="this CPU has no VNNI")
 
 
 def test_every_part_of_a_request_is_timed_and_the_largest_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,10 +76,10 @@ def test_what_is_done_once_per_step_is_shared_by_the_voices() -> None:
 
 @pytest.mark.parametrize("integers", [pytest.param(True, marks=needs_vnni), False])
 def test_weights_can_be_quantised_to_be_timed(monkeypatch: pytest.MonkeyPatch, integers: bool) -> None:
-    monkeypatch.setattr(apply, "multiplies_integers", lambda: integers)
+    monkeypatch.setattr(apply, "has_int8_matmul", lambda: integers)
     monkeypatch.setattr(profile, "SECONDS", 0.0)
     monkeypatch.setattr(profile, "FRAMES", 4)
-    monkeypatch.setattr(apply, "FEWEST_INTEGERS", 1000)  # else these are too small to gain by it
+    monkeypatch.setattr(apply, "MIN_INT8_WEIGHTS", 1000)  # else these are too small to gain by it
     plain, small = (profile.run_profile("random:tiny", device="cpu", quantize=each) for each in (None, "int8"))
     read = [next(part.bytes_read for part in told.parts if part.name == "slow step") for told in (plain, small)]
     assert read[1] < 0.6 * read[0]

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.checkpoint.find import BUNDLED_FOLDER, find_directory
+from shoal.checkpoint.find import BUNDLED_DIRECTORY, find_directory
 from shoal.checkpoint.load import find_model_file
 from shoal.checkpoint.pull import Hub, pull
 from shoal.errors import CheckpointError, InvalidRequest, ModelNotFound, OutputError
 from shoal.voices.store import VoiceStore
-from tests.checkpoint_cli.loopback_hub import COMMIT, REPOSITORY, FakeHub
+from tests.checkpoint.fake_hub import COMMIT, REPOSITORY, FakeHub
 
 SHARD = "model-00001-of-00005.safetensors"
 
@@ -113,7 +113,7 @@ def test_what_a_repository_has_no_more_is_not_kept(fake_hub: FakeHub, hub: Hub, 
 def test_voices_come_with_the_profile_that_names_one(
     to: str | None, fake_hub: FakeHub, hub: Hub, tmp_path: Path
 ) -> None:
-    voice = BUNDLED_FOLDER / "voices" / "rms"
+    voice = BUNDLED_DIRECTORY / "voices" / "rms"
     voices = {f"voices/rms/{file.name}": file.read_bytes() for file in voice.iterdir()}
     fake_hub.files |= {"shoal.json": b'{"voice": "rms"}', **voices}
     for _ in range(2 if to is None else 1):  # what is in the cache is left as it is

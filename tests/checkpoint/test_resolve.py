@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal.checkpoint import find, random
-from shoal.checkpoint.find import Source, find_directory
+from shoal.checkpoint.find import HubSource, find_directory
 from shoal.checkpoint.layout import missing_files
 from shoal.checkpoint.resolve import resolve_model
 from shoal.errors import CheckpointError, ModelNotFound
@@ -64,7 +64,7 @@ def test_an_unknown_name_says_what_to_type(
 
 
 def test_without_its_files_nano_says_what_to_use_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find, "BUNDLED_FOLDER", tmp_path / "nano")
+    monkeypatch.setattr(find, "BUNDLED_DIRECTORY", tmp_path / "nano")
     with pytest.raises(ModelNotFound, match=r"--model random:tiny.*shoal pull s1-mini"):
         find_directory("nano")
 
@@ -74,7 +74,7 @@ def test_a_folder_called_nano_does_not_hide_the_bundled_model(
 ) -> None:
     (tmp_path / "nano").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(find, "BUNDLED_FOLDER", tiny_directory)
+    monkeypatch.setattr(find, "BUNDLED_DIRECTORY", tiny_directory)
     assert find_directory("nano") == tiny_directory
 
 
@@ -100,9 +100,9 @@ def test_a_missing_shard_is_named(tiny_s2_directory: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["", "s3", "a/b/c", "a b/c", "../x", "a/b@", "a/b@..", "a/b@x/../y", "a/b@/etc"])
 def test_what_is_no_repository_is_no_source(name: str) -> None:
-    assert Source.parse(name) is None
+    assert HubSource.parse(name) is None
 
 
 def test_sources_know_short_names_and_revisions() -> None:
-    assert Source.parse("s1-mini") == Source("fishaudio/openaudio-s1-mini", "main")
-    assert Source.parse("reef/tiny@refs/pr/1") == Source("reef/tiny", "refs/pr/1")
+    assert HubSource.parse("s1-mini") == HubSource("fishaudio/openaudio-s1-mini", "main")
+    assert HubSource.parse("reef/tiny@refs/pr/1") == HubSource("reef/tiny", "refs/pr/1")

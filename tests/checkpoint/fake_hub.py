@@ -29,7 +29,7 @@ class FakeHub:
         return [range_ for method, path, range_ in self.requests if method == "GET" and path.endswith(f"/{name}")]
 
 
-class Answers(BaseHTTPRequestHandler):
+class HubRequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: FakeHub
 

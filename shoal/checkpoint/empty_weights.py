@@ -9,7 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Draws no first weights. On the meta device torch would do it by way of its compiler, whose import takes longer
     than everything else before the first sound."""
 
@@ -23,7 +23,7 @@ class Undrawn(TorchFunctionMode):
 
 
 @contextmanager
-def blank() -> Iterator[None]:
+def init_empty_weights() -> Iterator[None]:
     """Modules made within take no memory and hold nothing."""
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), SkipInit():
         yield
