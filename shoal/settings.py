@@ -236,7 +236,7 @@ class Settings(BaseSettings):
             model=self.model,
             model_aliases=self.model_aliases,
             api_keys=tuple(key.get_secret_value() for key in self.api_keys),
-            keys_file=self.keys_file or usual_keys_file(),
+            keys_file=self.keys_file or default_keys_file(),
             usage_file=self.usage_file or state_directory() / "usage.json",
             cors_origins=self.cors_origins,
             key_limits=KeyLimits(self.requests_per_minute, self.concurrency, self.daily_audio_seconds),
@@ -291,33 +291,33 @@ class Environment(PydanticBaseSettingsSource):
 
 
 @dataclass(frozen=True)
-class Origin:
+class ResolvedSettings:
     """Settings, and where each came from."""
 
     settings: Settings
-    places: dict[str, str]
+    sources: dict[str, str]
 
 
 def read_settings(
     flags: Mapping[str, Any] | None = None, file: Path | None = None, variables: Mapping[str, str] | None = None
-) -> Origin:
-    """Raises InvalidRequest naming the setting that is wrong and the place it came from."""
+) -> ResolvedSettings:
+    """Raises InvalidRequest naming the setting that is wrong and the source it came from."""
     variables = os.environ if variables is None else variables
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     environment = Environment(Settings, variables)
     file = file or _file_of(variables)
-    values, places = dict[str, Any](), dict.fromkeys(Settings.model_fields, "default")
-    for found, place in ((_toml(file), str(file)), (environment(), ""), (given, "flag")):
+    values, sources = dict[str, Any](), dict.fromkeys(Settings.model_fields, "default")
+    for found, source in ((_toml(file), str(file)), (environment(), ""), (given, "flag")):
         values |= found
-        places |= {name: place or environment.names[name] for name in found}
+        sources |= {name: source or environment.names[name] for name in found}
     try:
         settings = Settings(**values)
     except ValidationError as problem:
-        raise InvalidRequest(_told(problem, places)) from None
-    return Origin(settings, places)
+        raise InvalidRequest(_told(problem, sources)) from None
+    return ResolvedSettings(settings, sources)
 
 
-def usual_keys_file() -> Path | None:
+def default_keys_file() -> Path | None:
     file = config_directory() / "keys.json"
     return file if file.exists() else None
 
@@ -368,8 +368,8 @@ def _toml(file: Path | None) -> dict[str, Any]:
         raise InvalidRequest(f"{file} is not TOML: {problem}") from None
 
 
-def _told(problem: ValidationError, places: Mapping[str, str]) -> str:
+def _told(problem: ValidationError, sources: Mapping[str, str]) -> str:
     first = problem.errors(include_url=False, include_input=False)[0]
     name = str(first["loc"][0])
     told = first["msg"] if first["type"] != "extra_forbidden" else "no such setting; `shoal config` lists all of them"
-    return f"{name} ({places.get(name, 'unknown')}): {told.removeprefix('Value error, ')}"
+    return f"{name} ({sources.get(name, 'unknown')}): {told.removeprefix('Value error, ')}"

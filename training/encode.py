@@ -29,8 +29,7 @@ from shoal.errors import TextError
 from shoal.model.config import BlockConfig, DualARConfig
 from shoal.text.clean import clean_text
 from shoal.text.normalize import normalize
-from shoal.text.prompt import Columns as PromptColumns
-from shoal.text.prompt import InterleavePrompts
+from shoal.text.prompt import GridBuilder, InterleavePrompts
 from shoal.voices.encoder import codec_fingerprint
 from training.codec import keep_codebooks, load_codec
 from training.data import Line, Samples, read_lines, write_whole
@@ -83,7 +82,7 @@ def frozen_codec(folder: Path, codebooks: int | None = None) -> Codec:
 
 def prompts_for(about: About) -> InterleavePrompts:
     """The prompt format of nano: the S1 family's, over bytes."""
-    return InterleavePrompts(PromptColumns(synthetic_tokenizer(_any_config(about)), about.codebooks))
+    return InterleavePrompts(GridBuilder(synthetic_tokenizer(_any_config(about)), about.codebooks))
 
 
 def _any_config(about: About) -> DualARConfig:
@@ -141,7 +140,7 @@ def encode_shard(codec: Codec, prompts: InterleavePrompts, lines: Path) -> Encod
     codes = encode_recordings(codec, recordings)
     columns = [utterance_columns(prompts, text, each) for (_, text), each in zip(said, codes, strict=True)]
     voices, texts = [line.voice for line, _ in said], [text for _, text in said]
-    return EncodedShard.of(columns, voices, texts, prompts.columns.num_codebooks)
+    return EncodedShard.of(columns, voices, texts, prompts.grid.num_codebooks)
 
 
 def encode_new(codec: Codec, prompts: InterleavePrompts, speech: Path, out: Path, *, discard: bool) -> int:

@@ -36,7 +36,7 @@ SEMANTIC_BEGIN = BYTES + len(S1_CONTROL)
 
 def utterance_columns(prompts: InterleavePrompts, text: str, codes: NDArray[np.int32]) -> Columns:
     """What one utterance adds to a row: its text, its frames [codebooks, n] and the stop token."""
-    columns = prompts.columns
+    columns = prompts.grid
     return join([*prompts.said(text), columns.frames(codes), columns.control(STOP)]).T.astype(np.int16)
 
 

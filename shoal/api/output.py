@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.audio.encode import Outbox, Writing
+from shoal.audio.encode import AudioWriter, StreamBuffer
 from shoal.audio.formats import FORMATS, audio_format
 from shoal.audio.tempo import Tempo
 from shoal.speech import Samples
@@ -44,9 +44,9 @@ class Renderer:
     def __init__(self, rendering: Rendering, model_rate: int, *, stream: bool) -> None:
         self._tempo = None if rendering.speed == 1.0 else Tempo(model_rate, rendering.speed)
         self._gain = np.float32(10.0 ** (rendering.decibels / 20.0))
-        self._outbox, self._whole = Outbox(), io.BytesIO()
+        self._outbox, self._whole = StreamBuffer(), io.BytesIO()
         self._stream = stream
-        self._writing = Writing(
+        self._writing = AudioWriter(
             rendering.format,
             model_rate,
             self._outbox if stream else self._whole,

@@ -37,11 +37,11 @@ class AudioLimits:
     max_rate: int = 192_000
 
 
-USUAL_LIMITS = AudioLimits()
+DEFAULT_LIMITS = AudioLimits()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recording:
+class DecodedAudio:
     """Mono float32 samples in [-1, 1] at `sample_rate`, and what the file was."""
 
     samples: Samples
@@ -54,7 +54,7 @@ class Recording:
         return len(self.samples) / self.sample_rate
 
 
-class Reader(Protocol):
+class AudioReader(Protocol):
     """A file whose header has been read."""
 
     @property
@@ -62,14 +62,14 @@ class Reader(Protocol):
     @property
     def channels(self) -> int: ...
     @property
-    def promised_seconds(self) -> float | None:
+    def declared_seconds(self) -> float | None:
         """The length the header states; None when it states none."""
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
         """(rate, samples [n, channels]), a bounded number of samples at a time."""
 
 
-def read_audio(source: bytes | Path | BinaryIO, sample_rate: int, limits: AudioLimits = USUAL_LIMITS) -> Recording:
+def read_audio(source: bytes | Path | BinaryIO, sample_rate: int, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
     """Decode, average the channels, resample to `sample_rate`; a peak over full scale is brought down to it.
 
     A file object is read from where it stands and stays open. Raises AudioError for anything that is not a whole
@@ -79,7 +79,7 @@ def read_audio(source: bytes | Path | BinaryIO, sample_rate: int, limits: AudioL
         return _decode(reader, sample_rate, limits)
 
 
-def check_reference(recording: Recording) -> None:
+def check_reference(recording: DecodedAudio) -> None:
     """AudioError when there is no voice to take from the recording."""
     if np.sqrt(np.mean(np.square(recording.samples, dtype=np.float64))) < SILENCE_RMS:
         raise AudioError("The recording is silent.")
@@ -122,7 +122,7 @@ def _check_size(size: int, limits: AudioLimits) -> None:
 
 
 @contextmanager
-def _open(data: bytes) -> Iterator[Reader]:
+def _open(data: bytes) -> Iterator[AudioReader]:
     if _is_text(data):
         raise AudioError("This is a text file, not a recording.")
     wav = open_wav(data) if is_wav(data) else None
@@ -151,22 +151,22 @@ def _is_utf8(beginning: bytes) -> bool:
     return True
 
 
-def _decode(reader: Reader, sample_rate: int, limits: AudioLimits) -> Recording:
+def _decode(reader: AudioReader, sample_rate: int, limits: AudioLimits) -> DecodedAudio:
     rate, channels, resampler = 0, 0, None
     pieces: list[Samples] = []
-    for rate, block in checked_blocks(reader, limits):
+    for rate, block in limited_blocks(reader, limits):
         channels = block.shape[1]
         resampler = resampler or Resampler(rate, sample_rate, quality="VHQ")
         pieces.append(resampler.feed(mono(block)))
     assert resampler is not None, "a recording without a block is refused"
     pieces.append(resampler.finish())
-    return Recording(_within_full_scale(np.concatenate(pieces)), sample_rate, rate, channels)
+    return DecodedAudio(_within_full_scale(np.concatenate(pieces)), sample_rate, rate, channels)
 
 
-def checked_blocks(reader: Reader, limits: AudioLimits) -> Iterator[tuple[int, Samples]]:
-    """As `Reader.blocks`. Raises AudioError where a limit is passed, and at the end for what is not there."""
+def limited_blocks(reader: AudioReader, limits: AudioLimits) -> Iterator[tuple[int, Samples]]:
+    """As `AudioReader.blocks`. Raises AudioError where a limit is passed, and at the end for what is not there."""
     _check_layout(reader.rate, reader.channels, limits)
-    _check_length(reader.promised_seconds or 0.0, limits)
+    _check_length(reader.declared_seconds or 0.0, limits)
     layout, decoded = None, 0
     for rate, block in reader.blocks():
         if layout is None:
@@ -179,7 +179,7 @@ def checked_blocks(reader: Reader, limits: AudioLimits) -> Iterator[tuple[int, S
         yield rate, block
     if layout is None:
         raise AudioError("Nothing in the recording can be decoded.")
-    _check_whole(decoded / layout[0], reader.promised_seconds, limits)
+    _check_whole(decoded / layout[0], reader.declared_seconds, limits)
 
 
 def _check_layout(rate: int, channels: int, limits: AudioLimits) -> None:
@@ -211,7 +211,7 @@ def mono(block: Samples) -> Samples:
     return average
 
 
-def peak_of(samples: Samples) -> float:
+def peak_amplitude(samples: Samples) -> float:
     """Raises AudioError."""
     peak = float(np.abs(samples).max(initial=0.0))
     if not np.isfinite(peak):
@@ -220,5 +220,5 @@ def peak_of(samples: Samples) -> float:
 
 
 def _within_full_scale(samples: Samples) -> Samples:
-    peak = peak_of(samples)
+    peak = peak_amplitude(samples)
     return samples / np.float32(peak) if peak > 1.0 else samples

@@ -14,7 +14,7 @@ from shoal.audio.resample import Resampler
 from shoal.audio.wav import wav_header
 
 
-class Writer(Protocol):
+class SampleWriter(Protocol):
     def write(self, samples: Samples) -> None: ...
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class WavWriter(PcmWriter):
             self._sink.seek(0, io.SEEK_END)
 
 
-class Writing:
+class AudioWriter:
     """One format into one sink, from samples at `sample_rate`; `output_rate` is what the bytes carry.
 
     An output rate that was asked for and cannot be had is refused; without one, the samples' own rate is kept where
@@ -84,7 +84,7 @@ class Writing:
         self._writer.close()
 
 
-def _writer(known: AudioFormat, rate: int, bitrate: int | None, sink: BinaryIO) -> Writer:
+def _writer(known: AudioFormat, rate: int, bitrate: int | None, sink: BinaryIO) -> SampleWriter:
     if known.name == "pcm":
         return PcmWriter(sink)
     if known.name == "wav":
@@ -92,7 +92,7 @@ def _writer(known: AudioFormat, rate: int, bitrate: int | None, sink: BinaryIO) 
     return ContainerWriter(known, rate, bitrate, sink)
 
 
-class Outbox(io.BytesIO):
+class StreamBuffer(io.BytesIO):
     """Bytes on their way out. It cannot be rewound, so writers treat it as a stream."""
 
     def seekable(self) -> bool:
@@ -108,10 +108,10 @@ class Outbox(io.BytesIO):
 class StreamEncoder:
     """Samples in, bytes out. Holds no file and no thread: one that is dropped midway is simply gone."""
 
-    def __init__(self, writing: Writing, outbox: Outbox) -> None:
+    def __init__(self, writing: AudioWriter, outbox: StreamBuffer) -> None:
         self.media_type = writing.media_type
         self.output_rate = writing.output_rate
-        self._writing: Writing | None = writing
+        self._writing: AudioWriter | None = writing
         self._outbox = outbox
 
     def feed(self, samples: Samples) -> bytes:
@@ -126,7 +126,7 @@ class StreamEncoder:
         writing.close()
         return self._outbox.take()
 
-    def _unfinished(self) -> Writing:
+    def _unfinished(self) -> AudioWriter:
         if self._writing is None:
             raise RuntimeError("this encoder has finished; make a new one for the next utterance")
         return self._writing
@@ -136,16 +136,16 @@ def encoder(
     format: str, sample_rate: int, *, output_rate: int | None = None, bitrate: int | None = None
 ) -> StreamEncoder:
     """An encoder for one utterance of samples at `sample_rate`. Raises InvalidRequest, MissingExtra."""
-    outbox = Outbox()
-    return StreamEncoder(Writing(format, sample_rate, outbox, output_rate=output_rate, bitrate=bitrate), outbox)
+    outbox = StreamBuffer()
+    return StreamEncoder(AudioWriter(format, sample_rate, outbox, output_rate=output_rate, bitrate=bitrate), outbox)
 
 
-def encode_whole(
+def encode_file(
     samples: Samples, format: str, sample_rate: int, *, output_rate: int | None = None, bitrate: int | None = None
 ) -> bytes:
     """A complete file, with its true length in the header where the format has a place for it."""
     sink = io.BytesIO()
-    writing = Writing(format, sample_rate, sink, output_rate=output_rate, bitrate=bitrate)
+    writing = AudioWriter(format, sample_rate, sink, output_rate=output_rate, bitrate=bitrate)
     writing.write(samples)
     writing.close()
     return sink.getvalue()

@@ -41,10 +41,10 @@ DAMAGED_SHARE = 0.1
 # ffmpeg looks at 5 MB before it gives up on a stream, which takes it seconds when they are made of fragments.
 BYTES_TO_PROBE = 1 << 20
 # Every packet costs a trip through Python. Real ones last 2.5 ms and more; a file of crumbs would keep us for hours.
-MOST_PACKETS, MOST_PACKETS_PER_SECOND = 1000, 1000
+MAX_PACKETS, MAX_PACKETS_PER_SECOND = 1000, 1000
 
 
-class Upload(io.BytesIO):
+class ContainerInput(io.BytesIO):
     """Bytes for ffmpeg. A damaged file may ask for an impossible place: that is an answer, not an exception."""
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -61,7 +61,7 @@ class ContainerReader:
     container: InputContainer
     rate: int
     channels: int
-    promised_seconds: float | None
+    declared_seconds: float | None
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
         """(rate, samples [n, channels]) until the end. Both can change midway: ogg files may be chained."""
@@ -71,7 +71,7 @@ class ContainerReader:
         seconds = 0.0
         for packet in self._packets():
             packets += 1
-            if packets > MOST_PACKETS + MOST_PACKETS_PER_SECOND * seconds:
+            if packets > MAX_PACKETS + MAX_PACKETS_PER_SECOND * seconds:
                 raise AudioError("The recording is cut into too many tiny packets, or most of them are damaged.")
             try:
                 frames = packet.decode()
@@ -110,7 +110,11 @@ def open_container(data: bytes) -> Iterator[ContainerReader]:
     try:
         # Whatever else a container asks to open is an empty file; raising here would be printed by PyAV.
         container = av.open(
-            Upload(data), "r", container_options=options, metadata_errors="replace", io_open=lambda *_: io.BytesIO()
+            ContainerInput(data),
+            "r",
+            container_options=options,
+            metadata_errors="replace",
+            io_open=lambda *_: io.BytesIO(),
         )
     except av.FFmpegError:
         raise AudioError("This is not a recording in a known audio format, or its beginning is damaged.") from None
@@ -139,7 +143,7 @@ def _frame_samples(frame: av.AudioFrame) -> Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Muxing:
+class MuxerSettings:
     """How ffmpeg writes a format: whole, with lengths in its header, or live, each piece leaving at once."""
 
     container: str
@@ -149,16 +153,16 @@ class Muxing:
     live_container: dict[str, str] = field(default_factory=dict)
 
 
-MUXING = {
+MUXERS = {
     # Level 2 is the highest that cuts blocks of 27 ms instead of 105 ms.
-    "flac": Muxing("flac", "flac", "s16", {"compression_level": "2"}, {"metadata_header_padding": "0"}),
+    "flac": MuxerSettings("flac", "flac", "s16", {"compression_level": "2"}, {"metadata_header_padding": "0"}),
     # The reservoir lets a frame wait for bits of later ones; the Xing header states a length nobody knows yet.
-    "mp3": Muxing("mp3", "libmp3lame", "fltp", {"reservoir": "0"}, {"write_xing": "0", "id3v2_version": "0"}),
+    "mp3": MuxerSettings("mp3", "libmp3lame", "fltp", {"reservoir": "0"}, {"write_xing": "0", "id3v2_version": "0"}),
     # A page per packet costs 28 bytes every 20 ms; the usual page would hold the first second back.
-    "opus": Muxing("ogg", "libopus", "flt", {}, {"page_duration": "20000"}),
-    "aac": Muxing("adts", "aac", "fltp"),
+    "opus": MuxerSettings("ogg", "libopus", "flt", {}, {"page_duration": "20000"}),
+    "aac": MuxerSettings("adts", "aac", "fltp"),
     # Clusters leave when they are full, here after two packets.
-    "webm": Muxing("webm", "libopus", "flt", {}, {"live": "1", "cluster_time_limit": "40"}),
+    "webm": MuxerSettings("webm", "libopus", "flt", {}, {"live": "1", "cluster_time_limit": "40"}),
 }
 
 
@@ -174,7 +178,7 @@ class ContainerWriter:
             import av
         except ImportError:
             raise MissingExtra(f"Writing {audio_format.name} needs: pip install 'shoal[formats]'") from None
-        muxing = MUXING[audio_format.name]
+        muxing = MUXERS[audio_format.name]
         live = not sink.seekable()
         self._frame_class = av.AudioFrame
         self._sample_format = muxing.sample_format

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shoal.errors import InvalidRequest
 
-LOWEST_RATE, HIGHEST_RATE = 8_000, 192_000
+MIN_RATE, MAX_RATE = 8_000, 192_000
 MPEG_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 
 
@@ -14,9 +14,9 @@ MPEG_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_
 class Bitrates:
     """Bits per second."""
 
-    lowest: int
-    usual: int
-    highest: int
+    min: int
+    default: int
+    max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class AudioFormat:
         if self.rates and rate not in self.rates:
             known = ", ".join(str(known) for known in self.rates)
             raise InvalidRequest(f"{self.name} cannot carry {rate} Hz; it carries {known} Hz.")
-        if not LOWEST_RATE <= rate <= HIGHEST_RATE:
-            raise InvalidRequest(f"A sample rate of {rate} Hz is outside {LOWEST_RATE} to {HIGHEST_RATE} Hz.")
+        if not MIN_RATE <= rate <= MAX_RATE:
+            raise InvalidRequest(f"A sample rate of {rate} Hz is outside {MIN_RATE} to {MAX_RATE} Hz.")
         return rate
 
     def check_bitrate(self, bitrate: int | None) -> int | None:
@@ -50,9 +50,9 @@ class AudioFormat:
                 raise InvalidRequest(f"{self.name} is lossless and has no bitrate.")
             return None
         if bitrate is None:
-            return self.bitrates.usual
-        if not self.bitrates.lowest <= bitrate <= self.bitrates.highest:
-            bounds = f"{self.bitrates.lowest} to {self.bitrates.highest}"
+            return self.bitrates.default
+        if not self.bitrates.min <= bitrate <= self.bitrates.max:
+            bounds = f"{self.bitrates.min} to {self.bitrates.max}"
             raise InvalidRequest(f"{self.name} takes {bounds} bits per second, not {bitrate}.")
         return bitrate
 

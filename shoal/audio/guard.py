@@ -15,7 +15,7 @@ import numpy as np
 from shoal.audio.pcm import Samples
 
 
-class Finding(Enum):
+class SpeechDefect(Enum):
     """Something no listener would call speech."""
 
     NOT_FINITE = "not finite"
@@ -30,46 +30,46 @@ class GuardThresholds:
     """Where a finding begins. Rates are of ordinary reading; the factors around them make the bounds generous."""
 
     full_scale: float = 0.999
-    clipped_share: float = 0.01
+    max_clipped_fraction: float = 0.01
     silence_rms: float = 1e-3
     letters_per_second: float = 15.0
     # Ideographs, kana and hangul: a syllable or so each.
     wide_letters_per_second: float = 4.5
     digits_per_second: float = 4.0
-    shortest_share: float = 0.25
+    min_reading_fraction: float = 0.25
     # Of a speech that was cut where the caller wanted it.
-    shortest_cut_seconds: float = 0.1
-    longest_factor: float = 3.0
+    min_truncated_seconds: float = 0.1
+    max_reading_factor: float = 3.0
     # Breath, pauses and a lead-in, whatever the text; without it one word would be a runaway at once.
-    longest_slack_seconds: float = 4.0
+    slack_seconds: float = 4.0
 
 
-USUAL_THRESHOLDS = GuardThresholds()
+DEFAULT_THRESHOLDS = GuardThresholds()
 # Style markers and speaker tags may be silent or a long laugh: they never demand time, they always allow it.
 MARKER = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|<\|[^|]*\|>")
 MARKER_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechSpan:
+class DurationBounds:
     """How long a text may take to say, in seconds."""
 
-    shortest: float
-    longest: float
+    min_seconds: float
+    max_seconds: float
 
 
-def reading_seconds(text: str, thresholds: GuardThresholds = USUAL_THRESHOLDS) -> float:
+def reading_seconds(text: str, thresholds: GuardThresholds = DEFAULT_THRESHOLDS) -> float:
     """The time an ordinary reader takes for the letters and digits of a text; pauses are not counted."""
     return sum(_character_seconds(character, thresholds) for character in text)
 
 
-def speech_span(text: str, thresholds: GuardThresholds = USUAL_THRESHOLDS) -> SpeechSpan:
+def duration_bounds(text: str, thresholds: GuardThresholds = DEFAULT_THRESHOLDS) -> DurationBounds:
     """Bounds for the speech of a text, markers and speaker tags set apart."""
-    shortest = reading_seconds(MARKER.sub(" ", text), thresholds) * thresholds.shortest_share
+    shortest = reading_seconds(MARKER.sub(" ", text), thresholds) * thresholds.min_reading_fraction
     # Brackets can also hold words that are read aloud, so the upper bound counts their letters too.
-    longest = reading_seconds(text, thresholds) * thresholds.longest_factor
+    longest = reading_seconds(text, thresholds) * thresholds.max_reading_factor
     markers = len(MARKER.findall(text)) * MARKER_SECONDS
-    return SpeechSpan(shortest, longest + markers + thresholds.longest_slack_seconds)
+    return DurationBounds(shortest, longest + markers + thresholds.slack_seconds)
 
 
 class SpeechGuard:
@@ -79,11 +79,11 @@ class SpeechGuard:
     """
 
     def __init__(
-        self, sample_rate: int, text: str | None = None, thresholds: GuardThresholds = USUAL_THRESHOLDS
+        self, sample_rate: int, text: str | None = None, thresholds: GuardThresholds = DEFAULT_THRESHOLDS
     ) -> None:
         self._sample_rate = sample_rate
         self._thresholds = thresholds
-        self._span = None if text is None else speech_span(text, thresholds)
+        self._bounds = None if text is None else duration_bounds(text, thresholds)
         self._samples = 0
         self._at_full_scale = 0
         self._energy = 0.0
@@ -93,7 +93,7 @@ class SpeechGuard:
     def seconds(self) -> float:
         return self._samples / self._sample_rate
 
-    def feed(self, samples: Samples) -> Finding | None:
+    def feed(self, samples: Samples) -> SpeechDefect | None:
         """NOT_FINITE or RUNAWAY as soon as it is so, and on every call after; the engine may stop there."""
         self._samples += samples.size
         # What is not finite makes the energy so; ordinary speech never comes near full scale. This is the engine's
@@ -107,34 +107,34 @@ class SpeechGuard:
                 self._at_full_scale += int(np.count_nonzero(np.abs(samples) >= most))
         return self._hopeless()
 
-    def finish(self, *, cut: bool = False) -> tuple[Finding, ...]:
+    def finish(self, *, cut: bool = False) -> tuple[SpeechDefect, ...]:
         """Everything found in the utterance, the gravest first; empty for speech. One that was `cut` may be short."""
         hopeless = self._hopeless()
-        if hopeless is Finding.NOT_FINITE:
+        if hopeless is SpeechDefect.NOT_FINITE:
             return (hopeless,)
         found = [hopeless] if hopeless else []
-        if self._span is not None and self.seconds < self._shortest(self._span, cut=cut):
-            found.append(Finding.TOO_SHORT)
+        if self._bounds is not None and self.seconds < self._shortest(self._bounds, cut=cut):
+            found.append(SpeechDefect.TOO_SHORT)
         if self._energy <= self._thresholds.silence_rms**2 * self._samples:
-            found.append(Finding.SILENT)
-        if self._at_full_scale > self._thresholds.clipped_share * self._samples:
-            found.append(Finding.CLIPPED)
+            found.append(SpeechDefect.SILENT)
+        if self._at_full_scale > self._thresholds.max_clipped_fraction * self._samples:
+            found.append(SpeechDefect.CLIPPED)
         return tuple(found)
 
-    def _shortest(self, span: SpeechSpan, *, cut: bool) -> float:
-        return min(span.shortest, self._thresholds.shortest_cut_seconds) if cut else span.shortest
+    def _shortest(self, bounds: DurationBounds, *, cut: bool) -> float:
+        return min(bounds.min_seconds, self._thresholds.min_truncated_seconds) if cut else bounds.min_seconds
 
-    def _hopeless(self) -> Finding | None:
+    def _hopeless(self) -> SpeechDefect | None:
         if not self._finite:
-            return Finding.NOT_FINITE
-        if self._span is not None and self.seconds > self._span.longest:
-            return Finding.RUNAWAY
+            return SpeechDefect.NOT_FINITE
+        if self._bounds is not None and self.seconds > self._bounds.max_seconds:
+            return SpeechDefect.RUNAWAY
         return None
 
 
 def check_speech(
-    samples: Samples, sample_rate: int, text: str | None = None, thresholds: GuardThresholds = USUAL_THRESHOLDS
-) -> tuple[Finding, ...]:
+    samples: Samples, sample_rate: int, text: str | None = None, thresholds: GuardThresholds = DEFAULT_THRESHOLDS
+) -> tuple[SpeechDefect, ...]:
     """What is wrong with a whole utterance; empty for speech."""
     guard = SpeechGuard(sample_rate, text, thresholds)
     guard.feed(samples)

@@ -19,7 +19,7 @@ MADE_UP = 0x7FFF0000
 HEADER_BYTES = 44
 FRAMES_PER_BLOCK = 1 << 16
 # Before the samples come a few notes; a file of empty chunks would be read eight bytes at a time.
-MOST_CHUNKS = 1_000
+MAX_CHUNKS = 1_000
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 # An extensible header carries the true tag as the first two bytes of a GUID that ends like this.
@@ -51,7 +51,7 @@ class WavReader:
 
     rate: int
     channels: int
-    promised_seconds: float | None
+    declared_seconds: float | None
     encoding: str
     body: memoryview
 
@@ -73,8 +73,8 @@ def open_wav(data: bytes) -> WavReader | None:
     """A reader for wav bytes; None when the samples are compressed and another decoder has to try."""
     fmt: bytes | None = None
     for place, (name, size, body) in enumerate(_chunks(data)):
-        if place == MOST_CHUNKS:
-            raise AudioError(f"The wav file has {MOST_CHUNKS:,} chunks and no samples among them.")
+        if place == MAX_CHUNKS:
+            raise AudioError(f"The wav file has {MAX_CHUNKS:,} chunks and no samples among them.")
         if name == b"fmt ":
             fmt = bytes(body)
         elif name == b"data" and fmt is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
 
-from shoal.audio.encode import Writing, encoder
+from shoal.audio.encode import AudioWriter, encoder
 from shoal.audio.formats import format_of
 from shoal.audio.pcm import Samples
 from shoal.paths import AtomicFile, output_errors
@@ -144,7 +144,7 @@ class ReplacedOutput:
         self._replacement = AtomicFile(target)
         try:
             file = self._replacement.file
-            self._writing = Writing(format, sample_rate, file, output_rate=output_rate, bitrate=bitrate)
+            self._writing = AudioWriter(format, sample_rate, file, output_rate=output_rate, bitrate=bitrate)
         except BaseException:
             self.discard()
             raise

@@ -16,12 +16,12 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from shoal.batch.journal import Entry
-from shoal.batch.lines import Input, Task
+from shoal.batch.journal import JournalEntry
+from shoal.batch.lines import InputFile, LineTask
 from shoal.batch.manifest import Manifest, worker_journal
-from shoal.batch.run import Survey, Watcher, speak_all
-from shoal.batch.speaker import Speaker
-from shoal.cluster.lifecycle import last_words
+from shoal.batch.run import BatchPlan, ProgressCallback, speak_all
+from shoal.batch.speaker import LineSpeaker
+from shoal.cluster.lifecycle import last_error_line
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import EngineStopped, InvalidRequest
 from shoal.server.run import load
@@ -30,7 +30,7 @@ SLICE = 16  # lines
 
 
 @dataclass(frozen=True)
-class Workers:
+class WorkerConfig:
     """How many engines, and what each gets of the cluster."""
 
     count: int = 1
@@ -38,21 +38,21 @@ class Workers:
     gpus: float = 0.0
 
 
-class SliceSpeaker:
+class BatchWorker:
     """One worker. Ray Data calls it from several threads."""
 
-    def __init__(self, source: EngineSource, voices: Path, out: Path, lines: Input) -> None:
+    def __init__(self, source: EngineSource, voices: Path, out: Path, lines: InputFile) -> None:
         _check_shared(lines.path)
         self._lines = lines
-        self._speaker = Speaker(load(source, voices), out, lines.defaults)
+        self._speaker = LineSpeaker(load(source, voices), out, lines.defaults)
         self._journal = worker_journal(out)
 
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, list[Any]]:
         """Tasks by column, as Ray Data has them; the entries in their place."""
-        columns = (rows[each.name].tolist() for each in fields(Task))
-        tasks = [Task(*row) for row in zip(*columns, strict=True)]
+        columns = (rows[each.name].tolist() for each in fields(LineTask))
+        tasks = [LineTask(*row) for row in zip(*columns, strict=True)]
         lines = ((task, self._lines.raw(task)) for task in tasks)
-        entries: list[Entry] = []
+        entries: list[JournalEntry] = []
         asyncio.run(
             speak_all(lines, self._speaker, self._journal.add, len(tasks), lambda task, entry: entries.append(entry))
         )
@@ -60,14 +60,14 @@ class SliceSpeaker:
         return {name: [each[name] for each in told] for name in told[0]}
 
 
-def spread(
-    found: Survey,
-    lines: Input,
+def distribute(
+    found: BatchPlan,
+    lines: InputFile,
     source: EngineSource,
     voices: Path,
     manifest: Manifest,
-    workers: Workers,
-    watch: Watcher,
+    workers: WorkerConfig,
+    watch: ProgressCallback,
 ) -> None:
     """Speak what is missing on all workers. The manifest takes in what they wrote when it is settled.
 
@@ -79,7 +79,7 @@ def spread(
     dataset = ray.data.from_items(
         [asdict(task) for task in found.tasks], override_num_blocks=math.ceil(len(found.tasks) / SLICE)
     ).map_batches(
-        SliceSpeaker,
+        BatchWorker,
         fn_constructor_args=(source, voices.absolute(), manifest.out.absolute(), shared),
         batch_size=None,
         compute=ray.data.ActorPoolStrategy(
@@ -90,9 +90,9 @@ def spread(
     )
     try:
         for row in dataset.iter_rows():
-            watch(by_name[row["id"]], Entry(**row))
+            watch(by_name[row["id"]], JournalEntry(**row))
     except RayError as problem:
-        raise EngineStopped(f"the workers failed: {last_words(str(problem))}") from None
+        raise EngineStopped(f"the workers failed: {last_error_line(str(problem))}") from None
 
 
 def _check_shared(path: Path) -> None:

@@ -15,7 +15,7 @@ OPENING = b'{"line": '  # of every entry
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """How a line of the input ended."""
 
     line: int
@@ -44,7 +44,7 @@ class Journal:
             self._file = path.open("a+b")
             self._file.truncate(sum(len(raw) for raw in _whole_lines(path)))
 
-    def add(self, entries: list[Entry]) -> None:
+    def add(self, entries: list[JournalEntry]) -> None:
         """Make entries last: after this, a power cut does not undo them, nor the names of their files."""
         with self._writing, output_errors(self._directory):
             sync_directory(self._directory)
@@ -56,7 +56,7 @@ class Journal:
         self._file.close()
 
 
-def read_journal(path: Path) -> Iterator[Entry]:
+def read_journal(path: Path) -> Iterator[JournalEntry]:
     """Everything that was added; a torn end is left out. Raises InvalidRequest when the file is not ours."""
     foreign = InvalidRequest(f"{path} is not a manifest of `shoal batch`; choose another -o")
     with path.open("rb") as file:
@@ -66,7 +66,7 @@ def read_journal(path: Path) -> Iterator[Entry]:
                     raise foreign
                 return
             try:
-                yield Entry(**json.loads(raw))
+                yield JournalEntry(**json.loads(raw))
             except (ValueError, TypeError):
                 raise foreign from None
 

@@ -20,7 +20,7 @@ from shoal.api.fish_body import SpeechBody
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.parsing import parse_json, validated
 
-MOST_BYTES = 32 << 20  # of one line, recordings included
+MAX_LINE_BYTES = 32 << 20  # of one line, recordings included
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
 
 
@@ -39,7 +39,7 @@ class LineBody(SpeechBody):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LineTask:
     """A line that is to be spoken, and where it stands."""
 
     number: int  # of the line, from 1
@@ -50,7 +50,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LineError:
     """A line that cannot be spoken, and why."""
 
     number: int
@@ -59,7 +59,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
+class LineDefaults:
     """What holds for all lines: the model, and the fields of those that do not say otherwise."""
 
     model: str
@@ -67,34 +67,34 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class InputFile:
     path: Path
-    defaults: Defaults
+    defaults: LineDefaults
 
-    def tasks(self) -> Iterator[Task | Fault]:
+    def tasks(self) -> Iterator[LineTask | LineError]:
         """Every line that is not blank, in order. Raises InvalidRequest when the file cannot be read."""
         names: dict[str, int] = {}
         for number, start, raw in _raw_lines(self.path):
             try:
                 body, digest = parse_line(raw, self.defaults)
-                name = body.id or usual_name(number)
+                name = body.id or default_name(number)
                 if names.setdefault(name, number) != number:
                     raise InvalidRequest(f"the id {name!r} is that of line {names[name]} already")
             except ShoalError as problem:
-                yield Fault(number, usual_name(number), str(problem))
+                yield LineError(number, default_name(number), str(problem))
             else:
-                yield Task(number, name, digest, start, len(raw))
+                yield LineTask(number, name, digest, start, len(raw))
 
-    def raw(self, task: Task) -> bytes:
+    def raw(self, task: LineTask) -> bytes:
         with self.path.open("rb") as file:
             file.seek(task.start)
             return file.read(task.size)
 
 
-def parse_line(raw: bytes, defaults: Defaults) -> tuple[LineBody, str]:
+def parse_line(raw: bytes, defaults: LineDefaults) -> tuple[LineBody, str]:
     """What to speak, and the digest of it. Raises what is wrong with the line."""
-    if len(raw) > MOST_BYTES:
-        raise InvalidRequest(f"the line is longer than {MOST_BYTES >> 20} MB")
+    if len(raw) > MAX_LINE_BYTES:
+        raise InvalidRequest(f"the line is longer than {MAX_LINE_BYTES >> 20} MB")
     try:
         content = parse_json(raw.decode())
     except UnicodeDecodeError:
@@ -110,7 +110,7 @@ def parse_line(raw: bytes, defaults: Defaults) -> tuple[LineBody, str]:
     return body, blake2b(f"{defaults.model}\0{sounds}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def usual_name(number: int) -> str:
+def default_name(number: int) -> str:
     return f"{number:06d}"
 
 
@@ -119,7 +119,7 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
     try:
         with path.open("rb") as file:
             number, start = 0, _skip_mark(file)
-            while raw := file.readline(MOST_BYTES + 1):
+            while raw := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if raw.strip():
                     yield number, start, raw

@@ -11,8 +11,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.batch.journal import Entry, Journal, read_journal
-from shoal.batch.lines import Task
+from shoal.batch.journal import Journal, JournalEntry, read_journal
+from shoal.batch.lines import LineTask
 from shoal.errors import InvalidRequest
 from shoal.paths import PARTIAL_FILES, atomic_write, file_lock, output_errors, sync_directory
 
@@ -26,7 +26,7 @@ class Manifest:
 
     def __init__(self, out: Path) -> None:
         self.out, self.path = out, out / MANIFEST
-        self._entries: dict[str | int, Entry] = {}  # by `_key`; the newest counts
+        self._entries: dict[str | int, JournalEntry] = {}  # by `_key`; the newest counts
         self._journal: Journal
 
     @classmethod
@@ -47,7 +47,7 @@ class Manifest:
             finally:
                 manifest.settle()
 
-    def has(self, task: Task) -> bool:
+    def has(self, task: LineTask) -> bool:
         """Whether this very line has been spoken, and its file is still there, whole."""
         entry = self._entries.get(task.name)
         if entry is None or entry.file is None or entry.digest != task.digest:
@@ -58,12 +58,12 @@ class Manifest:
                 return True
         return False
 
-    def count(self, tasks: Iterable[Task]) -> int:
+    def count(self, tasks: Iterable[LineTask]) -> int:
         """How many of these lines have been spoken, here or by other workers."""
         self._take_workers()
         return sum(map(self.has, tasks))
 
-    def add(self, entries: list[Entry]) -> None:
+    def add(self, entries: list[JournalEntry]) -> None:
         self._journal.add(entries)
         self._entries |= {_key(entry): entry for entry in entries}
 
@@ -86,7 +86,7 @@ class Manifest:
             self._entries |= {_key(entry): entry for entry in read_journal(path) if entry.digest is not None}
 
 
-def _key(entry: Entry) -> str | int:
+def _key(entry: JournalEntry) -> str | int:
     """The id; of a line that is wrong its number, since what it is called may be the id of another line."""
     return entry.line if entry.digest is None else entry.id
 

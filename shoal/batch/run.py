@@ -1,4 +1,4 @@
-"""A batch from its input to its end: survey, speak what is missing, keep the books."""
+"""A batch from its input to its end: plan_batch, speak what is missing, keep the books."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal.api.engine_client import Loaded
-from shoal.batch.journal import Entry
-from shoal.batch.lines import Fault, Input, Task
+from shoal.batch.journal import JournalEntry
+from shoal.batch.lines import InputFile, LineError, LineTask
 from shoal.batch.manifest import Manifest
-from shoal.batch.speaker import Speaker
+from shoal.batch.speaker import LineSpeaker
 from shoal.errors import InvalidRequest
 
 
 @dataclass(frozen=True)
-class Survey:
+class BatchPlan:
     """What there is to do."""
 
-    tasks: list[Task] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    done: list[Task] = field(default_factory=list)  # by earlier runs
+    tasks: list[LineTask] = field(default_factory=list)
+    faults: list[LineError] = field(default_factory=list)
+    done: list[LineTask] = field(default_factory=list)  # by earlier runs
 
     @property
     def size(self) -> int:
@@ -27,42 +27,44 @@ class Survey:
         return sum(task.size for task in self.tasks)
 
 
-Add = Callable[[list[Entry]], None]
+Add = Callable[[list[JournalEntry]], None]
 
 
-class Watcher(Protocol):
+class ProgressCallback(Protocol):
     """Whoever wants to see what comes of the lines, as it comes."""
 
-    def __call__(self, task: Task, entry: Entry) -> None: ...
+    def __call__(self, task: LineTask, entry: JournalEntry) -> None: ...
 
 
-def survey(lines: Input, manifest: Manifest) -> Survey:
+def plan_batch(lines: InputFile, manifest: Manifest) -> BatchPlan:
     """Read the whole input once. Lines that are wrong are in the manifest when this returns."""
-    found = Survey()
+    found = BatchPlan()
     for each in lines.tasks():
-        if isinstance(each, Fault):
+        if isinstance(each, LineError):
             found.faults.append(each)
         else:
             (found.done if manifest.has(each) else found.tasks).append(each)
     if not (found.tasks or found.faults or found.done):
         raise InvalidRequest(f"{lines.path} is empty: give it one JSON object per line")
     if found.faults:
-        manifest.add([Entry(fault.number, fault.name, "failed", error=fault.message) for fault in found.faults])
+        manifest.add([JournalEntry(fault.number, fault.name, "failed", error=fault.message) for fault in found.faults])
     return found
 
 
-def run(found: Survey, lines: Input, loaded: Loaded, manifest: Manifest, in_flight: int, watch: Watcher) -> None:
+def run(
+    found: BatchPlan, lines: InputFile, loaded: Loaded, manifest: Manifest, in_flight: int, watch: ProgressCallback
+) -> None:
     """Speak what is missing, `in_flight` lines at a time. An interrupt leaves what is in the manifest."""
     tasks = ((task, lines.raw(task)) for task in found.tasks)
-    speaker = Speaker(loaded, manifest.out, lines.defaults)
+    speaker = LineSpeaker(loaded, manifest.out, lines.defaults)
     asyncio.run(speak_all(tasks, speaker, manifest.add, in_flight, watch))
 
 
 async def speak_all(
-    tasks: Iterator[tuple[Task, bytes]], speaker: Speaker, add: Add, in_flight: int, watch: Watcher
+    tasks: Iterator[tuple[LineTask, bytes]], speaker: LineSpeaker, add: Add, in_flight: int, watch: ProgressCallback
 ) -> None:
     """Every line is in the books when it is watched. Raises OutputError."""
-    books = Books(add)
+    books = GroupCommit(add)
 
     async def go_on() -> None:
         for task, raw in tasks:
@@ -80,15 +82,15 @@ async def speak_all(
         books.close()
 
 
-class Books:
+class GroupCommit:
     """Entries that come together are synced together: a disk syncs less often than a GPU speaks lines."""
 
     def __init__(self, add: Add) -> None:
         self._add = add
         self._turn = asyncio.Lock()
-        self._waiting: list[Entry] = []
+        self._waiting: list[JournalEntry] = []
 
-    async def enter(self, entry: Entry) -> None:
+    async def enter(self, entry: JournalEntry) -> None:
         """Returns when the entry is safe. Raises OutputError."""
         self._waiting.append(entry)
         async with self._turn:

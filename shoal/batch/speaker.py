@@ -11,8 +11,8 @@ import numpy as np
 from shoal.api.config import Limits
 from shoal.api.engine_client import Loaded
 from shoal.api.output import Renderer
-from shoal.batch.journal import Entry
-from shoal.batch.lines import Defaults, LineBody, Task, parse_line
+from shoal.batch.journal import JournalEntry
+from shoal.batch.lines import LineBody, LineDefaults, LineTask, parse_line
 from shoal.errors import InvalidRequest, OutputError, ShoalError
 from shoal.paths import atomic_write
 from shoal.server.routes.fish import fish_request
@@ -23,14 +23,14 @@ LIMITS = Limits(text_characters=10_000_000)
 
 
 @dataclass(frozen=True)
-class Speaker:
+class LineSpeaker:
     """Speaks into `out`. Many lines at one time are what makes it fast."""
 
     loaded: Loaded
     out: Path
-    defaults: Defaults
+    defaults: LineDefaults
 
-    async def speak(self, task: Task, raw: bytes) -> Entry:
+    async def speak(self, task: LineTask, raw: bytes) -> JournalEntry:
         """How it ended; what is wrong with the line is told there. Raises OutputError, which ends a batch."""
         began = time.monotonic()
         try:
@@ -44,9 +44,9 @@ class Speaker:
         except OutputError:
             raise
         except ShoalError as problem:
-            return Entry(task.number, task.name, "failed", task.digest, error=str(problem))
+            return JournalEntry(task.number, task.name, "failed", task.digest, error=str(problem))
         assert request.sampling is not None
-        return Entry(
+        return JournalEntry(
             task.number,
             task.name,
             "done",

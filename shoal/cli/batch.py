@@ -10,9 +10,9 @@ from shoal.cli.flags import Codec, Json, Quiet
 from shoal.cli.serve import Device, File, Model, Set, Slots, resolve_settings, server_extra
 
 if TYPE_CHECKING:
-    from shoal.batch.lines import Input
+    from shoal.batch.lines import InputFile
     from shoal.batch.manifest import Manifest
-    from shoal.batch.run import Survey
+    from shoal.batch.run import BatchPlan
     from shoal.cli.batch_progress import BatchProgress
     from shoal.settings import Settings
 
@@ -52,22 +52,22 @@ def batch(
     """
     settings = resolve_settings({"model": model, "codec": codec, "device": device, "slots": slots}, file, set).settings
     with server_extra():
-        from shoal.batch.lines import Defaults, Input
+        from shoal.batch.lines import InputFile, LineDefaults
         from shoal.batch.manifest import Manifest
-        from shoal.batch.run import survey
+        from shoal.batch.run import plan_batch
 
     from shoal.cli.batch_progress import BatchProgress
     from shoal.cli.tables import print_json
 
     fields = {name: value for name, value in (("voice", voice), ("format", format)) if value is not None}
-    source, progress = Input(lines, Defaults(settings.model, fields)), BatchProgress(shown=not quiet)
+    source, progress = InputFile(lines, LineDefaults(settings.model, fields)), BatchProgress(shown=not quiet)
     with Manifest.opened(output) as manifest:
-        found = survey(source, manifest)
+        found = plan_batch(source, manifest)
         progress.surveyed(found)
         run_spec = BatchRun(found, source, manifest, settings, progress)
         if found.tasks:
             with progress.drawn(lambda: manifest.count([*found.done, *found.tasks])):
-                run_spec.spread(replicas, cpus, gpus, address) if ray else run_spec.run()
+                run_spec.distribute(replicas, cpus, gpus, address) if ray else run_spec.run()
     if json:
         print_json(progress.as_json())
     else:
@@ -80,8 +80,8 @@ def batch(
 class BatchRun:
     """Everything a batch is made of, on its way to the one who does it."""
 
-    found: "Survey"
-    lines: "Input"
+    found: "BatchPlan"
+    lines: "InputFile"
     manifest: "Manifest"
     settings: "Settings"
     progress: "BatchProgress"
@@ -99,22 +99,22 @@ class BatchRun:
         finally:
             loaded.service.close()
 
-    def spread(self, replicas: int, cpus: float, gpus: float | None, address: str | None) -> None:
+    def distribute(self, replicas: int, cpus: float, gpus: float | None, address: str | None) -> None:
         from shoal.cluster import lifecycle as life
 
-        with life.joined_ray(address) if address else life.local_ray(logs=False):
-            from shoal.batch.distribute import Workers, spread
-            from shoal.cluster.config import sharing
+        with life.connect_ray(address) if address else life.local_ray(logs=False):
+            from shoal.batch.distribute import WorkerConfig, distribute
+            from shoal.cluster.config import split_gpu_memory
 
             source = self.settings.source()
             if gpus is None:
-                gpus = 1.0 if source.device != "cpu" and life.gpus_there() else 0.0
-            workers = Workers(replicas, cpus, gpus)
-            life.check_room(replicas, cpus, gpus)
-            spread(
+                gpus = 1.0 if source.device != "cpu" and life.has_gpus() else 0.0
+            workers = WorkerConfig(replicas, cpus, gpus)
+            life.check_resources(replicas, cpus, gpus)
+            distribute(
                 self.found,
                 self.lines,
-                sharing(source, gpus),
+                split_gpu_memory(source, gpus),
                 self.settings.voice_directory(),
                 self.manifest,
                 workers,

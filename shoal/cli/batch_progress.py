@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from shoal.batch.journal import Entry
-    from shoal.batch.lines import Task
-    from shoal.batch.run import Survey
+    from shoal.batch.journal import JournalEntry
+    from shoal.batch.lines import LineTask
+    from shoal.batch.run import BatchPlan
 
 # Of faults that are the same in every line a few are enough; the manifest has all.
 MOST_FAULTS = 20
@@ -38,7 +38,7 @@ class BatchProgress:
         self.before = self.done = self.failed = 0
         self.audio_seconds = 0.0
 
-    def surveyed(self, found: "Survey") -> None:
+    def surveyed(self, found: "BatchPlan") -> None:
         self.before = len(found.done)
         self._lines = len(found.tasks)
         for fault in found.faults:
@@ -65,7 +65,7 @@ class BatchProgress:
             )
             raise
 
-    def heard(self, task: "Task", entry: "Entry") -> None:
+    def heard(self, task: "LineTask", entry: "JournalEntry") -> None:
         if entry.status == "failed":
             self._fail(entry.line, entry.error or "unknown")
         else:

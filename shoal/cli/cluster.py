@@ -8,8 +8,8 @@ from shoal.cli.flags import Codec, Json
 from shoal.cli.serve import Device, File, Host, Insecure, Model, Set, Slots, resolve_settings, server_extra
 
 if TYPE_CHECKING:
-    from shoal.cluster.config import ClusterConfig, Plan
-    from shoal.settings import Origin
+    from shoal.cluster.config import ClusterConfig, ClusterPlan
+    from shoal.settings import ResolvedSettings
 
 PANEL = "Serve"
 USUAL_PORT = 8000
@@ -72,11 +72,11 @@ def up(
         stagger_seconds=stagger_start,
         cpus=cpus,
         gpus=gpus or 0.0,
-        fronts=fronts,
+        frontends=fronts,
     )
     flags = {"model": model, "codec": codec, "device": device, "host": host, "port": port, "slots": slots}
-    origin = resolve_settings({**flags, "insecure": insecure}, file, set)
-    plan = _plan(origin, cluster)
+    resolved = resolve_settings({**flags, "insecure": insecure}, file, set)
+    plan = _plan(resolved, cluster)
     if address is not None:
         _up_there(plan, address, gpus)
     else:
@@ -91,13 +91,13 @@ def status(address: Running = "auto", json: Json = False) -> None:
     from shoal.cli.tables import print_json, show_table
     from shoal.cluster import lifecycle as life
 
-    with life.joined_ray(address):
+    with life.connect_ray(address):
         found = life.status()
         workers = life.reports() if found["state"] == "RUNNING" else []
     if json:
         print_json({**found, "workers": workers})
         return
-    typer.echo(f"{found['state']}{': ' + life.reason(found) if found['message'] else ''}")
+    typer.echo(f"{found['state']}{': ' + life.failure_reason(found) if found['message'] else ''}")
     if workers:
         show_table(_table(workers))
 
@@ -109,26 +109,28 @@ def down(address: Running = "auto") -> None:
     """
     from shoal.cluster import lifecycle as life
 
-    with life.joined_ray(address):
-        there = life.take_down()
+    with life.connect_ray(address):
+        there = life.delete_application()
     typer.echo("taken down" if there else "there was nothing to take down", err=True)
 
 
-def _plan(origin: "Origin", cluster: "ClusterConfig") -> "Plan":
+def _plan(resolved: "ResolvedSettings", cluster: "ClusterConfig") -> "ClusterPlan":
     from dataclasses import replace
 
-    from shoal.cluster.config import Plan
+    from shoal.cluster.config import ClusterPlan
     from shoal.server.run import check_door
 
-    settings = origin.settings
+    settings = resolved.settings
     server = settings.server()
-    if origin.places["port"] == "default":
+    if resolved.sources["port"] == "default":
         server = replace(server, port=USUAL_PORT)
     check_door(server)
-    return Plan(server, cluster, settings.source(), settings.voice_directory(), settings.log_format, settings.log_level)
+    return ClusterPlan(
+        server, cluster, settings.source(), settings.voice_directory(), settings.log_format, settings.log_level
+    )
 
 
-def _up_here(plan: "Plan", gpus: float | None) -> None:
+def _up_here(plan: "ClusterPlan", gpus: float | None) -> None:
     from contextlib import closing, suppress
 
     from shoal.cluster import lifecycle as life
@@ -139,44 +141,44 @@ def _up_here(plan: "Plan", gpus: float | None) -> None:
         pass
     with life.local_ray(logs=True):
         plan = _with_gpus(plan, gpus)
-        life.check_room(plan.cluster.most, plan.cluster.cpus, plan.cluster.gpus)
+        life.check_resources(plan.cluster.max_replicas, plan.cluster.cpus, plan.cluster.gpus)
         try:
             _deploy(plan, everywhere=False)
             typer.echo("Ctrl-C ends it", err=True)
             # Whoever was asked to stop, and does, has not failed.
             with suppress(KeyboardInterrupt, SystemExit):
-                life.watch()
+                life.wait_until_deleted()
         finally:
             typer.echo("going down", err=True)
-            life.take_down()
+            life.delete_application()
 
 
-def _up_there(plan: "Plan", address: str, gpus: float | None) -> None:
+def _up_there(plan: "ClusterPlan", address: str, gpus: float | None) -> None:
     from shoal.cluster import lifecycle as life
     from shoal.errors import InvalidRequest
 
-    with life.joined_ray(address):
+    with life.connect_ray(address):
         plan = _with_gpus(plan, gpus)
         try:
-            life.check_room(plan.cluster.replicas, plan.cluster.cpus, plan.cluster.gpus)
+            life.check_resources(plan.cluster.replicas, plan.cluster.cpus, plan.cluster.gpus)
         except InvalidRequest as problem:
             # Ray may bring up more machines; if it does not, nobody should wonder what is waited for.
             typer.echo(f"waiting for the cluster to grow: {problem}", err=True)
         _deploy(plan, everywhere=True)
 
 
-def _with_gpus(plan: "Plan", gpus: float | None) -> "Plan":
+def _with_gpus(plan: "ClusterPlan", gpus: float | None) -> "ClusterPlan":
     """Where there are GPUs and none were asked for, a replica has one."""
     from dataclasses import replace
 
     from shoal.cluster import lifecycle as life
 
-    if gpus is not None or plan.source.device == "cpu" or not life.gpus_there():
+    if gpus is not None or plan.source.device == "cpu" or not life.has_gpus():
         return plan
     return replace(plan, cluster=replace(plan.cluster, gpus=1.0))
 
 
-def _deploy(plan: "Plan", *, everywhere: bool) -> None:
+def _deploy(plan: "ClusterPlan", *, everywhere: bool) -> None:
     from rich.console import Console
 
     from shoal.cluster import lifecycle as life

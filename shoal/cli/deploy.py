@@ -10,7 +10,7 @@ from shoal.cli.completion import complete_model
 from shoal.cli.flags import Codec, Quiet
 
 if TYPE_CHECKING:
-    from shoal.deploy.package import Part, Tick
+    from shoal.deploy.package import PackageFile, Progress
 
 PANEL = "Serve"
 
@@ -78,25 +78,25 @@ def deploy_sagemaker(
 
     Example: shoal deploy sagemaker voices --image IMAGE --model-data s3://bucket/model.tar.gz --role ARN --dry-run
     """
-    from shoal.deploy.endpoint import Account, Wanted
+    from shoal.deploy.endpoint import EndpointSpec, SageMakerAccount
 
-    least, most = _bounds(instances)
+    min_instances, max_instances = _bounds(instances)
     variables = dict(_pair(each) for each in env or ())
-    wanted = Wanted(
+    spec = EndpointSpec(
         name,
         image=image,
         model_data=model_data,
         role=role,
         instance=instance,
-        least=least,
-        most=most,
+        min_instances=min_instances,
+        max_instances=max_instances,
         concurrency=concurrency,
         multi_model=many,
         environment=variables,
     )
-    steps = Account(region).steps(wanted)
+    steps = SageMakerAccount(region).steps(spec)
     for step in steps:
-        typer.echo(f"{'would ' if dry_run else ''}{step.told}")
+        typer.echo(f"{'would ' if dry_run else ''}{step.description}")
         if not dry_run:
             step.do()
     if not steps:
@@ -104,10 +104,10 @@ def deploy_sagemaker(
 
 
 def _bounds(text: str) -> tuple[int, int]:
-    least, colon, most = text.partition(":")
-    if not (colon and least.isdigit() and most.isdigit()):
+    low, colon, high = text.partition(":")
+    if not (colon and low.isdigit() and high.isdigit()):
         raise typer.BadParameter(f"{text!r} is not MIN:MAX, such as 1:4", param_hint="--instances")
-    return int(least), int(most)
+    return int(low), int(high)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -118,12 +118,16 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _package(
-    pack: "Callable[[list[Part], Path, Tick], None]", model: str, codec: Path | None, output: Path, quiet: bool
+    pack: "Callable[[list[PackageFile], Path, Progress], None]",
+    model: str,
+    codec: Path | None,
+    output: Path,
+    quiet: bool,
 ) -> None:
     from shoal.cli.tables import progress_line
-    from shoal.deploy.package import model_parts
+    from shoal.deploy.package import model_files
 
-    parts = model_parts(model, codec)
+    parts = model_files(model, codec)
     with progress_line(quiet) as progress:
         pack(parts, output, progress)
     typer.echo(output)

@@ -13,7 +13,7 @@ from shoal.errors import MissingExtra
 
 if TYPE_CHECKING:
     from shoal.server.keys import KeyFile
-    from shoal.settings import Origin
+    from shoal.settings import ResolvedSettings
 
 PANEL = "Serve"
 
@@ -93,11 +93,11 @@ def config(
     flags = {"model": model, "device": device, "host": host, "port": port, "slots": slots}
     origin = resolve_settings(flags, file, set)
     from shoal.cli.tables import print_json, show_table
-    from shoal.settings import usual_keys_file
+    from shoal.settings import default_keys_file
 
-    shown, places = {name: _shown(value) for name, value in origin.settings}, dict(origin.places)
+    shown, places = {name: _shown(value) for name, value in origin.settings}, dict(origin.sources)
     # Nobody chose it, and it counts all the same.
-    if origin.settings.keys_file is None and (found := usual_keys_file()) is not None:
+    if origin.settings.keys_file is None and (found := default_keys_file()) is not None:
         shown["keys_file"], places["keys_file"] = str(found), "it is there"
     if json:
         print_json({name: {"value": value, "from": places[name]} for name, value in shown.items()})
@@ -160,7 +160,7 @@ def revoke_key(name: Annotated[str, typer.Argument(help="Whose key it is.")], fi
     _key_file(file).revoke(name)
 
 
-def resolve_settings(flags: dict[str, Any], file: Path | None, others: list[str] | None) -> "Origin":
+def resolve_settings(flags: dict[str, Any], file: Path | None, others: list[str] | None) -> "ResolvedSettings":
     for other in others or ():
         name, equals, value = other.partition("=")
         if not equals:

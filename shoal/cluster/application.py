@@ -5,11 +5,11 @@ from typing import Any
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from shoal.cluster.config import Plan, sharing
-from shoal.cluster.frontend import FRONTS, GATE, REPLICAS, Front
+from shoal.cluster.config import ClusterPlan, split_gpu_memory
+from shoal.cluster.frontend import FRONTENDS, GATE, REPLICAS, Frontend
 from shoal.cluster.replica import Replica
 from shoal.cluster.router import StrategyRouter
-from shoal.cluster.startup_gate import Gate
+from shoal.cluster.startup_gate import StartupGate
 
 # Replicas are added before all slots are taken: a model takes a while to load.
 BUSY = 0.75
@@ -19,11 +19,11 @@ LOOK_BACK, GROW_AFTER = 15.0, 5.0
 CONSTRUCTIONS = 2
 
 
-def application(plan: Plan) -> serve.Application:
-    source, config = sharing(plan.source, plan.cluster.gpus), plan.source.config
+def application(plan: ClusterPlan) -> serve.Application:
+    source, config = split_gpu_memory(plan.source, plan.cluster.gpus), plan.source.config
     logs = {"log_format": plan.log_format, "log_level": plan.log_level}
     drain = {"graceful_shutdown_timeout_s": plan.server.drain_seconds, "graceful_shutdown_wait_loop_s": 0.2}
-    gate = serve.deployment(Gate, name=GATE, ray_actor_options={"num_cpus": 0}).bind(plan.cluster.stagger_seconds)
+    gate = serve.deployment(StartupGate, name=GATE, ray_actor_options={"num_cpus": 0})
     replicas = serve.deployment(
         Replica,
         name=REPLICAS,
@@ -37,11 +37,11 @@ def application(plan: Plan) -> serve.Application:
         health_check_period_s=2.0,
         **scale(plan),
         **drain,
-    ).bind(source, gate, **logs)
+    ).bind(source, gate.bind(plan.cluster.stagger_seconds), **logs)
     return serve.deployment(
-        serve.ingress()(Front),
-        name=FRONTS,
-        num_replicas=plan.cluster.fronts,
+        serve.ingress()(Frontend),
+        name=FRONTENDS,
+        num_replicas=plan.cluster.frontends,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=plan.server.limits.connections,
         # A front weighs little: the new one is there before the old one goes.
@@ -50,16 +50,16 @@ def application(plan: Plan) -> serve.Application:
     ).bind(plan.server, plan.cluster, source, plan.voices, replicas, **logs)
 
 
-def scale(plan: Plan) -> dict[str, Any]:
+def scale(plan: ClusterPlan) -> dict[str, Any]:
     """A number of replicas, or bounds and when to add one."""
     wanted = plan.cluster.autoscale
     if wanted is None:
         return {"num_replicas": plan.cluster.replicas}
     return {
         "autoscaling_config": AutoscalingConfig(
-            min_replicas=wanted.least,
-            max_replicas=wanted.most,
-            initial_replicas=min(max(plan.cluster.replicas, wanted.least), wanted.most),
+            min_replicas=wanted.min_replicas,
+            max_replicas=wanted.max_replicas,
+            initial_replicas=min(max(plan.cluster.replicas, wanted.min_replicas), wanted.max_replicas),
             target_ongoing_requests=max(1.0, BUSY * plan.source.config.slots),
             look_back_period_s=LOOK_BACK,
             upscale_delay_s=GROW_AFTER,

@@ -15,20 +15,20 @@ from shoal.server.logging import LogFormat
 class Autoscale:
     """How many replicas there may be."""
 
-    least: int
-    most: int
+    min_replicas: int
+    max_replicas: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
-            raise InvalidRequest(f"--autoscale needs 1 <= MIN <= MAX, not {self.least}:{self.most}")
+        if not 1 <= self.min_replicas <= self.max_replicas:
+            raise InvalidRequest(f"--autoscale needs 1 <= MIN <= MAX, not {self.min_replicas}:{self.max_replicas}")
 
     @classmethod
     def parse(cls, text: str) -> "Autoscale":
         """`2:8`. Raises InvalidRequest."""
-        least, colon, most = text.partition(":")
-        if not (colon and least.isdigit() and most.isdigit()):
+        low, colon, high = text.partition(":")
+        if not (colon and low.isdigit() and high.isdigit()):
             raise InvalidRequest(f"--autoscale is MIN:MAX, such as 2:8, not {text!r}")
-        return cls(int(least), int(most))
+        return cls(int(low), int(high))
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class ClusterConfig:
     stagger_seconds: float = 0.0  # between the starts of two replicas: loading together may be more than a disk bears
     cpus: float = 1.0  # per replica, as Ray counts them
     gpus: float = 0.0  # per replica; 0.5 lets two share one
-    fronts: int = 1
+    frontends: int = 1
 
     def __post_init__(self) -> None:
         if self.gpus > 1 and not float(self.gpus).is_integer():
             raise InvalidRequest(f"--gpus is a part of one GPU or a whole number of them, not {self.gpus:g}")
 
     @property
-    def most(self) -> int:
+    def max_replicas(self) -> int:
         """Replicas there may ever be."""
-        return self.autoscale.most if self.autoscale else self.replicas
+        return self.autoscale.max_replicas if self.autoscale else self.replicas
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClusterPlan:
     """Everything that is deployed. Deploying a changed plan over a running one replaces replica after replica."""
 
     server: ServerConfig
@@ -64,7 +64,7 @@ class Plan:
     log_level: str = "info"
 
 
-def sharing(source: EngineSource, gpus: float) -> EngineSource:
+def split_gpu_memory(source: EngineSource, gpus: float) -> EngineSource:
     """Engines that share a GPU share its memory: what each may take is a share of its own part."""
     memory = source.config.gpu_memory
     with suppress(ValueError):  # a size, not a share

@@ -29,11 +29,11 @@ from shoal.server.openapi import answers
 from shoal.server.run import loaded
 from shoal.server.state import Caller, bearer, open_desk
 
-REPLICAS, FRONTS, GATE = "replicas", "fronts", "gate"
+REPLICAS, FRONTENDS, GATE = "replicas", "fronts", "gate"
 WAIT_SECONDS = 0.5
 
 
-class Front:
+class Frontend:
     """Knows the model before it takes a request. Ray Serve asks it for its application."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
@@ -47,22 +47,22 @@ class Front:
         log_level: str = "info",
     ) -> None:
         set_up_logging(log_format, log_level)
-        facts = await facts_of(replicas, source)
+        facts = await wait_for_facts(replicas, source)
         service = ClusterService(replicas, facts)
         ready = loaded(service, facts, source, voices)
         # The queue is bounded here, by this front's part of what all replicas hold.
-        share = math.ceil(config.capacity * cluster.most / cluster.fronts)
+        share = math.ceil(config.capacity * cluster.max_replicas / cluster.frontends)
         # Several fronts would overwrite each other's counts in one file.
-        usage_file = config.usage_file if cluster.fronts == 1 else None
+        usage_file = config.usage_file if cluster.frontends == 1 else None
         own = replace(config, capacity=share, usage_file=usage_file)
-        self._desk = open_desk(own, Host(lambda: ready, ready), source.config.slots * cluster.most)
+        self._desk = open_desk(own, Host(lambda: ready, ready), source.config.slots * cluster.max_replicas)
         self._routes = cluster_routes(service)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return without_id(create_app(self._desk, before=[self._routes]))
+        return strip_request_id(create_app(self._desk, before=[self._routes]))
 
 
-async def facts_of(replicas: DeploymentHandle, source: EngineSource) -> Facts:
+async def wait_for_facts(replicas: DeploymentHandle, source: EngineSource) -> Facts:
     """Of a replica that runs `source`. In an upgrade the old ones answer first: theirs is another model."""
     while True:
         known: list[tuple[EngineSource, Facts] | Exception] = []
@@ -74,7 +74,7 @@ async def facts_of(replicas: DeploymentHandle, source: EngineSource) -> Facts:
         await asyncio.sleep(WAIT_SECONDS)
 
 
-def without_id(app: ASGIApp) -> ASGIApp:
+def strip_request_id(app: ASGIApp) -> ASGIApp:
     """Ray's proxy chooses the id of a request as we do, passes it on to us, and puts it on the answer itself."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

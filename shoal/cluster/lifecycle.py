@@ -21,7 +21,7 @@ LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 if TYPE_CHECKING:
-    from shoal.cluster.config import Plan
+    from shoal.cluster.config import ClusterPlan
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def _end_quietly() -> None:
 
 
 @contextmanager
-def joined_ray(address: str) -> Iterator[None]:
+def connect_ray(address: str) -> Iterator[None]:
     """An existing cluster; `auto` is the one of this machine. Raises InvalidRequest when there is none.
 
     To be entered before anything imports Ray.
@@ -93,7 +93,7 @@ def _ours() -> Path:
     return state_directory() / "cluster-address"
 
 
-def check_room(replicas: int, cpus: float, gpus: float) -> None:
+def check_resources(replicas: int, cpus: float, gpus: float) -> None:
     """Raises InvalidRequest when the cluster has not enough for the replicas: they would wait for ever."""
     have = import_ray().cluster_resources()
     for name, each in (("CPU", cpus), ("GPU", gpus)):
@@ -105,11 +105,11 @@ def check_room(replicas: int, cpus: float, gpus: float) -> None:
             )
 
 
-def gpus_there() -> bool:
+def has_gpus() -> bool:
     return bool(import_ray().cluster_resources().get("GPU"))
 
 
-def deploy(plan: "Plan", *, everywhere: bool) -> None:
+def deploy(plan: "ClusterPlan", *, everywhere: bool) -> None:
     """Start the application, or change the running one replica by replica; returns when it is up.
 
     With `everywhere` each machine that has a replica listens on the port. Raises EngineStopped with what went wrong.
@@ -127,14 +127,14 @@ def deploy(plan: "Plan", *, everywhere: bool) -> None:
     try:
         serve.run(application(plan), name=APP_NAME, route_prefix="/", logging_config=quiet)
     except RuntimeError:
-        raise EngineStopped(f"the cluster does not start: {reason(status())}") from None
+        raise EngineStopped(f"the cluster does not start: {failure_reason(status())}") from None
 
 
 def status() -> dict[str, Any]:
     """The application as Ray sees it: state, what is wrong, and the replicas of each part by state."""
     from ray import serve
 
-    found = serve.status().applications.get(APP_NAME) if serve_runs() else None
+    found = serve.status().applications.get(APP_NAME) if serve_is_running() else None
     if found is None:
         return {"state": NOT_THERE, "message": "", "parts": {}}
     parts = {
@@ -144,7 +144,7 @@ def status() -> dict[str, Any]:
     return {"state": found.status.value, "message": found.message, "parts": parts}
 
 
-def serve_runs() -> bool:
+def serve_is_running() -> bool:
     """Whether there is a Ray Serve at all; asking it for its status would start one."""
     try:
         import_ray().get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
@@ -163,30 +163,30 @@ def reports() -> list[dict[str, Any]]:
     return gather(serve.get_deployment_handle(REPLICAS, APP_NAME))
 
 
-def reason(found: dict[str, Any]) -> str:
+def failure_reason(found: dict[str, Any]) -> str:
     """Why it is not up, as far as Ray says."""
     told = [part["message"] for part in found["parts"].values() if part["message"].strip()]
-    return last_words("\n".join(told) or found["message"])
+    return last_error_line("\n".join(told) or found["message"])
 
 
-def last_words(traceback: str) -> str:
+def last_error_line(traceback: str) -> str:
     """What somebody said at the end of a traceback: our own error, if there is one, without its class."""
     lines = [line.strip() for line in traceback.splitlines() if line.strip()]
     ours = [line.partition(": ")[2] for line in lines if line.startswith("shoal.errors.")]
     return ours[-1] if ours else lines[-1] if lines else "Ray does not say why"
 
 
-def watch() -> None:
+def wait_until_deleted() -> None:
     """Return when somebody has taken the application down."""
     while status()["state"] != NOT_THERE:
         time.sleep(WATCH_SECONDS)
     # Who did that still needs Ray for a moment, to end Serve as well.
     until = time.monotonic() + PATIENCE_SECONDS
-    while serve_runs() and time.monotonic() < until:
+    while serve_is_running() and time.monotonic() < until:
         time.sleep(0.1)
 
 
-def take_down() -> bool:
+def delete_application() -> bool:
     """End the application after what it speaks is spoken; False if there was none. Other applications stay."""
     from ray import serve
 

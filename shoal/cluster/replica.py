@@ -17,8 +17,8 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from shoal.cluster.replica_stats import Ending, Record, spread
-from shoal.cluster.startup_gate import Entry
+from shoal.cluster.replica_stats import ReplicaStats, RequestOutcome, percentiles
+from shoal.cluster.startup_gate import StartTicket
 from shoal.engine.process.messages import Facts
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
@@ -41,8 +41,8 @@ class Replica:
         set_up_logging(log_format, log_level)
         context = serve.get_replica_context()
         self._id, self._rank = context.replica_tag, context.rank.rank
-        self._record = Record()
-        entry: Entry = await gate.enter.remote(self._rank)
+        self._stats = ReplicaStats()
+        entry: StartTicket = await gate.enter.remote(self._rank)
         self._starts = entry.starts
         await asyncio.sleep(entry.wait)
         self._source, self._supervisor = source, Supervisor(source)
@@ -55,22 +55,22 @@ class Replica:
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk | ShoalError, None]:
         """Chunks, or in their place the error. It is sent, not raised: raised errors come out of Ray as its own."""
-        began, heard, how = time.monotonic(), False, Ending.LEFT
-        self._record.begin()
+        began, heard, how = time.monotonic(), False, RequestOutcome.CANCELLED
+        self._stats.start_request()
         try:
             async with aclosing(self._supervisor.speak(request)) as chunks:
                 async for chunk in chunks:
                     if not heard and len(chunk.samples):
                         heard = True
-                        self._record.hear(request, time.monotonic() - began)
+                        self._stats.record_first_audio(request, time.monotonic() - began)
                     if chunk.finish is not None:
-                        how = Ending.SPOKEN
+                        how = RequestOutcome.COMPLETED
                     yield chunk
         except ShoalError as error:
-            how = Ending.FAILED
+            how = RequestOutcome.FAILED
             yield error
         finally:
-            self._record.end(time.monotonic() - began, how)
+            self._stats.end_request(time.monotonic() - began, how)
 
     async def encode(self, audio: bytes) -> Codes | ShoalError:
         try:
@@ -86,7 +86,7 @@ class Replica:
 
     async def report(self) -> dict[str, Any]:
         """This replica for `/v1/workers`; figures that the engine does not tell in time are left out."""
-        record, supervisor = self._record, self._supervisor
+        stats, supervisor = self._stats, self._supervisor
         report: dict[str, Any] = {
             "id": self._id,
             "rank": self._rank,
@@ -95,14 +95,14 @@ class Replica:
             "pid": os.getpid(),
             "engine_pid": supervisor.process_id,
             "state": "ready" if supervisor.ready else "restarting",
-            "requests": record.requests,
-            "failed": record.failed,
-            "left": record.left,
-            "in_flight": record.in_flight,
+            "requests": stats.requests,
+            "failed": stats.failed,
+            "left": stats.cancelled,
+            "in_flight": stats.in_flight,
             "restarts": self._starts - 1 + supervisor.restarts,
-            "first_audio_seconds": spread(record.first_audio),
-            "speech_seconds": spread(record.whole),
-            "voices": list(reversed(record.voices)),
+            "first_audio_seconds": percentiles(stats.first_audio),
+            "speech_seconds": percentiles(stats.whole),
+            "voices": list(reversed(stats.voices)),
             "facts": _plain(supervisor.facts),
         }
         with suppress(TimeoutError, ShoalError):

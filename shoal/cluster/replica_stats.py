@@ -12,29 +12,29 @@ REMEMBERED_SPEECHES = 512
 REMEMBERED_VOICES = 64
 
 
-class Ending(Enum):
-    SPOKEN = "spoken"
+class RequestOutcome(Enum):
+    COMPLETED = "completed"
     FAILED = "failed"
-    LEFT = "left"  # by the listener, before the end
+    CANCELLED = "cancelled"  # by the listener, before the end
 
 
 @dataclass(slots=True)
-class Record:
+class ReplicaStats:
     """What one replica has done since it started."""
 
     requests: int = 0
     failed: int = 0
-    left: int = 0
+    cancelled: int = 0
     in_flight: int = 0
     first_audio: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_SPEECHES))
     whole: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_SPEECHES))
     voices: OrderedDict[str, None] = field(default_factory=OrderedDict)  # least recently spoken first
 
-    def begin(self) -> None:
+    def start_request(self) -> None:
         self.requests += 1
         self.in_flight += 1
 
-    def hear(self, request: SpeechRequest, seconds: float) -> None:
+    def record_first_audio(self, request: SpeechRequest, seconds: float) -> None:
         """First audio of a request, so many seconds after it came: its voice is here."""
         self.first_audio.append(seconds)
         key = voice_key(request)
@@ -44,15 +44,15 @@ class Record:
         while len(self.voices) > REMEMBERED_VOICES:
             self.voices.popitem(last=False)
 
-    def end(self, seconds: float, how: Ending) -> None:
+    def end_request(self, seconds: float, how: RequestOutcome) -> None:
         self.in_flight -= 1
-        self.failed += how is Ending.FAILED
-        self.left += how is Ending.LEFT
-        if how is Ending.SPOKEN:
+        self.failed += how is RequestOutcome.FAILED
+        self.cancelled += how is RequestOutcome.CANCELLED
+        if how is RequestOutcome.COMPLETED:
             self.whole.append(seconds)
 
 
-def spread(seconds: deque[float]) -> dict[str, float] | None:
+def percentiles(seconds: deque[float]) -> dict[str, float] | None:
     """The middle and the slow end of the last speeches; None as long as there are none."""
     if not seconds:
         return None

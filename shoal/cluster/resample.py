@@ -8,7 +8,7 @@ from shoal.audio.resample import Resampler
 from shoal.speech import AudioChunk
 
 
-class SameRate:
+class ChunkResampler:
     """For one utterance. While an upgrade goes on, a front may know one model and the replica run another, of another
     rate: what was promised to the listener holds.
     """

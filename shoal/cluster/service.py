@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from shoal.cluster.resample import SameRate
+from shoal.cluster.resample import ChunkResampler
 from shoal.engine.process.messages import Facts
 from shoal.errors import EngineBusy, EngineStopped, ShoalError
 from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
@@ -54,7 +54,7 @@ class ClusterService:
         """
         since = time.monotonic()
         for attempt in range(1, ATTEMPTS + 1):
-            heard, at_our_rate = False, SameRate(self.sample_rate)
+            heard, at_our_rate = False, ChunkResampler(self.sample_rate)
             spoken = self._spoken(_remaining(request, since))
             try:
                 async for chunk in spoken:

@@ -12,12 +12,12 @@ from typing import Any
 
 from shoal.errors import ShoalError
 from shoal.server.logging import set_up_logging
-from shoal.settings import Origin, read_settings
+from shoal.settings import ResolvedSettings, read_settings
 
 MODEL_DIRECTORY = "/opt/ml/model"
 
 
-def settings_of(variables: Mapping[str, str]) -> Origin:
+def container_settings(variables: Mapping[str, str]) -> ResolvedSettings:
     """SageMaker asks for permission itself, and nobody else reaches the container."""
     flags: dict[str, Any] = {"host": "0.0.0.0", "insecure": True}
     if variables.get("SAGEMAKER_BIND_TO_PORT"):
@@ -27,7 +27,7 @@ def settings_of(variables: Mapping[str, str]) -> Origin:
     return read_settings(flags, variables=variables)
 
 
-def many_models(variables: Mapping[str, str]) -> bool:
+def is_multi_model(variables: Mapping[str, str]) -> bool:
     return variables.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true"
 
 
@@ -35,12 +35,12 @@ def main(arguments: list[str]) -> None:
     if arguments != ["serve"]:
         sys.exit("usage: python -m shoal.deploy.container serve")
     try:
-        settings = settings_of(os.environ).settings
+        settings = container_settings(os.environ).settings
         set_up_logging(settings.log_format, settings.log_level)
-        if many_models(os.environ):
-            from shoal.deploy.multi_model import serve_many
+        if is_multi_model(os.environ):
+            from shoal.deploy.multi_model import serve_multi_model
 
-            serve_many(settings)
+            serve_multi_model(settings)
         else:
             from shoal.server.run import serve
 

@@ -27,14 +27,14 @@ Spec = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EndpointSpec:
     name: str
     image: str
     model_data: str  # s3://…/model.tar.gz, or with `multi_model` the prefix that holds many
     role: str
     instance: str
-    least: int = 1
-    most: int = 1
+    min_instances: int = 1
+    max_instances: int = 1
     concurrency: int = 16  # requests per instance that scaling aims at
     multi_model: bool = False
     environment: dict[str, str] = field(default_factory=dict)
@@ -46,8 +46,8 @@ class Wanted:
             raise InvalidRequest(f"the model must lie in S3, s3://BUCKET/KEY, not {self.model_data!r}")
         if self.multi_model and not self.model_data.endswith("/"):
             raise InvalidRequest("with many models, give the prefix that holds them: s3://BUCKET/PREFIX/")
-        if not 1 <= self.least <= self.most:
-            raise InvalidRequest(f"instances need 1 <= MIN <= MAX, not {self.least}:{self.most}")
+        if not 1 <= self.min_instances <= self.max_instances:
+            raise InvalidRequest(f"instances need 1 <= MIN <= MAX, not {self.min_instances}:{self.max_instances}")
 
     @property
     def container(self) -> Spec:
@@ -72,7 +72,7 @@ class Wanted:
             "VariantName": VARIANT,
             "ModelName": self.model_name,
             "InstanceType": self.instance,
-            "InitialInstanceCount": self.least,
+            "InitialInstanceCount": self.min_instances,
             "ContainerStartupHealthCheckTimeoutInSeconds": STARTUP_SECONDS,
             "ModelDataDownloadTimeoutInSeconds": DOWNLOAD_SECONDS,
         }
@@ -95,7 +95,7 @@ class Wanted:
 
     @property
     def target(self) -> Spec:
-        return self.resource | {"MinCapacity": self.least, "MaxCapacity": self.most}
+        return self.resource | {"MinCapacity": self.min_instances, "MaxCapacity": self.max_instances}
 
     @property
     def policy(self) -> Spec:
@@ -114,16 +114,16 @@ class Wanted:
 class Step:
     """One call that changes something, in words, and how to make it."""
 
-    told: str
+    description: str
     call: Callable[[], object]
 
     def do(self) -> None:
         """Raises ShoalError with what AWS says."""
-        with reasons():
+        with aws_errors():
             self.call()
 
 
-class Account:
+class SageMakerAccount:
     """SageMaker and its scaling in one region. Raises ShoalError for what AWS refuses."""
 
     def __init__(self, region: str | None = None) -> None:
@@ -131,53 +131,53 @@ class Account:
             import boto3
         except ModuleNotFoundError as missing:
             raise MissingExtra(f"Deploying to SageMaker needs {missing.name}: pip install 'shoal[sagemaker]'") from None
-        with reasons():
+        with aws_errors():
             self._sagemaker = boto3.client("sagemaker", region_name=region)
             self._scaling = boto3.client("application-autoscaling", region_name=region)
 
-    def steps(self, wanted: Wanted) -> list[Step]:
-        """What is to be done, in order; nothing when all is as wanted. Only asks."""
-        with reasons():
-            return [*self._endpoint_steps(wanted), *self._scaling_steps(wanted)]
+    def steps(self, spec: EndpointSpec) -> list[Step]:
+        """What is to be done, in order; nothing when all is as spec. Only asks."""
+        with aws_errors():
+            return [*self._endpoint_steps(spec), *self._scaling_steps(spec)]
 
-    def _endpoint_steps(self, wanted: Wanted) -> Iterator[Step]:
+    def _endpoint_steps(self, spec: EndpointSpec) -> Iterator[Step]:
         sagemaker = self._sagemaker
-        if _there(lambda: sagemaker.describe_model(ModelName=wanted.model_name)) is None:
-            yield Step(f"create the model {wanted.model_name}", lambda: sagemaker.create_model(**wanted.model))
-        if _there(lambda: sagemaker.describe_endpoint_config(EndpointConfigName=wanted.config_name)) is None:
-            told = f"create the configuration {wanted.config_name} ({wanted.least} x {wanted.instance})"
-            yield Step(told, lambda: sagemaker.create_endpoint_config(**wanted.config))
-        found = _there(lambda: sagemaker.describe_endpoint(EndpointName=wanted.name))
-        names = {"EndpointName": wanted.name, "EndpointConfigName": wanted.config_name}
+        if _there(lambda: sagemaker.describe_model(ModelName=spec.model_name)) is None:
+            yield Step(f"create the model {spec.model_name}", lambda: sagemaker.create_model(**spec.model))
+        if _there(lambda: sagemaker.describe_endpoint_config(EndpointConfigName=spec.config_name)) is None:
+            description = f"create the configuration {spec.config_name} ({spec.min_instances} x {spec.instance})"
+            yield Step(description, lambda: sagemaker.create_endpoint_config(**spec.config))
+        found = _there(lambda: sagemaker.describe_endpoint(EndpointName=spec.name))
+        names = {"EndpointName": spec.name, "EndpointConfigName": spec.config_name}
         if found is None:
-            yield Step(f"create the endpoint {wanted.name}", lambda: sagemaker.create_endpoint(**names))
-        elif found["EndpointConfigName"] != wanted.config_name:
+            yield Step(f"create the endpoint {spec.name}", lambda: sagemaker.create_endpoint(**names))
+        elif found["EndpointConfigName"] != spec.config_name:
             # What scaling has added stays; else an update under load would begin with too few instances.
-            told = f"update the endpoint {wanted.name} from {found['EndpointConfigName']}"
-            yield Step(told, lambda: sagemaker.update_endpoint(**names, RetainAllVariantProperties=True))
-        if found is None or found["EndpointConfigName"] != wanted.config_name or found["EndpointStatus"] != "InService":
+            description = f"update the endpoint {spec.name} from {found['EndpointConfigName']}"
+            yield Step(description, lambda: sagemaker.update_endpoint(**names, RetainAllVariantProperties=True))
+        if found is None or found["EndpointConfigName"] != spec.config_name or found["EndpointStatus"] != "InService":
             # Instances of an endpoint that is not there yet cannot be scaled.
-            yield Step(f"wait until {wanted.name} is in service", lambda: self._wait(wanted.name))
+            yield Step(f"wait until {spec.name} is in service", lambda: self._wait(spec.name))
 
-    def _scaling_steps(self, wanted: Wanted) -> Iterator[Step]:
-        scaling, resource = self._scaling, wanted.resource
+    def _scaling_steps(self, spec: EndpointSpec) -> Iterator[Step]:
+        scaling, resource = self._scaling, spec.resource
         targets = scaling.describe_scalable_targets(
             ServiceNamespace="sagemaker", ResourceIds=[resource["ResourceId"]], ScalableDimension=DIMENSION
         )["ScalableTargets"]
-        if not targets or not _holds(targets[0], wanted.target):
-            told = f"scale between {wanted.least} and {wanted.most} instances"
-            yield Step(told, lambda: scaling.register_scalable_target(**wanted.target))
+        if not targets or not _holds(targets[0], spec.target):
+            description = f"scale between {spec.min_instances} and {spec.max_instances} instances"
+            yield Step(description, lambda: scaling.register_scalable_target(**spec.target))
         policies = scaling.describe_scaling_policies(**resource)["ScalingPolicies"]
-        if not any(_holds(policy, wanted.policy) for policy in policies):
-            told = f"aim at {wanted.concurrency} concurrent requests per instance"
-            yield Step(told, lambda: scaling.put_scaling_policy(**wanted.policy))
+        if not any(_holds(policy, spec.policy) for policy in policies):
+            description = f"aim at {spec.concurrency} concurrent requests per instance"
+            yield Step(description, lambda: scaling.put_scaling_policy(**spec.policy))
 
     def _wait(self, name: str) -> None:
         self._sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=name)
 
 
 @contextmanager
-def reasons() -> Iterator[None]:
+def aws_errors() -> Iterator[None]:
     """What AWS and its library say, as errors of ours."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
@@ -207,11 +207,11 @@ def _there(describe: Callable[[], Spec]) -> Spec | None:
         raise
 
 
-def _holds(found: Any, wanted: Any) -> bool:
+def _holds(found: Any, spec: Any) -> bool:
     """Whether everything that is wanted is there; AWS adds to it."""
-    if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(_holds(found.get(name), value) for name, value in wanted.items())
-    return bool(found == wanted)
+    if isinstance(spec, dict):
+        return isinstance(found, dict) and all(_holds(found.get(name), value) for name, value in spec.items())
+    return bool(found == spec)
 
 
 def _digest(content: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from ray import serve
 
 from shoal.cluster.application import application
-from shoal.cluster.config import Autoscale, ClusterConfig, Plan
+from shoal.cluster.config import Autoscale, ClusterConfig, ClusterPlan
 from shoal.cluster.routing import check_strategy
 from shoal.server.run import check_door
 from shoal.settings import read_settings
@@ -27,10 +27,12 @@ def app(args: dict[str, Any]) -> serve.Application:
         stagger_seconds=float(settings.pop("stagger_start", ClusterConfig.stagger_seconds)),
         cpus=float(settings.pop("cpus", ClusterConfig.cpus)),
         gpus=float(settings.pop("gpus", ClusterConfig.gpus)),
-        fronts=int(settings.pop("fronts", ClusterConfig.fronts)),
+        frontends=int(settings.pop("fronts", ClusterConfig.frontends)),
     )
     read = read_settings(settings).settings
     # Ray's proxy listens, on every node.
     server = replace(read.server(), host="0.0.0.0")
     check_door(server)
-    return application(Plan(server, cluster, read.source(), read.voice_directory(), read.log_format, read.log_level))
+    return application(
+        ClusterPlan(server, cluster, read.source(), read.voice_directory(), read.log_format, read.log_level)
+    )

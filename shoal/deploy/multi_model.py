@@ -62,7 +62,7 @@ class Load(BaseModel):
 
 
 @dataclass(frozen=True)
-class Shelved:
+class PooledModel:
     """A model that speaks."""
 
     name: str
@@ -81,7 +81,7 @@ class Shelved:
         return {"modelName": self.name, "modelUrl": self.url}
 
 
-class Refused(Exception):
+class ModelRequestError(Exception):
     """A request about a model that cannot be met, with the status that SageMaker's contract has for it."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -89,32 +89,32 @@ class Refused(Exception):
         self.status = status
 
 
-class Shelf:
+class ModelPool:
     """Models by name, within a bound of memory."""
 
-    def __init__(self, config: ServerConfig, source: EngineSource, most_bytes: int) -> None:
+    def __init__(self, config: ServerConfig, source: EngineSource, max_bytes: int) -> None:
         self._config = replace(config, usage_file=None)
         self._source = source
-        self.most_bytes = most_bytes
-        self._models: dict[str, Shelved] = {}
-        self._leaving: list[Shelved] = []  # finish what they speak, and hold their memory until then
+        self.max_bytes = max_bytes
+        self._models: dict[str, PooledModel] = {}
+        self._leaving: list[PooledModel] = []  # finish what they speak, and hold their memory until then
         self._loading = asyncio.Lock()
 
     @property
-    def models(self) -> list[Shelved]:
+    def models(self) -> list[PooledModel]:
         return list(self._models.values())
 
-    def find(self, name: str) -> Shelved:
+    def find(self, name: str) -> PooledModel:
         found = self._models.get(name)
         if found is None:
-            raise Refused(404, f"there is no model {name[:64]!r} loaded")
+            raise ModelRequestError(404, f"there is no model {name[:64]!r} loaded")
         return found
 
-    async def load(self, name: str, url: str) -> Shelved:
+    async def load(self, name: str, url: str) -> PooledModel:
         """One at a time: two that load together would count on the same memory."""
         async with self._loading:
             if name in self._models:
-                raise Refused(409, f"{name[:64]!r} is loaded already")
+                raise ModelRequestError(409, f"{name[:64]!r} is loaded already")
             needed = self._room_for(Path(url))
             model = self._models[name] = await self._open(name, url, needed)
         logger.info("loaded %s: %d MB, at most about %d MB", name, model.measured() >> 20, needed >> 20)
@@ -136,19 +136,19 @@ class Shelf:
     def _room_for(self, directory: Path) -> int:
         """Bytes that the model in that directory may take, if there are as many left."""
         if not directory.is_dir():
-            raise Refused(400, f"there is no directory {directory}")
+            raise ModelRequestError(400, f"there is no directory {directory}")
         needed = expected_bytes(directory, self._source)
         holding = [*self.models, *self._leaving]
         used = sum(model.memory for model in holding)
-        if used + needed > self.most_bytes:
-            raise Refused(
+        if used + needed > self.max_bytes:
+            raise ModelRequestError(
                 507,
                 f"no room: {used >> 20} MB are spoken for by {len(holding)} models, this one needs about "
-                f"{needed >> 20} MB, and all may use {self.most_bytes >> 20} MB (the setting models_bytes)",
+                f"{needed >> 20} MB, and all may use {self.max_bytes >> 20} MB (the setting models_bytes)",
             )
         return needed
 
-    async def _open(self, name: str, url: str, expected: int) -> Shelved:
+    async def _open(self, name: str, url: str, expected: int) -> PooledModel:
         source = replace(self._source, model=url)
         assert source.voices is not None
         supervisor = Supervisor(source)
@@ -162,7 +162,7 @@ class Shelf:
             # Nobody else knows of this engine: it would keep memory that is in no count.
             await asyncio.to_thread(supervisor.close)
             raise
-        return Shelved(name, url, app, expected, lambda: _engine_bytes(supervisor), life)
+        return PooledModel(name, url, app, expected, lambda: _engine_bytes(supervisor), life)
 
 
 def _engine_bytes(supervisor: Supervisor) -> int:
@@ -177,14 +177,14 @@ def expected_bytes(directory: Path, source: EngineSource) -> int:
     return PROCESS_BYTES + GROWTH * weights + (source.config.kv_bytes or KV_BYTES)
 
 
-def multi_model_app(shelf: Shelf, config: ServerConfig) -> FastAPI:
+def multi_model_app(shelf: ModelPool, config: ServerConfig) -> FastAPI:
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         yield
         await shelf.close()
 
     async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, Refused)
+        assert isinstance(error, ModelRequestError)
         return JSONResponse(fish_shape(error.status, str(error)), error.status)
 
     async def failed(request: Request, error: Exception) -> Response:
@@ -193,7 +193,7 @@ def multi_model_app(shelf: Shelf, config: ServerConfig) -> FastAPI:
     app = FastAPI(title="Shoal", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(shelf_routes(shelf, config))
     app.router.routes.append(Route("/models/{name}/invoke", Invoke(shelf), methods=["POST"]))
-    app.add_exception_handler(Refused, refused)
+    app.add_exception_handler(ModelRequestError, refused)
     app.add_exception_handler(ShoalError, failed)
     app.add_middleware(Occupancy, most=config.limits.connections, wait_seconds=lambda: WAIT_SECONDS)
     app.add_middleware(LastAnswer)
@@ -201,7 +201,7 @@ def multi_model_app(shelf: Shelf, config: ServerConfig) -> FastAPI:
     return app
 
 
-def shelf_routes(shelf: Shelf, config: ServerConfig) -> APIRouter:
+def shelf_routes(shelf: ModelPool, config: ServerConfig) -> APIRouter:
     router = APIRouter()
     budget = BodyBudget(config.limits.all_bodies_bytes)
 
@@ -234,7 +234,7 @@ def shelf_routes(shelf: Shelf, config: ServerConfig) -> APIRouter:
 class Invoke:
     """Hands a request to the application of its model, which streams, bounds and counts as ever."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: ModelPool) -> None:
         self._shelf = shelf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -266,7 +266,7 @@ class Server(uvicorn.Server):
         self._captured_signals.clear()  # uvicorn would raise it again at the end
 
 
-def serve_many(settings: Settings) -> None:
+def serve_multi_model(settings: Settings) -> None:
     """Until a signal ends it. Raises ShoalError."""
     config = settings.server()
     source = settings.source()
@@ -275,4 +275,4 @@ def serve_many(settings: Settings) -> None:
     most = settings.models_bytes or int(SHARE * usable_bytes())
     with closing(bind(config)) as door:
         logger.info("listening on %s port %d, %d MB for models", *door.getsockname()[:2], most >> 20)
-        Server(multi_model_app(Shelf(config, source, most), config), config).run(sockets=[door])
+        Server(multi_model_app(ModelPool(config, source, most), config), config).run(sockets=[door])

@@ -18,7 +18,7 @@ from shoal.errors import CheckpointError, InvalidRequest
 CHECKPOINT = "checkpoint"
 ARCHIVE = "model.tar.gz"
 
-Tick = Callable[[str], None]
+Progress = Callable[[str], None]
 
 INFERENCE = '''"""What SageMaker's own containers call; ours serves without it."""
 
@@ -36,14 +36,14 @@ __all__ = ["TritonPythonModel"]
 
 
 @dataclass(frozen=True)
-class Part:
+class PackageFile:
     """A file of a model, and its name in the package."""
 
     name: str
     path: Path
 
 
-def model_parts(model: str, codec: Path | None = None) -> list[Part]:
+def model_files(model: str, codec: Path | None = None) -> list[PackageFile]:
     """All files of a model, by name. Raises ModelNotFound, CheckpointError for one that is not complete."""
     if model.startswith(RANDOM_PREFIX):
         raise InvalidRequest(f"{model} has no files: save them with `shoal random`, and package that directory")
@@ -61,10 +61,10 @@ def model_parts(model: str, codec: Path | None = None) -> list[Part]:
         replaced = (*CODEC_FILES, "codec.json", MANIFEST)
         found = {name: path for name, path in found.items() if name not in replaced}
         found |= _codec_files(codec)
-    return [Part(name, found[name]) for name in sorted(found)]
+    return [PackageFile(name, found[name]) for name in sorted(found)]
 
 
-def package_sagemaker(parts: list[Part], out: Path, tick: Tick) -> None:
+def package_sagemaker(parts: list[PackageFile], out: Path, tick: Progress) -> None:
     """`model.tar.gz` for the bucket, and the recipe of the image. The same model gives the same bytes."""
     with atomic_directory(out) as folder:
         with (folder / ARCHIVE).open("wb") as file:
@@ -72,7 +72,7 @@ def package_sagemaker(parts: list[Part], out: Path, tick: Tick) -> None:
         (folder / "Dockerfile").write_text(recipe("sagemaker.Dockerfile"))
 
 
-def package_triton(parts: list[Part], out: Path, tick: Tick) -> None:
+def package_triton(parts: list[PackageFile], out: Path, tick: Progress) -> None:
     """A model repository: point `tritonserver --model-repository` at it."""
     with atomic_directory(out) as folder:
         version = folder / "shoal" / "1"
@@ -81,14 +81,14 @@ def package_triton(parts: list[Part], out: Path, tick: Tick) -> None:
         (folder / "shoal" / "config.pbtxt").write_text(recipe("config.pbtxt"))
 
 
-def package_runpod(parts: list[Part], out: Path, tick: Tick) -> None:
+def package_runpod(parts: list[PackageFile], out: Path, tick: Progress) -> None:
     """What `docker build` needs for the image of a worker that has its model inside."""
     with atomic_directory(out) as folder:
         copy(parts, folder / CHECKPOINT, tick)
         (folder / "Dockerfile").write_text(recipe("runpod.Dockerfile"))
 
 
-def write_archive(file: BinaryIO, parts: list[Part], texts: dict[str, str], tick: Tick) -> None:
+def write_archive(file: BinaryIO, parts: list[PackageFile], texts: dict[str, str], tick: Progress) -> None:
     """Names in order, no times and no owners: equal content gives equal bytes."""
     # Weights hardly shrink; the lowest level costs a tenth of the time of the usual one.
     with (
@@ -104,7 +104,7 @@ def write_archive(file: BinaryIO, parts: list[Part], texts: dict[str, str], tick
             archive.addfile(_entry(name, len(content)), io.BytesIO(content))
 
 
-def copy(parts: list[Part], to: Path, tick: Tick) -> None:
+def copy(parts: list[PackageFile], to: Path, tick: Progress) -> None:
     for number, part in enumerate(parts, 1):
         tick(f"{number} of {len(parts)} files, {part.name}")
         target = to / part.name

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from shoal.api.exceptions import UnknownMediaType
-from shoal.deploy.worker import LoopThread, close_worker, open_worker, performing
+from shoal.deploy.worker import EventLoopThread, close_worker, open_worker, performing
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.error_responses import status_of
 from shoal.server.parsing import ALL, JSON, MSGPACK, MSGPACK_NAMES, parse_json, unpack
@@ -23,7 +23,7 @@ ANYTHING = ("", "*/*", "audio/*", "application/octet-stream", JSON)
 @dataclass(frozen=True)
 class Model:
     desk: Desk
-    thread: LoopThread
+    thread: EventLoopThread
 
     def close(self) -> None:
         self.thread.close()
@@ -38,7 +38,7 @@ class Audio:
 
 def model_fn(model_dir: str) -> Model:
     """Load the model that `shoal package sagemaker` packed. Other settings come as `SHOAL_…` variables."""
-    return Model(open_worker(read_settings({"model": model_dir}).settings), LoopThread())
+    return Model(open_worker(read_settings({"model": model_dir}).settings), EventLoopThread())
 
 
 def input_fn(body: bytearray | bytes | str, content_type: str) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import triton_python_backend_utils as triton  # only there inside Triton
 
 from shoal.api.exceptions import wrong_field
-from shoal.deploy.worker import LoopThread, close_worker, open_worker, performing
+from shoal.deploy.worker import EventLoopThread, close_worker, open_worker, performing
 from shoal.errors import ShoalError
 from shoal.server.parsing import parse_json
 from shoal.settings import read_settings
@@ -34,7 +34,7 @@ class TritonPythonModel:
         flags = {name: value["string_value"] for name, value in parameters.items() if not name.isupper()}
         packed = Path(args["model_repository"], args["model_version"], CHECKPOINT)
         self._desk = open_worker(read_settings({"model": str(packed), **flags}).settings)
-        self._thread = LoopThread()
+        self._thread = EventLoopThread()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

@@ -66,7 +66,7 @@ async def order_of(content: dict[str, Any], desk: Desk, id: str) -> Order:
     return await openai_order(body, desk, ANYONE, id)
 
 
-class LoopThread:
+class EventLoopThread:
     """An event loop in a thread of its own, for hosts that have none."""
 
     def __init__(self) -> None:

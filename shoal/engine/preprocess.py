@@ -7,9 +7,8 @@ from shoal.engine.sequence import Columns
 from shoal.engine.utterance import Turn
 from shoal.text.clean import check_spoken_length, check_text, clean_text
 from shoal.text.normalize import normalize
-from shoal.text.prompt import ChatPrompts, Grid, InterleavePrompts, PromptBuilder
-from shoal.text.prompt import Columns as PromptColumns
-from shoal.text.split import group_turns, split_text
+from shoal.text.prompt import ChatPrompts, Grid, GridBuilder, InterleavePrompts, PromptBuilder
+from shoal.text.split import split_dialogue, split_text
 from shoal.text.tokenizer import SPEAKER_TAG
 from shoal.voices.voice import Voice
 
@@ -31,23 +30,23 @@ def write_turns(
         check_spoken_length(text, max_characters=profile.max_characters)
     prompts = prompt_builder(checkpoint)
     # Once, however many turns there are: a voice is a hundred times as long as a short sentence.
-    beginning = _columns(prompts.beginning(voice.references if voice is not None else ()))
+    beginning = _columns(prompts.prefix(voice.references if voice is not None else ()))
     return [
-        Turn(piece, _columns(prompts.own(piece)), _columns(prompts.tail(piece)), beginning)
+        Turn(piece, _columns(prompts.first_turn(piece)), _columns(prompts.next_turn(piece)), beginning)
         for piece in split(text, checkpoint, chunk_bytes or profile.chunk_bytes)
     ]
 
 
 def prompt_builder(checkpoint: Checkpoint) -> PromptBuilder:
     config = checkpoint.model.config
-    columns = PromptColumns(checkpoint.tokenizer, config.num_codebooks)
+    columns = GridBuilder(checkpoint.tokenizer, config.num_codebooks)
     return InterleavePrompts(columns) if config.family == "s1" else ChatPrompts(columns)
 
 
 def split(text: str, checkpoint: Checkpoint, chunk_bytes: int) -> list[str]:
     """Dialogue by its turns, as S2 was trained; anything else by sentences."""
     if checkpoint.model.config.family == "s2" and SPEAKER_TAG.search(text):
-        return group_turns(text, chunk_bytes)
+        return split_dialogue(text, chunk_bytes)
     return split_text(text, chunk_bytes)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.audio.guard import Finding, SpeechGuard
+from shoal.audio.guard import SpeechDefect, SpeechGuard
 from shoal.config import EngineConfig
 from shoal.engine.audio_decoder import Answer, Due, VoiceBox
 from shoal.engine.scheduler import Progress, Scheduler
@@ -145,7 +145,7 @@ class Stage:
             self.stats.spoken += 1
         return Event(utterance, AudioChunk(samples, self.voicebox.codec.config.sample_rate, finish))
 
-    def _judge(self, utterance: Utterance, samples: Samples, *, ended: bool) -> Finding | None:
+    def _judge(self, utterance: Utterance, samples: Samples, *, ended: bool) -> SpeechDefect | None:
         if utterance.guard is None:
             return None
         finding = utterance.guard.feed(samples)
@@ -153,7 +153,7 @@ class Stage:
             finding = next(iter(utterance.guard.finish(cut=utterance.cut)), None)
         return finding
 
-    def _reject(self, utterance: Utterance, finding: Finding) -> list[Event]:
+    def _reject(self, utterance: Utterance, finding: SpeechDefect) -> list[Event]:
         """Not speech: try once more with other dice if nothing has been heard, else say so."""
         if utterance.sent or utterance.attempt >= self.config.retries:
             return [self.fail(utterance, GenerationFailed(f"the model did not produce speech: {finding.value}"))]

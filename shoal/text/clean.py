@@ -18,7 +18,7 @@ QUOTES = str.maketrans("‘’", "''")
 COMMAS = re.compile(r",{2,}")
 
 # Prose grows little when its numbers are written out; a text of signs alone grows 25 times, and so would its speech.
-MOST_GROWTH = 4
+MAX_GROWTH = 4
 
 
 def clean_text(text: str) -> str:
@@ -50,7 +50,7 @@ def check_text(text: str, *, max_characters: int, tokenizer: Tokenizer | None = 
 
 def check_spoken_length(spoken: str, *, max_characters: int) -> None:
     """Raises TextError for a text within the limit whose numbers and signs, as words, are hours of speech."""
-    limit = MOST_GROWTH * max_characters
+    limit = MAX_GROWTH * max_characters
     if len(spoken) > limit:
         raise TextError(
             f"the text has {len(spoken):,} characters with its numbers and signs written out, the limit is {limit:,}: "

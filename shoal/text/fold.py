@@ -8,7 +8,7 @@ import re
 import unicodedata
 
 # Currency signs, the degree and the micro sign stay: they are read together with their number.
-KEPT = frozenset("£€¥₹¢°µ")
+UNCHANGED = frozenset("£€¥₹¢°µ")
 
 # Letters that do not decompose, and signs with a reading of their own.
 NAMED = {
@@ -75,7 +75,7 @@ MIXED_FRACTION = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞])")
 
 
 def fold(text: str) -> str:
-    """The text in printable ASCII, line ends and the signs of KEPT."""
+    """The text in printable ASCII, line ends and the signs of UNCHANGED."""
     if PLAIN.fullmatch(text):
         return text
     text = EXPONENT.sub(lambda match: f"^{match[0].translate(SUPERSCRIPTS)}", MIXED_FRACTION.sub(" ", text))
@@ -84,7 +84,7 @@ def fold(text: str) -> str:
 
 
 def fold_character(character: str) -> str:
-    if character in KEPT:
+    if character in UNCHANGED:
         return character
     if character in NAMED:
         return NAMED[character]

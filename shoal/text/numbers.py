@@ -25,11 +25,11 @@ ORDINALS = {
 }
 
 # A longer run of digits is an account or a serial number, not a quantity.
-LONGEST = 3 * len(SCALES)
+MAX_DIGITS = 3 * len(SCALES)
 
 
 def cardinal(number: int) -> str:
-    """`one thousand two hundred five`. The number must be below 10**LONGEST and not negative."""
+    """`one thousand two hundred five`. The number must be below 10**MAX_DIGITS and not negative."""
     if number < 1000:
         return below_thousand(number)
     groups = []
@@ -90,7 +90,7 @@ def digits(written: str) -> str:
 def number(written: str) -> str:
     """A number as written, commas and decimals allowed: `1,234.05`, `.5`, `007`."""
     whole, point, decimals = written.replace(",", "").partition(".")
-    if len(whole) > LONGEST or (len(whole) > 1 and whole[0] == "0"):
+    if len(whole) > MAX_DIGITS or (len(whole) > 1 and whole[0] == "0"):
         words = digits(whole)
     else:
         words = cardinal(int(whole)) if whole else ""

@@ -36,7 +36,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Columns:
+class GridBuilder:
     """Makes grid columns for one vocabulary. User text with control spellings is refused unless `specials`."""
 
     tokenizer: Tokenizer
@@ -67,21 +67,21 @@ class PromptBuilder(Protocol):
     """One of the two prompt formats."""
 
     @property
-    def columns(self) -> Columns: ...
+    def grid(self) -> GridBuilder: ...
 
-    def opening(self, text: str, references: Sequence[Reference] = ()) -> Grid:
+    def prompt(self, text: str, references: Sequence[Reference] = ()) -> Grid:
         """The prompt of batch 0: its `beginning` and its `own`. Raises TextError for control spellings."""
         ...
 
-    def beginning(self, references: Sequence[Reference] = ()) -> Grid:
+    def prefix(self, references: Sequence[Reference] = ()) -> Grid:
         """What comes before any text. Raises TextError for control spellings, InvalidRequest for impossible codes."""
         ...
 
-    def own(self, text: str) -> Grid:
+    def first_turn(self, text: str) -> Grid:
         """What a text adds to that."""
         ...
 
-    def tail(self, text: str) -> Grid:
+    def next_turn(self, text: str) -> Grid:
         """What to append after the frames of one batch so that the model speaks `text` next."""
         ...
 
@@ -90,70 +90,70 @@ class PromptBuilder(Protocol):
 class InterleavePrompts:
     """S1: text and audio in turn. An earlier batch reads like one more reference."""
 
-    columns: Columns
+    grid: GridBuilder
 
-    def opening(self, text: str, references: Sequence[Reference] = ()) -> Grid:
-        return join([self.beginning(references), self.own(text)])
+    def prompt(self, text: str, references: Sequence[Reference] = ()) -> Grid:
+        return join([self.prefix(references), self.first_turn(text)])
 
-    def beginning(self, references: Sequence[Reference] = ()) -> Grid:
-        parts = [self.columns.control("<|interleave|>")]
+    def prefix(self, references: Sequence[Reference] = ()) -> Grid:
+        parts = [self.grid.control("<|interleave|>")]
         for reference in references:
-            parts += [*self.said(reference.text), self.columns.frames(reference.codes), self.columns.control(STOP)]
+            parts += [*self.said(reference.text), self.grid.frames(reference.codes), self.grid.control(STOP)]
         return join(parts)
 
-    def own(self, text: str) -> Grid:
+    def first_turn(self, text: str) -> Grid:
         return join(self.said(text))
 
-    def tail(self, text: str) -> Grid:
-        return join([self.columns.control(STOP), *self.said(text)])
+    def next_turn(self, text: str) -> Grid:
+        return join([self.grid.control(STOP), *self.said(text)])
 
     def said(self, text: str) -> list[Grid]:
         # One voice speaks: upstream numbers every reference and every text 0.
-        return [self.columns.text("<|speaker:0|>"), self.columns.text(text)]
+        return [self.grid.text("<|speaker:0|>"), self.grid.text(text)]
 
 
 @dataclass(frozen=True)
 class ChatPrompts:
     """S2: a conversation; the system message carries the voices, each user message a batch, each answer its frames."""
 
-    columns: Columns
+    grid: GridBuilder
 
-    def opening(self, text: str, references: Sequence[Reference] = ()) -> Grid:
-        return join([self.beginning(references), self.own(text)])
+    def prompt(self, text: str, references: Sequence[Reference] = ()) -> Grid:
+        return join([self.prefix(references), self.first_turn(text)])
 
-    def beginning(self, references: Sequence[Reference] = ()) -> Grid:
+    def prefix(self, references: Sequence[Reference] = ()) -> Grid:
         return join([*self.role("system"), *self.system(references)])
 
-    def own(self, text: str) -> Grid:
-        return self.tail(text)
+    def first_turn(self, text: str) -> Grid:
+        return self.next_turn(text)
 
-    def tail(self, text: str) -> Grid:
+    def next_turn(self, text: str) -> Grid:
         return join([*self.end_of_message(), *self.ask(text)])
 
     def system(self, references: Sequence[Reference]) -> list[Grid]:
         if not references:
-            return [self.columns.text(TASK)]
+            return [self.grid.text(TASK)]
         return [
-            self.columns.text(TASK_WITH_VOICES),
-            self.columns.text(tagged_transcripts(references)),
-            self.columns.text("\n\nSpeech:\n"),
-            *(self.columns.frames(reference.codes) for reference in references),
+            self.grid.text(TASK_WITH_VOICES),
+            self.grid.text(tagged_transcripts(references)),
+            self.grid.text("\n\nSpeech:\n"),
+            *(self.grid.frames(reference.codes) for reference in references),
         ]
 
     def ask(self, text: str) -> list[Grid]:
         return [
             *self.role("user"),
-            self.columns.text(text),
+            self.grid.text(text),
             *self.end_of_message(),
             *self.role("assistant"),
-            self.columns.control("<|voice|>"),
+            self.grid.control("<|voice|>"),
         ]
 
     def role(self, name: str) -> list[Grid]:
-        return [self.columns.control("<|im_start|>", f"{name}\n")]
+        return [self.grid.control("<|im_start|>", f"{name}\n")]
 
     def end_of_message(self) -> list[Grid]:
-        return [self.columns.control(STOP, "\n")]
+        return [self.grid.control(STOP, "\n")]
 
 
 def build_prompt(
@@ -165,9 +165,9 @@ def build_prompt(
     """The whole prompt for the batch after those `generated`: `texts[len(generated)]` is what the model speaks next."""
     if len(texts) <= len(generated):
         raise InvalidRequest(f"{len(generated)} batches are spoken and there are only {len(texts)} texts")
-    parts = [builder.opening(texts[0], references)]
+    parts = [builder.prompt(texts[0], references)]
     for codes, text in zip(generated, texts[1:], strict=False):
-        parts += [builder.columns.frames(codes), builder.tail(text)]
+        parts += [builder.grid.frames(codes), builder.next_turn(text)]
     return join(parts)
 
 

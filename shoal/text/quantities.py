@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from shoal.text.numbers import LONGEST, cardinal, digits, number, ordinal, plural, year
+from shoal.text.numbers import MAX_DIGITS, cardinal, digits, number, ordinal, plural, year
 
 Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 
@@ -287,7 +287,7 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<![\w.,])(\d{1,18}(?:\.\d{1,18})?)([eE])([+-]?\d{1,3})(?!\w)(?!\.\d)", scientific),
     rule(r"(?<=[\w)])(?:\^| \^ )([23])(?!\d)(?!\.\d)", lambda match: f" {POWERS[match[1]]} "),
     rule(r"(?<=[\w)])(?:\^| \^ )(?=[-+({]?\.?\w)|(?<=\d)\*\*(?=\d)", lambda _: " to the power of "),
-    rule(rf"\d{{{LONGEST + 1},}}", lambda match: f" {digits(match[0])} "),
+    rule(rf"\d{{{MAX_DIGITS + 1},}}", lambda match: f" {digits(match[0])} "),
     rule(r"(?<![\w.+-])(?:\+\d{1,3}[ -]?|1[ -])?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}(?![\w-])", phone),
     rule(r"(?<![\w.+-])\+\d{1,3}(?:[ -]\d{2,4}){2,5}(?![\w-])", phone),
     rule(r"(?<![\w.+-])\d{3}-\d{4}(?![\w-])", phone),

@@ -1,9 +1,8 @@
-"""Long text into pieces a model can speak one after the other.
+"""Split long texts into turns that a model speaks one after the other.
 
-`group_turns` is S2's rule for dialogue. `split_text` is for prose: it looks for the ends of sentences, then for clause
-marks, then for spaces, and cuts inside a word only when nothing else is left. Numbers, style markers and speaker tags
-are never cut. Every pattern here has bounded repetition or runs over disjoint stretches, so that time stays linear in
-the text, whatever the text is.
+`split_dialogue` is S2's rule for dialogue. `split_text` is for prose: it cuts at sentence ends, then at clause marks,
+then at spaces, and inside a word only as a last resort. Numbers, style markers and speaker tags are never cut.
+All patterns have bounded repetition or scan disjoint spans, so the time is linear in the length of any text.
 """
 
 import re
@@ -15,7 +14,7 @@ from shoal.errors import InvalidRequest
 from shoal.text.clean import has_words
 from shoal.text.tokenizer import SPEAKER_TAG
 
-TURNS_PER_BATCH = 5
+LINES_PER_TURN = 5
 
 Span = tuple[int, int]
 
@@ -60,20 +59,20 @@ ABBREVIATION_OF_NUMBER = re.compile("nos?|figs?|vols?|pp?|ch|sec|eq|art", re.IGN
 LIST_NUMBER = re.compile(r"\d{1,3}")
 
 
-def group_turns(text: str, max_bytes: int, *, drop_lead_in: bool = False) -> list[str]:
+def split_dialogue(text: str, max_bytes: int, *, drop_lead_in: bool = False) -> list[str]:
     """S2's batches: speaker turns in groups of at most five and, where turns are short enough, `max_bytes` of UTF-8.
 
     Text without a speaker tag is one batch, whatever its length; a turn is never cut. Words before the first tag are
     given to speaker 0: upstream loses them without a word. `drop_lead_in` loses them too, for parity.
     """
-    turns = list(speaker_turns(text, drop_lead_in))
+    turns = list(speaker_lines(text, drop_lead_in))
     if not turns:
         return [text]
     batches: list[list[str]] = [[]]
     size = 0
     for turn in turns:
         turn_size = len(turn.encode())
-        if batches[-1] and (len(batches[-1]) == TURNS_PER_BATCH or size + turn_size > max_bytes):
+        if batches[-1] and (len(batches[-1]) == LINES_PER_TURN or size + turn_size > max_bytes):
             batches.append([])
             size = 0
         batches[-1].append(turn)
@@ -81,7 +80,7 @@ def group_turns(text: str, max_bytes: int, *, drop_lead_in: bool = False) -> lis
     return ["\n".join(batch) for batch in batches]
 
 
-def speaker_turns(text: str, drop_lead_in: bool) -> Iterator[str]:
+def speaker_lines(text: str, drop_lead_in: bool) -> Iterator[str]:
     """Each tag with the words after it. A tag with no words is left out: a model asked to say nothing babbles."""
     tags = list(SPEAKER_TAG.finditer(text))
     if not tags:

@@ -183,12 +183,12 @@ def _audio() -> Iterator[DoctorFinding]:
     if (pyav := _installed("av")) is not None:
         import av
 
-        from shoal.audio.ffmpeg import MUXING
+        from shoal.audio.ffmpeg import MUXERS
 
         ffmpeg = ".".join(str(part) for part in av.library_versions["libavcodec"])
         yield DoctorFinding("PyAV", f"{pyav}, libavcodec {ffmpeg}")
-        writable = [name for name, muxing in MUXING.items() if _can_encode(muxing.codec)]
-        lacking = sorted(set(MUXING) - set(writable))
+        writable = [name for name, muxing in MUXERS.items() if _can_encode(muxing.codec)]
+        lacking = sorted(set(MUXERS) - set(writable))
         advice = f"this PyAV cannot write {', '.join(lacking)}: install it from PyPI" if lacking else ""
         formats = ", ".join(["wav", "pcm", *writable])
         yield DoctorFinding("audio formats", formats, "warn" if lacking else "ok", advice)

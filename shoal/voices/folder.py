@@ -25,7 +25,7 @@ from typing import BinaryIO, TypeAlias
 
 import numpy as np
 
-from shoal.audio.decode import Recording
+from shoal.audio.decode import DecodedAudio
 from shoal.errors import InvalidRequest
 from shoal.paths import sync_directory
 from shoal.text.prompt import Codes
@@ -220,7 +220,7 @@ def open_folder(root: Path, name: str) -> Iterator[Folder]:
         os.close(fd)
 
 
-def write_folder(path: Path, clips: Sequence[tuple[bytes, str, str]], recordings: Sequence[Recording]) -> None:
+def write_folder(path: Path, clips: Sequence[tuple[bytes, str, str]], recordings: Sequence[DecodedAudio]) -> None:
     """Make the directory of a voice from (audio, suffix, transcript) and what reading the audio gave."""
     path.mkdir()
     details = []

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from shoal.audio.decode import AudioLimits, Recording, check_reference, read_audio
+from shoal.audio.decode import AudioLimits, DecodedAudio, check_reference, read_audio
 from shoal.audio.pcm import Samples
 from shoal.errors import AudioError, InvalidRequest, TextError
 from shoal.text.prompt import Codes, Reference
@@ -109,8 +109,8 @@ def voice_from_recordings(clips: Sequence[Clip], encoder: Encoder, limits: Voice
     return Voice(None, tuple(references), encoder.frame_rate)
 
 
-def read_recordings(audios: Sequence[bytes], sample_rate: int, limits: VoiceLimits) -> list[Recording]:
-    recordings: list[Recording] = []
+def read_recordings(audios: Sequence[bytes], sample_rate: int, limits: VoiceLimits) -> list[DecodedAudio]:
+    recordings: list[DecodedAudio] = []
     left = limits.max_total_seconds
     for audio in audios:
         recordings.append(read_recording(audio, sample_rate, limits))
@@ -120,13 +120,13 @@ def read_recordings(audios: Sequence[bytes], sample_rate: int, limits: VoiceLimi
     return recordings
 
 
-def read_recording(audio: bytes, sample_rate: int, limits: VoiceLimits) -> Recording:
+def read_recording(audio: bytes, sample_rate: int, limits: VoiceLimits) -> DecodedAudio:
     recording = read_audio(audio, sample_rate, limits.audio)
     check_reference(recording)
     return recording
 
 
-def encode_recording(recording: Recording, encoder: Encoder) -> Codes:
+def encode_recording(recording: DecodedAudio, encoder: Encoder) -> Codes:
     codes = np.ascontiguousarray(encoder.encode(recording.samples), np.int32)
     codes.flags.writeable = False
     return codes

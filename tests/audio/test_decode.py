@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.audio.decode import AudioLimits, check_reference, read_audio
-from shoal.audio.encode import encode_whole, encoder
+from shoal.audio.encode import encode_file, encoder
 from shoal.audio.wav import wav_header
 from shoal.errors import AudioError, MissingExtra
 
@@ -64,7 +64,7 @@ def test_lossy_files_sound_the_same(speech, recorded, container, codec, sample_f
 
 
 def test_bytes_a_path_and_a_file_object_give_the_same(speech, tmp_path):
-    data = encode_whole(speech(), "wav", RATE)
+    data = encode_file(speech(), "wav", RATE)
     path = tmp_path / "voice.wav"
     path.write_bytes(data)
     with path.open("rb") as file:
@@ -79,12 +79,12 @@ def test_a_file_object_may_answer_in_small_pieces(speech):
         def read(self, size=-1, /):
             return super().read(min(size, 1000))
 
-    data = encode_whole(speech(), "wav", RATE)
+    data = encode_file(speech(), "wav", RATE)
     assert len(read_audio(Slow(data), RATE).samples) == RATE
 
 
 def test_a_recording_is_resampled(speech, likeness):
-    recording = read_audio(encode_whole(speech(rate=16_000), "wav", 16_000), RATE)
+    recording = read_audio(encode_file(speech(rate=16_000), "wav", 16_000), RATE)
     assert (recording.sample_rate, recording.original_rate) == (RATE, 16_000)
     assert abs(len(recording.samples) - RATE) <= 1
     assert likeness(recording.samples, speech()) > 0.99
@@ -138,7 +138,7 @@ def test_an_mp3_behind_a_large_cover_picture_is_read(speech, recorded):
     cover = b"\0image/png\0\x03\0" + np.random.default_rng(0).bytes(3 << 20)
     tag = b"APIC" + struct.pack(">I", len(cover)) + b"\0\0" + cover
     size = bytes(len(tag) >> shift & 0x7F for shift in (21, 14, 7, 0))
-    data = b"ID3\x03\0\0" + size + tag + encode_whole(speech(), "mp3", RATE)
+    data = b"ID3\x03\0\0" + size + tag + encode_file(speech(), "mp3", RATE)
     assert read_audio(data, RATE).seconds == pytest.approx(1.0, abs=0.1)
 
 
@@ -182,10 +182,10 @@ class TestBadRecordings:
         bad("ends before its samples", wav_header(RATE)[:30])
 
     def test_a_wav_cut_in_the_middle(self, speech):
-        bad("cut off: 1.0 of 2.0 seconds", encode_whole(speech(2.0), "wav", RATE)[: RATE * 2 + 44])
+        bad("cut off: 1.0 of 2.0 seconds", encode_file(speech(2.0), "wav", RATE)[: RATE * 2 + 44])
 
     def test_a_flac_cut_in_the_middle(self, speech):
-        whole = encode_whole(speech(4.0), "flac", RATE)
+        whole = encode_file(speech(4.0), "flac", RATE)
         bad("cut off", whole[: len(whole) // 2])
 
     def test_an_mp4_cut_in_the_middle(self, speech, recorded):
@@ -193,7 +193,7 @@ class TestBadRecordings:
         bad("damaged", whole[: len(whole) // 2])
 
     def test_a_flac_with_its_middle_destroyed(self, speech):
-        whole = bytearray(encode_whole(speech(4.0), "flac", RATE))
+        whole = bytearray(encode_file(speech(4.0), "flac", RATE))
         whole[10_000 : len(whole) - 100] = np.random.default_rng(0).bytes(len(whole) - 10_100)
         bad("damaged|cut off|Nothing", bytes(whole))
 
@@ -224,13 +224,13 @@ class TestBadRecordings:
     def test_a_sample_rate_out_of_range(self):
         header = wav_header(RATE)
         bad("sample rate is 4000000000 Hz", struct.pack("<24sI16s100x", header, 4_000_000_000, header[28:]))
-        bad("sample rate is 4000 Hz", encode_whole(np.zeros(4000, np.float32), "wav", 4000))
+        bad("sample rate is 4000 Hz", encode_file(np.zeros(4000, np.float32), "wav", 4000))
 
     def test_too_short(self, speech):
-        bad("lasts 0.050 seconds; at least 0.1", encode_whole(speech(0.05), "wav", RATE))
+        bad("lasts 0.050 seconds; at least 0.1", encode_file(speech(0.05), "wav", RATE))
 
     def test_too_many_bytes(self, speech, tmp_path):
-        data = encode_whole(speech(), "wav", RATE)
+        data = encode_file(speech(), "wav", RATE)
         limits = AudioLimits(max_bytes=len(data) - 1)
         path = tmp_path / "voice.wav"
         path.write_bytes(data)
@@ -296,7 +296,7 @@ class TestFilesThatNameOtherFiles:
     @pytest.fixture
     def secret(self, speech, tmp_path) -> Path:
         path = tmp_path / "secret.wav"
-        path.write_bytes(encode_whole(speech(), "wav", RATE))
+        path.write_bytes(encode_file(speech(), "wav", RATE))
         return path
 
     def test_a_playlist_as_text(self, secret):
@@ -342,14 +342,14 @@ except Exception as error:
 
 
 def test_a_silent_recording_is_no_reference(speech):
-    silent = encode_whole(np.zeros(RATE, np.float32), "wav", RATE)
+    silent = encode_file(np.zeros(RATE, np.float32), "wav", RATE)
     with pytest.raises(AudioError, match="silent"):
         check_reference(read_audio(silent, RATE))
-    check_reference(read_audio(encode_whole(0.003 * speech(), "wav", RATE), RATE))
+    check_reference(read_audio(encode_file(0.003 * speech(), "wav", RATE), RATE))
 
 
 def test_plain_wav_needs_no_extra(without_extras, speech):
-    assert len(read_audio(encode_whole(speech(), "wav", RATE), RATE).samples) == RATE
+    assert len(read_audio(encode_file(speech(), "wav", RATE), RATE).samples) == RATE
 
 
 def test_other_files_without_the_extra_name_the_command(without_extras):
@@ -365,7 +365,7 @@ def good_files(speech, recorded) -> list[bytes]:
     pcm = np.rint(samples * 32767).astype(np.int16)
     files = [recorded(pcm[np.newaxis], RATE, *rest) for rest in LOSSLESS if rest[2] == "s16"]
     files += [recorded(np.stack([samples, samples]), RATE, *rest, "stereo") for rest in LOSSY if rest[2] == "fltp"]
-    return [*files, encode_whole(samples, "wav", RATE), encode_whole(samples, "opus", RATE)]
+    return [*files, encode_file(samples, "wav", RATE), encode_file(samples, "opus", RATE)]
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.audio.decode import AudioLimits, read_audio
-from shoal.audio.encode import Outbox, encode_whole, encoder
+from shoal.audio.encode import StreamBuffer, encode_file, encoder
 from shoal.audio.formats import FORMATS
 from shoal.audio.pcm import to_float, to_int16
 from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra
@@ -43,7 +43,7 @@ def test_feeding_in_pieces_gives_the_samples_of_the_whole(speech, format, cuts):
     samples = speech(0.4)
     expected = to_int16(samples) / np.float32(32768)
     assert np.array_equal(decoded(streamed(samples, cuts, format), format), expected)
-    assert np.array_equal(decoded(encode_whole(samples, format, RATE), format), expected)
+    assert np.array_equal(decoded(encode_file(samples, format, RATE), format), expected)
 
 
 @settings(deadline=None, max_examples=10)
@@ -60,7 +60,7 @@ def test_lossy_streams_do_not_depend_on_the_pieces(speech, format, cuts):
 @pytest.mark.parametrize("format", LOSSY)
 def test_lossy_formats_keep_the_sound_and_the_length(speech, format, rate, likeness):
     samples = speech(2.0, rate)
-    for data in (encode_whole(samples, format, rate), streamed(samples, [777, 2048, 1, 5000], format, rate)):
+    for data in (encode_file(samples, format, rate), streamed(samples, [777, 2048, 1, 5000], format, rate)):
         back = decoded(data, format, rate)
         # Decoders of bare streams cannot know how much the encoder padded: a frame before and one behind.
         assert len(back) / rate == pytest.approx(2.0, abs=3 * CODEC_FRAME[format] * max(1, RATE / rate))
@@ -70,7 +70,7 @@ def test_lossy_formats_keep_the_sound_and_the_length(speech, format, rate, liken
 @pytest.mark.parametrize("format", ["mp3", "opus", "webm"])
 def test_whole_files_have_their_exact_length(speech, format):
     samples = speech(1.5, 48_000)
-    assert len(decoded(encode_whole(samples, format, 48_000), format, 48_000)) == len(samples)
+    assert len(decoded(encode_file(samples, format, 48_000), format, 48_000)) == len(samples)
 
 
 @pytest.mark.parametrize("format", list(FORMATS))
@@ -88,7 +88,7 @@ def test_a_streamed_mp3_begins_with_sound_and_a_whole_one_states_its_length(spee
     samples = speech()
     assert streamed(samples, [], "mp3")[:2] == b"\xff\xfb"
     assert b"Xing" not in streamed(samples, [], "mp3")
-    whole = encode_whole(samples, "mp3", RATE)
+    whole = encode_file(samples, "mp3", RATE)
     assert b"Info" in whole[:200] or b"Xing" in whole[:200]
 
 
@@ -96,12 +96,12 @@ def test_a_streamed_wav_says_unknown_and_a_whole_one_states_its_length(speech):
     samples = speech()
     header = streamed(samples, [], "wav")[:44]
     assert header[4:8] == header[40:44] == b"\xff\xff\xff\xff"
-    with wave.open(io.BytesIO(encode_whole(samples, "wav", RATE))) as file:
+    with wave.open(io.BytesIO(encode_file(samples, "wav", RATE))) as file:
         assert file.getnframes() == RATE
 
 
 def test_a_whole_flac_states_its_length(speech):
-    with av.open(io.BytesIO(encode_whole(speech(), "flac", RATE))) as container:
+    with av.open(io.BytesIO(encode_file(speech(), "flac", RATE))) as container:
         stream = container.streams.audio[0]
         assert stream.duration * stream.time_base == 1
 
@@ -110,7 +110,7 @@ def test_a_whole_flac_states_its_length(speech):
 def test_no_samples_make_a_file_without_samples(format):
     stream = encoder(format, RATE)
     assert isinstance(stream.finish(), bytes)
-    assert isinstance(encode_whole(np.zeros(0, np.float32), format, RATE), bytes)
+    assert isinstance(encode_file(np.zeros(0, np.float32), format, RATE), bytes)
 
 
 def test_an_output_rate_is_honoured(speech, likeness):
@@ -129,7 +129,7 @@ def test_an_output_rate_that_cannot_be_had_is_refused():
 @pytest.mark.parametrize("format", LOSSY)
 def test_a_bitrate_is_honoured(speech, format):
     samples = speech(3.0)
-    small, large = (len(encode_whole(samples, format, RATE, bitrate=rate)) for rate in (24_000, 128_000))
+    small, large = (len(encode_file(samples, format, RATE, bitrate=rate)) for rate in (24_000, 128_000))
     assert small < 0.5 * large
 
 
@@ -152,7 +152,7 @@ def test_a_finished_encoder_takes_no_more(speech, format):
 def test_loud_samples_are_clipped_alike_in_every_format():
     square = np.where(np.arange(RATE) // 100 % 2, np.float32(3.0), np.float32(-3.0))
     for format in FORMATS:
-        assert np.abs(decoded(encode_whole(square, format, RATE), format)).max() <= 1.5
+        assert np.abs(decoded(encode_file(square, format, RATE), format)).max() <= 1.5
 
 
 def test_samples_that_are_not_finite_are_refused():
@@ -176,14 +176,14 @@ def test_an_encoder_dropped_midway_leaves_nothing_behind(speech, format):
 
 def test_wav_and_pcm_need_no_extra_and_the_others_name_the_command(without_extras, speech):
     for format in ("wav", "pcm"):
-        assert len(encode_whole(speech(), format, RATE)) >= 2 * RATE
+        assert len(encode_file(speech(), format, RATE)) >= 2 * RATE
     for format in ("flac", "mp3", "aac"):
         with pytest.raises(MissingExtra, match=rf"Writing {format} needs: pip install 'shoal\[formats\]'"):
             encoder(format, RATE)
 
 
 def test_the_outbox_gives_each_byte_once():
-    outbox = Outbox()
+    outbox = StreamBuffer()
     outbox.write(b"ab")
     assert outbox.take() == b"ab"
     assert outbox.take() == b""

@@ -3,7 +3,7 @@ import io
 import av
 import pytest
 
-from shoal.audio.ffmpeg import CODECS, CONTAINERS, MUXING, Upload
+from shoal.audio.ffmpeg import CODECS, CONTAINERS, MUXERS, ContainerInput
 from shoal.audio.formats import FORMATS
 
 
@@ -22,11 +22,11 @@ def test_nothing_that_opens_other_files_is_on_the_list(script):
 
 
 def test_every_format_but_wav_and_pcm_is_written_by_ffmpeg():
-    assert set(MUXING) == set(FORMATS) - {"wav", "pcm"}
+    assert set(MUXERS) == set(FORMATS) - {"wav", "pcm"}
 
 
 def test_an_impossible_place_in_an_upload_is_an_answer():
-    upload = Upload(b"abc")
+    upload = ContainerInput(b"abc")
     assert upload.seek(1) == 1
     assert upload.seek(-5) == -1
     assert upload.seek(1 << 80) == -1

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.audio.guard import Finding, GuardThresholds, SpeechGuard, check_speech, reading_seconds, speech_span
+from shoal.audio.guard import GuardThresholds, SpeechDefect, SpeechGuard, check_speech, duration_bounds, reading_seconds
 
 RATE = 44_100
 SENTENCE = "The quick brown fox jumps over the lazy dog."
@@ -17,19 +17,19 @@ def test_speech_of_the_right_length_is_speech(speech):
 def test_values_that_are_not_finite_are_found_and_nothing_else_is_claimed(speech, poison):
     samples = speech(3.0)
     samples[5] = poison
-    assert check_speech(samples, RATE, SENTENCE) == (Finding.NOT_FINITE,)
+    assert check_speech(samples, RATE, SENTENCE) == (SpeechDefect.NOT_FINITE,)
 
 
 def test_clipping_is_found_by_its_share(speech):
     samples = speech(3.0)
     samples[:100] = 1.0
     assert check_speech(samples, RATE, SENTENCE) == ()
-    assert check_speech(np.clip(20 * speech(3.0), -1, 1), RATE, SENTENCE) == (Finding.CLIPPED,)
+    assert check_speech(np.clip(20 * speech(3.0), -1, 1), RATE, SENTENCE) == (SpeechDefect.CLIPPED,)
 
 
 def test_silence_is_found(speech):
-    assert check_speech(np.zeros(3 * RATE, np.float32), RATE, SENTENCE) == (Finding.SILENT,)
-    assert check_speech(np.float32(1e-4) * speech(3.0), RATE, SENTENCE) == (Finding.SILENT,)
+    assert check_speech(np.zeros(3 * RATE, np.float32), RATE, SENTENCE) == (SpeechDefect.SILENT,)
+    assert check_speech(np.float32(1e-4) * speech(3.0), RATE, SENTENCE) == (SpeechDefect.SILENT,)
 
 
 def test_a_pause_in_the_middle_is_not_silence(speech):
@@ -39,26 +39,26 @@ def test_a_pause_in_the_middle_is_not_silence(speech):
 
 
 def test_speech_too_short_for_its_text_is_found(speech):
-    assert check_speech(speech(0.3), RATE, SENTENCE) == (Finding.TOO_SHORT,)
+    assert check_speech(speech(0.3), RATE, SENTENCE) == (SpeechDefect.TOO_SHORT,)
 
 
 def test_no_samples_are_too_short_and_silent():
-    assert check_speech(np.zeros(0, np.float32), RATE, SENTENCE) == (Finding.TOO_SHORT, Finding.SILENT)
+    assert check_speech(np.zeros(0, np.float32), RATE, SENTENCE) == (SpeechDefect.TOO_SHORT, SpeechDefect.SILENT)
 
 
 def test_runaway_speech_is_found_while_it_streams(speech):
     guard = SpeechGuard(RATE, "Hello.")
     findings = [guard.feed(speech(1.0)) for _ in range(7)]
     assert findings[:5] == [None] * 5
-    assert findings[-1] is Finding.RUNAWAY
-    assert guard.finish() == (Finding.RUNAWAY,)
+    assert findings[-1] is SpeechDefect.RUNAWAY
+    assert guard.finish() == (SpeechDefect.RUNAWAY,)
 
 
 def test_a_value_that_is_not_finite_is_told_at_once_and_stays_told(speech):
     guard = SpeechGuard(RATE, SENTENCE)
     assert guard.feed(speech(0.1)) is None
-    assert guard.feed(np.array([np.nan], np.float32)) is Finding.NOT_FINITE
-    assert guard.feed(speech(0.1)) is Finding.NOT_FINITE
+    assert guard.feed(np.array([np.nan], np.float32)) is SpeechDefect.NOT_FINITE
+    assert guard.feed(speech(0.1)) is SpeechDefect.NOT_FINITE
 
 
 def test_without_a_text_the_length_is_not_judged(speech):
@@ -83,21 +83,24 @@ def test_reading_time_follows_the_script(text, seconds):
 
 
 def test_markers_allow_time_and_demand_none():
-    plain, marked = speech_span("Hello there."), speech_span("(laughing) [long pause] <|speaker:0|> Hello there.")
-    assert marked.shortest == plain.shortest
-    assert marked.longest > plain.longest + 6
+    plain, marked = (
+        duration_bounds("Hello there."),
+        duration_bounds("(laughing) [long pause] <|speaker:0|> Hello there."),
+    )
+    assert marked.min_seconds == plain.min_seconds
+    assert marked.max_seconds > plain.max_seconds + 6
 
 
 @pytest.mark.parametrize("text", ["", "Hi.", "好", SENTENCE, SENTENCE * 100, "(sighing)"])
 def test_an_ordinary_reading_is_within_the_bounds(text):
-    span = speech_span(text)
+    span = duration_bounds(text)
     for pace in (0.6, 1.0, 2.0):
-        assert span.shortest <= pace * reading_seconds(text) + 0.3 <= span.longest
+        assert span.min_seconds <= pace * reading_seconds(text) + 0.3 <= span.max_seconds
 
 
 def test_thresholds_can_be_chosen(speech):
-    strict = GuardThresholds(silence_rms=0.9, longest_factor=1.0, longest_slack_seconds=0.0)
-    assert check_speech(speech(3.0), RATE, SENTENCE, strict) == (Finding.RUNAWAY, Finding.SILENT)
+    strict = GuardThresholds(silence_rms=0.9, max_reading_factor=1.0, slack_seconds=0.0)
+    assert check_speech(speech(3.0), RATE, SENTENCE, strict) == (SpeechDefect.RUNAWAY, SpeechDefect.SILENT)
 
 
 @settings(deadline=None)

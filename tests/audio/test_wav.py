@@ -50,13 +50,13 @@ def test_every_plain_encoding_is_read(tag, bits, body, tolerance):
 @pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000])
 def test_a_stream_of_unknown_length_is_read_to_its_end(size):
     reader = open_wav(wav_file(bytes(3200), 1, 1, 16, size=size))
-    assert reader.promised_seconds is None
+    assert reader.declared_seconds is None
     assert sum(len(block) for _, block in reader.blocks()) == 1600
 
 
 def test_the_header_states_a_length_and_a_cut_frame_is_dropped():
     reader = open_wav(wav_file(bytes(1001), 1, 1, 16, size=32_000))
-    assert reader.promised_seconds == 1.0
+    assert reader.declared_seconds == 1.0
     assert sum(len(block) for _, block in reader.blocks()) == 500
 
 

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from shoal.api.engine_client import Loaded
-from shoal.batch.lines import Defaults, Input
+from shoal.batch.lines import InputFile, LineDefaults
 from shoal.batch.manifest import MANIFEST, Manifest
-from shoal.batch.run import run, survey
+from shoal.batch.run import plan_batch, run
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
@@ -35,7 +35,7 @@ def entries(out: Path) -> dict[int, dict[str, object]]:
 
 def test_many_lines_are_under_way_at_one_time_and_each_sounds_as_if_alone(tiny: Checkpoint, tmp_path: Path) -> None:
     said = [{"text": f"Line {number}.", "max_new_tokens": 12, "seed": 3} for number in range(8)]
-    source = Input(write(tmp_path / "in.jsonl", *said, *said), Defaults("tiny"))
+    source = InputFile(write(tmp_path / "in.jsonl", *said, *said), LineDefaults("tiny"))
     core = EngineCore(tiny, EngineConfig(slots=4, guard=False))
     with Engine(core, voice_cache(tiny, tmp_path / "voices")) as engine, Manifest.opened(tmp_path / "out") as manifest:
         loaded = Loaded(engine.service, VoiceStore(tmp_path / "voices"), 1.0)
@@ -45,7 +45,7 @@ def test_many_lines_are_under_way_at_one_time_and_each_sounds_as_if_alone(tiny: 
             nonlocal most
             most = max(most, engine.service.statistics()["running"])
 
-        run(survey(source, manifest), source, loaded, manifest, 8, watch)
+        run(plan_batch(source, manifest), source, loaded, manifest, 8, watch)
     told = entries(tmp_path / "out")
     assert [told[line]["audio_seconds"] for line in sorted(told)] == [0.48] * 16
     assert most == 4

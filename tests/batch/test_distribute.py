@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.batch.distribute import SliceSpeaker
-from shoal.batch.lines import Defaults, Input, Task
+from shoal.batch.distribute import BatchWorker
+from shoal.batch.lines import InputFile, LineDefaults, LineTask
 from shoal.batch.manifest import Manifest
-from shoal.batch.run import survey
+from shoal.batch.run import plan_batch
 from shoal.config import EngineConfig
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
@@ -19,20 +19,20 @@ from shoal.errors import InvalidRequest
 SOURCE = EngineSource("random:tiny", "cpu", config=EngineConfig(slots=2, guard=False, kv_bytes=1 << 20))
 
 
-def columns(tasks: list[Task]) -> dict[str, np.ndarray[Any, Any]]:
+def columns(tasks: list[LineTask]) -> dict[str, np.ndarray[Any, Any]]:
     """As Ray Data hands them out."""
-    return {each.name: np.array([getattr(task, each.name) for task in tasks]) for each in fields(Task)}
+    return {each.name: np.array([getattr(task, each.name) for task in tasks]) for each in fields(LineTask)}
 
 
 def test_a_worker_reads_its_lines_by_their_place_and_tells_those_that_are_others_now(tmp_path: Path) -> None:
     path, out = tmp_path / "in.jsonl", tmp_path / "out"
     said = [{"text": text, "max_new_tokens": 6, "seed": 3} for text in ("One.", "Two.", "Six.")]
     path.write_text("".join(json.dumps(line) + "\n" for line in said))
-    lines = Input(path, Defaults("random:tiny"))
+    lines = InputFile(path, LineDefaults("random:tiny"))
     with Manifest.opened(out) as manifest:
-        tasks = survey(lines, manifest).tasks
+        tasks = plan_batch(lines, manifest).tasks
         path.write_text(path.read_text().replace("Six.", "Ten."))
-        worker = SliceSpeaker(SOURCE, tmp_path / "voices", out, lines)
+        worker = BatchWorker(SOURCE, tmp_path / "voices", out, lines)
         try:
             told = worker(columns(tasks[1:]))
         finally:
@@ -45,6 +45,6 @@ def test_a_worker_reads_its_lines_by_their_place_and_tells_those_that_are_others
 
 
 def test_a_worker_that_cannot_read_the_input_says_so_before_it_loads_anything(tmp_path: Path) -> None:
-    lines = Input(tmp_path / "elsewhere.jsonl", Defaults("no-such-model"))
+    lines = InputFile(tmp_path / "elsewhere.jsonl", LineDefaults("no-such-model"))
     with pytest.raises(InvalidRequest, match=r"No such file or directory.*: put the input where all machines see it"):
-        SliceSpeaker(EngineSource("no-such-model"), tmp_path, tmp_path, lines)
+        BatchWorker(EngineSource("no-such-model"), tmp_path, tmp_path, lines)

@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from shoal.batch import lines
-from shoal.batch.lines import Defaults, Fault, Input, Task
+from shoal.batch.lines import InputFile, LineDefaults, LineError, LineTask
 from shoal.errors import InvalidRequest
 
-PLAIN = Defaults("nano")
+PLAIN = LineDefaults("nano")
 
 
-def read(tmp_path: Path, content: str | bytes, defaults: Defaults = PLAIN) -> list[Task | Fault]:
+def read(tmp_path: Path, content: str | bytes, defaults: LineDefaults = PLAIN) -> list[LineTask | LineError]:
     path = tmp_path / "in.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return list(Input(path, defaults).tasks())
+    return list(InputFile(path, defaults).tasks())
 
 
-def digest(tmp_path: Path, defaults: Defaults = PLAIN, **fields: Any) -> str:
+def digest(tmp_path: Path, defaults: LineDefaults = PLAIN, **fields: Any) -> str:
     (task,) = read(tmp_path, json.dumps(fields), defaults)
-    assert isinstance(task, Task), task
+    assert isinstance(task, LineTask), task
     return task.digest
 
 
@@ -29,16 +29,16 @@ def test_lines_are_numbered_named_and_found_again(tmp_path: Path) -> None:
     content = '{"text": "One."}\n\n  \n{"text": "Zwei, drei: übel.", "id": "zwei"}\n{"text": "No end of line."}'
     found = read(tmp_path, content)
     assert [(task.number, task.name) for task in found] == [(1, "000001"), (4, "zwei"), (5, "000005")]
-    source = Input(tmp_path / "in.jsonl", PLAIN)
-    texts = [json.loads(source.raw(task))["text"] for task in found if isinstance(task, Task)]
+    source = InputFile(tmp_path / "in.jsonl", PLAIN)
+    texts = [json.loads(source.raw(task))["text"] for task in found if isinstance(task, LineTask)]
     assert texts == ["One.", "Zwei, drei: übel.", "No end of line."]
 
 
 def test_the_mark_that_some_editors_begin_a_file_with_is_no_part_of_its_first_line(tmp_path: Path) -> None:
     found = read(tmp_path, '{"text": "One."}\n{"text": "Two."}\n'.encode("utf-8-sig"))
-    source = Input(tmp_path / "in.jsonl", PLAIN)
-    assert [json.loads(source.raw(task))["text"] for task in found if isinstance(task, Task)] == ["One.", "Two."]
-    assert isinstance(found[0], Task)
+    source = InputFile(tmp_path / "in.jsonl", PLAIN)
+    assert [json.loads(source.raw(task))["text"] for task in found if isinstance(task, LineTask)] == ["One.", "Two."]
+    assert isinstance(found[0], LineTask)
     assert found[0].digest == digest(tmp_path, text="One.")
 
 
@@ -62,27 +62,27 @@ def test_the_mark_that_some_editors_begin_a_file_with_is_no_part_of_its_first_li
 def test_a_line_that_is_wrong_is_told_and_the_others_stay(tmp_path: Path, line: str | bytes, told: str) -> None:
     raw = line if isinstance(line, bytes) else line.encode()
     before, fault, after = read(tmp_path, b'{"text": "a"}\n' + raw + b'\n{"text": "b"}\n')
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, LineError)
     assert fault.number == 2
     assert told in fault.message
-    assert isinstance(before, Task)
-    assert isinstance(after, Task)
+    assert isinstance(before, LineTask)
+    assert isinstance(after, LineTask)
 
 
 def test_an_id_is_used_once(tmp_path: Path) -> None:
     _, fault = read(tmp_path, '{"text": "a", "id": "x"}\n{"text": "b", "id": "x"}\n')
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, LineError)
     assert "line 1" in fault.message
 
 
 def test_a_line_without_end_costs_no_more_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MOST_BYTES", 1000)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
     fault, task = read(tmp_path, '{"text": "' + "a" * 5000 + '"}\n{"text": "b"}\n')
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, LineError)
     assert "longer than" in fault.message
-    assert isinstance(task, Task)
+    assert isinstance(task, LineTask)
     assert task.number == 2
-    assert json.loads(Input(tmp_path / "in.jsonl", PLAIN).raw(task)) == {"text": "b"}
+    assert json.loads(InputFile(tmp_path / "in.jsonl", PLAIN).raw(task)) == {"text": "b"}
 
 
 def test_whatever_changes_the_sound_changes_the_digest(tmp_path: Path) -> None:
@@ -90,12 +90,12 @@ def test_whatever_changes_the_sound_changes_the_digest(tmp_path: Path) -> None:
     assert same == digest(tmp_path, seed=1, text="a")
     assert same != digest(tmp_path, text="b", seed=1)
     assert same != digest(tmp_path, text="a", seed=2)
-    assert same != digest(tmp_path, Defaults("s1-mini"), text="a", seed=1)
-    assert same != digest(tmp_path, Defaults("nano", {"voice": "me"}), text="a", seed=1)
+    assert same != digest(tmp_path, LineDefaults("s1-mini"), text="a", seed=1)
+    assert same != digest(tmp_path, LineDefaults("nano", {"voice": "me"}), text="a", seed=1)
 
 
 def test_defaults_hold_for_lines_that_do_not_say_otherwise(tmp_path: Path) -> None:
-    defaults = Defaults("nano", {"voice": "me", "format": "mp3"})
+    defaults = LineDefaults("nano", {"voice": "me", "format": "mp3"})
     body, _ = lines.parse_line(b'{"text": "a"}', defaults)
     assert (body.reference_id, body.format) == ("me", "mp3")
     body, _ = lines.parse_line(b'{"text": "a", "voice": "you", "format": "wav"}', defaults)
@@ -106,4 +106,4 @@ def test_defaults_hold_for_lines_that_do_not_say_otherwise(tmp_path: Path) -> No
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="No such file"):
-        list(Input(tmp_path / "nowhere.jsonl", PLAIN).tasks())
+        list(InputFile(tmp_path / "nowhere.jsonl", PLAIN).tasks())

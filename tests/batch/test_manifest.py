@@ -8,22 +8,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.batch.journal import Entry
-from shoal.batch.lines import Defaults, Input, Task
+from shoal.batch.journal import JournalEntry
+from shoal.batch.lines import InputFile, LineDefaults, LineTask
 from shoal.batch.manifest import MANIFEST, Manifest, worker_journal
-from shoal.batch.run import survey
+from shoal.batch.run import plan_batch
 from shoal.errors import InvalidRequest, OutputError
 from shoal.paths import atomic_write
 
 
-def task(number: int, *, name: str | None = None, digest: str = "d") -> Task:
-    return Task(number, name or f"{number:06d}", digest, 0, 10)
+def task(number: int, *, name: str | None = None, digest: str = "d") -> LineTask:
+    return LineTask(number, name or f"{number:06d}", digest, 0, 10)
 
 
-def done(out: Path, number: int, *, digest: str = "d") -> Entry:
+def done(out: Path, number: int, *, digest: str = "d") -> JournalEntry:
     """An entry, and the file it tells of."""
     atomic_write(out / f"{number:06d}.wav", b"sound")
-    return Entry(number, f"{number:06d}", "done", digest, file=f"{number:06d}.wav", size=5, audio_seconds=1.0)
+    return JournalEntry(number, f"{number:06d}", "done", digest, file=f"{number:06d}.wav", size=5, audio_seconds=1.0)
 
 
 def entries(out: Path) -> list[dict[str, object]]:
@@ -33,7 +33,7 @@ def entries(out: Path) -> list[dict[str, object]]:
 def test_what_is_done_is_known_to_the_next_run(tmp_path: Path) -> None:
     with Manifest.opened(tmp_path) as manifest:
         assert not manifest.has(task(1))
-        manifest.add([done(tmp_path, 1), Entry(2, "000002", "failed", "d", error="why")])
+        manifest.add([done(tmp_path, 1), JournalEntry(2, "000002", "failed", "d", error="why")])
         assert manifest.has(task(1))
     with Manifest.opened(tmp_path) as manifest:
         assert manifest.has(task(1))
@@ -69,7 +69,7 @@ def test_wherever_a_crash_tears_the_manifest_whole_entries_stay(tmp_path: Path, 
 
 def test_the_manifest_ends_in_the_order_of_the_input_with_one_entry_each(tmp_path: Path) -> None:
     with Manifest.opened(tmp_path) as manifest:
-        manifest.add([done(tmp_path, 3), Entry(2, "000002", "failed", "d", error="why"), done(tmp_path, 1)])
+        manifest.add([done(tmp_path, 3), JournalEntry(2, "000002", "failed", "d", error="why"), done(tmp_path, 1)])
         manifest.add([done(tmp_path, 2)])
     assert [(entry["line"], entry["status"]) for entry in entries(tmp_path)] == [(1, "done"), (2, "done"), (3, "done")]
 
@@ -143,24 +143,24 @@ def test_zeros_that_a_power_cut_left_are_a_torn_end(tmp_path: Path) -> None:
 
 def test_a_line_that_is_wrong_takes_no_entry_of_another(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "Hello.", "id": "000002"}\n{"text": ""}\n')
-    source = Input(tmp_path / "in.jsonl", Defaults("nano"))
+    source = InputFile(tmp_path / "in.jsonl", LineDefaults("nano"))
     out = tmp_path / "out"
     with Manifest.opened(out) as manifest:
-        (spoken,) = survey(source, manifest).tasks
+        (spoken,) = plan_batch(source, manifest).tasks
         manifest.add([replace(done(out, 2, digest=spoken.digest), line=spoken.number)])
     for _ in range(2):
         with Manifest.opened(out) as manifest:
-            assert survey(source, manifest).done == [spoken]
+            assert plan_batch(source, manifest).done == [spoken]
         assert [(entry["line"], entry["status"]) for entry in entries(out)] == [(1, "done"), (2, "failed")]
 
 
 def test_a_line_that_was_put_right_is_wrong_no_more(tmp_path: Path) -> None:
-    source = Input(tmp_path / "in.jsonl", Defaults("nano"))
+    source = InputFile(tmp_path / "in.jsonl", LineDefaults("nano"))
     out = tmp_path / "out"
     for text, found in (("", [(1, "failed")]), ("Hello.", [])):
         (tmp_path / "in.jsonl").write_text(json.dumps({"text": text, "id": "greeting"}) + "\n")
         with Manifest.opened(out) as manifest:
-            survey(source, manifest)
+            plan_batch(source, manifest)
         assert [(entry["line"], entry["status"]) for entry in entries(out)] == found
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from shoal.cli import cluster as command
 from shoal.cluster import lifecycle as life
-from shoal.cluster.config import Autoscale, ClusterConfig, sharing
+from shoal.cluster.config import Autoscale, ClusterConfig, split_gpu_memory
 from shoal.config import EngineConfig
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
@@ -13,8 +13,8 @@ from shoal.errors import InvalidRequest
 
 def test_bounds_are_read_and_the_upper_one_counts_for_capacity() -> None:
     assert Autoscale.parse("2:8") == Autoscale(2, 8)
-    assert ClusterConfig(replicas=3).most == 3
-    assert ClusterConfig(replicas=3, autoscale=Autoscale(1, 5)).most == 5
+    assert ClusterConfig(replicas=3).max_replicas == 3
+    assert ClusterConfig(replicas=3, autoscale=Autoscale(1, 5)).max_replicas == 5
 
 
 @pytest.mark.parametrize("text", ["", "3", "a:b", "0:2", "3:2", "1:2:3", "-1:2"])
@@ -28,7 +28,7 @@ def test_bounds_that_are_none_are_refused(text: str) -> None:
     [(0.5, "0.9", "0.45"), (0.25, "1", "0.25"), (0.5, "4GB", "4GB"), (1.0, "0.9", "0.9"), (0.0, "0.9", "0.9")],
 )
 def test_replicas_that_share_a_gpu_share_its_memory(gpus: float, asked: str, given: str) -> None:
-    assert sharing(EngineSource(config=EngineConfig(gpu_memory=asked)), gpus).config.gpu_memory == given
+    assert split_gpu_memory(EngineSource(config=EngineConfig(gpu_memory=asked)), gpus).config.gpu_memory == given
 
 
 def test_one_and_a_half_gpus_are_refused_before_ray_does() -> None:
@@ -41,7 +41,7 @@ def test_a_joined_cluster_that_is_too_small_says_what_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deployed: list[int] = []
-    monkeypatch.setattr(life, "joined_ray", lambda address: nullcontext())
+    monkeypatch.setattr(life, "connect_ray", lambda address: nullcontext())
     monkeypatch.setattr(life, "import_ray", lambda: SimpleNamespace(cluster_resources=lambda: {"CPU": 3.0}))
     monkeypatch.setattr(command, "_deploy", lambda plan, everywhere: deployed.append(plan.cluster.replicas))
     for replicas in (3, 4):

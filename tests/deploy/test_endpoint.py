@@ -11,22 +11,22 @@ from moto import mock_aws
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.deploy.endpoint import METRIC, Account, Wanted
+from shoal.deploy.endpoint import METRIC, EndpointSpec, SageMakerAccount
 from shoal.errors import InvalidRequest, ShoalError
 
-WANTED = Wanted(
+SPEC = EndpointSpec(
     "voices",
     image="123456789012.dkr.ecr.us-east-1.amazonaws.com/shoal:cuda",
     model_data="s3://bucket/model.tar.gz",
     role="arn:aws:iam::123456789012:role/shoal",
     instance="ml.g4dn.xlarge",
-    least=1,
-    most=4,
+    min_instances=1,
+    max_instances=4,
     concurrency=12,
     environment={"SHOAL_SLOTS": "16"},
 )
-ARGUMENTS = ["deploy", "sagemaker", "voices", "--image", WANTED.image, "--model-data", WANTED.model_data]
-ARGUMENTS += ["--role", WANTED.role, "--instance", WANTED.instance, "--instances", "1:4", "--concurrency", "12"]
+ARGUMENTS = ["deploy", "sagemaker", "voices", "--image", SPEC.image, "--model-data", SPEC.model_data]
+ARGUMENTS += ["--role", SPEC.role, "--instance", SPEC.instance, "--instances", "1:4", "--concurrency", "12"]
 ARGUMENTS += ["--env", "SHOAL_SLOTS=16"]
 
 
@@ -39,27 +39,27 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def do_all(wanted: Wanted) -> list[str]:
-    steps = Account().steps(wanted)
+def do_all(spec: EndpointSpec) -> list[str]:
+    steps = SageMakerAccount().steps(spec)
     for step in steps:
         step.do()
-    return [step.told for step in steps]
+    return [step.description for step in steps]
 
 
 def test_everything_is_made_once() -> None:
-    assert [told.split()[0] for told in do_all(WANTED)] == ["create", "create", "create", "wait", "scale", "aim"]
-    assert do_all(WANTED) == []
+    assert [told.split()[0] for told in do_all(SPEC)] == ["create", "create", "create", "wait", "scale", "aim"]
+    assert do_all(SPEC) == []
 
 
 def test_what_is_made_is_what_was_asked_for() -> None:
-    do_all(WANTED)
+    do_all(SPEC)
     sagemaker = boto3.client("sagemaker")
     endpoint = sagemaker.describe_endpoint(EndpointName="voices")
     config = sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
     (variant,) = config["ProductionVariants"]
     assert (variant["InstanceType"], variant["InitialInstanceCount"]) == ("ml.g4dn.xlarge", 1)
     container = sagemaker.describe_model(ModelName=variant["ModelName"])["PrimaryContainer"]
-    assert container["ModelDataUrl"] == WANTED.model_data
+    assert container["ModelDataUrl"] == SPEC.model_data
     assert container["Environment"] == {"SHOAL_SLOTS": "16"}
     scaling = boto3.client("application-autoscaling")
     (target,) = scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
@@ -71,17 +71,17 @@ def test_what_is_made_is_what_was_asked_for() -> None:
 
 
 def test_only_what_has_changed_is_done() -> None:
-    do_all(WANTED)
-    assert do_all(replace(WANTED, most=8)) == ["scale between 1 and 8 instances"]
-    assert do_all(replace(WANTED, most=8, concurrency=20)) == ["aim at 20 concurrent requests per instance"]
+    do_all(SPEC)
+    assert do_all(replace(SPEC, max_instances=8)) == ["scale between 1 and 8 instances"]
+    assert do_all(replace(SPEC, max_instances=8, concurrency=20)) == ["aim at 20 concurrent requests per instance"]
 
 
 def test_another_image_is_a_new_model_and_an_update_that_keeps_the_instances() -> None:
     """moto does not update endpoints: the call itself is checked against the API's own description."""
-    do_all(WANTED)
-    changed, account = replace(WANTED, image="other:1"), Account()
+    do_all(SPEC)
+    changed, account = replace(SPEC, image="other:1"), SageMakerAccount()
     steps = account.steps(changed)
-    assert [step.told.split()[0] for step in steps] == ["create", "create", "update", "wait"]
+    assert [step.description.split()[0] for step in steps] == ["create", "create", "update", "wait"]
     expected: dict[str, Any] = {
         "EndpointName": "voices",
         "EndpointConfigName": changed.config_name,
@@ -94,26 +94,32 @@ def test_another_image_is_a_new_model_and_an_update_that_keeps_the_instances() -
 
 
 def test_many_models_lie_under_a_prefix() -> None:
-    wanted = replace(WANTED, model_data="s3://bucket/models/", multi_model=True, instance="ml.c5.2xlarge")
-    do_all(wanted)
-    described = boto3.client("sagemaker").describe_model(ModelName=wanted.model_name)
+    spec = replace(SPEC, model_data="s3://bucket/models/", multi_model=True, instance="ml.c5.2xlarge")
+    do_all(spec)
+    described = boto3.client("sagemaker").describe_model(ModelName=spec.model_name)
     assert described["PrimaryContainer"]["Mode"] == "MultiModel"
     with pytest.raises(InvalidRequest, match="prefix"):
-        replace(wanted, model_data="s3://bucket/model.tar.gz")
+        replace(spec, model_data="s3://bucket/model.tar.gz")
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"name": "a_b"}, {"name": "x" * 51}, {"model_data": "/tmp/model.tar.gz"}, {"least": 3, "most": 2}, {"least": 0}],
+    [
+        {"name": "a_b"},
+        {"name": "x" * 51},
+        {"model_data": "/tmp/model.tar.gz"},
+        {"min_instances": 3, "max_instances": 2},
+        {"min_instances": 0},
+    ],
 )
 def test_what_aws_would_refuse_is_refused_before(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        replace(WANTED, **wrong)
+        replace(SPEC, **wrong)
 
 
 def test_what_aws_refuses_is_told() -> None:
     with pytest.raises(ShoalError, match="AWS refuses CreateEndpointConfig"):
-        do_all(replace(WANTED, instance="ml.nonsense"))
+        do_all(replace(SPEC, instance="ml.nonsense"))
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
@@ -131,4 +137,4 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
 def test_without_a_region_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     with pytest.raises(InvalidRequest, match="--region"):
-        Account()
+        SageMakerAccount()

@@ -12,9 +12,9 @@ import pytest
 
 from shoal.api.config import Limits, ServerConfig
 from shoal.config import EngineConfig
-from shoal.deploy.container import many_models, settings_of
+from shoal.deploy.container import container_settings, is_multi_model
 from shoal.deploy.memory import usable_bytes
-from shoal.deploy.multi_model import Shelf, Shelved, multi_model_app
+from shoal.deploy.multi_model import ModelPool, PooledModel, multi_model_app
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import ShoalError
 from tests.deploy.conftest import SAY
@@ -109,7 +109,7 @@ def test_a_container_that_is_full_still_lives(tmp_path: Path) -> None:
     source = EngineSource(device="cpu", voices=tmp_path)
 
     async def ask(path: str) -> httpx.Response:
-        app = multi_model_app(Shelf(config, source, 1 << 40), config)
+        app = multi_model_app(ModelPool(config, source, 1 << 40), config)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
             return await http.get(path)
 
@@ -124,8 +124,8 @@ def test_an_engine_without_its_application_is_ended(tiny_directory: Path, tmp_pa
     config = ServerConfig(keys_file=tmp_path / "keys.json")
     source = EngineSource(device="cpu", voices=tmp_path, config=EngineConfig(slots=2, kv_bytes=1 << 20))
 
-    async def load() -> list[Shelved]:
-        shelf = Shelf(config, source, 1 << 40)
+    async def load() -> list[PooledModel]:
+        shelf = ModelPool(config, source, 1 << 40)
         with pytest.raises(ShoalError, match=r"keys\.json"):
             await shelf.load("first", str(tiny_directory))
         return shelf.models
@@ -139,12 +139,12 @@ def test_an_engine_without_its_application_is_ended(tiny_directory: Path, tmp_pa
 
 
 def test_the_variables_of_sagemaker_are_understood() -> None:
-    settings = settings_of({"SAGEMAKER_BIND_TO_PORT": "9001", "SHOAL_SLOTS": "3"}).settings
+    settings = container_settings({"SAGEMAKER_BIND_TO_PORT": "9001", "SHOAL_SLOTS": "3"}).settings
     assert (settings.host, settings.port, settings.insecure, settings.slots) == ("0.0.0.0", 9001, True, 3)
     assert settings.model == "/opt/ml/model"
-    assert settings_of({"SHOAL_MODEL": "nano"}).settings.model == "nano"
-    assert many_models({"SAGEMAKER_MULTI_MODEL": "true"})
-    assert not many_models({"SAGEMAKER_MULTI_MODEL": "false"})
+    assert container_settings({"SHOAL_MODEL": "nano"}).settings.model == "nano"
+    assert is_multi_model({"SAGEMAKER_MULTI_MODEL": "true"})
+    assert not is_multi_model({"SAGEMAKER_MULTI_MODEL": "false"})
 
 
 def test_a_container_has_what_it_is_given(tmp_path: Path) -> None:

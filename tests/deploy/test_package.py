@@ -12,7 +12,7 @@ from shoal.checkpoint.find import BUNDLED_DIRECTORY
 from shoal.checkpoint.load import load_checkpoint, load_codec
 from shoal.checkpoint.save import save_quantized
 from shoal.cli import app
-from shoal.deploy.package import ARCHIVE, CHECKPOINT, model_parts, package_runpod, package_sagemaker, package_triton
+from shoal.deploy.package import ARCHIVE, CHECKPOINT, model_files, package_runpod, package_sagemaker, package_triton
 from shoal.errors import CheckpointError, InvalidRequest, OutputError
 from shoal.quantize.apply import modes_of, quantize_codec
 from shoal.quantize.modes import WeightModes
@@ -27,13 +27,13 @@ def test_the_same_model_gives_the_same_archive(tiny_directory: Path, tmp_path: P
     for name in ("one", "two"):
         for file in tiny_directory.iterdir():
             file.touch()  # times do not count
-        package_sagemaker(model_parts(str(tiny_directory)), tmp_path / name, quiet)
+        package_sagemaker(model_files(str(tiny_directory)), tmp_path / name, quiet)
         written.append((tmp_path / name / ARCHIVE).read_bytes())
     assert written[0] == written[1]
 
 
 def test_the_archive_holds_the_model_and_the_handler(tiny_directory: Path, tmp_path: Path) -> None:
-    package_sagemaker(model_parts(str(tiny_directory)), tmp_path / "out", quiet)
+    package_sagemaker(model_files(str(tiny_directory)), tmp_path / "out", quiet)
     with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
         names = set(archive.getnames())
         archive.extractall(tmp_path / "model", filter="data")
@@ -44,14 +44,14 @@ def test_the_archive_holds_the_model_and_the_handler(tiny_directory: Path, tmp_p
 
 
 def test_the_bundled_model_brings_its_voices() -> None:
-    names = {part.name for part in model_parts("nano")}
+    names = {part.name for part in model_files("nano")}
     assert {"config.json", "model.safetensors", "codec.safetensors", "shoal.json"} <= names
     assert any(name.startswith("voices/") for name in names)
     assert all((BUNDLED_DIRECTORY / name).is_file() for name in names)
 
 
 def test_a_repository_for_triton_has_configuration_code_and_model(tiny_directory: Path, tmp_path: Path) -> None:
-    package_triton(model_parts(str(tiny_directory)), tmp_path / "models", quiet)
+    package_triton(model_files(str(tiny_directory)), tmp_path / "models", quiet)
     version = tmp_path / "models" / "shoal" / "1"
     assert "decoupled: true" in (version.parent / "config.pbtxt").read_text()
     assert "TritonPythonModel" in (version / "model.py").read_text()
@@ -59,7 +59,7 @@ def test_a_repository_for_triton_has_configuration_code_and_model(tiny_directory
 
 
 def test_a_worker_has_its_model_inside(tiny_directory: Path, tmp_path: Path) -> None:
-    package_runpod(model_parts(str(tiny_directory)), tmp_path / "worker", quiet)
+    package_runpod(model_files(str(tiny_directory)), tmp_path / "worker", quiet)
     assert (tmp_path / "worker" / CHECKPOINT / "config.json").is_file()
     assert f"COPY {CHECKPOINT} " in (tmp_path / "worker" / "Dockerfile").read_text()
 
@@ -67,7 +67,7 @@ def test_a_worker_has_its_model_inside(tiny_directory: Path, tmp_path: Path) -> 
 def test_another_codec_takes_the_place_of_the_models_own(tiny_directory: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.pth"
     other.write_bytes(b"another")
-    parts = {part.name: part.path for part in model_parts(str(tiny_directory), other)}
+    parts = {part.name: part.path for part in model_files(str(tiny_directory), other)}
     assert parts["codec.pth"] == other
     assert "codec.json" not in parts
 
@@ -82,18 +82,18 @@ def test_a_quantised_model_with_another_codec_can_be_loaded(tiny_directory: Path
         tmp_path / "other" / "codec.safetensors",
     )
     shutil.copy(tiny_directory / "codec.json", tmp_path / "other")
-    package_runpod(model_parts(str(tmp_path / "small"), tmp_path / "other"), tmp_path / "worker", quiet)
+    package_runpod(model_files(str(tmp_path / "small"), tmp_path / "other"), tmp_path / "worker", quiet)
     packed = load_checkpoint(tmp_path / "worker" / CHECKPOINT)
     assert modes_of(packed.model, packed.codec) == WeightModes.parse("int8,codec=int8")
 
 
 def test_a_model_that_lacks_something_is_not_packed(tiny_directory: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="shoal random"):
-        model_parts("random:tiny")
+        model_files("random:tiny")
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="lacks"):
-        model_parts(str(tmp_path / "part"))
+        model_files(str(tmp_path / "part"))
 
 
 def test_nothing_is_left_of_a_package_that_was_interrupted(tiny_directory: Path, tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_nothing_is_left_of_a_package_that_was_interrupted(tiny_directory: Path,
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        package_sagemaker(model_parts(str(tiny_directory)), tmp_path / "out", interrupted)
+        package_sagemaker(model_files(str(tiny_directory)), tmp_path / "out", interrupted)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_there_is_not_overwritten(tiny_directory: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
-        package_triton(model_parts(str(tiny_directory)), tmp_path, quiet)
+        package_triton(model_files(str(tiny_directory)), tmp_path, quiet)
 
 
 @pytest.mark.parametrize("platform", ["sagemaker", "triton", "runpod"])

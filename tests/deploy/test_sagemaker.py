@@ -11,7 +11,7 @@ import ormsgpack
 import pytest
 from sagemaker_inference.transformer import Transformer
 
-from shoal.deploy.package import ARCHIVE, model_parts, package_sagemaker
+from shoal.deploy.package import ARCHIVE, model_files, package_sagemaker
 from tests.deploy.conftest import SAY
 from tests.server.conftest import samples_of
 
@@ -48,7 +48,7 @@ class Toolkit:
 def toolkit(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toolkit]:
     """As in a container of SageMaker's: the archive is unpacked, and the program in its `code` is called."""
     place = tmp_path_factory.mktemp("sagemaker")
-    package_sagemaker(model_parts(str(tiny_directory)), place / "out", lambda told: None)
+    package_sagemaker(model_files(str(tiny_directory)), place / "out", lambda told: None)
     with tarfile.open(place / "out" / ARCHIVE) as archive:
         archive.extractall(place / "model", filter="data")
     with pytest.MonkeyPatch.context() as patch:

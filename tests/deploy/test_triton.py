@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from shoal.deploy.package import model_parts, package_triton
+from shoal.deploy.package import model_files, package_triton
 from tests.deploy import triton_server
 from tests.deploy.conftest import ROOT, SAY
 from tests.server.conftest import free_port, samples_of
@@ -26,7 +26,7 @@ def ask(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Several bodies at once; the answer to each: pieces, media type, error."""
     python = triton_server.environment()
     place = tmp_path_factory.mktemp("triton")
-    package_triton(model_parts(str(tiny_directory)), place / "models", lambda told: None)
+    package_triton(model_files(str(tiny_directory)), place / "models", lambda told: None)
     with (place / "models" / "shoal" / "config.pbtxt").open("a") as config:
         # One of Triton's own among our settings.
         config.write('parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "yes" } }\n')

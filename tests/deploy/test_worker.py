@@ -8,7 +8,7 @@ import pytest
 
 from shoal.api.exceptions import SchemaViolation
 from shoal.deploy.runpod_worker import handler_for
-from shoal.deploy.worker import LoopThread, close_worker, open_worker, performing
+from shoal.deploy.worker import EventLoopThread, close_worker, open_worker, performing
 from shoal.errors import EngineBusy, InvalidRequest
 from shoal.server.error_responses import status_of
 from shoal.server.state import Desk
@@ -75,7 +75,7 @@ def test_events_are_refused_where_there_are_none(desk: Desk) -> None:
 
 
 def test_a_loop_that_is_closed_ends_what_it_runs(desk: Desk) -> None:
-    thread, ended = LoopThread(), []
+    thread, ended = EventLoopThread(), []
 
     async def listen() -> None:
         try:

@@ -71,13 +71,13 @@ def _behind(gate: Gate, work: Callable[..., Any]) -> Callable[..., Any]:
 
 def reject_the_first() -> None:
     """The first speech that somebody asks for is taken for none, and tried again."""
-    from shoal.audio.guard import Finding
+    from shoal.audio.guard import SpeechDefect
     from shoal.engine.request_tracker import Stage
     from shoal.engine.utterance import Utterance
 
-    judge, findings = Stage._judge, [Finding.SILENT]
+    judge, findings = Stage._judge, [SpeechDefect.SILENT]
 
-    def judge_or_reject(self: Stage, utterance: Utterance, *given: Any, **named: Any) -> Finding | None:
+    def judge_or_reject(self: Stage, utterance: Utterance, *given: Any, **named: Any) -> SpeechDefect | None:
         asked_for = utterance.id >= 0  # others warm up
         return findings.pop() if findings and asked_for else judge(self, utterance, *given, **named)
 

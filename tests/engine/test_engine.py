@@ -384,7 +384,7 @@ def test_turns_share_the_columns_of_their_voice(tiny: Checkpoint, voice: Voice) 
     assert len({id(turn.voice) for turn in turns}) == 1
     assert all(turn.own.base is None for turn in turns)  # nor does a part keep the whole alive
     for turn in turns[:3]:
-        expected = prompt_builder(tiny).opening(turn.text, voice.references).T
+        expected = prompt_builder(tiny).prompt(turn.text, voice.references).T
         assert np.array_equal(turn.opening, expected)
         assert turn.columns == len(expected)
 

@@ -168,7 +168,7 @@ def test_an_empty_speech_of_a_text_without_letters_is_no_success_either(tiny: Ch
 
 
 def test_a_runaway_is_stopped_before_its_end(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    hasty = partial(SpeechGuard, thresholds=GuardThresholds(longest_slack_seconds=0.0))
+    hasty = partial(SpeechGuard, thresholds=GuardThresholds(slack_seconds=0.0))
     monkeypatch.setattr("shoal.engine.request_tracker.SpeechGuard", hasty)
     for whole, frames in ((False, 6), (True, 2 * 6)):
         heard, core = speak(tiny, tone, text="a", whole=whole, config=replace(GUARDED, max_chunk_frames=2))

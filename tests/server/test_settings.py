@@ -7,7 +7,7 @@ from shoal.engine.execution.fallback import RUNGS
 from shoal.errors import InvalidRequest, ModelNotFound
 from shoal.server.preflight import check_machine
 from shoal.server.run import bind, check_door, serve
-from shoal.settings import Origin, Settings, read_settings
+from shoal.settings import ResolvedSettings, Settings, read_settings
 from tests.server.conftest import free_port
 
 
@@ -16,16 +16,16 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nothing"))
 
 
-def read(variables: dict[str, str] | None = None, file: Path | None = None, **flags: object) -> Origin:
+def read(variables: dict[str, str] | None = None, file: Path | None = None, **flags: object) -> ResolvedSettings:
     return read_settings(flags, file, variables or {})
 
 
 def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "shoal.toml"
     file.write_text("port = 1\nslots = 2\nhost = '127.0.0.2'\n")
-    origin = read({"SHOAL_PORT": "3", "SHOAL_SLOTS": "4"}, file, port=5)
-    assert (origin.settings.port, origin.settings.slots, origin.settings.host) == (5, 4, "127.0.0.2")
-    assert [origin.places[name] for name in ("port", "slots", "host", "guard")] == [
+    resolved = read({"SHOAL_PORT": "3", "SHOAL_SLOTS": "4"}, file, port=5)
+    assert (resolved.settings.port, resolved.settings.slots, resolved.settings.host) == (5, 4, "127.0.0.2")
+    assert [resolved.sources[name] for name in ("port", "slots", "host", "guard")] == [
         "flag",
         "SHOAL_SLOTS",
         str(file),
@@ -34,7 +34,7 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> N
 
 
 def test_the_older_names_are_understood() -> None:
-    origin = read(
+    resolved = read(
         {
             "S1_MINI_DEVICE": "cpu",
             "S1_MINI_PRECISION": "bf16",
@@ -47,12 +47,12 @@ def test_the_older_names_are_understood() -> None:
             "S1_MINI_VRAM_CLEAR_ON_OOM": "false",
         }
     )
-    source, server = origin.settings.source(), origin.settings.server()
+    source, server = resolved.settings.source(), resolved.settings.server()
     assert (source.device, source.dtype, source.config.slots) == ("cpu", "bfloat16", 3)
     assert (source.config.batch_seconds, source.config.kv_bytes) == (0.02, 64 << 20)
     assert (server.limits.request_seconds, server.metrics) == (7.0, False)
     assert (source.config.cached_voices, source.config.clear_on_oom) == (8, False)
-    assert origin.places["slots"] == "S1_MINI_BATCH_SIZE"
+    assert resolved.sources["slots"] == "S1_MINI_BATCH_SIZE"
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_the_older_names_are_understood() -> None:
     ],
 )
 def test_compiling_or_not_is_a_rung(variables: dict[str, str], rung: str, place: str) -> None:
-    origin = read(variables)
-    assert (origin.settings.source().config.rung, origin.places["rung"]) == (rung, place)
+    resolved = read(variables)
+    assert (resolved.settings.source().config.rung, resolved.sources["rung"]) == (rung, place)
 
 
 def test_every_rung_can_be_set() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from shoal.errors import InvalidRequest, TextError
-from shoal.text.prompt import ChatPrompts, Codes, Columns, InterleavePrompts, PromptBuilder, Reference, build_prompt
-from shoal.text.split import group_turns
+from shoal.text.prompt import ChatPrompts, Codes, GridBuilder, InterleavePrompts, PromptBuilder, Reference, build_prompt
+from shoal.text.split import split_dialogue
 from shoal.text.tokenizer import Tokenizer, load_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -32,7 +32,7 @@ def references_of(case: dict[str, Any]) -> list[Reference]:
 
 
 def builder(family: str, *, specials: bool = False) -> PromptBuilder:
-    columns = Columns(load_tokenizer(GOLDEN / family / "checkpoint"), CODEBOOKS, specials)
+    columns = GridBuilder(load_tokenizer(GOLDEN / family / "checkpoint"), CODEBOOKS, specials)
     return InterleavePrompts(columns) if family == "s1" else ChatPrompts(columns)
 
 
@@ -59,7 +59,7 @@ def test_s2_prompts_equal_the_stored_grids_of_upstream(case: dict[str, Any]) -> 
 
 @named
 def test_the_texts_of_the_s2_batches_come_from_grouping_the_turns(case: dict[str, Any]) -> None:
-    assert group_turns(case["text"], case["chunk_length"], drop_lead_in=True) == case["s2_batches"]
+    assert split_dialogue(case["text"], case["chunk_length"], drop_lead_in=True) == case["s2_batches"]
 
 
 def assert_grid(ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -76,33 +76,33 @@ def test_a_prompt_is_the_one_before_it_with_the_frames_and_a_tail(
     generated = data.draw(st.lists(FRAMES, min_size=len(texts) - 1, max_size=len(texts) - 1))
     references = [Reference(data.draw(WORDS), data.draw(FRAMES))]
     before = build_prompt(prompts, texts, references, generated[:-1])
-    frames, tail = prompts.columns.frames(generated[-1]), prompts.tail(texts[-1])
+    frames, tail = prompts.grid.frames(generated[-1]), prompts.next_turn(texts[-1])
     whole = build_prompt(prompts, texts, references, generated)
     np.testing.assert_array_equal(np.concatenate((before, frames, tail), axis=1), whole)
 
 
 @both_formats
 def test_a_tail_begins_with_the_stop_token_the_model_sampled(prompts: PromptBuilder) -> None:
-    tail = prompts.tail("More.")
-    assert tail[0, 0] == prompts.columns.tokenizer.stop_id
+    tail = prompts.next_turn("More.")
+    assert tail[0, 0] == prompts.grid.tokenizer.stop_id
     assert not tail[1:].any()
 
 
 def test_an_earlier_batch_of_s1_reads_like_a_reference() -> None:
     codes = np.arange(30, dtype=np.int32).reshape(CODEBOOKS, 3)
     as_batch = build_prompt(S1, ["One.", "Two."], generated=[codes])
-    np.testing.assert_array_equal(as_batch, S1.opening("Two.", [Reference("One.", codes)]))
+    np.testing.assert_array_equal(as_batch, S1.prompt("Two.", [Reference("One.", codes)]))
 
 
 @both_formats
 def test_a_control_token_in_text_or_transcript_is_refused(prompts: PromptBuilder) -> None:
     codes = np.zeros((CODEBOOKS, 1), np.int32)
     with pytest.raises(TextError, match="im_end"):
-        prompts.opening("stop<|im_end|>")
+        prompts.prompt("stop<|im_end|>")
     with pytest.raises(TextError, match="im_end"):
-        prompts.opening("fine", [Reference("stop<|im_end|>", codes)])
+        prompts.prompt("fine", [Reference("stop<|im_end|>", codes)])
     with pytest.raises(TextError, match="im_end"):
-        prompts.tail("stop<|im_end|>")
+        prompts.next_turn("stop<|im_end|>")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_control_token_in_text_or_transcript_is_refused(prompts: PromptBuilder
 )
 def test_codes_of_another_model_are_refused(codes: Codes, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        S2.opening("Hello", [Reference("Hi", codes)])
+        S2.prompt("Hello", [Reference("Hi", codes)])
 
 
 def test_asking_for_a_batch_that_has_no_text_is_refused() -> None:
@@ -127,7 +127,7 @@ def test_asking_for_a_batch_that_has_no_text_is_refused() -> None:
 
 def test_prompts_work_with_a_vocabulary_of_single_bytes(byte_directory: Path) -> None:
     tokenizer: Tokenizer = load_tokenizer(byte_directory)
-    grid = InterleavePrompts(Columns(tokenizer, 2)).opening("Hi", [Reference("A", np.array([[3], [5]], np.int32))])
+    grid = InterleavePrompts(GridBuilder(tokenizer, 2)).prompt("Hi", [Reference("A", np.array([[3], [5]], np.int32))])
     spoken = [*b"<|speaker:0|>A", tokenizer.semantic_begin + 3, tokenizer.stop_id, *b"<|speaker:0|>Hi"]
     assert grid[0].tolist() == [tokenizer.token_id("<|interleave|>"), *spoken]
     assert grid[1:, 15].tolist() == [3, 5]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import InvalidRequest
-from shoal.text.split import group_turns, split_text
+from shoal.text.split import split_dialogue, split_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "prompts" / "cases.json").read_text())
@@ -19,23 +19,23 @@ CASES = json.loads((GOLDEN / "prompts" / "cases.json").read_text())
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_batches_equal_those_of_upstream_where_upstream_loses_nothing(case: dict[str, object]) -> None:
     if case["name"] != "lead_in_dropped_by_s2":
-        assert group_turns(str(case["text"]), int(str(case["chunk_length"]))) == case["s2_batches"]
+        assert split_dialogue(str(case["text"]), int(str(case["chunk_length"]))) == case["s2_batches"]
 
 
 def test_words_before_the_first_tag_are_spoken_by_speaker_0() -> None:
     text = "A preface. <|speaker:1|>Hello."
-    assert group_turns(text, 300) == ["<|speaker:0|>A preface.\n<|speaker:1|>Hello."]
-    assert group_turns(text, 300, drop_lead_in=True) == ["<|speaker:1|>Hello."]
+    assert split_dialogue(text, 300) == ["<|speaker:0|>A preface.\n<|speaker:1|>Hello."]
+    assert split_dialogue(text, 300, drop_lead_in=True) == ["<|speaker:1|>Hello."]
 
 
 def test_a_tag_without_words_makes_no_turn() -> None:
-    assert group_turns("<|speaker:0|> <|speaker:1|>Hi.<|speaker:0|>", 300) == ["<|speaker:1|>Hi."]
+    assert split_dialogue("<|speaker:0|> <|speaker:1|>Hi.<|speaker:0|>", 300) == ["<|speaker:1|>Hi."]
 
 
 def test_turn_sizes_are_counted_in_bytes() -> None:
     turns = ["<|speaker:0|>你好", "<|speaker:1|>你好"]
-    assert group_turns("".join(turns), 38) == ["\n".join(turns)]
-    assert group_turns("".join(turns), 37) == turns
+    assert split_dialogue("".join(turns), 38) == ["\n".join(turns)]
+    assert split_dialogue("".join(turns), 37) == turns
 
 
 # Prose
@@ -191,5 +191,5 @@ def test_a_long_wordless_beginning_does_not_slow_the_rest_down() -> None:
 
 @pytest.mark.timeout(60)
 def test_a_megabyte_of_turns_is_grouped_in_linear_time() -> None:
-    assert len(group_turns("<|speaker:1|>hi" * 70_000, 300)) == 14_000
-    assert re.fullmatch(r"(<\|speaker:)+", group_turns("<|speaker:" * 100_000, 300)[0])
+    assert len(split_dialogue("<|speaker:1|>hi" * 70_000, 300)) == 14_000
+    assert re.fullmatch(r"(<\|speaker:)+", split_dialogue("<|speaker:" * 100_000, 300)[0])

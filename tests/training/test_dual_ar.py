@@ -122,16 +122,14 @@ def test_a_row_is_what_the_engine_would_send_with_the_earlier_utterances_as_refe
         row = library.columns[torch.from_numpy(positions)].numpy().T
         references: list[Reference] = []
         voices = set()
-        rest = row[:, len(prompts.opening("")[0]) :]  # every text is looked for where the one before it ended
+        rest = row[:, len(prompts.prompt("")[0]) :]  # every text is looked for where the one before it ended
         while rest.shape[1]:
             said = next((text for text in by_text if _begins(rest, prompts, text)), None)
             if said is None:
                 break  # cut within the text
             voice, each = by_text[said]
             voices.add(voice)
-            whole = join(
-                [prompts.opening(said, references), prompts.columns.frames(each), prompts.columns.control(STOP)]
-            )
+            whole = join([prompts.prompt(said, references), prompts.grid.frames(each), prompts.grid.control(STOP)])
             shown = min(whole.shape[1], row.shape[1])
             assert (row[:, :shown] == whole[:, :shown]).all()
             references.append(Reference(said, each))
@@ -141,7 +139,7 @@ def test_a_row_is_what_the_engine_would_send_with_the_earlier_utterances_as_refe
 
 
 def _begins(rest: NDArray[np.int16], prompts: InterleavePrompts, text: str) -> bool:
-    ids = prompts.columns.text(text)[0]
+    ids = prompts.grid.text(text)[0]
     follows_audio = rest.shape[1] > len(ids) and rest[0, len(ids)] >= SEMANTIC_BEGIN
     return bool(follows_audio and (rest[0, : len(ids)] == ids).all())
 
@@ -264,10 +262,10 @@ def test_a_memorised_utterance_is_spoken_again_to_its_stop(
     run_for(trainer, tmp_path / "out", 160).go()
     after = json.loads((tmp_path / "out" / "best" / "trained.json").read_text())["fp32"]
     assert after["score"] < 0.2 * before["score"]
-    model = load_model(tmp_path / "out" / "best", prompts.columns.tokenizer, dtype=torch.float32)
+    model = load_model(tmp_path / "out" / "best", prompts.grid.tokenizer, dtype=torch.float32)
     # Rows are cut at their end, so only what stands early in some row was learned to its stop.
     for text, wanted in ((SAID[0][1], SAID[0][2]), (SAID[2][1], SAID[2][2])):
-        prompt = torch.from_numpy(prompts.opening(text))
+        prompt = torch.from_numpy(prompts.prompt(text))
         spoken = generate(model, Head(model.slow), prompt, Sampling(top_k=1, repetition_penalty=1.0, max_frames=40))
         assert spoken.finish is FinishReason.STOP
         assert (spoken.codes.numpy() == wanted).all()
@@ -340,7 +338,7 @@ def test_the_files_of_a_model_are_small_enough_to_carry_and_load_again(
     pieces = list((tmp_path / "model").glob("*.safetensors"))
     assert len(pieces) > 1
     assert max(piece.stat().st_size for piece in pieces) < 45_000
-    again = load_model(tmp_path / "model", prompts.columns.tokenizer, dtype=torch.float32)
+    again = load_model(tmp_path / "model", prompts.grid.tokenizer, dtype=torch.float32)
     assert torch.allclose(again.fast.output.weight, model.fast.output.weight, atol=1e-3)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shoal.audio.encode import encode_whole
+from shoal.audio.encode import encode_file
 from tests.browser import chromium
 from tests.server.conftest import Serving, start
 
@@ -66,4 +66,4 @@ def recording() -> bytes:
     """Two seconds that a codec takes for a voice."""
     seconds = np.arange(2 * 16_000) / 16_000
     wave = 0.3 * np.sin(2 * np.pi * 180 * seconds) * (1 + np.sin(2 * np.pi * 3 * seconds)) / 2
-    return encode_whole(wave.astype(np.float32), "wav", 16_000)
+    return encode_file(wave.astype(np.float32), "wav", 16_000)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import shoal.voices.store
 from shoal.audio.decode import AudioLimits
-from shoal.audio.encode import encode_whole
+from shoal.audio.encode import encode_file
 from shoal.errors import AudioError, InvalidRequest, OutputError, ShoalError, TextError, VoiceNotFound
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.store import VoiceStore
@@ -75,7 +75,7 @@ def test_a_voice_lies_on_disk_in_the_layout_of_upstream(store, directory, wav):
 
 def test_a_recording_keeps_its_suffix(store, directory, encoder, wav, tmp_path):
     tone = np.sin(np.arange(RATE) / 20).astype(np.float32)
-    flac = encode_whole(tone, "flac", RATE)
+    flac = encode_file(tone, "flac", RATE)
     (tmp_path / "take.wav").write_bytes(wav())
     store.add_recordings("anna", [(flac, "flac"), (tmp_path / "take.wav", "wav")])
     assert {"sample-1.flac", "sample-2.wav"} <= set(files(directory / "anna"))

@@ -16,7 +16,7 @@ from shoal.api.errand import run_errand
 from shoal.api.fields import Body
 from shoal.api.fish_body import Format
 from shoal.api.output import Renderer, Rendering
-from shoal.audio.decode import AudioLimits, checked_blocks, mono, peak_of
+from shoal.audio.decode import AudioLimits, limited_blocks, mono, peak_amplitude
 from shoal.audio.formats import FORMATS
 from shoal.audio.wav import is_wav, open_wav
 from shoal.errors import AudioError
@@ -74,8 +74,8 @@ def conversion(audio: bytes, rendering: Rendering) -> Iterator[bytes]:
         raise AudioError("Send a wav file; other recordings are not converted.")
     # Twice over the samples: what is louder than full scale is brought down as a whole.
     peak = 1.0
-    for _, block in checked_blocks(reader, LIMITS):
-        peak = max(peak, peak_of(mono(block)))
+    for _, block in limited_blocks(reader, LIMITS):
+        peak = max(peak, peak_amplitude(mono(block)))
         yield b""
     renderer = Renderer(rendering, reader.rate, stream=False)
     for _, block in reader.blocks():

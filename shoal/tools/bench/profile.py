@@ -19,7 +19,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from torch import Tensor, nn
 
-from shoal.audio.encode import encode_whole
+from shoal.audio.encode import encode_file
 from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
@@ -284,7 +284,7 @@ def _engine_step(core: EngineCore, voices: int) -> float:
 
 
 def _encode(sample_rate: int) -> None:
-    encode_whole(np.zeros(sample_rate, np.float32), "wav", sample_rate)
+    encode_file(np.zeros(sample_rate, np.float32), "wav", sample_rate)
 
 
 def _ceiling(device: str) -> float:

@@ -100,7 +100,7 @@ def speak(
     plan: QualityPlan, configuration: Configuration, sentences: list[str], folder: Path, bar: BenchProgress
 ) -> list[Clip]:
     """Every sentence in every voice; the same seeds under every configuration."""
-    from shoal.audio.encode import encode_whole
+    from shoal.audio.encode import encode_file
     from shoal.config import EngineConfig
     from shoal.engine.load import load
 
@@ -115,7 +115,7 @@ def speak(
                 name = f"{voice or OWN_VOICE}-{number:04d}.wav"
                 try:
                     speech = engine.speak(sentence, voice=voice, sampling=replace(usual, seed=number))
-                    (place / name).write_bytes(encode_whole(speech.samples, "wav", speech.sample_rate))
+                    (place / name).write_bytes(encode_file(speech.samples, "wav", speech.sample_rate))
                 except GenerationFailed:
                     pass  # no file: the judges count it as a fault
                 path = f"{place.name}/{name}"

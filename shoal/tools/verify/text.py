@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from shoal.model.config import Family
-from shoal.text.prompt import ChatPrompts, Columns, Grid, InterleavePrompts, PromptBuilder, Reference, build_prompt
-from shoal.text.split import group_turns
+from shoal.text.prompt import ChatPrompts, Grid, GridBuilder, InterleavePrompts, PromptBuilder, Reference, build_prompt
+from shoal.text.split import split_dialogue
 from shoal.tools.verify.comparison import ParityComparison, equal, equal_lists
 from shoal.tools.verify.golden import Case, Golden, codes_of
 
@@ -40,7 +40,7 @@ def s2_prompts(golden: Golden) -> Iterator[ParityComparison]:
 
 def s2_batches(golden: Golden) -> Iterator[ParityComparison]:
     for case in golden.cases("prompts/cases.json"):
-        ours, stored = group_turns(case["text"], case["chunk_length"], drop_lead_in=True), case["s2_batches"]
+        ours, stored = split_dialogue(case["text"], case["chunk_length"], drop_lead_in=True), case["s2_batches"]
         unequal = sum(a != b for a, b in zip(ours, stored, strict=False)) + abs(len(ours) - len(stored))
         yield ParityComparison("s2/batches", case["name"], float(unequal), 0.0)
 
@@ -48,7 +48,7 @@ def s2_batches(golden: Golden) -> Iterator[ParityComparison]:
 def _builder(golden: Golden, family: Family, stored: Mapping[str, Grid]) -> PromptBuilder:
     codebooks = max((len(grid) - 1 for grid in stored.values()), default=0)
     # The stored prompts include one whose text spells control tokens, which upstream obeys.
-    columns = Columns(golden.tokenizer(family), codebooks, specials=True)
+    columns = GridBuilder(golden.tokenizer(family), codebooks, specials=True)
     return InterleavePrompts(columns) if family == "s1" else ChatPrompts(columns)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.api.output import Rendering
-from shoal.audio.encode import encode_whole
+from shoal.audio.encode import encode_file
 from shoal.errors import AudioError
 from shoal.server.routes.convert import conversion
 from tests.server.conftest import Serving
@@ -46,7 +46,7 @@ def converted(audio: bytes, format: str) -> bytes:
 @pytest.mark.parametrize("format", ["wav", "pcm", "flac", "mp3"])
 def test_steps_give_what_the_whole_gives(format: str) -> None:
     samples = noise(9.0, 16_000)
-    assert converted(float_wav(samples, 16_000), format) == encode_whole(samples, format, 16_000)
+    assert converted(float_wav(samples, 16_000), format) == encode_file(samples, format, 16_000)
 
 
 def test_steps_are_small_whatever_the_length() -> None:
@@ -58,7 +58,7 @@ def test_steps_are_small_whatever_the_length() -> None:
 def test_what_is_louder_than_full_scale_is_brought_down_as_a_whole() -> None:
     samples = noise(5.0, 16_000)
     samples[-1] = 2.0
-    assert converted(float_wav(samples, 16_000), "pcm") == encode_whole(samples / 2, "pcm", 16_000)
+    assert converted(float_wav(samples, 16_000), "pcm") == encode_file(samples / 2, "pcm", 16_000)
 
 
 def test_two_channels_become_their_average() -> None:
