@@ -22,7 +22,7 @@ from pydantic_settings import (
 
 from shoal.api.config import MODEL_ALIASES, KeyLimits, Limits, ServerConfig
 from shoal.config import EngineConfig
-from shoal.engine.memory.limit import read_cap
+from shoal.engine.memory.limit import read_memory_limit
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
 from shoal.paths import config_directory, state_directory
@@ -87,7 +87,7 @@ Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
 Dtype = Annotated[Literal["float32", "bfloat16", "float16"] | None, BeforeValidator(_dtype)]
 Device = Annotated[str, _checked(_device)]
 Weights = Annotated[str, _checked(_weights)]
-Cap = Annotated[str, _checked(read_cap)]
+Cap = Annotated[str, _checked(read_memory_limit)]
 Positive = Annotated[float, Field(gt=0)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]

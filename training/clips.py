@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ExitStack() as engines:
         for name, model in options.model:
             engine = engines.enter_context(shoal.load(model))
-            systems[name] = speech(engine, overridden(engine.service.usual_sampling, options.sampling))
+            systems[name] = speech(engine, overridden(engine.service.default_sampling, options.sampling))
         utterances = chosen_utterances(Corpus(options.speech), options.sentences, options.voices)
         print(f"{write_clips(utterances, systems, options.out)} clips in {options.out}")
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint, load_checkpoint, load_model
-from shoal.engine.kv_cache import PagedKV, Pass, Segment, kv_type
-from shoal.engine.preprocess import write_turns
+from shoal.engine.kv_cache import AttentionMetadata, PagedKV, PrefillSegment, resolve_kv_dtype
+from shoal.engine.preprocess import build_turns
 from shoal.model.dual_ar import DualAR
 from shoal.model.generate import generate
 from shoal.model.layers import KVCache
@@ -43,7 +43,7 @@ def utterances(checkpoint: Checkpoint, sentences: Sequence[str], seed: int = 0) 
     voices, head = [store.get(name, encoder) for name in store.names()], Head(model.slow)
     said = []
     for number, (sentence, voice) in enumerate(zip(sentences, cycle(voices), strict=False)):
-        prompt = torch.from_numpy(write_turns(sentence, voice, checkpoint)[0].opening.copy()).long()
+        prompt = torch.from_numpy(build_turns(sentence, voice, checkpoint)[0].prompt.copy()).long()
         sampling = replace(checkpoint.profile.sampling, seed=seed + number)
         codes = generate(model, head, prompt.T, sampling).codes.T
         frames = torch.cat((codes[:, :1] + model.config.semantic_begin_id, codes), dim=1)
@@ -69,7 +69,7 @@ def table(reference: DualAR, speech: Sequence[Tensor]) -> list[tuple[str, Diverg
     how = "multiplied in integers" if has_int8_matmul() else "weight-only"
     rows.append((f"weights int8, {how}", compare(reference, integers, speech)))
     for name in KV:
-        kind = kv_type(name, reference.dtype, reference.device)
+        kind = resolve_kv_dtype(name, reference.dtype, reference.device)
         rows.append((f"keys and values {name}", compare(reference, reference, speech, kind)))
     return rows
 
@@ -89,7 +89,11 @@ def _cache(model: DualAR, columns: Tensor, kind: torch.dtype | None) -> KVCache 
     blocks = -(-length // BLOCK)
     kv = PagedKV(model.config.slow, blocks, BLOCK, kind, model.device)
     nobody = torch.zeros(0, blocks, dtype=torch.long)
-    kv.open(Pass(torch.arange(length), [Segment(0, length, length, torch.arange(blocks))], nobody, nobody[:, 0]))
+    kv.begin_pass(
+        AttentionMetadata(
+            torch.arange(length), [PrefillSegment(0, length, length, torch.arange(blocks))], nobody, nobody[:, 0]
+        )
+    )
     return kv
 
 

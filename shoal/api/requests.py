@@ -32,7 +32,7 @@ def sampling_for(loaded: Loaded, body: Drawing) -> Sampling:
     }
     given = {name: value for name, value in wishes.items() if value is not None}
     drawn = secrets.randbits(63) if body.seed is None else body.seed
-    return replace(loaded.service.usual_sampling, seed=drawn, **given)  # type: ignore[arg-type]
+    return replace(loaded.service.default_sampling, seed=drawn, **given)  # type: ignore[arg-type]
 
 
 def check_length(text: str, limits: Limits) -> str:

@@ -31,9 +31,9 @@ def doctor(
     if plan:
         from dataclasses import asdict
 
-        from shoal.engine.memory.capacity import plan_cards
+        from shoal.engine.memory.capacity import capacity_table
 
-        holdings = plan_cards()
+        holdings = capacity_table()
         if json:
             print_json({"cards": [asdict(holding) for holding in holdings]})
         else:

@@ -86,10 +86,10 @@ def parse_voice(voice: str | None, transcript: str | None) -> VoiceOption:
     if voice is None:
         raise InvalidRequest("--transcript tells what is said in a recording: give that too, with --voice")
     from shoal.speech import Recording
-    from shoal.voices.voice import USUAL_LIMITS, audio_bytes, check_transcript
+    from shoal.voices.voice import DEFAULT_LIMITS, audio_bytes, check_transcript
 
-    words = check_transcript(transcript, USUAL_LIMITS)
-    return VoiceOption(recording=Recording(audio_bytes(Path(voice), USUAL_LIMITS), words))
+    words = check_transcript(transcript, DEFAULT_LIMITS)
+    return VoiceOption(recording=Recording(audio_bytes(Path(voice), DEFAULT_LIMITS), words))
 
 
 def _file_words(file: Path) -> str:

@@ -100,7 +100,7 @@ def say(
     from shoal.cli.tables import print_json
 
     with SpeechProgress(shown=not quiet) as meter, _engine(model, codec, device, dtype, quantize) as engine:
-        sampling = replace(engine.service.usual_sampling, **wishes)
+        sampling = replace(engine.service.default_sampling, **wishes)
         _speak(engine, replace(speaker.request(words, sampling), normalize=not as_written), ears, meter)
     if json:
         print_json({**ears.as_json(), "model": model, "seed": sampling.seed, **meter.as_json()})

@@ -12,7 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from shoal.checkpoint.inspect import Inspection
-    from shoal.engine.memory.capacity import Holding
+    from shoal.engine.memory.capacity import CardCapacity
     from shoal.tools.doctor import DoctorReport
 
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "missing": "[red]missing[/]"}
@@ -37,7 +37,7 @@ def show_report(report: "DoctorReport") -> None:
         Console().print(f"\nwill be used: [bold]{chosen.device}, {chosen.dtype}, {chosen.rung}[/] ({chosen.why})")
 
 
-def show_plan(holdings: "Sequence[Holding]") -> None:
+def show_plan(holdings: "Sequence[CardCapacity]") -> None:
     contexts = list(holdings[0].voices)
     table = Table("card", "model", "weights", "GB", *(f"voices x {columns:,} columns" for columns in contexts))
     for holding in holdings:

@@ -20,7 +20,7 @@ from shoal.api.host import Host
 from shoal.cluster.config import ClusterConfig
 from shoal.cluster.lifecycle import APP_NAME
 from shoal.cluster.service import ClusterService
-from shoal.engine.process.messages import Facts
+from shoal.engine.process.messages import ModelInfo
 from shoal.engine.process.worker import EngineSource
 from shoal.server.app import create_app
 from shoal.server.logging import LogFormat, set_up_logging
@@ -62,10 +62,10 @@ class Frontend:
         return strip_request_id(create_app(self._desk, before=[self._routes]))
 
 
-async def wait_for_facts(replicas: DeploymentHandle, source: EngineSource) -> Facts:
+async def wait_for_facts(replicas: DeploymentHandle, source: EngineSource) -> ModelInfo:
     """Of a replica that runs `source`. In an upgrade the old ones answer first: theirs is another model."""
     while True:
-        known: list[tuple[EngineSource, Facts] | Exception] = []
+        known: list[tuple[EngineSource, ModelInfo] | Exception] = []
         with suppress(DeploymentUnavailableError):  # none is there yet
             known = await replicas.broadcast("model").results_async(return_exceptions=True)
         for model in known:

@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -19,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from shoal.cluster.replica_stats import ReplicaStats, RequestOutcome, percentiles
 from shoal.cluster.startup_gate import StartTicket
-from shoal.engine.process.messages import Facts
+from shoal.engine.process.messages import ModelInfo
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import EngineStopped, ShoalError
@@ -49,9 +48,9 @@ class Replica:
         await asyncio.to_thread(self._supervisor.start)
         self._last_ready = time.monotonic()
 
-    async def model(self) -> tuple[EngineSource, Facts]:
+    async def model(self) -> tuple[EngineSource, ModelInfo]:
         """What runs here, and what there is to know of it."""
-        return self._source, self._supervisor.facts
+        return self._source, self._supervisor.model_info
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk | ShoalError, None]:
         """Chunks, or in their place the error. It is sent, not raised: raised errors come out of Ray as its own."""
@@ -103,7 +102,7 @@ class Replica:
             "first_audio_seconds": percentiles(stats.first_audio),
             "speech_seconds": percentiles(stats.whole),
             "voices": list(reversed(stats.voices)),
-            "facts": _plain(supervisor.facts),
+            "facts": _plain(supervisor.model_info),
         }
         with suppress(TimeoutError, ShoalError):
             async with asyncio.timeout(STATISTICS_SECONDS):
@@ -125,6 +124,5 @@ class Replica:
             await asyncio.to_thread(supervisor.close)
 
 
-def _plain(facts: Facts) -> dict[str, Any]:
-    told = asdict(facts)
-    return {name: told[name] for name in ("model", "device", "rung", "sample_rate")}
+def _plain(facts: ModelInfo) -> dict[str, Any]:
+    return {"model": facts.model, "device": facts.device, "rung": facts.backend, "sample_rate": facts.sample_rate}

@@ -12,7 +12,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from shoal.cluster.resample import ChunkResampler
-from shoal.engine.process.messages import Facts
+from shoal.engine.process.messages import ModelInfo
 from shoal.errors import EngineBusy, EngineStopped, ShoalError
 from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
 from shoal.text.prompt import Codes
@@ -28,7 +28,7 @@ REPORT_SECONDS = 5.0
 class ClusterService:
     """The interface of `Service` across the cluster."""
 
-    def __init__(self, replicas: DeploymentHandle, facts: Facts) -> None:
+    def __init__(self, replicas: DeploymentHandle, facts: ModelInfo) -> None:
         self._replicas, self._facts = replicas, facts
         self._speak = replicas.options(stream=True).speak
 
@@ -36,12 +36,12 @@ class ClusterService:
     ready = True
 
     @property
-    def usual_sampling(self) -> Sampling:
-        return self._facts.usual_sampling
+    def default_sampling(self) -> Sampling:
+        return self._facts.default_sampling
 
     @property
-    def usual_voice(self) -> str | None:
-        return self._facts.usual_voice
+    def default_voice(self) -> str | None:
+        return self._facts.default_voice
 
     @property
     def sample_rate(self) -> int:

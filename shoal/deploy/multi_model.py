@@ -154,7 +154,7 @@ class ModelPool:
         supervisor = Supervisor(source)
         await asyncio.to_thread(supervisor.start)
         try:
-            ready = loaded(supervisor, supervisor.facts, source, source.voices)
+            ready = loaded(supervisor, supervisor.model_info, source, source.voices)
             desk = open_desk(replace(self._config, model=name), Host(lambda: ready, ready), source.config.slots)
             app, life = create_app(desk), AsyncExitStack()
             await life.enter_async_context(app.router.lifespan_context(app))

@@ -32,7 +32,7 @@ def open_worker(settings: Settings) -> Desk:
     """An engine that is ready to speak, behind a desk. Takes a while. Raises ShoalError."""
     source = settings.source()
     service = load_service(source)
-    ready = loaded(service, service.facts(), source, settings.voice_directory())
+    ready = loaded(service, service.model_info(), source, settings.voice_directory())
     # The platform has asked for keys, and counts what they use.
     config = replace(settings.server(), api_keys=(), keys_file=None, usage_file=None)
     return open_desk(config, Host(lambda: ready, ready), source.config.slots)

@@ -15,7 +15,7 @@ import torch
 from shoal.codec.dac import Codec
 from shoal.codec.fused import MAX_POSITIONS, FusedDecoder
 from shoal.codec.streaming import StreamingDecoder
-from shoal.engine.chunks import worthwhile
+from shoal.engine.chunks import chunk_frames
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import Samples
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class PlannedChunk:
     """The next `frames` frames of an utterance are to become samples; `ended` if no more will come."""
 
     utterance: Utterance
@@ -38,16 +38,16 @@ Answer = Samples | GenerationFailed
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DecodeCall:
     """What was due when a call was begun; `fetch` waits for the samples of those who are not answered already."""
 
-    due: list[Due]
+    due: list[PlannedChunk]
     answers: dict[int, Answer]
-    intact: list[Due]
+    intact: list[PlannedChunk]
     fetch: Fetch
 
 
-class VoiceBox:
+class AudioDecoder:
     """The codec's end of every slot. Slot numbers are those of the sequences."""
 
     def __init__(
@@ -71,24 +71,24 @@ class VoiceBox:
         self.overlap = overlap and isinstance(self._decoder, FusedDecoder)
         self._lost: set[int] = set()  # slots whose past went with a decoder that broke
         self._left: set[int] = set()  # slots that somebody left, and that still hold the past of it
-        self._call: Call | None = None  # begun, not collected
+        self._call: DecodeCall | None = None  # begun, not collected
 
     @property
-    def rung(self) -> str:
+    def backend(self) -> str:
         return "graph" if isinstance(self._decoder, FusedDecoder) else "eager"
 
-    def due(self, utterance: Utterance, *, ended: bool, pausing: bool = False) -> Due | None:
+    def due(self, utterance: Utterance, *, ended: bool, pausing: bool = False) -> PlannedChunk | None:
         """What of an utterance to decode now: nothing until a chunk worth sending has gathered, all at the end.
 
         Nor is anything kept back when `pausing`: the next frame has to wait for a prompt. A listener who has been
         sent more than has been heard can wait for a larger chunk, which costs less to decode.
         """
         if ended:
-            return Due(utterance, utterance.backlog, ended=True)
+            return PlannedChunk(utterance, utterance.backlog, ended=True)
         wanted = 1 if pausing else self._worthwhile(utterance)
-        return Due(utterance, utterance.backlog, ended=False) if utterance.backlog >= wanted else None
+        return PlannedChunk(utterance, utterance.backlog, ended=False) if utterance.backlog >= wanted else None
 
-    def begin(self, due: list[Due]) -> None:
+    def begin(self, due: list[PlannedChunk]) -> None:
         """Decode these; `collect` has to come before the next call is begun."""
         assert self._call is None, "a call is under way"
         started = time.perf_counter()
@@ -106,10 +106,10 @@ class VoiceBox:
                 raise
             answers |= self._rescue(intact)
             intact, fetch = [], list
-        self._call = Call(due, answers, intact, fetch)
+        self._call = DecodeCall(due, answers, intact, fetch)
         self.seconds += time.perf_counter() - started
 
-    def collect(self) -> list[tuple[Due, Answer]]:
+    def collect(self) -> list[tuple[PlannedChunk, Answer]]:
         """The samples of all that was begun, less those of whoever has left. Who cannot be decoded fails alone."""
         if self._call is None:
             return []
@@ -138,7 +138,7 @@ class VoiceBox:
             self._decoder.reset(sorted(self._left))
             self._left.clear()
 
-    def _finish(self, call: Call) -> dict[int, Answer]:
+    def _finish(self, call: DecodeCall) -> dict[int, Answer]:
         """The samples of whoever was not answered at once."""
         try:
             rows = call.fetch()
@@ -150,7 +150,7 @@ class VoiceBox:
             each.utterance.decoded += each.frames
         return {each.utterance.id: row for each, row in zip(call.intact, rows, strict=True)}
 
-    def _fits(self, due: Due) -> bool:
+    def _fits(self, due: PlannedChunk) -> bool:
         """Whether the graphs know so many positions of one stream; plain operators know as many as they have to."""
         decoder = self._decoder
         return not isinstance(decoder, FusedDecoder) or decoder.can_extend(due.utterance.sequence.slot, due.frames)
@@ -159,7 +159,7 @@ class VoiceBox:
         """Whatever graphs raise is theirs; of plain operators only what the device raises."""
         return isinstance(self._decoder, FusedDecoder) or isinstance(problem, RuntimeError)
 
-    def _rescue(self, due: list[Due]) -> dict[int, Answer]:
+    def _rescue(self, due: list[PlannedChunk]) -> dict[int, Answer]:
         """A call failed: leave the graphs, if there are any, and decode one by one."""
         logger.exception("codec call over %d voices failed; decoding them one by one", len(due))
         self._step_down()
@@ -185,9 +185,9 @@ class VoiceBox:
         if utterance.whole:
             return self._most
         lead = utterance.sent - (self.clock() - utterance.first_sent) * self.codec.config.frame_rate
-        return worthwhile(utterance.sent, lead, self._first, self._most)
+        return chunk_frames(utterance.sent, lead, self._first, self._most)
 
-    def _start(self, due: list[Due]) -> Fetch:
+    def _start(self, due: list[PlannedChunk]) -> Fetch:
         """All of them in one call."""
         if not due:
             return list
@@ -197,7 +197,7 @@ class VoiceBox:
             codes[row, :, : each.frames] = np.stack(each.utterance.codes[begin : begin + each.frames], axis=1)
         return self._run(codes, [each.utterance.sequence.slot for each in due], [each.frames for each in due])
 
-    def _decode_again(self, due: Due) -> Answer:
+    def _decode_again(self, due: PlannedChunk) -> Answer:
         """A failed call leaves the slot half written: bring it back by decoding the utterance from its first frame."""
         utterance, slot = due.utterance, due.utterance.sequence.slot
         end = utterance.decoded + due.frames
@@ -223,6 +223,6 @@ class VoiceBox:
         return lambda: [row[: length * step] for row, length in zip(samples, real, strict=True)]
 
 
-def _present(due: Due) -> bool:
+def _present(due: PlannedChunk) -> bool:
     """Whether its utterance is still in the slot it was begun in: whoever leaves gives it back."""
     return due.utterance.sequence.slot >= 0

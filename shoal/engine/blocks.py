@@ -21,17 +21,17 @@ ROOT: Key = b""
 @dataclass(slots=True)
 class BlockStats:
     hits: int = 0  # prompts that found at least one block of theirs
-    tokens_saved: int = 0  # columns that did not have to be computed
+    tokens_saved: int = 0  # tokens that did not have to be computed
     evictions: int = 0
     host_hits: int = 0  # blocks brought back from host memory
 
 
-def block_key(before: Key, columns: NDArray[np.int32]) -> Key:
-    """The key of a full block: its columns [size, 1 + codebooks] and, through `before`, all columns in front of it."""
-    return blake2b(before + columns.tobytes(), digest_size=16).digest()
+def block_key(before: Key, tokens: NDArray[np.int32]) -> Key:
+    """The key of a full block: its tokens [size, 1 + codebooks] and, through `before`, all tokens in front of it."""
+    return blake2b(before + tokens.tobytes(), digest_size=16).digest()
 
 
-class LowerTier(Protocol):
+class BlockStore(Protocol):
     """Where blocks are kept that had to make room."""
 
     def __contains__(self, key: Key) -> bool: ...
@@ -57,7 +57,7 @@ class BlockPool:
         self._by_key: dict[Key, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._reused = [False] * count  # whether a second prompt has asked for it
-        self.below: LowerTier | None = None
+        self.host_cache: BlockStore | None = None
 
     @property
     def available(self) -> int:
@@ -72,9 +72,9 @@ class BlockPool:
     def cached(self) -> int:
         return len(self._cached)
 
-    def needed(self, columns: int) -> int:
-        """Blocks that hold this many columns."""
-        return -(-columns // self.size)
+    def needed(self, tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-tokens // self.size)
 
     def take(self) -> int:
         """A block of one's own, empty. The caller has checked `available`."""
@@ -136,10 +136,10 @@ class BlockPool:
 
     def _fetch(self, key: Key) -> int | None:
         """Bring a block back from the tier below, if it is there and there is room."""
-        if self.below is None or key not in self.below or not self.available:
+        if self.host_cache is None or key not in self.host_cache or not self.available:
             return None
         block = self.take()
-        if not self.below.restore(key, block):  # the one that made room for it may have taken its place
+        if not self.host_cache.restore(key, block):  # the one that made room for it may have taken its place
             self.release([block])
             return None
         self.stats.host_hits += 1
@@ -162,8 +162,8 @@ class BlockPool:
         block, _ = self._cached.popitem(last=False)
         worth_keeping = self._reused[block]
         key = self._forget(block)
-        if worth_keeping and self.below is not None:
-            self.below.save(block, key)
+        if worth_keeping and self.host_cache is not None:
+            self.host_cache.save(block, key)
         self.stats.evictions += 1
         return block
 

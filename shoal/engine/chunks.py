@@ -1,7 +1,7 @@
 """Where speech is cut into chunks. Pure: the simulator cuts as the engine does."""
 
 
-def worthwhile(sent: int, lead: float, first: int, most: int) -> int:
+def chunk_frames(sent: int, lead: float, first: int, most: int) -> int:
     """Frames that make a chunk worth sending now, between `first` and `most`: half of those that have been sent.
 
     `lead` of those have not been heard yet. It decides only when playback would catch up: as long as frames come well

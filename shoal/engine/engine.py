@@ -60,8 +60,8 @@ class Engine:
     async def aspeak(self, text: str, *, voice: Voice | str | None = None, sampling: Sampling | None = None) -> Speech:
         """`speak` for an event loop; cancelling the task cancels the utterance."""
         request = SpeechRequest(text, voice=_name(voice), sampling=sampling, whole=True)
-        utterance = await self.service.awrite(request, voice if isinstance(voice, Voice) else None)
-        async with aclosing(self.service.loop.aspeak(utterance)) as chunks:
+        utterance = await self.service.prepare(request, voice if isinstance(voice, Voice) else None)
+        async with aclosing(self.service.thread.aspeak(utterance)) as chunks:
             said = [chunk async for chunk in chunks]
         return join(said, utterance.all_codes())
 

@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """Tokens of one sequence's prefill: rows [first, first + count) of the pass, ending at column `end`."""
+class PrefillSegment:
+    """Tokens of one sequence's prefill: rows [first, first + count) of the pass, ending at token `end`."""
 
     first: int
     count: int
@@ -27,39 +27,39 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class AttentionMetadata:
     """Which token belongs where. Prefill segments come first, then one token per decoding sequence."""
 
     where: Tensor  # [tokens] place in memory: block * size + offset
-    segments: list[Segment]
+    segments: list[PrefillSegment]
     tables: Tensor  # [decodes, blocks]
     lengths: Tensor  # [decodes], the new token included
 
 
 class PagedKV:
-    """`kind` is the type that keys and values are kept in: that of the model, or a byte with scales beside it."""
+    """`dtype` is the type that keys and values are kept in: that of the model, or a byte with scales beside it."""
 
     def __init__(
         self,
         config: BlockConfig,
         blocks: int,
         size: int,
-        kind: torch.dtype,
+        dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
         # One block more than can be handed out, for rows that only fill up a batch of fixed size.
         shape = (config.n_layer, blocks + 1, size, config.n_local_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=kind, device=device)
-        self.values = torch.zeros(shape, dtype=kind, device=device)
-        quantised = kind in QMAX
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        quantised = dtype in QMAX
         self.key_scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device) if quantised else None
         self.value_scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device) if quantised else None
         self.blocks = self.spare = blocks
-        self._pass: Pass | None = None
+        self._pass: AttentionMetadata | None = None
 
     @staticmethod
-    def bytes_per_block(config: BlockConfig, size: int, kind: torch.dtype) -> int:
-        row = config.head_dim * kind.itemsize + (SCALE_DTYPE.itemsize if kind in QMAX else 0)
+    def bytes_per_block(config: BlockConfig, size: int, dtype: torch.dtype) -> int:
+        row = config.head_dim * dtype.itemsize + (SCALE_DTYPE.itemsize if dtype in QMAX else 0)
         return 2 * config.n_layer * size * config.n_local_heads * row
 
     @property
@@ -70,7 +70,7 @@ class PagedKV:
         """Everything a block is made of: [layers, blocks, ...] each."""
         return [part for part in (self.keys, self.values, self.key_scales, self.value_scales) if part is not None]
 
-    def open(self, plan: Pass) -> None:
+    def begin_pass(self, plan: AttentionMetadata) -> None:
         """The tokens of the next forward pass."""
         self._pass = plan
 
@@ -97,7 +97,7 @@ class PagedKV:
         }
 
 
-class HostTier:
+class HostCache:
     """Blocks that had to leave the device, kept in host memory until room is needed; least recently used go first.
 
     Nobody waits for a copy: all of them, and whatever reads or overwrites a block, are in order on one stream.
@@ -148,7 +148,7 @@ class HostTier:
         return len(self._kept)
 
 
-def kv_type(name: str, model: torch.dtype, device: torch.device) -> torch.dtype:
+def resolve_kv_dtype(name: str, model: torch.dtype, device: torch.device) -> torch.dtype:
     """A setting: auto, int8 or fp8. Raises InvalidRequest, with what there is, for what a device cannot do."""
     kinds = {"auto": model, "int8": torch.int8}
     # The kernels convert fp8 on Ada, Hopper and later; a CPU does it in software.

@@ -14,8 +14,8 @@ from shoal.codec.dac import Codec
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
-from shoal.engine.memory.limit import parse_cap
-from shoal.engine.memory.profile import device_cap, plan_memory
+from shoal.engine.memory.limit import parse_memory_limit
+from shoal.engine.memory.profile import device_memory_limit, plan_memory
 from shoal.engine.process.worker import EngineSource
 from shoal.engine.service import Service
 from shoal.errors import InvalidRequest
@@ -123,7 +123,11 @@ def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtyp
     """What to make of a model's weights when they are read. Raises InvalidRequest for what this device cannot do."""
     check_requested(config.quantize, device)
     # Without a GPU there is nothing to cap; what means nothing is refused all the same.
-    memory = device_cap(config, device) if device.type == "cuda" else parse_cap(config.gpu_memory, sys.maxsize)
+    memory = (
+        device_memory_limit(config, device)
+        if device.type == "cuda"
+        else parse_memory_limit(config.gpu_memory, sys.maxsize)
+    )
 
     def choose(model: DualAR, codec: Codec) -> WeightModes:
         choice = choose_modes(config.quantize, model, codec, device=device, dtype=dtype, memory=memory)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.engine.sequence import Columns
+from shoal.engine.sequence import Tokens
 from shoal.engine.utterance import Turn
 from shoal.text.clean import check_spoken_length, check_text, clean_text
 from shoal.text.normalize import normalize
@@ -13,7 +13,7 @@ from shoal.text.tokenizer import SPEAKER_TAG
 from shoal.voices.voice import Voice
 
 
-def write_turns(
+def build_turns(
     text: str,
     voice: Voice | None,
     checkpoint: Checkpoint,
@@ -39,8 +39,8 @@ def write_turns(
 
 def prompt_builder(checkpoint: Checkpoint) -> PromptBuilder:
     config = checkpoint.model.config
-    columns = GridBuilder(checkpoint.tokenizer, config.num_codebooks)
-    return InterleavePrompts(columns) if config.family == "s1" else ChatPrompts(columns)
+    tokens = GridBuilder(checkpoint.tokenizer, config.num_codebooks)
+    return InterleavePrompts(tokens) if config.family == "s1" else ChatPrompts(tokens)
 
 
 def split(text: str, checkpoint: Checkpoint, chunk_bytes: int) -> list[str]:
@@ -50,5 +50,5 @@ def split(text: str, checkpoint: Checkpoint, chunk_bytes: int) -> list[str]:
     return split_text(text, chunk_bytes)
 
 
-def _columns(grid: Grid) -> Columns:
+def _columns(grid: Grid) -> Tokens:
     return np.ascontiguousarray(grid.T)

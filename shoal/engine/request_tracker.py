@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.audio.guard import SpeechDefect, SpeechGuard
 from shoal.config import EngineConfig
-from shoal.engine.audio_decoder import Answer, Due, VoiceBox
+from shoal.engine.audio_decoder import Answer, AudioDecoder, PlannedChunk
 from shoal.engine.scheduler import Progress, Scheduler
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class StageStats:
+class RequestStats:
     frames: int = 0
     samples: int = 0
     spoken: int = 0  # utterances that ended well
@@ -28,41 +28,47 @@ class StageStats:
     failed: int = 0
 
 
-class Stage:
+class RequestTracker:
     def __init__(
         self,
         scheduler: Scheduler,
-        voicebox: VoiceBox,
+        audio_decoder: AudioDecoder,
         model: DualARConfig,
         config: EngineConfig,
         clock: Callable[[], float],
     ) -> None:
-        self.scheduler, self.voicebox, self.model, self.config, self.clock = scheduler, voicebox, model, config, clock
-        self.stats = StageStats()
-        self.live: dict[int, Utterance] = {}  # by id, which is also that of the sequence
+        self.scheduler, self.audio_decoder, self.model, self.config, self.clock = (
+            scheduler,
+            audio_decoder,
+            model,
+            config,
+            clock,
+        )
+        self.stats = RequestStats()
+        self.active: dict[int, Utterance] = {}  # by id, which is also that of the sequence
 
     def add(self, utterance: Utterance) -> None:
         """Take up an utterance. One that can never be spoken is refused here: TextError, InvalidRequest."""
         for turn in utterance.turns:
-            self._check_turn(turn.columns, utterance)
-        opening = utterance.turns[0].opening
-        sampling = utterance.sampling_now()
+            self._check_turn(turn.tokens, utterance)
+        opening = utterance.turns[0].prompt
+        sampling = utterance.turn_sampling()
         utterance.sequence = Sequence.start(utterance.id, opening, sampling, self.model.slow.max_seq_len)
         utterance.guard = self._new_guard(utterance)
         self.scheduler.add(utterance.sequence)
-        self.live[utterance.id] = utterance
+        self.active[utterance.id] = utterance
 
-    def speak(self, progress: list[Progress]) -> list[Event]:
+    def submit_audio(self, progress: list[Progress]) -> list[Event]:
         """Take in new frames and decode what is due of them; what comes of it is heard at once, or in the next step."""
-        self.voicebox.begin([each for each in map(self._advance, progress) if each is not None])
-        return [] if self.voicebox.overlap else self.hear()
+        self.audio_decoder.begin([each for each in map(self._advance, progress) if each is not None])
+        return [] if self.audio_decoder.overlap else self.collect_audio()
 
-    def hear(self) -> list[Event]:
+    def collect_audio(self) -> list[Event]:
         """Say what came of the frames that were decoded last."""
-        return [event for due, samples in self.voicebox.collect() for event in self._deliver(due, samples)]
+        return [event for due, samples in self.audio_decoder.collect() for event in self._deliver(due, samples)]
 
     def cancel(self, utterance: Utterance) -> None:
-        if self.live.pop(utterance.id, None) is not None:
+        if self.active.pop(utterance.id, None) is not None:
             self._leave(utterance, self.scheduler.cancel)
 
     def fail(self, utterance: Utterance, error: ShoalError) -> Event:
@@ -74,51 +80,51 @@ class Stage:
     def expire(self) -> list[Event]:
         """End whoever has run out of time, waiting or running."""
         now = self.clock()
-        late = [each for each in self.live.values() if each.deadline is not None and each.deadline < now]
+        late = [each for each in self.active.values() if each.deadline is not None and each.deadline < now]
         return [self.fail(each, DeadlineExceeded("the request did not end in its time")) for each in late]
 
-    def _check_turn(self, columns: int, utterance: Utterance) -> None:
-        if columns > self.model.max_prompt:
+    def _check_turn(self, tokens: int, utterance: Utterance) -> None:
+        if tokens > self.model.max_prompt:
             raise TextError(
-                f"the prompt has {columns} columns and this model takes {self.model.max_prompt}: "
+                f"the prompt has {tokens} tokens and this model takes {self.model.max_prompt}: "
                 "shorten the text or the reference recording"
             )
-        if not self.scheduler.fits(columns, utterance.sampling, self.model.slow.max_seq_len):
+        if not self.scheduler.fits(tokens, utterance.sampling, self.model.slow.max_seq_len):
             raise InvalidRequest(
-                f"a prompt of {columns} columns and {utterance.sampling.max_frames} frames do not fit the KV memory: "
+                f"a prompt of {tokens} tokens and {utterance.sampling.max_frames} frames do not fit the KV memory: "
                 "shorten the text, lower max_frames, or give the engine more memory"
             )
 
     def _new_guard(self, utterance: Utterance) -> SpeechGuard | None:
-        return SpeechGuard(self.voicebox.codec.config.sample_rate, utterance.text) if self.config.guard else None
+        return SpeechGuard(self.audio_decoder.codec.config.sample_rate, utterance.text) if self.config.guard else None
 
-    def _advance(self, progress: Progress) -> Due | None:
+    def _advance(self, progress: Progress) -> PlannedChunk | None:
         sequence = progress.sequence
-        utterance = self.live[sequence.id]
+        utterance = self.active[sequence.id]
         if progress.frames:
-            utterance.codes.append(sequence.columns[sequence.length - 1, 1:].copy())
+            utterance.codes.append(sequence.tokens[sequence.length - 1, 1:].copy())
             self.stats.frames += 1
         turned = sequence.finish is not None
         utterance.cut |= sequence.finish is FinishReason.LENGTH
         ended = turned and not self._next_turn(utterance)
-        return self.voicebox.due(utterance, ended=ended, pausing=turned)
+        return self.audio_decoder.due(utterance, ended=ended, pausing=turned)
 
     def _next_turn(self, utterance: Utterance) -> bool:
         """Lead on to the next piece of the text, if there is one."""
         if utterance.turn + 1 == len(utterance.turns):
             return False
         utterance.turn += 1
-        turn, sequence, sampling = utterance.turns[utterance.turn], utterance.sequence, utterance.sampling_now()
+        turn, sequence, sampling = utterance.turns[utterance.turn], utterance.sequence, utterance.turn_sampling()
         length = sequence.length + len(turn.tail)
         longest = min(self.model.max_prompt, self.config.carried_columns or self.model.max_prompt)
         if length <= longest and self.scheduler.fits(length, sampling, sequence.most):
             sequence.begin_turn(turn.tail, sampling)
         else:
             # What was said no longer fits beside what comes; the voice alone leads on.
-            self.scheduler.restart(sequence, turn.opening, sampling)
+            self.scheduler.restart(sequence, turn.prompt, sampling)
         return True
 
-    def _deliver(self, due: Due, samples: Answer) -> list[Event]:
+    def _deliver(self, due: PlannedChunk, samples: Answer) -> list[Event]:
         utterance = due.utterance
         if isinstance(samples, GenerationFailed):
             return [self.fail(utterance, samples)]
@@ -130,7 +136,7 @@ class Stage:
             return []
         return [self._send(due, samples)]
 
-    def _send(self, due: Due, samples: Samples) -> Event:
+    def _send(self, due: PlannedChunk, samples: Samples) -> Event:
         utterance, finish = due.utterance, None
         if utterance.held:
             samples = np.concatenate((*utterance.held, samples))
@@ -140,10 +146,10 @@ class Stage:
         self.stats.samples += len(samples)
         if due.ended:
             finish = utterance.sequence.finish
-            del self.live[utterance.id]
+            del self.active[utterance.id]
             self._leave(utterance, self.scheduler.release)
             self.stats.spoken += 1
-        return Event(utterance, AudioChunk(samples, self.voicebox.codec.config.sample_rate, finish))
+        return Event(utterance, AudioChunk(samples, self.audio_decoder.codec.config.sample_rate, finish))
 
     def _judge(self, utterance: Utterance, samples: Samples, *, ended: bool) -> SpeechDefect | None:
         if utterance.guard is None:
@@ -160,14 +166,14 @@ class Stage:
         about = {"job": utterance.id}
         logger.warning("utterance %d: %s; trying again with another seed", utterance.id, finding.value, extra=about)
         self.stats.retried += 1
-        utterance.start_over()
+        utterance.restart()
         utterance.guard = self._new_guard(utterance)
-        self.voicebox.clear(utterance.sequence.slot)
-        self.scheduler.restart(utterance.sequence, utterance.turns[0].opening, utterance.sampling_now())
+        self.audio_decoder.clear(utterance.sequence.slot)
+        self.scheduler.restart(utterance.sequence, utterance.turns[0].prompt, utterance.turn_sampling())
         return []
 
     def _leave(self, utterance: Utterance, by: Callable[[Sequence], None]) -> None:
         slot = utterance.sequence.slot
         by(utterance.sequence)
         if slot >= 0:
-            self.voicebox.clear(slot)
+            self.audio_decoder.clear(slot)

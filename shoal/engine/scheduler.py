@@ -13,22 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.engine.blocks import BlockPool
-from shoal.engine.memory.concurrency_limit import Places
+from shoal.engine.memory.concurrency_limit import ConcurrencyLimit
 from shoal.engine.policy import AdmissionPolicy, Continuous
-from shoal.engine.sequence import Columns, Sequence
+from shoal.engine.sequence import Sequence, Tokens
 from shoal.errors import InvalidRequest
 from shoal.speech import FinishReason, Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Known columns [start, end) of a sequence; with `draws`, a frame follows the last of them."""
+    """Known tokens [start, end) of a sequence; with `samples_frame`, a frame follows the last of them."""
 
     sequence: Sequence
     epoch: int
     start: int
     end: int
-    draws: bool
+    samples_frame: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +45,20 @@ class Batch:
     def sequences(self) -> list[Sequence]:
         return [prefill.sequence for prefill in self.prefills] + self.decodes
 
-    def drawing(self) -> list[tuple[Sequence, int]]:
-        firsts = [(prefill.sequence, prefill.epoch) for prefill in self.prefills if prefill.draws]
+    def sampled(self) -> list[tuple[Sequence, int]]:
+        firsts = [(prefill.sequence, prefill.epoch) for prefill in self.prefills if prefill.samples_frame]
         return firsts + list(zip(self.decodes, self.epochs, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """What a step drew: columns [rows, 1 + codebooks], rows as in `batch.drawing()`."""
+class StepOutput:
+    """What a step drew: tokens [rows, 1 + codebooks], rows as in `batch.sampled()`."""
 
     batch: Batch
-    columns: Columns
+    tokens: Tokens
 
     @classmethod
-    def nothing(cls, batch: Batch) -> "Drawn":
+    def nothing(cls, batch: Batch) -> "StepOutput":
         return cls(batch, np.zeros((0, 1), np.int32))
 
 
@@ -86,7 +86,7 @@ class Scheduler:
         slots: int,
         token_budget: int,
         stop_id: int,
-        max_columns: int,
+        max_tokens: int,
         policy: AdmissionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,21 +98,21 @@ class Scheduler:
         self.stats = SchedulerStats()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
-        self.tables: NDArray[np.int32] = np.zeros((slots, pool.needed(max_columns + 1)), np.int32)
-        self.places = Places(slots, clock)
+        self.tables: NDArray[np.int32] = np.zeros((slots, pool.needed(max_tokens + 1)), np.int32)
+        self.concurrency = ConcurrencyLimit(slots, clock)
         self._free_slots = list(reversed(range(slots)))
         self._since: dict[int, float] = {}
         self._arrivals = 0
 
     @property
-    def live(self) -> int:
+    def active(self) -> int:
         return len(self.waiting) + len(self.running)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. One that could never fit is refused here rather than left to wait for ever."""
         if not self.fits(sequence.length, sequence.sampling, sequence.most):
             raise InvalidRequest(
-                f"a prompt of {sequence.length} columns and its frames may not fit the KV memory of "
+                f"a prompt of {sequence.length} tokens and its frames may not fit the KV memory of "
                 f"{self.pool.count * self.pool.size}: shorten the text or lower max_frames"
             )
         self.waiting.append(sequence)
@@ -142,13 +142,13 @@ class Scheduler:
             [epoch for _, epoch in kept],
         )
 
-    def commit(self, drawn: Drawn) -> list[Progress]:
+    def commit(self, drawn: StepOutput) -> list[Progress]:
         """Take in what a step drew; frames of sequences that have since ended or been set back are dropped."""
         progress = []
-        mains = drawn.columns[:, 0].tolist()
-        for row, (sequence, epoch) in enumerate(drawn.batch.drawing()):
+        mains = drawn.tokens[:, 0].tolist()
+        for row, (sequence, epoch) in enumerate(drawn.batch.sampled()):
             if sequence.epoch == epoch:
-                progress.append(self._take_in(sequence, drawn.columns[row], mains[row]))
+                progress.append(self._take_in(sequence, drawn.tokens[row], mains[row]))
         for prefill in drawn.batch.prefills:
             self._seal(prefill.sequence)
         return progress
@@ -172,20 +172,20 @@ class Scheduler:
         sequence.epoch += 1
         self.release(sequence)
 
-    def restart(self, sequence: Sequence, prompt: Columns, sampling: Sampling) -> None:
+    def restart(self, sequence: Sequence, prompt: Tokens, sampling: Sampling) -> None:
         """Speak from another prompt in the same slot, as soon as there is room: others came later."""
-        self.set_back(sequence)
+        self.requeue(sequence)
         sequence.clear()
         sequence.begin_turn(prompt, sampling)
 
-    def set_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Take a running sequence's memory; it waits in front of the queue and is computed again."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._release_blocks(sequence)
             self.waiting.appendleft(sequence)
             self._since.setdefault(sequence.id, self.clock())
-        sequence.forget_memory()
+        sequence.reset_kv()
 
     def _plan_decodes(self, eligible: list[Sequence]) -> list[tuple[Sequence, int]]:
         planned = []
@@ -198,9 +198,9 @@ class Scheduler:
                 planned.append((sequence, sequence.epoch))
         return planned
 
-    def _make_room(self, sequence: Sequence, columns: int) -> bool:
-        """Memory for `columns` columns, taken from the youngest if need be; False if that was the sequence itself."""
-        while len(sequence.blocks) * self.pool.size < columns:
+    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Memory for `tokens` tokens, taken from the youngest if need be; False if that was the sequence itself."""
+        while len(sequence.blocks) * self.pool.size < tokens:
             if not self.pool.available:
                 youngest = max(self.running, key=lambda other: other.arrived)
                 self._preempt(youngest)
@@ -216,20 +216,20 @@ class Scheduler:
         oldest = self.clock() - self._since[self.waiting[0].id]
         # Whoever was preempted has a slot and has been admitted once; no policy holds it up again.
         quota = self.policy.quota(len(self.waiting), len(self.running), oldest)
-        if len(self.running) >= self.places.most:
-            self.places.ask()
-        while self.waiting and len(self.running) < self.places.most and (quota > 0 or self.waiting[0].slot >= 0):
+        if len(self.running) >= self.concurrency.most:
+            self.concurrency.ask()
+        while self.waiting and len(self.running) < self.concurrency.most and (quota > 0 or self.waiting[0].slot >= 0):
             quota -= self.waiting[0].slot < 0
             if not self._start(self.waiting[0]):
                 return
             self.running.append(self.waiting.popleft())
 
     def _start(self, sequence: Sequence) -> bool:
-        """Give a sequence its slot and the memory of its known columns; False if there is not enough of either."""
+        """Give a sequence its slot and the memory of its known tokens; False if there is not enough of either."""
         if sequence.slot < 0 and not self._free_slots:
             return False
         sequence.extend_keys(self.pool.size)
-        # The last column is always computed, since the frame is drawn from it.
+        # The last token is always computed, since the frame is drawn from it.
         shareable = sequence.keys[: (sequence.length - 1) // self.pool.size]
         wanted = self.pool.needed(sequence.length + 1)
         # Asked before anything is touched: whoever has to wait here is asked again at every step.
@@ -265,21 +265,21 @@ class Scheduler:
             budget -= min(todo, budget)
         return prefills
 
-    def _prefill(self, sequence: Sequence, columns: int) -> Prefill:
-        start, end = sequence.computed, sequence.computed + columns
+    def _prefill(self, sequence: Sequence, tokens: int) -> Prefill:
+        start, end = sequence.computed, sequence.computed + tokens
         sequence.computed = end
-        draws = end == sequence.length
-        if draws:
+        samples_frame = end == sequence.length
+        if samples_frame:
             sequence.planned += 1
             sequence.bound = True
-        return Prefill(sequence, sequence.epoch, start, end, draws)
+        return Prefill(sequence, sequence.epoch, start, end, samples_frame)
 
-    def _take_in(self, sequence: Sequence, column: Columns, main: int) -> Progress:
+    def _take_in(self, sequence: Sequence, token: Tokens, main: int) -> Progress:
         if main == self.stop_id:
             sequence.finish = FinishReason.STOP
             sequence.epoch += 1
             return Progress(sequence, 0)
-        sequence.append(column)
+        sequence.append(token)
         most = sequence.sampling.max_frames
         if sequence.length >= sequence.most or (most > 0 and sequence.frames >= most):
             sequence.finish = FinishReason.LENGTH
@@ -297,7 +297,7 @@ class Scheduler:
         sequence.sealed = max(sequence.sealed, full)
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.set_back(sequence)
+        self.requeue(sequence)
         self.stats.preempted += 1
 
     def _release_blocks(self, sequence: Sequence) -> None:

@@ -17,14 +17,14 @@ import torch
 
 from shoal.audio.decode import read_audio
 from shoal.engine.core import EngineCore
-from shoal.engine.memory.stats import memory_figures
-from shoal.engine.preprocess import write_turns
-from shoal.engine.process.messages import Facts
-from shoal.engine.thread import EngineLoop
+from shoal.engine.memory.stats import memory_stats
+from shoal.engine.preprocess import build_turns
+from shoal.engine.process.messages import ModelInfo
+from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Utterance
 from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
 from shoal.text.prompt import Codes, check_codes
-from shoal.voices.cache import VoiceCache, Wanted
+from shoal.voices.cache import VoiceCache, VoiceSource
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.voice import Voice, voice_limits
 
@@ -34,19 +34,19 @@ class Service:
 
     def __init__(self, core: EngineCore, voices: VoiceCache) -> None:
         self.core, self.voices = core, voices
-        self.loop = EngineLoop(core)
+        self.thread = EngineThread(core)
         self._encoder = CodecEncoder(core.checkpoint.codec, max_seconds=core.config.reference_seconds)
         # One: the memory that is planned with holds one piece of a recording.
         self._codec_thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-codec")
         self._ids = itertools.count()
 
     @property
-    def usual_sampling(self) -> Sampling:
+    def default_sampling(self) -> Sampling:
         """What a request gets that does not choose."""
         return self.core.checkpoint.profile.sampling
 
     @property
-    def usual_voice(self) -> str | None:
+    def default_voice(self) -> str | None:
         return self.core.checkpoint.profile.voice
 
     @property
@@ -55,40 +55,40 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        return self.loop.running
+        return self.thread.running
 
-    def facts(self) -> Facts:
+    def model_info(self) -> ModelInfo:
         """What callers may want to know without waiting for the engine."""
         checkpoint = self.core.checkpoint
-        return Facts(
-            usual_sampling=self.usual_sampling,
-            usual_voice=self.usual_voice,
+        return ModelInfo(
+            default_sampling=self.default_sampling,
+            default_voice=self.default_voice,
             sample_rate=self.sample_rate,
             frame_rate=checkpoint.codec.config.frame_rate,
             model=checkpoint.name,
             device=str(checkpoint.model.device),
-            rung=self.core.runner.rung,
+            backend=self.core.runner.backend,
             builtin_voices=checkpoint.builtin_voices,
         )
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
         """Chunks as they are made, the last with the reason of the end. Leaving the generator cancels."""
-        utterance = await self.awrite(request)
-        async with aclosing(self.loop.aspeak(utterance)) as chunks:
+        utterance = await self.prepare(request)
+        async with aclosing(self.thread.aspeak(utterance)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def speak_blocking(self, request: SpeechRequest, voice: Voice | None = None) -> "Speaking":
+    def speak_blocking(self, request: SpeechRequest, voice: Voice | None = None) -> "UtteranceStream":
         """The same for threads that may wait. A `voice` at hand goes before what the request names."""
         utterance = self.write(request, voice or self.resolve_blocking(request))
-        return Speaking(utterance, self.loop.speak(utterance))
+        return UtteranceStream(utterance, self.thread.speak(utterance))
 
     def resolve_blocking(self, request: SpeechRequest) -> Voice | None:
         """The voice a request asks for; encoded first if it is new."""
         wanted = self._wanted(request)
         return None if wanted is None else self.voices.resolve_blocking(wanted)
 
-    async def awrite(self, request: SpeechRequest, voice: Voice | None = None) -> Utterance:
+    async def prepare(self, request: SpeechRequest, voice: Voice | None = None) -> Utterance:
         """Everything before the engine, off the event loop. A `voice` at hand goes before what the request names."""
         wanted = self._wanted(request)
         if voice is None and wanted is not None:
@@ -97,15 +97,15 @@ class Service:
 
     def write(self, request: SpeechRequest, voice: Voice | None) -> Utterance:
         """Split, tokenize and lay out a request; raises TextError for what cannot be spoken."""
-        turns = write_turns(request.text, voice, self.core.checkpoint, request.chunk_bytes, prepared=request.normalize)
+        turns = build_turns(request.text, voice, self.core.checkpoint, request.chunk_bytes, prepared=request.normalize)
         deadline = None if request.timeout is None else self.core.clock() + request.timeout
-        sampling = self.usual_sampling if request.sampling is None else request.sampling.over(self.usual_sampling)
+        sampling = self.default_sampling if request.sampling is None else request.sampling.over(self.default_sampling)
         return Utterance(next(self._ids), turns, sampling, whole=request.whole, deadline=deadline)
 
-    def _wanted(self, request: SpeechRequest) -> Wanted | None:
+    def _wanted(self, request: SpeechRequest) -> VoiceSource | None:
         if request.recordings:
             return [(recording.audio, recording.transcript) for recording in request.recordings]
-        return request.voice or self.usual_voice
+        return request.voice or self.default_voice
 
     def encode(self, audio: bytes) -> Codes:
         """The codes [codebooks, frames] of a recording."""
@@ -131,27 +131,27 @@ class Service:
         """Figures of the moment, by room."""
         core = self.core
         return {
-            "live": self.loop.live,
+            "live": self.thread.active,
             "running": len(core.scheduler.running),
             "waiting": len(core.scheduler.waiting),
             "slots": core.config.slots,
             "blocks": {"all": core.pool.count, "used": core.pool.used, "cached": core.pool.cached},
             "prefix_cache": asdict(core.pool.stats),
             "scheduler": asdict(core.scheduler.stats),
-            "speech": asdict(core.stage.stats),
+            "speech": asdict(core.tracker.stats),
             "steps": asdict(core.stats),
-            "codec_seconds": core.voicebox.seconds,
+            "codec_seconds": core.audio_decoder.seconds,
             "voices": asdict(self.voices.statistics),
-            **memory_figures(core.checkpoint.model.device),
+            **memory_stats(core.checkpoint.model.device),
         }
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
-        self.loop.close(drain=drain, timeout=timeout)
+        self.thread.close(drain=drain, timeout=timeout)
         self._codec_thread.shutdown(cancel_futures=True)
         self.voices.close()
 
 
-class Speaking:
+class UtteranceStream:
     """An utterance under way: iterate over its chunks, and ask for its codes at the end."""
 
     def __init__(self, utterance: Utterance, chunks: Generator[AudioChunk, None, None]) -> None:

@@ -33,7 +33,7 @@ NAP_SECONDS = 0.002
 
 
 # A program may end, or fail, while somebody speaks: a thread that computes while Python is ending aborts the process.
-OPEN: "WeakSet[EngineLoop]" = WeakSet()
+OPEN: "WeakSet[EngineThread]" = WeakSet()
 
 
 @atexit.register
@@ -42,7 +42,7 @@ def close_all() -> None:
         loop.close()
 
 
-class EngineLoop:
+class EngineThread:
     def __init__(self, engine: "EngineCore") -> None:
         self.engine = engine
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
@@ -60,7 +60,7 @@ class EngineLoop:
         OPEN.add(self)
 
     @property
-    def live(self) -> int:
+    def active(self) -> int:
         """Utterances that have been taken and have not ended."""
         return len(self._live)
 
@@ -185,7 +185,7 @@ class EngineLoop:
         if self._ended:
             return
         for utterance, _ in list(self._sinks.values()):
-            self._tell(self.engine.stage.fail(utterance, EngineStopped("the engine was closed")))
+            self._tell(self.engine.tracker.fail(utterance, EngineStopped("the engine was closed")))
 
     def _tell(self, event: Event) -> None:
         _, deliver = self._sinks[event.utterance.id]

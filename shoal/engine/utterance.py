@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.audio.guard import SpeechGuard
-from shoal.engine.sequence import Columns, Sequence
+from shoal.engine.sequence import Sequence, Tokens
 from shoal.errors import ShoalError
 from shoal.speech import AudioChunk, Samples, Sampling
 
@@ -17,20 +17,20 @@ ATTEMPT_STRIDE = 0xD1B54A32D192ED03
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One piece of a long text, as columns [T, 1 + codebooks]."""
+    """One piece of a long text, as tokens [T, 1 + codebooks]."""
 
     text: str
-    own: Columns
-    tail: Columns  # what leads here from the end of the turn before
-    voice: Columns | None = None  # what comes before `own` in a prompt for this turn alone; all turns share it
+    own: Tokens
+    tail: Tokens  # what leads here from the end of the turn before
+    voice: Tokens | None = None  # what comes before `own` in a prompt for this turn alone; all turns share it
 
     @property
-    def opening(self) -> Columns:
+    def prompt(self) -> Tokens:
         """A prompt for this turn alone."""
         return self.own if self.voice is None else np.concatenate((self.voice, self.own))
 
     @property
-    def columns(self) -> int:
+    def tokens(self) -> int:
         """Of the opening."""
         return len(self.own) + (0 if self.voice is None else len(self.voice))
 
@@ -63,12 +63,12 @@ class Utterance:
     def text(self) -> str:
         return " ".join(turn.text for turn in self.turns)
 
-    def sampling_now(self) -> Sampling:
+    def turn_sampling(self) -> Sampling:
         """The settings of this turn of this attempt; the first of both has the seed the caller gave."""
         seed = self.sampling.seed + self.turn * TURN_STRIDE + self.attempt * ATTEMPT_STRIDE
         return replace(self.sampling, seed=seed % 2**64)
 
-    def start_over(self) -> None:
+    def restart(self) -> None:
         """Nothing has been said yet, and the dice are others."""
         self.attempt += 1
         self.turn = self.decoded = self.sent = 0

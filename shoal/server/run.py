@@ -14,7 +14,7 @@ from shoal.api.config import ServerConfig
 from shoal.api.engine_client import Loaded, SpeechService
 from shoal.api.host import Host
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
-from shoal.engine.process.messages import Facts
+from shoal.engine.process.messages import ModelInfo
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest, ShoalError
@@ -57,14 +57,14 @@ def load(source: EngineSource, voices: Path) -> Loaded:
 
 def start(supervisor: Supervisor, voices: Path) -> Loaded:
     supervisor.start()
-    return loaded(supervisor, supervisor.facts, supervisor.source, voices)
+    return loaded(supervisor, supervisor.model_info, supervisor.source, voices)
 
 
-def loaded(service: SpeechService, facts: Facts, source: EngineSource, voices: Path) -> Loaded:
+def loaded(service: SpeechService, facts: ModelInfo, source: EngineSource, voices: Path) -> Loaded:
     """An engine that runs, with the voices beside it."""
     limits = voice_limits(source.config.reference_seconds)
     store = VoiceStore(voices, facts.builtin_voices, sample_rate=facts.sample_rate, limits=limits)
-    return Loaded(service, store, facts.frame_rate, rung=facts.rung)
+    return Loaded(service, store, facts.frame_rate, rung=facts.backend)
 
 
 def check_door(config: ServerConfig) -> None:

@@ -25,10 +25,10 @@ from shoal.errors import EngineStopped, ShoalError
 from shoal.text.prompt import Codes
 from shoal.voices.store import VoiceStore
 from shoal.voices.voice import (
-    USUAL_LIMITS,
+    DEFAULT_LIMITS,
     Clip,
-    Encoder,
     Voice,
+    VoiceEncoder,
     VoiceLimits,
     audio_bytes,
     check_transcript,
@@ -38,11 +38,11 @@ from shoal.voices.voice import (
 
 logger = logging.getLogger(__name__)
 
-Wanted: TypeAlias = str | Sequence[Clip]  # the name of a stored voice, or recordings
+VoiceSource: TypeAlias = str | Sequence[Clip]  # the name of a stored voice, or recordings
 
 
 @dataclass(frozen=True, slots=True)
-class CacheStatistics:
+class VoiceCacheStats:
     """Counted since the start, but for `entries`."""
 
     entries: int = 0
@@ -56,7 +56,7 @@ class CacheStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class VoiceLookup:
     """What was asked for: the key to remember it by, and how to make it."""
 
     key: Hashable
@@ -64,7 +64,7 @@ class Order:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class PendingVoice:
     """A voice in the making, and how many wait for it."""
 
     key: Hashable
@@ -81,11 +81,11 @@ class VoiceCache:
     def __init__(
         self,
         store: VoiceStore,
-        encoder: Encoder,
+        encoder: VoiceEncoder,
         *,
         entries: int = 1_000,
         threads: int = 1,
-        limits: VoiceLimits = USUAL_LIMITS,
+        limits: VoiceLimits = DEFAULT_LIMITS,
     ) -> None:
         self._store = store
         self._encoder = CountingEncoder(encoder, self._count_encode)
@@ -95,12 +95,12 @@ class VoiceCache:
         self._lock = threading.Lock()
         # Under the lock: everything below. The voice used last stands last.
         self._voices: OrderedDict[Hashable, Voice] = OrderedDict()
-        self._flights: dict[Hashable, Flight] = {}
-        self._warmings: list[Warming] = []
-        self._counts = CacheStatistics()
+        self._flights: dict[Hashable, PendingVoice] = {}
+        self._warmings: list[VoicePreload] = []
+        self._counts = VoiceCacheStats()
         self._closed = False
 
-    async def resolve(self, wanted: Wanted) -> Voice:
+    async def resolve(self, wanted: VoiceSource) -> Voice:
         """The voice of that name, or of these recordings. Raises what `VoiceStore.get` or `voice_from_recordings` do.
 
         Leaving early is safe: others who wait for the same voice get it, and if nobody does, it is not encoded unless
@@ -114,7 +114,7 @@ class VoiceCache:
         finally:
             self._leave(found)
 
-    def resolve_blocking(self, wanted: Wanted) -> Voice:
+    def resolve_blocking(self, wanted: VoiceSource) -> Voice:
         """The same for threads that may wait."""
         found = self._look_up(self._order(wanted))
         if isinstance(found, Voice):
@@ -124,13 +124,13 @@ class VoiceCache:
         finally:
             self._leave(found)
 
-    def warm(self, names: Sequence[str] | None = None) -> "Warming":
+    def warm(self, names: Sequence[str] | None = None) -> "VoicePreload":
         """Load stored voices, all of them if none are named, in the background, as many as there is room for.
 
         They come one at a time, so that requests overtake.
         """
         chosen = self._store.names() if names is None else names
-        warming = Warming(self, chosen[: self._most])
+        warming = VoicePreload(self, chosen[: self._most])
         with self._lock:
             self._check_open()
             self._warmings = [*(other for other in self._warmings if not other.finished), warming]
@@ -138,7 +138,7 @@ class VoiceCache:
         return warming
 
     @property
-    def statistics(self) -> CacheStatistics:
+    def statistics(self) -> VoiceCacheStats:
         with self._lock:
             return replace(self._counts, entries=len(self._voices))
 
@@ -159,17 +159,17 @@ class VoiceCache:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _order(self, wanted: Wanted) -> Order:
+    def _order(self, wanted: VoiceSource) -> VoiceLookup:
         if isinstance(wanted, str):
             name = wanted
-            return Order((name, self._store.stamp(name)), lambda: self._store.get(name, self._encoder))
+            return VoiceLookup((name, self._store.stamp(name)), lambda: self._store.get(name, self._encoder))
         clips = [(audio_bytes(audio, self._limits), check_transcript(text, self._limits)) for audio, text in wanted]
         digest = hashlib.sha256()
         for audio, text in clips:
             feed(digest, audio, text.encode())
-        return Order(digest.digest(), lambda: voice_from_recordings(clips, self._encoder, self._limits))
+        return VoiceLookup(digest.digest(), lambda: voice_from_recordings(clips, self._encoder, self._limits))
 
-    def _look_up(self, order: Order) -> Voice | Flight:
+    def _look_up(self, order: VoiceLookup) -> Voice | PendingVoice:
         with self._lock:
             self._check_open()
             if order.key in self._voices:
@@ -179,14 +179,14 @@ class VoiceCache:
             flight = self._flights.get(order.key)
             if flight is None:
                 self._count(misses=1)
-                flight = Flight(order.key, self._pool.submit(self._fly, order))
+                flight = PendingVoice(order.key, self._pool.submit(self._fly, order))
                 self._flights[order.key] = flight
             else:
                 self._count(joins=1)
                 flight.waiting += 1
             return flight
 
-    def _fly(self, order: Order) -> Voice:
+    def _fly(self, order: VoiceLookup) -> Voice:
         """In a thread of the pool. The voice is in its place before the flight ends: nobody finds neither."""
         voice = None
         try:
@@ -208,7 +208,7 @@ class VoiceCache:
             self._voices.popitem(last=False)
             self._count(evictions=1)
 
-    def _leave(self, flight: Flight) -> None:
+    def _leave(self, flight: PendingVoice) -> None:
         with self._lock:
             flight.waiting -= 1
             # True only for a flight that waits in the pool's queue and nobody wants any more.
@@ -227,7 +227,7 @@ class VoiceCache:
             raise EngineStopped("the engine is closed")
 
 
-class Warming:
+class VoicePreload:
     """The loading of stored voices in the background. Those that fail are logged and counted."""
 
     def __init__(self, cache: VoiceCache, names: Sequence[str]) -> None:
@@ -277,7 +277,7 @@ class Warming:
 class CountingEncoder:
     """An encoder that tells how many seconds it has encoded."""
 
-    encoder: Encoder
+    encoder: VoiceEncoder
     count: Callable[[float], None]
 
     @property

@@ -12,7 +12,7 @@ from shoal.audio.pcm import Samples
 from shoal.codec.dac import Codec
 from shoal.errors import CheckpointError
 from shoal.text.prompt import Codes
-from shoal.voices.voice import USUAL_LIMITS, feed
+from shoal.voices.voice import DEFAULT_LIMITS, feed
 
 # The first few channels of the decoder's Snakes tell codecs apart that were trained on from the same codebooks.
 CHANNELS = 16
@@ -24,7 +24,7 @@ class CodecEncoder:
     A codec that was built without its encoder will do for voices whose codes are stored already.
     """
 
-    def __init__(self, codec: Codec, *, max_seconds: float = USUAL_LIMITS.audio.max_seconds) -> None:
+    def __init__(self, codec: Codec, *, max_seconds: float = DEFAULT_LIMITS.audio.max_seconds) -> None:
         self._codec = codec
         # Tables that grow later would be swapped under a decoder's feet.
         codec.reserve(ceil(max_seconds * codec.config.frame_rate))

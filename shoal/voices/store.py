@@ -31,11 +31,11 @@ from shoal.voices.folder import (
     write_folder,
 )
 from shoal.voices.voice import (
-    USUAL_LIMITS,
+    DEFAULT_LIMITS,
     BrokenVoice,
     Clip,
-    Encoder,
     Voice,
+    VoiceEncoder,
     VoiceExists,
     VoiceLimits,
     audio_bytes,
@@ -80,7 +80,7 @@ class VoiceStore:
         builtin: Sequence[Path] = (),
         *,
         sample_rate: int = 44_100,
-        limits: VoiceLimits = USUAL_LIMITS,
+        limits: VoiceLimits = DEFAULT_LIMITS,
     ) -> None:
         with _as_output_error(f"The directory of voices {directory}"):
             directory.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class VoiceStore:
             write_folder(workspace / "voice", checked, recordings)
             self._publish(workspace / "voice", name)
 
-    def get(self, name: str, encoder: Encoder) -> Voice:
+    def get(self, name: str, encoder: VoiceEncoder) -> Voice:
         """The voice, its codes memory-mapped. What this codec has not encoded yet is encoded now and kept.
 
         Raises VoiceNotFound, and BrokenVoice naming the file at fault.
@@ -224,7 +224,7 @@ class VoiceStore:
         suffix = audio_suffix(audio, clip[0] if isinstance(clip[0], Path) else None)
         return audio, suffix, check_new_transcript(clip[1], self._limits)
 
-    def _reference(self, folder: Folder, recording: str, promised: str | None, encoder: Encoder) -> Reference:
+    def _reference(self, folder: Folder, recording: str, promised: str | None, encoder: VoiceEncoder) -> Reference:
         transcript = folder.transcript(recording, self._limits)
         audio = folder.audio(recording, self._limits)
         digest = hashlib.sha256(audio).hexdigest()
@@ -237,7 +237,7 @@ class VoiceStore:
             codes = self._keep(folder, file, codes)
         return Reference(transcript, codes)
 
-    def _encode(self, folder: Folder, recording: str, audio: bytes, encoder: Encoder) -> Codes:
+    def _encode(self, folder: Folder, recording: str, audio: bytes, encoder: VoiceEncoder) -> Codes:
         try:
             heard = read_recording(audio, encoder.sample_rate, self._limits)
         except InvalidRequest as problem:

@@ -18,7 +18,7 @@ from shoal.text.tokenizer import CONTROL_SPELLING, SPEAKER_TAG
 
 Clip: TypeAlias = tuple[bytes | Path, str]  # a recording as it came, and its transcript
 
-LONGEST_NAME = 255
+MAX_NAME_LENGTH = 255
 NAME = re.compile(r"[a-zA-Z0-9\-_ ]+")
 
 
@@ -30,7 +30,7 @@ class BrokenVoice(InvalidRequest):
     """The voice is there and cannot be used; the message says which file is wrong and why."""
 
 
-class Encoder(Protocol):
+class VoiceEncoder(Protocol):
     """Samples to codes."""
 
     @property
@@ -56,12 +56,12 @@ class VoiceLimits:
     max_total_seconds: float = 300.0
 
 
-USUAL_LIMITS = VoiceLimits()
+DEFAULT_LIMITS = VoiceLimits()
 
 
 def voice_limits(seconds: float) -> VoiceLimits:
     """The usual limits, with recordings of at most so many seconds."""
-    total = max(seconds, USUAL_LIMITS.max_total_seconds)
+    total = max(seconds, DEFAULT_LIMITS.max_total_seconds)
     return VoiceLimits(audio=AudioLimits(max_seconds=seconds), max_total_seconds=total)
 
 
@@ -95,7 +95,7 @@ class Voice:
         return self.frames / self.frame_rate
 
 
-def voice_from_recordings(clips: Sequence[Clip], encoder: Encoder, limits: VoiceLimits = USUAL_LIMITS) -> Voice:
+def voice_from_recordings(clips: Sequence[Clip], encoder: VoiceEncoder, limits: VoiceLimits = DEFAULT_LIMITS) -> Voice:
     """A voice without a name. Everything is read and checked before the first recording is encoded.
 
     Raises AudioError, TextError, or InvalidRequest when there is no recording.
@@ -126,7 +126,7 @@ def read_recording(audio: bytes, sample_rate: int, limits: VoiceLimits) -> Decod
     return recording
 
 
-def encode_recording(recording: DecodedAudio, encoder: Encoder) -> Codes:
+def encode_recording(recording: DecodedAudio, encoder: VoiceEncoder) -> Codes:
     codes = np.ascontiguousarray(encoder.encode(recording.samples), np.int32)
     codes.flags.writeable = False
     return codes
@@ -145,8 +145,8 @@ def audio_bytes(audio: bytes | Path, limits: VoiceLimits) -> bytes:
 
 def check_name(name: str) -> str:
     """The name itself. InvalidRequest unless it is safe as the name of a directory: ASCII, no dots, no slashes."""
-    if len(name) > LONGEST_NAME:
-        raise InvalidRequest(f"The name of a voice may have {LONGEST_NAME} characters; this one has {len(name)}.")
+    if len(name) > MAX_NAME_LENGTH:
+        raise InvalidRequest(f"The name of a voice may have {MAX_NAME_LENGTH} characters; this one has {len(name)}.")
     if not is_name(name):
         raise InvalidRequest(
             f"{name!r} cannot name a voice: use the letters a to z, digits, '-', '_', and spaces between them."
@@ -155,7 +155,7 @@ def check_name(name: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    return len(name) <= LONGEST_NAME and NAME.fullmatch(name) is not None and name == name.strip()
+    return len(name) <= MAX_NAME_LENGTH and NAME.fullmatch(name) is not None and name == name.strip()
 
 
 def check_transcript(transcript: str, limits: VoiceLimits) -> str:

@@ -1,8 +1,8 @@
 """A device that computes nothing and checks everything: what a scheduler plans is held against what it promised.
 
-A place of memory holds the hash of all columns up to it. Whoever computes a column must find the hashes of its own
+A place of memory holds the hash of all tokens up to it. Whoever computes a token must find the hashes of its own
 past in the places its table names, so a block that was shared wrongly, handed out twice or written by a stranger is
-noticed by the first column that looks back at it. Frames are a function of that past, the seed and the frame's number.
+noticed by the first token that looks back at it. Frames are a function of that past, the seed and the frame's number.
 """
 
 from collections import deque
@@ -11,44 +11,44 @@ from hashlib import blake2b
 
 import numpy as np
 
-from shoal.engine.scheduler import Batch, Drawn, Progress, Scheduler
-from shoal.engine.sequence import Columns, Sequence
+from shoal.engine.scheduler import Batch, Progress, Scheduler, StepOutput
+from shoal.engine.sequence import Sequence, Tokens
 from shoal.speech import FinishReason, Sampling
 
 STOP_ID = 9
 START = b"start"
 
 
-def advance(past: bytes, column: Columns) -> bytes:
-    return blake2b(past + column.astype(np.int32).tobytes(), digest_size=8).digest()
+def advance(past: bytes, token: Tokens) -> bytes:
+    return blake2b(past + token.astype(np.int32).tobytes(), digest_size=8).digest()
 
 
-def draw(past: bytes, seed: int, frame: int) -> Columns:
-    """One column [2]; a stop in about one of twenty-five."""
+def draw(past: bytes, seed: int, frame: int) -> Tokens:
+    """One token [2]; a stop in about one of twenty-five."""
     roll = int.from_bytes(blake2b(past + bytes([seed, frame % 256]), digest_size=4).digest(), "little")
     return np.array([STOP_ID if roll % 25 == 0 else 100 + roll % 50, roll % 50], np.int32)
 
 
-def alone(prompt: Columns, sampling: Sampling, most: int) -> tuple[Columns, FinishReason]:
+def alone(prompt: Tokens, sampling: Sampling, most: int) -> tuple[Tokens, FinishReason]:
     """The frames [n, 2] this prompt leads to when nobody else is there."""
     past = START
-    for column in prompt:
-        past = advance(past, column)
-    frames: list[Columns] = []
+    for token in prompt:
+        past = advance(past, token)
+    frames: list[Tokens] = []
     budget = min(sampling.max_frames or most, most - len(prompt))
     while len(frames) < budget:
-        column = draw(past, sampling.seed, len(frames))
-        if column[0] == STOP_ID:
+        token = draw(past, sampling.seed, len(frames))
+        if token[0] == STOP_ID:
             return np.array(frames, np.int32).reshape(-1, 2), FinishReason.STOP
-        frames.append(column)
-        past = advance(past, column)
+        frames.append(token)
+        past = advance(past, token)
     return np.array(frames, np.int32).reshape(-1, 2), FinishReason.LENGTH
 
 
 @dataclass(slots=True)
 class Cell:
-    past: bytes = b""  # of everything before this column
-    here: bytes = b""  # with this column
+    past: bytes = b""  # of everything before this token
+    here: bytes = b""  # with this token
 
 
 @dataclass
@@ -58,10 +58,10 @@ class CheckingDevice:
     scheduler: Scheduler
     lag: int = 0
     cells: dict[int, Cell] = field(default_factory=dict)
-    newest: dict[int, Columns] = field(default_factory=dict)  # by slot, as are the two below
+    newest: dict[int, Tokens] = field(default_factory=dict)  # by slot, as are the two below
     seeds: dict[int, int] = field(default_factory=dict)
     frames: dict[int, int] = field(default_factory=dict)
-    flight: deque[Drawn] = field(default_factory=deque)
+    flight: deque[StepOutput] = field(default_factory=deque)
 
     def step(self) -> list[Progress]:
         """Plan, run, and take in what is through."""
@@ -71,38 +71,38 @@ class CheckingDevice:
 
     def launch(self, batch: Batch) -> None:
         for prefill in batch.prefills:
-            if prefill.draws:
+            if prefill.samples_frame:
                 slot = prefill.sequence.slot
                 self.seeds[slot], self.frames[slot] = prefill.sequence.sampling.seed, prefill.sequence.frames
         ends = [self._prefill(each.sequence, each.start, each.end) for each in batch.prefills]
-        ends = [end for end, each in zip(ends, batch.prefills, strict=True) if each.draws]
+        ends = [end for end, each in zip(ends, batch.prefills, strict=True) if each.samples_frame]
         ends += [self._decode(sequence) for sequence in batch.decodes]
-        slots = [sequence.slot for sequence, _ in batch.drawing()]
+        slots = [sequence.slot for sequence, _ in batch.sampled()]
         drawn = [self._draw(slot, end) for slot, end in zip(slots, ends, strict=True)]
-        self.flight.append(Drawn(batch, np.array(drawn, np.int32).reshape(-1, 2)))
+        self.flight.append(StepOutput(batch, np.array(drawn, np.int32).reshape(-1, 2)))
 
-    def landed(self) -> Drawn | None:
+    def landed(self) -> StepOutput | None:
         """The oldest step that is through; None while the device is `lag` steps ahead of nothing."""
         return self.flight.popleft() if len(self.flight) > self.lag else None
 
     def _prefill(self, sequence: Sequence, start: int, end: int) -> bytes:
         past = self._past(sequence.slot, start)
         for place in range(start, end):
-            past = self._write(sequence.slot, place, past, sequence.columns[place])
+            past = self._write(sequence.slot, place, past, sequence.tokens[place])
         return past
 
     def _decode(self, sequence: Sequence) -> bytes:
         place = sequence.computed - 1
         return self._write(sequence.slot, place, self._past(sequence.slot, place), self.newest[sequence.slot])
 
-    def _draw(self, slot: int, past: bytes) -> Columns:
-        column = draw(past, self.seeds[slot], self.frames[slot])
-        self.newest[slot] = column
+    def _draw(self, slot: int, past: bytes) -> Tokens:
+        token = draw(past, self.seeds[slot], self.frames[slot])
+        self.newest[slot] = token
         self.frames[slot] += 1
-        return column
+        return token
 
-    def _write(self, slot: int, place: int, past: bytes, column: Columns) -> bytes:
-        here = advance(past, column)
+    def _write(self, slot: int, place: int, past: bytes, token: Tokens) -> bytes:
+        here = advance(past, token)
         self.cells[self._address(slot, place)] = Cell(past, here)
         return here
 
@@ -113,9 +113,9 @@ class CheckingDevice:
         newest = expected = self.cells[self._address(slot, place - 1)].here
         for before in reversed(range(place)):
             cell = self.cells[self._address(slot, before)]
-            assert cell.here == expected, f"column {before} of slot {slot} holds somebody else's past"
+            assert cell.here == expected, f"token {before} of slot {slot} holds somebody else's past"
             expected = cell.past
-        assert expected == START, "the past does not reach back to the first column"
+        assert expected == START, "the past does not reach back to the first token"
         return newest
 
     def _address(self, slot: int, place: int) -> int:

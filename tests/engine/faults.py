@@ -7,8 +7,8 @@ from random import Random
 from torch import Tensor
 
 from shoal.engine.core import EngineCore
-from shoal.engine.execution.runner import Flight
-from shoal.engine.scheduler import Batch, Drawn
+from shoal.engine.execution.runner import PendingStep
+from shoal.engine.scheduler import Batch, StepOutput
 
 Poisonous = Callable[[Batch], bool]
 
@@ -16,10 +16,10 @@ Poisonous = Callable[[Batch], bool]
 class Lost:
     """A flight that never comes down."""
 
-    def __init__(self, flight: Flight) -> None:
+    def __init__(self, flight: PendingStep) -> None:
         self.batch = flight.batch
 
-    def land(self) -> Drawn:
+    def wait(self) -> StepOutput:
         raise RuntimeError("the device failed")
 
 
@@ -32,7 +32,7 @@ def poisoned(core: EngineCore, poisonous: Poisonous, *, after: bool = False) -> 
     launcher, failed = core.runner.runner.launcher, list[Batch]()
     launch = launcher.launch
 
-    def launch_or_fail(batch: Batch) -> Flight | Lost:
+    def launch_or_fail(batch: Batch) -> PendingStep | Lost:
         if not poisonous(batch):
             return launch(batch)
         failed.append(batch)
@@ -56,7 +56,7 @@ class FlakyDecoder:
     """A streaming decoder some of whose calls fail, half of them after they have written."""
 
     def __init__(self, core: EngineCore, chance: Callable[[], bool], dice: Random) -> None:
-        self._real, self._chance, self._dice = core.voicebox._decoder, chance, dice
+        self._real, self._chance, self._dice = core.audio_decoder._decoder, chance, dice
         self.past = self._real.past
         self.failed = 0
 

@@ -72,13 +72,13 @@ def _behind(gate: Gate, work: Callable[..., Any]) -> Callable[..., Any]:
 def reject_the_first() -> None:
     """The first speech that somebody asks for is taken for none, and tried again."""
     from shoal.audio.guard import SpeechDefect
-    from shoal.engine.request_tracker import Stage
+    from shoal.engine.request_tracker import RequestTracker
     from shoal.engine.utterance import Utterance
 
-    judge, findings = Stage._judge, [SpeechDefect.SILENT]
+    judge, findings = RequestTracker._judge, [SpeechDefect.SILENT]
 
-    def judge_or_reject(self: Stage, utterance: Utterance, *given: Any, **named: Any) -> SpeechDefect | None:
+    def judge_or_reject(self: RequestTracker, utterance: Utterance, *given: Any, **named: Any) -> SpeechDefect | None:
         asked_for = utterance.id >= 0  # others warm up
         return findings.pop() if findings and asked_for else judge(self, utterance, *given, **named)
 
-    Stage._judge = judge_or_reject  # type: ignore[method-assign]
+    RequestTracker._judge = judge_or_reject  # type: ignore[method-assign]

@@ -7,8 +7,8 @@ import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.core import EngineCore
-from shoal.engine.execution.runner import Overlapped
-from shoal.engine.sequence import Columns
+from shoal.engine.execution.runner import PipelinedRunner
+from shoal.engine.sequence import Tokens
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import ShoalError
 from shoal.model.generate import generate
@@ -36,33 +36,33 @@ class Soloist:
         self.head = Head(self.checkpoint.model.slow)
 
     def speak(self, turns: list[Turn], sampling: Sampling, attempt: int = 0) -> Solo:
-        key = (*(turn.opening.tobytes() for turn in turns), sampling, attempt, self.carried_columns)
+        key = (*(turn.prompt.tobytes() for turn in turns), sampling, attempt, self.carried_columns)
         if key not in self._known:
             self._known[key] = self._speak(Utterance(0, turns, sampling, attempt=attempt))
         return self._known[key]
 
     def _speak(self, utterance: Utterance) -> Solo:
-        said, columns, finish = list[Codes](), None, None
+        said, tokens, finish = list[Codes](), None, None
         for number, turn in enumerate(utterance.turns):
             utterance.turn = number
-            prompt = self._prompt(columns, turn)
+            prompt = self._prompt(tokens, turn)
             answer = generate(
-                self.checkpoint.model, self.head, torch.from_numpy(prompt.T.copy()), utterance.sampling_now()
+                self.checkpoint.model, self.head, torch.from_numpy(prompt.T.copy()), utterance.turn_sampling()
             )
             codes, finish = answer.codes.numpy().astype(np.int32), answer.finish
             said.append(codes)
-            columns = np.concatenate((prompt, self._frames(codes)))
+            tokens = np.concatenate((prompt, self._frames(codes)))
         assert finish is not None
         codes = np.concatenate(said, axis=1)
         return Solo(codes, finish, self._samples(codes))
 
-    def _prompt(self, before: Columns | None, turn: Turn) -> Columns:
+    def _prompt(self, before: Tokens | None, turn: Turn) -> Tokens:
         longest = self.carried_columns or self.checkpoint.model.config.max_prompt
         if before is None or len(before) + len(turn.tail) > longest:
-            return turn.opening
+            return turn.prompt
         return np.concatenate((before, turn.tail))
 
-    def _frames(self, codes: Codes) -> Columns:
+    def _frames(self, codes: Codes) -> Tokens:
         main = codes[:1] + self.checkpoint.model.config.semantic_begin_id
         return np.concatenate((main, codes)).T.astype(np.int32)
 
@@ -134,17 +134,17 @@ class Audience:
 
 def run_behind(core: EngineCore, lag: int) -> None:
     """As on a GPU: frames are handed out `lag` steps after they were asked for, and samples one."""
-    core.runner.lag, core.voicebox.overlap = lag, lag > 0
-    core.runner.runner = Overlapped(core.runner.runner.launcher, lag)
+    core.runner.lag, core.audio_decoder.overlap = lag, lag > 0
+    core.runner.runner = PipelinedRunner(core.runner.runner.launcher, lag)
 
 
 def assert_nothing_is_held(core: EngineCore) -> None:
     """No slot, no block, no sequence, no voice in the codec but those that are forgotten before its next call."""
     scheduler = core.scheduler
     assert core.idle
-    assert (scheduler.live, core.pool.used) == (0, 0)
+    assert (scheduler.active, core.pool.used) == (0, 0)
     assert core.pool.available == core.pool.count
     assert sorted(scheduler._free_slots) == list(range(core.config.slots))
     assert not scheduler._since
-    seen = {slot for slot, frames in enumerate(core.voicebox._decoder._seen) if frames}
-    assert seen <= core.voicebox._left
+    seen = {slot for slot, frames in enumerate(core.audio_decoder._decoder._seen) if frames}
+    assert seen <= core.audio_decoder._left

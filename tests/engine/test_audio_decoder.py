@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.checkpoint.load import Checkpoint
 from shoal.codec.fused import MAX_POSITIONS, FrameSpan, FusedDecoder, PendingDecode
 from shoal.codec.streaming import StreamingDecoder
-from shoal.engine.audio_decoder import Answer, Due, VoiceBox
+from shoal.engine.audio_decoder import Answer, AudioDecoder, PlannedChunk
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import GenerationFailed
@@ -34,8 +34,10 @@ def utterance(slot: int, frames: Codes | None = None, *, whole: bool = False) ->
     return made
 
 
-def voicebox(checkpoint: Checkpoint, clock: FakeClock | None = None, first: int = 2, most: int = 32) -> VoiceBox:
-    return VoiceBox(checkpoint.codec, 4, first_frames=first, max_frames=most, clock=clock or FakeClock())
+def audio_decoder(
+    checkpoint: Checkpoint, clock: FakeClock | None = None, first: int = 2, most: int = 32
+) -> AudioDecoder:
+    return AudioDecoder(checkpoint.codec, 4, first_frames=first, max_frames=most, clock=clock or FakeClock())
 
 
 def whole(checkpoint: Checkpoint, frames: Codes) -> Samples:
@@ -48,7 +50,7 @@ def sound(answer: Answer) -> Samples:
     return answer
 
 
-def decode(box: VoiceBox, due: list[Due]) -> list[Answer]:
+def decode(box: AudioDecoder, due: list[PlannedChunk]) -> list[Answer]:
     box.begin(due)
     return [answer for _, answer in box.collect()]
 
@@ -56,7 +58,7 @@ def decode(box: VoiceBox, due: list[Due]) -> list[Answer]:
 class Listener:
     """Plays an utterance from its first chunk on, at the speed of sound."""
 
-    def __init__(self, box: VoiceBox, clock: FakeClock, speaker: Utterance) -> None:
+    def __init__(self, box: AudioDecoder, clock: FakeClock, speaker: Utterance) -> None:
         self.box, self.clock, self.speaker = box, clock, speaker
         self.chunks: list[int] = []
 
@@ -78,16 +80,16 @@ class Listener:
 
 
 def test_the_first_chunk_comes_after_the_first_frames(tiny: Checkpoint) -> None:
-    box, speaker = voicebox(tiny, first=3), utterance(0, codes(2))
+    box, speaker = audio_decoder(tiny, first=3), utterance(0, codes(2))
     assert box.due(speaker, ended=False) is None
     speaker.codes.append(codes(1)[:, 0])
-    assert box.due(speaker, ended=False) == Due(speaker, 3, ended=False)
+    assert box.due(speaker, ended=False) == PlannedChunk(speaker, 3, ended=False)
 
 
 def test_chunks_grow_with_the_lead_over_the_listener(tiny: Checkpoint) -> None:
     clock = FakeClock()
     speaker = utterance(0)
-    listener = Listener(voicebox(tiny, clock, most=16), clock, speaker)
+    listener = Listener(audio_decoder(tiny, clock, most=16), clock, speaker)
     for _ in range(300):
         clock.now += 1 / (10 * tiny.codec.config.frame_rate)
         speaker.codes.append(NO_COLUMNS[0, 1:])
@@ -100,7 +102,7 @@ def test_chunks_grow_with_the_lead_over_the_listener(tiny: Checkpoint) -> None:
 @pytest.mark.parametrize("speed", [2.0, 5.0, 300.0])
 def test_chunks_are_cut_at_the_same_places_whatever_the_speed(tiny: Checkpoint, speed: float) -> None:
     clock = FakeClock()
-    listener = Listener(voicebox(tiny, clock, most=16), clock, utterance(0))
+    listener = Listener(audio_decoder(tiny, clock, most=16), clock, utterance(0))
     for _ in range(100):
         clock.now += 1 / (speed * tiny.codec.config.frame_rate)
         listener.speaker.codes.append(NO_COLUMNS[0, 1:])
@@ -109,22 +111,22 @@ def test_chunks_are_cut_at_the_same_places_whatever_the_speed(tiny: Checkpoint, 
 
 
 def test_nobody_listens_to_a_whole_utterance_before_its_end_so_its_chunks_are_large(tiny: Checkpoint) -> None:
-    box, speaker = voicebox(tiny, most=8), utterance(0, codes(7), whole=True)
+    box, speaker = audio_decoder(tiny, most=8), utterance(0, codes(7), whole=True)
     assert box.due(speaker, ended=False) is None
     speaker.codes.append(codes(1)[:, 0])
-    assert box.due(speaker, ended=False) == Due(speaker, 8, ended=False)
+    assert box.due(speaker, ended=False) == PlannedChunk(speaker, 8, ended=False)
 
 
 def test_nothing_is_kept_back_while_the_next_turn_is_prepared(tiny: Checkpoint) -> None:
-    box, speaker = voicebox(tiny, first=4), utterance(0, codes(1))
+    box, speaker = audio_decoder(tiny, first=4), utterance(0, codes(1))
     assert box.due(speaker, ended=False) is None
-    assert box.due(speaker, ended=False, pausing=True) == Due(speaker, 1, ended=False)
+    assert box.due(speaker, ended=False, pausing=True) == PlannedChunk(speaker, 1, ended=False)
     speaker.decoded = 1
     assert box.due(speaker, ended=False, pausing=True) is None
 
 
 def test_the_end_takes_everything_and_may_be_empty(tiny: Checkpoint) -> None:
-    box = voicebox(tiny)
+    box = audio_decoder(tiny)
     assert box.due(utterance(0, codes(1)), ended=True).frames == 1  # type: ignore[union-attr]
     nothing = box.due(utterance(1), ended=True)
     assert nothing is not None
@@ -139,7 +141,7 @@ def test_playback_never_starves_while_frames_come_faster_than_they_are_heard(
     """A gap is the time from one frame to the next, in frames."""
     clock = FakeClock()
     speaker = utterance(0)
-    listener = Listener(voicebox(tiny, clock, first, most), clock, speaker)
+    listener = Listener(audio_decoder(tiny, clock, first, most), clock, speaker)
     for frame in range(200):
         clock.now += gaps[frame % len(gaps)] / tiny.codec.config.frame_rate
         assert not speaker.sent or listener.lead > 0
@@ -150,7 +152,7 @@ def test_playback_never_starves_while_frames_come_faster_than_they_are_heard(
 
 def test_a_listener_who_waits_already_gets_chunks_of_the_first_size(tiny: Checkpoint) -> None:
     clock = FakeClock()
-    listener = Listener(voicebox(tiny, clock, first=2), clock, utterance(0))
+    listener = Listener(audio_decoder(tiny, clock, first=2), clock, utterance(0))
     for _ in range(20):
         clock.now += 3 / tiny.codec.config.frame_rate
         listener.speaker.codes.append(NO_COLUMNS[0, 1:])
@@ -159,11 +161,11 @@ def test_a_listener_who_waits_already_gets_chunks_of_the_first_size(tiny: Checkp
 
 
 def test_pieces_of_any_lengths_in_one_call_are_the_whole_of_each(tiny: Checkpoint) -> None:
-    box = voicebox(tiny)
+    box = audio_decoder(tiny)
     speakers = [utterance(slot, codes(12, slot)) for slot in range(3)]
     heard: list[list[Samples]] = [[], [], []]
     for lengths in ([2, 5, 0], [1, 1, 1], [7, 2, 3], [2, 4, 8]):
-        dues = [Due(each, frames, ended=False) for each, frames in zip(speakers, lengths, strict=True)]
+        dues = [PlannedChunk(each, frames, ended=False) for each, frames in zip(speakers, lengths, strict=True)]
         for pieces, answer in zip(heard, decode(box, dues), strict=True):
             pieces.append(sound(answer))
     for slot, pieces in enumerate(heard):
@@ -172,9 +174,9 @@ def test_pieces_of_any_lengths_in_one_call_are_the_whole_of_each(tiny: Checkpoin
 
 
 def test_a_cleared_slot_has_no_memory_of_the_voice_before(tiny: Checkpoint) -> None:
-    box = voicebox(tiny)
+    box = audio_decoder(tiny)
     for seed in range(2):
-        [answer] = decode(box, [Due(utterance(1, codes(6, seed)), 6, ended=True)])
+        [answer] = decode(box, [PlannedChunk(utterance(1, codes(6, seed)), 6, ended=True)])
         assert np.allclose(sound(answer), whole(tiny, codes(6, seed)), atol=1e-6)
         box.clear(1)
 
@@ -182,7 +184,7 @@ def test_a_cleared_slot_has_no_memory_of_the_voice_before(tiny: Checkpoint) -> N
 class Breaking:
     """A decoder that fails on some slots, after it has written what it was about to."""
 
-    def __init__(self, box: VoiceBox, bad: set[int], times: int = 1_000_000) -> None:
+    def __init__(self, box: AudioDecoder, bad: set[int], times: int = 1_000_000) -> None:
         self._real, self.bad, self.times = box._decoder, bad, times
         self.past = self._real.past
 
@@ -198,13 +200,13 @@ class Breaking:
 
 
 def test_a_codec_call_that_fails_costs_only_the_one_at_fault(tiny: Checkpoint) -> None:
-    box = voicebox(tiny, most=4)
+    box = audio_decoder(tiny, most=4)
     speakers = [utterance(slot, codes(11, slot)) for slot in range(3)]
     heard: list[list[Samples]] = [[], [], []]
 
     def say(frames: int, bad: set[int]) -> list[Answer]:
         box._decoder = Breaking(box, bad)  # type: ignore[assignment]
-        answers = decode(box, [Due(each, frames, ended=False) for each in speakers])
+        answers = decode(box, [PlannedChunk(each, frames, ended=False) for each in speakers])
         box._decoder = box._decoder._real  # type: ignore[attr-defined]
         return answers
 
@@ -219,10 +221,10 @@ def test_a_codec_call_that_fails_costs_only_the_one_at_fault(tiny: Checkpoint) -
 
 
 def test_a_codec_call_that_fails_once_costs_nobody(tiny: Checkpoint) -> None:
-    box = voicebox(tiny)
+    box = audio_decoder(tiny)
     box._decoder = Breaking(box, {0, 1}, times=1)  # type: ignore[assignment]
     speakers = [utterance(slot, codes(5, slot)) for slot in range(2)]
-    for slot, answer in enumerate(decode(box, [Due(each, 5, ended=True) for each in speakers])):
+    for slot, answer in enumerate(decode(box, [PlannedChunk(each, 5, ended=True) for each in speakers])):
         assert np.allclose(sound(answer), whole(tiny, codes(5, slot)), atol=1e-6)
         assert speakers[slot].decoded == 5
 
@@ -230,7 +232,7 @@ def test_a_codec_call_that_fails_once_costs_nobody(tiny: Checkpoint) -> None:
 @pytest.mark.parametrize("first", [1, 2, 5])
 def test_what_is_sent_is_counted_in_frames(tiny: Checkpoint, first: int) -> None:
     clock = FakeClock()
-    listener = Listener(voicebox(tiny, clock, first=first), clock, utterance(0, codes(first)))
+    listener = Listener(audio_decoder(tiny, clock, first=first), clock, utterance(0, codes(first)))
     listener.hear()
     assert listener.lead == first
 
@@ -240,15 +242,15 @@ class BrokenGraphs(FusedDecoder):
 
     def __init__(self, checkpoint: Checkpoint, works: int, *, late: bool) -> None:
         """With `late` nobody knows of it before the samples are fetched, as on a device that works by itself."""
-        self.plain = StreamingDecoder(checkpoint.codec, 4)
+        self.eager = StreamingDecoder(checkpoint.codec, 4)
         self.left, self.late = works, late
-        self._seen = self.plain._seen
+        self._seen = self.eager._seen
 
     def launch(self, codes: np.ndarray, slots: Rows[int], lengths: Rows[int]) -> PendingDecode:
         self.left -= 1
-        samples = self.plain.decode(torch.from_numpy(codes), slots, lengths)
+        samples = self.eager.decode(torch.from_numpy(codes), slots, lengths)
         if self.left >= 0:
-            step = self.plain.codec.config.frame_length
+            step = self.eager.codec.config.frame_length
             calls = [([FrameSpan(row, 0, each)], samples[row, : each * step]) for row, each in enumerate(lengths)]
             return PendingDecode(calls, list(lengths), step, None)
         if self.late:
@@ -256,28 +258,28 @@ class BrokenGraphs(FusedDecoder):
         raise ValueError("an illegal memory access")
 
     def reset(self, slots: Rows[int]) -> None:
-        self.plain.reset(slots)
+        self.eager.reset(slots)
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_codec_whose_graphs_break_goes_on_without_them_and_nobody_hears_it(tiny: Checkpoint, late: bool) -> None:
-    box, frames = voicebox(tiny), [codes(6, seed) for seed in (1, 2)]
+    box, frames = audio_decoder(tiny), [codes(6, seed) for seed in (1, 2)]
     box._decoder = BrokenGraphs(tiny, works=2, late=late)
     speakers = [utterance(0, frames[0][:, :2]), utterance(1, frames[1][:, :2])]
     heard = [[], []]  # type: ignore[var-annotated]
 
     def hear(*rows: int) -> None:
-        answers = decode(box, [Due(speakers[row], speakers[row].backlog, ended=False) for row in rows])
+        answers = decode(box, [PlannedChunk(speakers[row], speakers[row].backlog, ended=False) for row in rows])
         for row, answer in zip(rows, answers, strict=True):
             heard[row].append(sound(answer))
 
     hear(0, 1)
-    assert box.rung == "graph"
+    assert box.backend == "graph"
     speakers[0].codes += list(frames[0][:, 2:4].T)
     hear(0)
     speakers[0].codes += list(frames[0][:, 4:].T)
     hear(0)  # breaks; the other one is not due
-    assert box.rung == "eager"
+    assert box.backend == "eager"
     speakers[1].codes += list(frames[1][:, 2:].T)
     hear(1)
     for row in range(2):
@@ -286,9 +288,9 @@ def test_a_codec_whose_graphs_break_goes_on_without_them_and_nobody_hears_it(tin
 
 @pytest.mark.parametrize("works", [0, 1])
 def test_who_has_left_before_the_call_is_collected_is_not_told(tiny: Checkpoint, works: int) -> None:
-    box, speakers = voicebox(tiny), [utterance(slot, codes(3, slot)) for slot in range(3)]
+    box, speakers = audio_decoder(tiny), [utterance(slot, codes(3, slot)) for slot in range(3)]
     box._decoder = BrokenGraphs(tiny, works, late=True)
-    box.begin([Due(each, 3, ended=True) for each in speakers])
+    box.begin([PlannedChunk(each, 3, ended=True) for each in speakers])
     gone = speakers.pop(1)
     gone.sequence.slot = -1
     box.clear(1)
@@ -298,25 +300,25 @@ def test_who_has_left_before_the_call_is_collected_is_not_told(tiny: Checkpoint,
         assert np.allclose(sound(answer), whole(tiny, codes(3, due.utterance.id)), atol=1e-5)
     # The slot is another's now, who begins with a clean one.
     newcomer = utterance(1, codes(3, 9))
-    [answer] = decode(box, [Due(newcomer, 3, ended=True)])
+    [answer] = decode(box, [PlannedChunk(newcomer, 3, ended=True)])
     assert np.allclose(sound(answer), whole(tiny, codes(3, 9)), atol=1e-5)
 
 
 def test_a_stream_that_is_too_long_for_the_graphs_fails_alone_and_they_stay(tiny: Checkpoint) -> None:
-    box, speakers = voicebox(tiny), [utterance(slot, codes(3, slot)) for slot in range(2)]
+    box, speakers = audio_decoder(tiny), [utterance(slot, codes(3, slot)) for slot in range(2)]
     box._decoder = BrokenGraphs(tiny, works=1, late=False)
     box._decoder._seen[0] = MAX_POSITIONS - 2
-    answers = decode(box, [Due(each, 3, ended=True) for each in speakers])
+    answers = decode(box, [PlannedChunk(each, 3, ended=True) for each in speakers])
     assert isinstance(answers[0], GenerationFailed)
     assert "several requests" in str(answers[0])
     assert np.allclose(sound(answers[1]), whole(tiny, codes(3, 1)), atol=1e-5)
-    assert box.rung == "graph"
+    assert box.backend == "graph"
 
 
 def test_only_graphs_are_left_to_work_by_themselves(tiny: Checkpoint) -> None:
     """Plain operators are waited for as they are launched: to collect a step later would only make audio late."""
-    box = VoiceBox(tiny.codec, 4, first_frames=2, max_frames=32, overlap=True)
+    box = AudioDecoder(tiny.codec, 4, first_frames=2, max_frames=32, overlap=True)
     assert not box.overlap
     box._decoder, box.overlap = BrokenGraphs(tiny, works=0, late=False), True
-    decode(box, [Due(utterance(0, codes(3)), 3, ended=True)])
-    assert (box.rung, box.overlap) == ("eager", False)
+    decode(box, [PlannedChunk(utterance(0, codes(3)), 3, ended=True)])
+    assert (box.backend, box.overlap) == ("eager", False)

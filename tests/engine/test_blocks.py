@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.engine.blocks import ROOT, BlockPool, Key, block_key
-from shoal.engine.kv_cache import HostTier, PagedKV
+from shoal.engine.kv_cache import HostCache, PagedKV
 from shoal.model.config import BlockConfig
 
 SMALL = BlockConfig(
@@ -120,13 +120,13 @@ def test_hits_and_saved_columns_are_counted() -> None:
     pool = BlockPool(4, 4)
     pool.release(sealed(pool, keys(3)))
     pool.match(keys(2))
-    pool.match([b"nothing of the kind"])
+    pool.match([b"nothing of the dtype"])
     assert (pool.stats.hits, pool.stats.tokens_saved) == (1, 8)
 
 
 def test_a_cleared_cache_forgets_for_good_what_nobody_holds(kv: PagedKV) -> None:
-    pool, tier = BlockPool(4, 4), HostTier(kv, 1 << 20)
-    pool.below = tier
+    pool, tier = BlockPool(4, 4), HostCache(kv, 1 << 20)
+    pool.host_cache = tier
     held = sealed(pool, keys(1))
     pool.release(sealed(pool, keys(2, first=1)))
     pool.release(pool.match(keys(3)))
@@ -136,12 +136,12 @@ def test_a_cleared_cache_forgets_for_good_what_nobody_holds(kv: PagedKV) -> None
 
 
 def test_a_key_tells_every_codebook_and_everything_before_it() -> None:
-    columns = np.arange(8, dtype=np.int32).reshape(2, 4)
-    other = columns.copy()
-    other[1, 3] += 1  # only the last codebook of the last column
-    assert block_key(ROOT, columns) == block_key(ROOT, columns.copy())
-    assert block_key(ROOT, columns) != block_key(ROOT, other)
-    assert block_key(ROOT, columns) != block_key(block_key(ROOT, other), columns)
+    tokens = np.arange(8, dtype=np.int32).reshape(2, 4)
+    other = tokens.copy()
+    other[1, 3] += 1  # only the last codebook of the last token
+    assert block_key(ROOT, tokens) == block_key(ROOT, tokens.copy())
+    assert block_key(ROOT, tokens) != block_key(ROOT, other)
+    assert block_key(ROOT, tokens) != block_key(block_key(ROOT, other), tokens)
 
 
 @pytest.fixture
@@ -153,8 +153,8 @@ def kv() -> PagedKV:
 
 
 def test_an_evicted_block_comes_back_from_host_memory_bit_equal(kv: PagedKV) -> None:
-    pool, tier = BlockPool(3, 4), HostTier(kv, 1 << 20)
-    pool.below = tier
+    pool, tier = BlockPool(3, 4), HostCache(kv, 1 << 20)
+    pool.host_cache = tier
     blocks = sealed(pool, keys(2))
     before = kv.keys[:, blocks].clone(), kv.values[:, blocks].clone()
     pool.release(blocks)
@@ -170,8 +170,8 @@ def test_an_evicted_block_comes_back_from_host_memory_bit_equal(kv: PagedKV) -> 
 
 
 def test_what_comes_back_from_host_memory_can_be_shared(kv: PagedKV) -> None:
-    pool, tier = BlockPool(3, 4), HostTier(kv, 1 << 20)
-    pool.below = tier
+    pool, tier = BlockPool(3, 4), HostCache(kv, 1 << 20)
+    pool.host_cache = tier
     pool.release(sealed(pool, keys(1)))
     pool.release(pool.match(keys(1)))
     pool.release([pool.take() for _ in range(3)])
@@ -180,8 +180,8 @@ def test_what_comes_back_from_host_memory_can_be_shared(kv: PagedKV) -> None:
 
 
 def test_host_memory_is_for_what_was_of_use_to_another(kv: PagedKV) -> None:
-    pool, tier = BlockPool(3, 4), HostTier(kv, 1 << 20)
-    pool.below = tier
+    pool, tier = BlockPool(3, 4), HostCache(kv, 1 << 20)
+    pool.host_cache = tier
     pool.release(sealed(pool, keys(3)))
     pool.release(pool.match(keys(1)))
     for _ in range(2):  # what came back is worth keeping again
@@ -192,14 +192,14 @@ def test_host_memory_is_for_what_was_of_use_to_another(kv: PagedKV) -> None:
 
 def test_nobody_makes_room_for_what_is_not_there(kv: PagedKV) -> None:
     pool = BlockPool(3, 4)
-    pool.below = HostTier(kv, 1 << 20)
+    pool.host_cache = HostCache(kv, 1 << 20)
     pool.release(sealed(pool, keys(3)))
-    assert (pool.match([b"nothing of the kind"]), pool.stats.evictions) == ([], 0)
+    assert (pool.match([b"nothing of the dtype"]), pool.stats.evictions) == ([], 0)
 
 
 def test_what_its_own_room_was_made_from_may_be_what_drove_it_out(kv: PagedKV) -> None:
-    pool, tier = BlockPool(1, 4), HostTier(kv, PagedKV.bytes_per_block(SMALL, 4, torch.float32))
-    pool.below = tier
+    pool, tier = BlockPool(1, 4), HostCache(kv, PagedKV.bytes_per_block(SMALL, 4, torch.float32))
+    pool.host_cache = tier
     for name in (b"a", b"b"):
         pool.release(sealed(pool, [name]))
         pool.release(pool.match([name]))
@@ -207,7 +207,7 @@ def test_what_its_own_room_was_made_from_may_be_what_drove_it_out(kv: PagedKV) -
 
 
 def test_host_memory_keeps_what_was_used_last(kv: PagedKV) -> None:
-    tier = HostTier(kv, 2 * PagedKV.bytes_per_block(SMALL, 4, torch.float32))
+    tier = HostCache(kv, 2 * PagedKV.bytes_per_block(SMALL, 4, torch.float32))
     for block, name in enumerate((b"a", b"b")):
         tier.save(block, name)
     assert tier.restore(b"a", 2)
@@ -219,14 +219,14 @@ def test_a_host_that_has_no_memory_for_blocks_keeps_none(
     kv: PagedKV, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch, "empty", Mock(side_effect=RuntimeError("cannot pin")))
-    tier = HostTier(kv, 1 << 20)
+    tier = HostCache(kv, 1 << 20)
     tier.save(0, b"key")
     assert b"key" not in tier
     assert "cannot pin" in caplog.text
 
 
 def test_no_host_memory_means_nothing_is_copied(kv: PagedKV) -> None:
-    tier = HostTier(kv, 0)
+    tier = HostCache(kv, 0)
     tier.save(0, b"a")
     assert (len(tier), tier.restore(b"a", 0)) == (0, False)
 

@@ -1,4 +1,4 @@
-from shoal.engine.chunks import worthwhile
+from shoal.engine.chunks import chunk_frames
 
 FIRST, MOST = 2, 32
 
@@ -7,7 +7,7 @@ def cut(frames: int, lead: float) -> list[int]:
     """The chunks of that many frames when a listener is always so far behind what was sent."""
     chunks: list[int] = []
     while (sent := sum(chunks)) < frames:
-        chunks.append(min(worthwhile(sent, lead, FIRST, MOST), frames - sent))
+        chunks.append(min(chunk_frames(sent, lead, FIRST, MOST), frames - sent))
     return chunks
 
 

@@ -11,7 +11,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, block_count
 from shoal.engine.kv_cache import PagedKV
-from shoal.engine.preprocess import write_turns
+from shoal.engine.preprocess import build_turns
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, TextError
 from shoal.speech import FinishReason, Sampling
@@ -41,7 +41,7 @@ def songs(checkpoint: Checkpoint, voice: Voice, count: int = 17) -> list[Song]:
     chosen = random.Random(count)
     return [
         Song(
-            write_turns("word " * chosen.randint(1, 12) + str(number), voice if number % 3 else None, checkpoint),
+            build_turns("word " * chosen.randint(1, 12) + str(number), voice if number % 3 else None, checkpoint),
             Sampling(
                 temperature=chosen.choice([0.5, 0.8, 1.0]),
                 top_p=chosen.choice([0.7, 0.8, 0.95]),
@@ -91,7 +91,7 @@ def test_a_step_fits_on_one_screen() -> None:
 
 
 def test_one_utterance_is_what_generate_says(either: Soloist, voice: Voice) -> None:
-    turns = write_turns("hello there", voice, either.checkpoint)
+    turns = build_turns("hello there", voice, either.checkpoint)
     check(EngineCore(either.checkpoint, PLAIN), [Song(turns, Sampling(seed=1, max_frames=30))], either)
 
 
@@ -121,7 +121,7 @@ def test_they_are_the_same_when_their_prefix_was_computed_by_others(either: Solo
     check(core, program, either)
     before = core.pool.stats.tokens_saved
     check(core, program, either)
-    assert core.pool.stats.tokens_saved > before + sum(len(song.turns[0].opening) - 16 for song in program) / 2
+    assert core.pool.stats.tokens_saved > before + sum(len(song.turns[0].prompt) - 16 for song in program) / 2
 
 
 @pytest.mark.parametrize("host_blocks", [0, 400])
@@ -129,7 +129,7 @@ def test_they_are_the_same_after_preemption(either: Soloist, voice: Voice, host_
     checkpoint = either.checkpoint
     program = [replace(song, sampling=replace(song.sampling, max_frames=14)) for song in songs(checkpoint, voice)[:6]]
     size = 4
-    longest = max(len(song.turns[0].opening) for song in program) + 14
+    longest = max(len(song.turns[0].prompt) for song in program) + 14
     few = blocks_bytes(checkpoint, -(-longest // size) + 8, size)
     config = replace(PLAIN, block_size=size, kv_bytes=few, host_kv_bytes=blocks_bytes(checkpoint, host_blocks, size))
     core = EngineCore(checkpoint, config)
@@ -170,14 +170,14 @@ def test_an_engine_that_was_started_again_says_the_same(either: Soloist, voice: 
 
 
 def test_every_turn_of_a_long_text_continues_the_ones_before(either: Soloist, voice: Voice) -> None:
-    turns = write_turns("One thing. Another thing. A third thing.", voice, either.checkpoint, chunk_bytes=16)
+    turns = build_turns("One thing. Another thing. A third thing.", voice, either.checkpoint, chunk_bytes=16)
     assert len(turns) == 3
     program = [Song(turns, Sampling(seed=seed, max_frames=5 + seed), at=seed) for seed in range(3)]
     check(EngineCore(either.checkpoint, PLAIN), program, either)
 
 
 def test_turns_that_are_set_back_are_computed_to_the_same_result(soloist: Soloist, voice: Voice) -> None:
-    turns = write_turns("One thing. Another thing. A third thing.", voice, soloist.checkpoint, chunk_bytes=16)
+    turns = build_turns("One thing. Another thing. A third thing.", voice, soloist.checkpoint, chunk_bytes=16)
     program = [Song(turns, Sampling(seed=seed, max_frames=5 + seed)) for seed in range(3)]
     config = replace(PLAIN, kv_bytes=blocks_bytes(soloist.checkpoint, 17), token_budget=31)
     core = EngineCore(soloist.checkpoint, config)
@@ -186,8 +186,8 @@ def test_turns_that_are_set_back_are_computed_to_the_same_result(soloist: Solois
 
 
 def test_what_no_longer_fits_beside_the_next_turn_is_forgotten(either: Soloist, voice: Voice) -> None:
-    turns = write_turns("One thing. Another thing. A third thing.", voice, either.checkpoint, chunk_bytes=16)
-    carried = len(turns[0].opening) + len(turns[1].tail) + 8
+    turns = build_turns("One thing. Another thing. A third thing.", voice, either.checkpoint, chunk_bytes=16)
+    carried = len(turns[0].prompt) + len(turns[1].tail) + 8
     config = replace(PLAIN, carried_columns=carried)
     soloist = Soloist(either.checkpoint, carried)
     song = Song(turns, Sampling(seed=1, max_frames=6))
@@ -199,26 +199,26 @@ def test_what_no_longer_fits_beside_the_next_turn_is_forgotten(either: Soloist, 
 
 def test_a_turn_that_memory_cannot_hold_with_what_was_said_starts_afresh(soloist: Soloist) -> None:
     checkpoint = soloist.checkpoint
-    turns = write_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
-    most = len(turns[1].opening) + 20
+    turns = build_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
+    most = len(turns[1].prompt) + 20
     core = EngineCore(checkpoint, replace(PLAIN, kv_bytes=blocks_bytes(checkpoint, -(-most // 16))))
     heard = sing(core, [Song(turns, Sampling(seed=1, max_frames=20))])[0]
-    fresh = soloist.speak([turns[1]], Utterance(0, turns, Sampling(seed=1, max_frames=20), turn=1).sampling_now())
+    fresh = soloist.speak([turns[1]], Utterance(0, turns, Sampling(seed=1, max_frames=20), turn=1).turn_sampling())
     assert np.array_equal(heard.codes[:, -fresh.codes.shape[1] :], fresh.codes)
 
 
 def test_one_frame_is_one_frame(either: Soloist) -> None:
-    turns = write_turns("hello", None, either.checkpoint)
+    turns = build_turns("hello", None, either.checkpoint)
     [heard] = sing(EngineCore(either.checkpoint, PLAIN), [Song(turns, Sampling(seed=4, max_frames=1))])
     assert heard.codes.shape[1] == 1
     assert heard.finish is FinishReason.LENGTH
     assert heard.equals(either.speak(turns, Sampling(seed=4, max_frames=1)))
 
 
-def short_context(checkpoint: Checkpoint, columns: int) -> Checkpoint:
+def short_context(checkpoint: Checkpoint, tokens: int) -> Checkpoint:
     """The same model with less room."""
     model = checkpoint.model
-    slow = replace(model.config.slow, max_seq_len=columns)
+    slow = replace(model.config.slow, max_seq_len=tokens)
     smaller = type(model)(replace(model.config, slow=slow))
     smaller.load_state_dict(model.state_dict())
     return replace(checkpoint, model=smaller.eval())
@@ -227,11 +227,11 @@ def short_context(checkpoint: Checkpoint, columns: int) -> Checkpoint:
 def test_without_a_limit_the_context_is_filled_and_not_overrun(tiny: Checkpoint) -> None:
     checkpoint = short_context(tiny, 32)
     soloist = Soloist(checkpoint)
-    turns = write_turns("hi", None, checkpoint)
+    turns = build_turns("hi", None, checkpoint)
     program = [Song(turns, Sampling(seed=seed, max_frames=0)) for seed in range(2)]
     core = EngineCore(checkpoint, PLAIN)
     check(core, program, soloist)
-    assert soloist.speak(turns, program[0].sampling).codes.shape[1] == 32 - len(turns[0].opening)
+    assert soloist.speak(turns, program[0].sampling).codes.shape[1] == 32 - len(turns[0].prompt)
 
 
 def louder_stop(checkpoint: Checkpoint, times: float) -> Checkpoint:
@@ -245,7 +245,7 @@ def louder_stop(checkpoint: Checkpoint, times: float) -> Checkpoint:
 def test_a_stop_at_the_very_first_token_is_an_empty_speech(tiny: Checkpoint) -> None:
     checkpoint = louder_stop(tiny, 50.0)
     soloist = Soloist(checkpoint)
-    program = [Song(write_turns(word, None, checkpoint), Sampling(max_frames=4)) for word in ("a", "b", "c", "d")]
+    program = [Song(build_turns(word, None, checkpoint), Sampling(max_frames=4)) for word in ("a", "b", "c", "d")]
     program = [song for song in program if not soloist.speak(song.turns, song.sampling).codes.size]
     assert program
     for heard in sing(EngineCore(checkpoint, PLAIN), program):
@@ -255,7 +255,7 @@ def test_a_stop_at_the_very_first_token_is_an_empty_speech(tiny: Checkpoint) -> 
 def test_a_stop_in_the_middle_ends_one_turn_and_leads_to_the_next(tiny: Checkpoint) -> None:
     checkpoint = louder_stop(tiny, 3.0)
     soloist = Soloist(checkpoint)
-    turns = write_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
+    turns = build_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
     program = [Song(turns, Sampling(seed=seed, temperature=1.5, top_p=0.98, max_frames=8)) for seed in range(6)]
     check(EngineCore(checkpoint, PLAIN), program, soloist)
     frames = [soloist.speak(song.turns, song.sampling).codes.shape[1] for song in program]
@@ -263,7 +263,7 @@ def test_a_stop_in_the_middle_ends_one_turn_and_leads_to_the_next(tiny: Checkpoi
 
 
 def test_streamed_and_whole_utterances_have_the_same_samples(soloist: Soloist) -> None:
-    turns = write_turns("hello there", None, soloist.checkpoint)
+    turns = build_turns("hello there", None, soloist.checkpoint)
     audience = Audience(EngineCore(soloist.checkpoint, PLAIN))
     sampling = Sampling(seed=5, max_frames=20)
     streamed, whole = (
@@ -278,7 +278,7 @@ def test_streamed_and_whole_utterances_have_the_same_samples(soloist: Soloist) -
 def test_a_prompt_longer_than_the_model_takes_is_refused(tiny: Checkpoint) -> None:
     core = EngineCore(tiny, PLAIN)
     with pytest.raises(TextError, match="shorten the text"):
-        core.add(Utterance(0, write_turns("word " * 400, None, tiny, chunk_bytes=4000), SHORT))
+        core.add(Utterance(0, build_turns("word " * 400, None, tiny, chunk_bytes=4000), SHORT))
     assert_nothing_is_held(core)
 
 
@@ -287,13 +287,13 @@ def test_a_request_larger_than_the_memory_is_refused(tiny: Checkpoint) -> None:
         tiny, replace(PLAIN, kv_bytes=4 * PagedKV.bytes_per_block(tiny.model.config.slow, 16, tiny.model.dtype))
     )
     with pytest.raises(InvalidRequest, match="do not fit the KV memory"):
-        core.add(Utterance(0, write_turns("hello", None, tiny), Sampling(max_frames=100)))
+        core.add(Utterance(0, build_turns("hello", None, tiny), Sampling(max_frames=100)))
     assert_nothing_is_held(core)
 
 
 def test_a_cancelled_utterance_is_gone_within_one_step(soloist: Soloist, voice: Voice) -> None:
     core = EngineCore(soloist.checkpoint, replace(PLAIN, prefix_cache=False))
-    turns = write_turns("hello", voice, soloist.checkpoint)
+    turns = build_turns("hello", voice, soloist.checkpoint)
     audience = Audience(core)
     stays = audience.add(Utterance(0, turns, SHORT))
     leaves = audience.add(Utterance(1, turns, SHORT))
@@ -312,7 +312,7 @@ def test_a_cancelled_utterance_is_gone_within_one_step(soloist: Soloist, voice: 
 def test_whoever_runs_out_of_time_is_told_so_waiting_or_running(soloist: Soloist) -> None:
     clock = FakeClock()
     core = EngineCore(soloist.checkpoint, replace(PLAIN, slots=1), clock)
-    turns = write_turns("hello", None, soloist.checkpoint)
+    turns = build_turns("hello", None, soloist.checkpoint)
     audience = Audience(core)
     first = audience.add(Utterance(0, turns, SHORT, deadline=clock.now + 5))
     second = audience.add(Utterance(1, turns, SHORT, deadline=clock.now + 5))
@@ -343,7 +343,7 @@ def test_warming_up_leaves_no_trace(tiny: Checkpoint) -> None:
     assert core.idle
     assert core.pool.available == core.pool.count
     assert core.pool.cached == 0
-    assert (core.stats.steps, core.stage.stats.frames, core.scheduler.stats.admitted, core.pool.stats.hits) == (
+    assert (core.stats.steps, core.tracker.stats.frames, core.scheduler.stats.admitted, core.pool.stats.hits) == (
         0,
         0,
         0,

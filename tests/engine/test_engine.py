@@ -22,7 +22,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.load import choose_device, choose_dtype, voice_cache
-from shoal.engine.preprocess import prompt_builder, write_turns
+from shoal.engine.preprocess import build_turns, prompt_builder
 from shoal.errors import (
     AudioError,
     DeadlineExceeded,
@@ -60,14 +60,14 @@ def engine(tiny: Checkpoint, tmp_path: Path) -> Iterator[Engine]:
 def settle(engine: Engine) -> None:
     """Until nothing is under way; cancelled ones are gone at the next step."""
     end = time.monotonic() + 20
-    while engine.service.loop.live or not engine.service.core.idle:
+    while engine.service.thread.active or not engine.service.core.idle:
         assert time.monotonic() < end
         time.sleep(0.002)
 
 
 def test_a_text_becomes_the_speech_that_generate_gives(engine: Engine, soloist: Soloist) -> None:
     speech = engine.speak("hello there", sampling=SHORT)
-    solo = soloist.speak(write_turns("hello there", None, soloist.checkpoint), SHORT)
+    solo = soloist.speak(build_turns("hello there", None, soloist.checkpoint), SHORT)
     assert np.array_equal(speech.codes, solo.codes)
     assert np.allclose(speech.samples, solo.samples, atol=1e-5)
     assert (speech.finish, speech.sample_rate) == (FinishReason.LENGTH, engine.sample_rate)
@@ -87,13 +87,13 @@ def test_twenty_tasks_speak_at_once(engine: Engine, soloist: Soloist) -> None:
             *(engine.aspeak("hello", sampling=Sampling(seed=seed, max_frames=2 + seed % 5)) for seed in range(20))
         )
 
-    turns = write_turns("hello", None, soloist.checkpoint)
+    turns = build_turns("hello", None, soloist.checkpoint)
     for seed, speech in enumerate(asyncio.run(speak())):
         assert np.array_equal(speech.codes, soloist.speak(turns, Sampling(seed=seed, max_frames=2 + seed % 5)).codes)
 
 
 def test_a_voice_at_hand_is_the_voice_that_speaks(engine: Engine, soloist: Soloist, voice: Voice) -> None:
-    solo = soloist.speak(write_turns("hello", voice, soloist.checkpoint), SHORT)
+    solo = soloist.speak(build_turns("hello", voice, soloist.checkpoint), SHORT)
     assert np.array_equal(engine.speak("hello", voice=voice, sampling=SHORT).codes, solo.codes)
     assert np.array_equal(asyncio.run(engine.aspeak("hello", voice=voice, sampling=SHORT)).codes, solo.codes)
 
@@ -114,7 +114,7 @@ def test_what_is_no_voice_is_refused(engine: Engine, voice: Any) -> None:
 def test_what_nobody_chose_is_the_models_usual(tiny: Checkpoint, soloist: Soloist, tmp_path: Path) -> None:
     usual = Sampling(temperature=1.3, top_p=0.95, top_k=7, repetition_penalty=1.0, repetition="window", max_frames=6)
     model = replace(tiny, profile=replace(tiny.profile, sampling=usual))
-    turns = write_turns("hello", None, soloist.checkpoint)
+    turns = build_turns("hello", None, soloist.checkpoint)
     with Engine(EngineCore(model, PLAIN), voice_cache(model, tmp_path / "voices")) as engine:
         for wish, drawn in (
             (Sampling(seed=7), replace(usual, seed=7)),
@@ -279,7 +279,7 @@ def test_a_crowd_of_callers_is_served_as_if_each_were_alone(
     monkeypatch.setattr(engine.service.core.checkpoint.codec, "encode", flaky)
     solos = {
         (seed, someone is None): soloist.speak(
-            write_turns("hello", someone, soloist.checkpoint), Sampling(seed=seed, max_frames=2 + seed)
+            build_turns("hello", someone, soloist.checkpoint), Sampling(seed=seed, max_frames=2 + seed)
         )
         for seed in range(4)
         for someone in (None, voice)
@@ -358,35 +358,35 @@ def test_own_voices_are_kept_where_the_environment_says(
 
 def test_dialogue_is_split_by_its_turns_where_the_model_was_trained_so(tiny_s2: Checkpoint) -> None:
     dialogue = "<|speaker:0|>Good morning to you.<|speaker:1|>And to you."
-    turns = write_turns(dialogue, None, tiny_s2, chunk_bytes=40)
+    turns = build_turns(dialogue, None, tiny_s2, chunk_bytes=40)
     assert [turn.text for turn in turns] == ["<|speaker:0|>Good morning to you.", "<|speaker:1|>And to you."]
 
 
 def test_numbers_are_spelled_out_where_the_model_wants_it(tiny: Checkpoint) -> None:
     spelling = replace(tiny, profile=replace(tiny.profile, normalize=True))
-    assert [turn.text for turn in write_turns("Room 12.", None, spelling)] == ["Room twelve."]
-    assert [turn.text for turn in write_turns("Room 12.", None, tiny)] == ["Room 12."]
-    assert [turn.text for turn in write_turns("Room 12.", None, spelling, prepared=False)] == ["Room 12."]
+    assert [turn.text for turn in build_turns("Room 12.", None, spelling)] == ["Room twelve."]
+    assert [turn.text for turn in build_turns("Room 12.", None, tiny)] == ["Room 12."]
+    assert [turn.text for turn in build_turns("Room 12.", None, spelling, prepared=False)] == ["Room 12."]
 
 
 def test_a_text_may_not_grow_without_end_when_its_signs_are_written_out(tiny: Checkpoint) -> None:
     spelling = replace(tiny, profile=replace(tiny.profile, normalize=True, max_characters=100))
-    assert write_turns("In 1984, 99 people paid $5.99 for it. " * 2, None, spelling)
+    assert build_turns("In 1984, 99 people paid $5.99 for it. " * 2, None, spelling)
     with pytest.raises(TextError, match="written out, the limit is 400: send it in pieces"):
-        write_turns("a " + "≥" * 98, None, spelling)
-    assert write_turns("a " + "≥" * 98, None, spelling, prepared=False)
+        build_turns("a " + "≥" * 98, None, spelling)
+    assert build_turns("a " + "≥" * 98, None, spelling, prepared=False)
 
 
 def test_turns_share_the_columns_of_their_voice(tiny: Checkpoint, voice: Voice) -> None:
     """A long text of short turns would else hold its voice hundreds of times, and hundreds of them may wait."""
-    turns = write_turns("One thing. " * 50, voice, tiny, chunk_bytes=16)
+    turns = build_turns("One thing. " * 50, voice, tiny, chunk_bytes=16)
     assert len(turns) > 40
     assert len({id(turn.voice) for turn in turns}) == 1
     assert all(turn.own.base is None for turn in turns)  # nor does a part keep the whole alive
     for turn in turns[:3]:
         expected = prompt_builder(tiny).prompt(turn.text, voice.references).T
-        assert np.array_equal(turn.opening, expected)
-        assert turn.columns == len(expected)
+        assert np.array_equal(turn.prompt, expected)
+        assert turn.tokens == len(expected)
 
 
 def test_room_is_made_for_the_longest_recording_before_anything_speaks(tiny: Checkpoint, tmp_path: Path) -> None:

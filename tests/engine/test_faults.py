@@ -16,7 +16,7 @@ import pytest
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.kv_cache import PagedKV
-from shoal.engine.preprocess import write_turns
+from shoal.engine.preprocess import build_turns
 from shoal.engine.scheduler import Batch
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import GenerationFailed
@@ -59,7 +59,7 @@ def test_only_the_one_that_poisons_a_step_fails(
     core = EngineCore(soloist.checkpoint, PLAIN)
     run_behind(core, lag)
     audience = Audience(core)
-    turns = write_turns("hello", voice, soloist.checkpoint)
+    turns = build_turns("hello", voice, soloist.checkpoint)
     with poisoned(core, poisonous, after=after) as failed:
         heard = five(audience, turns)
         audience.listen(most=500)
@@ -76,7 +76,7 @@ def test_only_the_one_that_poisons_a_step_fails(
 def test_a_step_that_fails_once_costs_nobody(soloist: Soloist, voice: Voice) -> None:
     core = EngineCore(soloist.checkpoint, PLAIN)
     audience = Audience(core)
-    turns = write_turns("hello", voice, soloist.checkpoint)
+    turns = build_turns("hello", voice, soloist.checkpoint)
     heard = five(audience, turns)
     for _ in range(5):
         audience.step()
@@ -92,7 +92,7 @@ def test_a_step_that_fails_once_costs_nobody(soloist: Soloist, voice: Voice) -> 
 def test_a_fault_that_only_comes_up_while_decoding_ends_too(soloist: Soloist) -> None:
     core = EngineCore(soloist.checkpoint, PLAIN)
     audience = Audience(core)
-    turns = write_turns("hello", None, soloist.checkpoint)
+    turns = build_turns("hello", None, soloist.checkpoint)
     with poisoned(core, decode_of(2)):
         heard = five(audience, turns)
         audience.listen(most=500)
@@ -105,7 +105,7 @@ def test_a_device_that_always_fails_answers_everybody(soloist: Soloist) -> None:
     core = EngineCore(soloist.checkpoint, PLAIN)
     audience = Audience(core)
     with poisoned(core, lambda batch: True):
-        heard = five(audience, write_turns("hello", None, soloist.checkpoint))
+        heard = five(audience, build_turns("hello", None, soloist.checkpoint))
         audience.listen(most=50)
     assert all(isinstance(each.error, GenerationFailed) for each in heard)
     assert_nothing_is_held(core)
@@ -113,9 +113,9 @@ def test_a_device_that_always_fails_answers_everybody(soloist: Soloist) -> None:
 
 def test_a_culprit_is_found_when_memory_is_short(soloist: Soloist, voice: Voice) -> None:
     checkpoint = soloist.checkpoint
-    turns = write_turns("hello", voice, checkpoint)
+    turns = build_turns("hello", voice, checkpoint)
     per_block = PagedKV.bytes_per_block(checkpoint.model.config.slow, 16, checkpoint.model.dtype)
-    blocks = 2 * (len(turns[0].opening) // 16 + 2)
+    blocks = 2 * (len(turns[0].prompt) // 16 + 2)
     config = replace(PLAIN, kv_bytes=blocks * per_block, prefix_cache=False)
     core = EngineCore(checkpoint, config)
     audience = Audience(core)
@@ -131,7 +131,7 @@ def test_a_culprit_is_found_when_memory_is_short(soloist: Soloist, voice: Voice)
 def test_a_suspect_that_leaves_is_suspected_no_more(soloist: Soloist) -> None:
     core = EngineCore(soloist.checkpoint, PLAIN)
     audience = Audience(core)
-    turns = write_turns("hello", None, soloist.checkpoint)
+    turns = build_turns("hello", None, soloist.checkpoint)
     heard = five(audience, turns)
     with poisoned(core, lambda batch: len(batch.sequences()) > 1):
         audience.step()
@@ -146,11 +146,11 @@ def test_a_step_that_fails_on_landing_is_computed_again_even_if_it_was_somebodys
     core = EngineCore(soloist.checkpoint, PLAIN)
     run_behind(core, 1)
     audience = Audience(core)
-    turns = write_turns("hello", None, soloist.checkpoint)
+    turns = build_turns("hello", None, soloist.checkpoint)
     heard = [audience.add(Utterance(id, turns, Sampling(seed=id, max_frames=4 + 2 * id))) for id in range(2)]
     while not heard[0].utterance.sequence.exhausted:
         audience.step()
-    flights = core.runner.runner.flights
+    flights = core.runner.runner.pending
     flights[0] = Lost(flights[0])  # type: ignore[assignment]
     audience.listen()
     assert core.stats.failed == 1
@@ -161,17 +161,17 @@ def test_a_step_that_fails_on_landing_is_computed_again_even_if_it_was_somebodys
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_who_has_ended_does_not_fail_with_a_frame_that_nobody_wants(soloist: Soloist, overlap: bool) -> None:
-    turns, sampling = write_turns("hello", None, soloist.checkpoint), Sampling(seed=3, max_frames=40)
+    turns, sampling = build_turns("hello", None, soloist.checkpoint), Sampling(seed=3, max_frames=40)
     core = EngineCore(soloist.checkpoint, PLAIN)
     run_behind(core, 1)
-    core.voicebox.overlap = overlap
+    core.audio_decoder.overlap = overlap
     audience = Audience(core)
     sixth = int(soloist.speak(turns, sampling).codes[0, 6]) + soloist.checkpoint.model.config.semantic_begin_id
     core.scheduler.stop_id = sixth
     heard = audience.add(Utterance(0, turns, sampling))
     while heard.utterance.sequence.finish is None:
         audience.step()
-    flights = core.runner.runner.flights
+    flights = core.runner.runner.pending
     for number, flight in enumerate(flights):
         flights[number] = Lost(flight)  # type: ignore[assignment]
     audience.listen()
@@ -194,10 +194,10 @@ class Crowd:
         self.audience = Audience(self.core)
         self.soloist, self.dice = soloist, Random(DICE)
         self.decoder = FlakyDecoder(self.core, lambda: self.dice.random() < 0.02, self.dice)
-        self.core.voicebox._decoder = self.decoder  # type: ignore[assignment]
+        self.core.audio_decoder._decoder = self.decoder  # type: ignore[assignment]
         texts = ["Yes.", "No, not at all.", "One thing. Another thing."]
         self.turns = [
-            write_turns(text, someone, checkpoint, chunk_bytes=16) for text in texts for someone in (None, voice)
+            build_turns(text, someone, checkpoint, chunk_bytes=16) for text in texts for someone in (None, voice)
         ]
         self.poison: set[int] = set()
         self.came = 0
@@ -207,11 +207,11 @@ class Crowd:
         """Go on until so many have come and gone."""
         with poisoned(self.core, self._unlucky, after=True):
             while self.came < count or not self.core.idle:
-                arrivals = self.dice.choice([0, 0, 1, 1, 2, 3]) if len(self.core.stage.live) < 20 else 0
+                arrivals = self.dice.choice([0, 0, 1, 1, 2, 3]) if len(self.core.tracker.active) < 20 else 0
                 for _ in range(min(arrivals, count - self.came)):
                     self._come()
                 if self.dice.random() < 0.05 and not self.core.idle:
-                    self._leave(self.dice.choice(list(self.core.stage.live)))
+                    self._leave(self.dice.choice(list(self.core.tracker.active)))
                 self.clock.now += 0.02
                 self.audience.step()
                 self._judge()
@@ -224,7 +224,7 @@ class Crowd:
         self.came += 1
 
     def _leave(self, id: int) -> None:
-        self.core.cancel(self.core.stage.live[id])
+        self.core.cancel(self.core.tracker.active[id])
         assert self.audience.heard.pop(id).ends == 0
         self.poison.discard(id)
         self.ends["left"] += 1

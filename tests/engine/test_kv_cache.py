@@ -7,8 +7,8 @@ import torch
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, block_count
-from shoal.engine.kv_cache import HostTier, PagedKV, kv_type
-from shoal.engine.preprocess import write_turns
+from shoal.engine.kv_cache import HostCache, PagedKV, resolve_kv_dtype
+from shoal.engine.preprocess import build_turns
 from shoal.engine.utterance import Utterance
 from shoal.errors import InvalidRequest
 from shoal.kernels.kv_quant import SCALE_DTYPE, dequantize_kv, quantize_kv
@@ -22,49 +22,49 @@ KINDS = [torch.int8, torch.float8_e4m3fn]
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("kind", "error"), [(torch.int8, 0.5 / 127), (torch.float8_e4m3fn, 1 / 16)])
-def test_a_column_comes_back_within_half_a_step(kind: torch.dtype, error: float) -> None:
+@pytest.mark.parametrize(("dtype", "error"), [(torch.int8, 0.5 / 127), (torch.float8_e4m3fn, 1 / 16)])
+def test_a_column_comes_back_within_half_a_step(dtype: torch.dtype, error: float) -> None:
     x = torch.randn(50, 2, 64) * torch.logspace(-2, 3, 50)[:, None, None]
-    q, scales = quantize_kv(x, kind)
-    assert (q.dtype, scales.dtype, scales.shape) == (kind, SCALE_DTYPE, (50, 2))
+    q, scales = quantize_kv(x, dtype)
+    assert (q.dtype, scales.dtype, scales.shape) == (dtype, SCALE_DTYPE, (50, 2))
     away = (dequantize_kv(q, scales, torch.float32) - x).abs()
-    # int8 errs by a share of the largest value of its column, fp8 by a share of each value.
-    size = x.abs().amax(-1, keepdim=True) if kind == torch.int8 else x.abs() + x.abs().amax(-1, keepdim=True) / 256
+    # int8 errs by a share of the largest value of its token, fp8 by a share of each value.
+    size = x.abs().amax(-1, keepdim=True) if dtype == torch.int8 else x.abs() + x.abs().amax(-1, keepdim=True) / 256
     assert (away / size).max() <= error * 1.1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_stays_nothing(kind: torch.dtype) -> None:
-    q, scales = quantize_kv(torch.zeros(1, 2, 8), kind)
+@pytest.mark.parametrize("dtype", KINDS)
+def test_nothing_stays_nothing(dtype: torch.dtype) -> None:
+    q, scales = quantize_kv(torch.zeros(1, 2, 8), dtype)
     assert torch.equal(dequantize_kv(q, scales, torch.float32), torch.zeros(1, 2, 8))
 
 
 @pytest.mark.parametrize(("head_dim", "gain"), [(64, 1.9), (128, 1.96)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_nearly_twice_the_blocks_fit(head_dim: int, gain: float, kind: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", KINDS)
+def test_nearly_twice_the_blocks_fit(head_dim: int, gain: float, dtype: torch.dtype) -> None:
     config = BlockConfig(28, 1024, 16, 8, head_dim, 3072, 1e6, 1e-6, True, 8192)
-    plain, small = (PagedKV.bytes_per_block(config, 16, each) for each in (torch.bfloat16, kind))
+    plain, small = (PagedKV.bytes_per_block(config, 16, each) for each in (torch.bfloat16, dtype))
     assert plain / small >= gain
 
 
-@pytest.mark.parametrize("kind", [torch.float32, *KINDS])
-def test_a_block_takes_what_it_is_said_to_take(tiny: Checkpoint, kind: torch.dtype) -> None:
-    kv = PagedKV(tiny.model.config.slow, blocks=9, size=16, kind=kind, device="cpu")
-    assert kv.nbytes == 10 * PagedKV.bytes_per_block(tiny.model.config.slow, 16, kind)
+@pytest.mark.parametrize("dtype", [torch.float32, *KINDS])
+def test_a_block_takes_what_it_is_said_to_take(tiny: Checkpoint, dtype: torch.dtype) -> None:
+    kv = PagedKV(tiny.model.config.slow, blocks=9, size=16, dtype=dtype, device="cpu")
+    assert kv.nbytes == 10 * PagedKV.bytes_per_block(tiny.model.config.slow, 16, dtype)
 
 
-def filled(checkpoint: Checkpoint, kind: torch.dtype, device: str) -> tuple[PagedKV, list[torch.Tensor]]:
+def filled(checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> tuple[PagedKV, list[torch.Tensor]]:
     """Four blocks of anything, and what is in block 1."""
-    kv = PagedKV(checkpoint.model.config.slow, blocks=4, size=16, kind=kind, device=device)
+    kv = PagedKV(checkpoint.model.config.slow, blocks=4, size=16, dtype=dtype, device=device)
     for part in kv.parts():
         part.copy_(torch.randn(part.shape))
     return kv, [part[:, 1].clone() for part in kv.parts()]
 
 
-@pytest.mark.parametrize("kind", [torch.float32, *KINDS])
-def test_a_block_comes_back_from_the_host_as_it_left(tiny: Checkpoint, kind: torch.dtype) -> None:
-    kv, before = filled(tiny, kind, "cpu")
-    tier = HostTier(kv, 1 << 20)
+@pytest.mark.parametrize("dtype", [torch.float32, *KINDS])
+def test_a_block_comes_back_from_the_host_as_it_left(tiny: Checkpoint, dtype: torch.dtype) -> None:
+    kv, before = filled(tiny, dtype, "cpu")
+    tier = HostCache(kv, 1 << 20)
     tier.save(1, b"key")
     assert tier.restore(b"key", 3)
     for part, saved in zip(kv.parts(), before, strict=True):
@@ -72,10 +72,10 @@ def test_a_block_comes_back_from_the_host_as_it_left(tiny: Checkpoint, kind: tor
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", [torch.bfloat16, *KINDS])
-def test_a_block_leaves_a_gpu_and_comes_back_in_order_while_nobody_waits(tiny: Checkpoint, kind: torch.dtype) -> None:
-    kv, before = filled(tiny, kind, "cuda")
-    tier = HostTier(kv, 1 << 20)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *KINDS])
+def test_a_block_leaves_a_gpu_and_comes_back_in_order_while_nobody_waits(tiny: Checkpoint, dtype: torch.dtype) -> None:
+    kv, before = filled(tiny, dtype, "cuda")
+    tier = HostCache(kv, 1 << 20)
     busy = torch.randn(4096, 4096, device="cuda")
     for _ in range(20):
         busy = busy @ busy  # the copies come long after the calls
@@ -89,7 +89,7 @@ def test_a_block_leaves_a_gpu_and_comes_back_in_order_while_nobody_waits(tiny: C
 
 def speak(checkpoint: Checkpoint, voice: Voice, ids: list[int], config: EngineConfig) -> dict[int, Codes]:
     audience = Audience(EngineCore(checkpoint, config))
-    turns = write_turns("hello there", voice, checkpoint)
+    turns = build_turns("hello there", voice, checkpoint)
     heard = {id: audience.add(Utterance(id, turns, Sampling(seed=id, max_frames=12))) for id in ids}
     audience.listen()
     return {id: each.codes for id, each in heard.items()}
@@ -100,7 +100,7 @@ def test_a_voice_says_the_same_alone_in_company_and_after_it_had_to_give_way(
     tiny: Checkpoint, voice: Voice, kv_dtype: str
 ) -> None:
     roomy = EngineConfig(slots=8, guard=False, kv_dtype=kv_dtype, token_budget=512)
-    per_block = PagedKV.bytes_per_block(tiny.model.config.slow, 16, kv_type(kv_dtype, torch.float32, CPU))
+    per_block = PagedKV.bytes_per_block(tiny.model.config.slow, 16, resolve_kv_dtype(kv_dtype, torch.float32, CPU))
     tight = EngineConfig(
         slots=8, guard=False, kv_dtype=kv_dtype, token_budget=17, prefix_cache=False, kv_bytes=14 * per_block
     )
@@ -120,7 +120,7 @@ def test_twice_the_blocks_are_given_out(tiny: Checkpoint) -> None:
 
 def test_an_unknown_type_is_refused_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match="kv_dtype = 'int2' cannot be used on cpu; here it can be auto, int8, fp8"):
-        kv_type("int2", torch.float32, CPU)
+        resolve_kv_dtype("int2", torch.float32, CPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(InvalidRequest, match=r"on cuda; here it can be auto, int8$"):
-        kv_type("fp8", torch.bfloat16, torch.device("cuda"))
+        resolve_kv_dtype("fp8", torch.bfloat16, torch.device("cuda"))

@@ -16,7 +16,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.load import voice_cache
-from shoal.engine.preprocess import write_turns
+from shoal.engine.preprocess import build_turns
 from shoal.speech import FinishReason
 from tests.engine.solo import Soloist
 from tests.engine.test_core import Song, check
@@ -46,7 +46,7 @@ def program(nano: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[
     known = [None, *map(voices.resolve_blocking, ("awb", "gb_f", "gb_m", "rms", "slt", "us_b", "us_f", "us_m"))]
     return [
         Song(
-            write_turns(sentence, known[number % len(known)], nano),
+            build_turns(sentence, known[number % len(known)], nano),
             replace(nano.profile.sampling, seed=number, max_frames=6 + 2 * number),
             at=number // 3,
         )
@@ -71,8 +71,8 @@ def test_seventeen_sentences_are_each_what_generate_says(
 
 def test_they_are_the_same_after_preemption(nano: Checkpoint, alone: Soloist) -> None:
     sampling = replace(nano.profile.sampling, max_frames=24)
-    program = [Song(write_turns(text, None, nano), replace(sampling, seed=n)) for n, text in enumerate(SENTENCES[:6])]
-    longest = max(len(song.turns[0].opening) for song in program) + sampling.max_frames
+    program = [Song(build_turns(text, None, nano), replace(sampling, seed=n)) for n, text in enumerate(SENTENCES[:6])]
+    longest = max(len(song.turns[0].prompt) for song in program) + sampling.max_frames
     memory = (-(-longest // 4) + 8) * PagedKV.bytes_per_block(nano.model.config.slow, 4, nano.model.dtype)
     core = EngineCore(nano, config(guard=False, block_size=4, kv_bytes=memory))
     check(core, program, alone)

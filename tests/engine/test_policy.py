@@ -18,7 +18,7 @@ class Line:
         self.clock = FakeClock()
         pool = BlockPool(400, 4)
         self.scheduler = Scheduler(
-            pool, slots=slots, token_budget=64, stop_id=-1, max_columns=64, policy=policy, clock=self.clock
+            pool, slots=slots, token_budget=64, stop_id=-1, max_tokens=64, policy=policy, clock=self.clock
         )
         self.device = CheckingDevice(self.scheduler)
         self._ids = 0
@@ -95,7 +95,7 @@ def test_whoever_was_preempted_is_not_held_up_by_the_policy(policy: AdmissionPol
     line = Line(policy)
     line.come(2, frames=4)
     line.step()
-    line.scheduler.set_back(line.scheduler.running[-1])
+    line.scheduler.requeue(line.scheduler.running[-1])
     assert line.step() == 2
 
 
@@ -107,7 +107,7 @@ def test_under_every_policy_everybody_is_served_in_the_order_they_came(policy: A
     for _ in range(200):
         line.step()
         seen += [each.id for each in line.scheduler.running if each.id not in seen]
-    assert line.scheduler.live == 0
+    assert line.scheduler.active == 0
     assert seen == sorted(seen)
 
 

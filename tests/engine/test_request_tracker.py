@@ -14,7 +14,7 @@ from shoal.audio.guard import GuardThresholds, SpeechGuard
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.preprocess import write_turns
+from shoal.engine.preprocess import build_turns
 from shoal.engine.scheduler import Progress, Scheduler
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Utterance
@@ -76,9 +76,9 @@ def speak(
 ) -> tuple[Heard, EngineCore]:
     core = EngineCore(checkpoint, config)
     run_behind(core, lag)
-    core.voicebox._decoder = Sounds(*sounds)  # type: ignore[assignment]
+    core.audio_decoder._decoder = Sounds(*sounds)  # type: ignore[assignment]
     audience = Audience(core)
-    heard = audience.add(Utterance(0, write_turns(text, None, checkpoint), sampling, whole=whole))
+    heard = audience.add(Utterance(0, build_turns(text, None, checkpoint), sampling, whole=whole))
     audience.listen()
     assert heard.ends == 1
     assert_nothing_is_held(core)
@@ -89,7 +89,7 @@ def test_speech_passes(tiny: Checkpoint) -> None:
     heard, core = speak(tiny, tone)
     assert heard.finish is FinishReason.LENGTH
     assert len(heard.samples) == 16 * FRAME
-    assert (core.stage.stats.spoken, core.stage.stats.retried, core.stage.stats.failed) == (1, 0, 0)
+    assert (core.tracker.stats.spoken, core.tracker.stats.retried, core.tracker.stats.failed) == (1, 0, 0)
 
 
 @pytest.mark.parametrize(("sound", "finding"), [(silence, "silent"), (nonsense, "not finite"), (square, "clipped")])
@@ -104,30 +104,30 @@ def test_what_is_not_speech_is_tried_once_more_and_then_refused(
     # A stream that has been heard in part cannot be taken back; of a NaN not even the first chunk is sent.
     heard_in_part = not whole and sound is not nonsense
     assert bool(heard.chunks) is heard_in_part
-    assert core.stage.stats.retried == (0 if heard_in_part else 1)
-    assert core.stage.stats.failed == 1
-    assert core.stage.stats.spoken == 0
+    assert core.tracker.stats.retried == (0 if heard_in_part else 1)
+    assert core.tracker.stats.failed == 1
+    assert core.tracker.stats.spoken == 0
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_the_second_try_has_other_dice_and_is_as_reproducible(soloist: Soloist, lag: int) -> None:
     checkpoint = soloist.checkpoint
     heard, core = speak(checkpoint, silence, tone, whole=True, lag=lag)
-    turns = write_turns(TEXT, None, checkpoint)
+    turns = build_turns(TEXT, None, checkpoint)
     first, second = (soloist.speak(turns, LONG, attempt).codes for attempt in (0, 1))
     assert heard.finish is FinishReason.LENGTH
     assert np.array_equal(heard.codes, second)
     assert not np.array_equal(first, second)
     assert np.array_equal(heard.samples, tone(16 * FRAME))
-    assert (core.stage.stats.retried, core.stage.stats.spoken) == (1, 1)
+    assert (core.tracker.stats.retried, core.tracker.stats.spoken) == (1, 1)
 
 
 def test_a_second_try_of_a_long_text_begins_at_its_first_turn(soloist: Soloist) -> None:
     text, sampling = "One thing. Another thing.", Sampling(seed=3, max_frames=6)
     checkpoint = replace(soloist.checkpoint, profile=replace(soloist.checkpoint.profile, chunk_bytes=16))
     heard, core = speak(checkpoint, silence, tone, text=text, sampling=sampling, whole=True)
-    assert np.array_equal(heard.codes, soloist.speak(write_turns(text, None, checkpoint), sampling, 1).codes)
-    assert core.stage.stats.retried == 1
+    assert np.array_equal(heard.codes, soloist.speak(build_turns(text, None, checkpoint), sampling, 1).codes)
+    assert core.tracker.stats.retried == 1
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -136,7 +136,7 @@ def test_no_success_has_forty_milliseconds_of_audio(tiny: Checkpoint, frames: in
     heard, core = speak(tiny, tone, sampling=Sampling(max_frames=frames), whole=whole)
     assert isinstance(heard.error, GenerationFailed)
     assert "too short" in str(heard.error)
-    assert core.stage.stats.failed == 1
+    assert core.tracker.stats.failed == 1
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -145,8 +145,8 @@ def test_a_model_that_stops_long_before_its_text_does_has_failed(
 ) -> None:
     take_in = Scheduler._take_in
 
-    def stop_early(self: Scheduler, sequence: Sequence, column: np.ndarray, main: int) -> Progress:
-        return take_in(self, sequence, column, self.stop_id if sequence.frames == 5 else main)
+    def stop_early(self: Scheduler, sequence: Sequence, token: np.ndarray, main: int) -> Progress:
+        return take_in(self, sequence, token, self.stop_id if sequence.frames == 5 else main)
 
     monkeypatch.setattr(Scheduler, "_take_in", stop_early)
     heard, _ = speak(tiny, tone, whole=whole)
@@ -159,7 +159,7 @@ def test_a_speech_that_was_cut_where_the_caller_wanted_it_is_no_failure(tiny: Ch
     heard, core = speak(tiny, tone, sampling=Sampling(max_frames=5), whole=whole)
     assert (heard.error, heard.finish) == (None, FinishReason.LENGTH)
     assert len(heard.samples) == 5 * FRAME
-    assert core.stage.stats.retried == 0
+    assert core.tracker.stats.retried == 0
 
 
 def test_an_empty_speech_of_a_text_without_letters_is_no_success_either(tiny: Checkpoint) -> None:
@@ -174,13 +174,13 @@ def test_a_runaway_is_stopped_before_its_end(tiny: Checkpoint, monkeypatch: pyte
         heard, core = speak(tiny, tone, text="a", whole=whole, config=replace(GUARDED, max_chunk_frames=2))
         assert isinstance(heard.error, GenerationFailed)
         assert "runaway" in str(heard.error)
-        assert core.stage.stats.frames == frames
+        assert core.tracker.stats.frames == frames
 
 
 def test_without_retries_the_first_failure_counts(tiny: Checkpoint) -> None:
     heard, core = speak(tiny, silence, tone, whole=True, config=replace(GUARDED, retries=0))
     assert isinstance(heard.error, GenerationFailed)
-    assert core.stage.stats.retried == 0
+    assert core.tracker.stats.retried == 0
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -188,11 +188,11 @@ def test_others_are_not_disturbed_by_a_second_try(soloist: Soloist, lag: int) ->
     checkpoint = soloist.checkpoint
     core = EngineCore(checkpoint, replace(GUARDED, slots=2))
     run_behind(core, lag)
-    turns = write_turns(TEXT, None, checkpoint)
+    turns = build_turns(TEXT, None, checkpoint)
     audience = Audience(core)
     heard = [audience.add(Utterance(seed, turns, replace(LONG, seed=seed), whole=True)) for seed in range(2)]
-    judged = core.stage._judge
-    core.stage._judge = lambda utterance, samples, ended: (  # type: ignore[method-assign]
+    judged = core.tracker._judge
+    core.tracker._judge = lambda utterance, samples, ended: (  # type: ignore[method-assign]
         judged(
             utterance,
             silence(len(samples)) if utterance.id == 0 and utterance.attempt == 0 else tone(len(samples)),

@@ -16,14 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shoal.engine.blocks import BlockPool
 from shoal.engine.policy import AdmissionPolicy, Continuous, Dynamic, Static
 from shoal.engine.scheduler import Progress, Scheduler
-from shoal.engine.sequence import Columns, Sequence
+from shoal.engine.sequence import Sequence, Tokens
 from shoal.errors import InvalidRequest
 from shoal.speech import FinishReason, Sampling
 from tests.engine.clock import FakeClock
 from tests.engine.device import STOP_ID, CheckingDevice, alone
 
-SIZE = 4  # columns per block
-MOST = 40  # columns per sequence
+SIZE = 4  # tokens per block
+MOST = 40  # tokens per sequence
 VOICES = [np.arange(2 * n, dtype=np.int32).reshape(n, 2) + 1000 * n for n in (5, 9, 14)]
 
 
@@ -32,9 +32,9 @@ class Talk:
     """What one sequence was asked for, and what the scheduler made of it."""
 
     sequence: Sequence
-    prompt: Columns  # everything in front of the frames of this turn
-    tails: list[Columns]  # of the turns to come
-    frames: list[Columns] = field(default_factory=list)  # of this turn
+    prompt: Tokens  # everything in front of the frames of this turn
+    tails: list[Tokens]  # of the turns to come
+    frames: list[Tokens] = field(default_factory=list)  # of this turn
 
     def check(self) -> None:
         """What was said is what would have been said alone."""
@@ -61,13 +61,13 @@ class Talks(RuleBasedStateMachine):
             slots=slots,
             token_budget=budget,
             stop_id=STOP_ID,
-            max_columns=MOST,
+            max_tokens=MOST,
             policy=policy,
             clock=self.clock,
         )
         self.slots = slots
         self.device = CheckingDevice(self.scheduler, self.lag)
-        self.live: dict[int, Talk] = {}
+        self.active: dict[int, Talk] = {}
         self.started = self.finished = self.cancelled = 0
 
     @rule(
@@ -78,13 +78,13 @@ class Talks(RuleBasedStateMachine):
         tails=st.lists(st.integers(1, 4), max_size=2),
         times=st.integers(1, 3),
     )
-    def come(self, voice: Columns, own: int, seed: int, max_frames: int, tails: list[int], times: int) -> None:
+    def come(self, voice: Tokens, own: int, seed: int, max_frames: int, tails: list[int], times: int) -> None:
         prompt = np.concatenate((voice, np.full((1 + own, 2), 500 + own, np.int32)))
         for time in range(times):
             sequence = Sequence.start(self.started, prompt, Sampling(seed=seed + time, max_frames=max_frames), MOST)
             self.started += 1
             self.scheduler.add(sequence)
-            self.live[sequence.id] = Talk(sequence, prompt, [np.full((n, 2), 700 + n, np.int32) for n in tails])
+            self.active[sequence.id] = Talk(sequence, prompt, [np.full((n, 2), 700 + n, np.int32) for n in tails])
 
     @rule(seconds=st.sampled_from([0.0, 0.03, 0.1]), times=st.integers(1, 6))
     def step(self, seconds: float, times: int = 1) -> None:
@@ -93,7 +93,7 @@ class Talks(RuleBasedStateMachine):
             for progress in self.device.step():
                 self._hear(progress)
 
-    @precondition(lambda self: self.live)
+    @precondition(lambda self: self.active)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         talk = self._pick(data)
@@ -101,9 +101,9 @@ class Talks(RuleBasedStateMachine):
         self.cancelled += 1
         self._end(talk, FinishReason.CANCELLED)
 
-    @precondition(lambda self: self.live)
+    @precondition(lambda self: self.active)
     @rule(data=st.data(), seed=st.integers(0, 5), voice=st.sampled_from(VOICES))
-    def start_over(self, data: st.DataObject, seed: int, voice: Columns) -> None:
+    def restart(self, data: st.DataObject, seed: int, voice: Tokens) -> None:
         """What was said is not speech, or does not fit beside what comes: another prompt, and other dice."""
         talk = self._pick(data)
         if talk.sequence.slot >= 0:
@@ -112,10 +112,10 @@ class Talks(RuleBasedStateMachine):
             talk.prompt = voice
             talk.frames.clear()
 
-    @precondition(lambda self: self.live)
+    @precondition(lambda self: self.active)
     @rule(data=st.data())
-    def set_back(self, data: st.DataObject) -> None:
-        self.scheduler.set_back(self._pick(data).sequence)
+    def requeue(self, data: st.DataObject) -> None:
+        self.scheduler.requeue(self._pick(data).sequence)
 
     @precondition(lambda self: self.lag == 0)
     @rule()
@@ -123,7 +123,7 @@ class Talks(RuleBasedStateMachine):
         """The device refuses a step: everybody in it is set back, and the first of them runs alone."""
         batch = self.scheduler.plan()
         for sequence in sorted(batch.sequences(), key=lambda each: each.arrived, reverse=True):
-            self.scheduler.set_back(sequence)
+            self.scheduler.requeue(sequence)
         if batch:
             first = batch.sequences()[0]
             lonely = self.scheduler.plan(alone=first)
@@ -149,9 +149,9 @@ class Talks(RuleBasedStateMachine):
 
     @invariant()
     def every_slot_has_one_owner(self) -> None:
-        owned = [talk.sequence.slot for talk in self.live.values() if talk.sequence.slot >= 0]
+        owned = [talk.sequence.slot for talk in self.active.values() if talk.sequence.slot >= 0]
         assert sorted(owned + self.scheduler._free_slots) == list(range(self.slots))
-        assert {talk.sequence for talk in self.live.values()} == {*self.scheduler.running, *self.scheduler.waiting}
+        assert {talk.sequence for talk in self.active.values()} == {*self.scheduler.running, *self.scheduler.waiting}
 
     @invariant()
     def every_row_of_the_tables_names_the_blocks(self) -> None:
@@ -162,9 +162,12 @@ class Talks(RuleBasedStateMachine):
     def every_sequence_knows_where_it_stands(self) -> None:
         for sequence in self.scheduler.running:
             assert (
-                sequence.begun <= sequence.length <= sequence.planned <= min(sequence.length + 1 + self.lag, MOST + 1)
+                sequence.turn_start
+                <= sequence.length
+                <= sequence.planned
+                <= min(sequence.length + 1 + self.lag, MOST + 1)
             )
-            assert sequence.planned - sequence.begun <= (sequence.sampling.max_frames or MOST)
+            assert sequence.planned - sequence.turn_start <= (sequence.sampling.max_frames or MOST)
             assert sequence.computed <= sequence.planned
             assert sequence.computed <= len(sequence.blocks) * SIZE
             assert sequence.sealed <= min(len(sequence.blocks), len(sequence.keys))
@@ -175,28 +178,28 @@ class Talks(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "live"):
             return
-        # The oldest gets on at every step, by one column at least, whatever is set back for it; so this is a bound.
-        for _ in range(20 + 12 * MOST * (1 + len(self.live))):
-            if not self.live:
+        # The oldest gets on at every step, by one token at least, whatever is set back for it; so this is a bound.
+        for _ in range(20 + 12 * MOST * (1 + len(self.active))):
+            if not self.active:
                 break
             self.step(0.1)
             self.every_block_is_free_or_used_or_cached()
-        assert not self.live, "somebody starves"
+        assert not self.active, "somebody starves"
         while self.device.flight:
             assert not self.scheduler.commit(self.device.flight.popleft())
-        assert (self.pool.used, self.scheduler.live, len(self.scheduler._since)) == (0, 0, 0)
+        assert (self.pool.used, self.scheduler.active, len(self.scheduler._since)) == (0, 0, 0)
         stats = self.scheduler.stats
         assert (stats.finished, stats.cancelled) == (self.finished, self.cancelled)
         assert stats.finished + stats.cancelled == self.started
 
     def _pick(self, data: st.DataObject) -> Talk:
-        return self.live[data.draw(st.sampled_from(sorted(self.live)))]
+        return self.active[data.draw(st.sampled_from(sorted(self.active)))]
 
     def _hear(self, progress: Progress) -> None:
         sequence = progress.sequence
-        talk = self.live[sequence.id]
+        talk = self.active[sequence.id]
         if progress.frames:
-            talk.frames.append(sequence.columns[sequence.length - 1].copy())
+            talk.frames.append(sequence.tokens[sequence.length - 1].copy())
         if sequence.finish is None:
             return
         talk.check()
@@ -217,7 +220,7 @@ class Talks(RuleBasedStateMachine):
     def _end(self, talk: Talk, finish: FinishReason) -> None:
         assert talk.sequence.finish is finish
         assert talk.sequence.slot == -1
-        del self.live[talk.sequence.id]
+        del self.active[talk.sequence.id]
 
 
 class TalksAStepBehind(Talks):
@@ -236,11 +239,11 @@ class TestTalksAStepBehind(TalksAStepBehind.TestCase):  # type: ignore[name-defi
 
 
 def scheduler(blocks: int = 20, slots: int = 4, budget: int = 64) -> Scheduler:
-    return Scheduler(BlockPool(blocks, SIZE), slots=slots, token_budget=budget, stop_id=-1, max_columns=MOST)
+    return Scheduler(BlockPool(blocks, SIZE), slots=slots, token_budget=budget, stop_id=-1, max_tokens=MOST)
 
 
-def sequence(id: int, columns: int, frames: int = 8) -> Sequence:
-    return Sequence.start(id, np.full((columns, 2), 10 + id, np.int32), Sampling(max_frames=frames), MOST)
+def sequence(id: int, tokens: int, frames: int = 8) -> Sequence:
+    return Sequence.start(id, np.full((tokens, 2), 10 + id, np.int32), Sampling(max_frames=frames), MOST)
 
 
 def drew(device: CheckingDevice, steps: int = 1) -> list[int]:
@@ -251,22 +254,22 @@ def drew(device: CheckingDevice, steps: int = 1) -> list[int]:
 def test_a_sequence_that_could_never_fit_is_refused_when_it_comes() -> None:
     line = scheduler(blocks=3)
     with pytest.raises(InvalidRequest, match="KV memory of 12"):
-        line.add(sequence(0, columns=5, frames=8))
-    assert line.live == 0
+        line.add(sequence(0, tokens=5, frames=8))
+    assert line.active == 0
 
 
 def test_a_sequence_that_just_fits_is_spoken_to_its_end() -> None:
     line = scheduler(blocks=3)
-    line.add(sequence(0, columns=5, frames=7))
+    line.add(sequence(0, tokens=5, frames=7))
     assert drew(CheckingDevice(line), steps=7) == [0] * 7
 
 
 def test_a_long_prompt_does_not_stall_who_is_speaking() -> None:
     line = scheduler(budget=4)
     device = CheckingDevice(line)
-    line.add(sequence(0, columns=3, frames=20))
+    line.add(sequence(0, tokens=3, frames=20))
     assert drew(device) == [0]
-    line.add(sequence(1, columns=20))
+    line.add(sequence(1, tokens=20))
     assert drew(device, steps=6) == [0] * 6
     assert drew(device) == [1, 0]
 
@@ -275,9 +278,9 @@ def test_a_prompt_gets_on_beside_more_voices_than_the_budget_has_columns() -> No
     line = scheduler(budget=1)
     device = CheckingDevice(line)
     for id in range(3):
-        line.add(sequence(id, columns=1, frames=30))
+        line.add(sequence(id, tokens=1, frames=30))
     drew(device, steps=3)
-    line.add(sequence(3, columns=4))
+    line.add(sequence(3, tokens=4))
     assert drew(device, steps=3) == [0, 1, 2] * 3
     assert drew(device) == [3, 0, 1, 2]
 
@@ -286,10 +289,10 @@ def test_the_youngest_gives_way_when_blocks_run_out_and_comes_back_first() -> No
     line = scheduler(blocks=7)
     device = CheckingDevice(line)
     for id in range(3):
-        line.add(sequence(id, columns=6))
+        line.add(sequence(id, tokens=6))
     while not line.stats.preempted:
         device.step()
-    line.add(sequence(3, columns=2))
+    line.add(sequence(3, tokens=2))
     assert [each.id for each in line.running] == [0, 1]
     assert [each.id for each in line.waiting] == [2, 3]
 
@@ -297,7 +300,7 @@ def test_the_youngest_gives_way_when_blocks_run_out_and_comes_back_first() -> No
 def test_whoever_waits_for_memory_leaves_no_trace_in_the_statistics() -> None:
     line = scheduler(blocks=5)
     device = CheckingDevice(line)
-    line.add(sequence(0, columns=8, frames=8))
+    line.add(sequence(0, tokens=8, frames=8))
     drew(device, steps=3)
     line.add(Sequence.start(1, np.full((17, 2), 10, np.int32), Sampling(max_frames=1), MOST))
     drew(device, steps=4)
@@ -310,28 +313,28 @@ def test_whoever_waits_for_memory_leaves_no_trace_in_the_statistics() -> None:
 
 def test_a_cancelled_sequence_gives_its_blocks_back_at_once() -> None:
     line = scheduler()
-    line.add(sequence(0, columns=9))
+    line.add(sequence(0, tokens=9))
     CheckingDevice(line).step()
     assert line.pool.used == 3
     line.cancel(line.running[0])
-    assert (line.pool.used, line.live, line.stats.cancelled) == (0, 0, 1)
+    assert (line.pool.used, line.active, line.stats.cancelled) == (0, 0, 1)
 
 
 def test_a_cancelled_sequence_that_waits_leaves_the_queue() -> None:
     line = scheduler()
-    line.add(sequence(0, columns=9))
+    line.add(sequence(0, tokens=9))
     line.cancel(line.waiting[0])
-    assert (line.live, line.stats.cancelled) == (0, 1)
+    assert (line.active, line.stats.cancelled) == (0, 1)
     assert not line.plan()
 
 
 def test_a_prompt_that_is_known_is_not_computed_again() -> None:
     line = scheduler()
-    line.add(sequence(0, columns=12))
+    line.add(sequence(0, tokens=12))
     CheckingDevice(line).step()
     line.add(Sequence.start(1, np.full((12, 2), 10, np.int32), Sampling(max_frames=2), MOST))
     [prefill] = line.plan().prefills
-    # All but the block of the last column, from which the first frame is drawn.
+    # All but the block of the last token, from which the first frame is drawn.
     assert (prefill.start, prefill.end) == (8, 12)
 
 
@@ -339,12 +342,12 @@ def test_a_prompt_that_is_known_is_not_computed_again() -> None:
 def test_no_frame_is_planned_behind_the_last(lag: int) -> None:
     line = scheduler()
     device = CheckingDevice(line, lag)
-    line.add(sequence(0, columns=5, frames=3))
+    line.add(sequence(0, tokens=5, frames=3))
     ends: list[Progress] = []
     drawn = 0
     while not ends:
         batch = line.plan()
-        drawn += len(batch.drawing())
+        drawn += len(batch.sampled())
         device.launch(batch)
         landed = device.landed()
         ends = [each for each in (line.commit(landed) if landed else []) if each.sequence.finish is not None]

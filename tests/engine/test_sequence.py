@@ -4,39 +4,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.engine.blocks import ROOT, block_key
-from shoal.engine.sequence import Columns, Sequence
+from shoal.engine.sequence import Sequence, Tokens
 from shoal.engine.utterance import Turn, Utterance
 from shoal.speech import Sampling
 
 
-def columns(count: int, first: int = 0) -> Columns:
+def tokens(count: int, first: int = 0) -> Tokens:
     return np.arange(first, first + count, dtype=np.int32)[:, None].repeat(3, axis=1)
 
 
 def started(prompt: int = 5, frames: int = 0, max_frames: int = 100) -> Sequence:
-    sequence = Sequence.start(0, columns(prompt), Sampling(max_frames=max_frames), 200)
-    for column in columns(frames, first=prompt):
-        sequence.append(column)
+    sequence = Sequence.start(0, tokens(prompt), Sampling(max_frames=max_frames), 200)
+    for token in tokens(frames, first=prompt):
+        sequence.append(token)
         sequence.planned += 1
     return sequence
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=5))
 def test_columns_are_kept_however_they_come(lengths: list[int]) -> None:
-    sequence = Sequence.start(0, columns(lengths[0]), Sampling(), 1000)
+    sequence = Sequence.start(0, tokens(lengths[0]), Sampling(), 1000)
     for length in lengths[1:]:
-        sequence.extend(columns(length, first=sequence.length))
-        sequence.append(columns(1, first=sequence.length)[0])
-    assert np.array_equal(sequence.columns[: sequence.length], columns(sequence.length))
+        sequence.extend(tokens(length, first=sequence.length))
+        sequence.append(tokens(1, first=sequence.length)[0])
+    assert np.array_equal(sequence.tokens[: sequence.length], tokens(sequence.length))
 
 
 @given(st.integers(1, 70), st.integers(1, 9))
 def test_every_full_block_has_a_key_that_names_its_past(length: int, size: int) -> None:
-    sequence = Sequence.start(0, columns(length), Sampling(), 1000)
+    sequence = Sequence.start(0, tokens(length), Sampling(), 1000)
     sequence.extend_keys(size)
     before = ROOT
     for index in range(length // size):
-        before = block_key(before, columns(size, first=index * size))
+        before = block_key(before, tokens(size, first=index * size))
         assert sequence.keys[index] == before
     assert len(sequence.keys) == length // size
 
@@ -44,7 +44,7 @@ def test_every_full_block_has_a_key_that_names_its_past(length: int, size: int) 
 @pytest.mark.parametrize(("frames", "expected"), [(0, 0), (1, 0), (2, 1), (5, 4), (6, 4)])
 def test_repetition_rules_look_at_the_last_frames_but_never_at_the_first(frames: int, expected: int) -> None:
     sequence = started(5, frames)
-    assert np.array_equal(sequence.recent(4), columns(expected, first=5 + frames - expected))
+    assert np.array_equal(sequence.recent(4), tokens(expected, first=5 + frames - expected))
 
 
 def test_the_limit_counts_the_frames_of_this_turn_that_are_planned() -> None:
@@ -52,12 +52,12 @@ def test_the_limit_counts_the_frames_of_this_turn_that_are_planned() -> None:
     assert not sequence.exhausted
     sequence.planned += 1
     assert sequence.exhausted
-    sequence.begin_turn(columns(4), Sampling(max_frames=3))
+    sequence.begin_turn(tokens(4), Sampling(max_frames=3))
     assert not sequence.exhausted
 
 
 def test_no_limit_means_the_context() -> None:
-    sequence = Sequence.start(0, columns(5), Sampling(max_frames=0), 8)
+    sequence = Sequence.start(0, tokens(5), Sampling(max_frames=0), 8)
     sequence.planned = 7
     assert not sequence.exhausted
     sequence.planned = 8
@@ -67,32 +67,32 @@ def test_no_limit_means_the_context() -> None:
 def test_a_turn_keeps_what_was_computed_and_drops_what_is_in_flight() -> None:
     sequence = started(5, frames=3)
     sequence.computed, sequence.planned, sequence.bound, epoch = 9, 10, True, sequence.epoch
-    sequence.begin_turn(columns(4), Sampling(seed=2))
-    assert (sequence.begun, sequence.length, sequence.planned, sequence.computed) == (12, 12, 12, 8)
+    sequence.begin_turn(tokens(4), Sampling(seed=2))
+    assert (sequence.turn_start, sequence.length, sequence.planned, sequence.computed) == (12, 12, 12, 8)
     assert not sequence.bound
     assert sequence.epoch == epoch + 1
     assert sequence.frames == 0
 
 
 def test_every_turn_and_attempt_has_dice_of_its_own() -> None:
-    turns = [Turn("words", columns(2), columns(1))] * 3
+    turns = [Turn("words", tokens(2), tokens(1))] * 3
     utterance = Utterance(0, turns, Sampling(seed=2**64 - 1, temperature=0.5))
     seeds = set()
     for utterance.attempt in range(3):
         for utterance.turn in range(3):
-            sampling = utterance.sampling_now()
+            sampling = utterance.turn_sampling()
             assert sampling.temperature == 0.5
             seeds.add(sampling.seed)
     assert len(seeds) == 9
     utterance.turn = utterance.attempt = 0
-    assert utterance.sampling_now() == utterance.sampling
+    assert utterance.turn_sampling() == utterance.sampling
 
 
 def test_starting_over_forgets_what_was_said() -> None:
-    utterance = Utterance(0, [Turn("words", columns(2), columns(1))], Sampling())
+    utterance = Utterance(0, [Turn("words", tokens(2), tokens(1))], Sampling())
     utterance.codes = [np.zeros(2, np.int32)] * 3
     utterance.held, utterance.decoded, utterance.turn = [np.zeros(4, np.float32)], 2, 1
     assert (utterance.backlog, utterance.all_codes().shape) == (1, (2, 3))
-    utterance.start_over()
+    utterance.restart()
     assert (utterance.backlog, utterance.turn, utterance.attempt, utterance.held) == (0, 0, 1, [])
     assert utterance.all_codes().shape == (2, 0)

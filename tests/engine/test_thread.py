@@ -15,9 +15,9 @@ import pytest
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.preprocess import write_turns
-from shoal.engine.scheduler import Batch, Drawn
-from shoal.engine.thread import EngineLoop
+from shoal.engine.preprocess import build_turns
+from shoal.engine.scheduler import Batch, StepOutput
+from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeadlineExceeded, EngineBusy, EngineStopped, TextError
 from shoal.speech import AudioChunk, FinishReason, Samples, Sampling
@@ -38,7 +38,7 @@ class Gate:
         self.error: BaseException | None = None
         core.runner.run = self.run  # type: ignore[method-assign]
 
-    def run(self, batch: Batch) -> Drawn:
+    def run(self, batch: Batch) -> StepOutput:
         while not self.open and self.error is None and not self._steps.acquire(timeout=0.01):
             pass
         if self.error is not None:
@@ -55,8 +55,8 @@ class Hall:
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig = PLAIN) -> None:
         self.core = EngineCore(checkpoint, config)
         self.gate = Gate(self.core)
-        self.loop = EngineLoop(self.core)
-        self.turns = write_turns("hello", None, checkpoint)
+        self.loop = EngineThread(self.core)
+        self.turns = build_turns("hello", None, checkpoint)
         self._ids = iter(range(1000))
 
     def utterance(self, frames: int = 6, seed: int = 1, deadline: float | None = None) -> Utterance:
@@ -64,7 +64,7 @@ class Hall:
 
     def settle(self) -> None:
         """Until nothing is under way."""
-        eventually(lambda: self.loop.live == 0)
+        eventually(lambda: self.loop.active == 0)
         eventually(lambda: self.core.idle)
 
     def close(self) -> None:
@@ -151,10 +151,10 @@ def test_chunks_that_nobody_keeps_are_cancelled(hall: Hall) -> None:
 
 
 def test_an_utterance_that_cannot_be_spoken_is_refused_and_forgotten(open_hall: Hall, tiny: Checkpoint) -> None:
-    too_long = Utterance(900, write_turns("word " * 400, None, tiny, chunk_bytes=4000), Sampling())
+    too_long = Utterance(900, build_turns("word " * 400, None, tiny, chunk_bytes=4000), Sampling())
     with pytest.raises(TextError):
         list(open_hall.loop.speak(too_long))
-    assert open_hall.loop.live == 0
+    assert open_hall.loop.active == 0
 
 
 def test_more_than_slots_and_queue_hold_are_refused_at_once(hall: Hall) -> None:
@@ -204,7 +204,7 @@ def test_closing_ends_everybody_with_a_clear_error(hall: Hall) -> None:
             list(chunks)
     closing.join(20)
     assert not closing.is_alive()
-    assert hall.loop.live == 0
+    assert hall.loop.active == 0
     assert_nothing_is_held(hall.core)
 
 
@@ -272,7 +272,7 @@ def test_an_engine_that_dies_answers_everybody(hall: Hall, caplog: pytest.LogCap
             list(chunks)
     eventually(lambda: not hall.loop._thread.is_alive())
     assert not hall.loop.running
-    assert hall.loop.live == 0
+    assert hall.loop.active == 0
     with pytest.raises(EngineStopped) as refused:
         hall.loop.speak(hall.utterance())
     assert isinstance(refused.value.__cause__, MemoryError)
@@ -329,7 +329,7 @@ def test_cancelling_what_has_ended_or_never_came_does_nothing(open_hall: Hall) -
     open_hall.loop.cancel(ended)
     open_hall.loop.cancel(open_hall.utterance())
     assert list(open_hall.loop.speak(open_hall.utterance(2)))
-    assert open_hall.loop.live == 0
+    assert open_hall.loop.active == 0
 
 
 def test_the_event_loop_gets_the_same_chunks(open_hall: Hall, soloist: Soloist) -> None:
@@ -396,14 +396,14 @@ def test_a_task_that_is_cancelled_cancels(hall: Hall) -> None:
 
 
 def test_an_event_loop_that_is_gone_stops_nobody_else(hall: Hall) -> None:
-    async def abandon() -> None:
+    async def discard() -> None:
         chunks = hall.loop.aspeak(hall.utterance(LONG))
         first = asyncio.ensure_future(anext(chunks))
-        while not hall.loop.live:
+        while not hall.loop.active:
             await asyncio.sleep(0.002)
         first.cancel()
 
-    asyncio.run(abandon())
+    asyncio.run(discard())
     chunks = hall.loop.speak(hall.utterance(3))
     hall.gate.open = True
     assert list(chunks)[-1].finish is FinishReason.LENGTH

@@ -16,7 +16,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.fused import FusedCall, FusedCodec
-from shoal.engine.execution.fused import FusedFrame, FusedPrompt
+from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.cuda_graph import Workload, compile_ahead
@@ -56,7 +56,7 @@ def frames(checkpoint: Checkpoint, kind: torch.dtype, rows: Iterable[int]) -> It
     tables = torch.zeros(SLOTS + 1, 8, dtype=torch.int32)
     for count in rows:
         yield FusedFrame(model, head, kv, states, tables, count)
-    yield FusedPrompt(model, kv, tables, 512)
+    yield FusedPrefill(model, kv, tables, 512)
 
 
 def works() -> Iterator[Workload]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.engine.kv_cache import PagedKV, Pass, Segment
+from shoal.engine.kv_cache import AttentionMetadata, PagedKV, PrefillSegment
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.divergence import Divergence, divergence, mean
@@ -44,9 +44,11 @@ def test_fewer_bits_diverge_more(tiny: Checkpoint, speech: Tensor) -> None:
 def test_keys_and_values_of_another_type_are_judged_through_their_cache(
     kind: torch.dtype, most: float, tiny: Checkpoint, speech: Tensor
 ) -> None:
-    kv = PagedKV(tiny.model.config.slow, blocks=4, size=16, kind=kind, device="cpu")
+    kv = PagedKV(tiny.model.config.slow, blocks=4, size=16, dtype=kind, device="cpu")
     nobody = torch.zeros(0, 4, dtype=torch.long)
-    kv.open(Pass(torch.arange(60), [Segment(0, 60, 60, torch.arange(4))], nobody, nobody[:, 0]))
+    kv.begin_pass(
+        AttentionMetadata(torch.arange(60), [PrefillSegment(0, 60, 60, torch.arange(4))], nobody, nobody[:, 0])
+    )
     found = divergence(tiny.model, tiny.model, speech, cache=kv)
     assert found.semantic < most
     assert (found.semantic > 1e-9) == (kind != torch.float32)

@@ -28,7 +28,7 @@ RATE = 16_000
 class Standin:
     """Speaks a little at once, and the `rest` when it may go on; encodes when it may."""
 
-    ready, usual_sampling, usual_voice, sample_rate = True, Sampling(), None, RATE
+    ready, default_sampling, default_voice, sample_rate = True, Sampling(), None, RATE
 
     def __init__(self, rest: int = RATE, pause: float = 0.0) -> None:
         self.rest, self.pause = rest, pause  # samples, seconds

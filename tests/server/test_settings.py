@@ -3,7 +3,7 @@ from typing import get_args
 
 import pytest
 
-from shoal.engine.execution.fallback import RUNGS
+from shoal.engine.execution.fallback import BACKENDS
 from shoal.errors import InvalidRequest, ModelNotFound
 from shoal.server.preflight import check_machine
 from shoal.server.run import bind, check_door, serve
@@ -73,7 +73,7 @@ def test_compiling_or_not_is_a_rung(variables: dict[str, str], rung: str, place:
 
 
 def test_every_rung_can_be_set() -> None:
-    assert get_args(Settings.model_fields["rung"].annotation) == ("auto", *RUNGS)
+    assert get_args(Settings.model_fields["rung"].annotation) == ("auto", *BACKENDS)
 
 
 def test_batch_sizes_are_a_list_of_counts() -> None:

@@ -261,7 +261,7 @@ def test_closing_stops_the_threads_and_answers_everybody(store, encoder, wav):
     cache.close()
 
 
-# Warming
+# VoicePreload
 
 
 def add_voices(store: VoiceStore, wav, count: int) -> list[str]:

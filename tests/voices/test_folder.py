@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.voices.folder import SUFFIXES, audio_suffix, map_codes, open_folder, stems, write_codes
-from shoal.voices.voice import USUAL_LIMITS, BrokenVoice
+from shoal.voices.voice import DEFAULT_LIMITS, BrokenVoice
 
 
 @pytest.fixture
@@ -88,13 +88,13 @@ def test_damaged_codes_are_as_good_as_none(tmp_path_factory, cut, junk):
 def test_a_pipe_is_not_read(root):
     os.mkfifo(root / "anna" / "sample.wav")
     with open_folder(root, "anna") as folder, pytest.raises(BrokenVoice, match=r"sample\.wav.*not a plain file"):
-        folder.audio("sample.wav", USUAL_LIMITS)
+        folder.audio("sample.wav", DEFAULT_LIMITS)
 
 
 def test_a_file_larger_than_the_limit_is_refused(root):
     (root / "anna" / "sample.lab").write_bytes(b" " * 20_000)
     with open_folder(root, "anna") as folder, pytest.raises(BrokenVoice, match="larger than"):
-        folder.transcript("sample.wav", USUAL_LIMITS)
+        folder.transcript("sample.wav", DEFAULT_LIMITS)
 
 
 def test_reads_stay_in_the_directory_that_was_opened(root):
@@ -103,7 +103,7 @@ def test_reads_stay_in_the_directory_that_was_opened(root):
         (root / "anna").rename(root / "bell")
         (root / "anna").mkdir()
         (root / "anna" / "sample.lab").write_text("new")
-        assert folder.transcript("sample.wav", USUAL_LIMITS) == "old"
+        assert folder.transcript("sample.wav", DEFAULT_LIMITS) == "old"
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"recordings": 3}', b"\xff", b'{"recordings": [], "x": 1}'])

@@ -13,7 +13,7 @@ from shoal.errors import AudioError, InvalidRequest, TextError
 from shoal.text.prompt import Reference
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.voice import (
-    USUAL_LIMITS,
+    DEFAULT_LIMITS,
     Voice,
     VoiceLimits,
     check_name,
@@ -153,13 +153,13 @@ def test_everything_is_checked_before_anything_is_encoded(encoder, wav):
 @pytest.mark.parametrize("transcript", ["", "  \n", "a" * 4001, "half \ud83d"])
 def test_transcripts_that_say_nothing_or_too_much_are_refused(transcript):
     with pytest.raises(TextError):
-        check_transcript(transcript, USUAL_LIMITS)
+        check_transcript(transcript, DEFAULT_LIMITS)
 
 
 def test_a_stored_transcript_may_hold_speaker_tags_and_no_control_token():
-    assert check_new_transcript(" <|speaker:1|>Hello. ", USUAL_LIMITS) == "<|speaker:1|>Hello."
+    assert check_new_transcript(" <|speaker:1|>Hello. ", DEFAULT_LIMITS) == "<|speaker:1|>Hello."
     with pytest.raises(TextError, match=r"transcript contains <\|im_end\|>.*remove it"):
-        check_new_transcript("<|speaker:1|>Hello <|im_end|> there.", USUAL_LIMITS)
+        check_new_transcript("<|speaker:1|>Hello <|im_end|> there.", DEFAULT_LIMITS)
 
 
 def test_a_recording_may_last_ninety_seconds(encoder, wav):
@@ -169,7 +169,7 @@ def test_a_recording_may_last_ninety_seconds(encoder, wav):
 
 
 def test_recordings_together_have_a_limit_too(encoder, wav):
-    limits = replace(USUAL_LIMITS, max_total_seconds=2.5)
+    limits = replace(DEFAULT_LIMITS, max_total_seconds=2.5)
     assert voice_from_recordings([(wav(), "a"), (wav(), "b")], encoder, limits).frames == 20
     with pytest.raises(AudioError, match=r"together are longer than 2\.5 seconds"):
         voice_from_recordings([(wav(), "a"), (wav(), "b"), (wav(), "c")], encoder, limits)

@@ -9,7 +9,7 @@ SMALL_MODEL = 100_000_000  # parameters
 FEW_COLUMNS = 8
 
 
-class Threads:
+class CPUThreads:
     """Chooses for the thread that calls it; what the program had set before is the most it takes."""
 
     def __init__(self, model: DualAR) -> None:
@@ -17,8 +17,8 @@ class Threads:
         small = sum(weight.numel() for weight in model.parameters()) < SMALL_MODEL
         self._few = FEW_COLUMNS if small and model.device.type == "cpu" else 0
 
-    def choose(self, columns: int) -> None:
-        """For a step over so many columns."""
-        wanted = 1 if columns <= self._few else self.most
+    def choose(self, tokens: int) -> None:
+        """For a step over so many tokens."""
+        wanted = 1 if tokens <= self._few else self.most
         if torch.get_num_threads() != wanted:
             torch.set_num_threads(wanted)

@@ -11,101 +11,101 @@ from typing import Literal
 
 from shoal.config import EngineConfig
 from shoal.engine.execution.graphs import FusedRunner, supported
-from shoal.engine.execution.runner import Launcher, Overlapped, Runner
-from shoal.engine.scheduler import Batch, Drawn
+from shoal.engine.execution.runner import EagerRunner, Launcher, PipelinedRunner
+from shoal.engine.scheduler import Batch, StepOutput
 from shoal.errors import InvalidRequest
 from shoal.model.slow import Head
 
 logger = logging.getLogger(__name__)
 
-Rung = Literal["graph", "fused", "eager"]
-RUNGS: tuple[Rung, ...] = ("graph", "fused", "eager")
+Backend = Literal["graph", "fused", "eager"]
+BACKENDS: tuple[Backend, ...] = ("graph", "fused", "eager")
 
 
-class Ladder:
-    """Runs steps on one rung; `step_down` takes the next. The lowest has none below it."""
+class FallbackRunner:
+    """Runs steps on one backend; `downgrade` takes the next. The lowest has none below it."""
 
     def __init__(
         self,
-        plain: Runner,
+        eager: EagerRunner,
         head: Head,
         *,
-        first: Rung | None = None,
+        first: Backend | None = None,
         buckets: tuple[int, ...] = EngineConfig.buckets,
     ) -> None:
-        self._plain, self._head, self._buckets = plain, head, buckets
-        self._rungs = list(RUNGS[RUNGS.index(first or highest(plain)) :])
+        self._eager, self._head, self._buckets = eager, head, buckets
+        self._backends = list(BACKENDS[BACKENDS.index(first or best_backend(eager)) :])
         # A GPU works while the host plans; a CPU would only wait for itself.
-        self.lag = 1 if plain.model.device.type == "cuda" else 0
-        self.runner = Overlapped(plain, self.lag)
-        self._climb()
+        self.lag = 1 if eager.model.device.type == "cuda" else 0
+        self.runner = PipelinedRunner(eager, self.lag)
+        self._build()
 
     @property
-    def rung(self) -> Rung:
-        return self._rungs[0]
+    def backend(self) -> Backend:
+        return self._backends[0]
 
     @property
-    def under_way(self) -> list[Batch]:
+    def in_flight(self) -> list[Batch]:
         """Steps that have been launched and have not landed, oldest first."""
-        return [flight.batch for flight in self.runner.flights]
+        return [flight.batch for flight in self.runner.pending]
 
-    def run(self, batch: Batch) -> Drawn:
+    def run(self, batch: Batch) -> StepOutput:
         """Launch a planned step, and hand out the oldest that is through; an empty one only waits for the others.
 
-        Whatever a rung with another below it raises is a failure of that rung.
+        Whatever a backend with another below it raises is a failure of that backend.
         """
         try:
             return self.runner.run(batch)
         except Exception as problem:
-            if self.rung == "eager" or isinstance(problem, RuntimeError):
+            if self.backend == "eager" or isinstance(problem, RuntimeError):
                 raise
-            raise RuntimeError(f"rung {self.rung} failed") from problem
+            raise RuntimeError(f"backend {self.backend} failed") from problem
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         """Forget what is under way; whoever was in it is computed again."""
-        self.runner.flights.clear()
+        self.runner.pending.clear()
 
-    def step_down(self) -> bool:
-        """Give up the present rung after a failure, and whatever is under way; False if it was the last."""
-        if self.rung == "eager":
-            self.abandon()
+    def downgrade(self) -> bool:
+        """Give up the present backend after a failure, and whatever is under way; False if it was the last."""
+        if self.backend == "eager":
+            self.discard()
             return False
-        logger.error("rung %s failed; going on with %s", self.rung, self._rungs[1])
-        self._rungs.pop(0)
-        self._climb()
+        logger.error("backend %s failed; going on with %s", self.backend, self._backends[1])
+        self._backends.pop(0)
+        self._build()
         return True
 
-    def _climb(self) -> None:
-        """Build the highest rung that can be built."""
+    def _build(self) -> None:
+        """Build the best_backend backend that can be built."""
         while True:
             try:
-                self.runner = Overlapped(self._builders()[self.rung](), self.lag)
+                self.runner = PipelinedRunner(self._builders()[self.backend](), self.lag)
                 return
-            except Exception:  # compilers raise anything; the lowest rung is built from what is there
-                if self.rung == "eager":
+            except Exception:  # compilers raise anything; the lowest backend is built from what is there
+                if self.backend == "eager":
                     raise
-                logger.exception("rung %s cannot be built here", self.rung)
-                self._rungs.pop(0)
+                logger.exception("backend %s cannot be built here", self.backend)
+                self._backends.pop(0)
 
-    def _builders(self) -> dict[Rung, Callable[[], Launcher]]:
-        plain, head, buckets = self._plain, self._head, self._buckets
+    def _builders(self) -> dict[Backend, Callable[[], Launcher]]:
+        eager, head, buckets = self._eager, self._head, self._buckets
         return {
-            "graph": lambda: FusedRunner(plain, head, capture=True, buckets=buckets),
-            "fused": lambda: FusedRunner(plain, head, capture=False, buckets=buckets),
-            "eager": lambda: plain,
+            "graph": lambda: FusedRunner(eager, head, capture=True, buckets=buckets),
+            "fused": lambda: FusedRunner(eager, head, capture=False, buckets=buckets),
+            "eager": lambda: eager,
         }
 
 
-def highest(plain: Runner) -> Rung:
+def best_backend(eager: EagerRunner) -> Backend:
     """Where to begin: graphs are worth trying on a GPU whose kernels run this model."""
-    return "graph" if plain.model.device.type == "cuda" and supported(plain.model) else "eager"
+    return "graph" if eager.model.device.type == "cuda" and supported(eager.model) else "eager"
 
 
-def parse_rung(name: str) -> Rung | None:
-    """A setting: a rung to begin with, or `auto` for the highest."""
+def parse_backend(name: str) -> Backend | None:
+    """A setting: a backend to begin with, or `auto` for the best_backend."""
     if name == "auto":
         return None
-    for rung in RUNGS:
-        if rung == name:
-            return rung
-    raise InvalidRequest(f"unknown rung {name!r}: auto, {', '.join(RUNGS)}")
+    for backend in BACKENDS:
+        if backend == name:
+            return backend
+    raise InvalidRequest(f"unknown backend {name!r}: auto, {', '.join(BACKENDS)}")

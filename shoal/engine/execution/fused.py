@@ -1,7 +1,7 @@
-"""Columns and whole frames through the fused kernels, with fixed shapes and no word to the host.
+"""Tokens and whole frames through the fused kernels, with fixed shapes and no word to the host.
 
 The same numbers as `SlowTransformer` and `FrameSampler`, in the same order of rounding, in a fraction of the
-launches; this is what CUDA graphs capture. A column is computed the same way whether it is one of a prompt or the
+launches; this is what CUDA graphs capture. A token is computed the same way whether it is one of a prompt or the
 newest of a voice, alone or in company, so whoever is computed again comes to the same bits.
 """
 
@@ -52,8 +52,8 @@ class Stream:
         return out
 
 
-class FusedColumns:
-    """The slow transformer over `rows` columns: row i is column positions[i] of slot slots[i]."""
+class FusedTokens:
+    """The slow transformer over `rows` tokens: row i is token positions[i] of slot slots[i]."""
 
     def __init__(self, model: DualAR, kv: PagedKV, tables: Tensor, rows: int) -> None:
         self.model, self.kv, self.tables = model, kv, tables
@@ -63,12 +63,12 @@ class FusedColumns:
         slow = model.config.slow
         self._workspace = DecodeWorkspace.allocate(rows, slow.n_head, slow.n_local_heads, slow.head_dim, model.device)
 
-    def embed(self, columns: Tensor, rows: Tensor) -> Tensor:
-        """Rows of columns [any, 1 + codebooks] -> [rows, dim]"""
+    def embed(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """Rows of tokens [any, 1 + codebooks] -> [rows, dim]"""
         config, slow = self.model.config, self.model.slow
         tables = slow.embeddings.weight, slow.codebook_embeddings.weight
         span = config.semantic_begin_id, config.semantic_end_id
-        return embed_tokens(columns, rows, *tables, *span, config.scale_codebook_embeddings)
+        return embed_tokens(tokens, rows, *tables, *span, config.scale_codebook_embeddings)
 
     def place(self, stream: Stream, layer: int) -> Tensor:
         """Write the keys and values of a layer; returns its queries [rows, heads, d]."""
@@ -94,8 +94,8 @@ class FusedColumns:
         return block
 
 
-class FusedPrompt(FusedColumns):
-    """Known columns of any sequences: their keys and values are left in memory, and nothing else is wanted."""
+class FusedPrefill(FusedTokens):
+    """Known tokens of any sequences: their keys and values are left in memory, and nothing else is wanted."""
 
     def __init__(self, model: DualAR, kv: PagedKV, tables: Tensor, rows: int) -> None:
         super().__init__(model, kv, tables, rows)
@@ -112,8 +112,8 @@ class FusedPrompt(FusedColumns):
         self.place(stream, last)
 
 
-class FusedFrame(FusedColumns):
-    """The newest column of every row, and the frame drawn after it, which becomes the newest column."""
+class FusedFrame(FusedTokens):
+    """The newest token of every row, and the frame drawn after it, which becomes the newest token."""
 
     def __init__(self, model: DualAR, head: Head, kv: PagedKV, states: SlotStates, tables: Tensor, rows: int) -> None:
         super().__init__(model, kv, tables, rows)
@@ -122,7 +122,7 @@ class FusedFrame(FusedColumns):
         self._ids = SemanticIds(head.first, head.count, head.stop_id, config.codebook_size)
         assert isinstance(head.output, nn.Linear | PerChannelLinear), "the fused frame reads rows of weights"
         self._head = head.output
-        self.columns = torch.zeros(rows, 1 + config.num_codebooks, dtype=torch.long, device=model.device)
+        self.tokens = torch.zeros(rows, 1 + config.num_codebooks, dtype=torch.long, device=model.device)
         # The first two positions of a frame are known together, so the weights are read once for both.
         self._opening = torch.zeros(2 * rows, fast.dim, dtype=model.dtype, device=model.device)
         shape = (fast.n_layer, rows, fast.n_local_heads, config.num_codebooks, fast.head_dim)
@@ -137,7 +137,7 @@ class FusedFrame(FusedColumns):
             stream = Stream(self._draw_code(stream, codebook))
 
     def slow(self) -> Stream:
-        """All layers of the slow transformer over the newest columns."""
+        """All layers of the slow transformer over the newest tokens."""
         stream = Stream(self.embed(self._memory.last_tokens, self.slots))
         for layer in range(self.model.config.slow.n_layer):
             self.layer(stream, layer)
@@ -149,7 +149,7 @@ class FusedFrame(FusedColumns):
         logits = project(hidden, self._head)
         self._opening[: self._rows].copy_(model.fast.project_in(hidden if config.norm_fastlayer_input else stream.x))
         table, code = model.fast.embeddings.weight, self._opening[self._rows :]
-        sample_semantic(logits, self.slots, self._memory, self._ids, self.columns, table, code, config.family == "s2")
+        sample_semantic(logits, self.slots, self._memory, self._ids, self.tokens, table, code, config.family == "s2")
 
     def _open(self) -> Stream:
         """Positions 0, the slow model's hidden state, and 1, the first code; hidden states of the latter."""
@@ -180,7 +180,7 @@ class FusedFrame(FusedColumns):
         logits = project(stream.normed(fast.norm), fast.output, config.residual_size)
         following = torch.empty_like(stream.x)
         table, penalised = fast.embeddings.weight, config.family == "s1"
-        sample_code(logits, self.slots, self._memory, codebook, self.columns, table, following, penalised)
+        sample_code(logits, self.slots, self._memory, codebook, self.tokens, table, following, penalised)
         return following
 
     def _fast_blocks(self) -> list[tuple[int, TransformerBlock]]:

@@ -1,7 +1,7 @@
-"""The fast rung: fused columns and frames of a few fixed sizes, each captured once as a CUDA graph.
+"""The fast rung: fused tokens and frames of a few fixed sizes, each captured once as a CUDA graph.
 
 A batch takes the smallest size that holds it; rows it does not fill work on the spare slot and the spare block, where
-nothing is ever read. A prompt is computed up to its last column, which then draws its frame like any newest column:
+nothing is ever read. A prompt is computed up to its last token, which then draws its frame like any newest token:
 the first frame of a voice goes through the same graph as all others.
 """
 
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from shoal.config import EngineConfig
-from shoal.engine.execution.fused import FusedFrame, FusedPrompt
-from shoal.engine.execution.runner import Flight, Runner
+from shoal.engine.execution.fused import FusedFrame, FusedPrefill
+from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.scheduler import Batch, Prefill
 from shoal.kernels.cuda_graph import CapturedGraph, HostBuffer, compile_ahead
 from shoal.kernels.jit import kernels_available
@@ -36,64 +36,64 @@ class FusedRunner:
 
     def __init__(
         self,
-        plain: Runner,
+        eager: EagerRunner,
         head: Head,
         *,
         capture: bool,
         buckets: Ordered[int] = EngineConfig.buckets,
         prompts: Ordered[int] = PROMPTS,
     ) -> None:
-        self.plain = plain
-        device, slots = plain.model.device, len(plain.tables)
-        shape = (slots + 1, plain.tables.shape[1])
-        self._tables = HostBuffer(torch.full(shape, plain.kv.spare, dtype=torch.int32, device=device))
-        self._padded = np.full(shape, plain.kv.spare, np.int32)
-        model, kv, tables = plain.model, plain.kv, self._tables.target
+        self.eager = eager
+        device, slots = eager.model.device, len(eager.tables)
+        shape = (slots + 1, eager.tables.shape[1])
+        self._tables = HostBuffer(torch.full(shape, eager.kv.spare, dtype=torch.int32, device=device))
+        self._padded = np.full(shape, eager.kv.spare, np.int32)
+        model, kv, tables = eager.model, eager.kv, self._tables.target
         sizes = {min(bucket, slots) for bucket in buckets} | {slots}
         self._frames = {
-            rows: CapturedGraph(FusedFrame(model, head, kv, plain.slots, tables, rows)) for rows in sorted(sizes)
+            rows: CapturedGraph(FusedFrame(model, head, kv, eager.slots, tables, rows)) for rows in sorted(sizes)
         }
-        self._prompts = {rows: CapturedGraph(FusedPrompt(model, kv, tables, rows)) for rows in sorted(prompts)}
+        self._prompts = {rows: CapturedGraph(FusedPrefill(model, kv, tables, rows)) for rows in sorted(prompts)}
         if capture:
             self._capture()
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Flight:
-        self._padded[:-1] = self.plain.tables
+    def launch(self, batch: Batch) -> PendingStep:
+        self._padded[:-1] = self.eager.tables
         self._tables.upload(self._padded)
-        drawing = [prefill for prefill in batch.prefills if prefill.draws]
-        self.plain.slots.bind([prefill.sequence for prefill in drawing])
-        self._launch_prompts([replace(each, end=each.end - each.draws) for each in batch.prefills])
-        sequences = [sequence for sequence, _ in batch.drawing()]
+        drawing = [prefill for prefill in batch.prefills if prefill.samples_frame]
+        self.eager.slots.bind([prefill.sequence for prefill in drawing])
+        self._launch_prompts([replace(each, end=each.end - each.samples_frame) for each in batch.prefills])
+        sequences = [sequence for sequence, _ in batch.sampled()]
         if not sequences:
-            return Flight(batch)
+            return PendingStep(batch)
         rows = next(size for size in self._frames if size >= len(sequences))
         inputs = self._spare_rows(rows, 2)
         inputs[0, : len(sequences)] = [sequence.slot for sequence in sequences]
         inputs[1, : len(sequences)] = [sequence.computed - 1 for sequence in sequences]
         self._frames[rows].run(inputs)
-        return Flight.of(batch, self._frames[rows].workload.columns[: len(sequences)])
+        return PendingStep.of(batch, self._frames[rows].workload.tokens[: len(sequences)])
 
     def _launch_prompts(self, prefills: list[Prefill]) -> None:
-        """All columns of all prompts, one below the other, in as few pieces as the largest size allows."""
+        """All tokens of all prompts, one below the other, in as few pieces as the largest size allows."""
         if not any(each.end > each.start for each in prefills):
             return
-        columns = np.concatenate([each.sequence.columns[each.start : each.end] for each in prefills])
+        tokens = np.concatenate([each.sequence.tokens[each.start : each.end] for each in prefills])
         slots = np.concatenate([np.full(each.end - each.start, each.sequence.slot) for each in prefills])
         positions = np.concatenate([np.arange(each.start, each.end) for each in prefills])
         most = max(self._prompts)
-        for start in range(0, len(columns), most):
+        for start in range(0, len(tokens), most):
             piece = slice(start, start + most)
-            count = len(columns[piece])
+            count = len(tokens[piece])
             rows = next(size for size in self._prompts if size >= count)
-            inputs = self._spare_rows(rows, 2 + columns.shape[1])
-            inputs[0, :count], inputs[1, :count], inputs[2:, :count] = slots[piece], positions[piece], columns[piece].T
+            inputs = self._spare_rows(rows, 2 + tokens.shape[1])
+            inputs[0, :count], inputs[1, :count], inputs[2:, :count] = slots[piece], positions[piece], tokens[piece].T
             self._prompts[rows].run(inputs)
 
     def _spare_rows(self, rows: int, height: int) -> np.ndarray:
-        """Inputs of rows that stand for nobody: column 0 of the spare slot."""
+        """Inputs of rows that stand for nobody: token 0 of the spare slot."""
         inputs = np.zeros((height, rows), np.int32)
-        inputs[0] = self.plain.slots.spare
+        inputs[0] = self.eager.slots.spare
         return inputs
 
     def _capture(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs planned steps on the device: prefill columns, decode columns, and the frames both draw."""
+"""Runs planned steps on the device: prefill tokens, decode tokens, and the frames both draw."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.engine.execution.cpu_threads import Threads
+from shoal.engine.execution.cpu_threads import CPUThreads
 from shoal.engine.execution.slot_state import SlotStates
-from shoal.engine.kv_cache import PagedKV, Pass, Segment
-from shoal.engine.scheduler import Batch, Drawn, Prefill
+from shoal.engine.kv_cache import AttentionMetadata, PagedKV, PrefillSegment
+from shoal.engine.scheduler import Batch, Prefill, StepOutput
 from shoal.engine.sequence import Sequence
 from shoal.kernels.cuda_graph import to_host
 from shoal.model.dual_ar import DualAR
@@ -20,34 +20,34 @@ from shoal.model.slow import Head
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class PendingStep:
     """A step that has been launched; `land` waits for what it drew."""
 
     batch: Batch
-    columns: Tensor | None = None  # on the host, filled when `ended` has come
+    tokens: Tensor | None = None  # on the host, filled when `ended` has come
     ended: torch.cuda.Event | None = None
 
     @classmethod
-    def of(cls, batch: Batch, columns: Tensor) -> "Flight":
-        """Columns [rows, 1 + codebooks] on any device; they may be overwritten by the next launch."""
-        host = to_host(columns)
-        return cls(batch, host, torch.cuda.current_stream().record_event() if columns.device.type == "cuda" else None)
+    def of(cls, batch: Batch, tokens: Tensor) -> "PendingStep":
+        """Tokens [rows, 1 + codebooks] on any device; they may be overwritten by the next launch."""
+        host = to_host(tokens)
+        return cls(batch, host, torch.cuda.current_stream().record_event() if tokens.device.type == "cuda" else None)
 
-    def land(self) -> Drawn:
+    def wait(self) -> StepOutput:
         """The one place where a step waits for the device."""
         if self.ended is not None:
             self.ended.synchronize()
-        if self.columns is None:
-            return Drawn.nothing(self.batch)
-        return Drawn(self.batch, self.columns.numpy().astype(np.int32))
+        if self.tokens is None:
+            return StepOutput.nothing(self.batch)
+        return StepOutput(self.batch, self.tokens.numpy().astype(np.int32))
 
 
 class Launcher(Protocol):
-    def launch(self, batch: Batch) -> Flight:
+    def launch(self, batch: Batch) -> PendingStep:
         """Begin a planned step."""
 
 
-class Overlapped:
+class PipelinedRunner:
     """Runs steps, and hands out what a step drew when the `lag`-th after it has been launched.
 
     So the host plans the next step, and decodes the one before, while the device is at work.
@@ -55,20 +55,20 @@ class Overlapped:
 
     def __init__(self, launcher: Launcher, lag: int) -> None:
         self.launcher, self.lag = launcher, lag
-        self.flights: deque[Flight] = deque()
+        self.pending: deque[PendingStep] = deque()
 
-    def run(self, batch: Batch) -> Drawn:
+    def run(self, batch: Batch) -> StepOutput:
         """Launch a step; an empty one only lets the others land."""
         if batch:
-            self.flights.append(self.launcher.launch(batch))
-        if self.flights and (len(self.flights) > self.lag or not batch):
-            drawn = self.flights[0].land()
-            self.flights.popleft()  # after it has landed: of one that fails, somebody has to know who was in it
+            self.pending.append(self.launcher.launch(batch))
+        if self.pending and (len(self.pending) > self.lag or not batch):
+            drawn = self.pending[0].wait()
+            self.pending.popleft()  # after it has landed: of one that fails, somebody has to know who was in it
             return drawn
-        return Drawn.nothing(Batch())
+        return StepOutput.nothing(Batch())
 
 
-class Runner:
+class EagerRunner:
     """The plain rung: every operator on its own, any batch shape, any device."""
 
     def __init__(self, model: DualAR, head: Head, kv: PagedKV, tables: np.ndarray, slots: int) -> None:
@@ -76,44 +76,46 @@ class Runner:
         self.size = kv.keys.shape[2]
         self.slots = SlotStates(model, slots)
         self.decoder = FrameSampler(model, head)
-        self.threads = Threads(model)
+        self.threads = CPUThreads(model)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Flight:
-        self.slots.bind([prefill.sequence for prefill in batch.prefills if prefill.draws])
-        columns, positions, where = self._tokens(batch)
-        self.threads.choose(len(columns))
-        self.kv.open(self._pass(batch, where))
-        hidden = self.model.slow(columns, positions, self.kv)
-        drawing = batch.drawing()
+    def launch(self, batch: Batch) -> PendingStep:
+        self.slots.bind([prefill.sequence for prefill in batch.prefills if prefill.samples_frame])
+        tokens, positions, where = self._tokens(batch)
+        self.threads.choose(len(tokens))
+        self.kv.begin_pass(self._metadata(batch, where))
+        hidden = self.model.slow(tokens, positions, self.kv)
+        drawing = batch.sampled()
         if not drawing:
-            return Flight(batch)
-        return Flight.of(batch, self._draw(hidden[self._drawing_rows(batch)], [sequence for sequence, _ in drawing]))
+            return PendingStep(batch)
+        return PendingStep.of(
+            batch, self._draw(hidden[self._drawing_rows(batch)], [sequence for sequence, _ in drawing])
+        )
 
     def _draw(self, hidden: Tensor, sequences: list[Sequence]) -> Tensor:
         slots = self._tensor([sequence.slot for sequence in sequences])
         penalised = any(sequence.sampling.repetition_penalty != 1.0 for sequence in sequences)
         state = self.slots.rows(slots, penalised=penalised)
-        columns = self.decoder.sample(hidden, state)
-        self.slots.put(slots, state, columns)
-        return columns
+        tokens = self.decoder.sample(hidden, state)
+        self.slots.put(slots, state, tokens)
+        return tokens
 
     def _tokens(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Columns [tokens, 1 + codebooks], positions and places in memory [tokens] of everything in the step."""
-        known = [prefill.sequence.columns[prefill.start : prefill.end] for prefill in batch.prefills]
+        """Tokens [tokens, 1 + codebooks], positions and places in memory [tokens] of everything in the step."""
+        known = [prefill.sequence.tokens[prefill.start : prefill.end] for prefill in batch.prefills]
         slots = [sequence.slot for sequence in batch.decodes]
-        columns = self.slots.newest[self._tensor(slots)]
+        tokens = self.slots.newest[self._tensor(slots)]
         if known:
-            columns = torch.cat((torch.from_numpy(np.concatenate(known).astype(np.int64)).to(columns.device), columns))
+            tokens = torch.cat((torch.from_numpy(np.concatenate(known).astype(np.int64)).to(tokens.device), tokens))
         spans = [(p.sequence.slot, np.arange(p.start, p.end)) for p in batch.prefills]
         spans += [(sequence.slot, np.array([sequence.computed - 1])) for sequence in batch.decodes]
         positions = np.concatenate([span for _, span in spans])
         where = np.concatenate(
             [self.tables[slot, span // self.size] * self.size + span % self.size for slot, span in spans]
         )
-        return columns, self._tensor(positions), self._tensor(where)
+        return tokens, self._tensor(positions), self._tensor(where)
 
-    def _pass(self, batch: Batch, where: Tensor) -> Pass:
+    def _metadata(self, batch: Batch, where: Tensor) -> AttentionMetadata:
         segments, first = [], 0
         for prefill in batch.prefills:
             segments.append(self._segment(prefill, first))
@@ -121,15 +123,15 @@ class Runner:
         slots = [sequence.slot for sequence in batch.decodes]
         lengths = np.array([sequence.computed for sequence in batch.decodes], np.int64)
         width = -(-int(lengths.max(initial=0)) // self.size)
-        return Pass(where, segments, self._tensor(self.tables[slots, :width]), self._tensor(lengths))
+        return AttentionMetadata(where, segments, self._tensor(self.tables[slots, :width]), self._tensor(lengths))
 
-    def _segment(self, prefill: Prefill, first: int) -> Segment:
+    def _segment(self, prefill: Prefill, first: int) -> PrefillSegment:
         table = self.tables[prefill.sequence.slot, : -(-prefill.end // self.size)]
-        return Segment(first, prefill.end - prefill.start, prefill.end, self._tensor(table))
+        return PrefillSegment(first, prefill.end - prefill.start, prefill.end, self._tensor(table))
 
     def _drawing_rows(self, batch: Batch) -> Tensor:
         ends = np.cumsum([prefill.end - prefill.start for prefill in batch.prefills], dtype=np.int64)
-        last = [int(end) - 1 for end, prefill in zip(ends, batch.prefills, strict=True) if prefill.draws]
+        last = [int(end) - 1 for end, prefill in zip(ends, batch.prefills, strict=True) if prefill.samples_frame]
         begin = int(ends[-1]) if len(ends) else 0
         return self._tensor([*last, *range(begin, begin + len(batch.decodes))])
 

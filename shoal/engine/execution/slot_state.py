@@ -13,7 +13,7 @@ from shoal.speech import Sampling
 
 
 class SlotStates:
-    """Sampling settings, frame counters and recent columns of every slot, on the device.
+    """Sampling settings, frame counters and recent tokens of every slot, on the device.
 
     There is one more than asked for: rows that only fill up a batch of fixed size work on the spare one.
     """
@@ -32,7 +32,7 @@ class SlotStates:
         return SamplingState(**settings, frame=self.state.frame, window=self.state.window, last_tokens=self.newest)
 
     def bind(self, sequences: list[Sequence]) -> None:
-        """Make slots continue these sequences, wherever they stand: the last known column is the newest.
+        """Make slots continue these sequences, wherever they stand: the last known token is the newest.
 
         One copy, which nobody waits for: a double holds every number of a slot exactly.
         """
@@ -44,28 +44,28 @@ class SlotStates:
             host = host.pin_memory()
         packed = host.to(self.device, non_blocking=True)
         slots = packed[:, 0].long()
-        for column, name in enumerate(TENSOR_FIELDS, start=2):
+        for token, name in enumerate(TENSOR_FIELDS, start=2):
             target: Tensor = getattr(state.settings, name)
-            target[slots] = packed[:, column].to(target.dtype)
+            target[slots] = packed[:, token].to(target.dtype)
         state.frame[slots] = packed[:, 1].long()
         past = packed[:, 2 + len(TENSOR_FIELDS) :].long()
         self.newest[slots] = past[:, :width]
         state.window[slots] = past[:, width:].unflatten(1, (width, -1))
 
     def _packed(self, sequence: Sequence) -> np.ndarray:
-        """Slot, frame, settings in the order of TENSOR_FIELDS, newest column, window: all of it in one row."""
+        """Slot, frame, settings in the order of TENSOR_FIELDS, newest token, window: all of it in one row."""
         settings = SamplingTensors.from_settings([sequence.sampling], torch.device("cpu"))
         window = np.zeros(self.state.window.shape[1:])
         recent = sequence.recent(window.shape[1])
         window[:, : len(recent)] = recent.T
         numbers = [sequence.slot, sequence.frames, *(getattr(settings, name).item() for name in TENSOR_FIELDS)]
-        return np.concatenate((numbers, sequence.columns[sequence.length - 1], window.reshape(-1)))
+        return np.concatenate((numbers, sequence.tokens[sequence.length - 1], window.reshape(-1)))
 
     def rows(self, slots: Tensor, *, penalised: bool) -> FrameState:
         state = self.state
         return FrameState(state.settings.select(slots, has_penalty=penalised), state.frame[slots], state.window[slots])
 
-    def put(self, slots: Tensor, drawn: FrameState, columns: Tensor) -> None:
+    def put(self, slots: Tensor, drawn: FrameState, tokens: Tensor) -> None:
         self.state.frame[slots] = drawn.frame
         self.state.window[slots] = drawn.window
-        self.newest[slots] = columns
+        self.newest[slots] = tokens

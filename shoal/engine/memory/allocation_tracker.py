@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Peak(TorchDispatchMode):
+class AllocationTracker(TorchDispatchMode):
     """Counts the tensors that are made and live at one time while it is entered. On the meta device none is computed.
 
     What libraries take for themselves, as workspaces of convolutions, is not seen.

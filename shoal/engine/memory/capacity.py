@@ -12,7 +12,7 @@ from shoal.codec.fused import MAX_FRAMES
 from shoal.codec.streaming import StreamingDecoder
 from shoal.config import EngineConfig
 from shoal.engine.kv_cache import PagedKV
-from shoal.engine.memory.allocation_tracker import Peak
+from shoal.engine.memory.allocation_tracker import AllocationTracker
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.modes import WeightModes
 from shoal.quantize.policy import AUTO, choose_modes
@@ -20,7 +20,7 @@ from shoal.quantize.sizes import codec_bytes, model_bytes
 
 CARDS = (8, 12, 16, 24, 80, 141)  # GB
 MODELS = ("s1-mini", "s2-pro")
-CONTEXTS = (1024, 4096)  # columns of one voice: about 47 s of reference and speech, and three minutes of them
+CONTEXTS = (1024, 4096)  # tokens of one voice: about 47 s of reference and speech, and three minutes of them
 # The rest is the driver's, and for the gaps between allocations.
 SHARE = float(EngineConfig.gpu_memory)
 GPU, DTYPE = torch.device("cuda"), torch.bfloat16
@@ -28,8 +28,8 @@ KINDS = {"16-bit": DTYPE, "8-bit": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """One model on one card. `voices` by columns of context and type of keys and values."""
+class CardCapacity:
+    """One model on one card. `voices` by tokens of context and type of keys and values."""
 
     card: int  # GB
     model: str
@@ -38,27 +38,27 @@ class Holding:
     voices: dict[int, dict[str, int]]
 
 
-def plan_cards(cards: tuple[int, ...] = CARDS, models: tuple[str, ...] = MODELS) -> list[Holding]:
-    return [plan_card(card, model) for model in models for card in cards]
+def capacity_table(cards: tuple[int, ...] = CARDS, models: tuple[str, ...] = MODELS) -> list[CardCapacity]:
+    return [card_capacity(card, model) for model in models for card in cards]
 
 
-def plan_card(card: int, model: str) -> Holding:
+def card_capacity(card: int, model: str) -> CardCapacity:
     """What fits into the usual share of a card, with weights as `auto` would have them."""
     cap = int(SHARE * card * 1e9)
     skeleton, codec = _skeletons(model)
     modes = choose_modes(AUTO, skeleton, codec, device=GPU, dtype=DTYPE, memory=cap).modes
     size = weight_bytes(skeleton, codec, modes)
-    return Holding(
+    return CardCapacity(
         card,
         model,
         str(modes),
         size,
         {
-            columns: {
-                name: most_voices(cap - size, codec.config, columns * _column_bytes(skeleton, kind))
-                for name, kind in KINDS.items()
+            tokens: {
+                name: max_sequences(cap - size, codec.config, tokens * _column_bytes(skeleton, dtype))
+                for name, dtype in KINDS.items()
             }
-            for columns in CONTEXTS
+            for tokens in CONTEXTS
         },
     )
 
@@ -72,7 +72,7 @@ def weight_bytes(model: DualAR, codec: Codec, modes: WeightModes) -> int:
     return size
 
 
-def most_voices(room: int, codec: CodecConfig, kv_bytes: int) -> int:
+def max_sequences(room: int, codec: CodecConfig, kv_bytes: int) -> int:
     """Voices whose keys and values, streams and largest call of the codec fit into `room` bytes."""
     voices = 0
     while (voices + 1) * (kv_bytes + _stream_bytes(codec)) + _work_bytes(codec, voices + 1) <= room:
@@ -80,8 +80,8 @@ def most_voices(room: int, codec: CodecConfig, kv_bytes: int) -> int:
     return voices
 
 
-def _column_bytes(model: DualAR, kind: torch.dtype) -> int:
-    return PagedKV.bytes_per_block(model.config.slow, 1, kind)
+def _column_bytes(model: DualAR, dtype: torch.dtype) -> int:
+    return PagedKV.bytes_per_block(model.config.slow, 1, dtype)
 
 
 @cache
@@ -109,6 +109,6 @@ def _decoding(codec: CodecConfig) -> tuple[int, int]:
         decoder = StreamingDecoder(Codec(codec, encoder=False), 1)
         codes = torch.zeros(1, codec.num_codebooks, frames, dtype=torch.long)
         decoder.decode(codes, [0])  # makes what stays
-        with Peak() as peak:
+        with AllocationTracker() as peak:
             decoder.decode(codes, [0])
     return peak.most // frames, decoder.past.nbytes

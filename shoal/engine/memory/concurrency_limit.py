@@ -3,21 +3,21 @@
 from collections.abc import Callable
 
 # Seconds without a failure before one more is let in; longer every time that was too many.
-CALM = 60.0
-LONGEST_CALM = 3600.0
+COOLDOWN_SECONDS = 60.0
+MAX_COOLDOWN_SECONDS = 3600.0
 
 
-class Places:
+class ConcurrencyLimit:
     def __init__(self, slots: int, clock: Callable[[], float]) -> None:
         self.most = slots
         self._slots, self._clock = slots, clock
-        self._calm = CALM
+        self._cooldown = COOLDOWN_SECONDS
         self._changed = clock()
         self._grown = False  # since memory last ran out
 
     def shrink(self, running: int) -> bool:
         """Memory ran out with so many: fewer from now on; False if that would be none."""
-        self._calm = min(2 * self._calm, LONGEST_CALM) if self._grown else CALM
+        self._cooldown = min(2 * self._cooldown, MAX_COOLDOWN_SECONDS) if self._grown else COOLDOWN_SECONDS
         self._changed, self._grown = self._clock(), False
         fewer = running * 3 // 4
         self.most = max(1, fewer)
@@ -25,6 +25,6 @@ class Places:
 
     def ask(self) -> None:
         """Somebody waits although there are slots: one more place, if it has been calm for long enough."""
-        if self.most < self._slots and self._clock() - self._changed >= self._calm:
+        if self.most < self._slots and self._clock() - self._changed >= self._cooldown:
             self.most += 1
             self._changed, self._grown = self._clock(), True

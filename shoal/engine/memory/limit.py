@@ -7,16 +7,16 @@ from shoal.errors import InvalidRequest
 UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-def parse_cap(text: str, total: int) -> int:
+def parse_memory_limit(text: str, total: int) -> int:
     """`0.9` of `total` bytes, or a size such as 4GB. Raises InvalidRequest."""
-    number, is_share = read_cap(text)
+    number, is_share = read_memory_limit(text)
     cap = number * total if is_share else number
     if cap > total:
         raise InvalidRequest(f"gpu_memory = {text!r}: this device has {total / 1e9:.1f} GB")
     return int(cap)
 
 
-def read_cap(text: str) -> tuple[float, bool]:
+def read_memory_limit(text: str) -> tuple[float, bool]:
     """The number, and whether it is a share; else it is bytes. Raises InvalidRequest for what no device could give."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", text.lower())
     if found is None or found[2] not in UNITS:

@@ -13,8 +13,8 @@ import torch
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, block_bytes
-from shoal.engine.kv_cache import Pass, Segment
-from shoal.engine.memory.limit import parse_cap
+from shoal.engine.kv_cache import AttentionMetadata, PrefillSegment
+from shoal.engine.memory.limit import parse_memory_limit
 from shoal.errors import GenerationFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ SLACK = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MemoryBudget:
     """Bytes of a device, all of them measured but the first."""
 
     cap: int
@@ -38,9 +38,9 @@ class Budget:
         return int(self.cap * (1 - SLACK)) - self.needed - self.outside
 
 
-def device_cap(config: EngineConfig, device: torch.device) -> int:
+def device_memory_limit(config: EngineConfig, device: torch.device) -> int:
     """What the engine may take of a GPU. Raises InvalidRequest."""
-    return parse_cap(config.gpu_memory, torch.cuda.get_device_properties(device).total_memory)
+    return parse_memory_limit(config.gpu_memory, torch.cuda.get_device_properties(device).total_memory)
 
 
 def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
@@ -50,7 +50,9 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
     """
     device = checkpoint.model.device
     # What others hold on the card is not ours to plan with.
-    cap = min(device_cap(config, device), torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
+    cap = min(
+        device_memory_limit(config, device), torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    )
     torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.get_device_properties(device).total_memory, device)
     if config.kv_bytes is not None:
         return config
@@ -67,7 +69,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
     return replace(config, kv_bytes=budget.for_kv)
 
 
-def measure(checkpoint: Checkpoint, config: EngineConfig, cap: int) -> Budget:
+def measure(checkpoint: Checkpoint, config: EngineConfig, cap: int) -> MemoryBudget:
     """Build an engine with hardly any KV memory, let it do its most, and look."""
     device = checkpoint.model.device
     # What reading the weights left in the allocator is nobody's need.
@@ -85,8 +87,8 @@ def measure(checkpoint: Checkpoint, config: EngineConfig, cap: int) -> Budget:
             "(--quantize int8,codec=int8), or raise gpu_memory"
         ) from problem
     torch.cuda.synchronize(device)
-    needed = torch.cuda.max_memory_reserved(device) - core.tier.kv.nbytes
-    budget = Budget(cap, needed, max(0, _outside(device) - outside))
+    needed = torch.cuda.max_memory_reserved(device) - core.host_cache.kv.nbytes
+    budget = MemoryBudget(cap, needed, max(0, _outside(device) - outside))
     del core
     _let_go()
     return budget
@@ -101,17 +103,17 @@ def with_few_blocks(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfi
 def rehearse(core: EngineCore) -> None:
     """The most that can happen at once: a last piece of the longest prompt, all slots decoded, a recording encoded."""
     core.warm_up()
-    model, kv, config = core.checkpoint.model, core.tier.kv, core.config
+    model, kv, config = core.checkpoint.model, core.host_cache.kv, core.config
     device, end, size = model.device, model.config.slow.max_seq_len, config.block_size
     count = min(config.token_budget, end)
-    columns = torch.zeros(count, 1 + model.config.num_codebooks, dtype=torch.long, device=device)
+    tokens = torch.zeros(count, 1 + model.config.num_codebooks, dtype=torch.long, device=device)
     spare = torch.full((-(-end // size),), kv.spare, device=device)
     nobody = torch.zeros(0, len(spare), dtype=torch.long, device=device)
     where = kv.spare * size + torch.arange(count, device=device) % size
     # Every block of this prompt is the spare one: what it reads is nonsense, what it takes is not.
-    kv.open(Pass(where, [Segment(0, count, end, spare)], nobody, nobody[:, 0]))
-    model.slow(columns, torch.arange(end - count, end, device=device), kv)
-    core.voicebox.rehearse()
+    kv.begin_pass(AttentionMetadata(where, [PrefillSegment(0, count, end, spare)], nobody, nobody[:, 0]))
+    model.slow(tokens, torch.arange(end - count, end, device=device), kv)
+    core.audio_decoder.rehearse()
     codec = core.checkpoint.codec
     if codec.can_encode:
         codec.encode(torch.zeros(1, codec.CHUNK_FRAMES * codec.config.frame_length, device=device))

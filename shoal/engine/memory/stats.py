@@ -9,7 +9,7 @@ from shoal.paths import rss_bytes
 logger = logging.getLogger(__name__)
 
 
-def memory_figures(device: torch.device) -> dict[str, dict[str, int]]:
+def memory_stats(device: torch.device) -> dict[str, dict[str, int]]:
     """Bytes. `vram` is of the whole device, whoever uses it, and of our tensors; a CPU has none."""
     figures = {"host": {"resident": rss_bytes()}}
     if device.type == "cuda":
@@ -19,7 +19,7 @@ def memory_figures(device: torch.device) -> dict[str, dict[str, int]]:
     return figures
 
 
-def ran_out(problem: BaseException) -> bool:
+def is_out_of_memory(problem: BaseException) -> bool:
     """Whether a failure is one of device memory, however deep in its causes."""
     cause: BaseException | None = problem
     while cause is not None and not isinstance(cause, torch.OutOfMemoryError):
@@ -27,7 +27,7 @@ def ran_out(problem: BaseException) -> bool:
     return cause is not None
 
 
-def give_back() -> None:
+def release_cached_memory() -> None:
     """What torch keeps for later and nobody holds goes back to the device.
 
     What is computed again afterwards then finds memory that is not in pieces too small for it.

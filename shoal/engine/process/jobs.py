@@ -1,4 +1,4 @@
-"""Jobs of the engine process, by number: tasks on an event loop, which has a thread of its own.
+"""JobRunner of the engine process, by number: tasks on an event loop, which has a thread of its own.
 
 A task that waits holds no thread, so that one whose voice is being encoded is in nobody's way, and one that nobody
 wants any more is gone from wherever it waits.
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 Work = Callable[[], Coroutine[None, None, None]]
 
 
-class Jobs:
+class JobRunner:
     """For every thread but its own. Lasts as long as the process."""
 
     def __init__(self, threads: int) -> None:
@@ -26,11 +26,11 @@ class Jobs:
         self._loop.call_soon_threadsafe(self._begin, job, work)
 
     def cancel(self, job: int) -> None:
-        """Jobs that have ended, or were never begun, are left alone."""
+        """JobRunner that have ended, or were never started, are left alone."""
         self._loop.call_soon_threadsafe(self._cancel, job)
 
     def wait(self, seconds: float | None) -> None:
-        """Until all that have begun have ended, or the time is up."""
+        """Until all that have started have ended, or the time is up."""
         asyncio.run_coroutine_threadsafe(self._wait(seconds), self._loop).result()
 
     def cancel_all(self) -> list[int]:

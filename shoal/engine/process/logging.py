@@ -7,28 +7,28 @@ import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 
-from shoal.engine.process.messages import Logged
+from shoal.engine.process.messages import LogLine
 
 current_job: ContextVar[int] = ContextVar("shoal_job", default=0)
 
 
-class PassOn(logging.Handler):
-    def __init__(self, send: Callable[[int, Logged], None]) -> None:
+class ForwardingHandler(logging.Handler):
+    def __init__(self, send: Callable[[int, LogLine], None]) -> None:
         super().__init__()
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
-            line = Logged(record.name, record.levelno, record.getMessage(), traceback)
+            line = LogLine(record.name, record.levelno, record.getMessage(), traceback)
             self._send(job_of(record), line)
         except Exception:  # noqa: BLE001 - as all handlers: a line that cannot be written must not fail what it tells of
             self.handleError(record)
 
 
-def pass_on_logs(send: Callable[[int, Logged], None], level: int) -> None:
+def forward_logs(send: Callable[[int, LogLine], None], level: int) -> None:
     """For the engine's own process only. `level` is that of Shoal's lines; of others, warnings are enough."""
-    logging.basicConfig(handlers=[PassOn(send)], level=logging.WARNING, force=True)
+    logging.basicConfig(handlers=[ForwardingHandler(send)], level=logging.WARNING, force=True)
     logging.getLogger("shoal").setLevel(level)
     logging.captureWarnings(True)
 
@@ -41,7 +41,7 @@ def job_of(record: logging.LogRecord) -> int:
     return int(getattr(record, "job", current_job.get()))
 
 
-def write_line(line: Logged) -> None:
+def write_line(line: LogLine) -> None:
     """On the other side: to the handlers there."""
     logger = logging.getLogger(line.logger)
     if logger.isEnabledFor(line.level):

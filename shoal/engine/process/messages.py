@@ -25,7 +25,7 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class AskStatistics:
+class GetStats:
     pass
 
 
@@ -40,38 +40,38 @@ class Close:
     timeout: float | None
 
 
-Order = Speak | Encode | Decode | AskStatistics | Cancel | Close
+Order = Speak | Encode | Decode | GetStats | Cancel | Close
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ModelInfo:
     """What callers may ask of an engine without waiting for it."""
 
-    usual_sampling: Sampling
-    usual_voice: str | None  # of requests that choose none
+    default_sampling: Sampling
+    default_voice: str | None  # of requests that choose none
     sample_rate: int
     frame_rate: float
     model: str
     device: str
-    rung: str
+    backend: str
     builtin_voices: tuple[Path, ...]  # directories of voices that come with it
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    facts: Facts
+    model_info: ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """A sign of life: steps taken so far, and utterances under way."""
 
     steps: int
-    live: int
+    active: int
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LogLine:
     """A line of the log."""
 
     logger: str
@@ -96,4 +96,4 @@ class Failed:
 
 
 # On the pipe each comes with the number of its job; 0 for those that belong to none.
-Reply = Ready | Beat | Logged | Spoken | Answer | Failed
+Reply = Ready | Heartbeat | LogLine | Spoken | Answer | Failed

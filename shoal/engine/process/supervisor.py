@@ -20,15 +20,15 @@ from typing import Any
 from shoal.engine.process.logging import write_line
 from shoal.engine.process.messages import (
     Answer,
-    AskStatistics,
-    Beat,
     Cancel,
     Close,
     Decode,
     Encode,
-    Facts,
     Failed,
-    Logged,
+    GetStats,
+    Heartbeat,
+    LogLine,
+    ModelInfo,
     Order,
     Ready,
     Reply,
@@ -79,7 +79,7 @@ class EngineProcess:
         self.process.start()
         theirs.close()
         self.jobs: dict[int, Job] = {}
-        self.facts: Facts | None = None
+        self.model_info: ModelInfo | None = None
         self.problem: ShoalError | None = None  # why it could not start
         self.steps = 0
         self.progress = time.monotonic()  # when it last stepped, or had nothing to do
@@ -95,7 +95,7 @@ class EngineProcess:
         return not self.gone.is_set()
 
     def send(self, job: int, order: Order) -> None:
-        """Pass an order on, without waiting for anybody to read it: it may be an event loop that sends.
+        """AttentionMetadata an order on, without waiting for anybody to read it: it may be an event loop that sends.
 
         A dead process takes none; the listening thread deals with that.
         """
@@ -108,8 +108,8 @@ class EngineProcess:
         self.process.join(timeout)
         return self.process.exitcode is not None
 
-    def beat(self, beat: Beat) -> None:
-        if beat.live == 0 or beat.steps != self.steps:
+    def beat(self, beat: Heartbeat) -> None:
+        if beat.active == 0 or beat.steps != self.steps:
             self.progress = time.monotonic()
         self.steps = beat.steps
 
@@ -140,12 +140,12 @@ class Supervisor:
         self._current: EngineProcess | None = None
         self._retiring: list[EngineProcess] = []
         self._starting: list[EngineProcess] = []
-        self._homeless: list[Job] = []  # jobs that wait for an engine
-        self._facts: Facts | None = None
+        self._queued: list[Job] = []  # jobs that wait for an engine
+        self._model_info: ModelInfo | None = None
         self._closing = False
         self._changed = threading.Condition(self._lock)
         self._failures = 0
-        self._watch = threading.Thread(target=self._watch_over, name="shoal-watch", daemon=True)
+        self._watch = threading.Thread(target=self._monitor, name="shoal-watch", daemon=True)
 
     def start(self) -> None:
         """Start the engine and wait for it. Raises what kept it from starting."""
@@ -155,24 +155,24 @@ class Supervisor:
     @property
     def ready(self) -> bool:
         current = self._current
-        return current is not None and current.facts is not None and not self._closing
+        return current is not None and current.model_info is not None and not self._closing
 
     @property
-    def facts(self) -> Facts:
-        assert self._facts is not None, "start() comes first"
-        return self._facts
+    def model_info(self) -> ModelInfo:
+        assert self._model_info is not None, "start() comes first"
+        return self._model_info
 
     @property
-    def usual_sampling(self) -> Sampling:
-        return self.facts.usual_sampling
+    def default_sampling(self) -> Sampling:
+        return self.model_info.default_sampling
 
     @property
-    def usual_voice(self) -> str | None:
-        return self.facts.usual_voice
+    def default_voice(self) -> str | None:
+        return self.model_info.default_voice
 
     @property
     def sample_rate(self) -> int:
-        return self.facts.sample_rate
+        return self.model_info.sample_rate
 
     @property
     def process_id(self) -> int | None:
@@ -195,7 +195,7 @@ class Supervisor:
                 self._cancel(job)
 
     async def aencode(self, audio: bytes) -> Codes:
-        """The codes [codebooks, frames] of a recording; leaving cancels, and what has not begun then never does."""
+        """The codes [codebooks, frames] of a recording; leaving cancels, and what has not started then never does."""
         codes: Codes = await self._aask(Encode(audio))
         return codes
 
@@ -207,7 +207,7 @@ class Supervisor:
     def statistics(self) -> dict[str, Any]:
         if not self.ready:
             raise EngineStopped("the engine is not ready")
-        figures: dict[str, Any] = self._ask(AskStatistics())
+        figures: dict[str, Any] = self._ask(GetStats())
         return {**figures, "restarts": self.restarts}
 
     def reload(self, source: EngineSource) -> None:
@@ -257,13 +257,13 @@ class Supervisor:
 
     def _live(self) -> int:
         processes = [each for each in (self._current, *self._retiring) if each is not None]
-        return len(self._homeless) + sum(len(process.jobs) for process in processes)
+        return len(self._queued) + sum(len(process.jobs) for process in processes)
 
     def _place(self, job: Job) -> None:
         """Give a job to the engine, or let it wait for one. Under the lock."""
         current = self._current
-        if current is None or current.facts is None:
-            self._homeless.append(job)
+        if current is None or current.model_info is None:
+            self._queued.append(job)
             return
         job.attempts += 1
         current.jobs[job.id] = job
@@ -278,29 +278,29 @@ class Supervisor:
 
     def _cancel(self, job: Job) -> None:
         with self._lock:
-            if job in self._homeless:
-                self._homeless.remove(job)
+            if job in self._queued:
+                self._queued.remove(job)
             for process in (self._current, *self._retiring):
                 if process is not None and process.jobs.pop(job.id, None) is not None:
                     process.send(job.id, Cancel())
 
     def _on_reply(self, process: EngineProcess, number: int, reply: Reply) -> None:
         """Called on a process's listening thread."""
-        if isinstance(reply, Beat):
+        if isinstance(reply, Heartbeat):
             process.beat(reply)
         elif isinstance(reply, Ready):
             with self._lock:
-                process.facts = self._facts = reply.facts
+                process.model_info = self._model_info = reply.model_info
                 process.progress = time.monotonic()  # loading is no hang
                 self._changed.notify_all()
-        elif isinstance(reply, Logged):
+        elif isinstance(reply, LogLine):
             self._log(process, number, reply)
         elif number == 0 and isinstance(reply, Failed):
             self._on_end(process, reply.error)
         else:
             self._deliver(process, number, reply)
 
-    def _log(self, process: EngineProcess, number: int, line: Logged) -> None:
+    def _log(self, process: EngineProcess, number: int, line: LogLine) -> None:
         with self._lock:
             job = process.jobs.get(number)
         # Its own copy: a context is entered by one thread at a time.
@@ -322,11 +322,11 @@ class Supervisor:
             process.problem = process.problem or error
             if not process.gone.is_set():
                 return
-            process.facts = None
-            orphans, process.jobs = list(process.jobs.values()), {}
+            process.model_info = None
+            lost_jobs, process.jobs = list(process.jobs.values()), {}
             self._retiring = [each for each in self._retiring if each is not process]
-            lost = [job for job in orphans if job.heard or job.attempts >= self.config.attempts or self._closing]
-            for job in orphans:
+            lost = [job for job in lost_jobs if job.heard or job.attempts >= self.config.attempts or self._closing]
+            for job in lost_jobs:
                 if job not in lost:
                     self._place(job)
             self._changed.notify_all()
@@ -359,7 +359,7 @@ class Supervisor:
             old, self._current, self.source, self._failures = self._current, fresh, source, 0
             if old is not None and old.lives:
                 self._retire(old)
-            waiting, self._homeless = self._homeless, []
+            waiting, self._queued = self._queued, []
             for job in waiting:
                 self._place(job)
 
@@ -374,13 +374,13 @@ class Supervisor:
     def _await_ready(self, process: EngineProcess) -> None:
         deadline = time.monotonic() + self.config.start_seconds
         with self._changed:
-            while process.facts is None and not process.gone.is_set() and time.monotonic() < deadline:
+            while process.model_info is None and not process.gone.is_set() and time.monotonic() < deadline:
                 self._changed.wait(0.5)
-        if process.facts is None:
+        if process.model_info is None:
             process.kill()
             raise process.problem or EngineStopped(f"the engine was not ready in {self.config.start_seconds:g} s")
 
-    def _watch_over(self) -> None:
+    def _monitor(self) -> None:
         """Restart an engine that died, and end one that hangs, for as long as this supervisor lives."""
         while not self._closing:
             current = self._current
@@ -409,7 +409,7 @@ class Supervisor:
 
     def _fail_all(self, error: ShoalError) -> None:
         with self._lock:
-            jobs, self._homeless = self._homeless, []
+            jobs, self._queued = self._queued, []
             for process in (self._current, *self._retiring):
                 if process is not None:
                     jobs, process.jobs = [*jobs, *process.jobs.values()], {}

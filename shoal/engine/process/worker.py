@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from shoal.config import EngineConfig
-from shoal.engine.process.jobs import Jobs
-from shoal.engine.process.logging import current_job, pass_on_logs
+from shoal.engine.process.jobs import JobRunner
+from shoal.engine.process.logging import current_job, forward_logs
 from shoal.engine.process.messages import (
     Answer,
-    AskStatistics,
-    Beat,
     Cancel,
     Close,
     Decode,
     Encode,
     Failed,
+    GetStats,
+    Heartbeat,
     Order,
     Ready,
     Reply,
@@ -64,8 +64,8 @@ def run_worker(pipe: Connection, source: EngineSource, log_level: int) -> None:
     # supervisor decides when this one ends, after what it speaks is spoken.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    outbox = Outbox(pipe)
-    pass_on_logs(outbox.send, log_level)
+    outbox = ReplyChannel(pipe)
+    forward_logs(outbox.send, log_level)
     try:
         worker = Worker(pipe, outbox, source)
     except ShoalError as error:
@@ -87,7 +87,7 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-class Outbox:
+class ReplyChannel:
     """The way out of this process, for all its threads."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -100,18 +100,18 @@ class Outbox:
 
 
 class Worker:
-    def __init__(self, pipe: Connection, outbox: Outbox, source: EngineSource) -> None:
+    def __init__(self, pipe: Connection, outbox: ReplyChannel, source: EngineSource) -> None:
         from shoal.engine.load import load_service
 
         self._pipe, self._send = pipe, outbox.send
         self._service = load_service(source)
-        self._service.loop.on_failure = partial(end_process, BROKEN)
+        self._service.thread.on_failure = partial(end_process, BROKEN)
         # Whoever reads orders never sends: the other side may be waiting for its order to be read before it reads on.
-        self._jobs = Jobs(PREPARING_THREADS)
+        self._jobs = JobRunner(PREPARING_THREADS)
 
     def run(self) -> None:
         """Serve the pipe until it closes or says so."""
-        self._send(0, Ready(self._service.facts()))
+        self._send(0, Ready(self._service.model_info()))
         threading.Thread(target=self._beat, name="shoal-beat", daemon=True).start()
         with suppress(EOFError, OSError):
             while True:
@@ -136,7 +136,7 @@ class Worker:
             self._jobs.wait(order.timeout)
         for job in self._jobs.cancel_all():
             self._send(job, Failed(EngineStopped("the engine was closed")))
-        self._service.loop.close()
+        self._service.thread.close()
 
     def _take(self, job: int, order: Order) -> None:
         service = self._service
@@ -148,20 +148,20 @@ class Worker:
             self._jobs.begin(job, lambda: self._answer(job, lambda: service.aencode(order.audio)))
         elif isinstance(order, Decode):
             self._jobs.begin(job, lambda: self._answer(job, lambda: service.adecode(order.codes)))
-        elif isinstance(order, AskStatistics):
+        elif isinstance(order, GetStats):
             self._jobs.begin(job, lambda: self._answer(job, lambda: asyncio.to_thread(service.statistics)))
 
     async def _speak(self, job: int, request: SpeechRequest) -> None:
         with self._answering(job):
-            utterance = await self._service.awrite(request)
+            utterance = await self._service.prepare(request)
             del request  # its recordings may be long, and speaking takes a while
             utterance.id = job  # by which the log knows whom a line is about
             ended = asyncio.get_running_loop().create_future()
-            self._service.loop.submit(utterance, partial(self._pass_on, job, ended))
+            self._service.thread.submit(utterance, partial(self._pass_on, job, ended))
             try:
                 await ended
             except asyncio.CancelledError:
-                self._service.loop.cancel(utterance)
+                self._service.thread.cancel(utterance)
                 raise
 
     def _pass_on(self, job: int, ended: "asyncio.Future[None]", event: Event) -> None:
@@ -193,7 +193,7 @@ class Worker:
     def _beat(self) -> None:
         while True:
             time.sleep(BEAT_SECONDS)
-            self._send(0, Beat(self._service.core.stats.steps, self._service.loop.live))
+            self._send(0, Heartbeat(self._service.core.stats.steps, self._service.thread.active))
 
 
 def _settle(ended: "asyncio.Future[None]") -> None:

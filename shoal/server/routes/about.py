@@ -55,8 +55,8 @@ async def about(desk: AtDesk, key: Caller) -> JSONResponse:
         model=desk.config.model,
         sample_rate=loaded.service.sample_rate,
         frame_rate=loaded.frame_rate,
-        voices=await asyncio.to_thread(known_voices, loaded.voices, loaded.service.usual_voice),
-        sampling=usual(loaded.service.usual_sampling),
+        voices=await asyncio.to_thread(known_voices, loaded.voices, loaded.service.default_voice),
+        sampling=usual(loaded.service.default_sampling),
         formats=list(FORMATS),
         text_characters=desk.config.limits.text_characters,
     )

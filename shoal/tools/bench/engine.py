@@ -28,8 +28,8 @@ from shoal.engine.blocks import BlockPool
 from shoal.engine.core import EngineCore
 from shoal.engine.load import build_core, choose_device, choose_dtype
 from shoal.engine.policy import admission_policy
-from shoal.engine.preprocess import write_turns
-from shoal.engine.scheduler import Drawn, Scheduler
+from shoal.engine.preprocess import build_turns
+from shoal.engine.scheduler import Scheduler, StepOutput
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import GenerationFailed
@@ -130,8 +130,8 @@ def run_engine_bench(
     settings = {"model": model, "device": device, "voices": list(batches), "quick": quick}
     document = new_document("engine", dict(machine(core.checkpoint.model.device)), settings)
     dtype = str(core.checkpoint.model.dtype).removeprefix("torch.")
-    run: Result = {"name": model, "engine": {"dtype": dtype, "rung": core.runner.rung}, "throughput": []}
-    run["packed"] = core.voicebox.rung == "graph"
+    run: Result = {"name": model, "engine": {"dtype": dtype, "rung": core.runner.backend}, "throughput": []}
+    run["packed"] = core.audio_decoder.backend == "graph"
     document["runs"].append(run)
     others = BackgroundLoad()
     with _bar(len(batches), shown=progress) as tick:
@@ -171,20 +171,20 @@ def measure(core: EngineCore, batches: tuple[int, ...], size: BenchSize, run: Re
 def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: int = 200) -> Result:
     """The scheduler with a model that takes no time: voices come and go, all slots are always taken."""
     scheduler = Scheduler(
-        BlockPool(voices * 32, 16), slots=voices, token_budget=512, stop_id=-1, max_columns=prompt + frames
+        BlockPool(voices * 32, 16), slots=voices, token_budget=512, stop_id=-1, max_tokens=prompt + frames
     )
     ids, columns, drawn = count(), np.zeros((voices, 11), np.int32), 0
     started, cpu_started = time.perf_counter(), time.process_time()
     ends: list[float] = []
     for _ in range(steps):
-        while scheduler.live < voices:
+        while scheduler.active < voices:
             id = next(ids)
             # Lengths differ, so that they do not all end at once.
             sampling = Sampling(max_frames=frames - id % 64)
             scheduler.add(Sequence.start(id, np.full((prompt, 11), id, np.int32), sampling, prompt + frames))
         batch = scheduler.plan()
-        rows = len(batch.drawing())
-        for progress in scheduler.commit(Drawn(batch, columns[:rows])):
+        rows = len(batch.sampled())
+        for progress in scheduler.commit(StepOutput(batch, columns[:rows])):
             if progress.sequence.finish is not None:
                 scheduler.release(progress.sequence)
         drawn += rows
@@ -204,7 +204,7 @@ def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: i
 def measure_first_audio(core: EngineCore, times: int, seconds: float = 10.0) -> Result:
     """Time to first audio with a voice of so many seconds: its prompt computed anew, and known from before."""
     voice = random_voice(core.checkpoint, seconds)
-    columns = len(write_turns(TEXT, voice, core.checkpoint)[0].opening)
+    columns = len(build_turns(TEXT, voice, core.checkpoint)[0].prompt)
     figures: Result = {"voice_seconds": voice.seconds, "prompt_columns": columns}
     runs: dict[str, list[FirstAudio]] = {"unknown": [], "known": []}
     for number in range(times):
@@ -245,7 +245,7 @@ def _gpu_busy(core: EngineCore, voices: int, before: int = 40, steps: int = 25) 
     share = gpu_busy_fraction(core.step, steps)
     for utterance in utterances:
         core.cancel(utterance)
-    while core.runner.under_way:
+    while core.runner.in_flight:
         core.step()
     return share
 
@@ -283,7 +283,7 @@ def _throughput(core: EngineCore, policy: Policy, voices: int, size: BenchSize) 
     core.pool.clear_cache()
     started, cpu_started = time.perf_counter(), time.process_time()
     while asked < total or not core.idle:
-        while asked < total and len(core.stage.live) < voices:
+        while asked < total and len(core.tracker.active) < voices:
             utterance = _utterance(core, size.frames_of(asked), asked)
             started_at[utterance.id] = time.perf_counter()
             core.add(utterance)
@@ -316,7 +316,7 @@ class CodecCalls:
     """Calls of the codec, by the chunks they decoded at once, the frames of the longest, and those of all together."""
 
     def __init__(self, core: EngineCore) -> None:
-        self._core, self._seconds = core, core.voicebox.seconds
+        self._core, self._seconds = core, core.audio_decoder.seconds
         self._calls: dict[tuple[int, int, int], list[float]] = {}
 
     def note(self, events: list[Event]) -> None:
@@ -324,7 +324,7 @@ class CodecCalls:
         frame = self._core.checkpoint.codec.config.frame_length
         chunks = [len(event.chunk.samples) // frame for event in events if event.chunk is not None]
         chunks = [frames for frames in chunks if frames]
-        now, before = self._core.voicebox.seconds, self._seconds
+        now, before = self._core.audio_decoder.seconds, self._seconds
         self._seconds = now
         if chunks:
             self._calls.setdefault((len(chunks), max(chunks), sum(chunks)), []).append(now - before)
@@ -346,11 +346,11 @@ def _parts(moments: list[float]) -> list[float]:
 def _counts(core: EngineCore) -> dict[str, Any]:
     """What the engine has counted since it was made."""
     return {
-        "frames": core.stage.stats.frames,
+        "frames": core.tracker.stats.frames,
         "steps": core.stats.steps,
         "model_seconds": core.stats.seconds,
-        "codec_seconds": core.voicebox.seconds,
-        "audio_seconds": core.stage.stats.samples / core.checkpoint.codec.config.sample_rate,
+        "codec_seconds": core.audio_decoder.seconds,
+        "audio_seconds": core.tracker.stats.samples / core.checkpoint.codec.config.sample_rate,
     }
 
 
@@ -358,7 +358,7 @@ _ids = count()
 
 
 def _utterance(core: EngineCore, frames: int, seed: int, voice: Voice | None = None, text: str = TEXT) -> Utterance:
-    turns = write_turns(text, voice, core.checkpoint)
+    turns = build_turns(text, voice, core.checkpoint)
     return Utterance(next(_ids), turns, Sampling(seed=seed, max_frames=max(1, frames)))
 
 

@@ -25,9 +25,9 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.execution.fused import FusedFrame
 from shoal.engine.execution.graphs import FusedRunner
-from shoal.engine.execution.runner import Runner
+from shoal.engine.execution.runner import EagerRunner
 from shoal.engine.load import choose_device, choose_dtype, weight_chooser
-from shoal.engine.preprocess import write_turns
+from shoal.engine.preprocess import build_turns
 from shoal.engine.scheduler import Batch, Prefill
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Utterance
@@ -96,11 +96,11 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: 
     core.warm_up()
     bench = parts_of(core)
     step, codec = _time(bench.step(voices), where), _time(bench.codec(voices), where)
-    core.voicebox._decoder.reset(list(range(voices)))  # of the frames that were timed
+    core.audio_decoder._decoder.reset(list(range(voices)))  # of the frames that were timed
     slow, sampling = _time(bench.slow(voices), where), _time(bench.sampling(voices), where)
     codec_bytes = _bytes(checkpoint.codec.decoder) + _bytes(checkpoint.codec.quantizer.post_module)
     parts = [
-        ProfiledPart("tokenize", _time(lambda: write_turns(TEXT, None, checkpoint), "cpu"), "request"),
+        ProfiledPart("tokenize", _time(lambda: build_turns(TEXT, None, checkpoint), "cpu"), "request"),
         ProfiledPart("prefill", _time(bench.prefill(), where), "request"),
         ProfiledPart("slow step", slow, "step", _bytes(checkpoint.model.slow.layers) + _bytes(core.runner._head)),
         ProfiledPart("fast steps", max(0.0, step - slow - sampling), "step", _fast_bytes(core)),
@@ -108,19 +108,19 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: 
         ProfiledPart("codec", codec, "step", codec_bytes),
         ProfiledPart("encode", _time(lambda: _encode(checkpoint.codec.config.sample_rate), "cpu"), "request"),
     ]
-    beside = core.voicebox.overlap
+    beside = core.audio_decoder.overlap
     if not beside:  # else a step takes less than its parts, and nobody knows what of it is the host's
         parts.append(ProfiledPart("host gaps", max(0.0, _engine_step(core, voices) - step - codec), "step"))
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size <= voices]
     steps = {size: _time(bench.step(size), where) for size in sizes}
-    rung = core.runner.rung
+    rung = core.runner.backend
     return RequestProfile(model, machine(checkpoint.model.device), rung, voices, _ceiling(where), parts, steps, beside)
 
 
 def parts_of(core: EngineCore) -> "PlainParts":
     """What can be timed by itself on the rung that the engine is on; nobody may be speaking."""
     launcher = core.runner.runner.launcher
-    return GraphParts(core, launcher) if isinstance(launcher, FusedRunner) else PlainParts(core, core.runner._plain)
+    return GraphParts(core, launcher) if isinstance(launcher, FusedRunner) else PlainParts(core, core.runner._eager)
 
 
 def step_seconds(core: EngineCore, voices: int) -> float:
@@ -133,14 +133,14 @@ def step_seconds(core: EngineCore, voices: int) -> float:
 class PlainParts:
     """The parts of a step with plain operators."""
 
-    def __init__(self, core: EngineCore, runner: Runner) -> None:
+    def __init__(self, core: EngineCore, runner: EagerRunner) -> None:
         self.core, self.runner = core, runner
         self.model = core.checkpoint.model
         self._ids = count()
 
     def step(self, voices: int) -> TimedCall:
         batch = self._decodes(voices)
-        return lambda: self.runner.launch(batch).land()
+        return lambda: self.runner.launch(batch).wait()
 
     def slow(self, voices: int) -> TimedCall:
         batch, runner = self._decodes(voices), self.runner
@@ -148,7 +148,7 @@ class PlainParts:
         def work() -> None:
             with torch.inference_mode():
                 columns, positions, where = runner._tokens(batch)
-                runner.kv.open(runner._pass(batch, where))
+                runner.kv.begin_pass(runner._metadata(batch, where))
                 self.model.slow(columns, positions, runner.kv)
 
         return work
@@ -170,16 +170,16 @@ class PlainParts:
 
     def codec(self, voices: int) -> TimedCall:
         """One frame of every voice."""
-        box = self.core.voicebox
+        box = self.core.audio_decoder
         codes = np.zeros((voices, box.codec.config.num_codebooks, 1), np.int64)
 
         return lambda: box._run(codes, list(range(voices)))()
 
     def prefill(self) -> TimedCall:
-        opening = write_turns(TEXT, None, self.core.checkpoint)[0].opening
+        opening = build_turns(TEXT, None, self.core.checkpoint)[0].prompt
         sequence = self._sequence(0, opening)
-        batch = Batch([Prefill(sequence, 0, 0, len(opening), draws=True)])
-        return lambda: self.core.runner.runner.launcher.launch(batch).land()
+        batch = Batch([Prefill(sequence, 0, 0, len(opening), samples_frame=True)])
+        return lambda: self.core.runner.runner.launcher.launch(batch).wait()
 
     def _decodes(self, voices: int) -> Batch:
         blank = np.zeros((CONTEXT, 1 + self.model.config.num_codebooks), np.int32)
@@ -201,7 +201,7 @@ class GraphParts(PlainParts):
     """The parts of a step as the kernels run them, each captured by itself."""
 
     def __init__(self, core: EngineCore, runner: FusedRunner) -> None:
-        super().__init__(core, runner.plain)
+        super().__init__(core, runner.eager)
         self.fused = runner
 
     def step(self, voices: int) -> TimedCall:
@@ -222,9 +222,9 @@ class GraphParts(PlainParts):
 
         def work() -> None:
             s2 = config.family == "s2"
-            sample_semantic(mains, frame.slots, frame._memory, frame._ids, frame.columns, table, x, s2)
+            sample_semantic(mains, frame.slots, frame._memory, frame._ids, frame.tokens, table, x, s2)
             for codebook in range(1, config.num_codebooks):
-                sample_code(codes, frame.slots, frame._memory, codebook, frame.columns, table, x, not s2)
+                sample_code(codes, frame.slots, frame._memory, codebook, frame.tokens, table, x, not s2)
 
         return _captured(work)
 
@@ -272,7 +272,7 @@ def _wait(device: str) -> None:
 
 def _engine_step(core: EngineCore, voices: int) -> float:
     """Milliseconds per step of the whole engine, with every slot speaking."""
-    turns = write_turns(TEXT, None, core.checkpoint)
+    turns = build_turns(TEXT, None, core.checkpoint)
     for number in range(voices):
         core.add(Utterance(-2 - number, turns, Sampling(seed=number, max_frames=FRAMES)))
     started, before = time.perf_counter(), core.stats.steps
@@ -302,7 +302,7 @@ def _fast_bytes(core: EngineCore) -> int:
     """The fast transformer is read once for the first two positions of a frame, then once per codebook."""
     config, fast = core.checkpoint.model.config, core.checkpoint.model.fast
     head = config.residual_size * config.fast.dim * core.checkpoint.model.dtype.itemsize
-    passes = config.num_codebooks - 1 if core.runner.rung != "eager" else config.num_codebooks
+    passes = config.num_codebooks - 1 if core.runner.backend != "eager" else config.num_codebooks
     return passes * _bytes(fast.layers) + (config.num_codebooks - 1) * head
 
 

@@ -109,7 +109,7 @@ def speak(
     place.mkdir()
     clips = []
     with load(plan.model, device=plan.device, config=EngineConfig(**fields), **keywords) as engine:
-        usual = engine.service.usual_sampling
+        usual = engine.service.default_sampling
         for voice in plan.voices or (None,):
             for number, sentence in enumerate(sentences):
                 name = f"{voice or OWN_VOICE}-{number:04d}.wav"

@@ -100,7 +100,7 @@ def _engine(core: "EngineCore") -> dict[str, str | int]:
     return {
         "dtype": str(checkpoint.model.dtype).removeprefix("torch."),
         "weights": str(modes_of(checkpoint.model, checkpoint.codec)),
-        "rung": core.runner.rung,
+        "rung": core.runner.backend,
         "sample_rate": checkpoint.codec.config.sample_rate,
     }
 
@@ -128,7 +128,7 @@ class TrialClient:
 
     def __init__(self, engine: "Engine", voice: "Voice | None", job: TrialConfig) -> None:
         self._engine, self._voice, self._job = engine, voice, job
-        self._sampling = engine.service.usual_sampling
+        self._sampling = engine.service.default_sampling
         self._random = job.model.startswith("random:")
         self._asked = 0
 
@@ -149,7 +149,7 @@ class TrialClient:
         first, samples, error = 0.0, 0, None
         try:
             utterance = await self._utterance(text, number)
-            async with aclosing(self._engine.service.loop.aspeak(utterance)) as chunks:
+            async with aclosing(self._engine.service.thread.aspeak(utterance)) as chunks:
                 async for chunk in chunks:
                     if not samples and len(chunk.samples):
                         first = time.perf_counter() - began
@@ -171,7 +171,7 @@ class TrialClient:
         from shoal.speech import SpeechRequest
 
         service = self._engine.service
-        utterance = await service.awrite(
+        utterance = await service.prepare(
             SpeechRequest(text, sampling=replace(self._sampling, seed=number)), self._voice
         )
         limit = self._limit(len(text) / len(utterance.turns))

@@ -7,9 +7,9 @@ import numpy as np
 
 from shoal.config import EngineConfig
 from shoal.engine.blocks import BlockPool
-from shoal.engine.chunks import worthwhile
-from shoal.engine.scheduler import Drawn, Scheduler
-from shoal.engine.sequence import Columns, Sequence
+from shoal.engine.chunks import chunk_frames
+from shoal.engine.scheduler import Scheduler, StepOutput
+from shoal.engine.sequence import Sequence, Tokens
 from shoal.speech import Sampling
 from shoal.tools.simulate.costs import EngineCosts
 from shoal.tools.simulate.traffic import Arrival
@@ -69,13 +69,13 @@ class SimulatedServer:
         """With nothing in memory."""
         fleet, config = self.fleet, self.fleet.config
         self.speeches: dict[int, SimulatedRequest] = {}
-        self._under_way: Drawn | None = None
+        self._under_way: StepOutput | None = None
         self.scheduler = Scheduler(
             BlockPool(fleet.blocks, config.block_size, caching=config.prefix_cache),
             slots=config.slots,
             token_budget=config.token_budget,
             stop_id=STOP_ID,
-            max_columns=fleet.longest,
+            max_tokens=fleet.longest,
             clock=lambda: self._now,
         )
 
@@ -96,9 +96,9 @@ class SimulatedServer:
         self.busy = bool(batch)
         if not batch:
             return None
-        rows = len(batch.drawing())
+        rows = len(batch.sampled())
         columns = sum(each.end - each.start for each in batch.prefills)
-        self._under_way = Drawn(batch, self._columns[:rows])
+        self._under_way = StepOutput(batch, self._columns[:rows])
         seconds = self.fleet.costs.of_step(rows, columns)
         self.busy_seconds += seconds
         return now + seconds
@@ -136,11 +136,13 @@ class SimulatedServer:
         """Frames that are decoded now: none until there are enough for a chunk, all at the end."""
         config, backlog = self.fleet.config, frames - speech.decoded
         heard = (self._now - (speech.first_audio or self._now)) * self.fleet.costs.frame_rate
-        wanted = worthwhile(speech.decoded, speech.decoded - heard, config.first_chunk_frames, config.max_chunk_frames)
+        wanted = chunk_frames(
+            speech.decoded, speech.decoded - heard, config.first_chunk_frames, config.max_chunk_frames
+        )
         return backlog if ended or backlog >= wanted else 0
 
-    def _prompt(self, speech: SimulatedRequest) -> Columns:
-        """Columns that are equal as far as the voice goes, and then differ."""
+    def _prompt(self, speech: SimulatedRequest) -> Tokens:
+        """Tokens that are equal as far as the voice goes, and then differ."""
         fleet, voice = self.fleet, speech.arrival.voice
         shared = fleet.voice_columns if voice is not None else 0
         prompt = np.zeros((shared + fleet.text_columns, 2), np.int32)

@@ -5,7 +5,7 @@ import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.execution import cpu_threads as threads
-from shoal.engine.execution.cpu_threads import FEW_COLUMNS, Threads
+from shoal.engine.execution.cpu_threads import FEW_COLUMNS, CPUThreads
 
 
 @pytest.fixture
@@ -18,14 +18,14 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("two_threads")
 def test_a_few_columns_of_a_small_model_take_one_thread(tiny: Checkpoint) -> None:
-    chosen = Threads(tiny.model)
-    for columns, expected in ((1, 1), (FEW_COLUMNS, 1), (FEW_COLUMNS + 1, 2), (2, 1), (300, 2)):
-        chosen.choose(columns)
+    chosen = CPUThreads(tiny.model)
+    for tokens, expected in ((1, 1), (FEW_COLUMNS, 1), (FEW_COLUMNS + 1, 2), (2, 1), (300, 2)):
+        chosen.choose(tokens)
         assert torch.get_num_threads() == expected
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_large_models_keep_all_threads(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "SMALL_MODEL", 10)
-    Threads(tiny.model).choose(1)
+    CPUThreads(tiny.model).choose(1)
     assert torch.get_num_threads() == 2

@@ -7,10 +7,10 @@ import torch
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.execution.fallback import parse_rung
+from shoal.engine.execution.fallback import parse_backend
 from shoal.engine.execution.graphs import FusedRunner
-from shoal.engine.execution.runner import Overlapped
-from shoal.engine.scheduler import Batch, Drawn
+from shoal.engine.execution.runner import PipelinedRunner
+from shoal.engine.scheduler import Batch, StepOutput
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import InvalidRequest
 from shoal.model.generate import generate
@@ -39,7 +39,7 @@ def speak_all(core: EngineCore, utterances: list[Utterance]) -> None:
 
 
 def expected(checkpoint: Checkpoint, each: Utterance) -> np.ndarray:
-    prompt = torch.from_numpy(each.turns[0].opening.T.copy())
+    prompt = torch.from_numpy(each.turns[0].prompt.T.copy())
     codes = generate(checkpoint.model, Head(checkpoint.model.slow), prompt, each.sampling).codes
     return codes.numpy().astype(np.int32)
 
@@ -54,7 +54,7 @@ def some(checkpoint: Checkpoint, count: int) -> list[Utterance]:
 def test_fused_frames_speak_what_the_plain_path_speaks(tiny: Checkpoint) -> None:
     pytest.importorskip("triton")
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
-    assert core.runner.rung == "fused"
+    assert core.runner.backend == "fused"
     utterances = some(tiny, 2)
     speak_all(core, utterances)
     for each in utterances:
@@ -62,7 +62,7 @@ def test_fused_frames_speak_what_the_plain_path_speaks(tiny: Checkpoint) -> None
 
 
 class Broken:
-    """A rung that works once and then fails for ever."""
+    """A backend that works once and then fails for ever."""
 
     def __init__(self, kind: type[Exception], works: int = 1) -> None:
         self.left, self.kind = works, kind
@@ -71,7 +71,7 @@ class Broken:
         below = core.runner.runner
         works = below.run
 
-        def run(batch: Batch) -> Drawn:
+        def run(batch: Batch) -> StepOutput:
             self.left -= 1
             if self.left < 0:
                 raise self.kind("device-side assert")
@@ -83,11 +83,11 @@ class Broken:
 @pytest.mark.parametrize("kind", [RuntimeError, IndexError])
 def test_a_rung_that_breaks_is_left_and_every_request_still_finishes(tiny: Checkpoint, kind: type[Exception]) -> None:
     core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
-    core.runner._rungs = ["fused", "eager"]  # as if the present runner were a rung with another below it
+    core.runner._backends = ["fused", "eager"]  # as if the present runner were a backend with another below it
     Broken(kind).wrap(core)
     utterances = some(tiny, 3)
     speak_all(core, utterances)
-    assert core.runner.rung == "eager"
+    assert core.runner.backend == "eager"
     assert core.stats.failed == 1
     for each in utterances:
         assert np.array_equal(each.all_codes(), expected(tiny, each))
@@ -102,7 +102,7 @@ def test_a_rung_that_cannot_be_built_is_passed_over(
 
     monkeypatch.setattr("shoal.engine.execution.fallback.FusedRunner", refuse)
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="graph"))
-    assert core.runner.rung == "eager"
+    assert core.runner.backend == "eager"
 
 
 def test_a_batch_of_nobody_works_on_the_spare_slot_and_block(tiny: Checkpoint) -> None:
@@ -133,20 +133,20 @@ def test_a_device_that_runs_behind_speaks_the_same(tiny: Checkpoint, lag: int) -
 
 def test_what_was_under_way_when_a_rung_broke_is_computed_again(tiny: Checkpoint) -> None:
     core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
-    core.runner._rungs = ["fused", "eager"]
-    core.runner.runner = Overlapped(core.runner._plain, 1)
+    core.runner._backends = ["fused", "eager"]
+    core.runner.runner = PipelinedRunner(core.runner._eager, 1)
     Broken(RuntimeError, works=2).wrap(core)
     utterances = some(tiny, 3)
     speak_all(core, utterances)
-    assert core.runner.rung == "eager"
+    assert core.runner.backend == "eager"
     for each in utterances:
         assert np.array_equal(each.all_codes(), expected(tiny, each))
 
 
 def test_a_cpu_begins_on_the_plain_rung(tiny: Checkpoint) -> None:
-    assert EngineCore(tiny, EngineConfig(slots=2, guard=False)).runner.rung == "eager"
+    assert EngineCore(tiny, EngineConfig(slots=2, guard=False)).runner.backend == "eager"
 
 
 def test_an_unknown_rung_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="warp"):
-        parse_rung("warp")
+        parse_backend("warp")

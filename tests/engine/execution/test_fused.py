@@ -1,13 +1,13 @@
-"""The fused frame against the plain path: the same columns, slot for slot, and the same memory after a prompt."""
+"""The fused frame against the plain path: the same tokens, slot for slot, and the same memory after a prompt."""
 
 import numpy as np
 import pytest
 import torch
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.engine.execution.fused import FusedFrame, FusedPrompt
+from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.slot_state import SlotStates
-from shoal.engine.kv_cache import PagedKV, Pass, Segment
+from shoal.engine.kv_cache import AttentionMetadata, PagedKV, PrefillSegment
 from shoal.engine.sequence import Sequence
 from shoal.kernels.cuda_graph import compile_ahead
 from shoal.model.frame import FrameSampler
@@ -62,7 +62,7 @@ def plain_frames(checkpoint: Checkpoint, lengths: torch.Tensor, steps: int) -> t
     decoder, frames = FrameSampler(checkpoint.model, Head(checkpoint.model.slow)), []
     for step in range(steps):
         positions, where = places(lengths + step)
-        kv.open(Pass(where, [], TABLES.long(), lengths + step))
+        kv.begin_pass(AttentionMetadata(where, [], TABLES.long(), lengths + step))
         hidden = checkpoint.model.slow(states.newest[SLOTS], positions, kv)
         state = states.rows(SLOTS, penalised=True)
         frames.append(decoder.sample(hidden, state))
@@ -81,7 +81,7 @@ def fused_frames(checkpoint: Checkpoint, lengths: torch.Tensor, steps: int) -> t
     for step in range(steps):
         frame.positions.copy_(lengths + step - 1)
         frame.run()
-        frames.append(frame.columns.clone())
+        frames.append(frame.tokens.clone())
     return torch.stack(frames)
 
 
@@ -100,20 +100,24 @@ def test_the_fused_frame_draws_what_the_plain_path_draws(family: str, request: p
 def test_a_fused_prompt_leaves_the_memory_that_the_plain_path_leaves(tiny: Checkpoint) -> None:
     (ours, _), (theirs, _) = prepare(tiny), prepare(tiny)
     width = 1 + tiny.model.config.num_codebooks
-    columns = torch.randint(0, 100, (7, width), generator=torch.Generator().manual_seed(1))
-    slot, first = 1, 14  # across the edge of a block, behind columns that are there already
-    prompt = FusedPrompt(tiny.model, ours, by_slot(), 8)
+    tokens = torch.randint(0, 100, (7, width), generator=torch.Generator().manual_seed(1))
+    slot, first = 1, 14  # across the edge of a block, behind tokens that are there already
+    prompt = FusedPrefill(tiny.model, ours, by_slot(), 8)
     with poisoned_memory():
         compile_ahead([prompt])
     prompt.slots.fill_(0)
     prompt.slots[:7] = SLOTS[slot]
     prompt.positions[:7] = torch.arange(first, first + 7)
-    prompt.inputs[2:, :7] = columns.T
+    prompt.inputs[2:, :7] = tokens.T
     prompt.run()
     positions = torch.arange(first, first + 7)
     table = TABLES[slot].long()
     where = table[positions // SIZE] * SIZE + positions % SIZE
-    theirs.open(Pass(where, [Segment(0, 7, first + 7, table)], TABLES[:0].long(), torch.zeros(0, dtype=torch.long)))
-    tiny.model.slow(columns, positions, theirs)
+    theirs.begin_pass(
+        AttentionMetadata(
+            where, [PrefillSegment(0, 7, first + 7, table)], TABLES[:0].long(), torch.zeros(0, dtype=torch.long)
+        )
+    )
+    tiny.model.slow(tokens, positions, theirs)
     torch.testing.assert_close(ours.keys[:, :BLOCKS], theirs.keys[:, :BLOCKS], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(ours.values[:, :BLOCKS], theirs.values[:, :BLOCKS], atol=1e-5, rtol=1e-5)

@@ -9,7 +9,7 @@ import torch
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.execution.fused import FusedFrame
 from shoal.engine.execution.slot_state import SlotStates
-from shoal.engine.kv_cache import PagedKV, Pass
+from shoal.engine.kv_cache import AttentionMetadata, PagedKV
 from shoal.engine.sequence import Sequence
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameSampler
@@ -20,13 +20,13 @@ from shoal.speech import Sampling
 
 pytest.importorskip("triton")
 
-LENGTH = 20  # columns, the newest included: in the second of two blocks
+LENGTH = 20  # tokens, the newest included: in the second of two blocks
 
 
 def prepare(model: DualAR) -> tuple[PagedKV, SlotStates]:
     """A memory full of something, and a sequence in it."""
     generator = torch.Generator().manual_seed(0)
-    kv = PagedKV(model.config.slow, blocks=2, size=16, kind=torch.int8, device="cpu")
+    kv = PagedKV(model.config.slow, blocks=2, size=16, dtype=torch.int8, device="cpu")
     for part in kv.parts():
         part.copy_(torch.randint(1, 9, part.shape, generator=generator) / (1 if part.dtype == torch.int8 else 100))
     states = SlotStates(model, 1)
@@ -46,7 +46,7 @@ def test_the_fused_frame_draws_what_the_plain_path_draws(tiny: Checkpoint) -> No
     head = Head(model.slow)
 
     kv, states = prepare(model)
-    kv.open(Pass(torch.tensor([LENGTH - 1]), [], table, torch.tensor([LENGTH])))
+    kv.begin_pass(AttentionMetadata(torch.tensor([LENGTH - 1]), [], table, torch.tensor([LENGTH])))
     hidden = model.slow(states.newest[:1], torch.tensor([LENGTH - 1]), kv)
     plain = FrameSampler(model, head).sample(hidden, states.rows(torch.tensor([0]), penalised=True))
 
@@ -54,6 +54,6 @@ def test_the_fused_frame_draws_what_the_plain_path_draws(tiny: Checkpoint) -> No
     frame = FusedFrame(model, head, ours, states, torch.cat((table, table)).int(), 1)
     frame.positions.fill_(LENGTH - 1)
     frame.run()
-    assert torch.equal(frame.columns, plain)
+    assert torch.equal(frame.tokens, plain)
     assert torch.equal(ours.keys, kv.keys)
     assert torch.equal(ours.value_scales, kv.value_scales)

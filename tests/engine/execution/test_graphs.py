@@ -13,10 +13,10 @@ from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.fused import FusedDecoder
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.execution.fused import FusedPrompt, Stream
+from shoal.engine.execution.fused import FusedPrefill, Stream
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.load import voice_cache
-from shoal.engine.preprocess import write_turns
+from shoal.engine.preprocess import build_turns
 from shoal.engine.utterance import Turn, Utterance
 from shoal.model.cache import NoKVCache
 from shoal.model.slow import Head
@@ -47,7 +47,7 @@ def sentences(core: EngineCore, temperature: float, home: Path) -> list[np.ndarr
     texts = ["The harbour was quiet in the morning.", "Nobody had told the fishermen."]
     voice = voice_cache(core.checkpoint, home).resolve_blocking("rms")
     utterances = [
-        Utterance(number, write_turns(text, voice, core.checkpoint), Sampling(seed=number, temperature=temperature))
+        Utterance(number, build_turns(text, voice, core.checkpoint), Sampling(seed=number, temperature=temperature))
         for number, text in enumerate(texts)
     ]
     return finished(core, utterances)
@@ -75,26 +75,28 @@ def finished(core: EngineCore, utterances: list[Utterance]) -> list[np.ndarray]:
     raise AssertionError("the engine does not come to an end")
 
 
-def engine(checkpoint: Checkpoint, slots: int, rung: str) -> EngineCore:
-    core = EngineCore(checkpoint, EngineConfig(slots=slots, guard=False, rung=rung, kv_bytes=1 << 30))
-    assert core.runner.rung == rung
+def engine(checkpoint: Checkpoint, slots: int, backend: str) -> EngineCore:
+    core = EngineCore(checkpoint, EngineConfig(slots=slots, guard=False, rung=backend, kv_bytes=1 << 30))
+    assert core.runner.backend == backend
     return core
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 1e-5, "top_p": 0.5}, {"repetition_penalty": 1.3}], ids=str)
-def test_every_rung_speaks_the_same_frames(small: Checkpoint, settings: dict[str, float]) -> None:
+def test_every_backend_speaks_the_same_frames(small: Checkpoint, settings: dict[str, float]) -> None:
     plain = said(engine(small, 3, "eager"), 3, 12, **settings)
-    for rung in ("fused", "graph"):
-        frames = said(engine(small, 3, rung), 3, 12, **settings)
-        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(frames, plain, strict=True)), rung
+    for backend in ("fused", "graph"):
+        frames = said(engine(small, 3, backend), 3, 12, **settings)
+        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(frames, plain, strict=True)), backend
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 0.7])
-def test_nano_speaks_the_same_frames_on_every_rung(nano: Checkpoint, temperature: float, tmp_path: Path) -> None:
-    spoken = {rung: sentences(engine(nano, 2, rung), temperature, tmp_path) for rung in ("eager", "fused", "graph")}
+def test_nano_speaks_the_same_frames_on_every_backend(nano: Checkpoint, temperature: float, tmp_path: Path) -> None:
+    spoken = {
+        backend: sentences(engine(nano, 2, backend), temperature, tmp_path) for backend in ("eager", "fused", "graph")
+    }
     assert min(codes.shape[1] for codes in spoken["eager"]) > 20
-    for rung in ("fused", "graph"):
-        assert all(map(np.array_equal, spoken[rung], spoken["eager"])), rung
+    for backend in ("fused", "graph"):
+        assert all(map(np.array_equal, spoken[backend], spoken["eager"])), backend
 
 
 def test_a_request_speaks_the_same_alone_and_in_company(full: Checkpoint) -> None:
@@ -108,16 +110,16 @@ def test_a_request_speaks_the_same_alone_and_in_company(full: Checkpoint) -> Non
 @torch.inference_mode()
 def test_the_kernels_are_as_close_to_fp32_as_the_plain_path_is(full: Checkpoint) -> None:
     model = full.model
-    columns = torch.randint(0, 1000, (ROWS, 1 + model.config.num_codebooks), device="cuda")
-    columns[ROWS // 2 :, 0] += model.config.semantic_begin_id
+    tokens = torch.randint(0, 1000, (ROWS, 1 + model.config.num_codebooks), device="cuda")
+    tokens[ROWS // 2 :, 0] += model.config.semantic_begin_id
     positions = torch.arange(ROWS, device="cuda")
     exact_model = copy.deepcopy(model.slow).float()
-    exact = exact_model(columns, positions, NoKVCache(1))
-    plain = model.slow(columns, positions, NoKVCache(1)).float()
+    exact = exact_model(tokens, positions, NoKVCache(1))
+    plain = model.slow(tokens, positions, NoKVCache(1)).float()
     kv = PagedKV(model.config.slow, 8, 16, torch.bfloat16, "cuda")
-    prompt = FusedPrompt(model, kv, torch.arange(8, dtype=torch.int32, device="cuda")[None], ROWS)
+    prompt = FusedPrefill(model, kv, torch.arange(8, dtype=torch.int32, device="cuda")[None], ROWS)
     prompt.positions.copy_(positions)
-    stream = Stream(prompt.embed(columns, prompt._rows))
+    stream = Stream(prompt.embed(tokens, prompt._rows))
     for layer in range(model.config.slow.n_layer):
         prompt.layer(stream, layer)
     stream.normed(model.slow.norm)  # adds up

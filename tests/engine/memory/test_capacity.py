@@ -3,12 +3,12 @@ import torch
 from shoal.checkpoint.random import TINY_CODEC
 from shoal.codec.dac import Codec
 from shoal.codec.streaming import StreamingDecoder
-from shoal.engine.memory.allocation_tracker import Peak
-from shoal.engine.memory.capacity import CONTEXTS, most_voices, plan_card, plan_cards
+from shoal.engine.memory.allocation_tracker import AllocationTracker
+from shoal.engine.memory.capacity import CONTEXTS, capacity_table, card_capacity, max_sequences
 
 
 def test_what_lives_at_one_time_is_counted_and_what_is_gone_is_not() -> None:
-    with torch.device("meta"), Peak() as peak:
+    with torch.device("meta"), AllocationTracker() as peak:
         first = torch.zeros(1000, dtype=torch.uint8)
         view = first[10:]  # no memory of its own
         second = view + 1
@@ -26,28 +26,28 @@ def test_a_skeleton_takes_what_the_real_thing_takes() -> None:
             decoder = StreamingDecoder(Codec(TINY_CODEC, encoder=False), 2)
             codes = torch.zeros(2, 10, 4, dtype=torch.long)
             decoder.decode(codes, [0, 1])
-            with Peak() as peak:
+            with AllocationTracker() as peak:
                 decoder.decode(codes, [0, 1])
         found.append(peak.most)
     assert found[0] == found[1] > 0
 
 
 def test_voices_fill_the_room_and_no_more() -> None:
-    roomy = most_voices(10**9, TINY_CODEC, kv_bytes=10**6)
+    roomy = max_sequences(10**9, TINY_CODEC, kv_bytes=10**6)
     assert 100 < roomy < 1000
-    assert most_voices(10**9, TINY_CODEC, kv_bytes=10**8) < roomy
-    assert most_voices(0, TINY_CODEC, kv_bytes=1) == 0
+    assert max_sequences(10**9, TINY_CODEC, kv_bytes=10**8) < roomy
+    assert max_sequences(0, TINY_CODEC, kv_bytes=1) == 0
 
 
 def test_smaller_keys_and_values_hold_nearly_twice_the_voices() -> None:
-    for holding in plan_cards((24, 80)):
+    for holding in capacity_table((24, 80)):
         assert holding.voices[4096]["8-bit"] >= 1.9 * holding.voices[4096]["16-bit"]
 
 
 def test_the_targets_for_small_cards_are_met() -> None:
     """Eight voices of s1-mini in 4 GB, four of s2-pro in 8 and in 12."""
-    assert plan_card(4, "s1-mini").voices[CONTEXTS[0]]["8-bit"] >= 8
-    assert plan_card(8, "s2-pro").voices[CONTEXTS[0]]["16-bit"] >= 4
-    assert plan_card(12, "s2-pro").voices[CONTEXTS[0]]["16-bit"] >= 4
-    assert plan_card(8, "s2-pro").weights == "slow=int4,fast=int8,codec=int8"
-    assert plan_card(24, "s2-pro").weights == "none"
+    assert card_capacity(4, "s1-mini").voices[CONTEXTS[0]]["8-bit"] >= 8
+    assert card_capacity(8, "s2-pro").voices[CONTEXTS[0]]["16-bit"] >= 4
+    assert card_capacity(12, "s2-pro").voices[CONTEXTS[0]]["16-bit"] >= 4
+    assert card_capacity(8, "s2-pro").weights == "slow=int4,fast=int8,codec=int8"
+    assert card_capacity(24, "s2-pro").weights == "none"

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from shoal.engine.blocks import BlockPool
-from shoal.engine.memory.concurrency_limit import CALM, LONGEST_CALM, Places
-from shoal.engine.scheduler import Drawn, Scheduler
+from shoal.engine.memory.concurrency_limit import COOLDOWN_SECONDS, MAX_COOLDOWN_SECONDS, ConcurrencyLimit
+from shoal.engine.scheduler import Scheduler, StepOutput
 from shoal.engine.sequence import Sequence
 from shoal.speech import Sampling
 
@@ -21,17 +21,17 @@ def clock() -> Clock:
 
 
 def test_three_quarters_stay_and_one_at_a_time_comes_back(clock: Clock) -> None:
-    places = Places(8, clock)
+    places = ConcurrencyLimit(8, clock)
     assert places.shrink(running=8)
     assert places.most == 6
     for expected in (6, 6, 7, 7, 8, 8, 8):
         places.ask()
         assert places.most == expected
-        clock.now += CALM / 2 + 0.1
+        clock.now += COOLDOWN_SECONDS / 2 + 0.1
 
 
 def test_whoever_was_too_many_is_tried_again_later_and_later(clock: Clock) -> None:
-    places, calm = Places(4, clock), CALM
+    places, calm = ConcurrencyLimit(4, clock), COOLDOWN_SECONDS
     places.shrink(running=4)
     for _ in range(10):
         clock.now += calm - 0.1
@@ -41,37 +41,37 @@ def test_whoever_was_too_many_is_tried_again_later_and_later(clock: Clock) -> No
         places.ask()
         assert places.most == 4
         places.shrink(running=4)
-        calm = min(2 * calm, LONGEST_CALM)
-    assert calm == LONGEST_CALM
+        calm = min(2 * calm, MAX_COOLDOWN_SECONDS)
+    assert calm == MAX_COOLDOWN_SECONDS
     places.shrink(running=3)  # not by what came back
-    clock.now += CALM
+    clock.now += COOLDOWN_SECONDS
     places.ask()
     assert places.most == 3
 
 
 def test_one_always_stays_and_nobody_is_let_in_beyond_the_slots(clock: Clock) -> None:
-    places = Places(2, clock)
+    places = ConcurrencyLimit(2, clock)
     assert not places.shrink(running=1)
     assert places.most == 1
     for _ in range(5):
-        clock.now += LONGEST_CALM
+        clock.now += MAX_COOLDOWN_SECONDS
         places.ask()
     assert places.most == 2
 
 
 def test_a_scheduler_lets_one_more_run_when_somebody_waits(clock: Clock) -> None:
-    scheduler = Scheduler(BlockPool(64, 16), slots=4, token_budget=64, stop_id=-1, max_columns=60, clock=clock)
+    scheduler = Scheduler(BlockPool(64, 16), slots=4, token_budget=64, stop_id=-1, max_tokens=60, clock=clock)
     for id in range(4):
         scheduler.add(Sequence.start(id, np.zeros((5, 3), np.int32), Sampling(max_frames=50), 60))
-    scheduler.places.shrink(running=3)
+    scheduler.concurrency.shrink(running=3)
 
     def running() -> int:
         batch = scheduler.plan()
-        scheduler.commit(Drawn(batch, np.zeros((len(batch.drawing()), 3), np.int32)))
+        scheduler.commit(StepOutput(batch, np.zeros((len(batch.sampled()), 3), np.int32)))
         return len(scheduler.running)
 
     assert [running(), running()] == [2, 2]
-    clock.now += CALM
+    clock.now += COOLDOWN_SECONDS
     assert running() == 3
-    clock.now += CALM / 2
+    clock.now += COOLDOWN_SECONDS / 2
     assert running() == 3

@@ -1,6 +1,6 @@
 import pytest
 
-from shoal.engine.memory.limit import parse_cap
+from shoal.engine.memory.limit import parse_memory_limit
 from shoal.errors import InvalidRequest
 
 TOTAL = 24 * 10**9
@@ -12,19 +12,19 @@ TOTAL = 24 * 10**9
      ("3000000000", 3e9)],
 )  # fmt: skip
 def test_a_cap_is_a_share_or_a_size(text: str, bytes: float) -> None:
-    assert parse_cap(text, TOTAL) == int(bytes)
+    assert parse_memory_limit(text, TOTAL) == int(bytes)
 
 
 @pytest.mark.parametrize("text", ["", "a lot", "-1", "4 TB", "90%", "1e9GB", "nan"])
 def test_what_is_neither_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"neither a share such as 0\.9 nor a size such as 4GB"):
-        parse_cap(text, TOTAL)
+        parse_memory_limit(text, TOTAL)
 
 
 @pytest.mark.parametrize("text", ["3", "90"])
 def test_a_number_that_is_too_large_for_a_share_and_too_small_for_a_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="lacks a unit"):
-        parse_cap(text, TOTAL)
+        parse_memory_limit(text, TOTAL)
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,4 @@ def test_a_number_that_is_too_large_for_a_share_and_too_small_for_a_size_is_refu
 )
 def test_more_than_there_is_or_nothing_is_refused(text: str, told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
-        parse_cap(text, TOTAL)
+        parse_memory_limit(text, TOTAL)

@@ -6,7 +6,7 @@ from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.load import load
-from shoal.engine.memory.profile import Budget, plan_memory, rehearse, with_few_blocks
+from shoal.engine.memory.profile import MemoryBudget, plan_memory, rehearse, with_few_blocks
 from shoal.errors import InvalidRequest
 from tests.engine.solo import assert_nothing_is_held
 
@@ -17,7 +17,7 @@ def test_a_cap_that_means_nothing_is_refused_without_a_gpu_too() -> None:
 
 
 def test_what_everything_else_leaves_is_for_keys_and_values() -> None:
-    budget = Budget(cap=10_000, needed=6_000, outside=500)
+    budget = MemoryBudget(cap=10_000, needed=6_000, outside=500)
     assert budget.for_kv == 9_900 - 6_500
 
 

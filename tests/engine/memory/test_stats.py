@@ -4,16 +4,16 @@ import torch
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.memory.stats import memory_figures
-from shoal.engine.preprocess import write_turns
-from shoal.engine.scheduler import Batch, Drawn
+from shoal.engine.memory.stats import memory_stats
+from shoal.engine.preprocess import build_turns
+from shoal.engine.scheduler import Batch, StepOutput
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import Sampling
 
 
 def test_a_process_knows_what_it_holds() -> None:
-    figures = memory_figures(torch.device("cpu"))
+    figures = memory_stats(torch.device("cpu"))
     assert figures.keys() == {"host"}
     assert figures["host"]["resident"] > 50 << 20
 
@@ -21,7 +21,7 @@ def test_a_process_knows_what_it_holds() -> None:
 @pytest.mark.gpu
 def test_a_device_tells_what_is_used_of_it() -> None:
     held = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
-    vram = memory_figures(held.device)["vram"]
+    vram = memory_stats(held.device)["vram"]
     assert 64 << 20 <= vram["allocated"] <= vram["used"] <= vram["all"]
 
 
@@ -40,7 +40,7 @@ def test_memory_that_ran_out_is_given_back_before_the_next_try(
 
     monkeypatch.setattr(core.runner, "run", run_out_once)
     for number in range(2):
-        core.add(Utterance(number, write_turns("hello", None, tiny), Sampling(max_frames=3)))
+        core.add(Utterance(number, build_turns("hello", None, tiny), Sampling(max_frames=3)))
     events = []
     while not core.idle:
         events += core.step()
@@ -56,20 +56,20 @@ def test_memory_that_runs_out_again_and_again_leaves_fewer_voices_and_all_are_he
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     runs = core.runner.run
 
-    def run_small(batch: Batch) -> Drawn:
+    def run_small(batch: Batch) -> StepOutput:
         if len(batch.sequences()) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return runs(batch)
 
     monkeypatch.setattr(core.runner, "run", run_small)
     for number in range(8):
-        core.add(Utterance(number, write_turns("hello", None, tiny), Sampling(seed=number, max_frames=3)))
+        core.add(Utterance(number, build_turns("hello", None, tiny), Sampling(seed=number, max_frames=3)))
     events = []
     while not core.idle:
         events += core.step()
     assert [event.error for event in events if event.last] == [None] * 8
     assert core.stats.out_of_memory == core.stats.failed == 4  # eight, six, four, three
-    assert core.scheduler.places.most == 2
+    assert core.scheduler.concurrency.most == 2
 
 
 def test_a_voice_that_memory_does_not_suffice_for_fails_alone(
@@ -78,11 +78,11 @@ def test_a_voice_that_memory_does_not_suffice_for_fails_alone(
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
-    def run_out(batch: Batch) -> Drawn:
+    def run_out(batch: Batch) -> StepOutput:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(core.runner, "run", run_out)
-    core.add(Utterance(0, write_turns("hello", None, tiny), Sampling(max_frames=3)))
+    core.add(Utterance(0, build_turns("hello", None, tiny), Sampling(max_frames=3)))
     (event,) = core.step()
     assert isinstance(event.error, GenerationFailed)
     assert core.idle

@@ -3,17 +3,17 @@ import threading
 
 import pytest
 
-from shoal.engine.process.jobs import Jobs
+from shoal.engine.process.jobs import JobRunner
 
 pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module")
-def jobs() -> Jobs:
-    return Jobs(2)
+def jobs() -> JobRunner:
+    return JobRunner(2)
 
 
-def test_jobs_are_waited_for(jobs: Jobs) -> None:
+def test_jobs_are_waited_for(jobs: JobRunner) -> None:
     done: list[int] = []
 
     async def work() -> None:
@@ -27,18 +27,18 @@ def test_jobs_are_waited_for(jobs: Jobs) -> None:
     assert jobs.cancel_all() == []
 
 
-def test_a_cancelled_job_ends_where_it_waits(jobs: Jobs) -> None:
-    begun, ended = threading.Event(), threading.Event()
+def test_a_cancelled_job_ends_where_it_waits(jobs: JobRunner) -> None:
+    started, ended = threading.Event(), threading.Event()
 
     async def work() -> None:
-        begun.set()
+        started.set()
         try:
             await asyncio.sleep(3600)
         finally:
             ended.set()
 
     jobs.begin(1, work)
-    assert begun.wait(10)
+    assert started.wait(10)
     jobs.cancel(2)  # nobody's
     jobs.cancel(1)
     assert ended.wait(10)
@@ -46,7 +46,7 @@ def test_a_cancelled_job_ends_where_it_waits(jobs: Jobs) -> None:
     jobs.wait(None)
 
 
-def test_a_job_that_is_cancelled_at_once_does_nothing(jobs: Jobs) -> None:
+def test_a_job_that_is_cancelled_at_once_does_nothing(jobs: JobRunner) -> None:
     """Both orders are there before the event loop looks."""
     held, free = threading.Event(), threading.Event()
     done: list[int] = []
@@ -67,7 +67,7 @@ def test_a_job_that_is_cancelled_at_once_does_nothing(jobs: Jobs) -> None:
     assert not done
 
 
-def test_the_wait_ends_with_its_time_and_the_rest_can_be_cancelled(jobs: Jobs) -> None:
+def test_the_wait_ends_with_its_time_and_the_rest_can_be_cancelled(jobs: JobRunner) -> None:
     async def work() -> None:
         await asyncio.sleep(3600)
 

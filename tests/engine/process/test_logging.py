@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shoal.config import EngineConfig
-from shoal.engine.process.logging import PassOn, current_job, job_of, write_line
-from shoal.engine.process.messages import Logged
+from shoal.engine.process.logging import ForwardingHandler, current_job, job_of, write_line
+from shoal.engine.process.messages import LogLine
 from shoal.engine.process.supervisor import Supervisor
 from tests.engine.process.test_supervisor import collect, short, wait_until
 from tests.engine.rigged import RiggedSource, reject_the_first
@@ -72,8 +72,8 @@ def test_a_line_is_about_the_job_it_names_or_the_one_at_hand() -> None:
 
 
 def test_a_traceback_comes_along(heard: Heard) -> None:
-    sent: list[tuple[int, Logged]] = []
-    handler = PassOn(lambda job, line: sent.append((job, line)))
+    sent: list[tuple[int, LogLine]] = []
+    handler = ForwardingHandler(lambda job, line: sent.append((job, line)))
     handler.handle(record("utterance %d broke", 7, job=7, problem=ValueError("why")))
     [(job, line)] = sent
     assert job == 7
@@ -85,5 +85,5 @@ def test_a_traceback_comes_along(heard: Heard) -> None:
 
 
 def test_what_is_below_the_level_here_is_not_written(heard: Heard) -> None:
-    write_line(Logged("shoal.somewhere", logging.DEBUG, "detail", None))
+    write_line(LogLine("shoal.somewhere", logging.DEBUG, "detail", None))
     assert not heard.lines

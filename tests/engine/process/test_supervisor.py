@@ -20,10 +20,10 @@ import pytest
 from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.save import save_random
 from shoal.config import EngineConfig
-from shoal.engine.process.jobs import Jobs
-from shoal.engine.process.messages import AskStatistics, Encode
+from shoal.engine.process.jobs import JobRunner
+from shoal.engine.process.messages import Encode, GetStats
 from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
-from shoal.engine.process.worker import EngineSource, Outbox, Worker
+from shoal.engine.process.worker import EngineSource, ReplyChannel, Worker
 from shoal.errors import EngineStopped, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
 from tests.engine.test_engine import recording
@@ -295,7 +295,7 @@ def test_a_drain_waits_for_requests_whose_voice_is_still_being_encoded() -> None
 
     async def drained() -> list[AudioChunk]:
         speaking = asyncio.create_task(collect(supervisor, wanted))
-        await asyncio.sleep(0)  # it is with the engine, which has only begun to read the recording
+        await asyncio.sleep(0)  # it is with the engine, which has only started to read the recording
         await asyncio.to_thread(supervisor.close, drain=True, timeout=30.0)
         return await speaking
 
@@ -315,10 +315,10 @@ class Blocked:
 
 def test_whoever_reads_orders_is_not_held_up_by_answers() -> None:
     worker, pipe = object.__new__(Worker), Blocked()
-    worker._send = Outbox(pipe).send  # type: ignore[arg-type]
-    worker._jobs = Jobs(1)
+    worker._send = ReplyChannel(pipe).send  # type: ignore[arg-type]
+    worker._jobs = JobRunner(1)
     worker._service = SimpleNamespace(statistics=dict)  # type: ignore[assignment]
-    reading = threading.Thread(target=lambda: [worker._take(job, AskStatistics()) for job in (1, 2)], daemon=True)
+    reading = threading.Thread(target=lambda: [worker._take(job, GetStats()) for job in (1, 2)], daemon=True)
     reading.start()
     assert pipe.full.wait(10)
     reading.join(10)

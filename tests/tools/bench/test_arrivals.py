@@ -5,7 +5,7 @@ import torch
 from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.preprocess import write_turns
+from shoal.engine.preprocess import build_turns
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import Sampling
@@ -20,7 +20,7 @@ def core() -> EngineCore:
 
 
 def utterances(core: EngineCore, count: int, **limits: float) -> list[Utterance]:
-    turns = write_turns("A word or two.", None, core.checkpoint)
+    turns = build_turns("A word or two.", None, core.checkpoint)
     return [
         Utterance(number, turns, Sampling(seed=number, max_frames=12), **limits)  # type: ignore[arg-type]
         for number in range(count)

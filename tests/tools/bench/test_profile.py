@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from shoal.codec.streaming import StreamingDecoder
-from shoal.engine.audio_decoder import VoiceBox
+from shoal.engine.audio_decoder import AudioDecoder
 from shoal.errors import InvalidRequest
 from shoal.quantize import apply
 from shoal.quantize.modes import has_int8_matmul
@@ -57,7 +57,7 @@ def test_no_gaps_are_told_where_model_and_codec_run_beside_each_other(monkeypatc
     monkeypatch.setattr(profile, "SECONDS", 0.0)
     monkeypatch.setattr(profile, "FRAMES", 4)
     # As on a GPU, whatever the engine makes of it here.
-    monkeypatch.setattr(VoiceBox, "overlap", property(lambda box: True, lambda box, asked: None), raising=False)
+    monkeypatch.setattr(AudioDecoder, "overlap", property(lambda box: True, lambda box, asked: None), raising=False)
     told = profile.run_profile("random:tiny", device="cpu", voices=1)
     assert told.beside
     assert "host gaps" not in [part.name for part in told.parts]
