@@ -4,12 +4,15 @@ The tests share one cluster and stand in the order of its life: the last one tak
 """
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import httpx
 import openai
@@ -20,6 +23,7 @@ from tests.cluster.conftest import SLOTS, Cluster
 from tests.server.conftest import samples_of
 
 SHORT = {"text": "Hello there.", "max_new_tokens": 10, "seed": 3}
+LONGEST = 1500  # frames: a speech that takes many times as long as it takes others to queue up behind it
 LONG = {"text": "Hello there.", "max_new_tokens": 400, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
 
 
@@ -148,38 +152,60 @@ def test_whoever_leaves_frees_the_slot(cluster: Cluster) -> None:
     assert sum(worker["left"] for worker in workers) == 1
 
 
-def outcome(cluster: Cluster, begun: list[int]) -> tuple[str, int]:
-    """How a streamed request ended, and the bytes that were heard; `begun` grows with its first piece."""
-    heard = 0
-    try:
-        with cluster.client() as http, http.stream("POST", "/v1/tts", json=LONG) as answer:
-            for piece in answer.iter_raw():
-                if not heard:
-                    begun.append(1)
-                heard += len(piece)
-        return str(answer.status_code), heard
-    except httpx.TransportError as broken:
-        return type(broken).__name__, heard
+@dataclass
+class Listener:
+    """A streamed request that is on its way: how it ends, and the bytes that were heard of it."""
+
+    http: httpx.Client
+    frames: int
+    heard: int = 0
+    end: str = ""
+
+    def listen(self) -> None:
+        try:
+            with self.http.stream("POST", "/v1/tts", json={**LONG, "max_new_tokens": self.frames}) as answer:
+                for piece in answer.iter_raw():
+                    self.heard += len(piece)
+            self.end = str(answer.status_code)
+        except httpx.TransportError as broken:
+            self.end = type(broken).__name__
+
+
+def wait_while_nobody_ends(listeners: list[Listener], condition: Callable[[], bool]) -> None:
+    while not condition():
+        assert not any(listener.end for listener in listeners)
+        time.sleep(0.05)
+
+
+def whole(cluster: Cluster, frames: int) -> int:
+    body = {**LONG, "streaming": False, "max_new_tokens": frames}
+    with cluster.client() as http:
+        return len(http.post("/v1/tts", json=body).content)
 
 
 def test_a_killed_replica_is_replaced_and_who_waited_there_is_spoken_elsewhere(cluster: Cluster) -> None:
-    whole = len(httpx.post(f"{cluster.url}/v1/tts", json={**LONG, "streaming": False}, trust_env=False).content)
-    requests = 4 * SLOTS  # as many wait as are spoken
-    with concurrent.futures.ThreadPoolExecutor(requests) as pool:
-        begun: list[int] = []
-        outcomes = [pool.submit(outcome, cluster, begun) for _ in range(requests)]
-        # Nobody has ended, and more are heard than one replica speaks: both have listeners.
-        while [worker["in_flight"] for worker in cluster.workers()] != [requests // 2] * 2 or len(begun) <= SLOTS:
-            assert not any(each.done() for each in outcomes)
-            time.sleep(0.05)
+    """Long speeches fill every slot of both replicas; short ones wait behind them, as many at each."""
+    sizes = {frames: whole(cluster, frames) for frames in (LONGEST, 40)}
+    with contextlib.ExitStack() as clients, concurrent.futures.ThreadPoolExecutor(4 * SLOTS) as pool:
+        https = [clients.enter_context(cluster.client()) for _ in range(4 * SLOTS)]
+        speaking, waiting = ([Listener(http, size) for http in https[half::2]] for half, size in enumerate(sizes))
+        running = [pool.submit(each.listen) for each in speaking]
+        wait_while_nobody_ends(speaking, lambda: all(each.heard for each in speaking))
+        running += [pool.submit(each.listen) for each in waiting]
+        wait_while_nobody_ends(
+            speaking, lambda: [worker["in_flight"] for worker in cluster.workers()] == [2 * SLOTS] * 2
+        )
         victim = cluster.workers()[0]
         os.kill(victim["pid"], signal.SIGKILL)
-        told = [each.result(90) for each in outcomes]
-    broken = [(how, heard) for how, heard in told if how != "200"]
-    assert all(heard == whole for how, heard in told if how == "200")
-    # Only who had heard something is told, by a connection that breaks off.
-    assert 1 <= len(broken) <= SLOTS
-    assert all(how in ("RemoteProtocolError", "ReadError") and 0 < heard < whole for how, heard in broken)
+        for each in running:
+            each.result(240)
+    assert all(each.heard == sizes[each.frames] for each in (*speaking, *waiting) if each.end == "200")
+    # Only a listener that had heard something is told, by a connection that breaks off.
+    assert {each.end for each in waiting} == {"200"}
+    broken = [each for each in speaking if each.end != "200"]
+    assert len(broken) == SLOTS
+    assert all(each.end in ("RemoteProtocolError", "ReadError") for each in broken)
+    assert all(0 < each.heard < sizes[LONGEST] for each in broken)
     cluster.wait_until(ready=2)
     back = cluster.workers()[victim["rank"]]
     assert back["pid"] != victim["pid"]

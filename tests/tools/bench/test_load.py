@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -222,18 +223,43 @@ def test_a_command_that_makes_no_sense_is_refused_before_anything_is_sent(shoal:
     assert shoal("load", *arguments).code == 2
 
 
+@pytest.mark.usefixtures("virtual")
+@pytest.mark.parametrize("how", [SystemExit(143), KeyboardInterrupt()], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_that_raises_inside_a_request_ends_the_stage_when_it_came(how: BaseException) -> None:
+    class Interrupted(VirtualServer):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if len(self.bodies) == 10:
+                raise how
+            return await super().handle_async_request(request)
+
+    plan = LoadPlan(parse_stages("2", open=False, seconds=60.0))
+    document = run_load([OPENAI], plan, progress=False, transport=Interrupted(first=0.25, gap=0.05, pieces=11))
+    assert not document["complete"]
+    stage = document["runs"][0]["stages"][0]
+    assert stage["requests"] == 7  # of ten two were for warming up, one was in flight
+    assert stage["seconds"] == pytest.approx(4 * 0.75, abs=0.01)
+
+
 class SlowServer:
     """Real sockets: every request is answered after `first` seconds, in `pieces` that come `gap` seconds apart."""
 
-    def __init__(self, first: float, gap: float, pieces: int, kind: str = "audio/pcm") -> None:
+    def __init__(
+        self, first: float, gap: float, pieces: int, kind: str = "audio/pcm", path: Path | None = None
+    ) -> None:
         self.first, self.gap, self.pieces, self.kind = first, gap, pieces, kind
         self.answered = 0
-        self.loop = asyncio.new_event_loop()
-        self.door = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.door.getsockname()[1]}"
+        self.door = unix_door(path) if path else socket.create_server(("127.0.0.1", 0))
+        self.url = "http://unix:1" if path else f"http://127.0.0.1:{self.door.getsockname()[1]}"
         self.thread = threading.Thread(target=self._run)
 
+    def virtual_loop(self) -> VirtualLoop:
+        """A loop with a clock of its own, in which this server answers, too."""
+        loop = VirtualLoop()
+        loop.create_task(asyncio.start_server(self._answer, sock=self.door))
+        return loop
+
     def _run(self) -> None:
+        self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
         server = self.loop.run_until_complete(asyncio.start_server(self._answer, sock=self.door))
         self.loop.run_forever()
@@ -244,8 +270,10 @@ class SlowServer:
         self.loop.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Else the kernel holds the first piece back until the client has acknowledged the headers: 40 ms.
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line = writer.get_extra_info("socket")
+        if line.family == socket.AF_INET:
+            # Else the kernel holds the first piece back until the client has acknowledged the headers: 40 ms.
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -277,15 +305,35 @@ def slow_server() -> Iterator[SlowServer]:
         yield server
 
 
-def test_over_real_sockets_known_delays_are_found_within_five_percent() -> None:
+def unix_door(path: Path) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(str(path))
+    door.listen()
+    return door
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """The names of Unix sockets have a short limit."""
+    with tempfile.TemporaryDirectory(prefix="load-") as directory:
+        yield Path(directory)
+
+
+def test_over_real_sockets_known_delays_are_found_within_five_percent(
+    monkeypatch: pytest.MonkeyPatch, short_path: Path
+) -> None:
     plan = LoadPlan(parse_stages("8", open=False, seconds=2.5), warm_up=1)
-    with SlowServer(first=1.0, gap=0.25, pieces=5) as server:
-        stage = run_load([parse_target(server.url)], plan, progress=False)["runs"][0]["stages"][0]
+    server = SlowServer(first=1.0, gap=0.25, pieces=5, path=short_path / "door")
+    # Both ends in one loop whose clock stands still while bytes are under way; TCP may hand them over later.
+    monkeypatch.setattr("asyncio.events.new_event_loop", server.virtual_loop)
+    through = httpx.AsyncHTTPTransport(uds=str(short_path / "door"))
+    with server.door:
+        stage = run_load([parse_target(server.url)], plan, progress=False, transport=through)["runs"][0]["stages"][0]
     assert stage["errors"] == {}
     assert stage["requests"] >= 8
-    # The least of many: a busy machine makes some of them later, none of them earlier.
-    assert stage["first_audio"]["least"] == pytest.approx(1.0, rel=0.05)
-    assert stage["latency"]["least"] == pytest.approx(2.0, rel=0.05)
+    for kind in ("least", "p99"):
+        assert stage["first_audio"][kind] == pytest.approx(1.0, rel=0.05)
+        assert stage["latency"][kind] == pytest.approx(2.0, rel=0.05)
 
 
 def test_a_server_that_is_not_there_or_sends_something_else_is_named() -> None:
@@ -299,17 +347,17 @@ def test_a_server_that_is_not_there_or_sends_something_else_is_named() -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_keeps_what_was_measured(slow_server: SlowServer, tmp_path: Path, how: signal.Signals) -> None:
     path = tmp_path / "load.json"
-    command = [sys.executable, "-m", "shoal.cli", "load", slow_server.url, "--clients", "2", "--seconds", "60"]
+    command = [sys.executable, "-m", "shoal.cli", "load", slow_server.url, "--clients", "2", "--seconds", "3600"]
     child = subprocess.Popen([*command, "--json", str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     # Whoever asks again has heard the answer before; the first two of all are for warming up.
     while slow_server.answered < 8 and child.poll() is None:
         time.sleep(0.05)
     os.kill(child.pid, how)
-    said, _ = child.communicate(timeout=30)
+    said, _ = child.communicate(timeout=120)
     assert child.returncode == 130, said
     document = json.loads(path.read_text())
     assert not document["complete"]
     stage = document["runs"][0]["stages"][0]
     assert stage["requests"] > 0
-    assert stage["seconds"] < 50  # not the sixty that it was to last
+    assert stage["seconds"] < 3000  # not the hour that it was to last
     assert b"interrupted" in said

@@ -4,6 +4,7 @@ What a load test measures there depends on nothing but its own arithmetic.
 """
 
 import asyncio
+import selectors
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from random import Random
@@ -19,12 +20,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     _now = 1000.0
     _scheduled: list[asyncio.TimerHandle]
     _ready: list[asyncio.Handle]
+    _selector: selectors.BaseSelector
 
     def time(self) -> float:
         return self._now
 
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:
+        if not self._ready and self._scheduled and not self._selector.select(0):
             self._now = max(self._now, self._scheduled[0].when())
         super()._run_once()  # type: ignore[misc]
 

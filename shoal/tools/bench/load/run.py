@@ -134,8 +134,8 @@ async def _run(
     try:
         with _ticking(bar, f"{run.name}: {stage.name}", stage.seconds):
             await run_stage(stage, ask, outcomes.append, plan.seed + number)
-    except asyncio.CancelledError:
-        # Rates of a stage that was interrupted are of the time it had.
+    except (asyncio.CancelledError, *INTERRUPTS):
+        # Rates of an interrupted stage refer to the time it ran. SIGTERM raises in whichever task is running.
         run.outcomes[-1] = (replace(stage, seconds=asyncio.get_running_loop().time() - began), outcomes)
         raise
     return outcomes
