@@ -1,6 +1,6 @@
-"""The `shoal` command: flags in, calls out, no logic.
+"""The `shoal` command: parses flags and calls the library; no logic of its own.
 
-Nothing heavy is imported before a command needs it: `shoal --help` answers at once.
+Commands import torch and other heavy modules only when they run, so `shoal --help` is fast.
 """
 
 import logging
@@ -29,7 +29,7 @@ from shoal.cli import (
 from shoal.errors import ShoalError, VoiceNotFound
 
 BUG_EXIT_CODE = 70
-ABOUT = """Speech from the Fish-Speech voices, heard while it is made.
+ABOUT = """Text-to-speech engine for the Fish-Speech models: speak a text, run a server, manage models, measure speed.
 
 Example: shoal say "The tide is coming in."
 
@@ -44,18 +44,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# The order of the groups in the help: what most people want stands first.
-for room in (speak, voices, batch, serve, cluster, deploy, models, bench, load, simulate, report, profile, doctor):
-    room.add_to(app)
+# This is the order of the groups in the help: the most common commands come first.
+for module in (speak, voices, batch, serve, cluster, deploy, models, bench, load, simulate, report, profile, doctor):
+    module.add_to(app)
 
 
 @app.callback()
 def before_every_command(
     debug: Annotated[
-        bool, typer.Option("--debug", envvar="SHOAL_DEBUG", help="Log everything, show tracebacks.")
+        bool, typer.Option("--debug", envvar="SHOAL_DEBUG", help="Log at debug level and show tracebacks of errors.")
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=doctor.print_version, help="Show the version.")
+        bool, typer.Option("--version", is_eager=True, callback=doctor.print_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
     logging.basicConfig(
@@ -65,23 +65,23 @@ def before_every_command(
 
 
 def main() -> None:
-    """Run one command. Every way out has its exit code, and only --debug shows where an error came from."""
+    """Run one command and exit. Every error class has its exit code; tracebacks are shown with --debug only."""
     signal.signal(signal.SIGTERM, _stop)
     try:
         app(prog_name="shoal")
     except VoiceNotFound as error:
-        _fail(f"{error} `shoal voices list` shows those there are.", error.exit_code)
+        _fail(f"{str(error).rstrip('.')}; `shoal voices list` shows the available voices", error.exit_code)
     except ShoalError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as bug:  # noqa: BLE001 - the edge: past here is only Python's own traceback
+    except Exception as bug:  # noqa: BLE001 - process edge: an unexpected error becomes a message and an exit code
         _fail(f"{type(bug).__name__}: {bug}\nThis is a bug in shoal: please report it.", BUG_EXIT_CODE)
 
 
 def _fail(message: str, exit_code: int) -> None:
     if _debugging():
-        logging.getLogger(__name__).exception("stopped")
+        logging.getLogger(__name__).exception("command failed")
     elif exit_code == BUG_EXIT_CODE:
         message += " SHOAL_DEBUG=1 shows the traceback."
     typer.secho("error: ", fg="red", err=True, nl=False)
@@ -95,12 +95,12 @@ def _debugging() -> bool:
 
 
 def _stop(signum: int, frame: object) -> None:
-    """SIGTERM unwinds like an interrupt, so that nothing half-written stays behind."""
+    """Raise SystemExit on SIGTERM, so that context managers remove partly written files."""
     sys.exit(128 + signum)
 
 
 def _abandon_stdout() -> None:
-    """A reader that went away must not raise once more when Python flushes at exit."""
+    """Redirect stdout to /dev/null if its reader has closed it: Python's flush at exit would raise again."""
     try:
         sys.stdout.flush()
     except OSError:

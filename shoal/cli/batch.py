@@ -1,4 +1,4 @@
-"""The command for many lines at once."""
+"""`shoal batch`: speak every line of a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,29 +24,40 @@ def add_to(app: typer.Typer) -> None:
 
 
 def batch(
-    lines: Annotated[Path, typer.Argument(metavar="IN.JSONL", help="One JSON object per line, as for /v1/tts.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory of the files and manifest.jsonl.")],
-    voice: Annotated[str | None, typer.Option(help="A stored voice, for lines that name none.")] = None,
-    format: Annotated[str | None, typer.Option(help="wav, flac, mp3, …, for lines that name none.")] = None,
+    lines: Annotated[
+        Path, typer.Argument(metavar="IN.JSONL", help="InputFile file: one JSON request body of /v1/tts per line.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the audio files and manifest.jsonl.")],
+    voice: Annotated[str | None, typer.Option(help="Stored voice for lines without a voice.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Audio format for lines without one: wav, flac, mp3, opus, aac, webm or pcm.")
+    ] = None,
     model: Model = None,
     codec: Codec = None,
     device: Device = None,
     slots: Slots = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Spread the lines over several engines with Ray Data.")] = False,
-    replicas: Annotated[int, typer.Option(min=1, help="Engines, with --ray.")] = 1,
-    gpus: Annotated[float | None, typer.Option(min=0, help="GPUs per engine, with --ray; else 1 if there are.")] = None,
-    cpus: Annotated[float, typer.Option(min=0, help="CPUs per engine, with --ray.")] = 1.0,
-    address: Annotated[str | None, typer.Option(help="A Ray cluster, with --ray: HOST:PORT or auto.")] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Distribute the lines over several engines with Ray Data.")
+    ] = False,
+    replicas: Annotated[int, typer.Option(min=1, help="With --ray: number of engines.")] = 1,
+    gpus: Annotated[
+        float | None, typer.Option(min=0, help="With --ray: GPUs per engine. Default: 1 if there is a GPU, else 0.")
+    ] = None,
+    cpus: Annotated[float, typer.Option(min=0, help="With --ray: CPUs per engine.")] = 1.0,
+    address: Annotated[
+        str | None,
+        typer.Option(help="With --ray: running Ray cluster, HOST:PORT or auto. Default: start Ray on this machine."),
+    ] = None,
     file: File = None,
     set: Set = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Speak every line of a file, many at a time. The same command goes on where it was interrupted.
+    """Speak every line of a file, many lines at a time. Run the same command again to resume after an interrupt.
 
-    A line: {"text": "Hello.", "id": "greeting", "voice": "narrator", "format": "mp3", "seed": 7}
+    Example of a line: {"text": "Hello.", "id": "greeting", "voice": "narrator", "format": "mp3", "seed": 7}
 
-    What cannot be spoken is told with its line number, and the rest goes on; the exit code is then 1.
+    A line that fails is reported with its line number and the others continue; the exit code is then 1.
 
     Example: shoal batch lines.jsonl -o speech/ --model random:tiny
     """
@@ -63,22 +74,22 @@ def batch(
     source, progress = InputFile(lines, LineDefaults(settings.model, fields)), BatchProgress(shown=not quiet)
     with Manifest.opened(output) as manifest:
         found = plan_batch(source, manifest)
-        progress.surveyed(found)
-        run_spec = BatchRun(found, source, manifest, settings, progress)
+        progress.add_plan(found)
+        run = BatchRun(found, source, manifest, settings, progress)
         if found.tasks:
-            with progress.drawn(lambda: manifest.count([*found.done, *found.tasks])):
-                run_spec.distribute(replicas, cpus, gpus, address) if ray else run_spec.run()
+            with progress.shown(lambda: manifest.count([*found.done, *found.tasks])):
+                run.distributed(replicas, cpus, gpus, address) if ray else run.local()
     if json:
         print_json(progress.as_json())
     else:
-        progress.sum_up(output)
+        progress.print_summary(output)
     if progress.failed:
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
 class BatchRun:
-    """Everything a batch is made of, on its way to the one who does it."""
+    """One run of a batch: the planned input, its output and settings."""
 
     found: "BatchPlan"
     lines: "InputFile"
@@ -86,7 +97,8 @@ class BatchRun:
     settings: "Settings"
     progress: "BatchProgress"
 
-    def run(self) -> None:
+    def local(self) -> None:
+        """Run all tasks on one engine in this process."""
         from shoal.batch.run import run
         from shoal.server.run import load
 
@@ -94,12 +106,13 @@ class BatchRun:
         loaded = load(source, self.settings.voice_directory())
         self.progress.begin()
         try:
-            # As many wait as are spoken: whoever ends is followed at the next frame.
-            run(self.found, self.lines, loaded, self.manifest, 2 * source.config.slots, self.progress.heard)
+            # Twice as many requests as slots: a finished sequence is replaced at the next step.
+            run(self.found, self.lines, loaded, self.manifest, 2 * source.config.slots, self.progress.record)
         finally:
             loaded.service.close()
 
-    def distribute(self, replicas: int, cpus: float, gpus: float | None, address: str | None) -> None:
+    def distributed(self, replicas: int, cpus: float, gpus: float | None, address: str | None) -> None:
+        """Run all tasks on `replicas` engines with Ray Data."""
         from shoal.cluster import lifecycle as life
 
         with life.connect_ray(address) if address else life.local_ray(logs=False):
@@ -118,5 +131,5 @@ class BatchRun:
                 self.settings.voice_directory(),
                 self.manifest,
                 workers,
-                self.progress.heard,
+                self.progress.record,
             )

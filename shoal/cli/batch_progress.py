@@ -1,4 +1,4 @@
-"""What is seen of a batch: faults as they are found, a bar while lines are spoken, the sum at the end."""
+"""Terminal output of `shoal batch`: failed lines, a progress bar and a summary, all on standard error."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from shoal.batch.lines import LineTask
     from shoal.batch.run import BatchPlan
 
-# Of faults that are the same in every line a few are enough; the manifest has all.
-MOST_FAULTS = 20
+# Failures printed to the terminal; the manifest lists all of them.
+MAX_PRINTED_FAILURES = 20
 
 
 class BatchProgress:
+    """Counts finished and failed lines and shows them. `done_before` lines were finished by an earlier run."""
+
     def __init__(self, *, shown: bool) -> None:
         self._console = Console(stderr=True, quiet=not shown, soft_wrap=True)
         self._bar = Progress(
@@ -27,33 +29,36 @@ class BatchProgress:
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
             TimeElapsedColumn(),
-            TextColumn("left:"),
+            TextColumn("eta"),
             TimeRemainingColumn(),
             console=self._console,
             disable=not shown or not self._console.is_terminal,
         )
         self._task = TaskID(0)
-        self._lines = self._told = 0
-        self._began = time.monotonic()
-        self.before = self.done = self.failed = 0
+        self._lines = 0
+        self._started = time.monotonic()
+        self.done_before = self.done = self.failed = 0
         self.audio_seconds = 0.0
 
-    def surveyed(self, found: "BatchPlan") -> None:
-        self.before = len(found.done)
+    def add_plan(self, found: "BatchPlan") -> None:
+        """Take over the counts of a plan of the input and print the lines that are invalid."""
+        self.done_before = len(found.done)
         self._lines = len(found.tasks)
         for fault in found.faults:
             self._fail(fault.number, fault.message)
-        # By bytes, not by lines: how long a text is tells best how long it takes.
+        # The bar counts bytes, not lines: run time follows the length of the text.
         self._task = self._bar.add_task("loading the model", total=sum(task.size for task in found.tasks))
 
     def begin(self) -> None:
-        """Everything is loaded: speed and time are counted from now on."""
-        self._began = time.monotonic()
+        """Restart the clock: the model is loaded and generation begins."""
+        self._started = time.monotonic()
         self._bar.reset(self._task, description="reading the first lines")
 
     @contextmanager
-    def drawn(self, kept: Callable[[], int]) -> Iterator[None]:
-        """While lines are spoken. An interrupt is told how many are `kept`: workers are ahead of what was heard."""
+    def shown(self, count_done: Callable[[], int]) -> Iterator[None]:
+        """Show the bar within the block. `count_done` counts the lines in the manifest when the block is interrupted:
+        workers may have written more lines than they have reported.
+        """
         self.begin()
         self._bar.update(self._task, description="loading the model")
         try:
@@ -61,11 +66,13 @@ class BatchProgress:
                 yield
         except (KeyboardInterrupt, SystemExit):
             self._console.print(
-                f"stopped: {kept()} of {self.before + self._lines} lines are done and kept; the same command goes on"
+                f"interrupted: {count_done()} of {self.done_before + self._lines} lines are done; "
+                "run the same command again to resume"
             )
             raise
 
-    def heard(self, task: "LineTask", entry: "JournalEntry") -> None:
+    def record(self, task: "LineTask", entry: "JournalEntry") -> None:
+        """Count one line that has finished or failed."""
         if entry.status == "failed":
             self._fail(entry.line, entry.error or "unknown")
         else:
@@ -76,27 +83,27 @@ class BatchProgress:
     def as_json(self) -> dict[str, object]:
         return {
             "done": self.done,
-            "done_before": self.before,
+            "done_before": self.done_before,
             "failed": self.failed,
             "audio_seconds": round(self.audio_seconds, 3),
             "wall_seconds": round(self._wall, 3),
         }
 
-    def sum_up(self, output: Path) -> None:
-        before = f", {self.before} were done before" if self.before else ""
+    def print_summary(self, output: Path) -> None:
+        before = f", {self.done_before} already done" if self.done_before else ""
         failed = f", [red]{self.failed} failed[/] (see manifest.jsonl)" if self.failed else ""
         self._console.print(f"{escape(str(output))}: {self.done} lines, {self._speed()}{before}{failed}")
 
     @property
     def _wall(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._started
 
     def _speed(self) -> str:
         return f"{self.audio_seconds:.1f} s of speech at {self.audio_seconds / max(self._wall, 1e-9):.1f} s/s"
 
     def _fail(self, line: int, message: str) -> None:
         self.failed += 1
-        if self.failed <= MOST_FAULTS:
+        if self.failed <= MAX_PRINTED_FAILURES:
             self._console.print(f"[red]line {line}:[/] {escape(message)}")
-        elif self.failed == MOST_FAULTS + 1:
-            self._console.print("further lines that fail are only in manifest.jsonl")
+        elif self.failed == MAX_PRINTED_FAILURES + 1:
+            self._console.print("more lines failed; manifest.jsonl lists them all")

@@ -1,4 +1,4 @@
-"""Commands that measure this machine."""
+"""`shoal bench` and its subcommands: measure speed and quality on this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,17 +10,26 @@ from shoal.cli.report_output import Html, JsonFile, Markdown, check_writable, re
 
 PANEL = "Measure"
 
-Model = Annotated[str, typer.Option(help="nano, s1-mini, s2-pro, OWNER/NAME, a directory or random:tiny.")]
+Model = Annotated[
+    str,
+    typer.Option(help="Model to measure: nano, s1-mini, s2-pro, OWNER/NAME, a directory, or random:tiny, random:…"),
+]
 Configurations = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", metavar="NAME", help="bf16, int8, eager, static ..., NAME=VALUE,..., or all."),
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="NAME",
+        help="Configuration to measure; repeat for several: a preset (bf16, int8, eager, static, …), settings "
+        "NAME=VALUE,NAME=VALUE, or all presets.",
+    ),
 ]
 
-Voices = Annotated[str, typer.Option(help="Batch sizes: how many speak at one time.")]
+Voices = Annotated[str, typer.Option(help="Batch sizes to measure: concurrent requests, separated by commas.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(help="Measure how fast, and how well, this machine speaks.")
+    group = typer.Typer(help="Measure speed, memory, scaling and speech quality on this machine.")
     group.callback(invoke_without_command=True)(bench)
     group.command()(engine)
     group.command()(quality)
@@ -34,34 +43,44 @@ def bench(
     device: Device = "auto",
     config: Configurations = None,
     voices: Voices = "1,4,16",
-    samples: Annotated[int, typer.Option(min=1, help="Times every text is said.")] = 5,
-    texts: Annotated[int, typer.Option(min=1, help="Texts; at least one for each voice.")] = 4,
+    samples: Annotated[int, typer.Option(min=1, help="Measured rounds per batch size.")] = 5,
+    texts: Annotated[
+        int, typer.Option(min=1, help="Texts per round; raised to the batch size where that is larger.")
+    ] = 4,
     sentences: Annotated[int, typer.Option(min=1, max=100, help="Sentences per text.")] = 1,
-    warm_up: Annotated[int, typer.Option(min=0, help="Rounds before those that count.")] = 1,
+    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up rounds per batch size, not counted.")] = 1,
     repeat: Annotated[
-        bool, typer.Option("--repeat", help="The same texts in every round, so that caches help.")
+        bool, typer.Option("--repeat", help="Use the same texts in every round, so that caches take effect.")
     ] = False,
-    voice: Annotated[str | None, typer.Option(help="A stored voice.")] = None,
-    edge_cases: Annotated[bool, typer.Option(help="Also one word, and 5,000 characters.")] = True,
-    price: Annotated[float | None, typer.Option(min=0, help="What an hour of this machine costs.")] = None,
-    currency: Annotated[str, typer.Option(help="In what.")] = "USD",
-    quick: Annotated[bool, typer.Option("--quick", help="A few frames of everything, no cold start.")] = False,
+    voice: Annotated[
+        str | None, typer.Option(help="Stored voice to speak with. Default: the model's own, or a random one.")
+    ] = None,
+    edge_cases: Annotated[
+        bool, typer.Option(help="Also measure a text of one word and one of 5,000 characters.")
+    ] = True,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Price of one hour of this machine, for the cost per hour of audio.")
+    ] = None,
+    currency: Annotated[str, typer.Option(help="Currency of --price, shown in the tables.")] = "USD",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Generate a few frames per request and skip the cold start.")
+    ] = False,
     json: JsonFile = None,
     html: Html = None,
     markdown: Markdown = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure how fast, and how well, this machine speaks.
+    """Measure speed, memory, scaling and speech quality on this machine.
 
-    Without a command: the same texts under every configuration, each in a process of its own. Ctrl-C keeps what was
-    measured.
+    Without a subcommand: generate the same texts with every configuration, each in its own process, and compare
+    speed, latency, start-up time and memory. After Ctrl-C the finished measurements are still reported.
 
     Example: shoal bench --model random:tiny --config all --html report.html
 
     Example: shoal bench --model s1-mini -c bf16 -c int8 --voices 1,8,32 --price 3.5 --json run.json
     """
     if context.invoked_subcommand is not None:
-        _refuse_flags(context)
+        _reject_parent_flags(context)
         return
     check_writable(json, html, markdown)
     from shoal.tools.bench.configurations import parse_configurations
@@ -92,15 +111,15 @@ def engine(
     model: Model = "nano",
     device: Device = "auto",
     voices: Voices = "1,4,16",
-    quick: Annotated[bool, typer.Option("--quick", help="A few frames of everything.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Generate a few frames per request.")] = False,
     json: JsonFile = None,
     html: Html = None,
     markdown: Markdown = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the engine without a server: policies, batch sizes, prefix cache, scheduler.
+    """Measure the engine without a server: admission policies, batch sizes, prefix cache, scheduler.
 
-    The last line is one JSON object. Ctrl-C keeps what was measured.
+    The last line of the output is one JSON object. After Ctrl-C the finished measurements are still reported.
 
     Example: shoal bench engine --model random:tiny --json engine.json
     """
@@ -118,20 +137,24 @@ def quality(
     model: Model = "nano",
     device: Device = "auto",
     config: Configurations = None,
-    sentences: Annotated[int, typer.Option(min=2, help="Sentences, each in every voice.")] = 25,
+    sentences: Annotated[int, typer.Option(min=2, help="Number of sentences, each spoken in every voice.")] = 25,
     text: Annotated[
-        Path | None, typer.Option("--text", help="File with a sentence per line, instead of our own.")
+        Path | None, typer.Option("--text", help="File with one sentence per line, instead of the built-in sentences.")
     ] = None,
-    voice: Annotated[list[str] | None, typer.Option(help="A stored voice; may be repeated.")] = None,
-    clips: Annotated[Path | None, typer.Option("--clips", help="New folder that keeps what was said.")] = None,
+    voice: Annotated[
+        list[str] | None, typer.Option(help="Stored voice to speak with; repeat for several. Default: the model's own.")
+    ] = None,
+    clips: Annotated[
+        Path | None, typer.Option("--clips", help="New directory in which to keep the generated clips.")
+    ] = None,
     json: JsonFile = None,
     html: Html = None,
     markdown: Markdown = None,
     quiet: Quiet = False,
 ) -> None:
-    """Word errors, opinion score and likeness of voice, before and after each optimisation.
+    """Measure word error rate, predicted opinion score and speaker similarity of every configuration.
 
-    The first configuration is what the others are compared with. Needs a checkout of the project with its judges
+    The first configuration is the baseline of the comparison. Needs a checkout of the project with the speech judges
     (`make quality` installs them).
 
     Example: shoal bench quality -c default -c bf16 -c int8 --sentences 50
@@ -147,14 +170,14 @@ def quality(
 def scaling(
     model: Model = "nano",
     device: Device = "auto",
-    samples: Annotated[int, typer.Option(min=3, help="Measurements of every size.")] = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes only.")] = False,
+    samples: Annotated[int, typer.Option(min=3, help="Measurements per size.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure the three smallest sizes only.")] = False,
     json: JsonFile = None,
     html: Html = None,
     markdown: Markdown = None,
     quiet: Quiet = False,
 ) -> None:
-    """How time grows with the length of prompt and audio: prefill, decoding, codec, batches; measured against theory.
+    """Measure how the time of prefill, decoding, codec and batches grows with length, compared with theory.
 
     Example: shoal bench scaling --model random:tiny --html scaling.html
     """
@@ -165,12 +188,12 @@ def scaling(
     report_output(document, json, html, markdown, quiet=quiet)
 
 
-def _refuse_flags(context: typer.Context) -> None:
-    """Flags before a command would be those of `shoal bench` alone, and silently lost."""
+def _reject_parent_flags(context: typer.Context) -> None:
+    """Raise BadParameter for flags before a subcommand: they belong to `shoal bench` itself and would be ignored."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if given:
-        raise typer.BadParameter(f"--{given[0]} belongs after {context.invoked_subcommand}")
+        raise typer.BadParameter(f"--{given[0]} belongs after {context.invoked_subcommand}, not before it")
 
 
 def _voices(text: str) -> tuple[int, ...]:
@@ -179,5 +202,7 @@ def _voices(text: str) -> tuple[int, ...]:
     except ValueError:
         found = (0,)
     if not all(0 < count <= 4096 for count in found):
-        raise typer.BadParameter(f"{text!r} is not a list of batch sizes such as 1,4,16", param_hint="--voices")
+        raise typer.BadParameter(
+            f"{text!r} is not a list of batch sizes from 1 to 4096, such as 1,4,16", param_hint="--voices"
+        )
     return found

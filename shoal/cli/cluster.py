@@ -1,4 +1,4 @@
-"""Commands for many replicas: on this machine, or on a Ray cluster."""
+"""`shoal cluster`: several replicas on Ray Serve, on this machine or on a Ray cluster."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,21 +12,29 @@ if TYPE_CHECKING:
     from shoal.settings import ResolvedSettings
 
 PANEL = "Serve"
-USUAL_PORT = 8000
+DEFAULT_PORT = 8000
 
-Strategy = Annotated[str, typer.Option(help="Who speaks a request: round-robin, least-connections or voice-affinity.")]
-Bounds = Annotated[str | None, typer.Option(metavar="MIN:MAX", help="Let the number of replicas follow the load.")]
+Strategy = Annotated[
+    str,
+    typer.Option(help="Routing of requests to replicas: round-robin, least-connections or voice-affinity."),
+]
+Bounds = Annotated[
+    str | None,
+    typer.Option(metavar="MIN:MAX", help="Scale the number of replicas with the load, between MIN and MAX."),
+]
 Gpus = Annotated[
-    float | None, typer.Option(min=0, help="GPUs per replica, 0.5 for two on one; else 1 where there are any.")
+    float | None,
+    typer.Option(min=0, help="GPUs per replica; 0.5 puts two replicas on one GPU. Default: 1 if there is a GPU."),
 ]
 Address = Annotated[
-    str | None, typer.Option(help="A Ray cluster to use: HOST:PORT, or auto for the one on this machine.")
+    str | None,
+    typer.Option(help="Running Ray cluster to deploy to: HOST:PORT, or auto for the one on this machine."),
 ]
-Running = Annotated[str, typer.Option("--address", help="The Ray cluster: HOST:PORT, or the one on this machine.")]
+Running = Annotated[str, typer.Option("--address", help="Ray cluster: HOST:PORT, or auto for the one on this machine.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Several replicas behind one port, on Ray Serve.")
+    group = typer.Typer(no_args_is_help=True, help="Run several replicas behind one port with Ray Serve.")
     group.command("up")(up)
     group.command("status")(status)
     group.command("down")(down)
@@ -34,29 +42,31 @@ def add_to(app: typer.Typer) -> None:
 
 
 def up(
-    replicas: Annotated[int, typer.Option(min=1, help="Engines to run.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of replicas; each runs one engine.")] = 1,
     strategy: Strategy = "voice-affinity",
     autoscale: Bounds = None,
-    shrink_after: Annotated[float, typer.Option(min=0, help="Seconds of little load before a replica goes.")] = 300.0,
+    shrink_after: Annotated[
+        float, typer.Option(min=0, help="With --autoscale: seconds of low load before a replica is removed.")
+    ] = 300.0,
     stagger_start: Annotated[float, typer.Option(min=0, help="Seconds between the starts of two replicas.")] = 0.0,
     gpus: Gpus = None,
-    cpus: Annotated[float, typer.Option(min=0, help="CPUs per replica, as Ray counts them.")] = 1.0,
-    fronts: Annotated[int, typer.Option(min=1, help="Processes that speak HTTP.")] = 1,
+    cpus: Annotated[float, typer.Option(min=0, help="CPUs per replica, reserved in Ray.")] = 1.0,
+    fronts: Annotated[int, typer.Option(min=1, help="Number of HTTP frontend processes.")] = 1,
     address: Address = None,
     model: Model = None,
     codec: Codec = None,
     device: Device = None,
     host: Host = None,
-    port: Annotated[int | None, typer.Option(help=f"Port to listen on; else {USUAL_PORT}.")] = None,
+    port: Annotated[int | None, typer.Option(help=f"Port to listen on. Default: {DEFAULT_PORT}.")] = None,
     slots: Slots = None,
     insecure: Insecure = None,
     file: File = None,
     set: Set = None,
 ) -> None:
-    """Serve from several replicas, until a signal or `shoal cluster down` ends it.
+    """Serve from several replicas until a signal or `shoal cluster down` stops them.
 
-    With --address the application is left on that cluster and the command returns. If it runs there already it is
-    changed to what is asked for, one replica after the other, while requests go on.
+    With --address the application is deployed to that Ray cluster and the command returns. An application that is
+    already deployed there is updated one replica at a time, without interrupting requests.
 
     Example: shoal cluster up --replicas 2 --model random:tiny
     """
@@ -78,13 +88,13 @@ def up(
     resolved = resolve_settings({**flags, "insecure": insecure}, file, set)
     plan = _plan(resolved, cluster)
     if address is not None:
-        _up_there(plan, address, gpus)
+        _deploy_remote(plan, address, gpus)
     else:
-        _up_here(plan, gpus)
+        _run_local(plan, gpus)
 
 
 def status(address: Running = "auto", json: Json = False) -> None:
-    """Show the replicas and what they do.
+    """Show the state of the cluster, its replicas and their load.
 
     Example: shoal cluster status
     """
@@ -103,15 +113,15 @@ def status(address: Running = "auto", json: Json = False) -> None:
 
 
 def down(address: Running = "auto") -> None:
-    """Take the cluster down after what it speaks is spoken.
+    """Shut the cluster down after the requests in flight have finished.
 
     Example: shoal cluster down
     """
     from shoal.cluster import lifecycle as life
 
     with life.connect_ray(address):
-        there = life.delete_application()
-    typer.echo("taken down" if there else "there was nothing to take down", err=True)
+        was_running = life.delete_application()
+    typer.echo("cluster shut down" if was_running else "no cluster was running", err=True)
 
 
 def _plan(resolved: "ResolvedSettings", cluster: "ClusterConfig") -> "ClusterPlan":
@@ -123,20 +133,20 @@ def _plan(resolved: "ResolvedSettings", cluster: "ClusterConfig") -> "ClusterPla
     settings = resolved.settings
     server = settings.server()
     if resolved.sources["port"] == "default":
-        server = replace(server, port=USUAL_PORT)
+        server = replace(server, port=DEFAULT_PORT)
     check_door(server)
     return ClusterPlan(
         server, cluster, settings.source(), settings.voice_directory(), settings.log_format, settings.log_level
     )
 
 
-def _up_here(plan: "ClusterPlan", gpus: float | None) -> None:
+def _run_local(plan: "ClusterPlan", gpus: float | None) -> None:
     from contextlib import closing, suppress
 
     from shoal.cluster import lifecycle as life
     from shoal.server.run import bind
 
-    # Ray would only write a busy port to a log.
+    # Bind once to fail early: Ray only logs that a port is in use.
     with closing(bind(plan.server)):
         pass
     with life.local_ray(logs=True):
@@ -144,16 +154,16 @@ def _up_here(plan: "ClusterPlan", gpus: float | None) -> None:
         life.check_resources(plan.cluster.max_replicas, plan.cluster.cpus, plan.cluster.gpus)
         try:
             _deploy(plan, everywhere=False)
-            typer.echo("Ctrl-C ends it", err=True)
-            # Whoever was asked to stop, and does, has not failed.
+            typer.echo("press Ctrl-C to shut down", err=True)
+            # A requested shutdown exits with code 0.
             with suppress(KeyboardInterrupt, SystemExit):
                 life.wait_until_deleted()
         finally:
-            typer.echo("going down", err=True)
+            typer.echo("shutting down", err=True)
             life.delete_application()
 
 
-def _up_there(plan: "ClusterPlan", address: str, gpus: float | None) -> None:
+def _deploy_remote(plan: "ClusterPlan", address: str, gpus: float | None) -> None:
     from shoal.cluster import lifecycle as life
     from shoal.errors import InvalidRequest
 
@@ -162,13 +172,13 @@ def _up_there(plan: "ClusterPlan", address: str, gpus: float | None) -> None:
         try:
             life.check_resources(plan.cluster.replicas, plan.cluster.cpus, plan.cluster.gpus)
         except InvalidRequest as problem:
-            # Ray may bring up more machines; if it does not, nobody should wonder what is waited for.
-            typer.echo(f"waiting for the cluster to grow: {problem}", err=True)
+            # An autoscaling Ray cluster may add nodes; the message says what the deployment waits for.
+            typer.echo(f"waiting for the cluster to add resources: {problem}", err=True)
         _deploy(plan, everywhere=True)
 
 
 def _with_gpus(plan: "ClusterPlan", gpus: float | None) -> "ClusterPlan":
-    """Where there are GPUs and none were asked for, a replica has one."""
+    """Give every replica one GPU if the cluster has GPUs and `gpus` was not set."""
     from dataclasses import replace
 
     from shoal.cluster import lifecycle as life

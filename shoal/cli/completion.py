@@ -1,4 +1,4 @@
-"""What the shell offers after TAB. It must answer at once, so it only looks at names of directories."""
+"""Shell completion of models and voices. Runs on every TAB, so it lists directories and reads no files."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def complete_voice(incomplete: str) -> list[str]:
-    """Stored voices; recordings are files, which the shell knows itself."""
+    """Return the stored voices that match; recordings are files, which the shell completes itself."""
     from shoal.voices.store import voice_directory
 
     directory = voice_directory()
@@ -19,7 +19,7 @@ def complete_voice(incomplete: str) -> list[str]:
 
 
 def _directories(incomplete: str) -> list[str]:
-    """Model directories below what was typed so far: those with a config.json."""
+    """Return the directories with a config.json below the typed path."""
     typed = Path(incomplete)
     parent = typed if incomplete.endswith("/") else typed.parent
     if not incomplete.startswith((".", "/")) or not parent.is_dir():

@@ -1,4 +1,4 @@
-"""Commands that bring a model to a platform: pack it, and set up what runs it."""
+"""`shoal package` and `shoal deploy`: package a model for a platform and create its endpoint."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,24 +15,27 @@ if TYPE_CHECKING:
 PANEL = "Serve"
 
 Model = Annotated[
-    str, typer.Option(help="nano, s1-mini, s2-pro, OWNER/NAME or a directory.", autocompletion=complete_model)
+    str,
+    typer.Option(
+        help="Model to package: nano, s1-mini, s2-pro, OWNER/NAME or a directory.", autocompletion=complete_model
+    ),
 ]
-Output = Annotated[Path, typer.Option("--output", "-o", help="A directory that does not exist yet.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Directory to write to; it must not exist yet.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    package = typer.Typer(no_args_is_help=True, help="Pack a model for SageMaker, Triton or RunPod.")
+    package = typer.Typer(no_args_is_help=True, help="Package a model for SageMaker, Triton or RunPod.")
     package.command("sagemaker")(package_sagemaker)
     package.command("triton")(package_triton)
     package.command("runpod")(package_runpod)
     app.add_typer(package, name="package", rich_help_panel=PANEL)
-    deploy = typer.Typer(no_args_is_help=True, help="Set up what runs a packed model.")
+    deploy = typer.Typer(no_args_is_help=True, help="Create or update the endpoint of a packaged model.")
     deploy.command("sagemaker")(deploy_sagemaker)
     app.add_typer(deploy, name="deploy", rich_help_panel=PANEL)
 
 
 def package_sagemaker(output: Output, model: Model = "nano", codec: Codec = None, quiet: Quiet = False) -> None:
-    """Write model.tar.gz, for S3, and the recipe of the image. The same model gives the same bytes.
+    """Write model.tar.gz for S3 and the Dockerfile of the image. The archive is reproducible byte for byte.
 
     Example: shoal package sagemaker --model s1-mini -o sagemaker/
     """
@@ -52,7 +55,7 @@ def package_triton(output: Output, model: Model = "nano", codec: Codec = None, q
 
 
 def package_runpod(output: Output, model: Model = "nano", codec: Codec = None, quiet: Quiet = False) -> None:
-    """Write what `docker build` needs for a serverless worker of RunPod.
+    """Write the build context of a RunPod serverless worker, for `docker build`.
 
     Example: shoal package runpod --model s1-mini -o worker/ && docker build -t worker worker/
     """
@@ -62,19 +65,31 @@ def package_runpod(output: Output, model: Model = "nano", codec: Codec = None, q
 
 
 def deploy_sagemaker(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the endpoint.")],
-    image: Annotated[str, typer.Option(help="The image in ECR, built from the packed Dockerfile.")],
-    model_data: Annotated[str, typer.Option(help="s3://…/model.tar.gz; with --many the prefix that holds several.")],
-    role: Annotated[str, typer.Option(help="ARN of the role that SageMaker takes on.")],
-    instance: Annotated[str, typer.Option(help="Type of the instances.")] = "ml.g5.xlarge",
-    instances: Annotated[str, typer.Option(metavar="MIN:MAX", help="How many there may be.")] = "1:1",
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests per instance that scaling aims at.")] = 16,
-    many: Annotated[bool, typer.Option("--many", help="Many models on one endpoint, loaded when asked for.")] = False,
-    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of the container.")] = None,
-    region: Annotated[str | None, typer.Option(help="Of AWS; else that of your configuration.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the endpoint.")],
+    image: Annotated[str, typer.Option(help="URI of the image in ECR, built from the packaged Dockerfile.")],
+    model_data: Annotated[
+        str,
+        typer.Option(help="S3 URI of model.tar.gz; with --many the prefix that holds several archives."),
+    ],
+    role: Annotated[str, typer.Option(help="ARN of the execution role that SageMaker assumes.")],
+    instance: Annotated[str, typer.Option(help="Instance type.")] = "ml.g5.xlarge",
+    instances: Annotated[str, typer.Option(metavar="MIN:MAX", help="Minimum and maximum number of instances.")] = "1:1",
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Target of the scaling policy: concurrent requests per instance.")
+    ] = 16,
+    many: Annotated[
+        bool, typer.Option("--many", help="Multi-model endpoint: models are loaded at their first request.")
+    ] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Environment variable of the container; may be repeated."),
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option(help="AWS region. Default: the region of your AWS configuration.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes without making them.")] = False,
 ) -> None:
-    """Make an endpoint what is asked for: model, configuration, endpoint and scaling. Done twice, it does nothing.
+    """Create or update a SageMaker endpoint: model, configuration, endpoint and scaling. Safe to run again.
 
     Example: shoal deploy sagemaker voices --image IMAGE --model-data s3://bucket/model.tar.gz --role ARN --dry-run
     """
@@ -100,20 +115,20 @@ def deploy_sagemaker(
         if not dry_run:
             step.do()
     if not steps:
-        typer.echo(f"{name} is as it should be")
+        typer.echo(f"{name} is up to date")
 
 
 def _bounds(text: str) -> tuple[int, int]:
-    low, colon, high = text.partition(":")
-    if not (colon and low.isdigit() and high.isdigit()):
-        raise typer.BadParameter(f"{text!r} is not MIN:MAX, such as 1:4", param_hint="--instances")
-    return int(low), int(high)
+    min_instances, colon, max_instances = text.partition(":")
+    if not (colon and min_instances.isdigit() and max_instances.isdigit()):
+        raise typer.BadParameter(f"{text!r} is not of the form MIN:MAX, such as 1:4", param_hint="--instances")
+    return int(min_instances), int(max_instances)
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--env")
+        raise typer.BadParameter(f"{text!r} is not of the form NAME=VALUE", param_hint="--env")
     return name, value
 
 

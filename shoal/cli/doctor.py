@@ -1,4 +1,4 @@
-"""Commands about this machine and this build."""
+"""`shoal doctor` and `shoal version`."""
 
 from typing import Annotated
 
@@ -15,11 +15,15 @@ def add_to(app: typer.Typer) -> None:
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Show how many voices common cards hold.")] = False,
-    compile: Annotated[bool, typer.Option("--compile", help="Also try torch.compile; up to half a minute.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Instead: show how many concurrent sequences common GPUs can hold.")
+    ] = False,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Also test torch.compile; takes up to half a minute.")
+    ] = False,
 ) -> None:
-    """Show what this machine has, what is missing, and what will be used and why.
+    """Check this machine: hardware, missing packages, available models, and the device and dtype that will be used.
 
     Example: shoal doctor
 
@@ -51,7 +55,8 @@ def version() -> None:
     typer.echo(f"shoal {__version__}")
 
 
-def print_version(asked: bool) -> None:
-    if asked:
+def print_version(requested: bool) -> None:
+    """Callback of `--version`: print the version and exit."""
+    if requested:
         version()
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""Flags that several commands share."""
+"""Flags shared by several commands."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,11 +6,15 @@ from typing import Annotated
 import typer
 
 Codec = Annotated[
-    Path | None, typer.Option("--codec", help="Codec file, or a directory with one, instead of the model's own.")
+    Path | None,
+    typer.Option("--codec", help="Codec file, or a directory that contains one, instead of the model's own codec."),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:INDEX.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quantize = Annotated[
-    str | None, typer.Option("--quantize", help="Weights: auto, none, int8, int4, fp8, or slow=int8,codec=int8.")
+    str | None,
+    typer.Option(
+        "--quantize", help="Weight quantization: auto, none, int8, int4, fp8, or per part, as slow=int8,codec=int8."
+    ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]

@@ -1,4 +1,4 @@
-"""The command that puts a server under load."""
+"""`shoal load`: load test of a running server."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +13,19 @@ if TYPE_CHECKING:
 
 PANEL = "Measure"
 
-Urls = Annotated[list[str], typer.Argument(metavar="URL...", help="http://HOST:PORT, with or without the route.")]
-Api = Annotated[str | None, typer.Option(help="openai or fish; by default what the route says, else openai.")]
-FindRate = Annotated[bool, typer.Option("--find-rate", help="Search the highest rate that keeps the objective.")]
-Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds without a byte after which a request failed.")]
+Urls = Annotated[
+    list[str], typer.Argument(metavar="URL...", help="Server to test: http://HOST:PORT, with or without the route.")
+]
+Api = Annotated[
+    str | None,
+    typer.Option(help="API of the server: openai or fish. Default: the API of the route in the URL, else openai."),
+]
+FindRate = Annotated[
+    bool, typer.Option("--find-rate", help="Search for the highest request rate that meets the objective.")
+]
+Timeout = Annotated[
+    float, typer.Option(min=0.1, help="Seconds without receiving data after which a request counts as failed.")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -25,30 +34,45 @@ def add_to(app: typer.Typer) -> None:
 
 def load(
     urls: Urls,
-    compare: Annotated[bool, typer.Option("--compare", help="Two or more servers, side by side.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare two or more servers.")] = False,
     api: Api = None,
-    rate: Annotated[str | None, typer.Option(help="Open loop, requests/s: 2, 1,2,4 (stages) or 1..8 (a ramp).")] = None,
-    clients: Annotated[str | None, typer.Option(help="Closed loop, clients: 8, 1,4,16 or 1..16.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Length of every stage; hours for a soak.")] = 20.0,
+    rate: Annotated[
+        str | None,
+        typer.Option(help="Open loop: requests per second (Poisson), as 2, 1,2,4 (stages) or 1..8 (a ramp)."),
+    ] = None,
+    clients: Annotated[
+        str | None,
+        typer.Option(help="Closed loop: clients that send one request after another, as 8, 1,4,16 or 1..16."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Duration of every stage in seconds; use hours for a soak test.")
+    ] = 20.0,
     find_rate: FindRate = False,
-    slo_first_audio: Annotated[float, typer.Option(min=1, help="Objective: first audio within so many ms,")] = 500.0,
-    slo_buffer: Annotated[int, typer.Option(help="then none missing with a buffer of 50, 100 or 200 ms,")] = 100,
-    slo_share: Annotated[float, typer.Option(min=0.01, max=1, help="for this share of requests.")] = 0.99,
+    slo_first_audio: Annotated[
+        float, typer.Option(min=1, help="Objective: maximum time to first audio in milliseconds.")
+    ] = 500.0,
+    slo_buffer: Annotated[
+        int,
+        typer.Option(help="Objective: playback must not stall with a buffer of this many ms: 50, 100 or 200."),
+    ] = 100,
+    slo_share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Objective: share of requests that must meet both limits.")
+    ] = 0.99,
     sentences: Annotated[int, typer.Option(min=1, max=100, help="Sentences per text.")] = 1,
-    voice: Annotated[str | None, typer.Option(help="A voice the server knows.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model an OpenAI server is asked for.")] = None,
-    key: Annotated[str | None, typer.Option(envvar="SHOAL_API_KEY", help="API key.")] = None,
+    voice: Annotated[str | None, typer.Option(help="Voice to request from the server.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to request from an OpenAI server. Default: tts-1.")] = None,
+    key: Annotated[str | None, typer.Option(envvar="SHOAL_API_KEY", help="API key of the server.")] = None,
     timeout: Timeout = 60.0,
-    warm_up: Annotated[int, typer.Option(min=0, help="Requests before those that count.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same arrivals.")] = 0,
+    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up requests per server, not counted.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the arrival times.")] = 0,
     json: JsonFile = None,
     html: Html = None,
     markdown: Markdown = None,
     quiet: Quiet = False,
 ) -> None:
-    """Put a running server under load and report what its listeners hear: ours, or any with an OpenAI or Fish API.
+    """Load-test a running server with an OpenAI or Fish API and report latency, throughput and playback stalls.
 
-    Ctrl-C keeps what was measured.
+    After Ctrl-C the finished measurements are still reported.
 
     Example: shoal load http://127.0.0.1:8080 --clients 1,4,16
 
@@ -86,17 +110,17 @@ def _objective(first_audio: float, buffer: int, share: float) -> "Objective":
     from shoal.tools.bench.load.summary import Objective
 
     if buffer / 1000 not in BUFFERS:
-        raise typer.BadParameter("50, 100 or 200", param_hint="--slo-buffer")
+        raise typer.BadParameter(f"{buffer} is not one of 50, 100 and 200", param_hint="--slo-buffer")
     return Objective(first_audio / 1000, buffer / 1000, share)
 
 
 def _stages(rate: str | None, clients: str | None, seconds: float, *, search: bool) -> "list[LoadStage]":
-    """Those of a closed loop first; one request a second if nothing was said."""
+    """Return the closed-loop stages, then the open-loop ones; one request per second if neither was given."""
     from shoal.tools.bench.load.stage import parse_stages
 
     if search and clients is not None:
         raise typer.BadParameter(
-            "a rate is searched in open loop; --rate says where to begin", param_hint="--find-rate"
+            "the search is open-loop: give --rate as the starting rate, not --clients", param_hint="--find-rate"
         )
     stages = parse_stages(clients, open=False, seconds=seconds) if clients else []
     if rate or not stages:

@@ -1,4 +1,4 @@
-"""Commands about models: fetch, look into, check, make random ones."""
+"""Commands for models: pull, inspect, verify, quantize, random."""
 
 import sys
 from itertools import count
@@ -18,14 +18,18 @@ def add_to(app: typer.Typer) -> None:
 
 
 def pull(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="s1-mini, s2-pro or OWNER/NAME; @REVISION may follow.")],
-    to: Annotated[Path | None, typer.Option("--to", help="A new directory for it, instead of the cache.")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Model: s1-mini, s2-pro or OWNER/NAME, optionally @REVISION.")
+    ],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="New directory to download to, instead of the Hugging Face cache.")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a model from the Hugging Face hub.
+    """Download a model from the Hugging Face Hub.
 
-    Fish's models are gated: accept the licence on their page, then `hf auth login` or set HF_TOKEN.
+    The Fish models are gated: accept the licence on their page, then run `hf auth login` or set HF_TOKEN.
 
     Example: shoal pull s1-mini
 
@@ -39,16 +43,16 @@ def pull(
         print_json({"directory": str(pulled.directory), "bytes": pulled.bytes, "checked": pulled.checked})
         return
     if not pulled.checked and not quiet:
-        typer.echo("the hub cannot be reached; this is what was here already", err=True)
+        typer.echo("the hub cannot be reached; using the copy in the cache", err=True)
     typer.echo(pulled.directory)
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, or a model's name.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory or name.")],
     codec: Codec = None,
     json: Json = False,
 ) -> None:
-    """Show what a model holds: parameters, types, memory by part. Reads no weights.
+    """Show the configuration of a model and parameters, dtypes and memory of its parts. Does not read the weights.
 
     Example: shoal inspect ./s2-pro
 
@@ -67,14 +71,17 @@ def inspect(
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(metavar="GOLDEN_DIR", help="Laid out like tests/golden.")],
-    only: Annotated[list[str] | None, typer.Option("--only", help="A group (s1/prefill) or family (codec).")] = None,
+    directory: Annotated[Path, typer.Argument(metavar="GOLDEN_DIR", help="Directory laid out like tests/golden.")],
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="Group (s1/prefill) or family of groups (codec) to run; may be repeated."),
+    ] = None,
     device: Device = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Dtype to compute in: float32, bfloat16 or float16.")] = "float32",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compute stored examples again and compare with what upstream computed. Exit 0 only when all agree.
+    """Recompute stored examples and compare them with upstream's results. The exit code is 0 only if all agree.
 
     Example: shoal verify tests/golden
 
@@ -97,12 +104,15 @@ def verify(
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, or a model's name.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="A directory that does not exist yet.")],
-    mode: Annotated[str, typer.Option(help="int8, int4, fp8, or by parts: slow=int8,fast=fp8,codec=int8.")] = "int8",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory or name.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to; it must not exist yet.")],
+    mode: Annotated[
+        str,
+        typer.Option(help="Quantization: int8, int4 or fp8 for the model, or per part: slow=int8,fast=fp8,codec=int8."),
+    ] = "int8",
     quiet: Quiet = False,
 ) -> None:
-    """Save a model with smaller weights, so that they are not made anew at every start.
+    """Save a model with quantized weights, so that they need not be quantized at every start.
 
     Example: shoal quantize s1-mini --mode int8 -o ./s1-mini-int8
 
@@ -120,11 +130,11 @@ def quantize(
 
 
 def random(
-    size: Annotated[str, typer.Argument(metavar="SIZE", help="tiny, tiny-s2, s1-mini or s2-pro.")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that does not exist yet.")],
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same weights.")] = 0,
+    size: Annotated[str, typer.Argument(metavar="SIZE", help="Size of the model: tiny, tiny-s2, s1-mini or s2-pro.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write to; it must not exist yet.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
-    """Save a model with random weights in the layout of its family: for tests and speed measurements.
+    """Save a model with random weights, for tests and speed measurements. Its audio is noise.
 
     Example: shoal random tiny ./tiny
     """

@@ -1,4 +1,4 @@
-"""Something on this machine that plays sound: it gets the samples while they are made."""
+"""Audio playback through an external program, fed while the audio is generated."""
 
 import os
 import queue
@@ -24,7 +24,7 @@ FILE = "{file}"
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """A command that reads `format` from its standard input, or plays a finished file where `{file}` stands."""
+    """A playback command. It reads `format` from stdin, or a complete file if `{file}` is among its arguments."""
 
     command: tuple[str, ...]
     format: str = "wav"
@@ -41,7 +41,7 @@ class Player:
         return [part.replace("{rate}", str(sample_rate)).replace(FILE, file) for part in self.command]
 
 
-# Those that talk to a sound server or card directly come first; they begin soonest.
+# In order of preference: players that write to a sound server or card directly start fastest.
 KNOWN = (
     Player(("paplay", "--raw", "--format=s16le", "--rate={rate}", "--channels=1"), "pcm"),
     Player(("aplay", "-q", "-t", "raw", "-f", "S16_LE", "-r", "{rate}", "-c", "1", "-"), "pcm"),
@@ -54,7 +54,10 @@ KNOWN = (
 
 
 def find_player() -> Player:
-    """The command of SHOAL_PLAYER, which gets wav, or the first known one on the PATH. Raises OutputError."""
+    """Return the command in SHOAL_PLAYER, which is fed WAV, or the first known player on the PATH.
+
+    Raises OutputError if there is none.
+    """
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return Player(tuple(shlex.split(chosen)))
@@ -63,19 +66,19 @@ def find_player() -> Player:
             return player
     names = ", ".join(player.name for player in KNOWN)
     raise OutputError(
-        f"no program that plays sound was found (looked for {names}): write a file with -o FILE, "
-        f"or name a command that reads wav in {VARIABLE}"
+        f"no audio player was found (looked for {names}): write a file with -o FILE, "
+        f"or set {VARIABLE} to a command that reads WAV from standard input"
     )
 
 
 @contextmanager
 def playing(player: Player, sample_rate: int) -> "Iterator[Callable[[Samples], None]]":
-    """Plays the samples that the given function is called with; the block ends when the sound does.
+    """Yield a function that plays samples; the block exits when playback has finished.
 
-    An error or an interrupt ends the sound at once. Raises OutputError when the player fails.
+    An error or an interrupt stops playback immediately. Raises OutputError when the player fails.
     """
-    way = streamed if player.streams else from_a_file
-    with way(player, sample_rate) as play:
+    play_with = streamed if player.streams else from_a_file
+    with play_with(player, sample_rate) as play:
         yield play
 
 
@@ -87,7 +90,7 @@ def streamed(player: Player, sample_rate: int) -> "Iterator[Callable[[Samples], 
     with started(player.at(sample_rate), subprocess.PIPE) as process:
         assert process.stdin is not None
         pieces: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # A player takes no more than it plays; whoever makes the speech need not wait for that.
+        # The player reads at playback speed; a thread feeds it, so that generation does not wait.
         feeder = threading.Thread(target=feed, args=(pieces, process.stdin), name="shoal-player", daemon=True)
         feeder.start()
         try:
@@ -102,7 +105,7 @@ def streamed(player: Player, sample_rate: int) -> "Iterator[Callable[[Samples], 
 
 
 def feed(pieces: "queue.SimpleQueue[bytes | None]", sink: BinaryIO) -> None:
-    """Until None comes. A player that went away says why by its exit code; what is left for it is dropped."""
+    """Write pieces to the player until None arrives. If the player exits early, drop the rest; its exit code tells."""
     with suppress(OSError), sink:
         while (piece := pieces.get()) is not None:
             sink.write(piece)
@@ -114,7 +117,7 @@ def feed(pieces: "queue.SimpleQueue[bytes | None]", sink: BinaryIO) -> None:
 
 @contextmanager
 def from_a_file(player: Player, sample_rate: int) -> "Iterator[Callable[[Samples], None]]":
-    """For players that need all of it before they begin."""
+    """Write a temporary file and play it when complete, for players that cannot read from a pipe."""
     from shoal.audio.write import AudioFile
 
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
@@ -127,10 +130,13 @@ def from_a_file(player: Player, sample_rate: int) -> "Iterator[Callable[[Samples
 
 @contextmanager
 def started(command: list[str], stdin: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is waited for, or ended if the block fails. Raises OutputError with what it said last."""
-    with tempfile.TemporaryFile() as told:
+    """Run a player process for the block: wait for it at the end, kill it if the block fails.
+
+    Raises OutputError with the last line of its standard error if it cannot be started or exits with an error.
+    """
+    with tempfile.TemporaryFile() as stderr:
         try:
-            process = subprocess.Popen(command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=told)
+            process = subprocess.Popen(command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=stderr)
         except OSError as problem:
             raise OutputError(f"{command[0]} cannot be started: {problem.strerror}") from problem
         try:
@@ -140,7 +146,7 @@ def started(command: list[str], stdin: int) -> Iterator[subprocess.Popen[bytes]]
             process.kill()
             process.wait()
         if process.returncode != 0:
-            told.seek(0)
-            lines = told.read(8192).decode(errors="replace").strip().splitlines()
-            reason = lines[-1] if lines else f"it ended with code {process.returncode}"
-            raise OutputError(f"{command[0]} did not play: {reason}; write a file with -o FILE instead")
+            stderr.seek(0)
+            lines = stderr.read(8192).decode(errors="replace").strip().splitlines()
+            reason = lines[-1] if lines else f"exit code {process.returncode}"
+            raise OutputError(f"{command[0]} failed: {reason}; write a file with -o FILE instead")

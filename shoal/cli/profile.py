@@ -1,4 +1,4 @@
-"""The command that says where the time goes."""
+"""`shoal profile`: time per part of a request."""
 
 from typing import Annotated
 
@@ -14,13 +14,16 @@ def add_to(app: typer.Typer) -> None:
 
 
 def profile(
-    model: Annotated[str, typer.Option(help="A directory, s1-mini, s2-pro, OWNER/NAME or random:tiny.")] = "nano",
+    model: Annotated[
+        str,
+        typer.Option(help="Model to profile: nano, s1-mini, s2-pro, OWNER/NAME, a directory, or random:tiny, random:…"),
+    ] = "nano",
     device: Device = "auto",
-    voices: Annotated[int, typer.Option(min=1, max=128, help="Voices that speak at once.")] = 1,
+    voices: Annotated[int, typer.Option(min=1, max=128, help="Batch size: sequences generated together.")] = 1,
     quantize: Quantize = None,
     json: Json = False,
 ) -> None:
-    """Show where the time of a request goes, part by part, and how close each is to what the memory can deliver.
+    """Show the time of every part of a request and how close each comes to the memory bandwidth of the device.
 
     Example: shoal profile --model random:tiny --voices 4
     """

@@ -1,4 +1,4 @@
-"""The command that shows what other commands measured."""
+"""`shoal report`: show stored measurements and compare two of them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +15,14 @@ def add_to(app: typer.Typer) -> None:
 
 
 def report(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What --json of bench and load wrote.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Files written by `bench --json` and `load --json`.")
+    ],
     html: Html = None,
     markdown: Markdown = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 12 if something got worse.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 12 if any metric got worse.")] = False,
 ) -> None:
-    """Show measurements again; of two of the same kind, say what changed beyond their noise.
+    """Show stored measurements; of two or more of the same kind, show what changed beyond noise.
 
     Example: shoal report bench.json load.json --html report.html
 
@@ -46,4 +48,4 @@ def report(
         console.print(comparison.in_short, highlight=False)
     worse = [change for comparison in compared for change in comparison.worse]
     if strict and worse:
-        raise VerificationFailed(f"{len(worse)} figures got worse; the first is {worse[0].metric} of {worse[0].run}")
+        raise VerificationFailed(f"{len(worse)} metrics got worse; the first is {worse[0].metric} of {worse[0].run}")

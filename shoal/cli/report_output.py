@@ -1,4 +1,4 @@
-"""Where a measurement goes: tables to the terminal, the document and its reports to files."""
+"""Output of a measurement: tables on the terminal, the document and its reports as files."""
 
 import os
 from pathlib import Path
@@ -11,24 +11,32 @@ from shoal.errors import OutputError
 if TYPE_CHECKING:
     from shoal.tools.bench.document import Document
 
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything measured to a file.")]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a report that opens in any browser.")]
-Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables as Markdown.")]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write all measurements to a JSON file, for `shoal report`."),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write a report with charts to one HTML file (needs matplotlib)."),
+]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables to a Markdown file.")
+]
 
 INTERRUPTED = 130
 
 
 def check_writable(*files: Path | None) -> None:
-    """Raises OutputError for files that could not be written: better now than after the measurement."""
+    """Raise OutputError for a file that cannot be written, before the measurement starts."""
     for file in files:
         if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
-            raise OutputError(f"{file} cannot be written: name a file in a directory that is there and yours")
+            raise OutputError(f"{file} cannot be written: give a file in a directory that exists and is writable")
 
 
 def report_output(
     document: "Document", json: Path | None, html: Path | None, markdown: Path | None, *, quiet: bool = False
 ) -> None:
-    """What was measured is written first of all; an interrupted measurement then ends the command with 130."""
+    """Write the document and its reports, then print the tables. Exits with code 130 after an interrupted run."""
     from shoal.tools.bench.document import write_document
 
     try:
@@ -37,9 +45,9 @@ def report_output(
         write_reports([document], html, markdown)
     finally:
         if not quiet:
-            show([document])  # also what could not be written
+            show([document])  # even if a file could not be written: the measurement must not be lost
     if not document["complete"]:
-        typer.echo("interrupted: this is what was measured until then", err=True)
+        typer.echo("interrupted: the report covers the finished measurements only", err=True)
         raise typer.Exit(INTERRUPTED)
 
 
@@ -57,7 +65,7 @@ def write_reports(documents: list["Document"], html: Path | None, markdown: Path
 
 
 def show(documents: list["Document"]) -> None:
-    """Tables as wide as they are where nobody sees the edge of a terminal."""
+    """Print the tables of every document, 180 characters wide if standard output is not a terminal."""
     from rich.console import Console
 
     from shoal.tools.bench.report.tables import tables

@@ -1,4 +1,4 @@
-"""What the flags of `say` ask for, read and refused before any model is loaded."""
+"""Flags of `shoal say`, parsed and validated before a model is loaded."""
 
 import sys
 from dataclasses import dataclass
@@ -12,48 +12,51 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 STDOUT = Path("-")
-# More than any text limit lets through, and little enough to hold.
-MOST_BYTES = 8 << 20
+# Larger than any text limit allows, small enough to read into memory.
+MAX_TEXT_BYTES = 8 << 20
 
 
 def read_text_option(text: str | None, file: Path | None) -> str:
-    """From the argument, a file, or standard input when it is `-` or a pipe. Raises TextError, InvalidRequest."""
+    """Return the text of the argument, of `file`, or of standard input if `text` is `-` or stdin is a pipe.
+
+    Raises TextError if the text cannot be read or is empty, InvalidRequest if there is none or more than one.
+    """
     if text not in (None, STDIN) and file is not None:
         raise InvalidRequest("give the text or --file, not both")
     if file is not None:
-        words = _file_words(file)
+        content = _read_file(file)
     elif text == STDIN or (text is None and not sys.stdin.isatty()):
-        words = _decoded(sys.stdin.buffer, "standard input")
+        content = _decode(sys.stdin.buffer, "standard input")
     elif text is None:
-        raise InvalidRequest('what shall be said? Give a text: shoal say "Hello."; or a file: shoal say --file a.txt')
+        raise InvalidRequest('no text to speak: give a text, shoal say "Hello."; or a file, shoal say --file a.txt')
     else:
-        words = text
-    if not words.strip():
-        raise TextError('the text is empty; give some words: shoal say "Hello."')
-    return words
+        content = text
+    if not content.strip():
+        raise TextError('the text is empty; give at least one word: shoal say "Hello."')
+    return content
 
 
-def sampling_overrides(**wishes: float | int | str | None) -> dict[str, Any]:
-    """Those that were given; the model's own habits stand for the rest. Raises InvalidRequest."""
+def sampling_overrides(**options: float | int | str | None) -> dict[str, Any]:
+    """Return the options that were given; the model's defaults apply to the others. Raises InvalidRequest."""
     from shoal.speech import Sampling
 
-    given = {name: value for name, value in wishes.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     Sampling(**given)  # type: ignore[arg-type]  # checks the values
     return given
 
 
 def check_output(output: Path | None, format: str | None, *, json: bool) -> None:
-    """Raises InvalidRequest for a format that nobody can write."""
+    """Raise InvalidRequest for an output path or audio format that cannot be written."""
     from shoal.audio.formats import audio_format, format_of
 
     if output is None:
         if format is not None:
-            raise InvalidRequest("--format is for a file: name one with -o")
+            raise InvalidRequest("--format needs an output file: give one with -o")
         return
     if output == STDOUT and json:
-        raise InvalidRequest("-o - and --json both want standard output; choose one")
+        raise InvalidRequest("-o - and --json both write to standard output: use one of them")
     if output.is_dir():
-        raise InvalidRequest(f"{output} is a directory: name a file in it")
+        raise InvalidRequest(f"{output} is a directory: give a file in it")
     if format is not None:
         audio_format(format)
     elif output != STDOUT:
@@ -62,7 +65,7 @@ def check_output(output: Path | None, format: str | None, *, json: bool) -> None
 
 @dataclass(frozen=True)
 class VoiceOption:
-    """The name of a stored voice, a recording to imitate, or neither."""
+    """The name of a stored voice, a reference recording, or neither."""
 
     name: str | None = None
     recording: "Recording | None" = None
@@ -75,16 +78,17 @@ class VoiceOption:
 
 
 def parse_voice(voice: str | None, transcript: str | None) -> VoiceOption:
-    """What is or looks like a file is a recording and needs its words; anything else is the name of a voice.
+    """Parse --voice: a path to a file or a value with a suffix is a recording and needs a transcript; anything else
+    is the name of a stored voice.
 
-    Raises AudioError, TextError, InvalidRequest.
+    Raises AudioError for an invalid recording, TextError for an invalid transcript, InvalidRequest if one is missing.
     """
     if transcript is None:
         if voice is not None and (Path(voice).suffix or Path(voice).is_file()):
-            raise InvalidRequest("--voice with a recording needs --transcript: the words that are spoken in it")
+            raise InvalidRequest("--voice with a recording needs --transcript: the words spoken in the recording")
         return VoiceOption(name=voice)
     if voice is None:
-        raise InvalidRequest("--transcript tells what is said in a recording: give that too, with --voice")
+        raise InvalidRequest("--transcript needs the recording that it belongs to: give it with --voice")
     from shoal.speech import Recording
     from shoal.voices.voice import DEFAULT_LIMITS, audio_bytes, check_transcript
 
@@ -92,19 +96,19 @@ def parse_voice(voice: str | None, transcript: str | None) -> VoiceOption:
     return VoiceOption(recording=Recording(audio_bytes(Path(voice), DEFAULT_LIMITS), words))
 
 
-def _file_words(file: Path) -> str:
+def _read_file(file: Path) -> str:
     try:
         with file.open("rb") as stream:
-            return _decoded(stream, str(file))
+            return _decode(stream, str(file))
     except OSError as problem:
         raise TextError(f"cannot read {file}: {problem.strerror}") from problem
 
 
-def _decoded(stream: BinaryIO, place: str) -> str:
-    content = stream.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise TextError(f"{place} holds more than {MOST_BYTES >> 20} MB of text")
+def _decode(stream: BinaryIO, source: str) -> str:
+    content = stream.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise TextError(f"{source} has more than {MAX_TEXT_BYTES >> 20} MiB of text")
     try:
         return content.decode()
     except UnicodeDecodeError as problem:
-        raise TextError(f"{place} is not UTF-8 text: byte {problem.start} belongs to no character") from problem
+        raise TextError(f"{source} is not UTF-8 text: invalid byte at offset {problem.start}") from problem

@@ -1,4 +1,4 @@
-"""Commands that serve, and what belongs to serving: settings and keys."""
+"""`shoal serve`, `shoal config` and `shoal keys`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,24 +19,33 @@ PANEL = "Serve"
 
 Model = Annotated[
     str | None,
-    typer.Option(help="nano, s1-mini, s2-pro, OWNER/NAME, a directory or random:tiny.", autocompletion=complete_model),
+    typer.Option(
+        help="Model: nano, s1-mini, s2-pro, OWNER/NAME, a directory, or random:tiny for random weights.",
+        autocompletion=complete_model,
+    ),
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Device = Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda or cuda:INDEX.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
-Slots = Annotated[int | None, typer.Option(help="Voices that are spoken at one time.")]
-KvDtype = Annotated[str | None, typer.Option("--kv-dtype", help="Keys and values: auto, int8 or fp8.")]
-GpuMemory = Annotated[str | None, typer.Option("--gpu-memory", help="Share of the GPU (0.9), or bytes (4GB).")]
-Insecure = Annotated[bool | None, typer.Option("--insecure", help="Let anybody in, on any address.")]
-File = Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting.")]
-KeysFile = Annotated[Path | None, typer.Option("--file", help="File of keys; else the one `serve` reads.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free port.")]
+Slots = Annotated[int | None, typer.Option(help="Maximum batch size: sequences generated concurrently.")]
+KvDtype = Annotated[str | None, typer.Option("--kv-dtype", help="Dtype of the KV cache: auto, int8 or fp8.")]
+GpuMemory = Annotated[
+    str | None,
+    typer.Option("--gpu-memory", help="GPU memory limit: a fraction of the GPU (0.9) or an amount (4GB)."),
+]
+Insecure = Annotated[bool | None, typer.Option("--insecure", help="Accept requests without an API key on any address.")]
+File = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, listed by `shoal config`; may be repeated."),
+]
+KeysFile = Annotated[Path | None, typer.Option("--file", help="Key file. Default: the file that `shoal serve` reads.")]
 
 
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=PANEL)(serve)
     app.command(rich_help_panel=PANEL)(config)
-    keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
+    keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
     keys.command("new")(new_key)
     keys.command("list")(list_keys)
     keys.command("revoke")(revoke_key)
@@ -57,7 +66,7 @@ def serve(
     file: File = None,
     set: Set = None,
 ) -> None:
-    """Serve the Fish, OpenAI and SageMaker APIs over HTTP until a signal ends it.
+    """Serve the Fish, OpenAI and SageMaker APIs over HTTP until SIGINT or SIGTERM.
 
     Example: shoal serve
 
@@ -86,7 +95,7 @@ def config(
     set: Set = None,
     json: Json = False,
 ) -> None:
-    """Show the settings `shoal serve` would use, and where each comes from. Secrets are masked.
+    """Show the settings that `shoal serve` would use and the source of each. Secrets are masked.
 
     Example: SHOAL_PORT=9000 shoal config
     """
@@ -96,9 +105,9 @@ def config(
     from shoal.settings import default_keys_file
 
     shown, places = {name: _shown(value) for name, value in origin.settings}, dict(origin.sources)
-    # Nobody chose it, and it counts all the same.
+    # The default key file is used whenever it exists, without being configured.
     if origin.settings.keys_file is None and (found := default_keys_file()) is not None:
-        shown["keys_file"], places["keys_file"] = str(found), "it is there"
+        shown["keys_file"], places["keys_file"] = str(found), "default file"
     if json:
         print_json({name: {"value": value, "from": places[name]} for name, value in shown.items()})
         return
@@ -111,14 +120,21 @@ def config(
 
 
 def new_key(
-    name: Annotated[str, typer.Argument(help="Whose key it is.")],
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Its own limit; else the server's.")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests it may have under way.")] = None,
-    daily_audio_seconds: Annotated[float | None, typer.Option(min=1, help="Audio it may have per day (UTC).")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the key, for example its owner.")],
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Requests per minute for this key. Default: the limit of the server.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Concurrent requests for this key. Default: the limit of the server.")
+    ] = None,
+    daily_audio_seconds: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds of audio per day (UTC) for this key. Default: the limit of the server."),
+    ] = None,
     file: KeysFile = None,
     json: Json = False,
 ) -> None:
-    """Make a key and print it, once: only its hash is kept.
+    """Create an API key and print it once; only its hash is stored.
 
     Example: shoal keys new alice --concurrency 4
     """
@@ -131,7 +147,7 @@ def new_key(
         print_json({"name": name, "key": secret, "file": str(keys.path)})
         return
     typer.echo(secret)
-    typer.echo(f"kept as a hash in {keys.path}; it cannot be shown again", err=True)
+    typer.echo(f"stored as a hash in {keys.path}; the key cannot be shown again", err=True)
 
 
 def list_keys(file: KeysFile = None, json: Json = False) -> None:
@@ -149,11 +165,11 @@ def list_keys(file: KeysFile = None, json: Json = False) -> None:
         return
     for entry in entries:
         limits = ", ".join(f"{name} {value:g}" for name, value in entry.items() if isinstance(value, int | float))
-        typer.echo(f"{entry['name']}\t{entry['created']}\t{limits or 'no limits of its own'}")
+        typer.echo(f"{entry['name']}\t{entry['created']}\t{limits or 'limits of the server'}")
 
 
-def revoke_key(name: Annotated[str, typer.Argument(help="Whose key it is.")], file: KeysFile = None) -> None:
-    """Take a key away; a running server refuses it within seconds.
+def revoke_key(name: Annotated[str, typer.Argument(help="Name of the key.")], file: KeysFile = None) -> None:
+    """Revoke a key. A running server rejects it within seconds.
 
     Example: shoal keys revoke alice
     """
@@ -161,10 +177,11 @@ def revoke_key(name: Annotated[str, typer.Argument(help="Whose key it is.")], fi
 
 
 def resolve_settings(flags: dict[str, Any], file: Path | None, others: list[str] | None) -> "ResolvedSettings":
+    """Merge flags and `--set NAME=VALUE` values with file and environment; records the source of every setting."""
     for other in others or ():
         name, equals, value = other.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{other!r} is not NAME=VALUE", param_hint="--set")
+            raise typer.BadParameter(f"{other!r} is not of the form NAME=VALUE", param_hint="--set")
         flags[name] = value
     with server_extra():
         from shoal.settings import read_settings
@@ -174,11 +191,11 @@ def resolve_settings(flags: dict[str, Any], file: Path | None, others: list[str]
 
 @contextmanager
 def server_extra() -> Iterator[None]:
-    """What is imported within comes with the extra."""
+    """Turn a failed import within the block into MissingExtra with the install command."""
     try:
         yield
     except ModuleNotFoundError as missing:
-        raise MissingExtra(f"Serving needs {missing.name}: pip install 'shoal[server]'") from None
+        raise MissingExtra(f"serving needs {missing.name}: pip install 'shoal[server]'") from None
 
 
 def _key_file(file: Path | None) -> "KeyFile":

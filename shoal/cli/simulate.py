@@ -1,4 +1,4 @@
-"""The command that runs fleets which are not there."""
+"""`shoal simulate`: discrete-event simulation of a fleet of GPUs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,16 +18,26 @@ PANEL = "Measure"
 ALL = "all"
 
 Trace = Annotated[
-    Path | None, typer.Option(help='Requests: {"at": 1.5, "seconds": 4.2, "voice": "a"} per line; or draw them:')
+    Path | None,
+    typer.Option(
+        help='Trace of requests, one {"at": 1.5, "seconds": 4.2, "voice": "a"} per line. Default: random traffic.'
+    ),
 ]
-Prediction = Annotated[
-    Path | None, typer.Option(help="Instead: take the requests of `shoal load --json FILE`, and compare.")
+CheckFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Validate the simulator: replay the requests of `shoal load --json FILE` and compare the latencies."
+    ),
 ]
 Cells = Annotated[
-    int, typer.Option(min=1, help="Equal parts of the fleet, each with its own balancer; one is simulated.")
+    int,
+    typer.Option(min=1, help="Equal parts of the fleet, each with its own load balancer; only one is simulated."),
 ]
-Voices = Annotated[int, typer.Option(min=1, max=10**6, help="in so many voices, few of them asked for often,")]
-Blocks = Annotated[int, typer.Option(min=1, max=10**6, help="Blocks of KV memory per GPU, of 16 columns.")]
+Voices = Annotated[
+    int,
+    typer.Option(min=1, max=10**6, help="Random traffic: number of voices, with Zipf-distributed popularity."),
+]
+Blocks = Annotated[int, typer.Option(min=1, max=10**6, help="KV cache blocks of 16 tokens per GPU.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,32 +45,54 @@ def add_to(app: typer.Typer) -> None:
 
 
 def simulate(
-    costs: Annotated[Path, typer.Option(help="What `shoal bench engine --json FILE` wrote on such a GPU.")],
+    costs: Annotated[
+        Path, typer.Option(help="File written by `shoal bench engine --json FILE` on a GPU of the simulated type.")
+    ],
     trace: Trace = None,
-    rate: Annotated[float, typer.Option(min=0.001, help="requests per second,")] = 10.0,
-    seconds: Annotated[float, typer.Option(min=1, help="for so long,")] = 60.0,
-    speech: Annotated[float, typer.Option(min=0.1, max=3600, help="of so many seconds of speech on average,")] = 6.0,
+    rate: Annotated[float, typer.Option(min=0.001, help="Random traffic: mean requests per second.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Random traffic: duration in seconds.")] = 60.0,
+    speech: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Random traffic: mean seconds of speech per request.")
+    ] = 6.0,
     voices: Voices = 100,
-    swing: Annotated[float, typer.Option(min=0, max=1, help="0.5: half to one and a half times the rate.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Other dice.")] = 0,
-    check: Prediction = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Size of the fleet; else the smallest for the goal.")] = None,
-    goal: Annotated[float, typer.Option(min=1, help="p95 of first audio, in ms.")] = 300.0,
-    strategy: Annotated[str, typer.Option(help="round-robin, least-connections, voice-affinity or all.")] = ALL,
-    slots: Annotated[int, typer.Option(min=1, help="Voices per GPU.")] = 16,
+    swing: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Random traffic: variation of the rate; 0.5 swings between 0.5 and 1.5 times --rate."
+        ),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random traffic.")] = 0,
+    check: CheckFile = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Number of GPUs. Default: the smallest fleet that meets --goal.")
+    ] = None,
+    goal: Annotated[float, typer.Option(min=1, help="Goal: p95 of the time to first audio, in ms.")] = 300.0,
+    strategy: Annotated[
+        str, typer.Option(help="Routing strategy: round-robin, least-connections, voice-affinity or all.")
+    ] = ALL,
+    slots: Annotated[int, typer.Option(min=1, help="Maximum batch size per GPU.")] = 16,
     blocks: Blocks = 4096,
-    voice_columns: Annotated[int, typer.Option(min=0, help="Columns of a prompt that are the voice,")] = 250,
-    text_columns: Annotated[int, typer.Option(min=1, help="and those that are the text.")] = 50,
+    voice_columns: Annotated[
+        int, typer.Option(min=0, help="Prompt tokens of the voice, shared by the requests that use it.")
+    ] = 250,
+    text_columns: Annotated[
+        int, typer.Option(min=1, help="Prompt tokens of the text, different in every request.")
+    ] = 50,
     cells: Cells = 1,
-    zones: Annotated[int, typer.Option(min=1, max=1000, help="Zones the GPUs are spread over.")] = 1,
-    outage: Annotated[str | None, typer.Option(metavar="AT:SECONDS", help="The first zone is gone meanwhile.")] = None,
-    gpu_hour: Annotated[float, typer.Option(min=0, help="Price of a GPU and hour.")] = 0.0,
+    zones: Annotated[
+        int, typer.Option(min=1, max=1000, help="Availability zones over which the GPUs are distributed.")
+    ] = 1,
+    outage: Annotated[
+        str | None,
+        typer.Option(metavar="AT:SECONDS", help="Outage of the first zone: start and duration in seconds."),
+    ] = None,
+    gpu_hour: Annotated[float, typer.Option(min=0, help="Price of one GPU per hour, for the cost figures.")] = 0.0,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a fleet of GPUs on paper: how many a latency goal takes, what that costs, what a strategy buys.
+    """Simulate a fleet of GPUs: how many meet a latency goal, what they cost, and what a routing strategy gains.
 
-    The scheduler and the routing are the real ones; what a step costs comes from a benchmark.
+    The simulation runs the real scheduler and the real routing; the time of a step comes from a benchmark.
 
     Example: shoal simulate --costs engine.json --rate 200 --goal 300 --gpu-hour 2.5
 
@@ -75,7 +107,7 @@ def simulate(
     from shoal.tools.simulate.server import Fleet
     from shoal.tools.simulate.traffic import TrafficPattern, read_trace, sample_cell
 
-    gpus_of_a_cell = _gpus_of_a_cell(gpus, cells)
+    gpus_per_cell = _gpus_per_cell(gpus, cells)
     chosen = list(STRATEGIES) if strategy == ALL else [check_strategy(strategy)]
     fleet = Fleet(read_costs(costs), EngineConfig(slots=slots), blocks, voice_columns, text_columns)
     if check is not None:
@@ -84,9 +116,9 @@ def simulate(
     pattern = TrafficPattern(rate, seconds, speech, voices, swing, seed).for_cell(cells)
     arrivals = sample_cell(read_trace(trace), cells, seed) if trace else pattern.arrivals()
     if not arrivals:
-        raise InvalidRequest("not one request comes: raise --rate or --seconds, or simulate fewer --cells")
+        raise InvalidRequest("the traffic has no requests: raise --rate or --seconds, or lower --cells")
     scenario = Scenario(fleet, arrivals, servers=1, zones=zones, outage=_outage(outage))
-    found = _runs(scenario, chosen, gpus=gpus_of_a_cell, goal=goal / 1000, gpu_hour=gpu_hour, cells=cells, quiet=quiet)
+    found = _runs(scenario, chosen, gpus=gpus_per_cell, goal=goal / 1000, gpu_hour=gpu_hour, cells=cells, quiet=quiet)
     if json:
         print_json(
             {"costs": fleet.costs.source, "goal_seconds": goal / 1000, "runs": [each.as_json() for each in found]}
@@ -105,12 +137,12 @@ def _runs(
     cells: int,
     quiet: bool,
 ) -> "list[FleetMetrics]":
-    """Of every strategy: a fleet of cells of so many GPUs, or else the smallest whose first audio keeps the goal."""
+    """Simulate every strategy with `gpus` GPUs per cell, or with the smallest fleet that meets the goal."""
     from dataclasses import replace
 
     from rich.console import Console
 
-    from shoal.tools.simulate.report import figures, smallest_fleet
+    from shoal.tools.simulate.report import fleet_metrics, smallest_fleet
     from shoal.tools.simulate.run import simulate as run
 
     found: list[FleetMetrics] = []
@@ -118,13 +150,13 @@ def _runs(
         for name in strategies:
             each = replace(scenario, strategy=name)
 
-            def told(count: int, name: str = name) -> None:
+            def show(count: int, name: str = name) -> None:
                 line.update(f"{name}: {count * cells} GPUs, {len(scenario.arrivals) * cells} requests")
 
-            count = gpus or smallest_fleet(each, goal, on_try=told)
-            told(count)
+            count = gpus or smallest_fleet(each, goal, on_try=show)
+            show(count)
             each = replace(each, servers=count)
-            found.append(figures(each, run(each), gpu_hour).times(cells))
+            found.append(fleet_metrics(each, run(each), gpu_hour).times(cells))
     return found
 
 
@@ -147,16 +179,16 @@ def _check(measured: Path, scenario: "Scenario", *, json: bool) -> None:
     show_table(table)
 
 
-def _gpus_of_a_cell(gpus: int | None, cells: int) -> int | None:
+def _gpus_per_cell(gpus: int | None, cells: int) -> int | None:
     from shoal.errors import InvalidRequest
     from shoal.tools.simulate.report import MAX_GPUS
 
     if gpus is None:
         return None
     if gpus % cells:
-        raise InvalidRequest(f"{gpus} GPUs are not {cells} equal cells: --gpus must be a multiple of --cells")
+        raise InvalidRequest(f"{gpus} GPUs cannot be divided into {cells} equal cells: use a multiple of --cells")
     if gpus // cells > MAX_GPUS:
-        raise InvalidRequest(f"{MAX_GPUS:,} GPUs behind one balancer can be simulated: divide more with --cells")
+        raise InvalidRequest(f"at most {MAX_GPUS:,} GPUs behind one balancer can be simulated: raise --cells")
     return gpus // cells
 
 
@@ -169,12 +201,12 @@ def _outage(text: str | None) -> "Outage | None":
     try:
         at, seconds = (float(part) for part in text.split(":"))
     except ValueError:
-        raise InvalidRequest(f"--outage is AT:SECONDS, such as 20:30, not {text!r}") from None
+        raise InvalidRequest(f"--outage {text!r} is not of the form AT:SECONDS, such as 20:30") from None
     return Outage(at, seconds)
 
 
 def _table(found: "list[FleetMetrics]") -> "Table":
-    """A row per figure: a dozen columns would not fit into a terminal."""
+    """Return a table with a row per metric and a column per strategy."""
     from rich.table import Table
 
     table = Table("")
@@ -189,14 +221,14 @@ def _table(found: "list[FleetMetrics]") -> "Table":
 def _shown(each: "FleetMetrics") -> dict[str, str]:
     return {
         "GPUs": f"{each.gpus:,}",
-        "first audio p50": f"{each.first_audio_p50 * 1000:,.0f} ms",
+        "TTFA p50": f"{each.first_audio_p50 * 1000:,.0f} ms",
         "p95": f"{each.first_audio_p95 * 1000:,.0f} ms",
         "p99": f"{each.first_audio_p99 * 1000:,.0f} ms",
-        "speech p95": f"{each.speech_p95:,.2f} s",
-        "busy": f"{each.busy:.0%}",
-        "cached": f"{each.prompt_saved:.0%}",
-        "failed": f"{each.failed:,}",
-        "moved": f"{each.moved:,}",
-        "per hour": f"{each.cost_per_hour:,.2f}",
-        "per audio hour": f"{each.cost_per_audio_hour:,.4f}",
+        "request p95": f"{each.speech_p95:,.2f} s",
+        "GPU busy": f"{each.busy:.0%}",
+        "prompt tokens cached": f"{each.prompt_saved:.0%}",
+        "failed requests": f"{each.failed:,}",
+        "rerouted requests": f"{each.moved:,}",
+        "cost per hour": f"{each.cost_per_hour:,.2f}",
+        "cost per audio hour": f"{each.cost_per_audio_hour:,.4f}",
     }

@@ -1,4 +1,4 @@
-"""Commands that speak."""
+"""`shoal say`: speak a text to a file or a player."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,23 +21,33 @@ if TYPE_CHECKING:
 
 PANEL = "Speak"
 
-Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="What to say; - is standard input.")]
+Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="Text to speak; - reads standard input.")]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="File to write; - is standard output. Without it: play.")
+    Path | None,
+    typer.Option("--output", "-o", help="File to write; - is standard output. Default: play the audio."),
 ]
 Model = Annotated[
     str,
-    typer.Option(help="nano, s1-mini, s2-pro, OWNER/NAME, a directory or random:tiny.", autocompletion=complete_model),
+    typer.Option(
+        help="Model: nano, s1-mini, s2-pro, OWNER/NAME, a directory, or random:tiny for random weights.",
+        autocompletion=complete_model,
+    ),
 ]
 VoiceOrRecording = Annotated[
     str | None,
-    typer.Option(help="A recording to imitate, or the name of a stored voice.", autocompletion=complete_voice),
+    typer.Option(
+        help="Name of a stored voice, or a recording to clone (with --transcript).", autocompletion=complete_voice
+    ),
 ]
 Repetition = Annotated[
-    str | None, typer.Option(help="What the penalty looks at: upstream (as released) or window (as meant).")
+    str | None,
+    typer.Option(
+        help="Tokens that the repetition penalty considers: upstream (as in the release) or window (recent frames)."
+    ),
 ]
 AsWritten = Annotated[
-    bool, typer.Option("--as-written", help="Do not spell out numbers and symbols, even if the model needs it.")
+    bool,
+    typer.Option("--as-written", help="Do not spell out numbers and symbols, even for models that expect it."),
 ]
 
 
@@ -48,30 +58,42 @@ def add_to(app: typer.Typer) -> None:
 def say(
     text: Text = None,
     output: Output = None,
-    play: Annotated[bool, typer.Option("--play", help="Play the audio, besides writing it.")] = False,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Say what is in this file.")] = None,
+    play: Annotated[bool, typer.Option("--play", help="Also play the audio when writing it to a file.")] = False,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Text file to speak (UTF-8).")] = None,
     model: Model = "nano",
     codec: Codec = None,
     voice: VoiceOrRecording = None,
-    transcript: Annotated[str | None, typer.Option(help="What is said in that recording.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same audio.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 to 2; lower is steadier.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Up to 1; lower is steadier.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the likeliest so many; 0 is all.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Up to 2; 1 is none. S1 only.")] = None,
+    transcript: Annotated[str | None, typer.Option(help="Words spoken in the recording given with --voice.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same audio.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature, 0 to 2; lower varies less. Default: the model's.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Nucleus sampling, above 0 up to 1; lower varies less. Default: the model's.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from the K likeliest tokens; 0 is all. Default: the model's.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Repetition penalty, up to 2; 1 disables it. S1 only. Default: the model's.")
+    ] = None,
     repetition: Repetition = None,
     max_frames: Annotated[
-        int | None, typer.Option(help="Most frames of a turn, which is about a sentence; 0 is what fits.")
+        int | None,
+        typer.Option(help="Maximum frames per turn (about a sentence); 0 is as many as the context holds."),
     ] = None,
     as_written: AsWritten = False,
-    format: Annotated[str | None, typer.Option(help="wav, flac, mp3, opus, aac, webm, pcm; else by suffix.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(help="Audio format: wav, flac, mp3, opus, aac, webm or pcm. Default: by the suffix of --output."),
+    ] = None,
     device: Device = "auto",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; else what suits.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: by device.")] = None,
     quantize: Quantize = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say a text: play it, or write it to a file, while it is made.
+    """Speak a text: play it or write it to a file while it is generated.
 
     Example: shoal say "The tide is coming in."
 
@@ -81,8 +103,8 @@ def say(
 
     Example: shoal say "Hello." -o hello.wav --model s1-mini --voice me.wav --transcript "What I say in me.wav."
     """
-    words, speaker = read_text_option(text, file), parse_voice(voice, transcript)
-    wishes = sampling_overrides(
+    content, speaker = read_text_option(text, file), parse_voice(voice, transcript)
+    overrides = sampling_overrides(
         seed=seed,
         temperature=temperature,
         top_p=top_p,
@@ -93,40 +115,41 @@ def say(
     )
     check_output(output, format, json=json)
     if model == "nano" and speaker.recording is not None:
-        typer.echo("note: nano has voices of its own and hardly imitates others; S1-mini and S2-Pro do", err=True)
-    ears = AudioSinks(output, format, _player(play or output is None))
+        typer.echo("note: nano barely clones voices; use its built-in voices, or s1-mini or s2-pro to clone", err=True)
+    sinks = AudioSinks(output, format, _player(play or output is None))
 
     from shoal.cli.speech_progress import SpeechProgress
     from shoal.cli.tables import print_json
 
-    with SpeechProgress(shown=not quiet) as meter, _engine(model, codec, device, dtype, quantize) as engine:
-        sampling = replace(engine.service.default_sampling, **wishes)
-        _speak(engine, replace(speaker.request(words, sampling), normalize=not as_written), ears, meter)
+    with SpeechProgress(shown=not quiet) as progress, _engine(model, codec, device, dtype, quantize) as engine:
+        sampling = replace(engine.service.default_sampling, **overrides)
+        _speak(engine, replace(speaker.request(content, sampling), normalize=not as_written), sinks, progress)
     if json:
-        print_json({**ears.as_json(), "model": model, "seed": sampling.seed, **meter.as_json()})
+        print_json({**sinks.as_json(), "model": model, "seed": sampling.seed, **progress.as_json()})
     elif not quiet:
-        typer.echo(f"{ears}: {meter}", err=True)
+        typer.echo(f"{sinks}: {progress}", err=True)
 
 
 @dataclass(frozen=True)
 class AudioSinks:
-    """Where the audio goes: a file, a player, or both."""
+    """Destinations of the audio: a file, a player, or both."""
 
     output: Path | None
     format: str | None
     player: "Player | None"
 
     def open(self, stack: ExitStack, sample_rate: int) -> "list[Callable[[Samples], None]]":
+        """Open the destinations on `stack` and return the functions that write samples to them."""
         from shoal.audio.write import AudioFile
         from shoal.cli.player import playing
 
-        listeners: list[Callable[[Samples], None]] = []
+        writers: list[Callable[[Samples], None]] = []
         if self.player is not None:
-            listeners.append(stack.enter_context(playing(self.player, sample_rate)))
-        # Closed first: the file is complete when its last sample is made, not when the last sound is heard.
+            writers.append(stack.enter_context(playing(self.player, sample_rate)))
+        # The file is opened last and so closed first: it is complete before playback has finished.
         if self.output is not None:
-            listeners.append(stack.enter_context(AudioFile(self.output, sample_rate, format=self.format)).write)
-        return listeners
+            writers.append(stack.enter_context(AudioFile(self.output, sample_rate, format=self.format)).write)
+        return writers
 
     def as_json(self) -> dict[str, object]:
         player = None if self.player is None else self.player.name
@@ -144,17 +167,17 @@ def _engine(model: str, codec: Path | None, device: str, dtype: str | None, quan
     return load(model, device=device, dtype=dtype, codec=codec, config=config)
 
 
-def _speak(engine: "Engine", request: "SpeechRequest", ears: AudioSinks, meter: "SpeechProgress") -> None:
-    with ExitStack() as open_ears:
-        listeners = ears.open(open_ears, engine.sample_rate)
-        meter.begin()
+def _speak(engine: "Engine", request: "SpeechRequest", sinks: AudioSinks, progress: "SpeechProgress") -> None:
+    with ExitStack() as stack:
+        writers = sinks.open(stack, engine.sample_rate)
+        progress.begin()
         speaking = engine.service.speak_blocking(request)
         for chunk in speaking:
-            for listen in listeners:
-                listen(chunk.samples)
-            meter.heard(chunk, *speaking.turn)
-        if ears.player is not None:
-            meter.only_playing()
+            for write in writers:
+                write(chunk.samples)
+            progress.record(chunk, *speaking.turn)
+        if sinks.player is not None:
+            progress.show_playing()
 
 
 def _player(wanted: bool) -> "Player | None":

@@ -1,4 +1,4 @@
-"""How far a speech has come, and how fast: a line on standard error while it is made."""
+"""Progress of `shoal say`: a status line on standard error and the final figures."""
 
 import time
 from types import TracebackType
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class SpeechProgress:
-    """Counts seconds of audio against seconds of work, from the moment it is made."""
+    """Measures seconds of audio against wall time, from construction or the last `begin`."""
 
     def __init__(self, *, shown: bool) -> None:
         console = Console(stderr=True)
-        self._line: Status | None = console.status("reading the model") if shown and console.is_terminal else None
+        self._line: Status | None = console.status("loading the model") if shown and console.is_terminal else None
         self._started = time.perf_counter()
-        self.seconds = 0.0  # of audio
-        self.wall = 0.0  # until the last of it
+        self.seconds = 0.0  # seconds of audio
+        self.wall = 0.0  # seconds until the last chunk
         self.finish: FinishReason | None = None
-        self.first_audio: float | None = None  # seconds until it came
+        self.first_audio: float | None = None  # seconds until the first chunk
 
     def __enter__(self) -> Self:
         if self._line is not None:
@@ -40,25 +40,25 @@ class SpeechProgress:
 
     @property
     def rtf(self) -> float | None:
-        """Seconds of work per second of audio; None as long as there is none."""
+        """Seconds of work per second of audio; None before the first audio."""
         return self.wall / self.seconds if self.seconds else None
 
     def begin(self) -> None:
-        """Everything is loaded: the speech begins now."""
+        """Restart the clock: the model is loaded and generation begins."""
         self._started = time.perf_counter()
-        self._show("reading the text")
+        self._show("preparing the text")
 
-    def heard(self, chunk: "AudioChunk", turn: int = 1, turns: int = 1) -> None:
-        """`turn` of `turns` is being spoken: how far a long text has come."""
+    def record(self, chunk: "AudioChunk", turn: int = 1, turns: int = 1) -> None:
+        """Count a chunk of turn `turn` of `turns` and update the status line."""
         if chunk.seconds and self.first_audio is None:
             self.first_audio = self.elapsed
         self.seconds += chunk.seconds
         self.wall, self.finish = self.elapsed, chunk.finish
-        bar = f"{_bar((turn - 1) / turns)} part {turn} of {turns}, " if turns > 1 else ""
+        bar = f"{_bar((turn - 1) / turns)} turn {turn} of {turns}, " if turns > 1 else ""
         self._show(f"{bar}{self.seconds:.1f} s of speech, RTF {self.rtf or 0:.2f}")
 
-    def only_playing(self) -> None:
-        """All of it is made, and not all of it heard."""
+    def show_playing(self) -> None:
+        """Show that generation is done and playback continues."""
         self._show("playing")
 
     def as_json(self) -> dict[str, object]:
@@ -72,12 +72,16 @@ class SpeechProgress:
 
     def __str__(self) -> str:
         first = f", first audio after {self.first_audio:.2f} s" if self.first_audio is not None else ""
-        cut = ", cut off at its most frames" if self.finish is not None and self.finish.value == "length" else ""
+        cut = (
+            ", cut off at the maximum number of frames"
+            if self.finish is not None and self.finish.value == "length"
+            else ""
+        )
         return f"{self.seconds:.1f} s of speech in {self.wall:.1f} s (RTF {self.rtf or 0:.2f}{first}){cut}"
 
-    def _show(self, what: str) -> None:
+    def _show(self, status: str) -> None:
         if self._line is not None:
-            self._line.update(what)
+            self._line.update(status)
 
 
 def _bar(fraction: float, width: int = 20) -> str:

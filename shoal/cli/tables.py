@@ -1,4 +1,4 @@
-"""Results for the eye. Tables go to standard output, progress to standard error."""
+"""Terminal output shared by commands: tables on standard output, progress on standard error."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,14 +39,16 @@ def show_report(report: "DoctorReport") -> None:
 
 def show_plan(holdings: "Sequence[CardCapacity]") -> None:
     contexts = list(holdings[0].voices)
-    table = Table("card", "model", "weights", "GB", *(f"voices x {columns:,} columns" for columns in contexts))
+    table = Table("GPU memory", "model", "weights", "GB", *(f"sequences of {count:,} tokens" for count in contexts))
     for holding in holdings:
         voices = (" / ".join(map(str, holding.voices[columns].values())) for columns in contexts)
         row = (f"{holding.card} GB", holding.model, holding.weights, f"{holding.weight_bytes / 1e9:.1f}")
         table.add_row(*row, *voices)
     show_table(table)
     kinds = " / ".join(holdings[0].voices[contexts[0]])
-    Console().print(f"Voices with {kinds} keys and values, in 0.9 of the card, weights as `auto` takes them.")
+    Console().print(
+        f"Concurrent sequences with a {kinds} KV cache, in 90 % of the GPU memory, weights as `--quantize auto`."
+    )
 
 
 def show_inspection(found: "Inspection") -> None:
@@ -56,43 +58,45 @@ def show_inspection(found: "Inspection") -> None:
         console.print(_parts(found))
     for note in found.notes:
         console.print(f"note: {escape(note)}", highlight=False)
-    for problem in found.problems[1:]:  # the first becomes the error of the command
+    for problem in found.problems[1:]:  # the first one is raised as the error of the command
         console.print(f"[red]problem:[/] {escape(str(problem))}", highlight=False)
 
 
 @contextmanager
 def progress_line(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Shows the last thing it was told."""
+    """Yield a function that sets the text of a status line; it does nothing if `quiet` or not on a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield lambda what: None
+        yield lambda text: None
         return
     with console.status("") as status:
-        yield lambda what: status.update(escape(what))
+        yield lambda text: status.update(escape(text))
 
 
 def _summary(found: "Inspection") -> Table:
     table = _plain_table()
     table.add_row("model", escape(found.name))
     if found.language is not None:
-        spoken = found.language
-        table.add_row("family", spoken.family)
-        table.add_row("context", f"{spoken.context:,} columns, of them prompt {spoken.max_prompt:,}")
-        table.add_row("codebooks", f"{spoken.codebooks} of up to {spoken.codebook_size:,} codes")
-        table.add_row("KV cache", f"{spoken.kv_bytes_per_token:,} bytes per token at 16 bit")
-        table.add_row("quantised", spoken.quantization or "no")
+        language = found.language
+        table.add_row("family", language.family)
+        table.add_row(
+            "context", f"{language.context:,} tokens, of which at most {language.max_prompt:,} for the prompt"
+        )
+        table.add_row("codebooks", f"{language.codebooks} of up to {language.codebook_size:,} codes")
+        table.add_row("KV cache", f"{language.kv_bytes_per_token:,} bytes per token at 16 bit")
+        table.add_row("quantized", language.quantization or "no")
     if found.tokenizer_size is not None:
         table.add_row("tokenizer", f"{found.tokenizer_size:,} tokens")
     if found.sound is not None:
-        heard = found.sound
-        table.add_row("sound", f"{heard.sample_rate:,} Hz, {heard.frame_rate:.2f} frames/s")
+        codec = found.sound
+        table.add_row("audio", f"{codec.sample_rate:,} Hz, {codec.frame_rate:.2f} frames/s")
     if found.files:
         table.add_row("files", f"{len(found.files)}, {_size(sum(found.files.values()))}")
     return table
 
 
 def _parts(found: "Inspection") -> Table:
-    table = Table("part", "parameters", "type", "memory")
+    table = Table("part", "parameters", "dtype", "memory")
     for column in (1, 3):
         table.columns[column].justify = "right"
     for part in found.parts:

@@ -1,4 +1,4 @@
-"""Commands about stored voices: recordings kept under a name, which every command and the server can use."""
+"""`shoal voices`: recordings stored under a name, for use by all commands and the server."""
 
 from pathlib import Path
 from shlex import quote
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 PANEL = "Speak"
 
 Directory = Annotated[
-    Path | None, typer.Option("--voices", help="Directory of voices; else the one that `say` and `serve` read.")
+    Path | None,
+    typer.Option("--voices", help="Directory of stored voices. Default: the one that `say` and `serve` read."),
 ]
-Name = Annotated[str, typer.Argument(help="Letters, digits, - and _.", autocompletion=complete_voice)]
+Name = Annotated[str, typer.Argument(help="Name of the stored voice.", autocompletion=complete_voice)]
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Keep recordings as voices, list and remove them.")
+    group = typer.Typer(no_args_is_help=True, help="Add, list, rename and remove stored voices.")
     group.command("add")(add)
     group.command("list")(list_voices)
     group.command("rename")(rename)
@@ -30,22 +31,22 @@ def add_to(app: typer.Typer) -> None:
 
 
 def add(
-    name: Annotated[str, typer.Argument(help="Letters, digits, - and _.")],
-    recording: Annotated[Path, typer.Argument(help="10 to 30 seconds of one speaker, in any audio format.")],
-    transcript: Annotated[str, typer.Option(help="What is said in the recording, word for word.")],
+    name: Annotated[str, typer.Argument(help="Name of the voice: letters, digits, - and _.")],
+    recording: Annotated[Path, typer.Argument(help="Audio file with 10 to 30 seconds of one speaker, in any format.")],
+    transcript: Annotated[str, typer.Option(help="Words spoken in the recording, verbatim.")],
     voices: Directory = None,
 ) -> None:
-    """Keep a recording as a voice.
+    """Store a recording as a voice.
 
     Example: shoal voices add narrator me.wav --transcript "What I say in me.wav."
     """
     _store(voices).add(name, recording, transcript)
-    # Not with nano, which is the usual model: it has voices of its own.
-    typer.echo(f'{name} was added; try it: shoal say "Hello." --voice {quote(name)} --model s1-mini', err=True)
+    # nano, the default model, barely clones voices.
+    typer.echo(f'added {name}; try it: shoal say "Hello." --voice {quote(name)} --model s1-mini', err=True)
 
 
 def list_voices(voices: Directory = None, json: Json = False) -> None:
-    """List the stored voices and those that come with nano.
+    """List the stored voices and the built-in voices of nano.
 
     Example: shoal voices list
     """
@@ -57,31 +58,31 @@ def list_voices(voices: Directory = None, json: Json = False) -> None:
         print_json({"voices": known})
         return
     for voice in known:
-        typer.echo(f"{voice['name']}{'  (comes with nano)' if voice['builtin'] else ''}")
+        typer.echo(f"{voice['name']}{'  (built into nano)' if voice['builtin'] else ''}")
     if not known:
-        typer.echo("no voices yet: shoal voices add NAME RECORDING --transcript TEXT", err=True)
+        typer.echo("no voices stored; add one: shoal voices add NAME RECORDING --transcript TEXT", err=True)
 
 
 def rename(
     old: Name,
-    new: Annotated[str, typer.Argument(help="A name that is free.")],
+    new: Annotated[str, typer.Argument(help="New name, not yet in use.")],
     voices: Directory = None,
 ) -> None:
-    """Give a voice another name.
+    """Rename a stored voice.
 
     Example: shoal voices rename narrator grandfather
     """
     _store(voices).rename(old, new)
-    typer.echo(f"{old} is {new} now", err=True)
+    typer.echo(f"renamed {old} to {new}", err=True)
 
 
 def remove(name: Name, voices: Directory = None) -> None:
-    """Remove a voice with its recordings.
+    """Remove a stored voice and its recordings.
 
     Example: shoal voices remove narrator
     """
     _store(voices).delete(name)
-    typer.echo(f"{name} was removed", err=True)
+    typer.echo(f"removed {name}", err=True)
 
 
 def _store(directory: Path | None) -> "VoiceStore":

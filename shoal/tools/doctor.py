@@ -1,4 +1,4 @@
-"""What this machine has, what is missing, and what will be used because of it. Changes nothing, asks no network."""
+"""Checks of the machine: hardware, packages, models, and the resulting defaults. Read-only, without network access."""
 
 import os
 import platform
@@ -20,13 +20,13 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 6)
 EXTRAS = {"formats": ("av", "soxr")}
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
-# Weights of the smallest released model with its codec, in bf16 and fp32.
+# Bytes of the weights of s1-mini in bf16 and its codec in fp32.
 SMALLEST_MODEL = 3.3e9
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One line. `advice` says what to do where something can be done."""
+    """One line of the report. `advice` says how to fix a finding that is not ok."""
 
     subject: str
     value: str
@@ -36,16 +36,18 @@ class DoctorFinding:
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """What `device="auto"` and no dtype come to here."""
+    """Device, dtype and backend that the defaults resolve to on this machine."""
 
     device: str
     dtype: str
-    rung: str
+    rung: str  # the backend; named so in the JSON output
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
+    """All findings and the resulting defaults."""
+
     findings: list[DoctorFinding]
     choice: BackendChoice | None  # None without a working torch
 
@@ -54,12 +56,12 @@ class DoctorReport:
 
 
 def examine(*, compile: bool = False) -> DoctorReport:
-    """Look at everything; `compile` also runs the compiler on a small function, which can take half a minute."""
+    """Run all checks. `compile` also compiles a small function with torch.compile, which can take half a minute."""
     findings = [DoctorFinding("shoal", __version__), *_python(), *_cpu(), *_memory()]
     try:
         import torch  # noqa: F401
     except (ImportError, OSError) as problem:
-        advice = "install it as https://pytorch.org/get-started says for this machine"
+        advice = "install it as described at https://pytorch.org/get-started"
         return DoctorReport(
             [*findings, DoctorFinding("torch", f"cannot be imported: {problem}", "missing", advice)], None
         )
@@ -72,7 +74,7 @@ def examine(*, compile: bool = False) -> DoctorReport:
 def _python() -> Iterator[DoctorFinding]:
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     old = sys.version_info < OLDEST_PYTHON
-    yield DoctorFinding("Python", found, "warn" if old else "ok", "3.11 or newer is needed" if old else "")
+    yield DoctorFinding("Python", found, "warn" if old else "ok", "install Python 3.11 or newer" if old else "")
 
 
 def _cpu() -> Iterator[DoctorFinding]:
@@ -82,7 +84,7 @@ def _cpu() -> Iterator[DoctorFinding]:
     features = [name for name in CPU_FEATURES if name in flags]
     name = fields.get("model name") or platform.processor() or platform.machine()
     slow = platform.machine() in ("x86_64", "AMD64") and "avx2" not in flags and bool(flags)
-    advice = "without AVX2 the CPU will be slow" if slow else ""
+    advice = "this CPU has no AVX2: generation will be slow" if slow else ""
     found = f"{name}, {_cores()} cores{', ' + ' '.join(features) if features else ''}"
     yield DoctorFinding("CPU", found, "warn" if slow else "ok", advice)
 
@@ -92,10 +94,10 @@ def _memory() -> Iterator[DoctorFinding]:
     if total == 0:
         yield DoctorFinding("memory", "unknown", "warn")
         return
-    little = available < SMALLEST_MODEL
-    advice = f"s1-mini needs about {SMALLEST_MODEL / 1e9:.1f} GB on the CPU" if little else ""
+    low = available < SMALLEST_MODEL
+    advice = f"s1-mini needs about {SMALLEST_MODEL / 1e9:.1f} GB on the CPU" if low else ""
     yield DoctorFinding(
-        "memory", f"{available / 1e9:.1f} of {total / 1e9:.1f} GB free", "warn" if little else "ok", advice
+        "memory", f"{available / 1e9:.1f} of {total / 1e9:.1f} GB free", "warn" if low else "ok", advice
     )
 
 
@@ -111,7 +113,7 @@ def _torch() -> Iterator[DoctorFinding]:
     )
     threads, cores = torch.get_num_threads(), _cores()
     many = threads > cores
-    advice = f"more threads than cores slow each other down: OMP_NUM_THREADS={cores}" if many else ""
+    advice = f"more threads than cores reduce the speed: set OMP_NUM_THREADS={cores}" if many else ""
     yield DoctorFinding("threads", f"{threads}", "warn" if many else "ok", advice)
     from shoal.quantize.modes import int8_implementation
 
@@ -128,13 +130,13 @@ def _gpu() -> Iterator[DoctorFinding]:
             yield DoctorFinding(f"GPU {index}", found)
         return
     if shutil.which("nvidia-smi") is None:
-        yield DoctorFinding("GPU", "none found", "warn", "the CPU will do the work")
+        yield DoctorFinding("GPU", "none found", "warn", "the CPU will be used")
     elif torch.version.cuda is None:
-        advice = "this torch was built for CPUs: install the CUDA build from https://pytorch.org/get-started"
-        yield DoctorFinding("GPU", "there is an NVIDIA driver, and torch cannot use it", "missing", advice)
+        advice = "this is a CPU build of torch: install the CUDA build from https://pytorch.org/get-started"
+        yield DoctorFinding("GPU", "an NVIDIA driver is installed, but torch cannot use it", "missing", advice)
     else:
-        advice = "run nvidia-smi: the driver may be too old for this torch, or CUDA_VISIBLE_DEVICES hides the card"
-        yield DoctorFinding("GPU", "there is an NVIDIA driver, and torch sees no card", "missing", advice)
+        advice = "run nvidia-smi: the driver may be too old for this torch, or CUDA_VISIBLE_DEVICES hides the GPU"
+        yield DoctorFinding("GPU", "an NVIDIA driver is installed, but torch finds no GPU", "missing", advice)
 
 
 def _triton() -> Iterator[DoctorFinding]:
@@ -142,15 +144,15 @@ def _triton() -> Iterator[DoctorFinding]:
 
     found = _installed("triton")
     needed = found is None and torch.cuda.is_available()
-    advice = "the GPU runs without our kernels: pip install triton" if needed else ""
+    advice = "the fused kernels need it: pip install triton" if needed else ""
     yield DoctorFinding("Triton", found or "not installed, needed on GPUs only", "missing" if needed else "ok", advice)
 
 
 def _compiler() -> Iterator[DoctorFinding]:
-    """torch.compile makes C++ for the CPU, so it needs a compiler; whether it works is told by `--compile`."""
+    """Look for a C++ compiler, which torch.compile needs on CPUs. `--compile` tests whether it works."""
     named = os.environ.get("CXX")
     found = shutil.which(named) if named else next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-    advice = "" if found else "without a C++ compiler torch.compile is left out on CPUs: install g++"
+    advice = "" if found else "torch.compile needs a C++ compiler on CPUs and will not be used: install g++"
     yield DoctorFinding("C++ compiler", found or "none found", "ok" if found else "warn", advice)
 
 
@@ -161,7 +163,7 @@ def _compile() -> list[DoctorFinding]:
     before = time.perf_counter()
     try:
         torch.compile(lambda x: (x * 2 + 1).relu().sum())(torch.ones(64, device=device))
-    except Exception as problem:  # noqa: BLE001 - a compiler can fail in every way there is, and each is the finding
+    except Exception as problem:  # noqa: BLE001 - edge to the compiler: any failure is the finding
         line = (str(problem).strip().splitlines() or [""])[0]
         return [
             DoctorFinding("torch.compile", f"fails: {type(problem).__name__}: {line}", "warn", "eager will be used")
@@ -193,7 +195,9 @@ def _audio() -> Iterator[DoctorFinding]:
         formats = ", ".join(["wav", "pcm", *writable])
         yield DoctorFinding("audio formats", formats, "warn" if lacking else "ok", advice)
     else:
-        yield DoctorFinding("audio formats", "wav, pcm", "warn", "for the others: pip install 'shoal[formats]'")
+        yield DoctorFinding(
+            "audio formats", "wav, pcm", "warn", "for flac, mp3, opus, aac and webm: pip install 'shoal[formats]'"
+        )
     if (soxr := _installed("soxr")) is not None:
         yield DoctorFinding("soxr", soxr)
 
@@ -213,12 +217,12 @@ def _models() -> Iterator[DoctorFinding]:
             found.append(repository)
             size += sum(file.stat().st_size for file in snapshot.rglob("*") if file.is_file())
     yield DoctorFinding("cache folder", f"{cache}, {size / 1e9:.1f} GB of models")
-    advice = "" if found else "fetch one: shoal pull s1-mini; or try the pipeline with --model random:tiny"
+    advice = "" if found else "download one: shoal pull s1-mini; or use random weights: --model random:tiny"
     yield DoctorFinding("models", ", ".join(found) or "none found", "ok" if found else "missing", advice)
 
 
 def _whole_snapshot(repository: str) -> Path | None:
-    """Where the cache holds this model; None for what is no model, or not all of one."""
+    """Return the directory of a complete model in the cache; None if the repository is no model or incomplete."""
     from shoal.checkpoint.find import HubSource, cached_snapshot
     from shoal.checkpoint.layout import missing_files
     from shoal.errors import CheckpointError
@@ -226,7 +230,7 @@ def _whole_snapshot(repository: str) -> Path | None:
     source = HubSource.parse(repository)
     snapshot = cached_snapshot(source) if source is not None else None
     try:
-        # As in `find`: quantised models may borrow their codec.
+        # As in `find`: quantized models may use the codec of another model.
         whole = source is not None and snapshot is not None and not missing_files(snapshot, codec=source.released)
     except CheckpointError:
         return None
@@ -238,8 +242,8 @@ def _choose() -> BackendChoice:
 
     device = choose_device("auto")
     dtype = str(choose_dtype(None, device)).removeprefix("torch.")
-    why = "there is no GPU that torch can use" if device == "cpu" else "torch sees a GPU"
-    # Graphs need our kernels; a rung that cannot be built or breaks is left for the next when the engine starts.
+    why = "torch finds no GPU" if device == "cpu" else "torch finds a GPU"
+    # CUDA graphs need the Triton kernels. The engine falls back to another backend if this one cannot be built.
     rung = "graph" if device.startswith("cuda") and _installed("triton") else "eager"
     return BackendChoice(device, dtype, rung, why)
 
@@ -249,13 +253,13 @@ def _can_encode(codec: str) -> bool:
 
     try:
         av.Codec(codec, "w")
-    except ValueError:  # PyAV's own error for an unknown codec is one
+    except ValueError:  # the base class of PyAV's UnknownCodecError
         return False
     return True
 
 
 def _installed(package: str) -> str | None:
-    """The version of a package that can be imported."""
+    """Return the version of a package; None if it cannot be imported."""
     try:
         import_module(package)
         return version(package)
@@ -264,12 +268,12 @@ def _installed(package: str) -> str | None:
 
 
 def _cores() -> int:
-    """Cores this process may use, which in a container are fewer than there are."""
+    """Return the number of cores this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_bytes() -> tuple[int, int]:
-    """Available and total, the container's limit considered; zeros where the system does not tell."""
+    """Return available and total bytes, within the limit of the container; zeros if unknown."""
     kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in _proc("meminfo").splitlines() if ":" in line}
     available, total = 1024 * kilobytes.get("MemAvailable", 0), 1024 * kilobytes.get("MemTotal", 0)
     limit = _read(Path("/sys/fs/cgroup/memory.max")).strip()

@@ -88,7 +88,7 @@ def test_killed_and_interrupted_it_goes_on_where_it_was(tmp_path: Path) -> None:
     interrupted.send_signal(signal.SIGINT)
     _, told = interrupted.communicate(timeout=60)
     assert interrupted.returncode == 130
-    kept = re.search(r"stopped: (\d+) of 18 lines are done and kept; the same command goes on", told)
+    kept = re.search(r"interrupted: (\d+) of 18 lines are done; run the same command again to resume", told)
     assert kept is not None, told
     assert not list(out.glob(".*.part"))
     second = {path.name: path.stat().st_mtime_ns for path in out.glob("*.wav")}

@@ -79,7 +79,7 @@ def test_a_player_that_fails_is_an_error_with_its_last_word(shoal: Shoal, machin
     install(machine, "aplay", BROKEN)
     ran = shoal("say", "Hello there.", *TINY)
     assert ran.code == 10
-    assert "aplay did not play: no sound card" in ran.said
+    assert "aplay failed: no sound card" in ran.said
 
 
 def test_a_format_is_for_a_file(shoal: Shoal, machine: Path) -> None:

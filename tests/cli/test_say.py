@@ -111,7 +111,7 @@ def test_a_voice_changes_what_is_heard(shoal: Shoal, folder: Path, recording: Pa
         (["word " * 200_000], 3, "limit"),
         (["--file", "./nowhere.txt"], 3, "cannot read"),
         (["Hi.", "--file", "./nowhere.txt"], 2, "not both"),
-        ([], 2, "Give a text"),
+        ([], 2, "give a text"),
         (["Hi.", "--format", "tape"], 2, "tape"),
         (["Hi.", "-o", "/"], 2, "is a directory"),
         (["Hi.", "--temperature", "9"], 2, "temperature"),
@@ -123,7 +123,7 @@ def test_a_voice_changes_what_is_heard(shoal: Shoal, folder: Path, recording: Pa
         (["Hi.", "--dtype", "int3"], 2, "unknown dtype"),
         (["Hi.", "--device", "abacus"], 2, "unknown device"),
         (["Hi.", "--transcript", "La."], 2, "--voice"),
-        (["Hi.", "--voice", "nobody"], 5, "no voice 'nobody'. `shoal voices list`"),
+        (["Hi.", "--voice", "nobody"], 5, "no voice 'nobody'; `shoal voices list`"),
         (["Hi.", "--voice", "../nobody"], 2, "cannot name a voice"),
     ],
 )  # fmt: skip

@@ -46,7 +46,7 @@ def test_a_name_with_a_space_is_told_as_the_shell_wants_it(shoal: Shoal, recordi
 def test_whoever_gives_nano_a_recording_is_told(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.wav"
     told = shoal("say", "Hi.", "--voice", recording, "--transcript", "La la.", "-o", out, "--max-frames", "4")
-    assert "hardly imitates" in told.err
+    assert "barely clones voices" in told.err
 
 
 def test_what_cannot_be_a_voice_is_refused(shoal: Shoal, recording: Path, tmp_path: Path) -> None:

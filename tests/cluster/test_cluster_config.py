@@ -46,7 +46,7 @@ def test_a_joined_cluster_that_is_too_small_says_what_is_waited_for(
     monkeypatch.setattr(command, "_deploy", lambda plan, everywhere: deployed.append(plan.cluster.replicas))
     for replicas in (3, 4):
         plan = SimpleNamespace(cluster=ClusterConfig(replicas=replicas, cpus=1.0), source=EngineSource(device="cpu"))
-        command._up_there(plan, "auto", None)  # type: ignore[arg-type]
+        command._deploy_remote(plan, "auto", None)  # type: ignore[arg-type]
     assert deployed == [3, 4]
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1

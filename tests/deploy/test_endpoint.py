@@ -131,7 +131,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
     wet = runner.invoke(app, ARGUMENTS)
     assert wet.exit_code == 0
     assert wet.stdout == dry.stdout.replace("would ", "")
-    assert "as it should be" in runner.invoke(app, ARGUMENTS).stdout
+    assert "is up to date" in runner.invoke(app, ARGUMENTS).stdout
 
 
 def test_without_a_region_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -347,7 +347,7 @@ def test_an_empty_directory_names_the_first_part_it_lacks(tmp_path: Path) -> Non
 
 
 def test_a_group_nobody_knows_is_refused_with_those_there_are(golden: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"called s3/prefill; there are s1/tokenizer, "):
+    with pytest.raises(InvalidRequest, match=r"called s3/prefill; the groups are s1/tokenizer, "):
         verify(golden, only=["s3/prefill"])
 
 
@@ -358,13 +358,13 @@ def test_a_group_nobody_knows_is_refused_with_those_there_are(golden: Path) -> N
         ("s1/tokenizer_cases.json", b"\xff", "s1/tokenizer", "not readable as JSON"),
         ("s1/tokenizer_cases.json", b"{}", "s1/tokenizer", "expected a list of cases"),
         ("s1/tokenizer_cases.json", b"[]", "s1/tokenizer", "nothing to compare for s1/tokenizer"),
-        ("s1/tokenizer_cases.json", b'[{"text": "a"}]', "s1/tokenizer", "s1/tokenizer do not fit together: .*'ids'"),
+        ("s1/tokenizer_cases.json", b'[{"text": "a"}]', "s1/tokenizer", "s1/tokenizer are inconsistent: .*'ids'"),
         ("prompts/s1.npz", b"PK\x03\x04", "s1/prompts", "s1.npz: not readable as numpy arrays"),
         ("prompts/s1.npz", b"", "s1/prompts", "s1.npz: not readable as numpy arrays"),
         ("s1/prefill.safetensors", b"12", "s1/prefill", "prefill.safetensors: truncated"),
         ("s1/checkpoint/model.pth", b"PK", "s1/prefill", "model.pth: truncated"),
         ("codec/config.json", b"{}", "codec/decode", "codec configuration: "),
-        ("quant/quant.json", b"{}", "quant/int8", "quant/int8 do not fit together: .*'int8'"),
+        ("quant/quant.json", b"{}", "quant/int8", "quant/int8 are inconsistent: .*'int8'"),
     ],
 )
 def test_a_broken_part_is_named_with_its_fault(part: str, content: bytes, group: str, message: str, copy: Path) -> None:

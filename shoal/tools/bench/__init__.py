@@ -1,1 +1,1 @@
-"""How fast, on which machine: benchmarks that print a table and, as their last line, one JSON object."""
+"""Benchmarks of engine, server and speech quality; their results are JSON documents (`schema.json`) and reports."""

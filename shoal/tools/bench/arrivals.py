@@ -1,6 +1,6 @@
-"""Requests that come at random moments, as the public does: until their first audio, and whether a player would wait.
+"""Open-loop benchmark of the engine in this process: Poisson arrivals, time to first audio, playback stalls.
 
-Everything is in one process; `shoal load` asks the same of a server.
+`shoal load` measures the same on a server.
 """
 
 import time
@@ -16,30 +16,30 @@ from shoal.tools.bench.percentiles import summarize
 
 
 def measure_arrivals(core: EngineCore, utterances: list[Utterance], rate: float, seed: int = 0) -> dict[str, Any]:
-    """Speak utterances that come so many per second on average (Poisson). Waiting for a place counts."""
-    moments = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, len(utterances)))
-    began, asked, coming = time.perf_counter(), {}, list(zip(moments.tolist(), utterances, strict=True))
-    heard: dict[int, list[tuple[float, float]]] = {}
-    while coming or not core.idle:
-        now = time.perf_counter() - began
-        while coming and coming[0][0] <= now:
-            moment, utterance = coming.pop(0)
-            asked[utterance.id], heard[utterance.id] = moment, []
+    """Run utterances that arrive at `rate` per second on average (Poisson). Time in the queue counts as latency."""
+    times = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, len(utterances)))
+    started, arrived, pending = time.perf_counter(), {}, list(zip(times.tolist(), utterances, strict=True))
+    chunks: dict[int, list[tuple[float, float]]] = {}  # (arrival time, seconds of audio) by utterance
+    while pending or not core.idle:
+        now = time.perf_counter() - started
+        while pending and pending[0][0] <= now:
+            at, utterance = pending.pop(0)
+            arrived[utterance.id], chunks[utterance.id] = at, []
             core.add(utterance)
         if core.idle:
-            time.sleep(max(0.0, coming[0][0] - now))
+            time.sleep(max(0.0, pending[0][0] - now))
         for event in core.step():
-            heard[event.utterance.id].append((time.perf_counter() - began, _seconds(event)))
+            chunks[event.utterance.id].append((time.perf_counter() - started, _seconds(event)))
     return {
         "rate": rate,
         "requests": len(utterances),
-        "seconds": time.perf_counter() - began,
-        "first_audio": summarize(pieces[0][0] - asked[id] for id, pieces in heard.items()),
-        "starved": sum(stalled_seconds(pieces, buffer=0.0) > 0 for pieces in heard.values()),
+        "seconds": time.perf_counter() - started,
+        "first_audio": summarize(received[0][0] - arrived[id] for id, received in chunks.items()),
+        "starved": sum(stalled_seconds(received, buffer=0.0) > 0 for received in chunks.values()),
     }
 
 
 def _seconds(event: Event) -> float:
     if event.error is not None or event.chunk is None:
-        raise GenerationFailed(f"the benchmark cannot go on: {event.error}") from event.error
+        raise GenerationFailed(f"a request of the benchmark failed: {event.error}") from event.error
     return event.chunk.seconds

@@ -1,4 +1,4 @@
-"""How much of the time some kernel is on the GPU while an engine works; those that wait for another count too."""
+"""GPU utilisation from the profiler: the share of wall time in which at least one kernel is running."""
 
 import time
 from collections.abc import Callable
@@ -8,29 +8,31 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def gpu_busy_fraction(work: Callable[[], object], times: int) -> float:
-    """Of the time that so many rounds of work take."""
-    _watched(work, 3)  # the first look costs time of its own
-    return _watched(work, times)
+    """Return the busy share of `times` calls of `work`. Kernels that wait for another count as running."""
+    _profile(work, 3)  # the first use of the profiler is slow
+    return _profile(work, times)
 
 
-def _watched(work: Callable[[], object], times: int) -> float:
+def _profile(work: Callable[[], object], times: int) -> float:
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
-        began = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        started = time.perf_counter()
         for _ in range(times):
             work()
         torch.cuda.synchronize()
-        microseconds = (time.perf_counter() - began) * 1e6
+        microseconds = (time.perf_counter() - started) * 1e6
     spans = [
-        (event.time_range.start, event.time_range.end) for event in seen.events() if event.device_type.name == "CUDA"
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if event.device_type.name == "CUDA"
     ]
     return union_length(spans) / microseconds
 
 
 def union_length(spans: list[tuple[float, float]]) -> float:
-    """Length of the union of spans (begin, end)."""
-    total, reached = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
+    """Return the length of the union of spans (start, end)."""
+    total, covered = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, covered))
+        covered = max(covered, end)
     return total

@@ -1,7 +1,7 @@
-"""Ways to run the same model, by name: what `shoal bench` compares.
+"""Named engine configurations that `shoal bench` compares.
 
-A configuration is a few settings of `shoal.load` and of the engine. Which settings there are is asked of those two, so
-that a mode that is added there can be measured here the day it arrives, and one this build lacks is named as missing.
+A configuration is a set of arguments of `shoal.load` and fields of EngineConfig. The available settings are read from
+these two, so that a new setting can be measured without a change here.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ PRESETS: dict[str, Settings] = {
     "static": {"policy": "static"},
     "no-prefix-cache": {"prefix_cache": False},
 }
-# Given by the benchmark itself.
+# Set by the benchmark itself.
 RESERVED = {"model", "device", "codec", "voices", "config", "warm", "slots"}
 
 
@@ -44,7 +44,10 @@ class Configuration:
 
 
 def parse_configurations(names: Sequence[str]) -> list[Configuration]:
-    """Presets by name, `all` of them, or NAME=VALUE settings joined by commas; each once."""
+    """Parse preset names, `all`, or NAME=VALUE settings separated by commas; duplicates are dropped.
+
+    Raises InvalidRequest for an unknown preset or setting and for an invalid value.
+    """
     found: dict[str, Configuration] = {}
     for name in names or ("default",):
         for each in PRESETS if name == "all" else (name,):
@@ -53,22 +56,22 @@ def parse_configurations(names: Sequence[str]) -> list[Configuration]:
 
 
 def available_settings() -> dict[str, type]:
-    """The settings a configuration may have in this build, and what kind of value each takes."""
+    """Return the settings that a configuration may have in this build, with the type of each."""
     from shoal.engine.load import load
 
     hints = {name: str(each.annotation) for name, each in inspect.signature(load).parameters.items()}
     hints |= {each.name: str(each.type) for each in dataclasses.fields(EngineConfig)}
-    return {name: _kind(hint) for name, hint in hints.items() if name not in RESERVED}
+    return {name: _type(hint) for name, hint in hints.items() if name not in RESERVED}
 
 
 def missing_settings(configuration: Configuration) -> str | None:
-    """Why a configuration cannot be had in this build; None if its settings are known."""
+    """Return why this build cannot run a configuration; None if it has all of its settings."""
     missing = sorted(set(configuration.settings) - set(available_settings()))
     return f"this build has no setting {' and '.join(missing)}" if missing else None
 
 
 def split_settings(settings: Settings) -> tuple[Settings, Settings]:
-    """Settings parted into keywords of `shoal.load` and fields of EngineConfig."""
+    """Split settings into keyword arguments of `shoal.load` and fields of EngineConfig."""
     fields = {each.name for each in dataclasses.fields(EngineConfig)}
     return (
         {name: value for name, value in settings.items() if name not in fields},
@@ -79,35 +82,36 @@ def split_settings(settings: Settings) -> tuple[Settings, Settings]:
 def _settings(name: str) -> Settings:
     if name in PRESETS:
         return PRESETS[name]
-    kinds = available_settings()
+    types = available_settings()
     if "=" not in name:
-        raise InvalidRequest(f"unknown configuration {name!r}: {', '.join(PRESETS)}, all, or NAME=VALUE,NAME=VALUE")
+        raise InvalidRequest(f"unknown configuration {name!r}: use {', '.join(PRESETS)}, all, or NAME=VALUE,NAME=VALUE")
     texts: list[tuple[str, str]] = []
     for part in name.split(","):
         setting, _, value = part.partition("=")
-        if setting in kinds:
+        if setting in types:
             texts.append((setting, value))
-        elif texts and kinds[texts[-1][0]] in (str, tuple):
-            # Values may have commas too, as in quantize=slow=int8,codec=int8 or buckets=1,8.
+        elif texts and types[texts[-1][0]] in (str, tuple):
+            # Values may contain commas, as in quantize=slow=int8,codec=int8 or buckets=1,8.
             texts[-1] = (texts[-1][0], f"{texts[-1][1]},{part}")
         else:
-            raise InvalidRequest(f"no setting {setting!r}; there are {', '.join(sorted(kinds))}")
-    return {setting: _value(setting, value, kinds[setting]) for setting, value in texts}
+            raise InvalidRequest(f"no setting {setting!r}; the settings are {', '.join(sorted(types))}")
+    return {setting: _value(setting, value, types[setting]) for setting, value in texts}
 
 
-def _kind(hint: str) -> type:
-    for kind in (tuple, bool, int, float):  # the first is of whole numbers
-        if kind.__name__ in hint:
-            return kind
+def _type(hint: str) -> type:
+    """Return the type of an annotation; `tuple` stands for a tuple of integers."""
+    for each in (tuple, bool, int, float):
+        if each.__name__ in hint:
+            return each
     return str
 
 
-def _value(setting: str, text: str, kind: type) -> Any:
-    if kind is bool:
+def _value(setting: str, text: str, type_: type) -> Any:
+    if type_ is bool:
         if text not in ("true", "false"):
-            raise InvalidRequest(f"{setting} is true or false, not {text!r}")
+            raise InvalidRequest(f"{setting} must be true or false, not {text!r}")
         return text == "true"
     try:
-        return tuple(map(int, text.split(","))) if kind is tuple else kind(text)
+        return tuple(map(int, text.split(","))) if type_ is tuple else type_(text)
     except ValueError:
-        raise InvalidRequest(f"{setting} is a {kind.__name__}, not {text!r}") from None
+        raise InvalidRequest(f"{setting} must be of type {type_.__name__}, not {text!r}") from None

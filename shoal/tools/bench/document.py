@@ -1,11 +1,11 @@
-"""What a measurement leaves behind: one JSON document that says what was measured, on what, and with which settings.
+"""Result document of a measurement: one JSON object with machine, settings and figures.
 
-schema      "shoal.bench/1"; a reader that does not know the number refuses the file
-kind        bench, engine, load, quality or scaling: what stands in `runs`
-complete    false when it was interrupted; what is there was measured to its end
-machine     names and versions; `commit` is the checkout's, if there is one
-settings    what was asked for
-runs        the figures; `schema.json` beside this file describes every field
+schema      "shoal.bench/1"; readers reject other versions
+kind        bench, engine, load, quality or scaling: the structure of `runs`
+complete    false after an interrupt; `runs` then holds the finished measurements
+machine     hardware and versions; `commit` is that of the checkout, if there is one
+settings    settings of the measurement
+runs        the figures; `schema.json` in this directory describes every field
 """
 
 import json
@@ -18,8 +18,8 @@ from shoal.errors import InvalidRequest, OutputError
 
 SCHEMA = "shoal.bench/1"
 KINDS = ("bench", "engine", "load", "quality", "scaling")
-LARGEST = 256 << 20
-# Ctrl-C and SIGTERM, as the command line turns it: both end a measurement and keep what is there.
+MAX_BYTES = 256 << 20
+# Ctrl-C and SIGTERM (which the CLI turns into SystemExit) end a measurement and keep its finished parts.
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
 
 TYPES: dict[str, tuple[type, ...]] = {
@@ -36,7 +36,7 @@ Document = dict[str, Any]
 
 
 def new_document(kind: str, machine: dict[str, Any], settings: dict[str, Any]) -> Document:
-    """A document without figures; it becomes `complete` when somebody says so."""
+    """Return a document without runs, not yet complete."""
     return {
         "schema": SCHEMA,
         "kind": kind,
@@ -50,10 +50,10 @@ def new_document(kind: str, machine: dict[str, Any], settings: dict[str, Any]) -
 
 
 def read_document(path: Path) -> Document:
-    """Raises InvalidRequest for a file that is none of ours, or of another version."""
+    """Read a document. Raises InvalidRequest for a file that is no document or has another version."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise InvalidRequest(f"{path}: more than {LARGEST >> 20} MiB; no benchmark writes that much")
+        if path.stat().st_size > MAX_BYTES:
+            raise InvalidRequest(f"{path}: larger than {MAX_BYTES >> 20} MiB, so not a benchmark result")
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise InvalidRequest(f"{path}: {problem.strerror or problem}") from problem
@@ -62,10 +62,10 @@ def read_document(path: Path) -> Document:
     if not isinstance(found, dict) or not str(found.get("schema", "")).startswith("shoal.bench/"):
         raise InvalidRequest(f"{path}: not a result of `shoal bench`, `shoal load` or `shoal bench quality`")
     if found["schema"] != SCHEMA:
-        raise InvalidRequest(f"{path}: written as {found['schema']}, this version reads {SCHEMA}")
-    missing_settings = _lacking(found, _schema(found.get("kind")), "")
-    if missing_settings is not None:
-        raise InvalidRequest(f"{path}: not as {SCHEMA} has it: {missing_settings}")
+        raise InvalidRequest(f"{path}: has schema {found['schema']}, this version reads {SCHEMA}")
+    violation = _violation(found, _schema(found.get("kind")), "")
+    if violation is not None:
+        raise InvalidRequest(f"{path}: does not match {SCHEMA}: {violation}")
     return found
 
 
@@ -81,10 +81,10 @@ def write_document(path: Path, document: Document) -> None:
 
 
 def git_commit() -> str | None:
-    """The commit this code is of, with a + if it was changed since; None outside of a checkout."""
+    """Return the commit of this checkout, with a + if it has uncommitted changes; None outside a checkout."""
     folder = Path(__file__).parent
     try:
-        said = subprocess.run(
+        described = subprocess.run(
             ("git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--match=", "--dirty=+"),
             capture_output=True,
             text=True,
@@ -93,11 +93,11 @@ def git_commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip() or None
+    return described.stdout.strip() or None
 
 
 def _schema(kind: Any) -> dict[str, Any]:
-    """Of a document of that kind, with what its runs look like in the place it belongs."""
+    """Return the schema of a document of that kind, with the schema of its runs merged in."""
     schema: dict[str, Any] = json.loads((Path(__file__).parent / "schema.json").read_text(encoding="utf-8"))
     for choice in schema["oneOf"]:
         if choice["properties"]["kind"]["const"] == kind:
@@ -105,23 +105,26 @@ def _schema(kind: Any) -> dict[str, Any]:
     return {**schema, "properties": schema["properties"] | {"kind": {"enum": list(KINDS)}}}
 
 
-def _lacking(value: Any, schema: dict[str, Any], at: str, root: dict[str, Any] | None = None) -> str | None:
-    """What a report would stumble over: a field that is missing or of another kind. A full check is for the tests."""
+def _violation(value: Any, schema: dict[str, Any], at: str, root: dict[str, Any] | None = None) -> str | None:
+    """Return the first missing field or wrong type, the faults that would break a report; None if there is none.
+
+    The tests check documents against the full schema.
+    """
     root = root or schema
     if "$ref" in schema:
         schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if kinds and not any(isinstance(value, TYPES[kind]) for kind in kinds):
-        return f"{at or 'it'} is not {' or '.join(kinds)}"
+        return f"{at or 'the document'} is not {' or '.join(kinds)}"
     if isinstance(value, dict):
         for name in schema.get("required", ()):
             if name not in value:
-                return f"{at or 'it'} has no {name}"
+                return f"{at or 'the document'} has no {name}"
         parts = [
             (f"{at}.{name}", value[name], part) for name, part in schema.get("properties", {}).items() if name in value
         ]
     else:
         each = schema.get("items", {}) if isinstance(value, list) else {}
         parts = [(f"{at}[{number}]", part, each) for number, part in enumerate(value)] if each else []
-    return next(filter(None, (_lacking(part, of, where.lstrip("."), root) for where, part, of in parts)), None)
+    return next(filter(None, (_violation(part, of, where.lstrip("."), root) for where, part, of in parts)), None)

@@ -392,8 +392,8 @@ def _bar(batches: int, *, shown: bool) -> Iterator[Tick]:
 
         @contextmanager
         def tick(what: str) -> Iterator[None]:
-            bar.now(what)
+            bar.describe(what)
             yield
-            bar.done()
+            bar.advance()
 
         yield tick

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""Description of the machine that a measurement ran on, and its background load."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def machine(device: "torch.device") -> dict[str, str | int]:
-    """Names and versions that a reader needs to compare figures."""
+    """Return the hardware and versions that matter when comparing figures."""
     import numpy as np
     import torch
 
@@ -30,7 +30,7 @@ def machine(device: "torch.device") -> dict[str, str | int]:
 
 
 def processor() -> str:
-    """The name on the chip, where the system tells it."""
+    """Return the model name of the CPU; its architecture if the system does not report one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -40,7 +40,7 @@ def processor() -> str:
 
 
 def describe_client() -> dict[str, str | int]:
-    """The machine that asks, where nothing of torch is needed."""
+    """Return the description of the load generator's machine, without importing torch."""
     return {
         "device": processor(),
         "cores": cores(),
@@ -51,14 +51,14 @@ def describe_client() -> dict[str, str | int]:
 
 
 class BackgroundLoad:
-    """What everybody else makes of the cores while we measure, from the moment it is made."""
+    """CPU load of other processes, measured from construction."""
 
     def __init__(self) -> None:
-        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+        self._started, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
 
     def share(self) -> float | None:
-        """Of all cores, 0 to 1; None where the system does not tell."""
-        busy, seconds = _busy_seconds(), time.monotonic() - self._began
+        """Return the share of all cores used by other processes, 0 to 1; None if the system does not report it."""
+        busy, seconds = _busy_seconds(), time.monotonic() - self._started
         if busy is None or self._busy is None or seconds <= 0:
             return None
         others = (busy - self._busy) - (_own_seconds() - self._own)
@@ -66,7 +66,7 @@ class BackgroundLoad:
 
 
 def _busy_seconds() -> float | None:
-    """Of all cores together, since the system began."""
+    """Return the busy CPU seconds of all cores since boot; None if unknown."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
@@ -76,7 +76,7 @@ def _busy_seconds() -> float | None:
 
 
 def _own_seconds() -> float:
-    """Of this process and its children that have ended."""
+    """Return the CPU seconds of this process and its finished children."""
     return sum(os.times()[:4])
 
 

@@ -1,4 +1,4 @@
-"""How much memory is in use: of the device where there is one, of this process on a CPU."""
+"""Memory use: of the device on a GPU, of this process on a CPU."""
 
 import torch
 
@@ -6,7 +6,7 @@ from shoal.paths import peak_rss_bytes, rss_bytes
 
 
 class MemoryGauge:
-    """Reads what one device holds on behalf of this process, in bytes."""
+    """Memory of this process on one device, in bytes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -21,7 +21,7 @@ class MemoryGauge:
         return rss_bytes() or peak_rss_bytes()
 
     def peak(self) -> int:
-        """The most it has been since the process began."""
+        """Return the maximum since the process started."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_reserved(self._device)
         return max(peak_rss_bytes(), self.now())

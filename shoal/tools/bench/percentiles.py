@@ -1,4 +1,4 @@
-"""Many measurements of one thing, in the figures people ask for."""
+"""Summary statistics of repeated measurements."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -9,20 +9,20 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of values that were measured; percentiles lie between neighbours where they fall between them."""
+    """Statistics of a sample; percentiles are linearly interpolated. The field names are those of the documents."""
 
     count: int
     mean: float
-    std: float  # of the values themselves, n - 1; 0 for a single one
-    least: float
+    std: float  # sample standard deviation (n - 1); 0 for a single value
+    least: float  # minimum
     p50: float
     p95: float
     p99: float
-    most: float
+    most: float  # maximum
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Percentiles | None":
-        """None if nothing was measured."""
+        """Return the statistics of `values`; None if there are none."""
         found = np.asarray(list(values), np.float64)
         if not found.size:
             return None
@@ -43,6 +43,6 @@ class Percentiles:
 
 
 def summarize(values: Iterable[float]) -> dict[str, Any] | None:
-    """The same as it stands in a document."""
+    """Return the statistics of `values` as they are stored in a document; None if there are no values."""
     found = Percentiles.of(values)
     return None if found is None else found.as_json()

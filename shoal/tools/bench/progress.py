@@ -1,4 +1,4 @@
-"""How far a measurement is, and how long it will take; on standard error, where a terminal is."""
+"""Progress bar with remaining time for measurements, on standard error if that is a terminal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,20 +9,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 
 class BenchProgress:
-    """Moves when it is told of something that is done; the total may grow while it is found out."""
+    """One task of a progress bar."""
 
     def __init__(self, bar: Progress, total: float) -> None:
         self._bar, self._task = bar, bar.add_task("", total=total)
 
-    def now(self, what: str) -> None:
-        self._bar.update(self._task, description=escape(what))
+    def describe(self, text: str) -> None:
+        self._bar.update(self._task, description=escape(text))
 
-    def done(self, amount: float = 1.0) -> None:
+    def advance(self, amount: float = 1.0) -> None:
         self._bar.update(self._task, advance=amount)
-
-    def more(self, amount: float) -> None:
-        total = self._bar.tasks[self._task].total or 0.0
-        self._bar.update(self._task, total=total + amount)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def speak_all(plan: QualityPlan, sentences: list[str], folder: Path, bar: BenchP
     reasons: dict[str, str] = {}
     clips: list[Clip] = []
     for configuration in plan.configurations:
-        bar.now(f"{configuration.name}: speaking")
+        bar.describe(f"{configuration.name}: speaking")
         missing = missing_settings(configuration)
         try:
             if missing is not None:
@@ -122,7 +122,7 @@ def speak(
                 clips.append(
                     {"path": path, "text": sentence, "voice": voice or OWN_VOICE, "system": configuration.name}
                 )
-                bar.done()
+                bar.advance()
     return clips
 
 

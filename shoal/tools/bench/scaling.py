@@ -61,9 +61,9 @@ def run_scaling(
     with progress_bar(len(parts), shown=progress) as bar:
         try:
             for part in parts:
-                bar.now(part.name)
+                bar.describe(part.name)
                 document["runs"].append(curve(part, samples, torch.device(where), quick=quick))
-                bar.done()
+                bar.advance()
             document["complete"] = True
         except INTERRUPTS:
             pass

@@ -77,9 +77,9 @@ def measure(configuration: Configuration, sweep: Sweep, run: Run, bar: BenchProg
     with _compiler_caches() as caches:
         for temperature, start_only in (("cold", True), ("warm", False)):
             if run["reason"] is None and (sweep.cold or not start_only):
-                bar.now(f"{configuration.name}: {temperature} start")
+                bar.describe(f"{configuration.name}: {temperature} start")
                 _follow(replace(job, start_only=start_only), run, temperature, bar, command, caches)
-                bar.done()
+                bar.advance()
 
 
 def _follow(
@@ -108,10 +108,10 @@ def _take(told: dict[str, Any], run: Run, temperature: str, bar: BenchProgress) 
         run["memory"]["peak"] = told["peak"]
     if "round" in told:
         run.setdefault("rounds", []).append(told["round"])
-        bar.now(f"{run['name']}: {told['round']['voices']} at a time")
+        bar.describe(f"{run['name']}: {told['round']['voices']} at a time")
     if "edge" in told:
         run.setdefault("edges", []).append(told["edge"])
-    bar.done(told.get("done", 0))
+    bar.advance(told.get("done", 0))
 
 
 def _refusal(told: dict[str, str]) -> str:

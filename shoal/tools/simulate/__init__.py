@@ -1,1 +1,1 @@
-"""Fleets that are not there yet: the real scheduler and routing strategies, on a clock that is only counted."""
+"""Discrete-event simulation of fleets: the real scheduler and routing strategies on a simulated clock."""

@@ -1,4 +1,4 @@
-"""Whether the simulator is right: what `shoal load` measured beside what it makes of the same requests."""
+"""Validation of the simulator: latencies measured by `shoal load` against a simulation of the same requests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ PERCENTILES = (0.50, 0.95)
 
 @dataclass(frozen=True)
 class Prediction:
-    """One figure of one stage, in seconds."""
+    """One latency percentile of one load stage, measured and simulated, in seconds."""
 
     stage: str
     requests: int
@@ -25,7 +25,7 @@ class Prediction:
 
     @property
     def off(self) -> float:
-        """How much too slow the simulator is: 0.1 is a tenth, -0.1 a tenth too fast."""
+        """Relative error: 0.1 means that the simulated latency is 10 % too long, -0.1 that it is 10 % too short."""
         return self.simulated / self.measured - 1
 
     def as_json(self) -> dict[str, Any]:
@@ -40,27 +40,29 @@ class Prediction:
 
 
 def check(document: Document, scenario: Scenario) -> list[Prediction]:
-    """The stages of a load test of one server, each simulated with its own requests instead of the scenario's.
+    """Simulate every stage of a load test with the requests of that stage, instead of the scenario's.
 
-    Raises InvalidRequest for what is no such test.
+    Raises InvalidRequest if the document is not a load test of exactly one server.
     """
     if document["kind"] != "load" or len(document["runs"]) != 1:
-        raise InvalidRequest("a check needs what `shoal load --json` measured on one server")
+        raise InvalidRequest("--check needs a file written by `shoal load --json` for one server")
     return [each for stage in document["runs"][0]["stages"] for each in _stage(stage, scenario)]
 
 
 def _stage(stage: dict[str, Any], scenario: Scenario) -> Iterator[Prediction]:
-    # A request that failed is not known to have cost anything.
-    heard = [each for each in stage["outcomes"] if each["error"] is None]
-    heard.sort(key=lambda each: float(each["due"]))
-    # Whatever voice there was is known since the warm-up, so only the text is computed.
-    arrivals = [Arrival(each["due"], each["audio_seconds"]) for each in heard]
+    # The cost of failed requests is unknown, so they are left out.
+    completed = [each for each in stage["outcomes"] if each["error"] is None]
+    completed.sort(key=lambda each: float(each["due"]))
+    # The voice is in the prefix cache since the warm-up, so only the tokens of the text are computed.
+    arrivals = [Arrival(each["due"], each["audio_seconds"]) for each in completed]
     outcome: SimulationResult = simulate(replace(scenario, arrivals=arrivals))
     for name, key, simulated in (
         ("first audio", "first_audio", outcome.first_audio()),
-        ("speech", "seconds", outcome.whole()),
+        ("speech", "seconds", outcome.latency()),
     ):
-        measured = sorted(each[key] for each in heard)
+        measured = sorted(each[key] for each in completed)
         for part in PERCENTILES if measured else ():
             figure = f"{name} P{100 * part:.0f}"
-            yield Prediction(stage["name"], len(heard), figure, percentile(measured, part), percentile(simulated, part))
+            yield Prediction(
+                stage["name"], len(completed), figure, percentile(measured, part), percentile(simulated, part)
+            )

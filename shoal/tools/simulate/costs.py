@@ -1,4 +1,4 @@
-"""What the work of one engine costs in time, read from what `shoal bench engine --json` measured."""
+"""Time costs of one engine, fitted to the results of `shoal bench engine --json`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,10 @@ from shoal.tools.bench.document import read_document
 
 @dataclass(frozen=True)
 class CostCurve:
-    """A measured quantity by batch size: straight lines between the points, and on beyond the last."""
+    """Piecewise linear function of the batch size through measured points.
+
+    Constant below the first point, extrapolated beyond the last.
+    """
 
     points: tuple[tuple[float, float], ...]
 
@@ -27,22 +30,23 @@ class CostCurve:
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """Seconds of one engine."""
+    """Time costs of one engine, in seconds."""
 
-    step: CostCurve  # per step, by the frames it draws
-    column: float  # per column of a prompt that has to be computed
-    call: float  # per call of the codec,
-    chunk: float  # per chunk that is decoded in it,
-    frame: float  # and per frame that it computes
+    step: CostCurve  # per step, by the number of frames it generates
+    token: float  # per prompt token that is not in the prefix cache
+    call: float  # per call of the codec
+    chunk: float  # per chunk in a call of the codec
+    frame: float  # per frame that the codec computes
     frame_rate: float  # frames per second of audio
     source: str = ""  # model and machine
-    packed: bool = False  # chunks are decoded one behind the other; else each is as long as the longest
+    packed: bool = False  # chunks are concatenated without padding; otherwise each is padded to the longest
 
-    def of_step(self, frames: int, columns: int) -> float:
-        return self.step.at(frames) + self.column * columns
+    def of_step(self, frames: int, tokens: int) -> float:
+        """Return the seconds of a step that generates `frames` frames and prefills `tokens` tokens."""
+        return self.step.at(frames) + self.token * tokens
 
     def of_decoding(self, chunks: Sequence[int]) -> float:
-        """Of chunks of so many frames, decoded together."""
+        """Return the seconds of one codec call for chunks of the given lengths in frames."""
         if not chunks:
             return 0.0
         frames = sum(chunks) if self.packed else len(chunks) * max(chunks)
@@ -50,26 +54,26 @@ class EngineCosts:
 
 
 def read_costs(path: Path) -> EngineCosts:
-    """Raises InvalidRequest when the file is not a whole benchmark of the engine."""
+    """Read costs from a file. Raises InvalidRequest if it is not a complete engine benchmark."""
     document = read_document(path)
     try:
         return fit(document)
     except (LookupError, TypeError, ValueError, ZeroDivisionError):
-        raise InvalidRequest(f"{path} is not what `shoal bench engine --json` writes, or not all of it") from None
+        raise InvalidRequest(f"{path} is not a complete file of `shoal bench engine --json`: run it again") from None
 
 
 def fit(document: dict[str, Any]) -> EngineCosts:
-    """EngineCosts from the rows of continuous batching, and from first audio with a voice known and unknown."""
+    """Fit costs to the rows with continuous batching and to the first-audio times with and without a cached voice."""
     (run,) = document["runs"]
     rows = [row for row in run["throughput"] if row["policy"] == "continuous"]
     rows.sort(key=_running)
     first = run["first_audio"]
     saved = first["known"]["columns_saved"] - first["unknown"]["columns_saved"]
-    packed = run.get("packed", False)  # older benchmarks do not tell, nor count all frames
+    packed = run.get("packed", False)  # missing in older benchmarks, as is `all_frames`
     call, chunk, frame = _decoding([each for row in run["throughput"] for each in row["decodes"]], packed)
     return EngineCosts(
         step=CostCurve(tuple((_running(row), _step_seconds(row)) for row in rows)),
-        column=max(0.0, first["unknown"]["seconds"] - first["known"]["seconds"]) / saved,
+        token=max(0.0, first["unknown"]["seconds"] - first["known"]["seconds"]) / saved,
         call=call,
         chunk=chunk,
         frame=frame,
@@ -80,26 +84,27 @@ def fit(document: dict[str, Any]) -> EngineCosts:
 
 
 def _decoding(calls: list[dict[str, Any]], packed: bool) -> list[float]:
-    """Seconds per call, per chunk and per frame: those that explain all calls best, and none of them negative."""
+    """Fit seconds per call, per chunk and per frame by weighted least squares, with no negative coefficient."""
     frames = [each["all_frames"] if packed else each["chunks"] * each["frames"] for each in calls]
     chunks = [each["chunks"] for each in calls]
     sizes = np.array([(1, *sizes) for sizes in zip(chunks, frames, strict=True)], np.float64)
-    often = np.sqrt([each["calls"] for each in calls])
+    weights = np.sqrt([each["calls"] for each in calls])
     seconds = np.array([each["seconds"] / each["calls"] for each in calls])
-    costs, kept = np.zeros(3), np.ones(3, bool)
-    while kept.any():
-        found = np.linalg.lstsq(sizes[:, kept] * often[:, None], seconds * often, rcond=None)[0]
-        if (found >= 0).all():
-            costs[kept] = found
+    costs, active = np.zeros(3), np.ones(3, bool)
+    while active.any():
+        fitted = np.linalg.lstsq(sizes[:, active] * weights[:, None], seconds * weights, rcond=None)[0]
+        if (fitted >= 0).all():
+            costs[active] = fitted
             break
-        kept[np.flatnonzero(kept)[found.argmin()]] = False
+        active[np.flatnonzero(active)[fitted.argmin()]] = False
     return [float(cost) for cost in costs]
 
 
 def _running(row: dict[str, Any]) -> float:
+    """Return the mean number of frames per step."""
     return float(row["frames"] / row["steps"])
 
 
 def _step_seconds(row: dict[str, Any]) -> float:
-    """All of a step but the decoding: the model and the host."""
+    """Return the seconds of a step without the codec: model and host."""
     return float((row["seconds"] - row["codec_seconds"]) / row["steps"])

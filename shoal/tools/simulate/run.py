@@ -1,4 +1,4 @@
-"""A fleet under traffic, event by event."""
+"""Event loop of the simulation: routes arrivals to servers, runs their steps and applies outages."""
 
 import heapq
 import itertools
@@ -9,12 +9,12 @@ from shoal.cluster.routing import Candidate, StrategyName, make_strategy
 from shoal.tools.simulate.server import Fleet, SimulatedRequest, SimulatedServer
 from shoal.tools.simulate.traffic import Arrival
 
-Tick = Callable[[int], None]
+OnArrival = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Outage:
-    """A zone that is gone for a while."""
+    """Outage of a zone from `at` for `seconds`."""
 
     at: float
     seconds: float
@@ -23,48 +23,54 @@ class Outage:
 
 @dataclass(frozen=True)
 class Scenario:
+    """A fleet, its traffic and its failures."""
+
     fleet: Fleet
     arrivals: Sequence[Arrival]
     servers: int
     strategy: StrategyName = "voice-affinity"
     zones: int = 1
     outage: Outage | None = None
-    overhead: float = 0.0  # seconds a request takes to its server and back
+    overhead: float = 0.0  # network round trip added to every latency, in seconds
 
 
-def simulate(scenario: Scenario, tick: Tick = lambda done: None) -> "SimulationResult":
-    """What becomes of every request. `tick` is told how many have come."""
+def simulate(scenario: Scenario, on_arrival: OnArrival = lambda count: None) -> "SimulationResult":
+    """Run a scenario to its end. `on_arrival` is called with the number of requests that have arrived."""
     simulation = Simulation(scenario)
-    return SimulationResult(simulation.run(tick), list(simulation.servers.values()), scenario.overhead)
+    return SimulationResult(simulation.run(on_arrival), list(simulation.servers.values()), scenario.overhead)
 
 
 @dataclass(frozen=True)
 class SimulationResult:
-    speeches: list[SimulatedRequest]
+    """Requests and servers after a run."""
+
+    requests: list[SimulatedRequest]
     servers: list[SimulatedServer]
     overhead: float
 
     def first_audio(self) -> list[float]:
-        """Seconds from request to first audio, of those that had any, in order of size."""
-        heard = [(each.first_audio, each.arrival.at) for each in self.speeches if each.first_audio is not None]
-        return sorted(first - at + self.overhead for first, at in heard)
+        """Return the times to first audio in seconds, sorted; requests without audio are left out."""
+        started = [(each.first_audio, each.arrival.at) for each in self.requests if each.first_audio is not None]
+        return sorted(first - at + self.overhead for first, at in started)
 
-    def whole(self) -> list[float]:
-        """Seconds from request to last audio, of those that were spoken to their end, in order of size."""
-        spoken = [(each.ended, each.arrival.at) for each in self.speeches if each.ended is not None and not each.failed]
-        return sorted(ended - at + self.overhead for ended, at in spoken)
+    def latency(self) -> list[float]:
+        """Return the times to the last audio of completed requests in seconds, sorted."""
+        done = [(each.ended, each.arrival.at) for each in self.requests if each.ended is not None and not each.failed]
+        return sorted(ended - at + self.overhead for ended, at in done)
 
     @property
     def failed(self) -> int:
-        return sum(each.failed or each.ended is None for each in self.speeches)
+        return sum(each.failed or each.ended is None for each in self.requests)
 
     @property
     def seconds(self) -> float:
-        """From the first request to the last audio."""
-        return max((each.ended or 0.0 for each in self.speeches), default=0.0)
+        """Simulated seconds until the last audio."""
+        return max((each.ended or 0.0 for each in self.requests), default=0.0)
 
 
 class Simulation:
+    """Event queue and servers of one run."""
+
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._strategy = make_strategy(scenario.strategy)
@@ -74,41 +80,41 @@ class Simulation:
         }
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._queued: list[SimulatedRequest] = []  # no server is alive
+        self._queued: list[SimulatedRequest] = []  # arrived while no server was alive
 
-    def run(self, tick: Tick) -> list[SimulatedRequest]:
+    def run(self, on_arrival: OnArrival) -> list[SimulatedRequest]:
         rate = self._scenario.fleet.costs.frame_rate
-        speeches = [
+        requests = [
             SimulatedRequest(number, arrival, max(1, round(arrival.seconds * rate)))
             for number, arrival in enumerate(self._scenario.arrivals)
         ]
         if (outage := self._scenario.outage) is not None:
             self._at(outage.at, lambda now: self._fail_zone(outage.zone, now))
             self._at(outage.at + outage.seconds, lambda now: self._recover(outage.zone, now))
-        for number, speech in enumerate(speeches, 1):
-            self._until(speech.arrival.at)
-            self._route(speech, speech.arrival.at)
-            tick(number)
+        for number, request in enumerate(requests, 1):
+            self._until(request.arrival.at)
+            self._route(request, request.arrival.at)
+            on_arrival(number)
         self._until(float("inf"))
-        return speeches
+        return requests
 
-    def _at(self, time: float, what: Callable[[float], None]) -> None:
-        heapq.heappush(self._events, (time, next(self._order), what))
+    def _at(self, time: float, event: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._order), event))
 
     def _until(self, time: float) -> None:
         while self._events and self._events[0][0] <= time:
-            now, _, what = heapq.heappop(self._events)
-            what(now)
+            now, _, event = heapq.heappop(self._events)
+            event(now)
 
-    def _route(self, speech: SimulatedRequest, now: float) -> None:
+    def _route(self, request: SimulatedRequest, now: float) -> None:
         slots = self._scenario.fleet.config.slots
         candidates = [Candidate(each.id, each.load, slots) for each in self.servers.values() if each.alive]
         if not candidates:
-            self._queued.append(speech)
+            self._queued.append(request)
             return
-        chosen = self._strategy.order(speech.arrival.voice, candidates)[0]
+        chosen = self._strategy.order(request.arrival.voice, candidates)[0]
         server = self.servers[chosen.id]
-        server.take(speech)
+        server.add(request)
         if not server.busy:
             self._step(server, now)
 
@@ -121,24 +127,25 @@ class Simulation:
         self._while_alive(server.end_step(now), server, self._step)
 
     def _while_alive(
-        self, time: float, server: SimulatedServer, what: Callable[[SimulatedServer, float], None]
+        self, time: float, server: SimulatedServer, event: Callable[[SimulatedServer, float], None]
     ) -> None:
-        """Do it at that time, unless the server has died until then."""
-        life = server.generation
-        self._at(time, lambda now: what(server, now) if server.generation == life else None)
+        """Schedule an event of a server; it is dropped if the server fails before `time`."""
+        generation = server.generation
+        self._at(time, lambda now: event(server, now) if server.generation == generation else None)
 
     def _fail_zone(self, zone: int, now: float) -> None:
-        lost = [speech for server in self.servers.values() if server.zone == zone for speech in server.die()]
-        for speech in lost:
-            if speech.first_audio is not None:
-                speech.failed, speech.ended = True, now
+        """Fail the requests that have sent audio and reroute the others."""
+        lost = [request for server in self.servers.values() if server.zone == zone for request in server.fail()]
+        for request in lost:
+            if request.first_audio is not None:
+                request.failed, request.ended = True, now
             else:
-                speech.start_over()
-                self._route(speech, now)
+                request.restart()
+                self._route(request, now)
 
     def _recover(self, zone: int, now: float) -> None:
         for server in self.servers.values():
             server.alive = server.alive or server.zone == zone
         waiting, self._queued = self._queued, []
-        for speech in waiting:
-            self._route(speech, now)
+        for request in waiting:
+            self._route(request, now)

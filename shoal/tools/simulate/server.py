@@ -1,4 +1,4 @@
-"""One GPU of the fleet: the real scheduler over real blocks, and a device that only takes time."""
+"""One simulated GPU: the real scheduler and block pool, with a device that only takes time."""
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -19,134 +19,135 @@ STOP_ID = -1
 
 @dataclass(frozen=True)
 class Fleet:
-    """What every GPU of it is like, and how long prompts are."""
+    """Properties shared by all GPUs of a fleet, and the length of prompts."""
 
     costs: EngineCosts
     config: EngineConfig = field(default_factory=EngineConfig)
-    blocks: int = 4096  # of KV memory
-    voice_columns: int = 250  # of a prompt: those of the voice, which can be shared,
-    text_columns: int = 50  # and those of the text, which cannot
-    longest: int = 8192
+    blocks: int = 4096  # KV cache blocks per GPU
+    voice_tokens: int = 250  # prompt tokens of the voice; shared by its requests through the prefix cache
+    text_tokens: int = 50  # prompt tokens of the text; different in every request
+    max_tokens: int = 8192  # maximum length of a sequence
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request on its way."""
+    """State of one request. Times are in simulated seconds."""
 
     number: int
     arrival: Arrival
     frames: int
-    first_audio: float | None = None  # when it came
+    first_audio: float | None = None  # time of the first chunk
     ended: float | None = None
     failed: bool = False
-    moves: int = 0  # to other servers
-    decoded: int = 0  # frames that have been heard
+    moves: int = 0  # times it was rerouted to another server
+    decoded: int = 0  # frames sent to the client
 
-    def hear(self, frames: int, now: float) -> None:
+    def add_audio(self, frames: int, now: float) -> None:
+        """Record a chunk of `frames` frames that is ready at `now`."""
         self.decoded += frames
         self.first_audio = now if self.first_audio is None else self.first_audio
         self.ended = now if self.decoded >= self.frames else None
 
-    def start_over(self) -> None:
-        """Its server is gone, and nobody has heard anything of it."""
+    def restart(self) -> None:
+        """Reset after a server failure, before any audio was sent."""
         self.moves += 1
         self.decoded = 0
 
 
 class SimulatedServer:
-    """Steps as long as there is work; whoever drives it asks when the step is over."""
+    """One GPU with its scheduler. The event loop calls `begin_step` and `end_step` at the times they return."""
 
     def __init__(self, id: str, zone: int, fleet: Fleet) -> None:
         self.id, self.zone, self.fleet = id, zone, fleet
         self.alive, self.busy = True, False
-        self.generation = 1
+        self.generation = 1  # incremented when the server fails, so that its pending events are dropped
         self.busy_seconds = 0.0
         self._now = 0.0
-        self._columns = np.zeros((fleet.config.slots, 2), np.int32)
-        self._power_on()
+        self._frames = np.zeros((fleet.config.slots, 2), np.int32)
+        self._reset()
 
-    def _power_on(self) -> None:
-        """With nothing in memory."""
+    def _reset(self) -> None:
+        """Start with an empty scheduler and KV cache."""
         fleet, config = self.fleet, self.fleet.config
-        self.speeches: dict[int, SimulatedRequest] = {}
-        self._under_way: StepOutput | None = None
+        self.requests: dict[int, SimulatedRequest] = {}
+        self._in_flight: StepOutput | None = None
         self.scheduler = Scheduler(
             BlockPool(fleet.blocks, config.block_size, caching=config.prefix_cache),
             slots=config.slots,
             token_budget=config.token_budget,
             stop_id=STOP_ID,
-            max_tokens=fleet.longest,
+            max_tokens=fleet.max_tokens,
             clock=lambda: self._now,
         )
 
     @property
     def load(self) -> int:
-        return len(self.speeches)
+        return len(self.requests)
 
-    def take(self, speech: SimulatedRequest) -> None:
-        self.speeches[speech.number] = speech
-        prompt = self._prompt(speech)
-        most = min(self.fleet.longest, len(prompt) + speech.frames)
-        self.scheduler.add(Sequence.start(speech.number, prompt, Sampling(max_frames=speech.frames), most))
+    def add(self, request: SimulatedRequest) -> None:
+        self.requests[request.number] = request
+        prompt = self._prompt(request)
+        max_tokens = min(self.fleet.max_tokens, len(prompt) + request.frames)
+        self.scheduler.add(Sequence.start(request.number, prompt, Sampling(max_frames=request.frames), max_tokens))
 
     def begin_step(self, now: float) -> float | None:
-        """When the step that begins now will be over; None when there is nothing to do."""
+        """Start a step and return the time at which it ends; None if there is nothing to do."""
         self._now = now
         batch = self.scheduler.plan()
         self.busy = bool(batch)
         if not batch:
             return None
         rows = len(batch.sampled())
-        columns = sum(each.end - each.start for each in batch.prefills)
-        self._under_way = StepOutput(batch, self._columns[:rows])
-        seconds = self.fleet.costs.of_step(rows, columns)
+        tokens = sum(each.end - each.start for each in batch.prefills)
+        self._in_flight = StepOutput(batch, self._frames[:rows])
+        seconds = self.fleet.costs.of_step(rows, tokens)
         self.busy_seconds += seconds
         return now + seconds
 
     def end_step(self, now: float) -> float:
-        """When the audio of the step is there, and the next one can begin."""
-        assert self._under_way is not None, "a step begins before it ends"
-        drawn, self._under_way = self._under_way, None
+        """Decode the audio of the step and return the time at which it is ready and the next step can begin."""
+        assert self._in_flight is not None, "end_step without begin_step"
+        output, self._in_flight = self._in_flight, None
         self._now = now
-        due = [each for progress in self.scheduler.commit(drawn) if (each := self._advance(progress.sequence))]
-        seconds = self.fleet.costs.of_decoding([frames for _, frames in due])
+        chunks = [each for progress in self.scheduler.commit(output) if (each := self._advance(progress.sequence))]
+        seconds = self.fleet.costs.of_decoding([frames for _, frames in chunks])
         self.busy_seconds += seconds
-        for speech, frames in due:
-            speech.hear(frames, now + seconds)
+        for request, frames in chunks:
+            request.add_audio(frames, now + seconds)
         return now + seconds
 
-    def die(self) -> list[SimulatedRequest]:
-        """Everything it had is gone; those are whose it was."""
-        lost = list(self.speeches.values())
+    def fail(self) -> list[SimulatedRequest]:
+        """Take the server down, drop its state and return the requests that it had."""
+        lost = list(self.requests.values())
         self.alive, self.busy = False, False
         self.generation += 1
-        self._power_on()
+        self._reset()
         return lost
 
     def _advance(self, sequence: Sequence) -> tuple[SimulatedRequest, int] | None:
-        """Whose audio is due now, and how many frames of it."""
-        speech, ended = self.speeches[sequence.id], sequence.finish is not None
-        frames = self._due(speech, sequence.frames, ended=ended)
+        """Return the request and the frames to decode now; None if its chunk is not complete. Releases the finished."""
+        request, ended = self.requests[sequence.id], sequence.finish is not None
+        frames = self._frames_to_decode(request, sequence.frames, ended=ended)
         if ended:
             self.scheduler.release(sequence)
-            del self.speeches[sequence.id]
-        return (speech, frames) if frames else None
+            del self.requests[sequence.id]
+        return (request, frames) if frames else None
 
-    def _due(self, speech: SimulatedRequest, frames: int, *, ended: bool) -> int:
-        """Frames that are decoded now: none until there are enough for a chunk, all at the end."""
-        config, backlog = self.fleet.config, frames - speech.decoded
-        heard = (self._now - (speech.first_audio or self._now)) * self.fleet.costs.frame_rate
+    def _frames_to_decode(self, request: SimulatedRequest, frames: int, *, ended: bool) -> int:
+        """Return 0 until the backlog is as long as the next chunk; the whole backlog at the end."""
+        config, backlog = self.fleet.config, frames - request.decoded
+        played = (self._now - (request.first_audio or self._now)) * self.fleet.costs.frame_rate
         wanted = chunk_frames(
-            speech.decoded, speech.decoded - heard, config.first_chunk_frames, config.max_chunk_frames
+            request.decoded, request.decoded - played, config.first_chunk_frames, config.max_chunk_frames
         )
         return backlog if ended or backlog >= wanted else 0
 
-    def _prompt(self, speech: SimulatedRequest) -> Tokens:
-        """Tokens that are equal as far as the voice goes, and then differ."""
-        fleet, voice = self.fleet, speech.arrival.voice
-        shared = fleet.voice_columns if voice is not None else 0
-        prompt = np.zeros((shared + fleet.text_columns, 2), np.int32)
+    def _prompt(self, request: SimulatedRequest) -> Tokens:
+        """Build a prompt whose first tokens depend on the voice only and whose others are unique."""
+        fleet, voice = self.fleet, request.arrival.voice
+        shared = fleet.voice_tokens if voice is not None else 0
+        prompt = np.zeros((shared + fleet.text_tokens, 2), np.int32)
         prompt[:shared, 0] = int.from_bytes(blake2b((voice or "").encode(), digest_size=3).digest(), "little")
-        prompt[shared:, 0] = speech.number
+        prompt[shared:, 0] = request.number
         prompt[shared:, 1] = 1
         return prompt

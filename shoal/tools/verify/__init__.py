@@ -1,4 +1,4 @@
-"""Does this build compute what upstream computes? What the reference read and gave, run again and compared."""
+"""Parity with upstream: recompute stored inputs of the reference implementation and compare the outputs."""
 
 from shoal.tools.verify.comparison import ParityComparison
 from shoal.tools.verify.groups import GROUPS, verify

@@ -1,4 +1,4 @@
-"""The codec against upstream's: whole, in prefixes, as streams, and the way back from samples to codes."""
+"""Comparisons of the codec: whole utterances, prefixes, streams, and encoding."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -11,9 +11,9 @@ from shoal.codec.streaming import NoPast, StreamingDecoder
 from shoal.tools.verify.comparison import AUDIO, INTERMEDIATE, STREAMED, ParityComparison, close, equal
 from shoal.tools.verify.golden import Golden, TensorFile
 
-# Frames per piece; what is left over is the last piece.
+# Frames per chunk of a stream; the remaining frames are the last chunk.
 IRREGULAR = (1, 1, 3, 5, 2, 7, 11, 1, 4)
-SLOTS = {1: (3, 1, 6, 2), 3: (1, 5, 4, 9)}  # two streams that advance side by side, by these pieces in turn
+SLOTS = {1: (3, 1, 6, 2), 3: (1, 5, 4, 9)}  # chunk sizes of two streams in one batch, by slot; repeated in turn
 FIRST_SHORT_SAMPLE = 5000
 
 
@@ -30,7 +30,7 @@ def decode(golden: Golden) -> Iterator[ParityComparison]:
 
 
 def prefixes(golden: Golden) -> Iterator[ParityComparison]:
-    """The first frames alone sound like the beginning of the whole."""
+    """Compare decodes of the first frames alone with the start of the whole."""
     codec, stored = golden.codec, golden.tensors("codec/decode.safetensors")
     codes = _codes(golden, stored, "codes")
     for name in stored.parts("audio"):
@@ -40,14 +40,14 @@ def prefixes(golden: Golden) -> Iterator[ParityComparison]:
 
 
 def out_of_range(golden: Golden) -> Iterator[ParityComparison]:
-    """A code beyond its codebook stands for the last entry."""
+    """Compare codes beyond the codebook, which are clamped to its last entry."""
     stored = golden.tensors("codec/decode.safetensors")
     audio = golden.codec.decode(_codes(golden, stored, "out_of_range.codes"))
     yield close("codec/clamp", "out_of_range.audio", audio[0], stored["out_of_range.audio"], AUDIO)
 
 
 def streaming(golden: Golden) -> Iterator[ParityComparison]:
-    """One stream in irregular pieces, and two streams of other pieces in one batch."""
+    """Compare one stream in irregular chunks, and two streams with different chunks in one batch."""
     group, codec, stored = "codec/streaming", golden.codec, golden.tensors("codec/decode.safetensors")
     codes = _codes(golden, stored, "codes")
     pieces = _stream(golden, codes)
@@ -71,7 +71,7 @@ def encode(golden: Golden) -> Iterator[ParityComparison]:
 
 
 def short_recordings(golden: Golden) -> Iterator[ParityComparison]:
-    """Around the length of one frame, where padding decides."""
+    """Compare recordings of about one frame, where the padding matters."""
     codec, stored = golden.codec, golden.tensors("codec/encode.safetensors")
     for name in stored.parts("codes"):
         pcm = stored["pcm"][FIRST_SHORT_SAMPLE : FIRST_SHORT_SAMPLE + int(name.removeprefix("len"))]
@@ -93,7 +93,9 @@ def _stream(golden: Golden, codes: Tensor) -> Tensor:
 
 
 def _side_by_side(golden: Golden, codes: Tensor) -> dict[int, Tensor]:
-    """Both streams say the same; rows shorter than the widest piece of a pass are filled up with other codes."""
+    """Decode the same codes in two slots. Rows shorter than the longest chunk of a pass are padded with codes that
+    must not affect the result.
+    """
     codec, total = golden.codec, codes.shape[-1]
     decoder, heard = StreamingDecoder(codec, slots=4), {slot: codes.new_zeros(0, dtype=golden.dtype) for slot in SLOTS}
     done, turn = dict.fromkeys(SLOTS, 0), 0

@@ -1,4 +1,4 @@
-"""One number against its limit."""
+"""Comparison of one computed result with its stored reference."""
 
 import math
 from dataclasses import dataclass
@@ -6,18 +6,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Largest absolute differences allowed in fp32; what is made of integers has to be equal.
+# Maximum absolute differences in fp32; integer results must be equal.
 LOGITS = 5e-5
 PROBABILITIES = 1e-6
 AUDIO = 2e-5
-INTERMEDIATE = 1e-4  # of the codec
-QUANTISED = 1e-4
-STREAMED = 1e-5  # pieces of a stream against our own decode of the whole
+INTERMEDIATE = 1e-4  # intermediate tensors of the codec
+QUANTIZED = 1e-4
+STREAMED = 1e-5  # streamed chunks against our own decode of the whole utterance
 
 
 @dataclass(frozen=True, slots=True)
 class ParityComparison:
-    """`difference` is the largest absolute one, or the number of unequal entries where `tolerance` is 0."""
+    """Result of one comparison.
+
+    `difference` is the maximum absolute difference, or the number of unequal elements where `tolerance` is 0.
+    """
 
     group: str
     name: str
@@ -26,11 +29,11 @@ class ParityComparison:
 
     @property
     def ok(self) -> bool:
-        return self.difference <= self.tolerance  # NaN is not
+        return self.difference <= self.tolerance  # false for NaN
 
     @property
     def strain(self) -> float:
-        """How much of the tolerance is used: above 1 it failed."""
+        """Difference as a multiple of the tolerance; above 1 the comparison failed."""
         if math.isnan(self.difference):
             return math.inf
         if self.tolerance == 0:
@@ -41,8 +44,8 @@ class ParityComparison:
 def close(group: str, name: str, ours: Tensor, stored: Tensor, tolerance: float) -> ParityComparison:
     if ours.shape != stored.shape:
         return ParityComparison(group, name, math.inf, tolerance)
-    apart = (ours.float().cpu() - stored.float()).abs()
-    return ParityComparison(group, name, float(apart.max()) if apart.numel() else 0.0, tolerance)
+    difference = (ours.float().cpu() - stored.float()).abs()
+    return ParityComparison(group, name, float(difference.max()) if difference.numel() else 0.0, tolerance)
 
 
 def equal(group: str, name: str, ours: Tensor, stored: Tensor) -> ParityComparison:

@@ -1,4 +1,4 @@
-"""The stored directory: its files by name, its checkpoints as modules. Everything is read when first asked for."""
+"""Access to the golden directory: its files by name and its checkpoints as modules, loaded on first use."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ Case = Mapping[str, Any]
 
 
 class TensorFile(dict[str, Tensor]):
-    """The tensors of one file; asking for one it lacks says which file that is."""
+    """Tensors of one file. A missing tensor raises CheckpointError with the name of the file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(read_tensors(path))
@@ -39,13 +39,13 @@ class TensorFile(dict[str, Tensor]):
         raise CheckpointError(f"{self.path}: no tensor {name}")
 
     def parts(self, ending: str) -> list[str]:
-        """What stands before `.ending` in the names that have it."""
+        """Return the names that end in `.ending`, without the ending, sorted."""
         return sorted(name.removesuffix(f".{ending}") for name in self if name.endswith(f".{ending}"))
 
 
 @dataclass(eq=False)
 class Golden:
-    """A directory of stored comparisons and the way its models are to be computed."""
+    """A directory of stored inputs and outputs, with the device and dtype to recompute them in."""
 
     directory: Path
     device: str
@@ -84,7 +84,7 @@ class Golden:
             raise CheckpointError(f"{path}: not readable as numpy arrays: {problem}") from problem
 
     def prompt(self, family: str, name: str) -> Tensor:
-        """A stored prompt grid [1 + codebooks, T], where the model is."""
+        """Return a stored prompt grid [1 + codebooks, T] on the device of the model."""
         return self.tensors(f"{family}/prefill.safetensors")[f"{name}.grid"].long().to(self.device)
 
     def tokenizer(self, family: Family) -> Tokenizer:
@@ -100,7 +100,7 @@ class Golden:
         return self._load(self.directory / "quant" / name)
 
     def int4_model(self) -> DualAR:
-        """The S1 checkpoint with every linear weight replaced by its stored int4 values."""
+        """Load the S1 checkpoint with every linear weight replaced by its stored int4 values."""
         folder, tokenizer = self.directory / "s1" / "checkpoint", self.tokenizer("s1")
         stored = self.tensors("quant/int4_g128_unpacked.safetensors")
         quantised = {f"{layer}.weight": stored[f"{layer}.q"] for layer in stored.parts("q")}

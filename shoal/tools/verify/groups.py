@@ -1,4 +1,4 @@
-"""All comparisons, group by group."""
+"""Registry of the comparison groups and the function that runs them."""
 
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -50,14 +50,14 @@ def verify(
     only: Collection[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[ParityComparison]:
-    """Run every comparison stored in `directory`; `progress` hears the name of each group before it begins.
+    """Run the comparisons stored in `directory`; `progress` is called with the name of each group before it runs.
 
-    `only` names groups (`s1/prefill`) or families of them (`codec`). Tolerances are those of fp32: another dtype is
-    measured by them all the same. Raises InvalidRequest for a directory or group that does not exist and
-    CheckpointError, naming the part, for one that is missing or broken.
+    `only` selects groups (`s1/prefill`) or families of groups (`codec`). The tolerances are those of fp32, whatever
+    the dtype. Raises InvalidRequest for a directory or group that does not exist, and CheckpointError with the name of
+    the file for one that is missing or invalid.
     """
     if not directory.is_dir():
-        raise InvalidRequest(f"{directory}: no such directory; give one laid out like tests/golden")
+        raise InvalidRequest(f"{directory}: no such directory; give a directory laid out like tests/golden")
     golden, done = Golden(directory, device, dtype), []
     for name in select_groups(only):
         if progress is not None:
@@ -69,7 +69,7 @@ def verify(
 def select_groups(only: Collection[str] | None) -> list[str]:
     unknown = sorted(name for name in only or () if not any(_belongs(group, name) for group in GROUPS))
     if unknown:
-        raise InvalidRequest(f"no group of comparisons is called {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+        raise InvalidRequest(f"no group is called {', '.join(unknown)}; the groups are {', '.join(GROUPS)}")
     return [group for group in GROUPS if only is None or any(_belongs(group, name) for name in only)]
 
 
@@ -78,14 +78,14 @@ def _belongs(group: str, name: str) -> bool:
 
 
 def _compare(name: str, golden: Golden) -> list[ParityComparison]:
-    """One group. An empty one would hold whatever was wrong, so it is refused."""
+    """Run one group. Raises CheckpointError for an empty group, which would pass without comparing anything."""
     try:
-        # Convolutions may use ten-bit mantissas by default, which would be measured instead of the code.
+        # cuDNN uses TF32 for convolutions by default, whose rounding exceeds the tolerances.
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             comparisons = list(GROUPS[name](golden))
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as problem:
         reason = f"{type(problem).__name__}: {problem}"
-        raise CheckpointError(f"{golden.directory}: the parts of {name} do not fit together: {reason}") from problem
+        raise CheckpointError(f"{golden.directory}: the files of {name} are inconsistent: {reason}") from problem
     if not comparisons:
         raise CheckpointError(f"{golden.directory}: nothing to compare for {name}")
     return comparisons

@@ -1,4 +1,4 @@
-"""The DualAR model against upstream's: logits, hidden states, probabilities and whole decodes."""
+"""Comparisons of the DualAR model: logits, hidden states, probabilities and decoded frames."""
 
 from collections.abc import Iterator
 
@@ -15,10 +15,10 @@ from shoal.model.generate import generate_tokens
 from shoal.model.sampling import SamplingTensors
 from shoal.model.slow import Head
 from shoal.speech import Sampling
-from shoal.tools.verify.comparison import LOGITS, PROBABILITIES, QUANTISED, ParityComparison, close, equal
+from shoal.tools.verify.comparison import LOGITS, PROBABILITIES, QUANTIZED, ParityComparison, close, equal
 from shoal.tools.verify.golden import Case, Golden, TensorFile
 
-ROUNDING = 1e-6  # what a sum of probabilities in fp32 may be off by
+ROUNDING = 1e-6  # rounding error of a sum of probabilities in fp32
 
 
 def prefill(golden: Golden, family: Family) -> Iterator[ParityComparison]:
@@ -33,28 +33,28 @@ def fast(golden: Golden, family: Family) -> Iterator[ParityComparison]:
 
 
 def sampler(golden: Golden, family: Family) -> Iterator[ParityComparison]:
-    """Probabilities, and which entries are left at all."""
+    """Compare probabilities and the set of tokens that survive top-p and top-k."""
     group, stored = f"{family}/sampler", golden.tensors(f"{family}/sampler.safetensors")
     for case in golden.cases(f"{family}/sampler.json"):
         name = str(case["case"])
         logits = _penalised(stored[f"{name}.logits"][None].to(golden.device), case)
         rows = SamplingTensors.from_settings([_sampling(case)], logits.device)
         probs = probabilities(logits, rows.temperature, rows.top_p, rows.top_k)[0].cpu()
-        edge = _on_the_edge(logits[0], case["top_p"])
+        edge = _at_cutoff(logits[0], case["top_p"])
         ours, theirs = _without(probs, edge), _without(stored[f"{name}.probs"], edge)
         yield close(group, f"{name}.probs", ours, theirs, PROBABILITIES)
         yield equal(group, f"{name}.survivors", ours > 0, theirs > 0)
 
 
 def candidate_ids(golden: Golden) -> Iterator[ParityComparison]:
-    """The head cut to its legal rows holds exactly the ids that upstream's constraint lets through."""
+    """Compare the ids of the reduced head with those that upstream's constraint allows."""
     allowed = golden.tensors("s2/sampler.safetensors")["constraint_bias"] == 0
     ids = Head(golden.model("s2").slow).ids.sort().values
     yield equal("s2/legal", "ids", ids, allowed.nonzero().flatten())
 
 
 def decode(golden: Golden, family: Family) -> Iterator[ParityComparison]:
-    """Greedy frames, and the hidden states behind them in one teacher-forced pass."""
+    """Compare greedy frames, and their hidden states in one teacher-forced pass."""
     group, stored = f"{family}/decode", golden.tensors(f"{family}/decode.safetensors")
     model = golden.model(family)
     for case in golden.cases(f"{family}/decode.json"):
@@ -68,7 +68,7 @@ def decode(golden: Golden, family: Family) -> Iterator[ParityComparison]:
 
 
 def decode_with_noise(golden: Golden, family: Family) -> Iterator[ParityComparison]:
-    """Sampled frames, with the very noise upstream drew."""
+    """Compare sampled frames, using upstream's stored noise."""
     model = golden.model(family)
     for case in golden.cases(f"{family}/decode.json"):
         if "file" not in case:
@@ -80,7 +80,7 @@ def decode_with_noise(golden: Golden, family: Family) -> Iterator[ParityComparis
 
 
 def repetition(golden: Golden) -> Iterator[ParityComparison]:
-    """S2's redraw of repeated tokens, one decision at a time."""
+    """Compare S2's repetition-aware sampling (RAS), one decision at a time."""
     model, stored = golden.model("s2"), golden.tensors("s2/ras.safetensors")
     head = _head(model)
     for case in golden.cases("s2/ras.json"):
@@ -94,10 +94,10 @@ def repetition(golden: Golden) -> Iterator[ParityComparison]:
 
 def int8(golden: Golden) -> Iterator[ParityComparison]:
     group, model, stored = "quant/int8", golden.int8_model(), golden.tensors("quant/int8.safetensors")
-    yield from _prompts(golden, "s1", model, stored, group, QUANTISED)
+    yield from _prompts(golden, "s1", model, stored, group, QUANTIZED)
     first = golden.tensors("s1/fast.safetensors")
     logits = _fast_logits(golden, model, first["hidden"][:1], first["codes"][:1])
-    yield close(group, "fast.logits", logits, stored["fast.logits"], QUANTISED)
+    yield close(group, "fast.logits", logits, stored["fast.logits"], QUANTIZED)
     case = golden.document("quant/quant.json")["int8"]["decode"]
     ours = _columns(model, golden.prompt("s1", case["prompt"]), case, exponential_noise)
     yield equal(group, "decode.frames", ours, stored["decode.frames"])
@@ -105,7 +105,7 @@ def int8(golden: Golden) -> Iterator[ParityComparison]:
 
 def int4(golden: Golden) -> Iterator[ParityComparison]:
     stored = golden.tensors("quant/int4_g128_unpacked.safetensors")
-    yield from _prompts(golden, "s1", golden.int4_model(), stored, "quant/int4", QUANTISED)
+    yield from _prompts(golden, "s1", golden.int4_model(), stored, "quant/int4", QUANTIZED)
 
 
 def _prompts(
@@ -131,7 +131,7 @@ def _run(model: DualAR, columns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hidden_behind(model: DualAR, prompt: Tensor, frames: Tensor) -> Tensor:
-    """What the fast model was given for each frame [n, dim]: the last column is drawn from, never read."""
+    """Return the input of the fast model for each frame [n, dim]. The last frame is sampled but never fed back."""
     given = model.fast_input(*_run(model, torch.cat((prompt, frames[:, :-1]), dim=1)))
     return given[prompt.shape[1] - 1 :]
 
@@ -148,13 +148,14 @@ def _penalised(logits: Tensor, case: Case) -> Tensor:
     return apply_repetition_penalty(logits, torch.tensor([previous], device=logits.device), penalty)
 
 
-def _on_the_edge(logits: Tensor, top_p: float) -> Tensor:
-    """Entries whose cumulative probability is top_p up to rounding: the width of the processor's vectors decides
-    whether fp32 keeps them. With a top_p of 1 that is the whole far end of the tail.
+def _at_cutoff(logits: Tensor, top_p: float) -> Tensor:
+    """Return a mask of the tokens whose cumulative probability equals top_p within rounding.
+
+    Whether fp32 keeps these depends on the summation order of the CPU. With top_p = 1 it is the whole tail.
     """
     ranked, order = logits.double().cpu().sort(descending=True)
     near = (ranked.softmax(-1).cumsum(-1) - top_p).abs() < ROUNDING
-    near[0] = False  # the likeliest entry is always kept
+    near[0] = False  # the likeliest token is always kept
     return torch.empty_like(near).scatter_(0, order, near)
 
 
@@ -164,12 +165,12 @@ def _without(probs: Tensor, entries: Tensor) -> Tensor:
 
 
 def _columns(model: DualAR, prompt: Tensor, case: Case, noise: Noise) -> Tensor:
-    """All columns of a decode [1 + codebooks, n], the one with the stop token included."""
+    """Return all frames of a decode [1 + codebooks, n], including the one with the stop token."""
     return torch.stack(list(generate_tokens(model, _head(model), prompt, _sampling(case), noise)), dim=1)
 
 
 def _head(model: DualAR) -> Head:
-    """Upstream's S1 draws from the whole vocabulary."""
+    """Return the head as upstream uses it: S1 samples from the whole vocabulary."""
     return Head(model.slow, full_vocab=model.config.family == "s1")
 
 
@@ -184,7 +185,7 @@ def _sampling(case: Case) -> Sampling:
 
 
 def _state_after(golden: Golden, model: DualAR, case: Case) -> FrameState:
-    """The state in which upstream made a decision: the first frame has no window."""
+    """Return the state in which upstream made a decision; the first frame has no window."""
     state = FrameState.initial(model.config, SamplingTensors.from_settings([_sampling(case)], model.device))
     if case["window"] is not None:
         state.window[0, 0] = torch.tensor(case["window"], device=golden.device)
@@ -193,7 +194,7 @@ def _state_after(golden: Golden, model: DualAR, case: Case) -> FrameState:
 
 
 class _StoredNoise:
-    """The noise of a stored decode: by frame, for the columns that the head has."""
+    """Noise source that replays a stored decode, by frame, reduced to the ids of the head."""
 
     def __init__(self, stored: TensorFile, head: Head, device: str) -> None:
         names = ("noise_main",) if "noise_main" in stored else ("noise_normal", "noise_high")
@@ -207,12 +208,12 @@ class _StoredNoise:
 
 
 class _StoredDraws:
-    """The noise of a single decision: the usual draw and the one from the flatter distribution."""
+    """Noise source of a single RAS decision: the normal draw and the high-temperature redraw."""
 
     def __init__(self, stored: TensorFile, case: str, head: Head, device: str) -> None:
-        self.usual, self.other = (
+        self.normal, self.redraw = (
             stored[f"{case}.{name}"].float().to(device)[head.ids][None] for name in ("noise_normal", "noise_high")
         )
 
     def __call__(self, seed: Tensor, frame: Tensor, lane: int | Tensor, size: int) -> Tensor:
-        return self.usual if lane == SEMANTIC_LANE else self.other
+        return self.normal if lane == SEMANTIC_LANE else self.redraw

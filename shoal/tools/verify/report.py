@@ -1,4 +1,4 @@
-"""What came out, for people and for programs."""
+"""Results of a verification as a terminal table and as JSON."""
 
 import json
 import math
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def as_table(comparisons: Sequence[ParityComparison]) -> "Table":
-    """One line per group with its worst comparison."""
+    """Return a table with one row per group, showing its worst comparison."""
     from rich.table import Table
 
-    table = Table("group", "compared", "worst", "difference", "tolerance", "")
+    table = Table("group", "comparisons", "worst", "difference", "tolerance", "result")
     for group, members in groupby(comparisons, key=lambda each: each.group):
         found = list(members)
         worst = max(found, key=lambda each: (not each.ok, each.strain))
@@ -27,7 +27,7 @@ def as_table(comparisons: Sequence[ParityComparison]) -> "Table":
 
 
 def as_json(comparisons: Sequence[ParityComparison]) -> str:
-    """Every comparison. A difference that is no number, as after NaN or another shape, is null."""
+    """Return all comparisons as JSON. A difference that is not finite (NaN, different shapes) becomes null."""
     rows = [
         {
             "group": each.group,
@@ -42,7 +42,7 @@ def as_json(comparisons: Sequence[ParityComparison]) -> str:
 
 
 def require_all(comparisons: Sequence[ParityComparison]) -> None:
-    """Raises VerificationFailed naming the groups that left their tolerance."""
+    """Raise VerificationFailed with the names of the groups that exceed their tolerance."""
     failed = [each for each in comparisons if not each.ok]
     if failed:
         groups = ", ".join(dict.fromkeys(each.group for each in failed))

@@ -1,4 +1,4 @@
-"""Tokenizers and prompts against upstream's."""
+"""Comparisons of tokenizers, prompts and the splitting of text into turns."""
 
 from collections.abc import Iterator, Mapping
 
@@ -27,14 +27,14 @@ def s1_prompts(golden: Golden) -> Iterator[ParityComparison]:
 
 
 def s2_prompts(golden: Golden) -> Iterator[ParityComparison]:
-    """Each batch of a request, given the frames assumed to have come out of those before it."""
+    """Compare the prompt of every turn of a request, given stored frames for the earlier turns."""
     stored = golden.grids("prompts/s2.npz")
     builder = _builder(golden, "s2", stored)
     for case in golden.cases("prompts/cases.json"):
         texts, generated = case["s2_batches"], codes_of(case.get("generated", []))
-        for batch in range(len(texts)):
-            name = f"{case['name']}.{batch}"
-            grid = build_prompt(builder, texts, _references(case), generated[:batch])
+        for turn in range(len(texts)):
+            name = f"{case['name']}.{turn}"
+            grid = build_prompt(builder, texts, _references(case), generated[:turn])
             yield _same_grid("s2/prompts", name, grid, stored[name])
 
 
@@ -47,7 +47,7 @@ def s2_batches(golden: Golden) -> Iterator[ParityComparison]:
 
 def _builder(golden: Golden, family: Family, stored: Mapping[str, Grid]) -> PromptBuilder:
     codebooks = max((len(grid) - 1 for grid in stored.values()), default=0)
-    # The stored prompts include one whose text spells control tokens, which upstream obeys.
+    # One stored prompt spells out control tokens in its text, which upstream interprets.
     columns = GridBuilder(golden.tokenizer(family), codebooks, specials=True)
     return InterleavePrompts(columns) if family == "s1" else ChatPrompts(columns)
 

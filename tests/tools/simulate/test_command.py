@@ -45,11 +45,11 @@ def test_a_cell_of_a_fleet_waits_as_long_as_a_fleet_of_its_size(costs: Path) -> 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("--gpus 2 --cells 3", "2 GPUs are not 3 equal cells"),
-        ("--gpus 41 --cells 20", "--gpus must be a multiple of --cells"),
-        ("--gpus 1000000", "divide more with --cells"),
+        ("--gpus 2 --cells 3", "2 GPUs cannot be divided into 3 equal cells"),
+        ("--gpus 41 --cells 20", "use a multiple of --cells"),
+        ("--gpus 1000000", "raise --cells"),
         ("--rate 1e9", "lower --rate or --seconds"),
-        ("--rate 0.001 --seconds 1", "not one request comes"),
+        ("--rate 0.001 --seconds 1", "the traffic has no requests"),
     ],
 )
 def test_a_fleet_that_cannot_be_simulated_is_refused_with_what_to_change(costs: Path, flags: str, told: str) -> None:
@@ -61,7 +61,7 @@ def test_a_fleet_that_cannot_be_simulated_is_refused_with_what_to_change(costs: 
 def test_every_figure_is_whole_in_a_terminal_of_80_columns(costs: Path) -> None:
     flags = ["--rate", "2", "--seconds", "10", "--gpus", "2", "--gpu-hour", "1234.5"]
     shown = CliRunner().invoke(app, ["simulate", "--costs", str(costs), *flags], env={"COLUMNS": "80"}).stdout
-    assert all(name in shown for name in ("round-robin", "least-connections", "voice-affinity", "first audio p50"))
+    assert all(name in shown for name in ("round-robin", "least-connections", "voice-affinity", "TTFA p50"))
     assert shown.count("2,469.00") == 3
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80

@@ -9,7 +9,7 @@ from shoal.tools.bench.document import new_document
 from shoal.tools.bench.machine import describe_client
 from shoal.tools.simulate.costs import CostCurve, fit, read_costs
 
-STEP, COLUMN, CALL, CHUNK, FRAME = 0.010, 0.002, 0.003, 0.004, 0.001
+STEP, TOKEN, CALL, CHUNK, FRAME = 0.010, 0.002, 0.003, 0.004, 0.001
 LENGTH = 42  # frames of an utterance
 
 
@@ -38,8 +38,8 @@ RUN = {
     "throughput": [row(16), row(1), row(4), row(4, policy="static", seconds=99.0)],
     "first_audio": {
         "prompt_columns": 220,
-        "unknown": {"seconds": FIRST + 220 * COLUMN, "columns_saved": 0.0},
-        "known": {"seconds": FIRST + 20 * COLUMN, "columns_saved": 200.0},
+        "unknown": {"seconds": FIRST + 220 * TOKEN, "columns_saved": 0.0},
+        "known": {"seconds": FIRST + 20 * TOKEN, "columns_saved": 200.0},
     },
 }
 DOCUMENT = {"machine": {"device": "cpu"}, "runs": [RUN]}
@@ -49,7 +49,7 @@ def test_costs_are_those_of_the_machine_that_was_measured() -> None:
     costs = fit(DOCUMENT)
     for frames in (1, 2, 4, 10, 16, 32):
         assert costs.of_step(frames, 0) == pytest.approx(STEP + 0.001 * frames)
-    assert costs.of_step(1, 100) == pytest.approx(STEP + 0.001 + 100 * COLUMN)
+    assert costs.of_step(1, 100) == pytest.approx(STEP + 0.001 + 100 * TOKEN)
     assert costs.of_decoding([10]) == pytest.approx(CALL + CHUNK + 10 * FRAME)
     # Those that are decoded together are as long as the longest of them.
     assert costs.of_decoding([2, 10, 4]) == pytest.approx(CALL + 3 * (CHUNK + 10 * FRAME))

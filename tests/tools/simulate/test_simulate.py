@@ -16,14 +16,14 @@ from shoal.tools.bench.machine import describe_client
 from shoal.tools.simulate import report
 from shoal.tools.simulate.check import check
 from shoal.tools.simulate.costs import CostCurve, EngineCosts
-from shoal.tools.simulate.report import figures, percentile, smallest_fleet
+from shoal.tools.simulate.report import fleet_metrics, percentile, smallest_fleet
 from shoal.tools.simulate.run import Outage, Scenario, simulate
 from shoal.tools.simulate.server import Fleet, SimulatedRequest
 from shoal.tools.simulate.traffic import Arrival, TrafficPattern, read_trace, sample_cell
 
 # 10 ms a step however many frames, nothing for the codec, 1 ms per column of a prompt, 20 frames a second.
 COSTS = EngineCosts(CostCurve(((1, 0.010),)), 0.001, 0.0, 0.0, 0.0, 20.0)
-FLEET = Fleet(COSTS, EngineConfig(slots=4), blocks=512, voice_columns=64, text_columns=16)
+FLEET = Fleet(COSTS, EngineConfig(slots=4), blocks=512, voice_tokens=64, text_tokens=16)
 
 
 def scenario(*arrivals: Arrival, servers: int = 1, **more: object) -> Scenario:
@@ -31,7 +31,7 @@ def scenario(*arrivals: Arrival, servers: int = 1, **more: object) -> Scenario:
 
 
 def test_a_request_alone_takes_what_its_steps_take() -> None:
-    (speech,) = simulate(scenario(Arrival(5.0, 1.0))).speeches
+    (speech,) = simulate(scenario(Arrival(5.0, 1.0))).requests
     # 16 columns and the first frame in one step, the second frame in the next: two frames are the first chunk.
     assert speech.first_audio == pytest.approx(5.0 + (0.010 + 0.016) + 0.010)
     assert speech.ended == pytest.approx(5.0 + 0.016 + 20 * 0.010)
@@ -39,14 +39,14 @@ def test_a_request_alone_takes_what_its_steps_take() -> None:
 
 def test_who_finds_all_slots_taken_waits_for_one() -> None:
     outcome = simulate(scenario(*[Arrival(0.0, 1.0)] * 5))
-    first = [speech.first_audio or 0.0 for speech in outcome.speeches]
+    first = [speech.first_audio or 0.0 for speech in outcome.requests]
     assert max(first[:4]) < 0.2
-    assert first[4] > min(speech.ended or 0.0 for speech in outcome.speeches[:4])
+    assert first[4] > min(speech.ended or 0.0 for speech in outcome.requests[:4])
 
 
 def test_a_voice_used_before_is_not_computed_again() -> None:
     outcome = simulate(scenario(Arrival(0.0, 1.0, "a"), Arrival(9.0, 1.0, "a"), Arrival(18.0, 1.0, "b")))
-    waits = [(speech.first_audio or 0.0) - speech.arrival.at for speech in outcome.speeches]
+    waits = [(speech.first_audio or 0.0) - speech.arrival.at for speech in outcome.requests]
     assert waits[0] - waits[1] == pytest.approx(0.064)
     assert waits[2] == pytest.approx(waits[0])
 
@@ -56,8 +56,8 @@ def test_every_request_is_spoken_to_its_end_once(strategy: str) -> None:
     arrivals = TrafficPattern(rate=20, seconds=5, speech_seconds=2, voices=10).arrivals()
     outcome = simulate(scenario(*arrivals, servers=3, strategy=strategy))
     assert outcome.failed == 0
-    assert all(speech.decoded == speech.frames for speech in outcome.speeches)
-    assert all(server.scheduler.pool.used == 0 and not server.speeches for server in outcome.servers)
+    assert all(speech.decoded == speech.frames for speech in outcome.requests)
+    assert all(server.scheduler.pool.used == 0 and not server.requests for server in outcome.servers)
 
 
 def test_affinity_saves_prompts() -> None:
@@ -65,7 +65,7 @@ def test_affinity_saves_prompts() -> None:
     saved = {}
     for strategy in ("round-robin", "voice-affinity"):
         each = scenario(*arrivals, servers=8, strategy=strategy)
-        saved[strategy] = figures(each, simulate(each), 1.0).prompt_saved
+        saved[strategy] = fleet_metrics(each, simulate(each), 1.0).prompt_saved
     assert saved["voice-affinity"] > 1.2 * saved["round-robin"]
 
 
@@ -74,14 +74,14 @@ def test_a_zone_that_is_gone_fails_who_was_heard_and_moves_who_was_not() -> None
     outage = Outage(at=0.3, seconds=60.0)
     outcome = simulate(scenario(*[Arrival(0.0, 2.0)] * 12, servers=2, zones=2, strategy="round-robin", outage=outage))
     assert outcome.failed == 4
-    assert [speech.moves for speech in outcome.speeches].count(1) == 2
-    assert len(outcome.whole()) == 8
+    assert [speech.moves for speech in outcome.requests].count(1) == 2
+    assert len(outcome.latency()) == 8
 
 
 def test_when_all_zones_are_gone_requests_wait_for_one_to_come_back() -> None:
     outcome = simulate(scenario(Arrival(1.0, 1.0), outage=Outage(at=0.5, seconds=10.0)))
     assert outcome.failed == 0
-    assert (outcome.speeches[0].first_audio or 0.0) > 10.5
+    assert (outcome.requests[0].first_audio or 0.0) > 10.5
 
 
 def test_the_smallest_fleet_keeps_the_goal_and_one_gpu_less_does_not() -> None:
@@ -179,13 +179,13 @@ def test_a_check_of_what_the_simulator_itself_would_measure_finds_nothing_off() 
         replace(each, voice=None) for each in TrafficPattern(rate=3, seconds=30, speech_seconds=2, seed=5).arrivals()
     ]
     few, many = scenario(*arrivals[::4]), scenario(*arrivals)
-    found = check(load_document(simulate(few).speeches, simulate(many).speeches), scenario())
+    found = check(load_document(simulate(few).requests, simulate(many).requests), scenario())
     assert [each.figure for each in found] == ["first audio P50", "first audio P95", "speech P50", "speech P95"] * 2
     assert [each.requests for each in found] == [len(few.arrivals)] * 4 + [len(arrivals)] * 4
     assert all(each.off == pytest.approx(0.0, abs=1e-9) for each in found)
     # EngineCosts that are not those of the machine show.
     slower = replace(FLEET, costs=replace(COSTS, step=CostCurve(((1, 0.013),))))
-    off = check(load_document(simulate(few).speeches), replace(scenario(), fleet=slower))
+    off = check(load_document(simulate(few).requests), replace(scenario(), fleet=slower))
     assert all(each.off > 0.2 for each in off if each.figure.startswith("speech"))
 
 

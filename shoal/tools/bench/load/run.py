@@ -95,7 +95,7 @@ async def _courses(
 ) -> None:
     async with _client(plan, transport) as http:
         for run in runs:
-            bar.now(f"{run.name}: warm-up")
+            bar.describe(f"{run.name}: warm-up")
             await _warm_up(http, run.target, plan)
         if plan.search:
             for run in runs:
@@ -156,12 +156,12 @@ async def _warm_up(http: "httpx.AsyncClient", target: Target, plan: LoadPlan) ->
 @contextmanager
 def _ticking(bar: BenchProgress, what: str, seconds: float) -> Iterator[None]:
     """The bar moves with the clock: how long a stage takes is known beforehand."""
-    bar.now(what)
+    bar.describe(what)
 
     async def tick() -> None:
         for _ in range(int(seconds / TICK)):
             await asyncio.sleep(TICK)
-            bar.done(TICK)
+            bar.advance(TICK)
 
     task = asyncio.get_running_loop().create_task(tick())
     try:
