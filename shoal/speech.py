@@ -1,8 +1,8 @@
-"""Nouns that cross rooms."""
+"""Types that all packages share: requests, sampling settings and audio."""
 
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,70 +15,72 @@ Repetition = Literal["upstream", "window"]
 
 
 class FinishReason(Enum):
-    STOP = "stop"  # the model said so
-    LENGTH = "length"  # max_frames or the context was reached
+    STOP = "stop"  # the model sampled its stop token
+    LENGTH = "length"  # max_frames or the context limit was reached
     CANCELLED = "cancelled"
-
-
-class Unchosen:
-    """Marks the default of a field. It is a value like any other, and `replace`, pickling and copying keep the mark."""
-
-
-class UnchosenFloat(float, Unchosen):
-    pass
-
-
-class UnchosenInt(int, Unchosen):
-    pass
-
-
-class UnchosenStr(str, Unchosen):
-    pass
-
-
-UPSTREAM = cast(Repetition, UnchosenStr("upstream"))
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How codes are drawn. The same seed gives the same audio, alone or in a batch.
+    """Sampling settings of a request; a field that is None takes the model's default.
 
-    In a request, a field that nobody chose is the model's usual; the defaults here are for what has no profile.
-    `repetition` chooses what the S1 family's penalty looks at: `upstream` is the released behaviour, which in effect
-    penalises the main token of 16 frames ago; `window` penalises all main tokens of the last 16 frames.
-    The S2 family ignores the penalty; it redraws repeated tokens instead.
+    The same seed gives the same audio, whatever the batch size. `top_k` 0 means no limit, `max_frames` 0 as many as
+    the context holds. `repetition` selects what the S1 family's penalty applies to: `upstream` is the released
+    behaviour, which in effect penalises only the semantic token of 16 frames ago; `window` penalises all semantic
+    tokens of the last 16 frames. The S2 family ignores the penalty; it resamples repeated tokens instead.
+    Raises InvalidRequest for values out of range.
     """
 
-    temperature: float = UnchosenFloat(0.8)
-    top_p: float = UnchosenFloat(0.8)
-    top_k: int = UnchosenInt(0)  # 0: no limit
-    repetition_penalty: float = UnchosenFloat(1.1)
-    repetition: Repetition = UPSTREAM
-    seed: int = UnchosenInt(0)
-    max_frames: int = UnchosenInt(1024)  # 0: as many as the context holds
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+    repetition: Repetition | None = None
+    seed: int | None = None
+    max_frames: int | None = None
 
     def __post_init__(self) -> None:
-        _within("temperature", self.temperature, 0.0, 2.0)
-        _within("top_p", self.top_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 0.0, 2.0)
+        SamplingParams(**self.given())
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields that are set."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def resolve(self, defaults: "SamplingParams") -> "SamplingParams":
+        """Return `defaults` with the fields that are set here in their place."""
+        return replace(defaults, **self.given())
+
+
+@dataclass(frozen=True)
+class SamplingParams(Sampling):
+    """Complete sampling settings of a sequence: every field has a value. A model's defaults are of this type."""
+
+    temperature: float = 0.8
+    top_p: float = 0.8
+    top_k: int = 0
+    repetition_penalty: float = 1.1
+    repetition: Repetition = "upstream"
+    seed: int = 0
+    max_frames: int = 1024
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0.0, 2.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 2.0)
         if self.top_p == 0 or self.repetition_penalty == 0:
             raise InvalidRequest("top_p and repetition_penalty must be greater than 0")
         if self.top_k < 0 or self.max_frames < 0:
             raise InvalidRequest("top_k and max_frames must not be negative; 0 means no limit")
         if self.repetition not in ("upstream", "window"):
-            raise InvalidRequest(f"repetition is upstream or window, not {self.repetition!r}")
+            raise InvalidRequest(f"repetition must be upstream or window, not {self.repetition!r}")
         if not 0 <= self.seed < 2**64:
             raise InvalidRequest(f"seed must be a whole number from 0 to 2**64 - 1, not {self.seed}")
-
-    def over(self, usual: "Sampling") -> "Sampling":
-        """The usual, with what was chosen here in its place."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return replace(usual, **{name: value for name, value in values.items() if not isinstance(value, Unchosen)})
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A voice as it comes with a request: the bytes of an audio file, and what is said in it."""
+    """Voice reference sent with a request: the bytes of an audio file and its transcript."""
 
     audio: bytes
     transcript: str
@@ -86,31 +88,31 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """One thing to say. Without `sampling`, or a field of it, it is the model's usual."""
+    """Text to speak and how. The model's defaults apply without `sampling`, and to its fields that are None."""
 
     text: str
-    voice: str | None = None  # the name of a stored voice
-    recordings: tuple[Recording, ...] = ()  # or recordings of one
+    voice: str | None = None  # name of a stored voice
+    recordings: tuple[Recording, ...] = ()  # references of a voice that is not stored; excludes `voice`
     sampling: Sampling | None = None
-    chunk_bytes: int | None = None  # longest piece of text per turn; None: the model's usual
-    normalize: bool = True  # prepare numbers and symbols as the model needs; False: the text goes as it is written
-    timeout: float | None = None  # seconds from now
-    whole: bool = False  # audio only when all of it is there, so that a failure can be tried again
+    chunk_bytes: int | None = None  # maximum bytes of UTF-8 per turn; None: the model's default
+    normalize: bool = True  # spell out numbers and symbols if the model needs it; False: use the text as written
+    timeout: float | None = None  # seconds from submission to the last sample
+    whole: bool = False  # return audio only when complete, so that a failed generation can be retried
 
     def __post_init__(self) -> None:
         if not isinstance(self.voice, str | None):
-            raise InvalidRequest(f"voice is the name of a stored voice or None, not {self.voice!r:.80}")
+            raise InvalidRequest(f"voice must be the name of a stored voice or None, not {self.voice!r:.80}")
         if self.voice is not None and self.recordings:
-            raise InvalidRequest("give the name of a voice or recordings of one, not both")
+            raise InvalidRequest("give either voice or recordings, not both")
         if self.chunk_bytes is not None and not 16 <= self.chunk_bytes <= 100_000:
-            raise InvalidRequest(f"chunk length must lie between 16 and 100000 bytes, not {self.chunk_bytes}")
+            raise InvalidRequest(f"chunk_bytes must be between 16 and 100000 bytes, not {self.chunk_bytes}")
         if self.timeout is not None and not self.timeout > 0:
-            raise InvalidRequest(f"timeout must be more than 0 seconds, not {self.timeout:g}")
+            raise InvalidRequest(f"timeout must be greater than 0 seconds, not {self.timeout:g}")
 
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """Samples on their way out; `finish` is set on the last chunk of an utterance, which may be empty."""
+    """Generated samples; `finish` is set on the last chunk of an utterance, which may be empty."""
 
     samples: Samples
     sample_rate: int
@@ -123,7 +125,7 @@ class AudioChunk:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """A whole utterance."""
+    """Complete audio of an utterance, with its codes."""
 
     samples: Samples
     sample_rate: int
@@ -135,6 +137,6 @@ class Speech:
         return len(self.samples) / self.sample_rate
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
+def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} must lie between {low:g} and {high:g}, not {value:g}")
+        raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, not {value:g}")

@@ -24,7 +24,7 @@ from shoal.audio.wav import wav_header
 from shoal.codec.dac import Codec
 from shoal.engine.engine import Engine
 from shoal.errors import InvalidRequest
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from training.codec import load_codec
 from training.data import SAMPLE_RATE, Corpus, Samples
 from training.data.sound import to_int16
@@ -59,7 +59,7 @@ def resynthesis(codec: Codec) -> System:
     return speak
 
 
-def speech(engine: Engine, sampling: Sampling) -> System:
+def speech(engine: Engine, sampling: SamplingParams) -> System:
     """The text of each utterance, spoken by a model in its voice of that name; every utterance has its own seed."""
 
     async def say(number: int, utterance: Utterance, gate: asyncio.Semaphore) -> Samples:
@@ -114,7 +114,7 @@ def named(argument: str) -> tuple[str, str]:
     return name, what
 
 
-def overridden(sampling: Sampling, changes: Sequence[str]) -> Sampling:
+def overridden(sampling: SamplingParams, changes: Sequence[str]) -> SamplingParams:
     """`temperature=0.5` and the like, over what the model usually does; raises InvalidRequest for what cannot be."""
     known = asdict(sampling)
     for change in changes:
@@ -125,7 +125,7 @@ def overridden(sampling: Sampling, changes: Sequence[str]) -> Sampling:
             known[name] = type(known[name])(value)
         except ValueError as problem:
             raise InvalidRequest(f"{change!r}: {problem}") from problem
-    return Sampling(**known)
+    return SamplingParams(**known)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

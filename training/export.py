@@ -27,7 +27,7 @@ from shoal.checkpoint.random import write_synthetic_tokenizer
 from shoal.checkpoint.save import atomic_directory, config_document, upstream_tensors, write_json
 from shoal.codec.dac import Codec
 from shoal.model.dual_ar import DualAR
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from shoal.voices.encoder import CodecEncoder, codec_fingerprint
 from shoal.voices.store import VoiceStore
 from training.codec import save_codec
@@ -41,7 +41,7 @@ Storage = Literal["int8", "fp16"]
 Clip = tuple[Samples, str]  # a recording and what is said in it
 
 PROFILE = ModelProfile(
-    sampling=Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.0, max_frames=512),
+    sampling=SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.0, max_frames=512),
     # About a sentence: it learned from single ones, and two or three in one go are misheard twice as often.
     chunk_bytes=90,
     carried_columns=640,
@@ -80,7 +80,7 @@ The notices of the teachers and of WordNet are in NOTICE.md and `licences/`.
 
 - It speaks English only, in the voices it learned. A recording of another person does not clone that person.
 - It sounds like what it learned from: intelligible and synthetic.
-- Sampling is random; with the same seed and text it says the same.
+- SamplingParams is random; with the same seed and text it says the same.
 
 ## Quality
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
+from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 from shoal.voices.store import VoiceStore
 
@@ -13,7 +13,7 @@ class SpeechService(Protocol):
     @property
     def ready(self) -> bool: ...
     @property
-    def default_sampling(self) -> Sampling: ...
+    def default_sampling(self) -> SamplingParams: ...
     @property
     def default_voice(self) -> str | None: ...
     @property

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 from shoal.checkpoint.layout import read_json
 from shoal.errors import CheckpointError, InvalidRequest
 from shoal.model.config import Family
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 PROFILE_FILE = "shoal.json"
 # A whole number will do for a fraction; True is no number, although Python says so.
@@ -17,7 +17,7 @@ TAKEN: dict[object, tuple[type, ...]] = {int: (int,), float: (int, float), bool:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    sampling: Sampling = field(default=Sampling())
+    sampling: SamplingParams = field(default=SamplingParams())
     chunk_bytes: int = 600  # longest piece of text that is spoken in one turn
     carried_columns: int = 0  # longest prompt that keeps earlier turns; 0: as long as the model takes
     normalize: bool = False  # numbers, dates and symbols are spelled out first
@@ -28,7 +28,7 @@ class ModelProfile:
 FAMILY_PROFILES: dict[Family, ModelProfile] = {
     "s1": ModelProfile(),
     # Upstream's server draws from the 30 likeliest, whatever the request says.
-    "s2": ModelProfile(sampling=Sampling(top_k=30, repetition_penalty=1.0)),
+    "s2": ModelProfile(sampling=SamplingParams(top_k=30, repetition_penalty=1.0)),
 }
 
 
@@ -46,7 +46,7 @@ def read_profile(directory: Path, family: Family) -> ModelProfile:
         sampling = stored.pop("sampling", {})
         if not isinstance(sampling, dict):
             raise InvalidRequest("sampling must be an object")
-        _check_types(sampling, Sampling)
+        _check_types(sampling, SamplingParams)
         _check_types(stored, ModelProfile)
         profile = replace(usual, sampling=replace(usual.sampling, **sampling), **stored)
         _check_bounds(profile)

@@ -40,9 +40,7 @@ def sampling_overrides(**options: float | int | str | None) -> dict[str, Any]:
     """Return the options that were given; the model's defaults apply to the others. Raises InvalidRequest."""
     from shoal.speech import Sampling
 
-    given = {name: value for name, value in options.items() if value is not None}
-    Sampling(**given)  # type: ignore[arg-type]  # checks the values
-    return given
+    return Sampling(**options).given()  # type: ignore[arg-type]  # Sampling checks the values
 
 
 def check_output(output: Path | None, format: str | None, *, json: bool) -> None:

@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from shoal.cluster.resample import ChunkResampler
 from shoal.engine.process.messages import ModelInfo
 from shoal.errors import EngineBusy, EngineStopped, ShoalError
-from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
+from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class ClusterService:
     ready = True
 
     @property
-    def default_sampling(self) -> Sampling:
+    def default_sampling(self) -> SamplingParams:
         return self._facts.default_sampling
 
     @property

@@ -24,7 +24,7 @@ from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.errors import GenerationFailed, InvalidRequest
 from shoal.model.slow import Head
 from shoal.quantize.apply import modes_of
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class EngineCore:
         """
         prompt = np.zeros((2 * self.config.block_size + 1, 1 + self.checkpoint.model.config.num_codebooks), np.int32)
         frames = self.config.first_chunk_frames + 2
-        nobody = Utterance(-1, [Turn("", prompt, prompt)], Sampling(max_frames=frames))
+        nobody = Utterance(-1, [Turn("", prompt, prompt)], SamplingParams(max_frames=frames))
         self.tracker.add(nobody)
         nobody.guard = None
         while not self.idle:

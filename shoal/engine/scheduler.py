@@ -17,7 +17,7 @@ from shoal.engine.memory.concurrency_limit import ConcurrencyLimit
 from shoal.engine.policy import AdmissionPolicy, Continuous
 from shoal.engine.sequence import Sequence, Tokens
 from shoal.errors import InvalidRequest
-from shoal.speech import FinishReason, Sampling
+from shoal.speech import FinishReason, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Scheduler:
         self.waiting.append(sequence)
         self._since[sequence.id] = self.clock()
 
-    def fits(self, prompt: int, sampling: Sampling, most: int) -> bool:
+    def fits(self, prompt: int, sampling: SamplingParams, most: int) -> bool:
         """Whether a turn with this prompt could run to its end if it had the memory to itself."""
         longest = min(most, prompt + sampling.max_frames) if sampling.max_frames else most
         return self.pool.needed(longest) <= self.pool.count
@@ -172,7 +172,7 @@ class Scheduler:
         sequence.epoch += 1
         self.release(sequence)
 
-    def restart(self, sequence: Sequence, prompt: Tokens, sampling: Sampling) -> None:
+    def restart(self, sequence: Sequence, prompt: Tokens, sampling: SamplingParams) -> None:
         """Speak from another prompt in the same slot, as soon as there is room: others came later."""
         self.requeue(sequence)
         sequence.clear()

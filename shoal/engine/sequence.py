@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.engine.blocks import ROOT, Key, block_key
-from shoal.speech import FinishReason, Sampling
+from shoal.speech import FinishReason, SamplingParams
 
 Tokens = NDArray[np.int32]  # [length, 1 + codebooks]
 
@@ -21,7 +21,7 @@ Tokens = NDArray[np.int32]  # [length, 1 + codebooks]
 @dataclass(slots=True, eq=False)
 class Sequence:
     id: int
-    sampling: Sampling
+    sampling: SamplingParams
     most: int  # tokens this sequence may ever have
     tokens: Tokens
     length: int = 0
@@ -38,7 +38,7 @@ class Sequence:
     finish: FinishReason | None = None
 
     @classmethod
-    def start(cls, id: int, prompt: Tokens, sampling: Sampling, most: int) -> "Sequence":
+    def start(cls, id: int, prompt: Tokens, sampling: SamplingParams, most: int) -> "Sequence":
         """A sequence that has its prompt [T, 1 + codebooks] and nothing else."""
         sequence = cls(id, sampling, most, np.zeros((max(len(prompt), 64), prompt.shape[1]), np.int32))
         sequence.begin_turn(prompt, sampling)
@@ -60,7 +60,7 @@ class Sequence:
         most = self.sampling.max_frames
         return self.planned >= self.most or (most > 0 and self.planned - self.turn_start >= most)
 
-    def begin_turn(self, prompt: Tokens, sampling: Sampling) -> None:
+    def begin_turn(self, prompt: Tokens, sampling: SamplingParams) -> None:
         """What has been said so far and `prompt` lead to what is said next."""
         self.extend(prompt)
         self.sampling = sampling

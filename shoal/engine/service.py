@@ -22,7 +22,7 @@ from shoal.engine.preprocess import build_turns
 from shoal.engine.process.messages import ModelInfo
 from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Utterance
-from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
+from shoal.speech import AudioChunk, Samples, Sampling, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes, check_codes
 from shoal.voices.cache import VoiceCache, VoiceSource
 from shoal.voices.encoder import CodecEncoder
@@ -41,7 +41,7 @@ class Service:
         self._ids = itertools.count()
 
     @property
-    def default_sampling(self) -> Sampling:
+    def default_sampling(self) -> SamplingParams:
         """What a request gets that does not choose."""
         return self.core.checkpoint.profile.sampling
 
@@ -99,7 +99,7 @@ class Service:
         """Split, tokenize and lay out a request; raises TextError for what cannot be spoken."""
         turns = build_turns(request.text, voice, self.core.checkpoint, request.chunk_bytes, prepared=request.normalize)
         deadline = None if request.timeout is None else self.core.clock() + request.timeout
-        sampling = self.default_sampling if request.sampling is None else request.sampling.over(self.default_sampling)
+        sampling = (request.sampling or Sampling()).resolve(self.default_sampling)
         return Utterance(next(self._ids), turns, sampling, whole=request.whole, deadline=deadline)
 
     def _wanted(self, request: SpeechRequest) -> VoiceSource | None:

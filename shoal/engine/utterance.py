@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from shoal.audio.guard import SpeechGuard
 from shoal.engine.sequence import Sequence, Tokens
 from shoal.errors import ShoalError
-from shoal.speech import AudioChunk, Samples, Sampling
+from shoal.speech import AudioChunk, Samples, SamplingParams
 
 # Odd, so that the seeds of all turns and attempts differ.
 TURN_STRIDE = 0x9E3779B97F4A7C15
@@ -41,7 +41,7 @@ class Utterance:
 
     id: int
     turns: list[Turn]
-    sampling: Sampling
+    sampling: SamplingParams
     whole: bool = False
     deadline: float | None = None  # on the engine's clock
     sequence: Sequence = field(init=False)
@@ -63,7 +63,7 @@ class Utterance:
     def text(self) -> str:
         return " ".join(turn.text for turn in self.turns)
 
-    def turn_sampling(self) -> Sampling:
+    def turn_sampling(self) -> SamplingParams:
         """The settings of this turn of this attempt; the first of both has the seed the caller gave."""
         seed = self.sampling.seed + self.turn * TURN_STRIDE + self.attempt * ATTEMPT_STRIDE
         return replace(self.sampling, seed=seed % 2**64)

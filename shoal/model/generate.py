@@ -14,7 +14,7 @@ from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameSampler, FrameState, Noise
 from shoal.model.sampling import SamplingTensors
 from shoal.model.slow import Head
-from shoal.speech import FinishReason, Sampling
+from shoal.speech import FinishReason, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Generation:
     finish: FinishReason
 
 
-def generate(model: DualAR, head: Head, prompt: Tensor, sampling: Sampling) -> Generation:
+def generate(model: DualAR, head: Head, prompt: Tensor, sampling: SamplingParams) -> Generation:
     """The frames that answer a prompt grid [1 + codebooks, T], without the column of the stop token."""
     columns = list(generate_tokens(model, head, prompt, sampling))
     stopped = bool(columns) and int(columns[-1][0]) == model.config.stop_id
@@ -35,7 +35,7 @@ def generate(model: DualAR, head: Head, prompt: Tensor, sampling: Sampling) -> G
 
 @torch.inference_mode()
 def generate_tokens(
-    model: DualAR, head: Head, prompt: Tensor, sampling: Sampling, noise: Noise = exponential_noise
+    model: DualAR, head: Head, prompt: Tensor, sampling: SamplingParams, noise: Noise = exponential_noise
 ) -> Iterator[Tensor]:
     """Columns [1 + codebooks] as they are drawn; the one with the stop token, if it comes, is the last."""
     config = model.config

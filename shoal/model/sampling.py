@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 S1_WINDOW = 16
 S2_WINDOW = 10
@@ -24,7 +24,7 @@ class SamplingTensors:
     has_penalty: bool  # whether any row has a penalty: known on the host, so that nobody has to ask the device
 
     @classmethod
-    def from_settings(cls, settings: list[Sampling], device: torch.device) -> "SamplingTensors":
+    def from_settings(cls, settings: list[SamplingParams], device: torch.device) -> "SamplingTensors":
         def column(values: list[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 

@@ -17,7 +17,7 @@ from shoal.model.dual_ar import DualAR
 from shoal.model.generate import generate
 from shoal.model.linear import Int4Linear, unpack_int4_tiles
 from shoal.model.slow import Head
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from shoal.text.tokenizer import load_tokenizer
 
 GROUP = 128
@@ -123,7 +123,7 @@ def test_a_directory_of_tiles_computes_the_stored_logits(int4: Path, golden: Pat
 def test_a_directory_speaks_with_either_head(whole: bool, int4: Path) -> None:
     model = load(int4)
     prompt = torch.tensor([[65, 66, 67], *[[0, 0, 0]] * 10])
-    generation = generate(model, Head(model.slow, full_vocab=whole), prompt, Sampling(max_frames=2))
+    generation = generate(model, Head(model.slow, full_vocab=whole), prompt, SamplingParams(max_frames=2))
     assert generation.codes.shape[0] == 10
 
 

@@ -15,7 +15,7 @@ from shoal.model.dual_ar import DualAR
 from shoal.model.generate import generate
 from shoal.model.linear import Int8Linear
 from shoal.model.slow import Head
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from shoal.text.tokenizer import load_tokenizer
 
 INT8 = "quant/fs-1.2-int8-20250603_120000"
@@ -131,7 +131,9 @@ def test_upstreams_int8_directory_loads_and_speaks_with_either_head(golden: Path
     assert isinstance(model.slow.output, Int8Linear)
     prompt = torch.tensor([[65, 66, 67], *[[0, 0, 0]] * 10])
     for whole in (False, True):
-        codes = generate(model, Head(model.slow, full_vocab=whole), prompt, Sampling(max_frames=3, top_p=0.9)).codes
+        codes = generate(
+            model, Head(model.slow, full_vocab=whole), prompt, SamplingParams(max_frames=3, top_p=0.9)
+        ).codes
         assert codes.shape[0] == 10
 
 

@@ -6,7 +6,7 @@ import pytest
 from shoal.checkpoint.find import BUNDLED_DIRECTORY
 from shoal.checkpoint.profile import FAMILY_PROFILES, PROFILE_FILE, ModelProfile, profile_document, read_profile
 from shoal.errors import CheckpointError
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 
 def stored(directory: Path, document: object) -> Path:
@@ -17,7 +17,7 @@ def stored(directory: Path, document: object) -> Path:
 def test_what_is_left_out_is_the_familys(tmp_path: Path) -> None:
     assert read_profile(tmp_path, "s2") == FAMILY_PROFILES["s2"]
     read = read_profile(stored(tmp_path, {"voice": None, "sampling": {"temperature": 1}}), "s2")
-    assert read == ModelProfile(sampling=Sampling(temperature=1, top_k=30, repetition_penalty=1.0))
+    assert read == ModelProfile(sampling=SamplingParams(temperature=1, top_k=30, repetition_penalty=1.0))
 
 
 def test_a_written_profile_reads_back_as_it_was(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.engine.scheduler import Batch, Progress, Scheduler, StepOutput
 from shoal.engine.sequence import Sequence, Tokens
-from shoal.speech import FinishReason, Sampling
+from shoal.speech import FinishReason, SamplingParams
 
 STOP_ID = 9
 START = b"start"
@@ -29,7 +29,7 @@ def draw(past: bytes, seed: int, frame: int) -> Tokens:
     return np.array([STOP_ID if roll % 25 == 0 else 100 + roll % 50, roll % 50], np.int32)
 
 
-def alone(prompt: Tokens, sampling: Sampling, most: int) -> tuple[Tokens, FinishReason]:
+def alone(prompt: Tokens, sampling: SamplingParams, most: int) -> tuple[Tokens, FinishReason]:
     """The frames [n, 2] this prompt leads to when nobody else is there."""
     past = START
     for token in prompt:

@@ -13,7 +13,7 @@ from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import ShoalError
 from shoal.model.generate import generate
 from shoal.model.slow import Head
-from shoal.speech import FinishReason, Samples, Sampling
+from shoal.speech import FinishReason, Samples, SamplingParams
 from shoal.text.prompt import Codes
 
 
@@ -35,7 +35,7 @@ class Soloist:
     def __post_init__(self) -> None:
         self.head = Head(self.checkpoint.model.slow)
 
-    def speak(self, turns: list[Turn], sampling: Sampling, attempt: int = 0) -> Solo:
+    def speak(self, turns: list[Turn], sampling: SamplingParams, attempt: int = 0) -> Solo:
         key = (*(turn.prompt.tobytes() for turn in turns), sampling, attempt, self.carried_columns)
         if key not in self._known:
             self._known[key] = self._speak(Utterance(0, turns, sampling, attempt=attempt))

@@ -14,7 +14,7 @@ from shoal.engine.audio_decoder import Answer, AudioDecoder, PlannedChunk
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import GenerationFailed
-from shoal.speech import Samples, Sampling
+from shoal.speech import Samples, SamplingParams
 from shoal.text.prompt import Codes
 from tests.engine.clock import FakeClock
 
@@ -27,8 +27,8 @@ def codes(frames: int, seed: int = 0) -> Codes:
 
 def utterance(slot: int, frames: Codes | None = None, *, whole: bool = False) -> Utterance:
     """An utterance in a slot, with frames that wait to be decoded."""
-    made = Utterance(slot, [Turn("words", NO_COLUMNS, NO_COLUMNS)], Sampling(), whole=whole)
-    made.sequence = Sequence.start(slot, NO_COLUMNS, Sampling(), 100)
+    made = Utterance(slot, [Turn("words", NO_COLUMNS, NO_COLUMNS)], SamplingParams(), whole=whole)
+    made.sequence = Sequence.start(slot, NO_COLUMNS, SamplingParams(), 100)
     made.sequence.slot = slot
     made.codes = [] if frames is None else list(frames.T)
     return made

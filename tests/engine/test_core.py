@@ -14,14 +14,14 @@ from shoal.engine.kv_cache import PagedKV
 from shoal.engine.preprocess import build_turns
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, TextError
-from shoal.speech import FinishReason, Sampling
+from shoal.speech import FinishReason, SamplingParams
 from shoal.voices.voice import Voice
 from tests.engine.clock import FakeClock
 from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held
 
 # Random weights do not speak, so nothing that comes out of them is judged.
 PLAIN = EngineConfig(slots=8, guard=False)
-SHORT = Sampling(seed=3, max_frames=7)
+SHORT = SamplingParams(seed=3, max_frames=7)
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Song:
     """A request and the step it comes at."""
 
     turns: list[Turn]
-    sampling: Sampling
+    sampling: SamplingParams
     at: int = 0
 
     def utterance(self, id: int, *, whole: bool = False) -> Utterance:
@@ -42,7 +42,7 @@ def songs(checkpoint: Checkpoint, voice: Voice, count: int = 17) -> list[Song]:
     return [
         Song(
             build_turns("word " * chosen.randint(1, 12) + str(number), voice if number % 3 else None, checkpoint),
-            Sampling(
+            SamplingParams(
                 temperature=chosen.choice([0.5, 0.8, 1.0]),
                 top_p=chosen.choice([0.7, 0.8, 0.95]),
                 top_k=chosen.choice([0, 5, 30]),
@@ -92,7 +92,7 @@ def test_a_step_fits_on_one_screen() -> None:
 
 def test_one_utterance_is_what_generate_says(either: Soloist, voice: Voice) -> None:
     turns = build_turns("hello there", voice, either.checkpoint)
-    check(EngineCore(either.checkpoint, PLAIN), [Song(turns, Sampling(seed=1, max_frames=30))], either)
+    check(EngineCore(either.checkpoint, PLAIN), [Song(turns, SamplingParams(seed=1, max_frames=30))], either)
 
 
 def test_seventeen_at_once_are_each_what_generate_says(either: Soloist, voice: Voice) -> None:
@@ -172,13 +172,13 @@ def test_an_engine_that_was_started_again_says_the_same(either: Soloist, voice: 
 def test_every_turn_of_a_long_text_continues_the_ones_before(either: Soloist, voice: Voice) -> None:
     turns = build_turns("One thing. Another thing. A third thing.", voice, either.checkpoint, chunk_bytes=16)
     assert len(turns) == 3
-    program = [Song(turns, Sampling(seed=seed, max_frames=5 + seed), at=seed) for seed in range(3)]
+    program = [Song(turns, SamplingParams(seed=seed, max_frames=5 + seed), at=seed) for seed in range(3)]
     check(EngineCore(either.checkpoint, PLAIN), program, either)
 
 
 def test_turns_that_are_set_back_are_computed_to_the_same_result(soloist: Soloist, voice: Voice) -> None:
     turns = build_turns("One thing. Another thing. A third thing.", voice, soloist.checkpoint, chunk_bytes=16)
-    program = [Song(turns, Sampling(seed=seed, max_frames=5 + seed)) for seed in range(3)]
+    program = [Song(turns, SamplingParams(seed=seed, max_frames=5 + seed)) for seed in range(3)]
     config = replace(PLAIN, kv_bytes=blocks_bytes(soloist.checkpoint, 17), token_budget=31)
     core = EngineCore(soloist.checkpoint, config)
     check(core, program, soloist)
@@ -190,7 +190,7 @@ def test_what_no_longer_fits_beside_the_next_turn_is_forgotten(either: Soloist, 
     carried = len(turns[0].prompt) + len(turns[1].tail) + 8
     config = replace(PLAIN, carried_columns=carried)
     soloist = Soloist(either.checkpoint, carried)
-    song = Song(turns, Sampling(seed=1, max_frames=6))
+    song = Song(turns, SamplingParams(seed=1, max_frames=6))
     check(EngineCore(either.checkpoint, config), [song, replace(song, at=2)], soloist)
     assert not np.array_equal(
         soloist.speak(turns, song.sampling).codes[:, -1], either.speak(turns, song.sampling).codes[:, -1]
@@ -202,17 +202,19 @@ def test_a_turn_that_memory_cannot_hold_with_what_was_said_starts_afresh(soloist
     turns = build_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
     most = len(turns[1].prompt) + 20
     core = EngineCore(checkpoint, replace(PLAIN, kv_bytes=blocks_bytes(checkpoint, -(-most // 16))))
-    heard = sing(core, [Song(turns, Sampling(seed=1, max_frames=20))])[0]
-    fresh = soloist.speak([turns[1]], Utterance(0, turns, Sampling(seed=1, max_frames=20), turn=1).turn_sampling())
+    heard = sing(core, [Song(turns, SamplingParams(seed=1, max_frames=20))])[0]
+    fresh = soloist.speak(
+        [turns[1]], Utterance(0, turns, SamplingParams(seed=1, max_frames=20), turn=1).turn_sampling()
+    )
     assert np.array_equal(heard.codes[:, -fresh.codes.shape[1] :], fresh.codes)
 
 
 def test_one_frame_is_one_frame(either: Soloist) -> None:
     turns = build_turns("hello", None, either.checkpoint)
-    [heard] = sing(EngineCore(either.checkpoint, PLAIN), [Song(turns, Sampling(seed=4, max_frames=1))])
+    [heard] = sing(EngineCore(either.checkpoint, PLAIN), [Song(turns, SamplingParams(seed=4, max_frames=1))])
     assert heard.codes.shape[1] == 1
     assert heard.finish is FinishReason.LENGTH
-    assert heard.equals(either.speak(turns, Sampling(seed=4, max_frames=1)))
+    assert heard.equals(either.speak(turns, SamplingParams(seed=4, max_frames=1)))
 
 
 def short_context(checkpoint: Checkpoint, tokens: int) -> Checkpoint:
@@ -228,7 +230,7 @@ def test_without_a_limit_the_context_is_filled_and_not_overrun(tiny: Checkpoint)
     checkpoint = short_context(tiny, 32)
     soloist = Soloist(checkpoint)
     turns = build_turns("hi", None, checkpoint)
-    program = [Song(turns, Sampling(seed=seed, max_frames=0)) for seed in range(2)]
+    program = [Song(turns, SamplingParams(seed=seed, max_frames=0)) for seed in range(2)]
     core = EngineCore(checkpoint, PLAIN)
     check(core, program, soloist)
     assert soloist.speak(turns, program[0].sampling).codes.shape[1] == 32 - len(turns[0].prompt)
@@ -245,7 +247,7 @@ def louder_stop(checkpoint: Checkpoint, times: float) -> Checkpoint:
 def test_a_stop_at_the_very_first_token_is_an_empty_speech(tiny: Checkpoint) -> None:
     checkpoint = louder_stop(tiny, 50.0)
     soloist = Soloist(checkpoint)
-    program = [Song(build_turns(word, None, checkpoint), Sampling(max_frames=4)) for word in ("a", "b", "c", "d")]
+    program = [Song(build_turns(word, None, checkpoint), SamplingParams(max_frames=4)) for word in ("a", "b", "c", "d")]
     program = [song for song in program if not soloist.speak(song.turns, song.sampling).codes.size]
     assert program
     for heard in sing(EngineCore(checkpoint, PLAIN), program):
@@ -256,7 +258,7 @@ def test_a_stop_in_the_middle_ends_one_turn_and_leads_to_the_next(tiny: Checkpoi
     checkpoint = louder_stop(tiny, 3.0)
     soloist = Soloist(checkpoint)
     turns = build_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
-    program = [Song(turns, Sampling(seed=seed, temperature=1.5, top_p=0.98, max_frames=8)) for seed in range(6)]
+    program = [Song(turns, SamplingParams(seed=seed, temperature=1.5, top_p=0.98, max_frames=8)) for seed in range(6)]
     check(EngineCore(checkpoint, PLAIN), program, soloist)
     frames = [soloist.speak(song.turns, song.sampling).codes.shape[1] for song in program]
     assert min(frames) < 16
@@ -265,7 +267,7 @@ def test_a_stop_in_the_middle_ends_one_turn_and_leads_to_the_next(tiny: Checkpoi
 def test_streamed_and_whole_utterances_have_the_same_samples(soloist: Soloist) -> None:
     turns = build_turns("hello there", None, soloist.checkpoint)
     audience = Audience(EngineCore(soloist.checkpoint, PLAIN))
-    sampling = Sampling(seed=5, max_frames=20)
+    sampling = SamplingParams(seed=5, max_frames=20)
     streamed, whole = (
         audience.add(Utterance(id, turns, sampling, whole=whole)) for id, whole in enumerate((False, True))
     )
@@ -287,7 +289,7 @@ def test_a_request_larger_than_the_memory_is_refused(tiny: Checkpoint) -> None:
         tiny, replace(PLAIN, kv_bytes=4 * PagedKV.bytes_per_block(tiny.model.config.slow, 16, tiny.model.dtype))
     )
     with pytest.raises(InvalidRequest, match="do not fit the KV memory"):
-        core.add(Utterance(0, build_turns("hello", None, tiny), Sampling(max_frames=100)))
+        core.add(Utterance(0, build_turns("hello", None, tiny), SamplingParams(max_frames=100)))
     assert_nothing_is_held(core)
 
 

@@ -32,13 +32,13 @@ from shoal.errors import (
     TextError,
     VoiceNotFound,
 )
-from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
+from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SamplingParams, SpeechRequest
 from shoal.voices.store import voice_directory
 from shoal.voices.voice import Voice
 from tests.engine.solo import Soloist, assert_nothing_is_held
 
 pytestmark = pytest.mark.timeout(60)
-SHORT = Sampling(seed=1, max_frames=6)
+SHORT = SamplingParams(seed=1, max_frames=6)
 PLAIN = EngineConfig(slots=4, guard=False)
 
 
@@ -89,7 +89,9 @@ def test_twenty_tasks_speak_at_once(engine: Engine, soloist: Soloist) -> None:
 
     turns = build_turns("hello", None, soloist.checkpoint)
     for seed, speech in enumerate(asyncio.run(speak())):
-        assert np.array_equal(speech.codes, soloist.speak(turns, Sampling(seed=seed, max_frames=2 + seed % 5)).codes)
+        assert np.array_equal(
+            speech.codes, soloist.speak(turns, SamplingParams(seed=seed, max_frames=2 + seed % 5)).codes
+        )
 
 
 def test_a_voice_at_hand_is_the_voice_that_speaks(engine: Engine, soloist: Soloist, voice: Voice) -> None:
@@ -107,12 +109,14 @@ def test_what_is_no_voice_is_refused(engine: Engine, voice: Any) -> None:
         engine.speak("hello", voice=voice, stream=True)
     with pytest.raises(InvalidRequest, match=told):
         asyncio.run(engine.aspeak("hello", voice=voice))
-    with pytest.raises(InvalidRequest, match="voice is the name of a stored voice or None"):
+    with pytest.raises(InvalidRequest, match="voice must be the name of a stored voice or None"):
         SpeechRequest("hello", voice=voice)
 
 
 def test_what_nobody_chose_is_the_models_usual(tiny: Checkpoint, soloist: Soloist, tmp_path: Path) -> None:
-    usual = Sampling(temperature=1.3, top_p=0.95, top_k=7, repetition_penalty=1.0, repetition="window", max_frames=6)
+    usual = SamplingParams(
+        temperature=1.3, top_p=0.95, top_k=7, repetition_penalty=1.0, repetition="window", max_frames=6
+    )
     model = replace(tiny, profile=replace(tiny.profile, sampling=usual))
     turns = build_turns("hello", None, soloist.checkpoint)
     with Engine(EngineCore(model, PLAIN), voice_cache(model, tmp_path / "voices")) as engine:
@@ -127,10 +131,12 @@ def test_what_nobody_chose_is_the_models_usual(tiny: Checkpoint, soloist: Solois
 
 
 def test_a_wish_is_the_same_in_another_process() -> None:
-    usual, wish = Sampling(temperature=0.5, max_frames=9), Sampling(top_p=0.8, seed=3)
+    usual, wish = SamplingParams(temperature=0.5, max_frames=9), Sampling(top_p=0.8, seed=3)
     sent = pickle.loads(pickle.dumps(wish))
-    assert sent.over(usual) == wish.over(usual) == Sampling(temperature=0.5, top_p=0.8, seed=3, max_frames=9)
-    assert Sampling().over(usual) == usual
+    assert (
+        sent.resolve(usual) == wish.resolve(usual) == SamplingParams(temperature=0.5, top_p=0.8, seed=3, max_frames=9)
+    )
+    assert Sampling().resolve(usual) == usual
 
 
 def test_a_recording_is_encoded_once_and_its_prompt_computed_once(engine: Engine) -> None:
@@ -279,7 +285,7 @@ def test_a_crowd_of_callers_is_served_as_if_each_were_alone(
     monkeypatch.setattr(engine.service.core.checkpoint.codec, "encode", flaky)
     solos = {
         (seed, someone is None): soloist.speak(
-            build_turns("hello", someone, soloist.checkpoint), Sampling(seed=seed, max_frames=2 + seed)
+            build_turns("hello", someone, soloist.checkpoint), SamplingParams(seed=seed, max_frames=2 + seed)
         )
         for seed in range(4)
         for someone in (None, voice)
@@ -288,7 +294,7 @@ def test_a_crowd_of_callers_is_served_as_if_each_were_alone(
     async def one(number: int) -> str:
         await asyncio.sleep(dice.random() * 0.5)
         kind, seed = number % 4, number % 4
-        sampling = Sampling(seed=seed, max_frames=2 + seed)
+        sampling = SamplingParams(seed=seed, max_frames=2 + seed)
         if kind == 0:
             clip = Recording(recording(pitch=200.0 + number), "some words")
             stream = engine.astream(SpeechRequest("hello", recordings=(clip,), sampling=sampling))

@@ -20,7 +20,7 @@ from shoal.engine.preprocess import build_turns
 from shoal.engine.scheduler import Batch
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import GenerationFailed
-from shoal.speech import FinishReason, Sampling
+from shoal.speech import FinishReason, SamplingParams
 from shoal.voices.voice import Voice
 from tests.engine.clock import FakeClock
 from tests.engine.faults import FlakyDecoder, Lost, Poisonous, holds, poisoned
@@ -47,7 +47,7 @@ def decode_of(*ids: int) -> Poisonous:
 
 
 def five(audience: Audience, turns: list[Turn]) -> list[Heard]:
-    return [audience.add(Utterance(id, turns, Sampling(seed=id, max_frames=4 + id))) for id in range(5)]
+    return [audience.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=4 + id))) for id in range(5)]
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -147,7 +147,7 @@ def test_a_step_that_fails_on_landing_is_computed_again_even_if_it_was_somebodys
     run_behind(core, 1)
     audience = Audience(core)
     turns = build_turns("hello", None, soloist.checkpoint)
-    heard = [audience.add(Utterance(id, turns, Sampling(seed=id, max_frames=4 + 2 * id))) for id in range(2)]
+    heard = [audience.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=4 + 2 * id))) for id in range(2)]
     while not heard[0].utterance.sequence.exhausted:
         audience.step()
     flights = core.runner.runner.pending
@@ -161,7 +161,7 @@ def test_a_step_that_fails_on_landing_is_computed_again_even_if_it_was_somebodys
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_who_has_ended_does_not_fail_with_a_frame_that_nobody_wants(soloist: Soloist, overlap: bool) -> None:
-    turns, sampling = build_turns("hello", None, soloist.checkpoint), Sampling(seed=3, max_frames=40)
+    turns, sampling = build_turns("hello", None, soloist.checkpoint), SamplingParams(seed=3, max_frames=40)
     core = EngineCore(soloist.checkpoint, PLAIN)
     run_behind(core, 1)
     core.audio_decoder.overlap = overlap
@@ -217,7 +217,7 @@ class Crowd:
                 self._judge()
 
     def _come(self) -> None:
-        sampling = Sampling(seed=self.dice.randrange(3), max_frames=self.dice.choice([1, 3, 7]))
+        sampling = SamplingParams(seed=self.dice.randrange(3), max_frames=self.dice.choice([1, 3, 7]))
         self.audience.add(Utterance(self.came, self.dice.choice(self.turns), sampling, whole=self.dice.random() < 0.3))
         if self.dice.random() < 0.04:
             self.poison.add(self.came)

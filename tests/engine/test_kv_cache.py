@@ -13,7 +13,7 @@ from shoal.engine.utterance import Utterance
 from shoal.errors import InvalidRequest
 from shoal.kernels.kv_quant import SCALE_DTYPE, dequantize_kv, quantize_kv
 from shoal.model.config import BlockConfig
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from shoal.text.prompt import Codes
 from shoal.voices.voice import Voice
 from tests.engine.solo import Audience
@@ -90,7 +90,7 @@ def test_a_block_leaves_a_gpu_and_comes_back_in_order_while_nobody_waits(tiny: C
 def speak(checkpoint: Checkpoint, voice: Voice, ids: list[int], config: EngineConfig) -> dict[int, Codes]:
     audience = Audience(EngineCore(checkpoint, config))
     turns = build_turns("hello there", voice, checkpoint)
-    heard = {id: audience.add(Utterance(id, turns, Sampling(seed=id, max_frames=12))) for id in ids}
+    heard = {id: audience.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=12))) for id in ids}
     audience.listen()
     return {id: each.codes for id, each in heard.items()}
 

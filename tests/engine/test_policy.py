@@ -6,7 +6,7 @@ from shoal.engine.policy import AdmissionPolicy, Continuous, Dynamic, Static, ad
 from shoal.engine.scheduler import Scheduler
 from shoal.engine.sequence import Sequence
 from shoal.errors import InvalidRequest
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from tests.engine.clock import FakeClock
 from tests.engine.device import CheckingDevice
 
@@ -26,7 +26,7 @@ class Line:
     def come(self, count: int = 1, frames: int = 3) -> None:
         for _ in range(count):
             prompt = np.full((3, 2), self._ids, np.int32)
-            self.scheduler.add(Sequence.start(self._ids, prompt, Sampling(max_frames=frames), 64))
+            self.scheduler.add(Sequence.start(self._ids, prompt, SamplingParams(max_frames=frames), 64))
             self._ids += 1
 
     def step(self, seconds: float = 0.01) -> int:

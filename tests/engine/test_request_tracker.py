@@ -19,12 +19,12 @@ from shoal.engine.scheduler import Progress, Scheduler
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
-from shoal.speech import FinishReason, Samples, Sampling
+from shoal.speech import FinishReason, Samples, SamplingParams
 from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held, run_behind
 
 GUARDED = EngineConfig(slots=4)
 TEXT = "Nine letters or so, and a few more."  # half a second at the very least
-LONG = Sampling(seed=3, max_frames=16)
+LONG = SamplingParams(seed=3, max_frames=16)
 FRAME = 640  # samples, of the tiny codec
 Sound = Callable[[int], Samples]  # of so many samples
 
@@ -69,7 +69,7 @@ def speak(
     checkpoint: Checkpoint,
     *sounds: Sound,
     text: str = TEXT,
-    sampling: Sampling = LONG,
+    sampling: SamplingParams = LONG,
     whole: bool = False,
     config: EngineConfig = GUARDED,
     lag: int = 0,
@@ -123,7 +123,7 @@ def test_the_second_try_has_other_dice_and_is_as_reproducible(soloist: Soloist, 
 
 
 def test_a_second_try_of_a_long_text_begins_at_its_first_turn(soloist: Soloist) -> None:
-    text, sampling = "One thing. Another thing.", Sampling(seed=3, max_frames=6)
+    text, sampling = "One thing. Another thing.", SamplingParams(seed=3, max_frames=6)
     checkpoint = replace(soloist.checkpoint, profile=replace(soloist.checkpoint.profile, chunk_bytes=16))
     heard, core = speak(checkpoint, silence, tone, text=text, sampling=sampling, whole=True)
     assert np.array_equal(heard.codes, soloist.speak(build_turns(text, None, checkpoint), sampling, 1).codes)
@@ -133,7 +133,7 @@ def test_a_second_try_of_a_long_text_begins_at_its_first_turn(soloist: Soloist) 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("frames", [1, 2])
 def test_no_success_has_forty_milliseconds_of_audio(tiny: Checkpoint, frames: int, whole: bool) -> None:
-    heard, core = speak(tiny, tone, sampling=Sampling(max_frames=frames), whole=whole)
+    heard, core = speak(tiny, tone, sampling=SamplingParams(max_frames=frames), whole=whole)
     assert isinstance(heard.error, GenerationFailed)
     assert "too short" in str(heard.error)
     assert core.tracker.stats.failed == 1
@@ -156,14 +156,14 @@ def test_a_model_that_stops_long_before_its_text_does_has_failed(
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_speech_that_was_cut_where_the_caller_wanted_it_is_no_failure(tiny: Checkpoint, whole: bool) -> None:
-    heard, core = speak(tiny, tone, sampling=Sampling(max_frames=5), whole=whole)
+    heard, core = speak(tiny, tone, sampling=SamplingParams(max_frames=5), whole=whole)
     assert (heard.error, heard.finish) == (None, FinishReason.LENGTH)
     assert len(heard.samples) == 5 * FRAME
     assert core.tracker.stats.retried == 0
 
 
 def test_an_empty_speech_of_a_text_without_letters_is_no_success_either(tiny: Checkpoint) -> None:
-    heard, _ = speak(tiny, silence, text="(laughing)", sampling=Sampling(max_frames=1), whole=True)
+    heard, _ = speak(tiny, silence, text="(laughing)", sampling=SamplingParams(max_frames=1), whole=True)
     assert isinstance(heard.error, GenerationFailed)
 
 

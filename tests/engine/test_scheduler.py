@@ -18,7 +18,7 @@ from shoal.engine.policy import AdmissionPolicy, Continuous, Dynamic, Static
 from shoal.engine.scheduler import Progress, Scheduler
 from shoal.engine.sequence import Sequence, Tokens
 from shoal.errors import InvalidRequest
-from shoal.speech import FinishReason, Sampling
+from shoal.speech import FinishReason, SamplingParams
 from tests.engine.clock import FakeClock
 from tests.engine.device import STOP_ID, CheckingDevice, alone
 
@@ -81,7 +81,9 @@ class Talks(RuleBasedStateMachine):
     def come(self, voice: Tokens, own: int, seed: int, max_frames: int, tails: list[int], times: int) -> None:
         prompt = np.concatenate((voice, np.full((1 + own, 2), 500 + own, np.int32)))
         for time in range(times):
-            sequence = Sequence.start(self.started, prompt, Sampling(seed=seed + time, max_frames=max_frames), MOST)
+            sequence = Sequence.start(
+                self.started, prompt, SamplingParams(seed=seed + time, max_frames=max_frames), MOST
+            )
             self.started += 1
             self.scheduler.add(sequence)
             self.active[sequence.id] = Talk(sequence, prompt, [np.full((n, 2), 700 + n, np.int32) for n in tails])
@@ -107,7 +109,7 @@ class Talks(RuleBasedStateMachine):
         """What was said is not speech, or does not fit beside what comes: another prompt, and other dice."""
         talk = self._pick(data)
         if talk.sequence.slot >= 0:
-            sampling = Sampling(seed=seed, max_frames=talk.sequence.sampling.max_frames)
+            sampling = SamplingParams(seed=seed, max_frames=talk.sequence.sampling.max_frames)
             self.scheduler.restart(talk.sequence, voice, sampling)
             talk.prompt = voice
             talk.frames.clear()
@@ -243,7 +245,7 @@ def scheduler(blocks: int = 20, slots: int = 4, budget: int = 64) -> Scheduler:
 
 
 def sequence(id: int, tokens: int, frames: int = 8) -> Sequence:
-    return Sequence.start(id, np.full((tokens, 2), 10 + id, np.int32), Sampling(max_frames=frames), MOST)
+    return Sequence.start(id, np.full((tokens, 2), 10 + id, np.int32), SamplingParams(max_frames=frames), MOST)
 
 
 def drew(device: CheckingDevice, steps: int = 1) -> list[int]:
@@ -302,7 +304,7 @@ def test_whoever_waits_for_memory_leaves_no_trace_in_the_statistics() -> None:
     device = CheckingDevice(line)
     line.add(sequence(0, tokens=8, frames=8))
     drew(device, steps=3)
-    line.add(Sequence.start(1, np.full((17, 2), 10, np.int32), Sampling(max_frames=1), MOST))
+    line.add(Sequence.start(1, np.full((17, 2), 10, np.int32), SamplingParams(max_frames=1), MOST))
     drew(device, steps=4)
     assert [each.id for each in line.waiting] == [1]
     assert line.pool.stats.hits == 0
@@ -332,7 +334,7 @@ def test_a_prompt_that_is_known_is_not_computed_again() -> None:
     line = scheduler()
     line.add(sequence(0, tokens=12))
     CheckingDevice(line).step()
-    line.add(Sequence.start(1, np.full((12, 2), 10, np.int32), Sampling(max_frames=2), MOST))
+    line.add(Sequence.start(1, np.full((12, 2), 10, np.int32), SamplingParams(max_frames=2), MOST))
     [prefill] = line.plan().prefills
     # All but the block of the last token, from which the first frame is drawn.
     assert (prefill.start, prefill.end) == (8, 12)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from shoal.engine.blocks import ROOT, block_key
 from shoal.engine.sequence import Sequence, Tokens
 from shoal.engine.utterance import Turn, Utterance
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 
 def tokens(count: int, first: int = 0) -> Tokens:
@@ -14,7 +14,7 @@ def tokens(count: int, first: int = 0) -> Tokens:
 
 
 def started(prompt: int = 5, frames: int = 0, max_frames: int = 100) -> Sequence:
-    sequence = Sequence.start(0, tokens(prompt), Sampling(max_frames=max_frames), 200)
+    sequence = Sequence.start(0, tokens(prompt), SamplingParams(max_frames=max_frames), 200)
     for token in tokens(frames, first=prompt):
         sequence.append(token)
         sequence.planned += 1
@@ -23,7 +23,7 @@ def started(prompt: int = 5, frames: int = 0, max_frames: int = 100) -> Sequence
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=5))
 def test_columns_are_kept_however_they_come(lengths: list[int]) -> None:
-    sequence = Sequence.start(0, tokens(lengths[0]), Sampling(), 1000)
+    sequence = Sequence.start(0, tokens(lengths[0]), SamplingParams(), 1000)
     for length in lengths[1:]:
         sequence.extend(tokens(length, first=sequence.length))
         sequence.append(tokens(1, first=sequence.length)[0])
@@ -32,7 +32,7 @@ def test_columns_are_kept_however_they_come(lengths: list[int]) -> None:
 
 @given(st.integers(1, 70), st.integers(1, 9))
 def test_every_full_block_has_a_key_that_names_its_past(length: int, size: int) -> None:
-    sequence = Sequence.start(0, tokens(length), Sampling(), 1000)
+    sequence = Sequence.start(0, tokens(length), SamplingParams(), 1000)
     sequence.extend_keys(size)
     before = ROOT
     for index in range(length // size):
@@ -52,12 +52,12 @@ def test_the_limit_counts_the_frames_of_this_turn_that_are_planned() -> None:
     assert not sequence.exhausted
     sequence.planned += 1
     assert sequence.exhausted
-    sequence.begin_turn(tokens(4), Sampling(max_frames=3))
+    sequence.begin_turn(tokens(4), SamplingParams(max_frames=3))
     assert not sequence.exhausted
 
 
 def test_no_limit_means_the_context() -> None:
-    sequence = Sequence.start(0, tokens(5), Sampling(max_frames=0), 8)
+    sequence = Sequence.start(0, tokens(5), SamplingParams(max_frames=0), 8)
     sequence.planned = 7
     assert not sequence.exhausted
     sequence.planned = 8
@@ -67,7 +67,7 @@ def test_no_limit_means_the_context() -> None:
 def test_a_turn_keeps_what_was_computed_and_drops_what_is_in_flight() -> None:
     sequence = started(5, frames=3)
     sequence.computed, sequence.planned, sequence.bound, epoch = 9, 10, True, sequence.epoch
-    sequence.begin_turn(tokens(4), Sampling(seed=2))
+    sequence.begin_turn(tokens(4), SamplingParams(seed=2))
     assert (sequence.turn_start, sequence.length, sequence.planned, sequence.computed) == (12, 12, 12, 8)
     assert not sequence.bound
     assert sequence.epoch == epoch + 1
@@ -76,7 +76,7 @@ def test_a_turn_keeps_what_was_computed_and_drops_what_is_in_flight() -> None:
 
 def test_every_turn_and_attempt_has_dice_of_its_own() -> None:
     turns = [Turn("words", tokens(2), tokens(1))] * 3
-    utterance = Utterance(0, turns, Sampling(seed=2**64 - 1, temperature=0.5))
+    utterance = Utterance(0, turns, SamplingParams(seed=2**64 - 1, temperature=0.5))
     seeds = set()
     for utterance.attempt in range(3):
         for utterance.turn in range(3):
@@ -89,7 +89,7 @@ def test_every_turn_and_attempt_has_dice_of_its_own() -> None:
 
 
 def test_starting_over_forgets_what_was_said() -> None:
-    utterance = Utterance(0, [Turn("words", tokens(2), tokens(1))], Sampling())
+    utterance = Utterance(0, [Turn("words", tokens(2), tokens(1))], SamplingParams())
     utterance.codes = [np.zeros(2, np.int32)] * 3
     utterance.held, utterance.decoded, utterance.turn = [np.zeros(4, np.float32)], 2, 1
     assert (utterance.backlog, utterance.all_codes().shape) == (1, (2, 3))

@@ -20,7 +20,7 @@ from shoal.engine.scheduler import Batch, StepOutput
 from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeadlineExceeded, EngineBusy, EngineStopped, TextError
-from shoal.speech import AudioChunk, FinishReason, Samples, Sampling
+from shoal.speech import AudioChunk, FinishReason, Samples, SamplingParams
 from tests.engine.solo import Soloist, assert_nothing_is_held
 
 pytestmark = pytest.mark.timeout(60)
@@ -60,7 +60,7 @@ class Hall:
         self._ids = iter(range(1000))
 
     def utterance(self, frames: int = 6, seed: int = 1, deadline: float | None = None) -> Utterance:
-        return Utterance(next(self._ids), self.turns, Sampling(seed=seed, max_frames=frames), deadline=deadline)
+        return Utterance(next(self._ids), self.turns, SamplingParams(seed=seed, max_frames=frames), deadline=deadline)
 
     def settle(self) -> None:
         """Until nothing is under way."""
@@ -100,7 +100,7 @@ def open_hall(hall: Hall) -> Hall:
 def test_chunks_come_in_order_and_the_last_says_why_it_is_the_last(open_hall: Hall, soloist: Soloist) -> None:
     chunks = list(open_hall.loop.speak(open_hall.utterance()))
     assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.LENGTH]
-    solo = soloist.speak(open_hall.turns, Sampling(seed=1, max_frames=6))
+    solo = soloist.speak(open_hall.turns, SamplingParams(seed=1, max_frames=6))
     assert np.allclose(samples(chunks), solo.samples, atol=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_many_threads_are_served_at_once(tiny: Checkpoint, soloist: Soloist) -> 
         thread.join(30)
     hall.close()
     for seed in range(12):
-        solo = soloist.speak(hall.turns, Sampling(seed=seed, max_frames=6))
+        solo = soloist.speak(hall.turns, SamplingParams(seed=seed, max_frames=6))
         assert np.allclose(samples(heard[seed]), solo.samples, atol=1e-5)
     assert_nothing_is_held(hall.core)
 
@@ -151,7 +151,7 @@ def test_chunks_that_nobody_keeps_are_cancelled(hall: Hall) -> None:
 
 
 def test_an_utterance_that_cannot_be_spoken_is_refused_and_forgotten(open_hall: Hall, tiny: Checkpoint) -> None:
-    too_long = Utterance(900, build_turns("word " * 400, None, tiny, chunk_bytes=4000), Sampling())
+    too_long = Utterance(900, build_turns("word " * 400, None, tiny, chunk_bytes=4000), SamplingParams())
     with pytest.raises(TextError):
         list(open_hall.loop.speak(too_long))
     assert open_hall.loop.active == 0
@@ -316,7 +316,7 @@ def test_a_listener_that_breaks_is_one_that_left(
     hall.loop.submit(hall.utterance(LONG), broken)
     chunks = hall.loop.speak(hall.utterance())
     hall.gate.open = True
-    solo = soloist.speak(hall.turns, Sampling(seed=1, max_frames=6))
+    solo = soloist.speak(hall.turns, SamplingParams(seed=1, max_frames=6))
     assert np.allclose(samples(list(chunks)), solo.samples, atol=1e-5)
     hall.settle()
     assert "its listener failed" in caplog.text
@@ -336,7 +336,7 @@ def test_the_event_loop_gets_the_same_chunks(open_hall: Hall, soloist: Soloist) 
     async def listen() -> list[AudioChunk]:
         return [chunk async for chunk in open_hall.loop.aspeak(open_hall.utterance())]
 
-    solo = soloist.speak(open_hall.turns, Sampling(seed=1, max_frames=6))
+    solo = soloist.speak(open_hall.turns, SamplingParams(seed=1, max_frames=6))
     assert np.allclose(samples(asyncio.run(listen())), solo.samples, atol=1e-5)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.kernels.sample import apply_repetition_penalty, exponential_noise, exponential_race, probabilities
 from shoal.model.sampling import SamplingTensors
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 NO_LIMIT = 2**31
 
@@ -98,7 +98,7 @@ def test_a_row_comes_out_the_same_alone_or_in_any_batch(
     rows: list[tuple[float, float, int, float, int]], data: st.DataObject
 ) -> None:
     wanted = [
-        Sampling(temperature=t, top_p=p, top_k=k, repetition_penalty=r, seed=s, repetition="window")
+        SamplingParams(temperature=t, top_p=p, top_k=k, repetition_penalty=r, seed=s, repetition="window")
         for t, p, k, r, s in rows
     ]
     logits = torch.randn(len(rows), 50, generator=torch.Generator().manual_seed(len(rows)))
@@ -112,7 +112,7 @@ def test_a_row_comes_out_the_same_alone_or_in_any_batch(
         assert draw(wanted[here], logits[here], columns[here], frames[here]).tolist() == together[here].tolist()
 
 
-def draw(settings: list[Sampling], logits: Tensor, columns: Tensor, frames: Tensor) -> Tensor:
+def draw(settings: list[SamplingParams], logits: Tensor, columns: Tensor, frames: Tensor) -> Tensor:
     rows = SamplingTensors.from_settings(settings, torch.device("cpu"))
     left = probabilities(
         apply_repetition_penalty(logits, columns, rows.penalty), rows.temperature, rows.top_p, rows.top_k

@@ -8,13 +8,13 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.model.frame import FrameSampler, FrameState
 from shoal.model.sampling import SamplingTensors
 from shoal.model.slow import Head
-from shoal.speech import Repetition, Sampling
+from shoal.speech import Repetition, SamplingParams
 
 CPU = torch.device("cpu")
-GREEDY = Sampling(top_p=1e-6)
+GREEDY = SamplingParams(top_p=1e-6)
 
 
-def fresh(checkpoint: Checkpoint, *settings: Sampling) -> FrameState:
+def fresh(checkpoint: Checkpoint, *settings: SamplingParams) -> FrameState:
     return FrameState.initial(checkpoint.model.config, SamplingTensors.from_settings(list(settings), CPU))
 
 
@@ -94,7 +94,7 @@ class Listener(FrameSampler):
         return super()._race(logits, temperature, top_p, state, noise)
 
 
-def penalised_ids(checkpoint: Checkpoint, sampling: Sampling, mains: list[int]) -> list[int]:
+def penalised_ids(checkpoint: Checkpoint, sampling: SamplingParams, mains: list[int]) -> list[int]:
     """Ids of the whole vocabulary whose equal logits the penalty moves after these main tokens were drawn."""
     model, state = checkpoint.model, fresh(checkpoint, sampling)
     decoder = Listener(model, Head(model.slow, full_vocab=True))
@@ -107,32 +107,32 @@ def test_upstreams_penalty_reads_the_oldest_column_as_eleven_ids(tiny: Checkpoin
     mains = list(range(300, 325))
     oldest = mains[-16]
     expected = {oldest, *((oldest + book) % 200 for book in range(10))}
-    assert penalised_ids(tiny, Sampling(repetition_penalty=1.5), mains) == sorted(expected)
+    assert penalised_ids(tiny, SamplingParams(repetition_penalty=1.5), mains) == sorted(expected)
 
 
 def test_upstreams_penalty_falls_on_id_zero_while_the_window_is_empty(tiny: Checkpoint) -> None:
-    assert penalised_ids(tiny, Sampling(repetition_penalty=1.5), [300]) == [0]
+    assert penalised_ids(tiny, SamplingParams(repetition_penalty=1.5), [300]) == [0]
 
 
 def test_the_corrected_penalty_falls_on_all_main_tokens_of_the_window(tiny: Checkpoint) -> None:
-    sampling = Sampling(repetition_penalty=1.5, repetition="window")
+    sampling = SamplingParams(repetition_penalty=1.5, repetition="window")
     assert penalised_ids(tiny, sampling, list(range(300, 325))) == list(range(309, 325))
 
 
 def test_the_corrected_penalty_leaves_id_zero_alone_while_the_window_fills(tiny: Checkpoint) -> None:
-    sampling = Sampling(repetition_penalty=1.5, repetition="window")
+    sampling = SamplingParams(repetition_penalty=1.5, repetition="window")
     assert penalised_ids(tiny, sampling, [300]) == []
     assert penalised_ids(tiny, sampling, [300, 301, 302]) == [301, 302]
 
 
 @pytest.mark.parametrize("repetition", ["upstream", "window"])
 def test_the_first_frame_is_never_penalised(repetition: Repetition, tiny: Checkpoint) -> None:
-    sampling = Sampling(repetition_penalty=1.9, repetition=repetition)
+    sampling = SamplingParams(repetition_penalty=1.9, repetition=repetition)
     assert penalised_ids(tiny, sampling, []) == []
 
 
 def test_a_penalty_of_one_changes_nothing(tiny: Checkpoint) -> None:
-    assert penalised_ids(tiny, Sampling(repetition_penalty=1.0), list(range(300, 325))) == []
+    assert penalised_ids(tiny, SamplingParams(repetition_penalty=1.0), list(range(300, 325))) == []
 
 
 # Draws
@@ -145,7 +145,7 @@ def test_a_row_draws_the_same_frames_alone_or_in_a_batch(
 ) -> None:
     checkpoint = tiny if family == "s1" else tiny_s2
     wanted = [
-        Sampling(temperature=t, top_p=p, top_k=k, repetition_penalty=r, seed=s, repetition=repetition)
+        SamplingParams(temperature=t, top_p=p, top_k=k, repetition_penalty=r, seed=s, repetition=repetition)
         for t, p, k, r, s in ((0.8, 0.8, 0, 1.1, 1), (1.5, 0.99, 30, 1.0, 2**63), (0.1, 0.5, 3, 1.9, 7))
     ]
     hidden = torch.randn(25, 3, checkpoint.model.config.slow.dim, generator=torch.Generator().manual_seed(5))
@@ -156,7 +156,7 @@ def test_a_row_draws_the_same_frames_alone_or_in_a_batch(
 
 
 @torch.inference_mode()
-def draw_frames(checkpoint: Checkpoint, settings: list[Sampling], hidden: Tensor) -> Tensor:
+def draw_frames(checkpoint: Checkpoint, settings: list[SamplingParams], hidden: Tensor) -> Tensor:
     decoder = FrameSampler(checkpoint.model, Head(checkpoint.model.slow))
     state = fresh(checkpoint, *settings)
     return torch.stack([decoder.sample(step, state) for step in hidden])
@@ -167,7 +167,7 @@ def draw_frames(checkpoint: Checkpoint, settings: list[Sampling], hidden: Tensor
 def test_columns_are_legal_whatever_is_drawn(family: str, tiny: Checkpoint, tiny_s2: Checkpoint) -> None:
     checkpoint = tiny if family == "s1" else tiny_s2
     config = checkpoint.model.config
-    wild = [Sampling(temperature=2.0, top_p=1.0, seed=seed) for seed in range(32)]
+    wild = [SamplingParams(temperature=2.0, top_p=1.0, seed=seed) for seed in range(32)]
     columns = draw_frames(checkpoint, wild, torch.randn(4, 32, config.slow.dim)).flatten(0, 1)
     main, codes = columns[:, 0], columns[:, 1:]
     spoken = main != config.stop_id
@@ -199,7 +199,7 @@ def repeating(tiny_s2: Checkpoint) -> tuple[FrameSampler, FrameState]:
         return drawn
 
     decoder = FrameSampler(tiny_s2.model, Head(tiny_s2.model.slow), noise)
-    state = fresh(tiny_s2, Sampling(top_k=30))
+    state = fresh(tiny_s2, SamplingParams(top_k=30))
     remember(state, [0, int(decoder.head.ids[FIRST])])
     return decoder, state
 

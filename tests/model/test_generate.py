@@ -9,7 +9,7 @@ from shoal.errors import TextError
 from shoal.model.dual_ar import DualAR
 from shoal.model.generate import frame_budget, generate, generate_tokens
 from shoal.model.slow import Head
-from shoal.speech import FinishReason, Sampling
+from shoal.speech import FinishReason, SamplingParams
 
 PROMPT = torch.tensor([[65, 66, 67], *[[0, 0, 0]] * 10])
 
@@ -34,7 +34,7 @@ def checkpoint(request: pytest.FixtureRequest, tiny: Checkpoint, tiny_s2: Checkp
 
 def test_a_stop_token_at_once_gives_no_frames(checkpoint: Checkpoint) -> None:
     model = checkpoint.model
-    generation = generate(model, ScriptedHead(model, [model.config.stop_id]), PROMPT, Sampling(max_frames=5))
+    generation = generate(model, ScriptedHead(model, [model.config.stop_id]), PROMPT, SamplingParams(max_frames=5))
     assert generation.finish is FinishReason.STOP
     assert generation.codes.shape == (10, 0)
 
@@ -42,7 +42,7 @@ def test_a_stop_token_at_once_gives_no_frames(checkpoint: Checkpoint) -> None:
 def test_the_frame_of_the_stop_token_is_dropped_and_nothing_else(checkpoint: Checkpoint) -> None:
     model, first = checkpoint.model, checkpoint.model.config.semantic_begin_id
     head = ScriptedHead(model, [first + 3, first + 4, model.config.stop_id])
-    generation = generate(model, head, PROMPT, Sampling(max_frames=9, repetition_penalty=1.0))
+    generation = generate(model, head, PROMPT, SamplingParams(max_frames=9, repetition_penalty=1.0))
     assert generation.finish is FinishReason.STOP
     assert generation.codes[0].tolist() == [3, 4]
 
@@ -50,7 +50,7 @@ def test_the_frame_of_the_stop_token_is_dropped_and_nothing_else(checkpoint: Che
 def test_the_last_frame_is_kept_when_length_ends_the_loop(checkpoint: Checkpoint) -> None:
     model, first = checkpoint.model, checkpoint.model.config.semantic_begin_id
     head = ScriptedHead(model, [first + 3, first + 4, first + 5])
-    generation = generate(model, head, PROMPT, Sampling(max_frames=3, repetition_penalty=1.0))
+    generation = generate(model, head, PROMPT, SamplingParams(max_frames=3, repetition_penalty=1.0))
     assert generation.finish is FinishReason.LENGTH
     assert generation.codes[0].tolist() == [3, 4, 5]
 
@@ -66,7 +66,7 @@ def test_a_short_context_is_filled_to_its_end(tiny: Checkpoint) -> None:
     model = DualAR(replace(tiny.model.config, slow=replace(tiny.model.config.slow, max_seq_len=20)))
     model.load_state_dict(tiny.model.state_dict())
     script = [model.config.semantic_begin_id + step % 50 for step in range(99)]
-    generation = generate(model, ScriptedHead(model, script), PROMPT, Sampling(max_frames=0))
+    generation = generate(model, ScriptedHead(model, script), PROMPT, SamplingParams(max_frames=0))
     assert generation.finish is FinishReason.LENGTH
     assert generation.codes.shape == (10, 17)
 
@@ -77,13 +77,13 @@ def test_a_prompt_that_is_too_long_is_refused(tiny: Checkpoint) -> None:
     with pytest.raises(TextError, match=rf"{config.max_prompt + 1} columns and this model takes {config.max_prompt}"):
         frame_budget(config, config.max_prompt + 1, 5)
     with pytest.raises(TextError):
-        generate(tiny.model, Head(tiny.model.slow), torch.zeros(11, 1500, dtype=torch.long), Sampling())
+        generate(tiny.model, Head(tiny.model.slow), torch.zeros(11, 1500, dtype=torch.long), SamplingParams())
 
 
 def test_the_same_seed_says_the_same_and_another_something_else(checkpoint: Checkpoint) -> None:
     head = Head(checkpoint.model.slow)
     spoken = [
-        generate(checkpoint.model, head, PROMPT, Sampling(seed=seed, max_frames=6, top_p=0.95)).codes
+        generate(checkpoint.model, head, PROMPT, SamplingParams(seed=seed, max_frames=6, top_p=0.95)).codes
         for seed in (1, 1, 2)
     ]
     assert torch.equal(spoken[0], spoken[1])
@@ -91,13 +91,13 @@ def test_the_same_seed_says_the_same_and_another_something_else(checkpoint: Chec
 
 
 def test_columns_come_one_by_one_and_can_be_left_early(checkpoint: Checkpoint) -> None:
-    columns = generate_tokens(checkpoint.model, Head(checkpoint.model.slow), PROMPT, Sampling(max_frames=500))
+    columns = generate_tokens(checkpoint.model, Head(checkpoint.model.slow), PROMPT, SamplingParams(max_frames=500))
     assert next(columns).shape == (11,)
     columns.close()  # type: ignore[attr-defined]
 
 
 def test_a_grid_of_any_integer_type_is_taken(tiny: Checkpoint) -> None:
-    head, sampling = Head(tiny.model.slow), Sampling(max_frames=2)
+    head, sampling = Head(tiny.model.slow), SamplingParams(max_frames=2)
     assert torch.equal(
         generate(tiny.model, head, PROMPT.int(), sampling).codes, generate(tiny.model, head, PROMPT, sampling).codes
     )

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from shoal.model.sampling import SamplingTensors, fold_seed
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 
 @pytest.mark.parametrize("low", [0, 1, 2**31, 2**32 - 1])
@@ -18,18 +18,18 @@ def test_seeds_that_fit_into_32_bits_are_taken_as_they_are() -> None:
 
 
 def test_no_limit_of_ranks_is_spelled_zero() -> None:
-    rows = SamplingTensors.from_settings([Sampling(top_k=0), Sampling(top_k=5)], torch.device("cpu"))
+    rows = SamplingTensors.from_settings([SamplingParams(top_k=0), SamplingParams(top_k=5)], torch.device("cpu"))
     assert rows.top_k.tolist() == [2**31, 5]
 
 
 def test_whether_anything_is_penalised_is_known_on_the_host() -> None:
-    plain, penalised = Sampling(repetition_penalty=1.0), Sampling(repetition_penalty=1.2)
+    plain, penalised = SamplingParams(repetition_penalty=1.0), SamplingParams(repetition_penalty=1.2)
     assert SamplingTensors.from_settings([plain, penalised], torch.device("cpu")).has_penalty
     assert not SamplingTensors.from_settings([plain, plain], torch.device("cpu")).has_penalty
 
 
 def test_rows_are_chosen_in_any_order() -> None:
-    wishes = [Sampling(seed=1), Sampling(seed=2), Sampling(seed=3, top_k=4, repetition="window")]
+    wishes = [SamplingParams(seed=1), SamplingParams(seed=2), SamplingParams(seed=3, top_k=4, repetition="window")]
     chosen = SamplingTensors.from_settings(wishes, torch.device("cpu")).select(torch.tensor([2, 0]), has_penalty=True)
     assert chosen.seed.tolist() == [3, 1]
     assert chosen.top_k.tolist() == [4, 2**31]

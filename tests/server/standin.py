@@ -17,7 +17,7 @@ from shoal.api.host import Host
 from shoal.server.app import create_app
 from shoal.server.protocol import bounded_protocol
 from shoal.server.state import Desk, open_desk
-from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
+from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import free_port
@@ -28,7 +28,7 @@ RATE = 16_000
 class Standin:
     """Speaks a little at once, and the `rest` when it may go on; encodes when it may."""
 
-    ready, default_sampling, default_voice, sample_rate = True, Sampling(), None, RATE
+    ready, default_sampling, default_voice, sample_rate = True, SamplingParams(), None, RATE
 
     def __init__(self, rest: int = RATE, pause: float = 0.0) -> None:
         self.rest, self.pause = rest, pause  # samples, seconds

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.errors import InvalidRequest
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from training.clips import SHIPPED, Utterance, main, named, overridden, resynthesis
 from training.codec import load_codec
 from training.data import Line, Samples
@@ -85,6 +85,6 @@ def test_what_is_not_a_system_or_a_choice_is_refused() -> None:
     assert named("wide=build/codec") == ("wide", "build/codec")
     with pytest.raises(argparse.ArgumentTypeError, match="NAME=DIR"):
         named("build/codec")
-    assert overridden(Sampling(), ["temperature=0.5", "top_k=3"]) == Sampling(temperature=0.5, top_k=3)
+    assert overridden(SamplingParams(), ["temperature=0.5", "top_k=3"]) == SamplingParams(temperature=0.5, top_k=3)
     with pytest.raises(InvalidRequest, match="sampling has temperature"):
-        overridden(Sampling(), ["heat=1"])
+        overridden(SamplingParams(), ["heat=1"])

@@ -19,7 +19,7 @@ from shoal.model.config import TokenIds, read_config
 from shoal.model.dual_ar import DualAR
 from shoal.model.generate import generate
 from shoal.model.slow import Head
-from shoal.speech import FinishReason, Sampling
+from shoal.speech import FinishReason, SamplingParams
 from shoal.text.prompt import InterleavePrompts, Reference, join
 from shoal.text.tokenizer import STOP
 from tests.training.conftest import BOOKS, CONFIG, CPU, SIZE, library_of, tiny_codec
@@ -266,7 +266,9 @@ def test_a_memorised_utterance_is_spoken_again_to_its_stop(
     # Rows are cut at their end, so only what stands early in some row was learned to its stop.
     for text, wanted in ((SAID[0][1], SAID[0][2]), (SAID[2][1], SAID[2][2])):
         prompt = torch.from_numpy(prompts.prompt(text))
-        spoken = generate(model, Head(model.slow), prompt, Sampling(top_k=1, repetition_penalty=1.0, max_frames=40))
+        spoken = generate(
+            model, Head(model.slow), prompt, SamplingParams(top_k=1, repetition_penalty=1.0, max_frames=40)
+        )
         assert spoken.finish is FinishReason.STOP
         assert (spoken.codes.numpy() == wanted).all()
 

@@ -16,7 +16,7 @@ from shoal.checkpoint.random import fill_random
 from shoal.checkpoint.save import upstream_tensors
 from shoal.config import EngineConfig
 from shoal.model.dual_ar import DualAR
-from shoal.speech import FinishReason, Sampling
+from shoal.speech import FinishReason, SamplingParams
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.store import VoiceStore
 from tests.training.conftest import BOOKS, CONFIG, CPU, SIZE, library_of, tiny_codec
@@ -70,7 +70,7 @@ def test_what_was_trained_is_what_the_shipped_directory_says(tmp_path: Path, cod
     (tmp_path / "run").mkdir()
     Run(Trainer(plan, library, library, CPU), tmp_path / "run", began=time.monotonic(), about=about).go()
     export(read_parts(tmp_path / "run" / "best", codec_folder), CLIPS, tmp_path / "nano", storage="fp16")
-    greedy = Sampling(top_k=1, repetition_penalty=1.0, max_frames=30)
+    greedy = SamplingParams(top_k=1, repetition_penalty=1.0, max_frames=30)
     with shoal.load(str(tmp_path / "nano"), voices=tmp_path / "own", config=NO_GUARD) as engine:
         speech = engine.speak(TEXT, sampling=greedy)
     assert speech.finish is FinishReason.STOP

@@ -9,11 +9,11 @@ from shoal.kernels.sample_token import SamplingState
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameState
 from shoal.model.sampling import TENSOR_FIELDS, SamplingTensors
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 
 class SlotStates:
-    """Sampling settings, frame counters and recent tokens of every slot, on the device.
+    """SamplingParams settings, frame counters and recent tokens of every slot, on the device.
 
     There is one more than asked for: rows that only fill up a batch of fixed size work on the spare one.
     """
@@ -21,7 +21,7 @@ class SlotStates:
     def __init__(self, model: DualAR, slots: int) -> None:
         self.device = model.device
         self.spare = slots
-        settings = SamplingTensors.from_settings([Sampling()] * (slots + 1), model.device)
+        settings = SamplingTensors.from_settings([SamplingParams()] * (slots + 1), model.device)
         self.state = FrameState.initial(model.config, settings)
         self.newest = torch.zeros(slots + 1, 1 + model.config.num_codebooks, dtype=torch.long, device=model.device)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ShoalError
-from shoal.speech import AudioChunk, Sampling, SpeechRequest
+from shoal.speech import AudioChunk, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 
 
@@ -47,7 +47,7 @@ Order = Speak | Encode | Decode | GetStats | Cancel | Close
 class ModelInfo:
     """What callers may ask of an engine without waiting for it."""
 
-    default_sampling: Sampling
+    default_sampling: SamplingParams
     default_voice: str | None  # of requests that choose none
     sample_rate: int
     frame_rate: float

@@ -37,7 +37,7 @@ from shoal.engine.process.messages import (
 )
 from shoal.engine.process.worker import EngineSource, run_worker
 from shoal.errors import EngineBusy, EngineStopped, ShoalError
-from shoal.speech import AudioChunk, Samples, Sampling, SpeechRequest
+from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 
 logger = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Supervisor:
         return self._model_info
 
     @property
-    def default_sampling(self) -> Sampling:
+    def default_sampling(self) -> SamplingParams:
         return self.model_info.default_sampling
 
     @property

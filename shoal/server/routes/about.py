@@ -11,7 +11,7 @@ from shoal.audio.formats import FORMATS
 from shoal.server.openapi import answers, returns
 from shoal.server.parsing import JSON
 from shoal.server.state import AtDesk, Caller, bearer
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from shoal.voices.store import VoiceStore
 
 router = APIRouter(tags=["Voices"], dependencies=[Depends(bearer)])
@@ -67,7 +67,7 @@ def known_voices(store: VoiceStore, usual: str | None) -> list[KnownVoice]:
     return [KnownVoice(name=name, builtin=store.is_builtin(name), usual=name == usual) for name in store.names()]
 
 
-def usual(sampling: Sampling) -> UsualSampling:
+def usual(sampling: SamplingParams) -> UsualSampling:
     return UsualSampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,

@@ -213,8 +213,10 @@ class Session:
 
     async def _spoken(self, order: Order, text: str, number: int, renderer: Renderer) -> AsyncGenerator[bytes, None]:
         """One text as one request of its own: a session holds a slot only while it speaks."""
-        assert order.request.sampling is not None
-        sampling = replace(order.request.sampling, seed=order.request.sampling.seed + number)
+        sampling = order.request.sampling
+        assert sampling is not None
+        assert sampling.seed is not None  # set by sampling_for
+        sampling = replace(sampling, seed=sampling.seed + number)
         request = replace(order.request, text=text, sampling=sampling)
         tally, ended_by = Tally(self._desk, "live", self._key, self._id, placed=True), None
         try:

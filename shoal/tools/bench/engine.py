@@ -33,7 +33,7 @@ from shoal.engine.scheduler import Scheduler, StepOutput
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import GenerationFailed
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from shoal.text.prompt import Reference
 from shoal.tools.bench.arrivals import measure_arrivals
 from shoal.tools.bench.busy import gpu_busy_fraction
@@ -180,7 +180,7 @@ def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: i
         while scheduler.active < voices:
             id = next(ids)
             # Lengths differ, so that they do not all end at once.
-            sampling = Sampling(max_frames=frames - id % 64)
+            sampling = SamplingParams(max_frames=frames - id % 64)
             scheduler.add(Sequence.start(id, np.full((prompt, 11), id, np.int32), sampling, prompt + frames))
         batch = scheduler.plan()
         rows = len(batch.sampled())
@@ -359,7 +359,7 @@ _ids = count()
 
 def _utterance(core: EngineCore, frames: int, seed: int, voice: Voice | None = None, text: str = TEXT) -> Utterance:
     turns = build_turns(text, voice, core.checkpoint)
-    return Utterance(next(_ids), turns, Sampling(seed=seed, max_frames=max(1, frames)))
+    return Utterance(next(_ids), turns, SamplingParams(seed=seed, max_frames=max(1, frames)))
 
 
 def _first_audio(core: EngineCore, utterance: Utterance) -> FirstAudio:

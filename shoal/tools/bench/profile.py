@@ -34,7 +34,7 @@ from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.kernels.sample_token import sample_code, sample_semantic
 from shoal.model.frame import FrameState
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from shoal.tools.bench.machine import machine
 
 TEXT = "The harbour was quiet in the morning, and the boats lay still on the water."
@@ -188,7 +188,7 @@ class PlainParts:
 
     def _sequence(self, slot: int, columns: np.ndarray) -> Sequence:
         """A sequence that stands in a slot, in whatever blocks its table names."""
-        sequence = Sequence.start(next(self._ids), columns, Sampling(), len(columns) + FRAMES)
+        sequence = Sequence.start(next(self._ids), columns, SamplingParams(), len(columns) + FRAMES)
         sequence.slot, sequence.computed = slot, len(columns)
         return sequence
 
@@ -274,7 +274,7 @@ def _engine_step(core: EngineCore, voices: int) -> float:
     """Milliseconds per step of the whole engine, with every slot speaking."""
     turns = build_turns(TEXT, None, core.checkpoint)
     for number in range(voices):
-        core.add(Utterance(-2 - number, turns, Sampling(seed=number, max_frames=FRAMES)))
+        core.add(Utterance(-2 - number, turns, SamplingParams(seed=number, max_frames=FRAMES)))
     started, before = time.perf_counter(), core.stats.steps
     while not core.idle:
         for event in core.step():

@@ -17,7 +17,7 @@ from shoal.model.cache import DenseKVCache, NoKVCache
 from shoal.model.frame import FrameSampler, FrameState
 from shoal.model.sampling import SamplingTensors
 from shoal.model.slow import Head
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
 from shoal.tools.bench.machine import machine
 from shoal.tools.bench.progress import progress_bar
@@ -231,7 +231,7 @@ class ScalingWorkloads:
         return cache
 
     def _state(self, rows: int) -> FrameState:
-        return FrameState.initial(self.config, SamplingTensors.from_settings([Sampling()] * rows, self.device))
+        return FrameState.initial(self.config, SamplingTensors.from_settings([SamplingParams()] * rows, self.device))
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ from shoal.engine.blocks import BlockPool
 from shoal.engine.chunks import chunk_frames
 from shoal.engine.scheduler import Scheduler, StepOutput
 from shoal.engine.sequence import Sequence, Tokens
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from shoal.tools.simulate.costs import EngineCosts
 from shoal.tools.simulate.traffic import Arrival
 
@@ -88,7 +88,9 @@ class SimulatedServer:
         self.requests[request.number] = request
         prompt = self._prompt(request)
         max_tokens = min(self.fleet.max_tokens, len(prompt) + request.frames)
-        self.scheduler.add(Sequence.start(request.number, prompt, Sampling(max_frames=request.frames), max_tokens))
+        self.scheduler.add(
+            Sequence.start(request.number, prompt, SamplingParams(max_frames=request.frames), max_tokens)
+        )
 
     def begin_step(self, now: float) -> float | None:
         """Start a step and return the time at which it ends; None if there is nothing to do."""

@@ -14,7 +14,7 @@ from shoal.model.frame import FrameSampler, FrameState, Noise
 from shoal.model.generate import generate_tokens
 from shoal.model.sampling import SamplingTensors
 from shoal.model.slow import Head
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from shoal.tools.verify.comparison import LOGITS, PROBABILITIES, QUANTIZED, ParityComparison, close, equal
 from shoal.tools.verify.golden import Case, Golden, TensorFile
 
@@ -174,8 +174,8 @@ def _head(model: DualAR) -> Head:
     return Head(model.slow, full_vocab=model.config.family == "s1")
 
 
-def _sampling(case: Case) -> Sampling:
-    return Sampling(
+def _sampling(case: Case) -> SamplingParams:
+    return SamplingParams(
         temperature=case["temperature"],
         top_p=case["top_p"],
         top_k=case.get("top_k", 0),

@@ -15,7 +15,7 @@ from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import InvalidRequest
 from shoal.model.generate import generate
 from shoal.model.slow import Head
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from tests.engine.solo import run_behind
 
 FRAMES = 2
@@ -24,7 +24,7 @@ FRAMES = 2
 def utterance(number: int, width: int, stop: int) -> Utterance:
     prompt = np.zeros((3 + number, width), np.int32)
     prompt[:, 0] = np.arange(3 + number) % stop
-    sampling = Sampling(seed=number, max_frames=FRAMES, repetition_penalty=1.2)
+    sampling = SamplingParams(seed=number, max_frames=FRAMES, repetition_penalty=1.2)
     return Utterance(number, [Turn("hm", prompt, prompt)], sampling)
 
 

@@ -12,7 +12,7 @@ from shoal.engine.sequence import Sequence
 from shoal.kernels.cuda_graph import compile_ahead
 from shoal.model.frame import FrameSampler
 from shoal.model.slow import Head
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from tests.poison import poisoned_memory
 
 pytest.importorskip("triton")
@@ -21,9 +21,9 @@ ROWS, BLOCKS, SIZE = 3, 9, 16
 SLOTS = torch.tensor([4, 1, 2])
 TABLES = torch.arange(BLOCKS, dtype=torch.int32).reshape(ROWS, 3)  # one row per sequence
 SAMPLINGS = [
-    Sampling(seed=1, repetition_penalty=1.3, temperature=0.9, top_p=0.9),
-    Sampling(seed=2, repetition_penalty=1.5, repetition="window", temperature=0.9, top_p=0.9, top_k=30),
-    Sampling(seed=3, repetition_penalty=1.0, temperature=0.9, top_p=1.0),
+    SamplingParams(seed=1, repetition_penalty=1.3, temperature=0.9, top_p=0.9),
+    SamplingParams(seed=2, repetition_penalty=1.5, repetition="window", temperature=0.9, top_p=0.9, top_k=30),
+    SamplingParams(seed=3, repetition_penalty=1.0, temperature=0.9, top_p=1.0),
 ]
 
 

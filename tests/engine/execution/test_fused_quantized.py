@@ -16,7 +16,7 @@ from shoal.model.frame import FrameSampler
 from shoal.model.slow import Head
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 pytest.importorskip("triton")
 
@@ -30,7 +30,7 @@ def prepare(model: DualAR) -> tuple[PagedKV, SlotStates]:
     for part in kv.parts():
         part.copy_(torch.randint(1, 9, part.shape, generator=generator) / (1 if part.dtype == torch.int8 else 100))
     states = SlotStates(model, 1)
-    sequence = Sequence.start(0, np.zeros((3, 1 + model.config.num_codebooks), np.int32), Sampling(seed=3), 100)
+    sequence = Sequence.start(0, np.zeros((3, 1 + model.config.num_codebooks), np.int32), SamplingParams(seed=3), 100)
     sequence.slot = 0
     states.bind([sequence])
     states.newest[:, 0] = model.config.semantic_begin_id

@@ -20,7 +20,7 @@ from shoal.engine.preprocess import build_turns
 from shoal.engine.utterance import Turn, Utterance
 from shoal.model.cache import NoKVCache
 from shoal.model.slow import Head
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +47,9 @@ def sentences(core: EngineCore, temperature: float, home: Path) -> list[np.ndarr
     texts = ["The harbour was quiet in the morning.", "Nobody had told the fishermen."]
     voice = voice_cache(core.checkpoint, home).resolve_blocking("rms")
     utterances = [
-        Utterance(number, build_turns(text, voice, core.checkpoint), Sampling(seed=number, temperature=temperature))
+        Utterance(
+            number, build_turns(text, voice, core.checkpoint), SamplingParams(seed=number, temperature=temperature)
+        )
         for number, text in enumerate(texts)
     ]
     return finished(core, utterances)
@@ -59,7 +61,7 @@ def said(core: EngineCore, count: int, frames: int, **sampling: float) -> list[n
     for number in range(count):
         prompt = np.zeros((5 + 3 * number, width), np.int32)
         prompt[:, 0] = np.arange(len(prompt)) % min(stop, 200)
-        settings = Sampling(seed=number, max_frames=frames, **sampling)  # type: ignore[arg-type]
+        settings = SamplingParams(seed=number, max_frames=frames, **sampling)  # type: ignore[arg-type]
         utterances.append(Utterance(number, [Turn("hm", prompt, prompt)], settings))
     return finished(core, utterances)
 

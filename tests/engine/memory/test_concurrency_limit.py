@@ -5,7 +5,7 @@ from shoal.engine.blocks import BlockPool
 from shoal.engine.memory.concurrency_limit import COOLDOWN_SECONDS, MAX_COOLDOWN_SECONDS, ConcurrencyLimit
 from shoal.engine.scheduler import Scheduler, StepOutput
 from shoal.engine.sequence import Sequence
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 
 class Clock:
@@ -62,7 +62,7 @@ def test_one_always_stays_and_nobody_is_let_in_beyond_the_slots(clock: Clock) ->
 def test_a_scheduler_lets_one_more_run_when_somebody_waits(clock: Clock) -> None:
     scheduler = Scheduler(BlockPool(64, 16), slots=4, token_budget=64, stop_id=-1, max_tokens=60, clock=clock)
     for id in range(4):
-        scheduler.add(Sequence.start(id, np.zeros((5, 3), np.int32), Sampling(max_frames=50), 60))
+        scheduler.add(Sequence.start(id, np.zeros((5, 3), np.int32), SamplingParams(max_frames=50), 60))
     scheduler.concurrency.shrink(running=3)
 
     def running() -> int:

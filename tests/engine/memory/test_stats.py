@@ -9,7 +9,7 @@ from shoal.engine.preprocess import build_turns
 from shoal.engine.scheduler import Batch, StepOutput
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 
 
 def test_a_process_knows_what_it_holds() -> None:
@@ -40,7 +40,7 @@ def test_memory_that_ran_out_is_given_back_before_the_next_try(
 
     monkeypatch.setattr(core.runner, "run", run_out_once)
     for number in range(2):
-        core.add(Utterance(number, build_turns("hello", None, tiny), Sampling(max_frames=3)))
+        core.add(Utterance(number, build_turns("hello", None, tiny), SamplingParams(max_frames=3)))
     events = []
     while not core.idle:
         events += core.step()
@@ -63,7 +63,7 @@ def test_memory_that_runs_out_again_and_again_leaves_fewer_voices_and_all_are_he
 
     monkeypatch.setattr(core.runner, "run", run_small)
     for number in range(8):
-        core.add(Utterance(number, build_turns("hello", None, tiny), Sampling(seed=number, max_frames=3)))
+        core.add(Utterance(number, build_turns("hello", None, tiny), SamplingParams(seed=number, max_frames=3)))
     events = []
     while not core.idle:
         events += core.step()
@@ -82,7 +82,7 @@ def test_a_voice_that_memory_does_not_suffice_for_fails_alone(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(core.runner, "run", run_out)
-    core.add(Utterance(0, build_turns("hello", None, tiny), Sampling(max_frames=3)))
+    core.add(Utterance(0, build_turns("hello", None, tiny), SamplingParams(max_frames=3)))
     (event,) = core.step()
     assert isinstance(event.error, GenerationFailed)
     assert core.idle

@@ -8,7 +8,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.preprocess import build_turns
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
-from shoal.speech import Sampling
+from shoal.speech import SamplingParams
 from shoal.tools.bench.arrivals import measure_arrivals
 from shoal.tools.bench.busy import union_length
 
@@ -22,7 +22,7 @@ def core() -> EngineCore:
 def utterances(core: EngineCore, count: int, **limits: float) -> list[Utterance]:
     turns = build_turns("A word or two.", None, core.checkpoint)
     return [
-        Utterance(number, turns, Sampling(seed=number, max_frames=12), **limits)  # type: ignore[arg-type]
+        Utterance(number, turns, SamplingParams(seed=number, max_frames=12), **limits)  # type: ignore[arg-type]
         for number in range(count)
     ]
 
