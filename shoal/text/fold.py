@@ -7,6 +7,8 @@ vanished without one would join two words into a third.
 import re
 import unicodedata
 
+from shoal.errors import TextError
+
 # Currency signs, the degree and the micro sign stay: they are read together with their number.
 UNCHANGED = frozenset("£€¥₹¢°µ")
 
@@ -39,6 +41,29 @@ NAMED = {
     "≥": " greater than or equal to ",
     "→": " to ",
     "√": " square root of ",
+    "∑": " sum of ",
+    "∏": " product of ",
+    "∫": " integral of ",
+    "∂": " partial ",
+    "∇": " nabla ",
+    "∈": " in ",
+    "∉": " not in ",
+    "∀": " for all ",
+    "∃": " there exists ",
+    "∪": " union ",
+    "∩": " intersection ",
+    "⊂": " subset of ",
+    "⇒": " implies ",
+    "⇔": " if and only if ",
+    "∝": " proportional to ",
+    "≡": " is identical to ",
+    "∅": " empty set ",
+    "∠": " angle ",
+    "⊥": " perpendicular to ",
+    "∥": " parallel to ",
+    "¬": " not ",
+    "∧": " and ",
+    "∨": " or ",
     "∞": " infinity ",
     "π": " pi ",
     "μ": "µ",
@@ -65,6 +90,10 @@ NAMED = {
     "Þ": "Th",
     "ı": "i",
 }
+GREEK_NAMES = (
+    *("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"),
+    *("nu", "xi", "omicron", "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"),
+)
 PLAIN = re.compile(r"[\x20-\x7e\n]*")
 OTHER = re.compile(r"[^\x20-\x7e\n]")
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -72,6 +101,35 @@ SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-"
 EXPONENT = re.compile(r"(?:(?<=\d)|(?<=\b[A-Za-z]))(?!¹(?![⁰¹²³⁴-⁹]))[⁺⁻]?[⁰¹²³⁴-⁹]{1,18}")
 # "2½" decomposes to "21/2", so the fraction is first moved off.
 MIXED_FRACTION = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞])")
+
+
+# Greek letters stand for quantities in English text; a Greek word is not one.
+GREEK = {
+    **dict(zip("αβγδεζηθικλμνξοπρστυφχψω", GREEK_NAMES, strict=True)),
+    **dict(zip("ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩ", GREEK_NAMES, strict=True)),
+}
+WORD = re.compile(r"[^\W\d_]+")
+# Letters outside the Latin blocks and the letter-like symbols, which fold to ASCII.
+FOREIGN = re.compile(r"[^\u0000-\u024f\u0300-\u036f\u1e00-\u1eff\u2070-\u218f\ufb00-\ufb06\uff21-\uff5a]")
+
+
+def check_script(text: str) -> None:
+    """Raise TextError for words in a script that English is not written in: dropping them would change the text."""
+    if text.isascii():
+        return
+    for match in WORD.finditer(text):
+        found = FOREIGN.search(match[0])
+        if found and not _is_symbol(match[0]):
+            script = unicodedata.name(found[0], "unknown letters").split()[0].capitalize()
+            raise TextError(
+                f"{match[0][:32]!r} is written in {script} script, and this model speaks English only: "
+                "write it in Latin letters, or use a multilingual model"
+            )
+
+
+def _is_symbol(word: str) -> bool:
+    """Return whether a word is a Greek letter, perhaps beside a Latin one ("Δx"), or a sign with an English name."""
+    return len(word) <= 2 and all(letter in GREEK or letter in NAMED or letter.isascii() for letter in word)
 
 
 def fold(text: str) -> str:
@@ -88,6 +146,8 @@ def fold_character(character: str) -> str:
         return character
     if character in NAMED:
         return NAMED[character]
+    if character in GREEK:
+        return f" {GREEK[character]} "
     if unicodedata.category(character) in ("Mn", "Cf"):
         return ""
     if character.isdecimal():

@@ -7,14 +7,18 @@ after their step; abbreviations are expanded until none is left.
 
 import re
 from functools import partial
+from itertools import takewhile
 
 from shoal.errors import TextError
-from shoal.text.fold import fold
+from shoal.text.acronyms import spell_capitals
+from shoal.text.fold import check_script, fold
+from shoal.text.identifiers import speak_identifiers
+from shoal.text.markdown import plain_text
 from shoal.text.quantities import read_apart, speak_quantities
+from shoal.text.ranges import speak_lengths, speak_ranges
+from shoal.text.roman import speak_roman
+from shoal.text.style_tags import drop_style_tags
 from shoal.text.tokenizer import SPEAKER_TAG
-
-# Stage directions: a model that knows no markers should not read them out.
-DIRECTION = re.compile(r"\[[^\[\]\n]{1,64}\]")
 
 EMAIL = re.compile(
     r"(?<![\w.+-])[A-Za-z0-9_+-]{1,64}(?:\.[A-Za-z0-9_+-]{1,64}){0,5}@"
@@ -40,6 +44,9 @@ ADDRESS_SIGNS = {
     "+": "plus",
     "~": "tilde",
 }
+
+URL_SEGMENTS = 3
+SAYABLE_SEGMENT = re.compile(r"(?=.{1,30}$)[A-Za-z]+(?:[-_.][A-Za-z0-9]+)*|\d{1,4}")
 
 DOTTED_LETTERS = re.compile(r"(?<![\w.])([A-Za-z](?:\.[A-Za-z]){1,8})(?![A-Za-z0-9])(\.(?=\s*$))?\.?")
 DOTTED_READINGS = {"e.g": "for example", "i.e": "that is"}
@@ -72,6 +79,10 @@ ABBREVIATIONS = {
     "dept": "department",
     "blvd": "boulevard",
     "ltd": "limited",
+    "cf": "compare",
+    "tsp": "teaspoons",
+    "tbsp": "tablespoons",
+    "bldg": "building",
 }
 # These are words, or parts of words, unless the dot is there. After a number they are its ending: "the 3rd."
 DOTTED_ABBREVIATIONS = {
@@ -90,6 +101,12 @@ DOTTED_ABBREVIATIONS = {
     "mt": "mount",
     "ft": "fort",
     "tel": "telephone",
+    "ext": "extension",
+    "apt": "apartment",
+    "ste": "suite",
+    "hwy": "highway",
+    "rte": "route",
+    "pkwy": "parkway",
     "misc": "miscellaneous",
     "jan": "January",
     "feb": "February",
@@ -110,8 +127,11 @@ NUMBERED = {
     "pp": "pages",
 }
 NUMBERED_ABBREVIATION = re.compile(rf"{WORD_START}({'|'.join(NUMBERED)})\.\s?(?=\d)", re.IGNORECASE)
-SAINT_OR_STREET = re.compile(rf"{WORD_START}St{WORD_END}\.?(?=(\s+[A-Z])?)")
-DOCTORATE = re.compile(rf"{WORD_START}PhD{WORD_END}")
+SAINT_OR_STREET = re.compile(rf"{WORD_START}St{WORD_END}(\.(?=\s*$))?\.?(?=(\s+[A-Z])?)")
+DOCTORATE = re.compile(rf"{WORD_START}Ph\.?D(?:\.(?=\s+[a-z]))?(?![A-Za-z])")
+DRIVE = re.compile(r"(?<=[A-Za-z] )(?<!\band )(?<!\bthe )Dr\b(?:(\.)(?=\s*$)|\.?(?=\s+[a-z0-9]|[,;:]))")
+ERA = re.compile(r"\bAD(?=\s\d)|(?<=\d\s)AD\b")
+CIRCA = re.compile(r"(?<![\w.])(?:ca|c)\.\s?(?=\d)")
 TITLE = re.compile(rf"{WORD_START}({'|'.join(TITLES)}){WORD_END}(\.(?=\s*$))?\.?")
 ABBREVIATION = re.compile(
     rf"{WORD_START}(?:({'|'.join(ABBREVIATIONS)}){WORD_END}\.?"
@@ -145,6 +165,7 @@ SIGNS = {
     "}": ", ",
     "|": ", ",
 }
+LAST_BRACKET = re.compile(r"[)\]}]+(?=[.!?]?\s*$)")
 SIGN = re.compile(f"[{re.escape(''.join(SIGNS))}]")
 ABOUT = re.compile(r"~\s?(?=[$£€¥₹]?\d)")
 COMPARISONS = {
@@ -159,6 +180,7 @@ MORE = re.compile(r"(?<![^\s(,])>(?=[$£€¥₹]?\.?\d)")
 LESS = re.compile(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)")
 GREATER = re.compile(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)")
 
+RULE = re.compile(r"([=#*_~+/|<>^-])\1{2,}")  # a line drawn with signs
 PARAGRAPH = re.compile(r"\n\s*\n")
 ELLIPSIS = re.compile(r"\.{2,}(?=(\s*[a-z])?)")
 DASH = re.compile(r"-{2,}|(?<!\S)-(?!\S)")
@@ -169,17 +191,16 @@ SPACES = re.compile(r"\s+")
 MARKS = re.compile(r" ?[.,?!;:](?: ?[.,?!;:])*+ ?")
 STRONGEST_FIRST = "?!.;:,"
 
-CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,6})(s?)(?![\w'])")
-INTERJECTIONS = frozenset(("HMM", "SHH", "PSST", "PFFT", "TSK", "BRR", "GRR", "ZZZ"))
-SPELLED = re.compile(
-    "AI|API|ATM|CEO|CIA|CPU|EU|FAQ|FBI|GPU|HIV|IBM|IT|IP|IQ|OS|PIN|UI|UK|UN|URL|US|USA|USB|USD|UV|VIP|ETA|EST|ID|IOS|UFO|UPS|USSR"
-)
-
 
 def normalize(text: str) -> str:
     """The text as an English speaker would read it out. Raises TextError when nothing of it can be spoken."""
-    text = DIRECTION.sub(" ", SPEAKER_TAG.sub(" ", fold(text))).replace('"', " ")
-    text = expand_abbreviations(speak_addresses(text).replace("_", " "))
+    check_script(text)
+    text = plain_text(text)
+    text = drop_style_tags(SPEAKER_TAG.sub(" ", RULE.sub(" ", fold(text))))
+    text = speak_lengths(text).replace('"', " ")
+    text = speak_identifiers(speak_addresses(text)).replace("_", " ")
+    text = speak_ranges(speak_roman(text))
+    text = expand_abbreviations(text)
     text = speak_quantities(speak_relations(text))
     text = settle(tidy(speak_signs(text)))
     if not re.search("[A-Za-z]", text):
@@ -189,31 +210,49 @@ def normalize(text: str) -> str:
 
 def settle(text: str) -> str:
     """Abbreviations that only tidying made visible, as in `(in Jan).`; no reading holds an abbreviation, so it ends."""
-    settled = spell_capitals(tidy(expand_abbreviations(text)))
-    while settled != text:
-        text, settled = settled, spell_capitals(tidy(expand_abbreviations(settled)))
+    while (settled := spell_capitals(tidy(expand_abbreviations(speak_roman(text))))) != text:
+        text = settled
     return text
 
 
 def speak_addresses(text: str) -> str:
     text = EMAIL.sub(lambda match: spell_address(match[0]), text)
-    return URL.sub(lambda match: spell_address(match["address"] or match["domain"]), text)
+    return URL.sub(lambda match: spell_address(shorten(match["address"] or match["domain"])), text)
+
+
+def shorten(address: str) -> str:
+    """Return the host and the first readable path segments of a URL; query, fragment and opaque ids are not said.
+
+    Punctuation that ends the sentence around the address is kept.
+    """
+    bare = address.rstrip(".,!?;:)'/")
+    host, *path = re.split(r"[/?#]", bare)
+    words = list(takewhile(SAYABLE_SEGMENT.fullmatch, path[:URL_SEGMENTS])) if "/" in bare else []
+    return "/".join((host.partition("@")[2] or host, *words)) + address[len(bare) :]
 
 
 def spell_address(address: str) -> str:
-    """`example dot com slash page`; what ends the sentence around the address is given back."""
+    """Return `example dot com slash page`; punctuation that ends the sentence around the address is kept."""
     bare = address.rstrip(".,!?;:)'/")
     spoken = "".join(f" {ADDRESS_SIGNS[sign]} " if sign in ADDRESS_SIGNS else sign for sign in bare)
     return f"{spoken}{address[len(bare) :].replace('/', ' ')}"
 
 
 def expand_abbreviations(text: str) -> str:
+    text = DOCTORATE.sub("P H D", CIRCA.sub("circa ", text))
+    text = ERA.sub("A D", DRIVE.sub(lambda match: f"Drive{match[1] or ''}", text))
     text = DOTTED_LETTERS.sub(read_dotted_letters, text)
     text = NUMBERED_ABBREVIATION.sub(lambda match: f"{like(match[1], NUMBERED[match[1].lower()])} ", text)
-    text = SAINT_OR_STREET.sub(partial(read_apart, lambda match: "Saint" if match[1] else "Street"), text)
-    text = DOCTORATE.sub("P H D", text)
+    text = SAINT_OR_STREET.sub(
+        partial(read_apart, lambda match: "Saint" if match[2] else f"Street{match[1] or ''}"), text
+    )
     text = TITLE.sub(partial(read_apart, lambda match: TITLES[match[1]] + (match[2] or "")), text)
     return ABBREVIATION.sub(partial(read_apart, read_abbreviation), text)
+
+
+def read_saint_or_street(match: re.Match[str]) -> str:
+    """`St. John`, but `Main St.`; a dot at the end of the text is also its full stop."""
+    return "Saint" if match[2] else f"Street{match[1] or ''}"
 
 
 def read_dotted_letters(match: re.Match[str]) -> str:
@@ -243,30 +282,23 @@ def speak_relations(text: str) -> str:
 
 def speak_signs(text: str) -> str:
     text = SLASH_WORD.sub(lambda match: f"{SLASH_WORDS[match[0].lower()]} ", text)
+    text = LAST_BRACKET.sub("", text)
     return SIGN.sub(lambda match: SIGNS[match[0]], text)
 
 
 def tidy(text: str) -> str:
     """Only speakable characters, one space between words, one mark between phrases."""
-    text = ELLIPSIS.sub(lambda match: ", " if match[1] else ". ", PARAGRAPH.sub(". ", text))
+    text = ELLIPSIS.sub(lambda match: ", " if match[1] else ". ", PARAGRAPH.sub(end_paragraph, text))
     text = UNSPOKEN.sub(" ", DASH.sub(", ", text))
     text = LOOSE_APOSTROPHE.sub(" ", LOOSE_HYPHEN.sub(" ", text))
     text = MARKS.sub(strongest_mark, SPACES.sub(" ", text))
     return text.strip().lstrip(".,?!;: ")
 
 
+def end_paragraph(match: re.Match[str]) -> str:
+    """Return a full stop for a paragraph that ends without one."""
+    return " " if match.string[max(match.start() - 1, 0)] in ".!?" else ". "
+
+
 def strongest_mark(match: re.Match[str]) -> str:
     return f"{min(match[0].replace(' ', ''), key=STRONGEST_FIRST.index)} "
-
-
-def spell_capitals(text: str) -> str:
-    """`T V` for TV: capitals that make no syllable, and some that make one but are spelled all the same."""
-    shouted = text.isupper()
-
-    def spell(match: re.Match[str]) -> str:
-        word, ending = match[1], match[2]
-        unpronounceable = not re.search("[AEIOUY]", word) and word not in INTERJECTIONS
-        known = not shouted and SPELLED.fullmatch(word)
-        return " ".join(word) + ("'s" if ending else "") if unpronounceable or known else match[0]
-
-    return CAPITALS.sub(spell, text)

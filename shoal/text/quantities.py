@@ -173,7 +173,7 @@ def plain_year(written: str) -> str:
 
 
 def iso_date(match: re.Match[str]) -> str:
-    return date_or_text(match, month=int(match[2]), day=int(match[3]), written_year=match[1])
+    return date_or_text(match, month=int(match[3]), day=int(match[4]), written_year=match[1])
 
 
 def slash_date(match: re.Match[str]) -> str:
@@ -273,7 +273,7 @@ def dotted(match: re.Match[str]) -> str:
 
 def plain_number(match: re.Match[str]) -> str:
     written = match[0]
-    if len(written) == 4 and written.isdigit() and 1100 <= int(written) <= 2099:
+    if len(written) == 4 and written.isdigit() and 1010 <= int(written) <= 2099:
         return f" {year(int(written))} "
     return f" {number(written)} "
 
@@ -292,7 +292,7 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<![\w.+-])\+\d{1,3}(?:[ -]\d{2,4}){2,5}(?![\w-])", phone),
     rule(r"(?<![\w.+-])\d{3}-\d{4}(?![\w-])", phone),
     rule(r"(?<![\d.,])\d{1,3}(?: 000| \d{3}(?= \d{3}(?!\d))){1,4}(?: \d{3})?(?![\d])", grouped),
-    rule(r"(?<![\w.-])(\d{4})-(\d{2})-(\d{2})(?![\w-])", iso_date),
+    rule(r"(?<![\w.-])(\d{4})([-/])(\d{2})\2(\d{2})(?![\w/-])", iso_date),
     rule(r"(?<![\w./-])(\d{1,2})/(\d{1,2})/(\d{4}|\d{2})(?![\w/])", slash_date),
     rule(
         rf"\b(?P<month>{MONTH})\.?\s(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?![\w:%/])(?!\.\d)"

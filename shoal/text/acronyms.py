@@ -1,0 +1,56 @@
+"""Words in capitals: spelled letter by letter, read as a word, or shouted."""
+
+import re
+
+INTERJECTIONS = frozenset(("HMM", "SHH", "PSST", "PFFT", "TSK", "BRR", "GRR", "ZZZ"))
+# Could be read as words, and are spelled.
+SPELLED = frozenset(
+    """
+    AC AI AM API APIS ASAP ATM BA BBC CEO CFO CIA CIO CO COO CPU CTO DC DIY DNA DOA EDM ESL EST ETA EU EV
+    FA FAQ FBI FYI GDP GOP GPA GPU HIV HR IBM ID IDE IOS IOT IOU IP IPO IQ IRS IT IV JFK LA LED MIA MIT MRI
+    NBA NFL NGO NYC OS PA PHP PIN POV POW PR QA RNA ROI SEO SOS SUV TBA TV UAE UCLA UEFA UFO UI UK UN UPC
+    UPS URI URL US USA USB USD USSR UTC UV UX VAT VIP
+    """.split()  # noqa: SIM905 - a list of a hundred strings would take a page
+)
+# Also English words: in a shouted sentence they are that.
+WORDS_TOO = frozenset(("AM", "EST", "ID", "IT", "LA", "LED", "PA", "PIN", "UPS", "US", "CO", "AC", "POW"))
+CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,6})(s|'s)?(?![\w'])")
+TRAILING_CAPITALS = re.compile(r"(?<=[a-z])([A-Z]{2,5})(s?)(?![\w'])")
+NEIGHBOUR_BEFORE = re.compile(r"(?<![\w'])([A-Z]{1,20})[\s,!?.]{1,3}\Z")
+NEIGHBOUR_AFTER = re.compile(r"[\s,!?.]{1,3}([A-Z]{1,20})(?![\w'])")
+
+
+def spell_capitals(text: str) -> str:
+    """Return the text with acronyms spelled: `T V` for TV. Shouted words and pronounceable acronyms (NASA) stay."""
+    text = TRAILING_CAPITALS.sub(_spell_trailing, text)
+    return CAPITALS.sub(_spell, text)
+
+
+def _spell(match: re.Match[str]) -> str:
+    word, ending = match[1], match[2] or ""
+    if not (_unpronounceable(word) or (word in SPELLED and not (word in WORDS_TOO and _shouted(match)))):
+        return match[0]
+    return " ".join(word) + ("'s" if ending else "")
+
+
+def _spell_trailing(match: re.Match[str]) -> str:
+    """ChatGPT, macOS: capitals at the end of a word are an acronym of their own."""
+    word = match[1]
+    if not (_unpronounceable(word) or word in SPELLED):
+        return match[0]
+    return f" {' '.join(word)}{match[2] and chr(39) + match[2]}"
+
+
+def _unpronounceable(word: str) -> bool:
+    return not re.search("[AEIOUY]", word) and word not in INTERJECTIONS
+
+
+def _shouted(match: re.Match[str]) -> bool:
+    """Return whether a word beside this one is in capitals and is not an acronym itself."""
+    before = NEIGHBOUR_BEFORE.search(match.string, max(0, match.start() - 24), match.start())
+    after = NEIGHBOUR_AFTER.match(match.string, match.end())
+    return any(_is_word(each[1]) for each in (before, after) if each)
+
+
+def _is_word(word: str) -> bool:
+    return len(word) > 1 and not _unpronounceable(word) and (word not in SPELLED or word in WORDS_TOO)

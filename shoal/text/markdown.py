@@ -1,0 +1,167 @@
+"""Markdown and HTML to plain text that can be read aloud.
+
+Language models answer in Markdown. Headings and list items become sentences, links become their text, table rows become
+"header: cell" sentences, and markup characters disappear. The words of the text are kept in order.
+"""
+
+import html
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+
+# A text without any of these has no markup, and is returned as it is: parsing costs several microseconds per character.
+MARKUP = re.compile(
+    r"[*_`~\[\]<&\\|]"
+    r"|^ {0,3}(?:#{1,6}[ \t]|>|[-+][ \t]|\d{1,9}[.)][ \t])"
+    r"|^ {0,3}(?:=+|-{2,}|(?:- ?){3,})[ \t]*$",
+    re.MULTILINE,
+)
+# "5*3*2" is a product, not "5" followed by an emphasised "3"; "> 5" compares.
+PRODUCT_SIGN = re.compile(r"(?<=\d)\*(?=\d)")
+COMPARISON_AT_LINE_START = re.compile(r"^( {0,3})>(?=[ \t]?[$£€¥₹]?\.?\d)", re.MULTILINE)
+# "[Alice]: Hello" names a speaker; a link definition has an address.
+NO_LINK_DEFINITION = re.compile(
+    r"^( {0,3})(\[[^\]\n]{1,200}\]:)(?![ \t]*(?:<|https?://|www\.|mailto:|[/#]))", re.MULTILINE
+)
+FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,32}\]:?")
+TASK_BOX = re.compile(r"^\[[ xX]\][ \t]+")
+TAG = re.compile(r"</?[A-Za-z][^<>]{0,1000}>|<!--.{0,1000}?-->", re.DOTALL)
+LINE_BREAKING_TAG = re.compile(
+    r"</?(?:br|p|div|li|ul|ol|h[1-6]|tr|table|blockquote|hr|section|article)\b[^<>]{0,1000}>", re.IGNORECASE
+)
+UNREAD_ELEMENT = re.compile(r"<(script|style)\b[^<>]{0,1000}>.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
+TERMINAL = (".", "!", "?", "…", ":", ";", ",", "。", "！", "？")
+CLOSERS = "\"'”’)]*_"
+
+
+def plain_text(text: str) -> str:
+    """Return `text` without Markdown and HTML markup; text without markup is returned unchanged."""
+    if not MARKUP.search(text):
+        return text
+    text = NO_LINK_DEFINITION.sub(r"\1\\\2", FOOTNOTE.sub("", text))
+    protected = COMPARISON_AT_LINE_START.sub(r"\1\\>", PRODUCT_SIGN.sub(r"\\*", text))
+    blocks = _blocks(_parser().parse(protected))
+    return "\n\n".join(block for block in blocks if block.strip())
+
+
+@cache
+def _parser() -> "MarkdownIt":
+    from markdown_it import MarkdownIt
+
+    # Indented code is off: text that happens to be indented is prose.
+    return MarkdownIt("commonmark", {"maxNesting": 20}).enable(["table", "strikethrough"]).disable(["code"])
+
+
+def _blocks(tokens: Iterable["Token"]) -> Iterator[str]:
+    """Yield the text of each block in reading order."""
+    lists: list[_List] = []
+    table: _Table | None = None
+    heading = False
+    for token in tokens:
+        match token.type:
+            case "heading_open":
+                heading = True
+            case "heading_close":
+                heading = False
+            case "bullet_list_open":
+                lists.append(_List(None))
+            case "ordered_list_open":
+                lists.append(_List(int(token.attrGet("start") or 1)))
+            case "bullet_list_close" | "ordered_list_close":
+                lists.pop()
+            case "list_item_open":
+                lists[-1].begin_item(token.info + token.markup)
+            case "table_open":
+                table = _Table()
+            case "table_close":
+                assert table is not None
+                yield from table.sentences()
+                table = None
+            case "tr_open":
+                assert table is not None
+                table.begin_row()
+            case "inline" if table is not None:
+                table.add_cell(_inline(token))
+            case "inline":
+                content = _inline(token)
+                if lists:
+                    yield _sentence(lists[-1].mark(TASK_BOX.sub("", content)))
+                else:
+                    yield _sentence(content) if heading else content
+            case "fence" | "code_block":
+                yield _sentence(token.content.strip())
+            case "html_block":
+                yield strip_tags(token.content)
+            case _:
+                pass
+
+
+class _List:
+    """Numbering of one list level. A single numbered item is prose that begins with a number, and keeps its dot."""
+
+    def __init__(self, start: int | None) -> None:
+        self._ordered = start is not None
+        self._mark = ""
+
+    def begin_item(self, mark: str) -> None:
+        self._mark = mark if self._ordered else ""
+
+    def mark(self, content: str) -> str:
+        """Return the first paragraph of an item with its number, further paragraphs as they are."""
+        mark, self._mark = self._mark, ""
+        return f"{mark} {content}" if mark else content
+
+
+class _Table:
+    def __init__(self) -> None:
+        self._rows: list[list[str]] = []
+
+    def begin_row(self) -> None:
+        self._rows.append([])
+
+    def add_cell(self, content: str) -> None:
+        self._rows[-1].append(content)
+
+    def sentences(self) -> Iterator[str]:
+        """Yield one sentence per row: "Name: Ann, Age: 5."; a table of a header alone is its cells."""
+        header, *rows = self._rows or [[]]
+        if not rows:
+            yield _sentence(", ".join(filter(None, header)))
+        for row in rows:
+            named = zip(header, row, strict=False)
+            cells = [f"{name}: {cell}" if name else cell for name, cell in named if cell]
+            yield _sentence(", ".join(cells))
+
+
+def _inline(token: "Token") -> str:
+    parts: list[str] = []
+    for child in token.children or ():
+        match child.type:
+            case "text" | "code_inline":
+                parts.append(child.content)
+            case "softbreak" | "hardbreak":
+                parts.append("\n")
+            case "image":
+                parts.append(child.content)
+            case "html_inline":
+                parts.append("\n" if LINE_BREAKING_TAG.fullmatch(child.content) else "")
+            case _:
+                pass
+    return "".join(parts).strip()
+
+
+def strip_tags(text: str) -> str:
+    """Return the text content of an HTML fragment; scripts and styles have none."""
+    text = LINE_BREAKING_TAG.sub("\n", UNREAD_ELEMENT.sub(" ", text))
+    return html.unescape(TAG.sub("", text)).strip()
+
+
+def _sentence(text: str) -> str:
+    """Return `text` with a full stop if it ends without punctuation, so that it is read as a sentence of its own."""
+    text = text.strip()
+    return f"{text}." if text and not text.rstrip(CLOSERS).endswith(TERMINAL) else text

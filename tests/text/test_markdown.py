@@ -1,0 +1,95 @@
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.text.markdown import plain_text
+
+CASES = [
+    ("Plain text. With two sentences.", "Plain text. With two sentences."),
+    ("## Heading\n\nSome *emphasised* and **bold** text.", "Heading.\n\nSome emphasised and bold text."),
+    ("A [link](https://example.com/x) and `code`.", "A link and code."),
+    ("- apples\n- pears\n- plums!", "apples.\n\npears.\n\nplums!"),
+    ("* a\n  * b\n  * c\n* d", "a.\n\nb.\n\nc.\n\nd."),
+    ("1. Preheat the oven\n2. Mix flour\n\nDone.", "1. Preheat the oven.\n\n2. Mix flour.\n\nDone."),
+    ("2024. That was the year.", "2024. That was the year."),
+    ("- [x] done\n- [ ] todo", "done.\n\ntodo."),
+    ("| Name | Age |\n|---|---|\n| Ann | 5 |\n| Bob | |", "Name: Ann, Age: 5.\n\nName: Bob."),
+    ("> quoted text", "quoted text"),
+    ("> 5 is more", "> 5 is more"),
+    ("```python\nprint('x')\n```\nAfter", "print('x').\n\nAfter"),
+    ("Title\n===\nText", "Title.\n\nText"),
+    ("One\n\n---\n\nTwo", "One\n\nTwo"),
+    ("![a cat](cat.png) sits", "a cat sits"),
+    ("~~gone~~ kept", "gone kept"),
+    ("use <https://example.com> now", "use https://example.com now"),
+    ("A note[^1].\n\n[^1]: The note.", "A note.\n\nThe note."),
+    ("[Alice]: Hello there", "[Alice]: Hello there"),
+    ("[the site][1]\n\n[1]: https://example.com", "the site"),
+    # what only looks like markup
+    ("5*3*2 and 2 * 3 * 4", "5*3*2 and 2 * 3 * 4"),
+    ("snake_case_name", "snake_case_name"),
+    ("a < b and c > d", "a < b and c > d"),
+    ("Let's go! #winning", "Let's go! #winning"),
+    ("[whisper] be quiet (excited) wow", "[whisper] be quiet (excited) wow"),
+    ("<|speaker:0|>Hello *there*\n<|speaker:1|>Hi", "<|speaker:0|>Hello there\n<|speaker:1|>Hi"),
+    ("Line one\nLine two", "Line one\nLine two"),
+    ("C:\\path\\file", "C:\\path\\file"),
+    # HTML
+    ("<b>Hi</b> there<br>you &amp; me", "Hi there\nyou & me"),
+    ("<p>One</p><script>alert(1)</script><p>Two</p>", "One\n \nTwo"),
+]
+
+
+@pytest.mark.parametrize(("written", "plain"), CASES)
+def test_markup_becomes_text_that_can_be_read_aloud(written: str, plain: str) -> None:
+    assert plain_text(written) == plain
+
+
+WORDS = st.lists(st.text(alphabet="abcdefghij", min_size=1, max_size=6), min_size=1, max_size=12)
+MARKS = st.sampled_from(
+    ["*", "**", "_", "`", "[", "](x)", "# ", "- ", "> ", "~~", "\n", "\n\n", " ", "| ", "<b>", "&amp;"],
+)
+
+
+@given(WORDS, st.lists(MARKS, min_size=12, max_size=12))
+def test_no_word_is_lost(words: list[str], marks: list[str]) -> None:
+    text = "".join(f"{mark}{word} " for word, mark in zip(words, marks, strict=False))
+    left = plain_text(text)
+    places = [left.find(word) for word in words]
+    assert all(place >= 0 for place in places), (text, left)
+
+
+HOSTILE = [
+    "[",
+    "![[",
+    "[a](",
+    "*a ",
+    "a**b",
+    "_a_",
+    "`a``b",
+    "<",
+    "<a ",
+    "&",
+    "~~a",
+    "\\",
+    "|a",
+    "- ",
+    "> ",
+    "# a\n",
+    "[a]: b\n",
+]
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_time_grows_linearly_with_hostile_markup(unit: str) -> None:
+    def seconds(length: int) -> float:
+        text = unit * (length // len(unit))
+        began = time.process_time()
+        plain_text(text)
+        return time.process_time() - began
+
+    seconds(2_000)
+    # Quadratic growth would be a factor of 64; the bound leaves room for a noisy clock.
+    assert seconds(32_000) < 24 * max(seconds(4_000), 0.02)

@@ -1,0 +1,21 @@
+import pytest
+
+from shoal.text.normalize import normalize
+from tests.text.readings import READINGS
+from tests.text.test_normalize import SPOKEN
+
+CASES = [(category, *case) for category, cases in READINGS.items() for case in cases]
+
+
+@pytest.mark.parametrize(("category", "written", "spoken"), CASES)
+def test_text_is_read_as_people_read_it(category: str, written: str, spoken: str) -> None:
+    assert normalize(written) == spoken
+
+
+@pytest.mark.parametrize(("category", "written", "spoken"), CASES)
+def test_a_reading_is_normalised_to_itself(category: str, written: str, spoken: str) -> None:
+    assert normalize(spoken) == spoken
+
+
+def test_the_table_is_large_enough_to_mean_something() -> None:
+    assert len(CASES) + len(SPOKEN) >= 400
