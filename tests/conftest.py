@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
+from tests import slow
 
 # A shell that started us in the background made us ignore interrupts; so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,6 +25,10 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: slow.order(item.path))
+    for item in items:
+        if slow.is_slow(item.path):
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     for item in items:

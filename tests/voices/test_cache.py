@@ -242,6 +242,7 @@ def test_a_loop_that_ends_during_an_encoding_leaves_no_noise(cache, encoder, wav
 
 
 def test_closing_stops_the_threads_and_answers_everybody(store, encoder, wav):
+    before = set(threading.enumerate())
     encoder.gate.clear()
     cache = VoiceCache(store, encoder)
     with ThreadPoolExecutor(4) as askers:
@@ -254,7 +255,7 @@ def test_closing_stops_the_threads_and_answers_everybody(store, encoder, wav):
         closing.result()
         assert running.result().frames == 10
         assert all(isinstance(each.exception(), EngineStopped) for each in queued)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("shoal-")]
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("shoal-")]
     for ask in (lambda: cache.resolve_blocking([(wav(), "running")]), lambda: cache.warm(["anna"])):
         with pytest.raises(EngineStopped, match="closed"):
             ask()

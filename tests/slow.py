@@ -1,0 +1,88 @@
+"""Which files take long: they are begun first, and `make test-fast` leaves them out.
+
+A worker that begins a long file last keeps the others waiting. Measured in seconds of CPU, the longest first; from
+about four seconds on a file belongs here.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent
+# Every file in them starts a server, a browser or another program, or needs one that is running.
+FOLDERS = ("cluster", "deploy", "docs", "server", "ui")
+FILES = (
+    "cluster/test_cluster.py",
+    "ui/test_page.py",
+    "server/test_lifecycle.py",
+    "engine/test_nano.py",
+    "kernels/test_jit.py",
+    "engine/process/test_supervisor.py",
+    "docs/test_snippets.py",
+    "engine/test_core.py",
+    "engine/test_faults.py",
+    "checkpoint/test_memory.py",
+    "deploy/test_triton.py",
+    "server/test_schema.py",
+    "test_quality.py",
+    "training/test_codec.py",
+    "tools/bench/test_sweep.py",
+    "cli/test_say.py",
+    "server/test_reload.py",
+    "tools/test_verify.py",
+    "engine/execution/test_fused.py",
+    "server/test_choices.py",
+    "codec/test_fused.py",
+    "engine/execution/test_fallback.py",
+    "kernels/test_sample_token.py",
+    "kernels/test_paged_attention.py",
+    "text/test_normalize.py",
+    "server/test_hostile.py",
+    "tools/bench/test_quality.py",
+    "server/routes/test_live.py",
+    "server/test_nano.py",
+    "kernels/test_linear.py",
+    "server/routes/test_fish.py",
+    "docs/test_examples.py",
+    "engine/process/test_worker.py",
+    "server/test_logging.py",
+    "deploy/test_runpod.py",
+    "cluster/test_end.py",
+    "batch/test_batch.py",
+    "checkpoint/test_quantized.py",
+    "training/test_data.py",
+    "text/test_split.py",
+    "tools/bench/test_load.py",
+    "engine/test_request_tracker.py",
+    "server/test_browser.py",
+    "test_release.py",
+    "engine/test_thread.py",
+    "training/test_clips.py",
+    "training/test_dual_ar.py",
+    "voices/test_store.py",
+    "codec/test_streaming.py",
+    "deploy/test_multi_model.py",
+    "engine/execution/test_fused_quantized.py",
+    "training/test_divergence.py",
+    "server/test_settings.py",
+    "engine/test_engine.py",
+    "training/test_text_corpus.py",
+    "server/routes/test_openai.py",
+    "cli/test_play.py",
+    "checkpoint/test_load.py",
+    "tools/bench/test_engine.py",
+    "tools/bench/test_report.py",
+    "audio/test_encode.py",
+    "server/middleware/test_connection_limit.py",
+    "cli/test_models.py",
+    "deploy/test_endpoint.py",
+    "training/test_export.py",
+)
+_ORDER = {ROOT / name: number for number, name in enumerate(FILES)}
+
+
+def order(path: Path) -> int:
+    """Return the place of a file of tests in the order in which files are begun."""
+    return _ORDER.get(path, len(FILES))
+
+
+def is_slow(path: Path) -> bool:
+    return path in _ORDER or path.relative_to(ROOT).parts[0] in FOLDERS
