@@ -26,9 +26,15 @@ Markdown = Annotated[
 INTERRUPTED = 130
 
 
-def check_writable(*files: Path | None) -> None:
-    """Raise OutputError for a file that cannot be written, before the measurement starts."""
-    for file in files:
+def check_writable(json: Path | None, html: Path | None, markdown: Path | None) -> None:
+    """Raise OutputError for a file that cannot be written, and MissingExtra for a report that cannot be drawn, before
+    the measurement starts.
+    """
+    if html is not None:
+        from shoal.tools.bench.report.plots import require_matplotlib
+
+        require_matplotlib()
+    for file in (json, html, markdown):
         if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
             raise OutputError(f"{file} cannot be written: give a file in a directory that exists and is writable")
 

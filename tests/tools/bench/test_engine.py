@@ -97,8 +97,8 @@ def test_the_tables_show_what_was_measured(document: Document) -> None:
         "dynamic",
         "static",
         "prefix cache",
-        "at random",
-        "codec left out",
+        "Poisson",
+        "without codec",
         "sequence-steps/s",
     ):
         assert words in text
@@ -113,7 +113,7 @@ def test_what_is_slower_in_every_part_is_told_from_what_is_not(document: Documen
     assert compare(before, before).changed == []
     worse = compare(before, slower).worse
     assert {(change.where, change.metric) for change in worse} == {
-        (f"{row['voices']} at a time, {row['policy']}", "audio produced") for row in document["runs"][0]["throughput"]
+        (f"{row['voices']} concurrent, {row['policy']}", "throughput") for row in document["runs"][0]["throughput"]
     }
 
 

@@ -54,11 +54,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """One request as its describe_client saw it; times in seconds, from the moment it was due."""
+    """One request as the load generator saw it; times in seconds, from the moment it was due."""
 
     number: int
     due: float  # from the beginning of the stage
-    late: float  # until it was really sent: the describe_client's own delay, part of every other time
+    late: float  # until it was really sent: the delay of the load generator, part of the other times
     first_audio: float | None
     seconds: float
     audio_seconds: float

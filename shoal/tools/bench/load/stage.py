@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shoal.errors import InvalidRequest
 from shoal.tools.bench.load.client import RequestOutcome
 
-# Beyond this the describe_client itself would be what is measured.
+# Beyond this the load generator itself would be the bottleneck.
 MAX_IN_FLIGHT = 4000
 # Of a client that was refused: one who asks again at once would only count how fast a server says no.
 PAUSE = 0.1

@@ -1,1 +1,1 @@
-"""Documents of measurements -> something people read: tables, one HTML page, and what changed between two runs."""
+"""Reports of measurement documents: tables, an HTML page with charts, and comparison of two runs."""

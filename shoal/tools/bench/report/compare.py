@@ -1,9 +1,8 @@
-"""Two runs of the same benchmark: what changed by more than its noise.
+"""Comparison of two runs of the same benchmark: which metrics changed by more than noise.
 
-Measurements of the same texts in the same order are compared one by one, so that a long text is held against itself.
-They are drawn again in blocks of neighbours (bootstrap): what disturbs a machine lasts longer than one request. A
-change counts when the whole interval of the ratio lies beyond the tolerance. The intervals are wide enough to hold all
-together in 95 of 100 comparisons: of twenty figures that did not change, one would lie outside its own 95 %.
+Measurements of the same texts in the same order are compared pairwise. The interval of the ratio comes from a block
+bootstrap, since disturbances last longer than one request. A change counts when the whole interval lies beyond the
+tolerance. A Bonferroni correction keeps the probability of any false change in a comparison below 5 %.
 """
 
 from collections import Counter
@@ -19,23 +18,25 @@ from shoal.tools.bench.report.metrics import Metric, metrics
 
 Verdict = Literal["better", "worse", "unsure", "no change"]
 
-# Share of the cores that others may use before times mean little: 15 % of two moved a median by a fifth.
+# Maximum share of the cores used by other processes for times to be trusted; 15 % of two cores moved a median by 20 %.
 BUSY = 0.1
 BLOCKS = 10
 DRAWS = 2000
-MISSES = 0.05  # of comparisons may call something a change that is none
+MISSES = 0.05  # probability that a comparison reports a change where there is none
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
+    """One metric in both runs."""
+
     run: str
     where: str
     metric: str
     unit: str
     before: float
     after: float
-    ratio: float | None  # of after to before; None if there is nothing to divide by
-    low: float | None  # its interval; None for what was measured once
+    ratio: float | None  # after / before; None if before is 0
+    low: float | None  # interval of the ratio; None if there are too few measurements
     high: float | None
     verdict: Verdict
 
@@ -45,10 +46,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
+    """All metrics of two runs."""
+
     changes: list[Change]
-    only_before: list[str]  # what only one of the runs has
+    only_before: list[str]  # metrics that only one of the runs has
     only_after: list[str]
-    remarks: list[str]  # why they may differ for another reason
+    remarks: list[str]  # other differences between the runs that may explain a change
 
     @property
     def changed(self) -> list[Change]:
@@ -57,10 +60,10 @@ class RunComparison:
     @property
     def in_short(self) -> str:
         if not self.changed:
-            return f"no change beyond noise in {len(self.changes)} figures"
-        told = Counter(change.verdict for change in self.changes)
-        unsure = f", {told['unsure']} unsure" if told["unsure"] else ""
-        return f"{told['worse']} worse, {told['better']} better{unsure}, {told['no change']} unchanged"
+            return f"no change beyond noise in {len(self.changes)} metrics"
+        counts = Counter(change.verdict for change in self.changes)
+        unsure = f", {counts['unsure']} unsure" if counts["unsure"] else ""
+        return f"{counts['worse']} worse, {counts['better']} better{unsure}, {counts['no change']} unchanged"
 
     @property
     def better(self) -> list[Change]:
@@ -72,9 +75,9 @@ class RunComparison:
 
 
 def compare(before: Document, after: Document) -> RunComparison:
-    """Of two documents of the same kind."""
+    """Compare two documents of the same kind."""
     if len(before["runs"]) == len(after["runs"]) == 1:
-        # Another port or another name for the only thing that was measured is no other thing.
+        # Single runs are compared even if their names differ, for example by the port of the server.
         after = {**after, "runs": [{**after["runs"][0], "name": before["runs"][0]["name"]}]}
     sure = not (_disturbed(before) or _disturbed(after))
     old = {metric.key: metric for metric in metrics(before)}
@@ -89,7 +92,7 @@ def compare(before: Document, after: Document) -> RunComparison:
 
 
 def pairs(documents: Sequence[Document]) -> list[RunComparison]:
-    """Each document against the first of its kind."""
+    """Compare each document with the first one of its kind."""
     firsts: dict[str, Document] = {}
     found = []
     for document in documents:
@@ -100,7 +103,7 @@ def pairs(documents: Sequence[Document]) -> list[RunComparison]:
 
 
 def change(old: Metric, new: Metric, *, misses: float = MISSES, sure: bool = True) -> Change:
-    """`sure` if nobody else used the machine: a time that changed there may be theirs."""
+    """Compare one metric. `sure` is False if other processes loaded the machine: changed times are then unsure."""
     low, high = interval(old.values, new.values, misses)
     ratio = new.value / old.value if old.value else None
     verdict = _verdict(old, new, low, high)
@@ -110,34 +113,34 @@ def change(old: Metric, new: Metric, *, misses: float = MISSES, sure: bool = Tru
 
 
 def interval(old: Sequence[float], new: Sequence[float], misses: float = MISSES) -> tuple[float | None, float | None]:
-    """Where the ratio of new to old lies but for `misses`; None where there are not enough measurements to tell."""
+    """Return the interval of the ratio new / old with confidence 1 - misses; None if there are too few values."""
     before, after = np.asarray(old, np.float64), np.asarray(new, np.float64)
     if min(len(before), len(after)) < 3 or (before <= 0).any() or (after <= 0).any():
         return None, None
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     if len(before) == len(after):
-        drawn = _drawn_medians(np.log(after / before), dice)
+        medians = _bootstrap_medians(np.log(after / before), rng)
     else:
-        drawn = _drawn_medians(np.log(after), dice) - _drawn_medians(np.log(before), dice)
-    low, high = np.exp(np.quantile(drawn, (misses / 2, 1 - misses / 2)))
+        medians = _bootstrap_medians(np.log(after), rng) - _bootstrap_medians(np.log(before), rng)
+    low, high = np.exp(np.quantile(medians, (misses / 2, 1 - misses / 2)))
     return float(low), float(high)
 
 
-def _drawn_medians(values: NDArray[np.float64], dice: np.random.Generator) -> NDArray[np.float64]:
-    """Medians of DRAWS samples, each made of BLOCKS stretches of neighbours."""
+def _bootstrap_medians(values: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return the medians of DRAWS resamples, each made of BLOCKS blocks of consecutive values."""
     length = -(-len(values) // BLOCKS)
-    begins = dice.integers(0, len(values) - length + 1, (DRAWS, -(-len(values) // length), 1))
-    picked: NDArray[np.float64] = np.median(values[(begins + np.arange(length)).reshape(DRAWS, -1)], axis=1)
-    return picked
+    starts = rng.integers(0, len(values) - length + 1, (DRAWS, -(-len(values) // length), 1))
+    medians: NDArray[np.float64] = np.median(values[(starts + np.arange(length)).reshape(DRAWS, -1)], axis=1)
+    return medians
 
 
 def _verdict(old: Metric, new: Metric, low: float | None, high: float | None) -> Verdict:
-    most, least = 1 + old.tolerance, 1 / (1 + old.tolerance)
+    upper, lower = 1 + old.tolerance, 1 / (1 + old.tolerance)
     if low is not None and high is not None:
-        grown, shrunk = low > most, high < least
+        grown, shrunk = low > upper, high < lower
     else:
-        grown, shrunk = new.value > old.value * most, new.value < old.value * least
-    if not (grown or shrunk) or abs(new.value - old.value) < old.least:
+        grown, shrunk = new.value > old.value * upper, new.value < old.value * lower
+    if not (grown or shrunk) or abs(new.value - old.value) < old.min_difference:
         return "no change"
     return "better" if grown == (old.better == "higher") else "worse"
 
@@ -162,11 +165,11 @@ def _remarks(before: Document, after: Document) -> list[str]:
         for name in settings
         if before["settings"].get(name) != after["settings"].get(name)
     ]
-    for when, document in (("the earlier", before), ("the later", after)):
+    for when, document in (("the first", before), ("the second", after)):
         if _disturbed(document):
             share = 100 * document["machine"]["others_cpu"]
             found.append(
-                f"others used {share:.0f} % of the cores during {when} run: what seems to have changed may be theirs"
+                f"other processes used {share:.0f} % of the cores during {when} run: changes may be due to them"
             )
         if not document["complete"]:
             found.append(f"{when} run was interrupted")

@@ -1,10 +1,10 @@
-"""Documents as a page of Markdown."""
+"""Report of documents as Markdown."""
 
 from shoal.tools.bench.document import Document
 from shoal.tools.bench.report.compare import pairs
 from shoal.tools.bench.report.tables import changes_table, tables
 
-TITLES = {"bench": "Benchmark", "engine": "Engine", "load": "Load test", "quality": "Quality", "scaling": "Growth"}
+TITLES = {"bench": "Benchmark", "engine": "Engine", "load": "Load test", "quality": "Quality", "scaling": "Scaling"}
 
 
 def markdown(documents: list[Document]) -> str:
@@ -14,7 +14,7 @@ def markdown(documents: list[Document]) -> str:
         parts += [changes_table(comparison).markdown(), f"{comparison.in_short}\n", remarks]
     for document in documents:
         parts += [f"## {headline(document)}\n", f"{context(document)}\n"]
-        parts += [] if document["complete"] else ["Interrupted: this is what was measured until then.\n"]
+        parts += [] if document["complete"] else ["Interrupted: finished measurements only.\n"]
         parts += [sheet.markdown() for sheet in tables(document)]
     return "\n".join(part for part in parts if part)
 
@@ -25,11 +25,11 @@ def headline(document: Document) -> str:
 
 
 def context(document: Document) -> str:
-    """On what, when, by which build; one sentence."""
-    told = document["machine"]
-    cores = f", {told['cores']} cores" if "cores" in told else ""
-    threads = f", {told['threads']} threads" if "threads" in told else ""
-    build = f"shoal {told.get('shoal', '?')}" + (f" at {document['commit']}" if document["commit"] else "")
-    torch = f", torch {told['torch']}" if "torch" in told else ""
+    """Return machine, build and date of a document as one sentence."""
+    machine = document["machine"]
+    cores = f", {machine['cores']} cores" if "cores" in machine else ""
+    threads = f", {machine['threads']} threads" if "threads" in machine else ""
+    build = f"shoal {machine.get('shoal', '?')}" + (f" at {document['commit']}" if document["commit"] else "")
+    torch = f", torch {machine['torch']}" if "torch" in machine else ""
     when = document["created"].replace("T", " ").replace("Z", " UTC")
-    return f"{told.get('device', '?')}{cores}{threads}; {build}{torch}; {when}."
+    return f"{machine.get('device', '?')}{cores}{threads}; {build}{torch}; {when}."

@@ -1,4 +1,4 @@
-"""The figures of a document one by one, with the measurements behind them: what two runs can be compared by."""
+"""Metrics of a document with their individual measurements, for the comparison of two runs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Better = Literal["lower", "higher"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`values` are measurements in the order they were made; a figure that was measured once has one."""
+    """One metric. `values` are its measurements in the order they were made."""
 
     run: str
     where: str
@@ -19,9 +19,9 @@ class Metric:
     unit: str
     better: Better
     values: list[float]
-    value: float  # what is shown
-    tolerance: float = 0.05  # a smaller change is nobody's business,
-    least: float = 0.0  # nor is a smaller difference, in its unit
+    value: float  # the figure shown
+    tolerance: float = 0.05  # relative change that is ignored
+    min_difference: float = 0.0  # absolute change below which it is ignored, in the unit of the metric
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -36,17 +36,17 @@ def metrics(document: Document) -> Iterator[Metric]:
 def _bench(run: dict[str, Any]) -> Iterator[Metric]:
     name = run["name"]
     for batch in run["batches"]:
-        where = f"{batch['voices']} at a time"
+        where = f"{batch['voices']} concurrent"
         good = [request for request in batch["requests"] if request["error"] is None]
         for key, title in (("seconds", "latency"), ("first_audio", "time to first audio")):
             figure = batch["latency" if key == "seconds" else key]
             if figure is not None:
-                # A request without audio has no first audio: 0.
+                # Requests without audio store 0 as their time to first audio.
                 values = [request[key] for request in good if request[key]]
                 yield Metric(name, where, title, "s", "lower", values, figure["p50"])
         sound = [each for each in batch["rounds"] if each["audio_seconds"]]
         pace = [each["audio_seconds"] / each["seconds"] for each in sound]
-        yield Metric(name, where, "audio produced", "s/s", "higher", pace, batch["audio_per_second"])
+        yield Metric(name, where, "throughput", "s/s", "higher", pace, batch["audio_per_second"])
         if batch["cpu_per_audio_second"] is not None:
             work = [each["cpu_seconds"] / each["audio_seconds"] for each in sound]
             yield Metric(name, where, "CPU per audio second", "s", "lower", work, batch["cpu_per_audio_second"])
@@ -56,8 +56,7 @@ def _bench(run: dict[str, Any]) -> Iterator[Metric]:
         yield Metric(name, "", f"peak {memory['kind']}", "B", "lower", [memory["peak"]], memory["peak"])
     for temperature, start in run.get("startup", {}).items():
         if start is not None:
-            # Once each, and the disk has a say in it: only a start that takes twice as long, and a second more, is
-            # another one.
+            # Measured once and dependent on the disk cache: only a factor of 2 and more than a second counts.
             seconds = start["load"] + start["warm_up"]
             yield Metric(name, f"{temperature} start", "until ready", "s", "lower", [seconds], seconds, 1.0, 1.0)
 
@@ -65,20 +64,20 @@ def _bench(run: dict[str, Any]) -> Iterator[Metric]:
 def _engine(run: dict[str, Any]) -> Iterator[Metric]:
     name = run["name"]
     for row in run["throughput"]:
-        where = f"{row['voices']} at a time, {row['policy']}"
-        # The same steps were made in the same tenth of every run.
+        where = f"{row['voices']} concurrent, {row['policy']}"
+        # Every tenth of a run contains the same steps, so tenths can be compared pairwise.
         pace = [row["audio_seconds"] / len(row["parts"]) / seconds for seconds in row["parts"]]
-        yield Metric(name, where, "audio produced", "s/s", "higher", pace, row["audio_per_second"])
+        yield Metric(name, where, "throughput", "s/s", "higher", pace, row["audio_per_second"])
         yield Metric(name, where, "time to first audio", "s", "lower", row["waits"], row["first_audio"]["p50"])
     if "first_audio" in run:
-        for key, where in (("known", "a known voice"), ("unknown", "a new voice")):
-            told = run["first_audio"][key]
-            yield Metric(name, where, "time to first audio", "s", "lower", told["waits"], told["seconds"])
+        for key, where in (("known", "voice cached"), ("unknown", "voice not cached")):
+            figures = run["first_audio"][key]
+            yield Metric(name, where, "time to first audio", "s", "lower", figures["waits"], figures["seconds"])
     if "scheduler" in run:
-        told = run["scheduler"]
-        pace = [told["sequence_steps"] / len(told["parts"]) / seconds for seconds in told["parts"]]
-        rate = told["sequence_steps_per_second"]
-        yield Metric(name, f"{told['voices']} voices", "scheduler steps", "1/s", "higher", pace, rate, 0.1)
+        figures = run["scheduler"]
+        pace = [figures["sequence_steps"] / len(figures["parts"]) / seconds for seconds in figures["parts"]]
+        rate = figures["sequence_steps_per_second"]
+        yield Metric(name, f"{figures['voices']} sequences", "scheduler steps", "1/s", "higher", pace, rate, 0.1)
 
 
 def _load(run: dict[str, Any]) -> Iterator[Metric]:

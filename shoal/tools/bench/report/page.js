@@ -1,5 +1,5 @@
 "use strict";
-// Values under the pointer, and the choice between light and dark. The page is whole without either.
+// Tooltips of the charts, and the switch between light and dark. The page is complete without scripts.
 const tip = document.createElement("div");
 tip.id = "tip";
 tip.hidden = true;

@@ -1,4 +1,4 @@
-"""One HTML file with everything in it: opens from disk, asks no network, reads in light and dark, prints."""
+"""Report of documents as one self-contained HTML file: works offline, in light and dark mode, and in print."""
 
 import math
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from shoal.tools.bench.report.plots import Chart
 from shoal.tools.bench.report.tables import ReportTable, changes_table, duration, number, size, tables
 
 FOLDER = Path(__file__).parent
-MOST_CHANGES = 12  # told one by one, the largest first
-# The page may do nothing but show itself.
+MAX_CHANGES = 12  # changes listed at the top, the largest first
+# The page may not load or send anything.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 # Three fish, each a stroke: a shoal.
 LOGO = (
@@ -51,11 +51,11 @@ def _body(documents: list[Document], title: str) -> Iterator[str]:
     for document in shown:
         yield from _section(document, alone=len(shown) == 1)
     yield "</main>\n"
-    yield "<footer>Made by <code>shoal report</code>. Everything on this page is in the file itself.</footer>\n"
+    yield "<footer>Created by <code>shoal report</code>. This file is self-contained.</footer>\n"
 
 
 def _latest(documents: list[Document]) -> list[Document]:
-    """Of runs that are compared only the last of each kind is drawn; the changes are told at the top."""
+    """Return the last document of each kind: of compared runs, only the last is shown in full."""
     return list({document["kind"]: document for document in documents}.values())
 
 
@@ -64,7 +64,7 @@ def _section(document: Document, *, alone: bool) -> Iterator[str]:
     if not alone:
         yield f"<h2>{escape(headline(document))}</h2><p class='context'>{escape(context(document))}</p>"
     if not document["complete"]:
-        yield '<p class="banner">Interrupted: this is what was measured until then.</p>'
+        yield '<p class="banner">Interrupted: finished measurements only.</p>'
     tiles = list(_TILES[document["kind"]](document))
     if tiles:
         yield f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>'
@@ -98,16 +98,20 @@ def _bench_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
     run, batch = min(alone, key=lambda each: each[1]["first_audio"]["p50"])
     yield "First audio, P50", duration(batch["first_audio"]["p50"]), f"{run['name']}, {_voices(batch)}"
     run, batch = max(batches, key=lambda each: each[1]["audio_per_second"])
-    yield "Audio produced", f"{batch['audio_per_second']:.1f} s/s", f"{run['name']}, {_voices(batch)}"
+    yield "Throughput", f"{batch['audio_per_second']:.1f} s/s", f"{run['name']}, {_voices(batch)}"
     if batch["cost_per_audio_hour"] is not None:
         currency = document["settings"]["currency"]
-        yield "An hour of audio", f"{batch['cost_per_audio_hour']:.3f} {currency}", f"{run['name']}, {_voices(batch)}"
+        yield (
+            "Cost per audio hour",
+            f"{batch['cost_per_audio_hour']:.3f} {currency}",
+            f"{run['name']}, {_voices(batch)}",
+        )
     run = min(runs, key=lambda each: each["memory"]["peak"])
     yield f"Peak {run['memory']['kind']}", size(run["memory"]["peak"]), f"{run['name']}, all batch sizes"
 
 
 def _voices(batch: dict[str, Any]) -> str:
-    return "one voice" if batch["voices"] == 1 else f"{batch['voices']} at a time"
+    return f"batch size {batch['voices']}"
 
 
 def _engine_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
@@ -117,17 +121,17 @@ def _engine_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
             few, best = rows[0], max(rows, key=lambda row: row["audio_per_second"])
             yield "Real-time factor", f"{few['rtf']:.3f}", _voices(few)
             yield "First audio, P50", duration(few["first_audio"]["p50"]), _voices(few)
-            yield "Audio produced", f"{best['audio_per_second']:.1f} s/s", _voices(best)
+            yield "Throughput", f"{best['audio_per_second']:.1f} s/s", _voices(best)
         if "scheduler" in run:
-            told = run["scheduler"]
-            rate = f"{number(told['sequence_steps_per_second'], 0)} /s"
-            yield "Scheduler alone", rate, f"sequence-steps, {told['voices']} voices"
+            figures = run["scheduler"]
+            rate = f"{number(figures['sequence_steps_per_second'], 0)} /s"
+            yield "Scheduler", rate, f"sequence-steps, {figures['voices']} sequences"
 
 
 def _load_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
     for run in document["runs"]:
         if run["highest_rate"] is not None:
-            yield "Highest rate", f"{run['highest_rate']:.2f} /s", f"{run['name']}, objective kept"
+            yield "Highest rate", f"{run['highest_rate']:.2f} /s", f"{run['name']}, objective met"
     stages = [(run, stage) for run in document["runs"] for stage in run["stages"] if stage["first_audio"]]
     if not stages:
         return
@@ -136,7 +140,7 @@ def _load_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
     run, stage = max(stages, key=lambda each: each[1]["goodput"])
     yield "Best goodput", f"{stage['goodput']:.2f} /s", f"{run['name']}, {stage['name']}"
     run, stage = max(stages, key=lambda each: each[1]["audio_per_second"])
-    yield "Audio produced", f"{stage['audio_per_second']:.1f} s/s", f"{run['name']}, {stage['name']}"
+    yield "Throughput", f"{stage['audio_per_second']:.1f} s/s", f"{run['name']}, {stage['name']}"
     requests = sum(stage["requests"] for _, stage in stages)
     failed = sum(sum(stage["errors"].values()) for _, stage in stages)
     yield "Errors", f"{failed:,}", f"of {requests:,} requests"
@@ -202,18 +206,18 @@ def _plain(value: Any) -> str:
 
 def _comparison(comparison: RunComparison) -> str:
     kind = "worse" if comparison.worse else "better" if comparison.better else "same"
-    largest = sorted(comparison.changed, key=lambda change: -abs(math.log(change.ratio or 1e-9)))[:MOST_CHANGES]
+    largest = sorted(comparison.changed, key=lambda change: -abs(math.log(change.ratio or 1e-9)))[:MAX_CHANGES]
     rows = "".join(map(_change, largest))
     more = len(comparison.changed) - len(largest)
     rows += f"<li><span>and {more} more in the table</span></li>" if more else ""
     remarks = "".join(f"<li>{escape(remark)}</li>" for remark in comparison.remarks)
-    told = f"<p class=context>They differ in more than time:</p><ul class=remarks>{remarks}</ul>" if remarks else ""
+    notes = f"<p class=context>The runs also differ in:</p><ul class=remarks>{remarks}</ul>" if remarks else ""
     missing = [*comparison.only_before, *comparison.only_after]
     left = f"<p class='context'>Only in one of the runs: {escape('; '.join(missing))}.</p>" if missing else ""
     return (
         f'<section class="comparison {kind}"><h2>{escape(comparison.in_short.capitalize())}</h2>'
         f"{f'<ul class=changes>{rows}</ul>' if rows else ''}"
-        f"{told}{left}"
+        f"{notes}{left}"
         f"{_table(changes_table(comparison))}</section>\n"
     )
 

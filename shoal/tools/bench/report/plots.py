@@ -1,31 +1,62 @@
-"""The few forms all charts take: rows of bars, rows of spreads, and lines over a scale."""
+"""Drawing of charts as inline SVG with matplotlib: grouped bars, distributions and lines.
 
-from collections.abc import Callable, Sequence
+Colours are drawn as placeholders and become CSS variables of the page, so that one SVG serves light and dark mode.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
-from shoal.tools.bench.report.svg import (
-    LETTER,
-    TEXT,
-    WIDTH,
-    Canvas,
-    Scale,
-    decades,
-    linear,
-    logarithmic,
-    room_for,
-    shortened,
-    ticks,
-)
+from shoal.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 Format = Callable[[float], str]
 
-BAR, GAP, ROW_GAP, AXIS = 16.0, 3.0, 14.0, 30.0
-PLOT_HEIGHT = 230.0
+WIDTH = 560.0  # points of the view box; the page scales the chart
+BAR, GROUP_GAP, STRIP, PLOT = 20.0, 16.0, 44.0, 300.0  # heights in points
+TOP, BOTTOM = 30.0, 44.0
+MAX_LABEL = 26  # characters
+
+# Variables of style.css: series, ordered steps of one hue, text and lines.
+VARIABLES = (*(f"s{n}" for n in range(1, 9)), "q1", "q2", "q3", "q4", "muted", "ink", "soft", "faint", "rule", "axis")
+COLOURS = {name: f"#fe{number:04x}" for number, name in enumerate(VARIABLES)}
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "shoal",
+    "text.parse_math": False,
+    "font.size": 12.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.edgecolor": COLOURS["axis"],
+    "axes.labelcolor": COLOURS["faint"],
+    "axes.grid": True,
+    "grid.color": COLOURS["rule"],
+    "xtick.color": COLOURS["rule"],
+    "xtick.labelcolor": COLOURS["faint"],
+    "ytick.color": COLOURS["rule"],
+    "ytick.labelcolor": COLOURS["faint"],
+    "xtick.major.size": 0.0,
+    "xtick.major.pad": 7.0,
+    "ytick.major.size": 0.0,
+    "ytick.major.pad": 7.0,
+    "text.color": COLOURS["ink"],
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Legend:
-    """A swatch of the page's style and what it stands for."""
+class LegendEntry:
+    """A colour of the page's style and its meaning."""
 
     kind: str
     words: str
@@ -36,12 +67,12 @@ class Chart:
     title: str
     caption: str
     svg: str
-    legend: list[Legend] = field(default_factory=list)
+    legend: list[LegendEntry] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """Segments (style, value, tip) from the axis outwards, and the words at its end."""
+class StackedBar:
+    """Segments (colour, value, tooltip) from the axis outwards, and the text at the end."""
 
     segments: list[tuple[str, float, str]]
     words: str
@@ -52,92 +83,25 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BarGroup:
     label: str
-    bars: list[Bar]
-
-
-def bars(label: str, rows: Sequence[Row], form: Format, *, mark: tuple[float, str] | None = None) -> str:
-    """Horizontal bars in groups; `mark` is a value with a name to measure them by."""
-    left = room_for([row.label for row in rows])
-    right = max([24.0, *(len(bar.words) * LETTER + 10 for row in rows for bar in row.bars)])
-    most = max([bar.total for row in rows for bar in row.bars] + ([mark[0]] if mark else []))
-    scale = ticks(most)
-    x = linear(0.0, scale[-1], left, WIDTH - right)
-    heights = [len(row.bars) * (BAR + GAP) - GAP for row in rows]
-    top = 20.0 if mark else 6.0
-    bottom = top + sum(heights) + ROW_GAP * len(rows)
-    canvas = Canvas(bottom + AXIS, label)
-    _vertical_grid(canvas, scale, x, form, top - 4, bottom)
-    at = top + ROW_GAP / 2
-    for row, height in zip(rows, heights, strict=True):
-        canvas.text(left - 10, at + height / 2 + 4, shortened(row.label, left - 12), "name", "end")
-        for bar in row.bars:
-            _bar(canvas, bar, x, at)
-            at += BAR + GAP
-        at += ROW_GAP - GAP
-    canvas.line(left, top - 4, left, bottom, "axis")
-    if mark is not None:
-        canvas.line(x(mark[0]), top - 6, x(mark[0]), bottom, "mark-line")
-        canvas.text(x(mark[0]), top - 9, mark[1], "note", "middle")
-    return canvas.svg()
-
-
-def _bar(canvas: Canvas, bar: Bar, x: Scale, at: float) -> None:
-    done = 0.0
-    for number, (kind, value, tip) in enumerate(bar.segments):
-        # Two pixels of the ground between neighbours keep them apart without an outline.
-        gap = 2.0 if number and value else 0.0
-        width = max(0.0, x(done + value) - x(done) - gap)
-        canvas.bar(x(done) + gap, at, width, BAR, kind, tip, round=number == len(bar.segments) - 1)
-        done += value
-    canvas.text(x(done) + 7, at + BAR / 2 + 4, bar.words, "value")
+    bars: list[StackedBar]
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Measurements of one thing, and their percentiles."""
+    """All measurements of one thing, and their percentiles."""
 
     label: str
     values: list[float]
     p50: float
     p95: float
     p99: float
-    note: str = ""
-
-
-def strips(label: str, rows: Sequence[Strip], form: Format, *, mark: tuple[float, str] | None = None) -> str:
-    """Every measurement as a dot, with P50, P95 and P99 above them."""
-    height, left = 40.0, room_for([row.label for row in rows])
-    right = room_for([form(row.p50) for row in rows], 50.0) + 8
-    most = max([value for row in rows for value in row.values] + ([mark[0]] if mark else []))
-    scale = ticks(most)
-    x = linear(0.0, scale[-1], left, WIDTH - right)
-    top = 22.0
-    bottom = top + height * len(rows)
-    canvas = Canvas(bottom + AXIS, label)
-    _vertical_grid(canvas, scale, x, form, top, bottom)
-    for at, row in enumerate(rows):
-        middle = top + height * (at + 0.5)
-        canvas.text(left - 10, middle + 4, shortened(row.label, left - 12), "name", "end")
-        canvas.line(x(min(row.values)), middle, x(max(row.values)), middle, "range")
-        for number, value in enumerate(row.values):
-            # Five heights in turn keep dots of equal values apart, the same way every time.
-            canvas.dot(x(value), middle + (number * 2 % 5 - 2) * 4.0, "faint s1", form(value), 3.0)
-        for name, value, kind in (("P50", row.p50, "q1"), ("P95", row.p95, "q2"), ("P99", row.p99, "q3")):
-            canvas.bar(x(value) - 1.5, middle - 13, 3.0, 26.0, kind, f"{name} {form(value)}", round=False)
-        canvas.text(WIDTH - right + 10, middle + 4, form(row.p50), "value")
-    canvas.line(left, top, left, bottom, "axis")
-    canvas.text(WIDTH - right + 10, top - 8, "P50", "note")
-    if mark is not None:
-        canvas.line(x(mark[0]), top - 6, x(mark[0]), bottom, "mark-line")
-        canvas.text(x(mark[0]), top - 9, mark[1], "note", "middle")
-    return canvas.svg()
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Points in the order of their x; `tip` gives the words of a point."""
+class LineSeries:
+    """Points (x, y) in the order of x."""
 
     label: str
     kind: str
@@ -147,85 +111,240 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Axes:
+class AxesSpec:
     x_name: str
     y_name: str
     x_form: Format
     y_form: Format
     x_log: bool = False
     y_log: bool = False
-    x_ticks: list[float] | None = None  # else round numbers
-    mark: tuple[float, str] | None = None  # a value of y with a name
+    mark: tuple[float, str] | None = None  # reference value of y and its name
 
 
-def lines(label: str, series: Sequence[Line], axes: Axes, *, named: bool = True) -> str:
-    """Lines over a scale; each has its name at its end, where there is room."""
-    xs = [x for line in series for x, _ in line.points]
-    ys = [y for line in series for _, y in line.points] + ([axes.mark[0]] if axes.mark else [])
-    y_scale = decades(min(y for y in ys if y > 0), max(ys)) if axes.y_log else ticks(max(ys))
-    left = room_for([axes.y_form(tick) for tick in y_scale], 30.0) + 2
-    right = room_for([line.label for line in series], 20.0, 130.0) if named else 20.0
-    top, bottom = 28.0, 28.0 + PLOT_HEIGHT
-    kind = logarithmic if axes.y_log else linear
-    y = kind(y_scale[0], y_scale[-1], bottom, top)
-    x = _across(axes, xs, left, WIDTH - right)
-    canvas = Canvas(bottom + AXIS + 18, label)
-    for tick in y_scale:
-        canvas.line(left, y(tick), WIDTH - right, y(tick))
-        canvas.text(left - 8, y(tick) + 4, axes.y_form(tick), "tick", "end")
-    for tick in _x_ticks(axes, xs):
-        canvas.text(x(tick), bottom + 18, axes.x_form(tick), "tick", "middle")
-    canvas.line(left, bottom, WIDTH - right, bottom, "axis")
-    canvas.text(left - 8, 13, axes.y_name, "note", "start")
-    canvas.text((left + WIDTH - right) / 2, bottom + 38, axes.x_name, "note", "middle")
-    if axes.mark is not None:
-        canvas.line(left, y(axes.mark[0]), WIDTH - right, y(axes.mark[0]), "mark-line")
-        canvas.text(left + 6, y(axes.mark[0]) - 6, axes.mark[1], "note")
-    for line in series:
-        _line(canvas, line, x, y, axes)
-    if named:
-        _names(canvas, series, x, y, right, bottom)
-    return canvas.svg()
+class Plot:
+    """One figure with one set of axes, and the tooltips of its artists."""
+
+    def __init__(self, label: str, height: float) -> None:
+        from matplotlib.figure import Figure
+
+        self.label, self._tips = label, dict[str, list[str]]()
+        self.figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72, layout="constrained")
+        self.figure.patch.set_visible(False)
+        self.axes: Axes = self.figure.add_subplot()
+        self.axes.patch.set_visible(False)
+
+    def add_tips(self, artist: "Artist", tips: Sequence[str]) -> None:
+        """Attach one tooltip to every mark of an artist, in drawing order."""
+        name = f"tip-{len(self._tips)}"
+        artist.set_gid(name)
+        self._tips[name] = list(tips)
+
+    def svg(self) -> str:
+        """Render the figure as an `<svg>` element for a page."""
+        output = StringIO()
+        with warnings.catch_warnings():
+            # The browser draws the text, so a glyph that matplotlib's font lacks does not matter.
+            warnings.filterwarnings("ignore", message="Glyph")
+            self.figure.savefig(output, format="svg", transparent=True, metadata={"Date": None})
+        ElementTree.register_namespace("", SVG)
+        ElementTree.register_namespace("xlink", XLINK)
+        root = ElementTree.fromstring(output.getvalue())
+        self._clean(root)
+        for element in root.iter(f"{{{SVG}}}g"):
+            if (tips := self._tips.get(element.get("id", ""))) is not None:
+                self._mark(element, tips)
+        return _themed(ElementTree.tostring(root, encoding="unicode"))
+
+    def _clean(self, root: ElementTree.Element) -> None:
+        """Drop metadata, global styles and the fixed size: the page's own style decides."""
+        for parent in list(root.iter()):
+            for child in list(parent):
+                if child.tag.rpartition("}")[2] in ("metadata", "style"):
+                    parent.remove(child)
+        for name in ("width", "height", "version"):
+            root.attrib.pop(name, None)
+        root.set("role", "img")
+        root.set("aria-label", self.label)
+
+    @staticmethod
+    def _mark(group: ElementTree.Element, tips: list[str]) -> None:
+        """Set class and tooltip of the drawn elements; a line without a tooltip of its own comes before its dots."""
+        definitions = {id(each) for part in group.iter(f"{{{SVG}}}defs") for each in part.iter()}
+        drawn = [each for each in group.iter() if each.tag in (f"{{{SVG}}}path", f"{{{SVG}}}use")]
+        drawn = [each for each in drawn if id(each) not in definitions]
+        for each in drawn[: len(drawn) - len(tips)]:
+            each.set("class", "curve")
+        for each, tip in zip(drawn[len(drawn) - len(tips) :], tips, strict=True):
+            each.set("class", "mark")
+            if tip:
+                each.set("data-tip", tip)
 
 
-def _line(canvas: Canvas, line: Line, x: Scale, y: Scale, axes: Axes) -> None:
-    points = [(x(at), y(value)) for at, value in line.points]
-    canvas.curve(points, f"{line.kind}{' dotted' if line.dotted else ''}")
-    if line.marks:
-        for (at, value), (left, top) in zip(line.points, points, strict=True):
-            tip = f"{line.label}: {axes.y_form(value)} at {axes.x_form(at)} {axes.x_name}"
-            canvas.dot(left, top, line.kind, tip)
+def bars(label: str, groups: Sequence[BarGroup], form: Format, *, mark: tuple[float, str] | None = None) -> str:
+    """Draw horizontal bars in groups; `mark` is a reference value and its name."""
+    count = sum(len(group.bars) for group in groups)
+    with _plot(label, count * BAR + len(groups) * GROUP_GAP + BOTTOM + (TOP if mark else 8.0)) as plot:
+        at, ticks = 0.0, list[float]()
+        for group in groups:
+            ticks.append(at + (len(group.bars) - 1) * BAR / 2)
+            for bar in group.bars:
+                _draw_bar(plot, bar, at)
+                at += BAR
+            at += GROUP_GAP
+        plot.axes.set_ylim(at - GROUP_GAP / 2 - BAR / 2, -GROUP_GAP / 2 - BAR / 2)
+        _label_rows(plot.axes, ticks, [group.label for group in groups])
+        _value_axis(plot.axes.xaxis, form)
+        _reference_line(plot.axes, mark)
+        plot.axes.set_xlim(left=0.0)
+        return plot.svg()
 
 
-def _names(canvas: Canvas, series: Sequence[Line], x: Scale, y: Scale, right: float, bottom: float) -> None:
-    """At the ends of the lines, pushed apart where they would lie over each other."""
-    ends = [(y(line.points[-1][1]), x(line.points[-1][0]), line) for line in series]
-    ends.sort(key=lambda end: end[0])
-    heights = [height for height, _, _ in ends]
-    for at in range(1, len(heights)):
-        heights[at] = max(heights[at], heights[at - 1] + TEXT + 2)
-    # None below the axis: the lowest moves up, and whoever is in its way with it.
-    heights[-1] = min(heights[-1], bottom)
-    for at in reversed(range(len(heights) - 1)):
-        heights[at] = min(heights[at], heights[at + 1] - TEXT - 2)
-    for height, (_, left, line) in zip(heights, ends, strict=True):
-        canvas.text(left + 10, height + 4, shortened(line.label, right - 12), "name")
+def strips(label: str, rows: Sequence[Strip], form: Format, *, mark: tuple[float, str] | None = None) -> str:
+    """Draw every measurement as a dot, with lines at P50, P95 and P99 and the value of P50 at the right."""
+    with _plot(label, len(rows) * STRIP + BOTTOM + TOP) as plot:
+        for at, row in enumerate(rows):
+            _draw_strip(plot, row, at, form)
+        _label_rows(plot.axes, list(range(len(rows))), [row.label for row in rows])
+        plot.axes.set_ylim(len(rows) - 0.5, -0.5)
+        plot.axes.set_xlim(0.0, 1.04 * max([v for row in rows for v in row.values] + ([mark[0]] if mark else [])))
+        plot.axes.annotate(
+            "P50",
+            (1.0, 1.0),
+            xycoords="axes fraction",
+            xytext=(8, 7),
+            textcoords="offset points",
+            color=COLOURS["faint"],
+        )
+        _value_axis(plot.axes.xaxis, form)
+        _reference_line(plot.axes, mark)
+        return plot.svg()
 
 
-def _across(axes: Axes, xs: Sequence[float], left: float, right: float) -> Scale:
-    if axes.x_log:
-        return logarithmic(min(xs), max(max(xs), min(xs) * 1.001), left + 14, right - 14)
-    scale = axes.x_ticks or ticks(max(xs))
-    return linear(min(0.0, scale[0]), scale[-1], left + 6, right - 10)
+def lines(label: str, series: Sequence[LineSeries], spec: AxesSpec) -> str:
+    """Draw lines over linear or logarithmic axes; linear ones start at 0."""
+    with _plot(label, PLOT) as plot:
+        _scale_axes(plot.axes, spec, sorted({x for line in series for x, _ in line.points}))
+        for line in series:
+            _draw_line(plot, line, spec)
+        if not spec.y_log:
+            top = max([y for line in series for _, y in line.points] + ([spec.mark[0]] if spec.mark else []))
+            plot.axes.set_ylim(0.0, 1.08 * top or 1.0)
+        if not spec.x_log:
+            plot.axes.set_xlim(left=0.0)
+        plot.axes.set_xlabel(spec.x_name)
+        plot.axes.set_title(spec.y_name, loc="left", fontsize=12, color=COLOURS["faint"])
+        if spec.mark is not None:
+            plot.axes.axhline(spec.mark[0], color=COLOURS["s6"], linestyle=(0, (4, 4)), linewidth=1)
+            words, where = spec.mark[1], (0.0, spec.mark[0])
+            plot.axes.annotate(
+                words, where, xycoords=("axes fraction", "data"), xytext=(6, 5), textcoords="offset points",
+                color=COLOURS["faint"],
+            )  # fmt: skip
+        return plot.svg()
 
 
-def _x_ticks(axes: Axes, xs: Sequence[float]) -> list[float]:
-    if axes.x_ticks is not None:
-        return axes.x_ticks
-    return sorted(set(xs)) if axes.x_log else ticks(max(xs), 6)
+def require_matplotlib() -> None:
+    """Raise MissingExtra with the install command if matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise MissingExtra("HTML reports need matplotlib: pip install 'shoal[bench]'") from None
 
 
-def _vertical_grid(canvas: Canvas, scale: Sequence[float], x: Scale, form: Format, top: float, bottom: float) -> None:
-    for tick in scale:
-        canvas.line(x(tick), top, x(tick), bottom)
-        canvas.text(x(tick), bottom + 18, form(tick), "tick", "middle")
+@contextmanager
+def _plot(label: str, height: float) -> Iterator[Plot]:
+    require_matplotlib()
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        yield Plot(label, height)
+
+
+def _draw_bar(plot: Plot, bar: StackedBar, at: float) -> None:
+    start = 0.0
+    for kind, value, tip in bar.segments:
+        (patch,) = plot.axes.barh(at, value, BAR - 4.0, left=start, color=COLOURS[kind])
+        plot.add_tips(patch, [tip])
+        start += value
+    plot.axes.annotate(bar.words, (start, at), xytext=(6, 0), textcoords="offset points", va="center_baseline")
+
+
+def _draw_strip(plot: Plot, row: Strip, at: int, form: Format) -> None:
+    plot.axes.hlines(at, min(row.values), max(row.values), color=COLOURS["axis"], linewidth=1.5)
+    # Five heights in turn keep equal values apart, the same way every time.
+    heights = [at + (number * 2 % 5 - 2) * 0.1 for number in range(len(row.values))]
+    dots = plot.axes.scatter(row.values, heights, 28.0, color=COLOURS["s1"], alpha=0.35, linewidth=0.0, zorder=2)
+    plot.add_tips(dots, [form(value) for value in row.values])
+    for name, value, kind in (("P50", row.p50, "q1"), ("P95", row.p95, "q2"), ("P99", row.p99, "q3")):
+        line = plot.axes.vlines(value, at - 0.34, at + 0.34, color=COLOURS[kind], linewidth=3.0, zorder=3)
+        plot.add_tips(line, [f"{name} {form(value)}"])
+    plot.axes.annotate(
+        form(row.p50), (1.0, at), xycoords=("axes fraction", "data"), xytext=(8, 0), textcoords="offset points",
+        va="center_baseline",
+    )  # fmt: skip
+
+
+def _draw_line(plot: Plot, line: LineSeries, spec: AxesSpec) -> None:
+    xs, ys = zip(*line.points, strict=True)
+    style = (0, (1, 3)) if line.dotted else "-"
+    marker = "o" if line.marks else ""
+    (drawn,) = plot.axes.plot(
+        xs, ys, color=COLOURS[line.kind], linestyle=style, linewidth=2.0, marker=marker, markersize=6, clip_on=False
+    )
+    tips = [f"{line.label}: {spec.y_form(y)} at {spec.x_form(x)} {spec.x_name}" for x, y in line.points]
+    plot.add_tips(drawn, tips if line.marks else [])
+
+
+def _scale_axes(axes: "Axes", spec: AxesSpec, xs: list[float]) -> None:
+    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+
+    _value_axis(axes.xaxis, spec.x_form)
+    _value_axis(axes.yaxis, spec.y_form)
+    axes.grid(visible=False, axis="x")
+    if spec.x_log:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(xs))
+    if spec.y_log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    for axis, form in ((axes.xaxis, spec.x_form), (axes.yaxis, spec.y_form)):
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(_formatter(form))
+
+
+def _value_axis(axis: "Axis", form: Format) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(_formatter(form))
+
+
+def _formatter(form: Format) -> Callable[[float, float], str]:
+    return lambda value, _: form(value)
+
+
+def _label_rows(axes: "Axes", ticks: Sequence[float], labels: Sequence[str]) -> None:
+    shortened = [label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…" for label in labels]
+    axes.set_yticks(ticks, shortened)
+    axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
+    axes.grid(visible=False, axis="y")
+    axes.spines.bottom.set_visible(False)
+
+
+def _reference_line(axes: "Axes", mark: tuple[float, str] | None) -> None:
+    if mark is None:
+        return
+    axes.axvline(mark[0], color=COLOURS["s6"], linestyle=(0, (4, 4)), linewidth=1)
+    axes.annotate(
+        mark[1], (mark[0], 1.0), xycoords=("data", "axes fraction"), xytext=(0, 7), textcoords="offset points",
+        ha="center", color=COLOURS["faint"],
+    )  # fmt: skip
+
+
+def _themed(svg: str) -> str:
+    """Replace placeholder colours by CSS variables, use the page's font, and drop ids that nothing refers to."""
+    for name, colour in COLOURS.items():
+        svg = svg.replace(colour, f"var(--{name})")
+    svg = re.sub(r"font: [^;\"]*", "font-size: 12px", svg)
+    referenced = set(re.findall(r"(?:url\(|href=\")#([\w-]+)", svg))
+    return re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referenced else "", svg)

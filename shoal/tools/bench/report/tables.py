@@ -1,4 +1,4 @@
-"""The figures of a document as tables: the same rows for the terminal, for Markdown and for the page."""
+"""Tables of a document, for the terminal, Markdown and the HTML page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ReportTable:
     title: str
     columns: list[str]
     rows: list[list[str]]
-    words: int = 1  # columns of words; the others are figures and stand to the right
+    words: int = 1  # number of text columns; the others are numbers and right-aligned
 
     def markdown(self) -> str:
         lines = [self.columns, ["---" if at < self.words else "---:" for at in range(len(self.columns))], *self.rows]
@@ -43,15 +43,15 @@ def tables(document: Document) -> list[ReportTable]:
 def changes_table(comparison: RunComparison, *, all: bool = True) -> ReportTable:
     shown = comparison.changes if all else comparison.changed
     return ReportTable(
-        "What changed",
-        ["run", "where", "figure", "verdict", "before", "after", "change", "interval"],
+        "Changes",
+        ["run", "where", "metric", "verdict", "before", "after", "change", "interval"],
         [_change_row(change) for change in shown],
         words=4,
     )
 
 
 def duration(seconds: float | None) -> str:
-    """A time in the unit it is read in."""
+    """Format seconds with a readable unit: µs, ms or s."""
     if seconds is None:
         return NONE
     if seconds >= 1 or seconds == 0:
@@ -87,7 +87,7 @@ def _bench(document: Document) -> list[ReportTable]:
     currency = document["settings"].get("currency") or ""
     speed = [
         "configuration",
-        "voices",
+        "batch",
         "RTF",
         "frames/s",
         "audio-s/s",
@@ -96,14 +96,16 @@ def _bench(document: Document) -> list[ReportTable]:
         f"{currency} / audio h",
         "errors",
     ]
-    times = ["configuration", "voices", "figure", "mean", "std", "P50", "P95", "P99", "most"]
+    times = ["configuration", "batch", "metric", "mean", "std", "P50", "P95", "P99", "max"]
     speeds, latencies, starts, edges = [], [], [], []
     for run in runs:
         for batch in run["batches"]:
             head = [run["name"], str(batch["voices"])]
             speeds.append([*head, *_speed(batch)])
-            for key, title in (("first_audio", "TTFA"), ("latency", "whole request")):
-                latencies.append([*head, title, *_spread(batch[key], ("mean", "std", "p50", "p95", "p99", "most"))])
+            for key, title in (("first_audio", "TTFA"), ("latency", "request latency")):
+                latencies.append(
+                    [*head, title, *_percentiles(batch[key], ("mean", "std", "p50", "p95", "p99", "most"))]
+                )
         if "memory" in run:
             starts.append([run["name"], *_start(run)])
         edges += [[run["name"], edge["name"], *_edge(edge)] for edge in run["edges"]]
@@ -113,12 +115,12 @@ def _bench(document: Document) -> list[ReportTable]:
         ReportTable("Speed", speed, speeds),
         ReportTable("Latency", times, latencies, words=3),
         ReportTable(
-            "Start and memory",
+            "Start-up and memory",
             [
                 "configuration",
-                "type",
-                "quantised",
-                "rung",
+                "dtype",
+                "weights",
+                "backend",
                 "cold start",
                 "warm start",
                 f"{memory} before",
@@ -131,7 +133,7 @@ def _bench(document: Document) -> list[ReportTable]:
         ReportTable(
             "Edge cases", ["configuration", "text", "characters", "audio", "TTFA", "time", "RTF"], edges, words=2
         ),
-        ReportTable("Not available here", ["configuration", "why"], missing, words=2),
+        ReportTable("Not available", ["configuration", "reason"], missing, words=2),
     ]
 
 
@@ -171,19 +173,19 @@ def _engine(document: Document) -> list[ReportTable]:
         arrivals += [_arrivals(run["arrivals"])] if "arrivals" in run else []
         steps += _steps(run)
         scheduler += [_scheduler(run["scheduler"])] if "scheduler" in run else []
-    columns = ["type", "rung", "voices", "policy", "frames/s", "audio-s/s", "all live", "RTF", "TTFA P50", "P95"]
-    cache = ["prefix cache", "voice", "prompt", "columns saved", "TTFA", "best", "CPU"]
+    columns = ["dtype", "backend", "batch", "policy", "frames/s", "audio-s/s", "full batch", "RTF", "TTFA P50", "P95"]
+    cache = ["prefix cache", "voice", "prompt", "tokens cached", "TTFA", "best", "CPU"]
     return [
         ReportTable("Throughput", [*columns, "per step", "steps", "frames / CPU-s"], throughput, words=4),
-        ReportTable("First audio and the prefix cache", cache, first),
+        ReportTable("Time to first audio with the prefix cache", cache, first),
         ReportTable(
-            "Requests that come at random",
-            ["requests/s", "requests", "TTFA P50", "P95", "starved"],
+            "Random (Poisson) arrivals",
+            ["requests/s", "requests", "TTFA P50", "P95", "stalled"],
             arrivals,
             words=0,
         ),
-        ReportTable("One frame, the codec left out", ["voices", "step", "frames/s", "GPU busy"], steps, words=0),
-        ReportTable("The scheduler alone", ["voices", "sequence-steps/s", "per CPU-s", "wanted"], scheduler, words=0),
+        ReportTable("Engine step without codec", ["batch", "step", "frames/s", "GPU busy"], steps, words=0),
+        ReportTable("Scheduler", ["batch", "sequence-steps/s", "per CPU-s", "target"], scheduler, words=0),
     ]
 
 
@@ -193,32 +195,32 @@ def _pace(row: dict[str, Any]) -> list[str]:
         number(row["audio_per_second"]),
         number(row.get("full_audio_per_second")),
         number(row["rtf"], 3),
-        *_spread(row["first_audio"], ("p50", "p95")),
+        *_percentiles(row["first_audio"], ("p50", "p95")),
         number(row["frames_per_step"]),
         str(row["steps"]),
         number(row["frames_per_cpu_second"], 1),
     ]
 
 
-def _prefix_cache(told: dict[str, Any]) -> list[list[str]]:
-    prompt = [f"{told['voice_seconds']:.1f} s", f"{told['prompt_columns']:,} columns"]
+def _prefix_cache(figures: dict[str, Any]) -> list[list[str]]:
+    prompt = [f"{figures['voice_seconds']:.1f} s", f"{figures['prompt_columns']:,} tokens"]
     return [
-        [label, *prompt, number(told[key]["columns_saved"], 0), *_times(told[key])]
+        [label, *prompt, number(figures[key]["columns_saved"], 0), *_times(figures[key])]
         for label, key in (("off", "unknown"), ("on", "known"))
     ]
 
 
-def _times(told: dict[str, Any]) -> list[str]:
-    return [duration(told[key]) for key in ("seconds", "best_seconds", "cpu_seconds")]
+def _times(figures: dict[str, Any]) -> list[str]:
+    return [duration(figures[key]) for key in ("seconds", "best_seconds", "cpu_seconds")]
 
 
-def _arrivals(told: dict[str, Any]) -> list[str]:
-    times = _spread(told["first_audio"], ("p50", "p95"))
-    return [number(told["rate"]), str(told["requests"]), *times, str(told["starved"])]
+def _arrivals(figures: dict[str, Any]) -> list[str]:
+    times = _percentiles(figures["first_audio"], ("p50", "p95"))
+    return [number(figures["rate"]), str(figures["requests"]), *times, str(figures["starved"])]
 
 
 def _steps(run: dict[str, Any]) -> list[list[str]]:
-    """How busy the GPU is was looked at with the most voices."""
+    """Return a row per batch size; the GPU utilisation was measured at the largest only."""
     rows = run.get("steps", [])
     busy = [""] * (len(rows) - 1) + [f"{run['gpu_busy']:.1%}" if "gpu_busy" in run else ""]
     return [
@@ -227,9 +229,9 @@ def _steps(run: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def _scheduler(told: dict[str, Any]) -> list[str]:
-    rates = (told[key] for key in ("sequence_steps_per_second", "sequence_steps_per_cpu_second", "target"))
-    return [str(told["voices"]), *(number(rate, 0) for rate in rates)]
+def _scheduler(figures: dict[str, Any]) -> list[str]:
+    rates = (figures[key] for key in ("sequence_steps_per_second", "sequence_steps_per_cpu_second", "target"))
+    return [str(figures["voices"]), *(number(rate, 0) for rate in rates)]
 
 
 def _load(document: Document) -> list[ReportTable]:
@@ -240,11 +242,11 @@ def _load(document: Document) -> list[ReportTable]:
             stages.append([run["name"], stage["name"], *_stage(stage)])
             errors += [[run["name"], stage["name"], name, str(count)] for name, count in stage["errors"].items()]
     found = [[run["name"], f"{run['highest_rate']:.2f}"] for run in runs if run["highest_rate"] is not None]
-    starved = [f"starved {1000 * buffer:.0f} ms" for buffer in _buffers(runs)]
+    starved = [f"stalled {1000 * buffer:.0f} ms" for buffer in _buffers(runs)]
     columns = ["server", "load", "requests", "TTFA P50", "P95", "P99", "time P50", "RTF P50", "audio-s/s"]
     return [
         ReportTable("Load", [*columns, "goodput/s", "good", *starved, "errors"], stages, words=2),
-        ReportTable("Highest rate that keeps the objective", ["server", "requests/s"], found),
+        ReportTable("Highest rate that meets the objective", ["server", "requests/s"], found),
         ReportTable("Errors", ["server", "load", "error", "requests"], errors, words=3),
     ]
 
@@ -275,20 +277,20 @@ def _quality(document: Document) -> list[ReportTable]:
 
 
 def _judged(run: dict[str, Any]) -> list[str]:
-    told, differences = run["metrics"], run["differences"]
+    figures, differences = run["metrics"], run["differences"]
     return [
         str(run["clips"]),
-        *(number(told.get(key), digits) for key, digits in (("wer", 1), ("cer", 1), ("mos", 2), ("similarity", 3))),
-        number(told.get("faults"), 1),
+        *(number(figures.get(key), digits) for key, digits in (("wer", 1), ("cer", 1), ("mos", 2), ("similarity", 3))),
+        number(figures.get("faults"), 1),
         *(_difference(differences.get(key), digits) for key, digits in (("wer", 1), ("mos", 2))),
     ]
 
 
-def _difference(told: dict[str, Any] | None, digits: int) -> str:
-    if told is None:
+def _difference(figures: dict[str, Any] | None, digits: int) -> str:
+    if figures is None:
         return NONE
-    inside = "" if told["low"] is None else f" ({told['low']:+.{digits}f} to {told['high']:+.{digits}f})"
-    return f"{told['difference']:+.{digits}f}{inside}"
+    inside = "" if figures["low"] is None else f" ({figures['low']:+.{digits}f} to {figures['high']:+.{digits}f})"
+    return f"{figures['difference']:+.{digits}f}{inside}"
 
 
 def _scaling(document: Document) -> list[ReportTable]:
@@ -299,13 +301,13 @@ def _scaling(document: Document) -> list[ReportTable]:
     ]
     fits = [[run["name"], run["law"], number(run["exponent"]), number(run["expected"])] for run in document["runs"]]
     return [
-        ReportTable("Growth", ["part", "law", "measured exponent", "expected"], fits, words=2),
+        ReportTable("Scaling", ["part", "theory", "measured exponent", "expected"], fits, words=2),
         ReportTable("Measured", ["part", "size", "time"], rows),
     ]
 
 
-def _spread(told: dict[str, Any] | None, keys: Sequence[str]) -> list[str]:
-    return [NONE if told is None else duration(told[key]) for key in keys]
+def _percentiles(figures: dict[str, Any] | None, keys: Sequence[str]) -> list[str]:
+    return [NONE if figures is None else duration(figures[key]) for key in keys]
 
 
 def _change_row(change: Change) -> list[str]:
