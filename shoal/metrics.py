@@ -1,6 +1,6 @@
-"""Every counter, gauge and histogram, named once.
+"""Prometheus metrics: all counters, gauges and histograms of the server and of the engine.
 
-What the server measures itself are instruments; what the engine counts is read from `statistics()` when somebody asks.
+The server updates its own instruments. The engine's metrics are read from its `statistics()` at every scrape.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,16 +12,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-# A second series per counter that says when it began is more than anybody asks for.
+# Do not export a second series with the creation time of every counter.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 SECONDS = (0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
 RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 
+Statistics = Callable[[], Mapping[str, Any] | None]
+
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One number of `statistics()`, found by its path."""
+class EngineMetric:
+    """One number of the engine's `statistics()`, found by its path."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -29,85 +31,121 @@ class Figure:
     help: str
 
 
-ENGINE_FIGURES = (
-    Figure("shoal_engine_live", "gauge", ("live",), "Requests the engine has taken and not ended."),
-    Figure("shoal_engine_running", "gauge", ("running",), "Slots in use."),
-    Figure("shoal_engine_waiting", "gauge", ("waiting",), "Requests in the engine's queue."),
-    Figure("shoal_engine_slots", "gauge", ("slots",), "Slots there are."),
-    Figure("shoal_kv_blocks", "gauge", ("blocks", "all"), "Blocks of KV memory."),
-    Figure("shoal_kv_blocks_used", "gauge", ("blocks", "used"), "Blocks that sequences hold."),
-    Figure("shoal_kv_blocks_cached", "gauge", ("blocks", "cached"), "Free blocks whose content is still known."),
-    Figure("shoal_prefix_hits", "counter", ("prefix_cache", "hits"), "Prompts that found a block of theirs."),
-    Figure("shoal_prefix_tokens_saved", "counter", ("prefix_cache", "tokens_saved"), "Columns not computed again."),
-    Figure("shoal_prefix_evictions", "counter", ("prefix_cache", "evictions"), "Known blocks that had to go."),
-    Figure("shoal_prefix_host_hits", "counter", ("prefix_cache", "host_hits"), "Blocks brought back from the host."),
-    Figure("shoal_sequences_admitted", "counter", ("scheduler", "admitted"), "Sequences given a slot."),
-    Figure("shoal_sequences_preempted", "counter", ("scheduler", "preempted"), "Sequences set back for memory."),
-    Figure("shoal_sequences_cancelled", "counter", ("scheduler", "cancelled"), "Sequences cancelled."),
-    Figure("shoal_frames", "counter", ("speech", "frames"), "Frames drawn."),
-    Figure("shoal_utterances_spoken", "counter", ("speech", "spoken"), "Utterances that ended well."),
-    Figure("shoal_guard_retries", "counter", ("speech", "retried"), "Utterances the audio guard sent back."),
-    Figure("shoal_utterances_failed", "counter", ("speech", "failed"), "Utterances that ended in an error."),
-    Figure("shoal_steps", "counter", ("steps", "steps"), "Steps of the engine."),
-    Figure("shoal_steps_failed", "counter", ("steps", "failed"), "Steps the device refused."),
-    Figure("shoal_steps_out_of_memory", "counter", ("steps", "out_of_memory"), "Steps memory did not suffice for."),
-    Figure("shoal_step_seconds", "counter", ("steps", "seconds"), "Time in steps, without the codec."),
-    Figure("shoal_codec_seconds", "counter", ("codec_seconds",), "Time spent decoding frames to samples."),
-    Figure("shoal_voice_cache_entries", "gauge", ("voices", "entries"), "Voices in memory."),
-    Figure("shoal_voice_cache_hits", "counter", ("voices", "hits"), "Voices found in memory."),
-    Figure("shoal_voice_cache_misses", "counter", ("voices", "misses"), "Voices that had to be made."),
-    Figure("shoal_vram_bytes", "gauge", ("vram", "used"), "Device memory in use, by anybody."),
-    Figure("shoal_vram_bytes_all", "gauge", ("vram", "all"), "Device memory there is."),
-    Figure("shoal_vram_bytes_allocated", "gauge", ("vram", "allocated"), "Device memory in the engine's tensors."),
-    Figure("shoal_engine_resident_bytes", "gauge", ("host", "resident"), "Host memory of the engine's process."),
-    Figure("shoal_engine_restarts", "counter", ("restarts",), "Times the engine's process was started again."),
+def _gauge(name: str, path: str, help: str) -> EngineMetric:
+    return EngineMetric(name, "gauge", tuple(path.split(".")), help)
+
+
+def _counter(name: str, path: str, help: str) -> EngineMetric:
+    return EngineMetric(name, "counter", tuple(path.split(".")), help)
+
+
+ENGINE_METRICS = (
+    _gauge("shoal_engine_active_requests", "live", "Requests that the engine has accepted and not finished."),
+    _gauge("shoal_engine_running", "running", "Sequences that hold a slot of the running batch."),
+    _gauge("shoal_engine_waiting", "waiting", "Sequences that wait for a slot."),
+    _gauge("shoal_engine_slots", "slots", "Slots of the running batch, the maximum number of running sequences."),
+    _gauge("shoal_kv_blocks", "blocks.all", "Blocks of the KV cache."),
+    _gauge("shoal_kv_blocks_used", "blocks.used", "KV cache blocks that running sequences hold."),
+    _gauge("shoal_kv_blocks_cached", "blocks.cached", "Free KV cache blocks whose content a later prompt can reuse."),
+    _counter("shoal_prefix_hits", "prefix_cache.hits", "Prompts that reused at least one cached KV block."),
+    _counter("shoal_prefix_tokens_saved", "prefix_cache.tokens_saved", "Prompt tokens reused from the prefix cache."),
+    _counter("shoal_prefix_evictions", "prefix_cache.evictions", "Cached KV blocks evicted to make space."),
+    _counter("shoal_prefix_host_hits", "prefix_cache.host_hits", "KV blocks restored from the host-memory tier."),
+    _counter("shoal_sequences_admitted", "scheduler.admitted", "Sequences that were given a slot."),
+    _counter(
+        "shoal_sequences_preempted",
+        "scheduler.preempted",
+        "Sequences preempted because the KV cache was full; recomputed later.",
+    ),
+    _counter("shoal_sequences_cancelled", "scheduler.cancelled", "Sequences cancelled before they finished."),
+    _counter("shoal_frames", "speech.frames", "Audio frames generated."),
+    _counter("shoal_utterances_completed", "speech.spoken", "Utterances generated to their end."),
+    _counter("shoal_guard_retries", "speech.retried", "Utterances regenerated after the audio guard rejected them."),
+    _counter("shoal_utterances_failed", "speech.failed", "Utterances that ended with an error."),
+    _counter("shoal_steps", "steps.steps", "Engine steps; each generates one frame of every running sequence."),
+    _counter("shoal_steps_failed", "steps.failed", "Engine steps that failed with a device error."),
+    _counter("shoal_steps_out_of_memory", "steps.out_of_memory", "Engine steps that ran out of GPU memory."),
+    _counter("shoal_step_seconds", "steps.seconds", "Seconds spent in engine steps, without codec decoding."),
+    _counter("shoal_codec_seconds", "codec_seconds", "Seconds spent decoding frames to samples."),
+    _gauge("shoal_voice_cache_entries", "voices.entries", "Encoded voices in memory."),
+    _counter("shoal_voice_cache_hits", "voices.hits", "Voice lookups answered from memory."),
+    _counter("shoal_voice_cache_misses", "voices.misses", "Voice lookups that loaded or encoded the voice."),
+    _gauge("shoal_gpu_memory_used_bytes", "vram.used", "GPU memory in use by all processes."),
+    _gauge("shoal_gpu_memory_total_bytes", "vram.all", "Total GPU memory."),
+    _gauge("shoal_gpu_memory_allocated_bytes", "vram.allocated", "GPU memory allocated by the engine's tensors."),
+    _gauge("shoal_engine_resident_bytes", "host.resident", "Resident host memory of the engine process."),
+    _counter("shoal_engine_restarts", "restarts", "Restarts of the engine process after a failure."),
 )
 
 
 class Metrics:
-    """The server's instruments, in a registry of their own."""
+    """The server's instruments and the engine's collector, in their own registry."""
 
-    def __init__(self, statistics: Callable[[], Mapping[str, Any] | None]) -> None:
+    def __init__(self, statistics: Statistics) -> None:
         self.registry = CollectorRegistry()
+        self._add_http()
+        self._add_requests()
+        self.ready = Gauge("shoal_ready", "1 while the server accepts requests, else 0.", registry=self.registry)
+        self.loop_lag = Gauge(
+            "shoal_event_loop_lag_seconds", "Delay of the event loop's timers in seconds.", registry=self.registry
+        )
+        self.registry.register(EngineCollector(statistics))
+        # The standard process_* metrics: memory, file descriptors and CPU time of the server process.
+        ProcessCollector(registry=self.registry)
+
+    def _add_http(self) -> None:
         self.responses = Counter(
-            "shoal_http_responses", "Answers by route and status.", ("route", "status"), registry=self.registry
+            "shoal_http_responses", "HTTP responses by route and status.", ("route", "status"), registry=self.registry
         )
         self.response_seconds = Histogram(
-            "shoal_http_seconds", "Request in to last byte out.", ("route",), buckets=SECONDS, registry=self.registry
+            "shoal_http_request_duration_seconds",
+            "Seconds from an HTTP request to the last byte of its response, by route.",
+            ("route",),
+            buckets=SECONDS,
+            registry=self.registry,
         )
-        self.speeches = Counter(
-            "shoal_speeches", "Speeches by API and how they ended.", ("api", "outcome"), registry=self.registry
+
+    def _add_requests(self) -> None:
+        registry = self.registry
+        self.in_flight = Gauge(
+            "shoal_requests_in_flight", "Admitted requests that have not finished generating.", registry=registry
         )
-        self.first_audio = Histogram(
-            "shoal_first_audio_seconds", "Request in to first audio.", ("api",), buckets=SECONDS, registry=self.registry
+        self.requests = Counter(
+            "shoal_requests", "Finished requests by API and outcome.", ("api", "outcome"), registry=registry
         )
-        self.speech_seconds = Histogram(
-            "shoal_speech_seconds", "Request in to last audio made.", ("api",), buckets=SECONDS, registry=self.registry
+        self.time_to_first_audio = Histogram(
+            "shoal_time_to_first_audio_seconds",
+            "Seconds from admission of a request to its first audio, by API.",
+            ("api",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.generation_seconds = Histogram(
+            "shoal_generation_duration_seconds",
+            "Seconds from admission of a request to its last generated audio, by API.",
+            ("api",),
+            buckets=SECONDS,
+            registry=registry,
         )
         self.real_time_factor = Histogram(
-            "shoal_real_time_factor", "Seconds of work per second of audio.", buckets=RATIOS, registry=self.registry
+            "shoal_real_time_factor",
+            "Generation time of a request divided by the duration of its audio.",
+            buckets=RATIOS,
+            registry=registry,
         )
         self.audio_seconds = Counter(
-            "shoal_audio_seconds", "Audio made, by the name of the key.", ("key",), registry=self.registry
+            "shoal_audio_seconds", "Seconds of audio generated, by name of the API key.", ("key",), registry=registry
         )
-        self.errors = Counter("shoal_errors", "Errors by kind.", ("kind",), registry=self.registry)
+        self.errors = Counter("shoal_errors", "Failed requests by kind of error.", ("kind",), registry=registry)
         self.encoding_seconds = Counter(
-            "shoal_encoding_seconds", "Time in audio encoders.", ("format",), registry=self.registry
+            "shoal_encoding_seconds", "Seconds spent in audio encoders, by format.", ("format",), registry=registry
         )
-        self.under_way = Gauge(
-            "shoal_speeches_under_way", "Speeches between request and last byte.", registry=self.registry
-        )
-        self.ready = Gauge("shoal_ready", "1 while requests are taken.", registry=self.registry)
-        self.loop_lag = Gauge("shoal_event_loop_lag_seconds", "How late the event loop is.", registry=self.registry)
-        self.registry.register(EngineCollector(statistics))
-        # The server's own memory, file handles and CPU time, under the names every dashboard knows.
-        ProcessCollector(registry=self.registry)
 
 
 class EngineCollector(Collector):
-    """Figures that an engine does not have are left out."""
+    """Exports the engine's statistics; metrics that the engine does not report are omitted."""
 
-    def __init__(self, statistics: Callable[[], Mapping[str, Any] | None]) -> None:
+    def __init__(self, statistics: Statistics) -> None:
         self._statistics = statistics
 
     def describe(self) -> Iterator[Metric]:
@@ -115,14 +153,15 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         statistics = self._statistics()
-        for figure in ENGINE_FIGURES if statistics else ():
-            value = _at(statistics, figure.path)
+        for metric in ENGINE_METRICS if statistics else ():
+            value = _at(statistics, metric.path)
             if isinstance(value, int | float):
-                family = GaugeMetricFamily if figure.kind == "gauge" else CounterMetricFamily
-                yield family(figure.name, figure.help, value=value)
+                family = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
+                yield family(metric.name, metric.help, value=value)
 
 
 def _at(statistics: Any, path: tuple[str, ...]) -> Any:
+    """Return the value at `path`, or None if there is none."""
     for name in path:
         if not isinstance(statistics, Mapping) or name not in statistics:
             return None

@@ -1,79 +1,128 @@
-"""The count of one speech: let in, heard, ended. Every number about it is written down here, once."""
+"""Account for requests: every admitted request, speech or not, is limited, measured and logged here, exactly once."""
 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self, TypeVar
 
-from starlette.requests import ClientDisconnect
-
-from shoal.server.error_responses import kind_of
-from shoal.server.keys import Key
-from shoal.server.state import Desk
+from shoal.api.exceptions import ClientDisconnected, error_code
+from shoal.api.keys import Key
+from shoal.api.state import ServerState
+from shoal.errors import DeadlineExceeded
 from shoal.speech import AudioChunk
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
-class Tally:
-    """Raises EngineBusy, RateLimited or QuotaExceeded when it cannot begin; `end` gives the place back, once."""
+Work = Callable[[], Awaitable[T]]
 
-    def __init__(self, desk: Desk, api: str, key: Key, request_id: str, *, placed: bool = False) -> None:
-        """`placed`: whoever begins it has a place in the backlog already, and keeps it."""
-        self._desk, self._api, self._key, self._id, self._placed = desk, api, key, request_id, placed
-        self._began = time.monotonic()
-        self.seconds = 0.0  # of audio
-        self._ended = False
-        if not placed:
-            desk.backlog.begin()
-        try:
-            desk.meters.begin(key)
-        except Exception:
-            self._leave(desk.backlog.usual_seconds)
-            raise
-        desk.metrics.under_way.inc()
 
-    def heard(self, chunk: AudioChunk) -> None:
-        if not self.seconds and len(chunk.samples):
-            self._desk.metrics.first_audio.labels(self._api).observe(time.monotonic() - self._began)
-        self.seconds += chunk.seconds
-        self._desk.meters.count_audio(self._key, chunk.seconds)
-        self._desk.metrics.audio_seconds.labels(self._key.name).inc(chunk.seconds)
+class RequestAccounting:
+    """Accounting of one request. Raises EngineBusy, RateLimited or QuotaExceeded when it cannot be admitted.
 
-    def end(self, error: BaseException | None = None) -> None:
-        if self._ended:
+    As a context manager it calls `finish` with the exception that left the block.
+    """
+
+    def __init__(self, state: ServerState, api: str, key: Key, request_id: str, *, queued: bool = False) -> None:
+        """`queued`: the caller holds a place in the admission queue and releases it itself."""
+        self._state, self._api, self._key, self._id, self._queued = state, api, key, request_id, queued
+        self.started = time.monotonic()
+        self.audio_seconds = 0.0
+        self._finished = False
+        with ExitStack() as undo:
+            if not queued:
+                state.queue.acquire()
+                undo.callback(state.queue.release, state.queue.average_seconds)
+            state.key_usage.acquire(key)
+            undo.pop_all()
+        state.metrics.in_flight.inc()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.finish(error)
+
+    def record_audio(self, chunk: AudioChunk) -> None:
+        if not self.audio_seconds and len(chunk.samples):
+            self._state.metrics.time_to_first_audio.labels(self._api).observe(time.monotonic() - self.started)
+        self.audio_seconds += chunk.seconds
+        self._state.key_usage.record_audio(self._key, chunk.seconds)
+        self._state.metrics.audio_seconds.labels(self._key.name).inc(chunk.seconds)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Release the queue place and record the outcome. Only the first call has an effect."""
+        if self._finished:
             return
-        self._ended = True
-        took = time.monotonic() - self._began
-        self._leave(took)
-        self._desk.meters.end(self._key)
-        self._desk.metrics.under_way.dec()
-        self._record(took, error)
+        self._finished = True
+        seconds = time.monotonic() - self.started
+        if not self._queued:
+            self._state.queue.release(seconds)
+        self._state.key_usage.release(self._key)
+        self._state.metrics.in_flight.dec()
+        self._record(seconds, error)
 
-    def _leave(self, seconds: float) -> None:
-        if not self._placed:
-            self._desk.backlog.end(seconds)
-
-    def _record(self, took: float, error: BaseException | None) -> None:
-        metrics, outcome = self._desk.metrics, outcome_of(error)
-        metrics.speeches.labels(self._api, outcome).inc()
+    def _record(self, seconds: float, error: BaseException | None) -> None:
+        metrics, outcome = self._state.metrics, outcome_of(error)
+        metrics.requests.labels(self._api, outcome).inc()
         if error is None:
-            metrics.speech_seconds.labels(self._api).observe(took)
-            if self.seconds:
-                metrics.real_time_factor.observe(took / self.seconds)
+            metrics.generation_seconds.labels(self._api).observe(seconds)
+            if self.audio_seconds:
+                metrics.real_time_factor.observe(seconds / self.audio_seconds)
         elif outcome != "disconnected":
             metrics.errors.labels(outcome).inc()
         logger.info(
             "%s: %s, %.2f s of audio in %.2f s",
             self._id,
             outcome,
-            self.seconds,
-            took,
-            extra={"api": self._api, "key": self._key.name, "audio_seconds": round(self.seconds, 3)},
+            self.audio_seconds,
+            seconds,
+            extra={"api": self._api, "key": self._key.name, "audio_seconds": round(self.audio_seconds, 3)},
         )
 
 
 def outcome_of(error: BaseException | None) -> str:
+    """Return the metric label for how a request ended."""
     if error is None:
-        return "spoken"
-    left = isinstance(error, asyncio.CancelledError | GeneratorExit | ClientDisconnect)
-    return "disconnected" if left else kind_of(error)
+        return "completed"
+    disconnected = isinstance(error, asyncio.CancelledError | GeneratorExit | ClientDisconnected)
+    return "disconnected" if disconnected else error_code(error)
+
+
+async def run_admitted(
+    state: ServerState, api: str, key: Key, request_id: str, work: Work[T], wait_for_disconnect: Work[None]
+) -> T:
+    """Run work that is not speech under the same limits, deadline and accounting as speech.
+
+    Raises what RequestAccounting raises, DeadlineExceeded, and ClientDisconnected when the client disconnects first.
+    """
+    seconds = state.config.limits.request_seconds
+    with RequestAccounting(state, api, key, request_id):
+        return await cancel_on_disconnect(wait_for_disconnect, lambda: _with_timeout(seconds, work))
+
+
+async def cancel_on_disconnect(wait_for_disconnect: Work[None], work: Work[T]) -> T:
+    """Return the result of `work`; cancel it and raise ClientDisconnected when the client disconnects first."""
+    task, watch = asyncio.ensure_future(work()), asyncio.ensure_future(wait_for_disconnect())
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnected
+        return await task
+    finally:
+        task.cancel()
+        watch.cancel()
+
+
+async def _with_timeout(seconds: float, work: Work[T]) -> T:
+    try:
+        async with asyncio.timeout(seconds):
+            return await work()
+    except TimeoutError:
+        raise DeadlineExceeded(f"the request took longer than {seconds:g} seconds") from None

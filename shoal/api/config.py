@@ -1,38 +1,38 @@
-"""The server's own settings, frozen. Built by `shoal/settings.py`, or by hand in tests."""
+"""Configuration of the serving layer, frozen. Built by `shoal/settings.py`, or directly in tests."""
 
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
-SlowReader = Literal["end", "pause"]
+SlowReaderPolicy = Literal["end", "pause"]
 
-# Names that OpenAI's clients send by habit; the one model that is loaded answers to them.
+# Model names that OpenAI's clients send by default; all select the loaded model.
 MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may cost, whoever it is."""
+    """Limits on what a single client or request may consume."""
 
     header_bytes: int = 32 << 10
     header_seconds: float = 10.0
     body_bytes: int = 32 << 20
     body_seconds: float = 30.0
-    all_bodies_bytes: int = 256 << 20  # of all requests and live sessions under way
+    all_bodies_bytes: int = 256 << 20  # bodies of all requests and live sessions in flight
     text_characters: int = 10_000
     references: int = 16  # recordings in one request
-    reference_seconds: float = 90.0  # of one recording, or of codes that are to become one
-    request_seconds: float = 60.0  # from request to last sample made; reading may take longer
-    buffer_bytes: int = 16 << 20  # audio that is made and not read yet, per request
-    slow_reader: SlowReader = "end"  # when that buffer is full
-    stall_seconds: float = 30.0  # a reader who takes nothing for so long is gone
+    reference_seconds: float = 90.0  # length of one recording, or of codes to decode
+    request_seconds: float = 60.0  # from admission to the last generated sample; reading the response may take longer
+    buffer_bytes: int = 16 << 20  # generated audio that the client has not read yet, per request
+    slow_reader: SlowReaderPolicy = "end"  # what to do when that buffer is full
+    stall_seconds: float = 30.0  # a client that reads nothing for this long is disconnected
     connections: int = 1_024
 
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """What one key may use; None is no limit."""
+    """Limits of one API key; None means no limit."""
 
     requests_per_minute: int | None = None
     concurrency: int | None = None
@@ -47,12 +47,12 @@ class ServerConfig:
     model_aliases: tuple[str, ...] = MODEL_ALIASES
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     keys_file: Path | None = None
-    usage_file: Path | None = None  # of daily quotas; None: a restart begins a new count
+    usage_file: Path | None = None  # daily audio per key; None: counting restarts with the server
     cors_origins: tuple[str, ...] = ()
-    key_limits: KeyLimits = field(default=KeyLimits())
+    key_limits: KeyLimits = field(default=KeyLimits())  # defaults for keys without their own
     insecure: bool = False
     limits: Limits = field(default=Limits())
-    capacity: int = 272  # requests that may be under way: the engine's slots and its queue
+    capacity: int = 272  # maximum requests in flight: the engine's slots plus its queue
     encoding_threads: int = 2
     drain_seconds: float = 30.0
     metrics: bool = True

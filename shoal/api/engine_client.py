@@ -1,15 +1,28 @@
-"""What the server needs of an engine, whichever process it lives in."""
+"""Access to the engine: the interface it offers, the handle a request uses, and its lifecycle in the server."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from shoal.api.exceptions import NotReady
+from shoal.engine.process.messages import ModelInfo
+from shoal.engine.process.supervisor import Supervisor
+from shoal.engine.process.worker import EngineSource
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 from shoal.voices.store import VoiceStore
+from shoal.voices.voice import voice_limits
+
+logger = logging.getLogger(__name__)
 
 
 class SpeechService(Protocol):
+    """An engine in this process, in a child process or on a cluster."""
+
     @property
     def ready(self) -> bool: ...
     @property
@@ -20,25 +33,110 @@ class SpeechService(Protocol):
     def sample_rate(self) -> int: ...
 
     def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
-        """Chunks as they are made; leaving the generator cancels."""
+        """Yield chunks as they are generated. Closing the generator cancels the request."""
 
     async def aencode(self, audio: bytes) -> Codes:
-        """The codes [codebooks, frames] of a recording; leaving cancels."""
+        """Return the codes [codebooks, frames] of a recording. Cancelling the task cancels the work."""
 
     async def adecode(self, codes: Codes) -> Samples:
-        """The samples of codes [codebooks, frames]; leaving cancels."""
+        """Return the samples of codes [codebooks, frames]. Cancelling the task cancels the work."""
 
     def statistics(self) -> dict[str, Any]:
-        """Figures of the moment, by room."""
+        """Return the engine's current counters and gauges, nested by component. Blocks."""
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """An engine that speaks, and what the server must know of its model."""
+class EngineHandle:
+    """A loaded engine with its voices. A request resolves it once and passes it down."""
 
     service: SpeechService
     voices: VoiceStore
-    frame_rate: float
-    rung: str = "eager"
+    frame_rate: float  # frames per second
+    backend: str = "eager"
+
+
+def load_engine(source: EngineSource, voices: Path) -> EngineHandle:
+    """Start an engine process and wait until it is ready. Blocks for as long as loading the model takes."""
+    return start_engine(Supervisor(source), voices)
+
+
+def start_engine(supervisor: Supervisor, voices: Path) -> EngineHandle:
+    """Start the supervisor's engine process and wait until it is ready. Raises the error that prevented it."""
+    supervisor.start()
+    return engine_handle(supervisor, supervisor.model_info, supervisor.source, voices)
+
+
+def engine_handle(service: SpeechService, info: ModelInfo, source: EngineSource, voices: Path) -> EngineHandle:
+    """Return the handle of a running engine, with the voice store at `voices`."""
+    limits = voice_limits(source.config.reference_seconds)
+    store = VoiceStore(voices, info.builtin_voices, sample_rate=info.sample_rate, limits=limits)
+    return EngineHandle(service, store, info.frame_rate, backend=info.backend)
+
+
+class EngineLifecycle:
+    """Loads the engine in a thread, so that the server answers `/health` meanwhile, and closes it at shutdown.
+
+    `engine` is an engine that is loaded already. `abort` interrupts a load that may take minutes when the server stops.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], EngineHandle],
+        engine: EngineHandle | None = None,
+        abort: Callable[[], None] | None = None,
+    ) -> None:
+        self._load, self._abort = load, abort
+        self._engine = engine
+        self._stopping = False
+        self.failure: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> str:
+        """One of starting, ready, restarting, stopping, failed."""
+        if self._stopping:
+            return "stopping"
+        if self.failure is not None:
+            return "failed"
+        if self._engine is None:
+            return "starting"
+        return "ready" if self._engine.service.ready else "restarting"
+
+    @property
+    def engine(self) -> EngineHandle | None:
+        return self._engine
+
+    def require_engine(self) -> EngineHandle:
+        """Raises NotReady before the model is loaded and during shutdown."""
+        if self._engine is None or self._stopping:
+            raise NotReady(f"the model is not ready: the server is {self.state}")
+        return self._engine
+
+    def start(self, on_failure: Callable[[], None]) -> None:
+        if self._engine is None:
+            self._task = asyncio.create_task(self._start(on_failure))
+
+    def begin_shutdown(self) -> None:
+        """Reject new requests from now on."""
+        self._stopping = True
+
+    async def close(self, drain_seconds: float) -> None:
+        self._stopping = True
+        if self._task is not None:
+            if self._engine is None and self._abort is not None:
+                await asyncio.to_thread(self._abort)
+            await self._task
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.service.close, drain=True, timeout=drain_seconds)
+
+    async def _start(self, on_failure: Callable[[], None]) -> None:
+        started = time.monotonic()
+        try:
+            self._engine = await asyncio.to_thread(self._load)
+            logger.info("engine ready after %.1f s (backend %s)", time.monotonic() - started, self._engine.backend)
+        except Exception as failure:  # noqa: BLE001 - edge: a background task; `serve` re-raises after the server stopped
+            if not self._stopping:
+                self.failure = failure
+                on_failure()

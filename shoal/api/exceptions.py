@@ -1,17 +1,22 @@
-"""What only a server refuses: the request never reaches the engine."""
+"""Errors of the serving layer: reasons to reject a request before it reaches the engine."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from shoal.errors import EngineStopped, InvalidRequest, ShoalError
 
 
+class ClientDisconnected(Exception):
+    """The client closed the connection before the response was complete."""
+
+
 class Unauthorized(ShoalError):
-    """No key, or a wrong one."""
+    """The API key is missing or wrong."""
 
 
 class RateLimited(ShoalError):
-    """A key has used what it may for now; `retry_after` is in seconds."""
+    """The key exceeded a limit; it may retry after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -19,19 +24,19 @@ class RateLimited(ShoalError):
 
 
 class QuotaExceeded(RateLimited):
-    """The audio of the day is used up."""
+    """The key used its daily quota of audio."""
 
 
 class BodyTooLarge(InvalidRequest):
-    """The body is larger than it may be."""
+    """The body exceeds the size limit."""
 
 
 class BodyTimeout(InvalidRequest):
-    """The body did not come in time."""
+    """The body did not arrive within the time limit."""
 
 
 class UnknownMediaType(InvalidRequest):
-    """The body is of a kind that this route does not read."""
+    """The route does not accept this media type; `known` lists those it does."""
 
     def __init__(self, message: str, known: Sequence[str]) -> None:
         super().__init__(message)
@@ -39,7 +44,7 @@ class UnknownMediaType(InvalidRequest):
 
 
 class SchemaViolation(InvalidRequest):
-    """The body was read and is not what the route takes; `errors` are pydantic's, without the values."""
+    """The body does not match the schema; `errors` are pydantic's, without the input values."""
 
     def __init__(self, errors: list[dict[str, Any]]) -> None:
         first = errors[0]
@@ -52,19 +57,24 @@ class SchemaViolation(InvalidRequest):
 
 
 class ForeignOrigin(ShoalError):
-    """A web page of an origin that may not use the server."""
+    """A web page of another origin called the server without permission."""
 
 
 class ServerFull(ShoalError):
-    """As many requests and sockets are open as may be."""
+    """The limit on open requests and WebSockets is reached."""
 
 
 class NotReady(EngineStopped):
-    """The model is still being loaded, or the server is going down."""
+    """The model is still loading, or the server is shutting down."""
 
 
 class SlowReader(ShoalError):
-    """The client does not read what was made for it."""
+    """The client reads the audio more slowly than the server is willing to buffer it."""
+
+
+def error_code(error: BaseException) -> str:
+    """Return the snake_case class name, the error code in metrics and responses: VoiceNotFound -> voice_not_found."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
 
 
 def field_name(error: dict[str, Any]) -> str:
@@ -72,5 +82,5 @@ def field_name(error: dict[str, Any]) -> str:
 
 
 def wrong_field(name: str, message: str) -> SchemaViolation:
-    """One field that is well formed and cannot be done here."""
+    """Return the error for one field that is well formed but not supported here."""
     return SchemaViolation([{"type": "value_error", "loc": [name], "msg": message}])

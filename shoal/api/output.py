@@ -1,7 +1,8 @@
-"""From the engine's samples to the bytes a client asked for: speed, volume, rate, format."""
+"""Encode generated samples: speed, volume, sample rate and audio format."""
 
 import io
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,12 +13,12 @@ from shoal.speech import Samples
 
 
 @dataclass(frozen=True, slots=True)
-class Rendering:
-    """`sample_rate` None keeps the model's where the format carries it; `bitrate` is in bits per second."""
+class OutputOptions:
+    """Audio format of a response. Raises InvalidRequest for a combination that the format does not support."""
 
     format: str = "wav"
-    sample_rate: int | None = None
-    bitrate: int | None = None
+    sample_rate: int | None = None  # Hz; None: the model's, or the nearest that the format supports
+    bitrate: int | None = None  # bits per second; None: the encoder's default
     speed: float = 1.0
     decibels: float = 0.0
 
@@ -32,39 +33,47 @@ class Rendering:
         return audio_format(self.format).media_type
 
     def rate_for(self, model_rate: int) -> int:
+        """Return the sample rate of the output in Hz."""
         return self.sample_rate or FORMATS[self.format].rate_for(model_rate)
 
 
-class Renderer:
-    """One utterance. Without `stream`, all bytes come at the end, with true lengths in their header.
+class OutputEncoder:
+    """Encoder of one response. With `stream`, bytes are returned as soon as they are ready.
 
-    Not cheap: call it in a thread.
+    Without `stream`, `finish` returns the whole file, whose header then has the true length. CPU-bound: run `feed` and
+    `finish` in a thread, one call at a time. The codec is opened by the first of them, so creating one costs nothing.
     """
 
-    def __init__(self, rendering: Rendering, model_rate: int, *, stream: bool) -> None:
-        self._tempo = None if rendering.speed == 1.0 else Tempo(model_rate, rendering.speed)
-        self._gain = np.float32(10.0 ** (rendering.decibels / 20.0))
-        self._outbox, self._whole = StreamBuffer(), io.BytesIO()
-        self._stream = stream
-        self._writing = AudioWriter(
-            rendering.format,
-            model_rate,
-            self._outbox if stream else self._whole,
-            output_rate=rendering.sample_rate,
-            bitrate=rendering.bitrate,
-        )
+    def __init__(self, options: OutputOptions, model_rate: int, *, stream: bool) -> None:
+        self._options, self._model_rate, self._stream = options, model_rate, stream
+        self._gain = np.float32(10.0 ** (options.decibels / 20.0))
+        self._ready, self._file = StreamBuffer(), io.BytesIO()
 
     def feed(self, samples: Samples) -> bytes:
-        """The bytes that are ready, perhaps none."""
+        """Return the bytes that are ready, possibly none."""
         self._write(samples if self._tempo is None else self._tempo.feed(samples))
-        return self._outbox.take()
+        return self._ready.take()
 
     def finish(self) -> bytes:
-        """The last bytes, or without `stream` all of them."""
+        """Return the last bytes, or without `stream` the whole file."""
         if self._tempo is not None:
             self._write(self._tempo.finish())
-        self._writing.close()
-        return self._outbox.take() if self._stream else self._whole.getvalue()
+        self._writer.close()
+        return self._ready.take() if self._stream else self._file.getvalue()
 
     def _write(self, samples: Samples) -> None:
-        self._writing.write(samples * self._gain)
+        self._writer.write(samples * self._gain)
+
+    @cached_property
+    def _tempo(self) -> Tempo | None:
+        return None if self._options.speed == 1.0 else Tempo(self._model_rate, self._options.speed)
+
+    @cached_property
+    def _writer(self) -> AudioWriter:
+        return AudioWriter(
+            self._options.format,
+            self._model_rate,
+            self._ready if self._stream else self._file,
+            output_rate=self._options.sample_rate,
+            bitrate=self._options.bitrate,
+        )

@@ -1,19 +1,102 @@
-"""Wishes of a body -> the nouns of the engine. Shared by all APIs, so that a field means the same everywhere."""
+"""Turn validated bodies into jobs for the engine. A field means the same in every API."""
 
+import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.api.config import Limits
-from shoal.api.engine_client import Loaded
+from shoal.api.config import Limits, ServerConfig
+from shoal.api.engine_client import EngineHandle
 from shoal.api.exceptions import wrong_field
-from shoal.errors import TextError
-from shoal.speech import Recording, Sampling
+from shoal.api.keys import Key
+from shoal.api.output import OutputOptions
+from shoal.api.schemas import OpenAISpeech, SpeechBody
+from shoal.errors import InvalidRequest, ModelNotFound, TextError
+from shoal.speech import Recording, Sampling, SpeechRequest
+from shoal.voices.store import VoiceStore
+
+# `model` header values that the published Fish clients send; all select the loaded model.
+CLIENT_MODELS = ("s2-pro", "s1", "s1-mini", "speech-1.5", "speech-1.6", "agent-x0")
+
+# OpenAI's voice names. Where no stored voice has the name, the model's own voice is used.
+OPENAI_VOICES = frozenset(
+    {"alloy", "ash", "ballad", "cedar", "coral", "default", "echo", "fable"}
+    | {"marin", "nova", "onyx", "sage", "shimmer", "verse"}
+)
 
 
-class Drawing(Protocol):
-    """The fields by which a body says how codes are drawn; None is as usual."""
+@dataclass(frozen=True, slots=True)
+class SpeechJob:
+    """A request ready to run: what to say, on which engine, in which format, for which key."""
+
+    api: str  # label in metrics and logs
+    request: SpeechRequest
+    output: OutputOptions
+    engine: EngineHandle
+    key: Key
+    id: str
+
+    @property
+    def stream(self) -> bool:
+        return not self.request.whole
+
+
+def fish_job(
+    body: SpeechBody, engine: EngineHandle, limits: Limits, key: Key, id: str, *, api: str = "fish"
+) -> SpeechJob:
+    """Raises InvalidRequest or a subclass for a body that cannot be served."""
+    return SpeechJob(api, fish_request(body, limits), body.output(), engine, key, id)
+
+
+def fish_request(body: SpeechBody, limits: Limits) -> SpeechRequest:
+    pairs = [] if body.reference_id else [(each.audio, each.text) for each in body.references]
+    return SpeechRequest(
+        check_length(body.text, limits),
+        voice=body.reference_id,
+        recordings=recordings(pairs, limits),
+        sampling=sampling_for(body),
+        chunk_bytes=body.chunk_length,
+        normalize=body.normalize,
+        timeout=limits.request_seconds,
+        whole=not body.streams,
+    )
+
+
+async def openai_job(body: OpenAISpeech, engine: EngineHandle, config: ServerConfig, key: Key, id: str) -> SpeechJob:
+    """Raises InvalidRequest or a subclass, or ModelNotFound, for a body that cannot be served."""
+    check_model(body.model, config)
+    request = SpeechRequest(
+        check_length(body.input, config.limits),
+        voice=await openai_voice(body, engine.voices),
+        sampling=sampling_for(body),
+        normalize=body.normalize,
+        timeout=config.limits.request_seconds,
+    )
+    return SpeechJob("openai", request, body.output(), engine, key, id)
+
+
+async def openai_voice(body: OpenAISpeech, voices: VoiceStore) -> str | None:
+    """Return the name of the stored voice, or None for an OpenAI name that is not stored."""
+    name = body.voice if isinstance(body.voice, str) else body.voice.id
+    if name not in OPENAI_VOICES:
+        return name
+    return name if await asyncio.to_thread(voices.exists, name) else None
+
+
+def response_headers(job: SpeechJob) -> dict[str, str]:
+    """Return headers with what a client cannot read from the audio bytes."""
+    assert job.request.sampling is not None
+    return {
+        "Content-Disposition": f"attachment; filename=audio.{job.output.format}",
+        "X-Sample-Rate": str(job.output.rate_for(job.engine.service.sample_rate)),
+        "X-Channels": "1",
+        "X-Seed": str(job.request.sampling.seed),
+    }
+
+
+class SamplingFields(Protocol):
+    """Sampling fields that all speech bodies have; None selects the model's default."""
 
     seed: int | None
     temperature: float | None
@@ -22,27 +105,43 @@ class Drawing(Protocol):
     max_new_tokens: int | None
 
 
-def sampling_for(loaded: Loaded, body: Drawing) -> Sampling:
-    """The model's usual sampling with what was asked for. Without a seed it is drawn, and told in `X-Seed`."""
-    wishes = {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "repetition_penalty": body.repetition_penalty,
-        "max_frames": body.max_new_tokens,
-    }
-    given = {name: value for name, value in wishes.items() if value is not None}
-    drawn = secrets.randbits(63) if body.seed is None else body.seed
-    return replace(loaded.service.default_sampling, seed=drawn, **given)  # type: ignore[arg-type]
+def sampling_for(body: SamplingFields) -> Sampling:
+    """Return the sampling fields that the body gives, with a random seed if it has none. The engine adds defaults."""
+    return Sampling(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        repetition_penalty=body.repetition_penalty,
+        seed=secrets.randbits(63) if body.seed is None else body.seed,
+        max_frames=body.max_new_tokens,
+    )
 
 
 def check_length(text: str, limits: Limits) -> str:
-    """The cheap check, before anybody looks into the text."""
+    """Raise TextError for a text over the limit, before any work is spent on it."""
     if len(text) > limits.text_characters:
         raise TextError(f"Text is too long, max length is {limits.text_characters}")
     return text
 
 
-def recordings_of(pairs: Sequence[tuple[bytes, str]], limits: Limits) -> tuple[Recording, ...]:
+def recordings(pairs: Sequence[tuple[bytes, str]], limits: Limits) -> tuple[Recording, ...]:
     if len(pairs) > limits.references:
-        raise wrong_field("references", f"give at most {limits.references} recordings")
+        raise wrong_field("references", f"send at most {limits.references} recordings, not {len(pairs)}")
     return tuple(Recording(audio, text) for audio, text in pairs)
+
+
+def check_model_header(model: str | None, config: ServerConfig) -> None:
+    """Raise InvalidRequest when a Fish client asks for a model that is not loaded."""
+    if model is not None and model not in (*CLIENT_MODELS, config.model):
+        raise InvalidRequest(f"the model header asks for {model[:64]!r}; this server runs {config.model!r}")
+
+
+def check_model(model: str, config: ServerConfig) -> None:
+    """Raise ModelNotFound when an OpenAI client asks for a model that is not loaded."""
+    known = model_names(config)
+    if model not in known:
+        raise ModelNotFound(f"there is no model {model[:64]!r} here; use one of {', '.join(known)}")
+
+
+def model_names(config: ServerConfig) -> tuple[str, ...]:
+    """Return the loaded model's name and its aliases."""
+    return (config.model, *config.model_aliases)

@@ -1,128 +1,171 @@
-"""One request being spoken: a task makes the bytes, a pipe holds them, a response sends them.
+"""Run one speech job: a task generates and encodes the audio into a buffer, from which the response reads.
 
-The maker never waits for the network, so a slow reader holds no slot. Whoever leaves, for whatever reason, ends the
-task, and with it the utterance at the engine's next step.
+Generation never waits for the network, so a slow client holds no slot. Closing the stream, for example because the
+client disconnected, cancels the task, and with it the request at the engine's next step.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
-
-from shoal.api.accounting import Tally
-from shoal.api.byte_buffer import Pipe
-from shoal.api.disconnect import gone
+from shoal.api.accounting import RequestAccounting
+from shoal.api.config import SlowReaderPolicy
 from shoal.api.engine_client import SpeechService
-from shoal.api.output import Renderer, Rendering
+from shoal.api.exceptions import ClientDisconnected, SlowReader
+from shoal.api.output import OutputEncoder
+from shoal.api.requests import SpeechJob
+from shoal.api.state import ServerState
 from shoal.errors import DeadlineExceeded, ShoalError
-from shoal.server.keys import Key
-from shoal.server.state import Desk
 from shoal.speech import AudioChunk, SpeechRequest
 
 logger = logging.getLogger(__name__)
 
-# The engine ends its requests itself; this is for an engine that does not answer.
+# The engine enforces deadlines itself; this is the extra time for an engine that does not answer.
 GRACE_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What to speak, into which bytes, for whom."""
+class ByteBuffer:
+    """Bounded buffer between one writer and one reader. When `max_bytes` wait, `policy` fails or pauses the writer."""
 
-    api: str
-    request: SpeechRequest
-    rendering: Rendering
-    key: Key
-    id: str
+    def __init__(self, max_bytes: int, policy: SlowReaderPolicy) -> None:
+        self._max_bytes, self._policy = max_bytes, policy
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._error: BaseException | None = None
+        self._closed = False
+        self._changed = asyncio.Event()
 
-    @property
-    def stream(self) -> bool:
-        return not self.request.whole
+    async def put(self, piece: bytes) -> None:
+        """Raises SlowReader when the buffer is full and the policy is `end`."""
+        while self._size and self._size + len(piece) > self._max_bytes:
+            if self._policy == "end":
+                raise SlowReader(f"the client reads too slowly: {self._size:,} bytes are waiting")
+            await self._change()
+        if piece:
+            self._pieces.append(piece)
+            self._size += len(piece)
+            self._changed.set()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the stream, with `error` if it failed. Only the first call has an effect."""
+        if not self._closed:
+            self._closed, self._error = True, error
+            self._changed.set()
+
+    async def wait_for_data(self) -> None:
+        """Wait for the first piece. Raises the error of the stream if that comes first."""
+        while not self._pieces and not self._closed:
+            await self._change()
+        if not self._pieces and self._error is not None:
+            raise self._error
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """Yield all pieces, then raise the error of the stream if there is one."""
+        while self._pieces or not self._closed:
+            if not self._pieces:
+                await self._change()
+                continue
+            piece = self._pieces.popleft()
+            self._size -= len(piece)
+            self._changed.set()
+            yield piece
+        if self._error is not None:
+            raise self._error
+
+    async def _change(self) -> None:
+        # With one writer and one reader, at most one of them waits, so clearing here loses no wake-up.
+        self._changed.clear()
+        await self._changed.wait()
 
 
-class Performance:
-    """Begins at once. Raises what `Tally` raises, and NotReady."""
+class SpeechStream:
+    """One job in flight; starts immediately. Raises what RequestAccounting raises when it is not admitted."""
 
-    def __init__(self, desk: Desk, order: Order) -> None:
-        limits = desk.config.limits
-        self._desk, self._order = desk, order
-        self.service = desk.host.engine().service
-        self.tally = Tally(desk, order.api, order.key, order.id)
-        self.pipe = Pipe(limits.buffer_bytes, limits.slow_reader)
-        self._task = asyncio.create_task(self._make())
+    def __init__(self, state: ServerState, job: SpeechJob) -> None:
+        limits = state.config.limits
+        self._state, self._job = state, job
+        self.accounting = RequestAccounting(state, job.api, job.key, job.id)
+        self._deadline = deadline_of(job.request)
+        self.buffer = ByteBuffer(limits.buffer_bytes, limits.slow_reader)
+        self._task = asyncio.create_task(self._run())
         self._watch: asyncio.Task[None] | None = None
 
-    def end_when_gone(self, receive: Receive) -> None:
-        """Watch the connection: when it is lost, so is the interest. Only after the body has been read."""
-        self._watch = asyncio.create_task(self._until_gone(receive))
+    def close_on_disconnect(self, wait_for_disconnect: Callable[[], Awaitable[None]]) -> None:
+        """Close the stream when `wait_for_disconnect` returns."""
+        self._watch = asyncio.create_task(self._close_after(wait_for_disconnect))
 
-    def when_made(self, then: Callable[[], None]) -> None:
-        """Called when the last byte is made, or none will be; readers may still be reading."""
-        self._task.add_done_callback(lambda _: then())
+    def on_generated(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when generation has ended; the client may still be reading."""
+        self._task.add_done_callback(lambda _: callback())
 
-    async def whole(self) -> bytes:
-        return b"".join([piece async for piece in self.pipe.pieces()])
+    async def read_all(self) -> bytes:
+        return b"".join([piece async for piece in self.buffer.read()])
 
     def close(self) -> None:
-        """Stop making, if it goes on, and watching."""
+        """Cancel generation if it is still running, and stop watching the connection."""
         self._task.cancel()
-        # A task that never ran has no end of its own.
-        self.tally.end(asyncio.CancelledError())
-        self.pipe.close(ClientDisconnect())
+        # A task that is cancelled before it first ran does not reach its own `finally`.
+        self.accounting.finish(asyncio.CancelledError())
+        self.buffer.close(ClientDisconnected())
         if self._watch is not None:
             self._watch.cancel()
 
-    async def _until_gone(self, receive: Receive) -> None:
-        await gone(receive)
+    async def _close_after(self, wait_for_disconnect: Callable[[], Awaitable[None]]) -> None:
+        await wait_for_disconnect()
         self._watch = None
         self.close()
 
-    async def _make(self) -> None:
-        ended_by: BaseException | None = None
+    async def _run(self) -> None:
+        error: BaseException | None = None
         try:
-            await self._speak()
-        except asyncio.CancelledError as left:
-            ended_by = left
+            await self._generate()
+        except asyncio.CancelledError as cancelled:
+            error = cancelled
             raise
-        except Exception as problem:
-            ended_by = problem
+        except Exception as problem:  # edge: a background task; the reader of the buffer raises the error
+            error = problem
             if not isinstance(problem, ShoalError):
-                logger.exception("%s ended in a bug", self._order.id)
+                logger.exception("%s: internal error", self._job.id)
         finally:
-            # A reader may take its time; recordings need not wait for it.
-            self._order = replace(self._order, request=replace(self._order.request, recordings=()))
-            self.tally.end(ended_by)
-            self.pipe.close(ended_by)
+            # Reading may take long; release the recordings now.
+            self._job = replace(self._job, request=replace(self._job.request, recordings=()))
+            self.accounting.finish(error)
+            self.buffer.close(error)
 
-    async def _speak(self) -> None:
-        desk, order = self._desk, self._order
-        renderer = await desk.encode(Renderer, order.rendering, self.service.sample_rate, stream=order.stream)
-        async with aclosing(chunks_in_time(self.service, order.request)) as chunks:
+    async def _generate(self) -> None:
+        service, request = self._job.engine.service, self._job.request
+        encoder = OutputEncoder(self._job.output, service.sample_rate, stream=self._job.stream)
+        async with aclosing(chunks_before(self._deadline, service, request)) as chunks:
             async for chunk in chunks:
-                self.tally.heard(chunk)
-                await self.pipe.put(await self._rendered(renderer.feed, chunk.samples))
-        await self.pipe.put(await self._rendered(renderer.finish))
+                self.accounting.record_audio(chunk)
+                await self.buffer.put(await self._encode(encoder.feed, chunk.samples))
+        await self.buffer.put(await self._encode(encoder.finish))
 
-    async def _rendered(self, work: Callable[..., bytes], *given: object) -> bytes:
-        began = time.perf_counter()
-        piece = await self._desk.encode(work, *given)
-        self._desk.metrics.encoding_seconds.labels(self._order.rendering.format).inc(time.perf_counter() - began)
+    async def _encode(self, work: Callable[..., bytes], *args: object) -> bytes:
+        started = time.perf_counter()
+        piece = await self._state.encode(work, *args)
+        self._state.metrics.encoding_seconds.labels(self._job.output.format).inc(time.perf_counter() - started)
         return piece
 
 
-async def chunks_in_time(service: SpeechService, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
-    """The chunks of a request; DeadlineExceeded when it takes longer than its own timeout."""
-    loop = asyncio.get_running_loop()
-    until = None if request.timeout is None else loop.time() + request.timeout + GRACE_SECONDS
+def deadline_of(request: SpeechRequest) -> float | None:
+    """Return the absolute deadline, in event loop time, of a request that starts now."""
+    return None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
+
+
+async def chunks_before(
+    deadline: float | None, service: SpeechService, request: SpeechRequest
+) -> AsyncGenerator[AudioChunk, None]:
+    """Yield the chunks of a request. Raises DeadlineExceeded when the engine does not answer in time."""
+    limit = None if deadline is None else deadline + GRACE_SECONDS
     async with aclosing(service.speak(request)) as chunks:
         while True:
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(limit):
                     chunk = await anext(chunks)
             except StopAsyncIteration:
                 return

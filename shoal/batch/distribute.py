@@ -16,6 +16,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
+from shoal.api.engine_client import load_engine
 from shoal.batch.journal import JournalEntry
 from shoal.batch.lines import InputFile, LineTask
 from shoal.batch.manifest import Manifest, worker_journal
@@ -24,7 +25,6 @@ from shoal.batch.speaker import LineSpeaker
 from shoal.cluster.lifecycle import last_error_line
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import EngineStopped, InvalidRequest
-from shoal.server.run import load
 
 SLICE = 16  # lines
 
@@ -44,7 +44,7 @@ class BatchWorker:
     def __init__(self, source: EngineSource, voices: Path, out: Path, lines: InputFile) -> None:
         _check_shared(lines.path)
         self._lines = lines
-        self._speaker = LineSpeaker(load(source, voices), out, lines.defaults)
+        self._speaker = LineSpeaker(load_engine(source, voices), out, lines.defaults)
         self._journal = worker_journal(out)
 
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, list[Any]]:

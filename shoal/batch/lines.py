@@ -15,10 +15,9 @@ from typing import Annotated, Any, BinaryIO, Self
 from pydantic import Field, model_validator
 
 from shoal.api.exceptions import SchemaViolation
-from shoal.api.fields import VoiceName
-from shoal.api.fish_body import SpeechBody
+from shoal.api.parsing import parse_json, validated
+from shoal.api.schemas import SpeechBody, VoiceName
 from shoal.errors import InvalidRequest, ShoalError
-from shoal.server.parsing import parse_json, validated
 
 MAX_LINE_BYTES = 32 << 20  # of one line, recordings included
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
@@ -105,7 +104,7 @@ def parse_line(raw: bytes, defaults: LineDefaults) -> tuple[LineBody, str]:
         raise InvalidRequest('a line is a JSON object, such as {"text": "Hello."}')
     content = _with_defaults(content, defaults.fields)
     body = validated(LineBody, content)
-    body.rendering()  # refuses what the format cannot carry
+    body.output()  # refuses what the format cannot carry
     sounds = json.dumps(content, ensure_ascii=False, sort_keys=True)
     return body, blake2b(f"{defaults.model}\0{sounds}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shoal.api.engine_client import Loaded
+from shoal.api.engine_client import EngineHandle
 from shoal.batch.journal import JournalEntry
 from shoal.batch.lines import InputFile, LineError, LineTask
 from shoal.batch.manifest import Manifest
@@ -52,7 +52,12 @@ def plan_batch(lines: InputFile, manifest: Manifest) -> BatchPlan:
 
 
 def run(
-    found: BatchPlan, lines: InputFile, loaded: Loaded, manifest: Manifest, in_flight: int, watch: ProgressCallback
+    found: BatchPlan,
+    lines: InputFile,
+    loaded: EngineHandle,
+    manifest: Manifest,
+    in_flight: int,
+    watch: ProgressCallback,
 ) -> None:
     """Speak what is missing, `in_flight` lines at a time. An interrupt leaves what is in the manifest."""
     tasks = ((task, lines.raw(task)) for task in found.tasks)

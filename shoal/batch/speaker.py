@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from shoal.api.config import Limits
-from shoal.api.engine_client import Loaded
-from shoal.api.output import Renderer
+from shoal.api.engine_client import EngineHandle
+from shoal.api.output import OutputEncoder
+from shoal.api.requests import fish_request
 from shoal.batch.journal import JournalEntry
 from shoal.batch.lines import LineBody, LineDefaults, LineTask, parse_line
 from shoal.errors import InvalidRequest, OutputError, ShoalError
 from shoal.paths import atomic_write
-from shoal.server.routes.fish import fish_request
 from shoal.speech import FinishReason, Samples, SpeechRequest
 
 # Nobody waits for an answer: a line may be as long as the model takes.
@@ -26,7 +26,7 @@ LIMITS = Limits(text_characters=10_000_000)
 class LineSpeaker:
     """Speaks into `out`. Many lines at one time are what makes it fast."""
 
-    loaded: Loaded
+    loaded: EngineHandle
     out: Path
     defaults: LineDefaults
 
@@ -37,7 +37,7 @@ class LineSpeaker:
             body, digest = parse_line(raw, self.defaults)
             if digest != task.digest:
                 raise InvalidRequest("the input has changed since the batch began: run it again")
-            request = replace(fish_request(body, self.loaded, LIMITS), timeout=None, whole=True)
+            request = replace(fish_request(body, LIMITS), timeout=None, whole=True)
             samples, finish = await self._samples(request)
             path = self.out / f"{task.name}.{body.format}"
             size = await asyncio.to_thread(self._write, path, body, samples)
@@ -68,7 +68,7 @@ class LineSpeaker:
         return np.concatenate(pieces), finish
 
     def _write(self, path: Path, body: LineBody, samples: Samples) -> int:
-        renderer = Renderer(body.rendering(), self.loaded.service.sample_rate, stream=False)
+        renderer = OutputEncoder(body.output(), self.loaded.service.sample_rate, stream=False)
         content = renderer.feed(samples) + renderer.finish()
         atomic_write(path, content)
         return len(content)

@@ -99,11 +99,11 @@ class BatchRun:
 
     def local(self) -> None:
         """Run all tasks on one engine in this process."""
+        from shoal.api.engine_client import load_engine
         from shoal.batch.run import run
-        from shoal.server.run import load
 
         source = self.settings.source()
-        loaded = load(source, self.settings.voice_directory())
+        loaded = load_engine(source, self.settings.voice_directory())
         self.progress.begin()
         try:
             # Twice as many requests as slots: a finished sequence is replaced at the next step.

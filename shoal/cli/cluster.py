@@ -128,13 +128,13 @@ def _plan(resolved: "ResolvedSettings", cluster: "ClusterConfig") -> "ClusterPla
     from dataclasses import replace
 
     from shoal.cluster.config import ClusterPlan
-    from shoal.server.run import check_door
+    from shoal.server.run import check_access
 
     settings = resolved.settings
     server = settings.server()
     if resolved.sources["port"] == "default":
         server = replace(server, port=DEFAULT_PORT)
-    check_door(server)
+    check_access(server)
     return ClusterPlan(
         server, cluster, settings.source(), settings.voice_directory(), settings.log_format, settings.log_level
     )

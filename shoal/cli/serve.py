@@ -12,7 +12,7 @@ from shoal.cli.flags import Codec, Json, Quantize
 from shoal.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from shoal.server.keys import KeyFile
+    from shoal.api.keys import KeyFile
     from shoal.settings import ResolvedSettings
 
 PANEL = "Serve"
@@ -142,7 +142,7 @@ def new_key(
     from shoal.api.config import KeyLimits
     from shoal.cli.tables import print_json
 
-    secret = keys.new(name, KeyLimits(requests_per_minute, concurrency, daily_audio_seconds))
+    secret = keys.create(name, KeyLimits(requests_per_minute, concurrency, daily_audio_seconds))
     if json:
         print_json({"name": name, "key": secret, "file": str(keys.path)})
         return
@@ -200,8 +200,8 @@ def server_extra() -> Iterator[None]:
 
 def _key_file(file: Path | None) -> "KeyFile":
     origin = resolve_settings({}, None, None)
+    from shoal.api.keys import KeyFile
     from shoal.paths import config_directory
-    from shoal.server.keys import KeyFile
 
     return KeyFile(file or origin.settings.keys_file or config_directory() / "keys.json")
 

@@ -16,7 +16,8 @@ from ray.serve.schema import ReplicaState
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.api.config import ServerConfig
-from shoal.api.host import Host
+from shoal.api.engine_client import EngineLifecycle, engine_handle
+from shoal.api.state import create_state
 from shoal.cluster.config import ClusterConfig
 from shoal.cluster.lifecycle import APP_NAME
 from shoal.cluster.service import ClusterService
@@ -25,9 +26,8 @@ from shoal.engine.process.worker import EngineSource
 from shoal.server.app import create_app
 from shoal.server.logging import LogFormat, set_up_logging
 from shoal.server.middleware.request_id import HEADER
-from shoal.server.openapi import answers
-from shoal.server.run import loaded
-from shoal.server.state import Caller, bearer, open_desk
+from shoal.server.openapi import error_responses
+from shoal.server.state import Caller, bearer
 
 REPLICAS, FRONTENDS, GATE = "replicas", "fronts", "gate"
 WAIT_SECONDS = 0.5
@@ -49,17 +49,19 @@ class Frontend:
         set_up_logging(log_format, log_level)
         facts = await wait_for_facts(replicas, source)
         service = ClusterService(replicas, facts)
-        ready = loaded(service, facts, source, voices)
+        engine = engine_handle(service, facts, source, voices)
         # The queue is bounded here, by this front's part of what all replicas hold.
         share = math.ceil(config.capacity * cluster.max_replicas / cluster.frontends)
         # Several fronts would overwrite each other's counts in one file.
         usage_file = config.usage_file if cluster.frontends == 1 else None
         own = replace(config, capacity=share, usage_file=usage_file)
-        self._desk = open_desk(own, Host(lambda: ready, ready), source.config.slots * cluster.max_replicas)
+        self._state = create_state(
+            own, EngineLifecycle(lambda: engine, engine), source.config.slots * cluster.max_replicas
+        )
         self._routes = cluster_routes(service)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return strip_request_id(create_app(self._desk, before=[self._routes]))
+        return strip_request_id(create_app(self._state, before=[self._routes]))
 
 
 async def wait_for_facts(replicas: DeploymentHandle, source: EngineSource) -> ModelInfo:
@@ -91,12 +93,12 @@ def strip_request_id(app: ASGIApp) -> ASGIApp:
 def cluster_routes(service: ClusterService) -> APIRouter:
     router = APIRouter(tags=["Operations"], dependencies=[Depends(bearer)])
 
-    @router.get("/v1/health", summary="Are all replicas there?", responses=answers(401))
+    @router.get("/v1/health", summary="Are all replicas there?", responses=error_responses(401))
     async def health(key: Caller) -> JSONResponse:
         found = await asyncio.to_thread(replica_health)
         return JSONResponse(found, 200 if found["ready"] else 503)
 
-    @router.get("/v1/workers", summary="What does every replica do?", responses=answers(401))
+    @router.get("/v1/workers", summary="What does every replica do?", responses=error_responses(401))
     async def workers(key: Caller) -> JSONResponse:
         return JSONResponse({"workers": await asyncio.to_thread(service.reports)})
 

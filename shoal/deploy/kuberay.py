@@ -11,7 +11,7 @@ from ray import serve
 from shoal.cluster.application import application
 from shoal.cluster.config import Autoscale, ClusterConfig, ClusterPlan
 from shoal.cluster.routing import check_strategy
-from shoal.server.run import check_door
+from shoal.server.run import check_access
 from shoal.settings import read_settings
 
 
@@ -32,7 +32,7 @@ def app(args: dict[str, Any]) -> serve.Application:
     read = read_settings(settings).settings
     # Ray's proxy listens, on every node.
     server = replace(read.server(), host="0.0.0.0")
-    check_door(server)
+    check_access(server)
     return application(
         ClusterPlan(server, cluster, read.source(), read.voice_directory(), read.log_format, read.log_level)
     )

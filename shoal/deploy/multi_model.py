@@ -25,8 +25,10 @@ from pydantic import BaseModel
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from shoal.api.admission import BodyBudget
 from shoal.api.config import ServerConfig
-from shoal.api.host import Host
+from shoal.api.engine_client import EngineLifecycle, engine_handle
+from shoal.api.state import create_state
 from shoal.deploy.memory import usable_bytes
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
@@ -34,15 +36,14 @@ from shoal.errors import ShoalError
 from shoal.metrics import Metrics
 from shoal.paths import rss_bytes
 from shoal.server.app import create_app
-from shoal.server.error_responses import LastAnswer, fish_shape
-from shoal.server.error_responses import problem as told
-from shoal.server.middleware.connection_limit import Occupancy
-from shoal.server.middleware.request_id import Identity
-from shoal.server.parsing import BodyBudget, read_model
-from shoal.server.preflight import check_machine
+from shoal.server.error_responses import error_response, fish_error
+from shoal.server.middleware.connection_limit import ConnectionLimit
+from shoal.server.middleware.errors import ErrorMiddleware
+from shoal.server.middleware.request_id import RequestIDMiddleware
+from shoal.server.preflight import check_device
 from shoal.server.protocol import bounded_protocol
-from shoal.server.run import NOT_CANCELLED, bind, check_door, loaded
-from shoal.server.state import open_desk
+from shoal.server.request_body import read_model
+from shoal.server.run import CANCELLATION_FILTER, bind, check_access
 from shoal.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -154,9 +155,11 @@ class ModelPool:
         supervisor = Supervisor(source)
         await asyncio.to_thread(supervisor.start)
         try:
-            ready = loaded(supervisor, supervisor.model_info, source, source.voices)
-            desk = open_desk(replace(self._config, model=name), Host(lambda: ready, ready), source.config.slots)
-            app, life = create_app(desk), AsyncExitStack()
+            engine = engine_handle(supervisor, supervisor.model_info, source, source.voices)
+            state = create_state(
+                replace(self._config, model=name), EngineLifecycle(lambda: engine, engine), source.config.slots
+            )
+            app, life = create_app(state), AsyncExitStack()
             await life.enter_async_context(app.router.lifespan_context(app))
         except BaseException:
             # Nobody else knows of this engine: it would keep memory that is in no count.
@@ -185,19 +188,21 @@ def multi_model_app(shelf: ModelPool, config: ServerConfig) -> FastAPI:
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, ModelRequestError)
-        return JSONResponse(fish_shape(error.status, str(error)), error.status)
+        return JSONResponse(fish_error(error.status, str(error)), error.status)
 
     async def failed(request: Request, error: Exception) -> Response:
-        return told(request.url.path, error)
+        return error_response(request.url.path, error)
 
     app = FastAPI(title="Shoal", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(shelf_routes(shelf, config))
     app.router.routes.append(Route("/models/{name}/invoke", Invoke(shelf), methods=["POST"]))
     app.add_exception_handler(ModelRequestError, refused)
     app.add_exception_handler(ShoalError, failed)
-    app.add_middleware(Occupancy, most=config.limits.connections, wait_seconds=lambda: WAIT_SECONDS)
-    app.add_middleware(LastAnswer)
-    app.add_middleware(Identity, metrics=Metrics(lambda: None))
+    app.add_middleware(
+        ConnectionLimit, max_connections=config.limits.connections, retry_after_seconds=lambda: WAIT_SECONDS
+    )
+    app.add_middleware(ErrorMiddleware)
+    app.add_middleware(RequestIDMiddleware, metrics=Metrics(lambda: None))
     return app
 
 
@@ -248,7 +253,7 @@ class Server(uvicorn.Server):
     """Finishes what it has, for a bounded time, and has not failed when it was asked to stop."""
 
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
-        logging.getLogger("uvicorn.error").addFilter(NOT_CANCELLED)
+        logging.getLogger("uvicorn.error").addFilter(CANCELLATION_FILTER)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -270,8 +275,8 @@ def serve_multi_model(settings: Settings) -> None:
     """Until a signal ends it. Raises ShoalError."""
     config = settings.server()
     source = settings.source()
-    check_door(config)
-    check_machine(source)
+    check_access(config)
+    check_device(source)
     most = settings.models_bytes or int(SHARE * usable_bytes())
     with closing(bind(config)) as door:
         logger.info("listening on %s port %d, %d MB for models", *door.getsockname()[:2], most >> 20)

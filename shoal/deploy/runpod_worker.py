@@ -4,9 +4,9 @@ import base64
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from shoal.deploy.worker import open_worker, performing
+from shoal.api.state import ServerState
+from shoal.deploy.worker import open_worker, speech_stream
 from shoal.errors import MissingExtra, ShoalError
-from shoal.server.state import Desk
 from shoal.settings import read_settings
 
 Handler = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any], None]]
@@ -27,14 +27,14 @@ def main() -> None:
     )
 
 
-def handler_for(desk: Desk) -> Handler:
+def handler_for(state: ServerState) -> Handler:
     async def handler(job: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Pieces in order, in base64. RunPod takes an `error` for the end of the job."""
         try:
-            async with performing(desk, job.get("input"), str(job["id"])) as (order, performance):
-                media_type = order.rendering.media_type
-                rate = order.rendering.rate_for(performance.service.sample_rate)
-                async for piece in performance.pipe.pieces():
+            async with speech_stream(state, job.get("input"), str(job["id"])) as (speech_job, stream):
+                media_type = speech_job.output.media_type
+                rate = speech_job.output.rate_for(speech_job.engine.service.sample_rate)
+                async for piece in stream.buffer.read():
                     yield {"audio": base64.b64encode(piece).decode(), "media_type": media_type, "sample_rate": rate}
         except ShoalError as problem:
             yield {"error": str(problem)}

@@ -9,11 +9,11 @@ from http import HTTPStatus
 from typing import Any
 
 from shoal.api.exceptions import UnknownMediaType
-from shoal.deploy.worker import EventLoopThread, close_worker, open_worker, performing
+from shoal.api.parsing import ALL, JSON, MSGPACK, MSGPACK_NAMES, parse_json, unpack
+from shoal.api.state import ServerState
+from shoal.deploy.worker import EventLoopThread, close_worker, open_worker, speech_stream
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.error_responses import status_of
-from shoal.server.parsing import ALL, JSON, MSGPACK, MSGPACK_NAMES, parse_json, unpack
-from shoal.server.state import Desk
 from shoal.settings import read_settings
 
 # What clients send as Accept who do not choose, or whose library chooses for them.
@@ -22,12 +22,12 @@ ANYTHING = ("", "*/*", "audio/*", "application/octet-stream", JSON)
 
 @dataclass(frozen=True)
 class Model:
-    desk: Desk
+    state: ServerState
     thread: EventLoopThread
 
     def close(self) -> None:
         self.thread.close()
-        close_worker(self.desk)
+        close_worker(self.state)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def input_fn(body: bytearray | bytes | str, content_type: str) -> Any:
 
 def predict_fn(content: Any, model: Model) -> Audio:
     try:
-        return model.thread.wait(_whole(model.desk, content))
+        return model.thread.wait(_whole(model.state, content))
     except ShoalError as problem:
         raise told(problem) from problem
 
@@ -78,6 +78,6 @@ def told(problem: ShoalError) -> Exception:
     return error
 
 
-async def _whole(desk: Desk, content: Any) -> Audio:
-    async with performing(desk, content, uuid.uuid4().hex) as (order, performance):
-        return Audio(await performance.whole(), order.rendering.media_type)
+async def _whole(state: ServerState, content: Any) -> Audio:
+    async with speech_stream(state, content, uuid.uuid4().hex) as (job, stream):
+        return Audio(await stream.read_all(), job.output.media_type)

@@ -14,9 +14,9 @@ import numpy as np
 import triton_python_backend_utils as triton  # only there inside Triton
 
 from shoal.api.exceptions import wrong_field
-from shoal.deploy.worker import EventLoopThread, close_worker, open_worker, performing
+from shoal.api.parsing import parse_json
+from shoal.deploy.worker import EventLoopThread, close_worker, open_worker, speech_stream
 from shoal.errors import ShoalError
-from shoal.server.parsing import parse_json
 from shoal.settings import read_settings
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"]).get("parameters", {})
         flags = {name: value["string_value"] for name, value in parameters.items() if not name.isupper()}
         packed = Path(args["model_repository"], args["model_version"], CHECKPOINT)
-        self._desk = open_worker(read_settings({"model": str(packed), **flags}).settings)
+        self._state = open_worker(read_settings({"model": str(packed), **flags}).settings)
         self._thread = EventLoopThread()
 
     def execute(self, requests: list[Any]) -> None:
@@ -42,7 +42,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._thread.close()
-        close_worker(self._desk)
+        close_worker(self._state)
 
     async def _answer(self, request: Any, sender: Any) -> None:
         """The edge: whatever happens, Triton is told that this request has ended."""
@@ -58,12 +58,12 @@ class TritonPythonModel:
 
     async def _speak(self, request: Any, sender: Any) -> None:
         id = request.request_id() or uuid.uuid4().hex
-        async with performing(self._desk, content_of(request), id) as (order, performance):
-            rate = order.rendering.rate_for(performance.service.sample_rate)
-            async for piece in performance.pipe.pieces():
+        async with speech_stream(self._state, content_of(request), id) as (job, stream):
+            rate = job.output.rate_for(job.engine.service.sample_rate)
+            async for piece in stream.buffer.read():
                 if sender.is_cancelled():
                     return
-                sender.send(response(piece, order.rendering.media_type, rate))
+                sender.send(response(piece, job.output.media_type, rate))
 
 
 def content_of(request: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The server's desk without HTTP, for hosts that bring a protocol of their own.
+"""Serve requests without HTTP, for platforms that bring their own protocol (SageMaker, Triton, RunPod).
 
-The engine is in the host's process: the platform watches that process and starts it again.
+The engine runs in the platform's process, which the platform monitors and restarts.
 """
 
 import asyncio
@@ -11,59 +11,58 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from shoal.api.engine_client import EngineLifecycle, engine_handle
 from shoal.api.exceptions import wrong_field
-from shoal.api.fish_body import SpeechBody
-from shoal.api.host import Host
-from shoal.api.speech_stream import Order, Performance
+from shoal.api.keys import ANONYMOUS
+from shoal.api.parsing import validated
+from shoal.api.requests import SpeechJob, fish_job, openai_job
+from shoal.api.schemas import Invocation, OpenAISpeech, SpeechBody
+from shoal.api.speech_stream import SpeechStream
+from shoal.api.state import ServerState, create_state
 from shoal.engine.load import load_service
-from shoal.server.keys import ANYONE
-from shoal.server.parsing import validated
-from shoal.server.routes.fish import fish_order
-from shoal.server.routes.openai import OpenAISpeech, openai_order
-from shoal.server.routes.sagemaker import Invocation
-from shoal.server.run import loaded
-from shoal.server.state import Desk, open_desk
 from shoal.settings import Settings
 
 T = TypeVar("T")
 
 
-def open_worker(settings: Settings) -> Desk:
-    """An engine that is ready to speak, behind a desk. Takes a while. Raises ShoalError."""
+def open_worker(settings: Settings) -> ServerState:
+    """Load an engine in this process and return the state to serve it. Blocks. Raises ShoalError."""
     source = settings.source()
     service = load_service(source)
-    ready = loaded(service, service.model_info(), source, settings.voice_directory())
-    # The platform has asked for keys, and counts what they use.
+    engine = engine_handle(service, service.model_info(), source, settings.voice_directory())
+    # The platform authenticates its callers and accounts for what they use.
     config = replace(settings.server(), api_keys=(), keys_file=None, usage_file=None)
-    return open_desk(config, Host(lambda: ready, ready), source.config.slots)
+    return create_state(config, EngineLifecycle(lambda: engine, engine), source.config.slots)
 
 
-def close_worker(desk: Desk) -> None:
-    ready = desk.host.loaded
-    if ready is not None:
-        ready.service.close()
-    desk.encoders.shutdown(wait=False, cancel_futures=True)
+def close_worker(state: ServerState) -> None:
+    engine = state.lifecycle.engine
+    if engine is not None:
+        engine.service.close()
+    state.encoder_pool.shutdown(wait=False, cancel_futures=True)
 
 
 @asynccontextmanager
-async def performing(desk: Desk, content: Any, id: str) -> AsyncIterator[tuple[Order, Performance]]:
-    """Speak a body of the Fish or of the OpenAI API; leaving ends it. Raises ShoalError."""
-    order = await order_of(validated(Invocation, content).root, desk, id)
-    performance = Performance(desk, order)
+async def speech_stream(state: ServerState, content: Any, id: str) -> AsyncIterator[tuple[SpeechJob, SpeechStream]]:
+    """Run a body of the Fish or of the OpenAI API; leaving the context cancels it. Raises ShoalError."""
+    job = await job_for(validated(Invocation, content).root, state, id)
+    stream = SpeechStream(state, job)
     try:
-        yield order, performance
+        yield job, stream
     finally:
-        performance.close()
+        stream.close()
 
 
-async def order_of(content: dict[str, Any], desk: Desk, id: str) -> Order:
-    """Raises SchemaViolation and its kin for what cannot be done."""
+async def job_for(content: dict[str, Any], state: ServerState, id: str) -> SpeechJob:
+    """Raises SchemaViolation or another InvalidRequest for a body that cannot be served."""
+    engine = state.lifecycle.require_engine()
     if "input" not in content:
-        return fish_order(validated(SpeechBody, content), desk, ANYONE, id, api="sagemaker")
-    body = validated(OpenAISpeech, content)
-    if body.stream_format != "audio":
-        raise wrong_field("stream_format", "events are for HTTP: here the audio itself is sent, in pieces")
-    return await openai_order(body, desk, ANYONE, id)
+        body = validated(SpeechBody, content)
+        return fish_job(body, engine, state.config.limits, ANONYMOUS, id, api="sagemaker")
+    speech = validated(OpenAISpeech, content)
+    if speech.stream_format != "audio":
+        raise wrong_field("stream_format", "server-sent events need HTTP: use `audio`, which is sent in pieces here")
+    return await openai_job(speech, engine, state.config, ANONYMOUS, id)
 
 
 class EventLoopThread:

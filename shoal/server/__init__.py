@@ -1,6 +1,5 @@
-"""HTTP and WebSocket: three APIs people already use, over one engine.
+"""HTTP and WebSocket server with the Fish, OpenAI and SageMaker APIs over one engine.
 
-`fish`, `voices`, `codec` and `live` speak the Fish API, `openai` OpenAI's, `sagemaker` the container contract. Each
-turns a body into a `SpeechRequest` and a `Rendering`; `performance` makes bytes of them. `problems` alone knows status
-codes.
+`routes` holds one module per API, `middleware` what applies to all of them, `error_responses` maps errors to status
+codes. Everything that does not need HTTP is in `shoal.api`.
 """

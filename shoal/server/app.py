@@ -1,4 +1,4 @@
-"""All routes over one desk."""
+"""Assemble the FastAPI application: routes, middleware, error handlers, background tasks."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -7,57 +7,74 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import APIRouter, FastAPI
 
 from shoal import __version__
-from shoal.server import error_responses as problems
-from shoal.server.middleware.connection_limit import Occupancy
-from shoal.server.middleware.origins import Origins
-from shoal.server.middleware.request_id import Identity
+from shoal.api.state import ServerState
+from shoal.server.error_responses import add_exception_handlers
+from shoal.server.middleware.connection_limit import ConnectionLimit
+from shoal.server.middleware.errors import ErrorMiddleware
+from shoal.server.middleware.origins import OriginMiddleware
+from shoal.server.middleware.request_id import RequestIDMiddleware
 from shoal.server.openapi import document
-from shoal.server.routes import about, codec, convert, fish, health, live, openai, sagemaker, voices
-from shoal.server.routes import static as page
-from shoal.server.state import Desk
-from shoal.server.tracing import Tracing
+from shoal.server.routes import about, codec, convert, fish, health, live, openai, sagemaker, static, voices
+from shoal.server.tracing import TracingMiddleware
 
-ABOUT = """Speech from the Fish-Speech voices, by three APIs: Fish Audio's (`/v1/tts`, also live over a WebSocket at
-`/v1/tts/live`), OpenAI's (`/v1/audio/speech`) and SageMaker's (`/invocations`). Fields that are unknown are refused."""
+ABOUT = """Text to speech with the Fish-Speech models, through three APIs: Fish Audio's (`/v1/tts`, and live over a
+WebSocket at `/v1/tts/live`), OpenAI's (`/v1/audio/speech`) and SageMaker's (`/invocations`). Unknown fields are
+rejected."""
 
 
 def create_app(
-    desk: Desk, on_failure: Callable[[], None] = lambda: None, *, before: Sequence[APIRouter] = ()
+    state: ServerState, on_failure: Callable[[], None] = lambda: None, *, before: Sequence[APIRouter] = ()
 ) -> FastAPI:
-    """`on_failure` is called when the model cannot be loaded. Routes of `before` are asked before our own."""
+    """Create the application. `on_failure` is called when the model cannot be loaded.
+
+    Routers in `before` take precedence over the built-in routes.
+    """
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
-        desk.host.start(on_failure)
-        watches = [
-            asyncio.create_task(watch) for watch in (desk.watch_keys(), desk.keep_usage(), health.watch_lag(desk))
-        ]
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        state.lifecycle.start(on_failure)
+        background = (state.watch_keys(), state.record_usage(), health.measure_loop_lag(state))
+        tasks = [asyncio.create_task(work) for work in background]
         yield
-        for watch in watches:
-            watch.cancel()
+        for task in tasks:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await watch
-        await desk.host.close(desk.config.drain_seconds)
-        if desk.usage is not None:
-            await desk.usage.save()
-        desk.encoders.shutdown(wait=False, cancel_futures=True)
-        desk.converter.shutdown(wait=False, cancel_futures=True)
+                await task
+        await state.lifecycle.close(state.config.drain_seconds)
+        if state.usage is not None:
+            await state.usage.save()
+        state.encoder_pool.shutdown(wait=False, cancel_futures=True)
+        state.convert_pool.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(title="Shoal", version=__version__, description=ABOUT, lifespan=life, docs_url=None, redoc_url=None)
-    app.state.desk = desk
-    rooms = (fish, voices, codec, convert, openai, sagemaker, about, health, live)
-    for router in (*before, *(room.router for room in rooms)):
+    app = FastAPI(
+        title="Shoal", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    app.state.server = state
+    modules = (fish, voices, codec, convert, openai, sagemaker, about, health, live)
+    for router in (*before, *(module.router for module in modules)):
         app.include_router(router)
-    if desk.config.metrics:
+    if state.config.metrics:
         app.include_router(health.metrics_router)
-    page.add_to(app)
-    problems.add_to(app, desk.backlog.wait_seconds)
-    # The last is asked first: a refusal by any of them has an id and is counted, and pages that may can read it.
-    app.add_middleware(Occupancy, most=desk.config.limits.connections, wait_seconds=desk.backlog.wait_seconds)
-    app.add_middleware(problems.LastAnswer)
-    app.add_middleware(Origins, allowed=desk.config.cors_origins)
-    app.add_middleware(Identity, metrics=desk.metrics)
-    if desk.config.tracing:
-        app.add_middleware(Tracing)
-    app.openapi = lambda: document(app, keyed=desk.keyed)  # type: ignore[method-assign]
+    static.add_routes(app)
+    add_exception_handlers(app, state.queue.retry_after_seconds)
+    add_middleware(app, state)
+    app.openapi = lambda: document(app, requires_key=state.requires_key)  # type: ignore[method-assign]
     return app
+
+
+def add_middleware(app: FastAPI, state: ServerState) -> None:
+    """Add the middleware, innermost first.
+
+    Request ids are outside the rest, so that every rejection has an id and is counted; the origin check is outside the
+    errors, so that permitted web pages can read them.
+    """
+    app.add_middleware(
+        ConnectionLimit,
+        max_connections=state.config.limits.connections,
+        retry_after_seconds=state.queue.retry_after_seconds,
+    )
+    app.add_middleware(ErrorMiddleware)
+    app.add_middleware(OriginMiddleware, allowed=state.config.cors_origins)
+    app.add_middleware(RequestIDMiddleware, metrics=state.metrics)
+    if state.config.tracing:
+        app.add_middleware(TracingMiddleware)

@@ -1,12 +1,10 @@
-"""Errors on the wire: one table of status codes, and one shape per API.
+"""Map errors to HTTP responses: one table of status codes, and one body format per API.
 
-Fish, SageMaker   {"statusCode": 404, "message": "…", "error": "Not Found"}; an array of findings for a 422
+Fish, SageMaker   {"statusCode": 404, "message": "…", "error": "Not Found"}; an array of pydantic errors for a 422
 OpenAI            {"error": {"message": "…", "type": "…", "param": null, "code": "voice_not_found"}}
 """
 
-import logging
 import math
-import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -15,14 +13,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from shoal import errors
-from shoal.api import exceptions as refusals
+from shoal.api import exceptions
+from shoal.api.exceptions import error_code
 from shoal.errors import ShoalError
 from shoal.voices import voice
-
-logger = logging.getLogger(__name__)
 
 STATUS: dict[type[ShoalError], int] = {
     ShoalError: 500,
@@ -42,139 +39,113 @@ STATUS: dict[type[ShoalError], int] = {
     errors.VerificationFailed: 500,
     voice.VoiceExists: 409,
     voice.BrokenVoice: 409,
-    refusals.Unauthorized: 401,
-    refusals.RateLimited: 429,
-    refusals.QuotaExceeded: 429,
-    refusals.BodyTooLarge: 413,
-    refusals.BodyTimeout: 408,
-    refusals.UnknownMediaType: 415,
-    refusals.SchemaViolation: 422,
-    refusals.ForeignOrigin: 403,
-    refusals.ServerFull: 503,
-    refusals.NotReady: 503,
-    refusals.SlowReader: 408,
+    exceptions.Unauthorized: 401,
+    exceptions.RateLimited: 429,
+    exceptions.QuotaExceeded: 429,
+    exceptions.BodyTooLarge: 413,
+    exceptions.BodyTimeout: 408,
+    exceptions.UnknownMediaType: 415,
+    exceptions.SchemaViolation: 422,
+    exceptions.ForeignOrigin: 403,
+    exceptions.ServerFull: 503,
+    exceptions.NotReady: 503,
+    exceptions.SlowReader: 408,
 }
-# The rest of such a body is not worth waiting for.
+# Statuses after which the connection is closed: the rest of the body is not worth reading.
 CLOSING = {408, 413}
 OPENAI_PATHS = ("/v1/audio/", "/v1/models")
 STARTING_SECONDS = 5.0
-CLIENT_LEFT = 499  # for the log; nobody reads it
+CLIENT_CLOSED_REQUEST = 499  # nginx's convention; only the log and the metrics see it
 
 
-def add_to(app: FastAPI, backlog_seconds: Callable[[], float]) -> None:
-    """`backlog_seconds` says how long a client should stay away when the queue is full."""
+def add_exception_handlers(app: FastAPI, retry_after_seconds: Callable[[], float]) -> None:
+    """`retry_after_seconds` estimates when a client should retry after the queue was full."""
 
-    async def expected(request: Request, error: Exception) -> Response:
+    async def on_shoal_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ShoalError)
-        # Fish Audio's client looks for `message` in whatever comes, and fails on an array.
-        wants_object = request.headers.get("user-agent", "").startswith("fish-audio/")
-        return problem(request.url.path, error, backlog_seconds(), arrays=not wants_object)
+        # Fish Audio's client reads `message` of every error body, and fails on an array.
+        needs_object = request.headers.get("user-agent", "").startswith("fish-audio/")
+        return error_response(request.url.path, error, retry_after_seconds(), arrays=not needs_object)
 
-    async def nobody(request: Request, error: Exception) -> Response:
-        return Response(status_code=CLIENT_LEFT)
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    async def routing(request: Request, error: Exception) -> Response:
+    async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _routing_problem(request.url.path, error)
+        return _routing_error(request.url.path, error)
 
-    app.add_exception_handler(ShoalError, expected)
-    app.add_exception_handler(HTTPException, routing)
-    app.add_exception_handler(ClientDisconnect, nobody)
+    app.add_exception_handler(ShoalError, on_shoal_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    # Starlette raises its own while a body is being read.
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    app.add_exception_handler(exceptions.ClientDisconnected, on_disconnect)
 
 
 def status_of(error: BaseException) -> int:
-    """A bug is a 500, like everything that nobody foresaw."""
+    """Return the status code of the closest known base class; 500 for exceptions that are not ShoalErrors."""
     found = [STATUS[kind] for kind in type(error).__mro__ if issubclass(kind, ShoalError) and kind in STATUS]
     return found[0] if found else 500
 
 
-def kind_of(error: BaseException) -> str:
-    """The name of an error for metrics and clients: `VoiceNotFound` is voice_not_found."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
-
-
-def problem(path: str, error: BaseException, backlog_seconds: float = 1.0, *, arrays: bool = True) -> Response:
-    """The answer to a request that failed before its first byte was sent."""
+def error_response(path: str, error: BaseException, retry_after: float = 1.0, *, arrays: bool = True) -> Response:
+    """Return the response to a request that failed before its first byte was sent."""
     status = status_of(error)
-    headers = _headers(error, status, backlog_seconds)
-    if isinstance(error, refusals.SchemaViolation) and arrays and not path.startswith(OPENAI_PATHS):
+    headers = _headers(error, status, retry_after)
+    if isinstance(error, exceptions.SchemaViolation) and arrays and not path.startswith(OPENAI_PATHS):
         return JSONResponse(error.errors, status, headers)
     if isinstance(error, ShoalError):
         message = str(error)
     else:
-        message = "This is a fault of the server; its log has more under the id of this request."
-    return JSONResponse(_shape(path, error, status, message), status, headers)
+        message = "internal server error; the server's log has details under the id of this request"
+    return JSONResponse(_body(path, error, status, message), status, headers)
 
 
-async def refuse(scope: Scope, receive: Receive, send: Send, error: ShoalError, wait_seconds: float = 1.0) -> None:
-    """Answer a request, or the handshake of a socket, that no route will see."""
-    await problem(scope["path"], error, wait_seconds)(scope, receive, send)
+async def send_error(scope: Scope, receive: Receive, send: Send, error: ShoalError, retry_after: float = 1.0) -> None:
+    """Reject a request or a WebSocket handshake from a middleware."""
+    await error_response(scope["path"], error, retry_after)(scope, receive, send)
 
 
-class LastAnswer:
-    """Where a bug ends: the log has it, and the client is told if nothing was sent before."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        except Exception as error:
-            if begun or scope["type"] != "http":
-                raise
-            logger.exception("a request ended in a bug", exc_info=error)
-            await problem(scope["path"], error)(scope, receive, send)
-
-
-def fish_shape(status: int, message: str) -> dict[str, Any]:
+def fish_error(status: int, message: str) -> dict[str, Any]:
     return {"statusCode": status, "message": message, "error": HTTPStatus(status).phrase}
 
 
-def _shape(path: str, error: BaseException, status: int, message: str) -> dict[str, Any]:
-    if not path.startswith(OPENAI_PATHS):
-        return fish_shape(status, message)
-    param = error.field if isinstance(error, refusals.SchemaViolation) else None
-    return openai_shape(status, message, kind_of(error), param)
-
-
-def openai_shape(status: int, message: str, code: str, param: str | None = None) -> dict[str, Any]:
+def openai_error(status: int, message: str, code: str, param: str | None = None) -> dict[str, Any]:
     kind = {401: "authentication_error", 429: "rate_limit_error"}.get(status)
     kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _headers(error: BaseException, status: int, backlog_seconds: float) -> dict[str, str]:
+def _body(path: str, error: BaseException, status: int, message: str) -> dict[str, Any]:
+    if not path.startswith(OPENAI_PATHS):
+        return fish_error(status, message)
+    param = error.field if isinstance(error, exceptions.SchemaViolation) else None
+    return openai_error(status, message, error_code(error), param)
+
+
+def _headers(error: BaseException, status: int, retry_after: float) -> dict[str, str]:
     headers: dict[str, str] = {}
-    # Who finds the server full shall not keep a connection of it.
-    if status in CLOSING or isinstance(error, refusals.ServerFull):
+    # A client rejected because the server is full must not keep one of its connections.
+    if status in CLOSING or isinstance(error, exceptions.ServerFull):
         headers["Connection"] = "close"
-    if isinstance(error, refusals.Unauthorized):
+    if isinstance(error, exceptions.Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, refusals.UnknownMediaType):
+    if isinstance(error, exceptions.UnknownMediaType):
         headers["Accept"] = ", ".join(error.known)
     if status in (429, 503):
-        headers["Retry-After"] = str(math.ceil(_retry_after(error, backlog_seconds)))
+        headers["Retry-After"] = str(math.ceil(_retry_after(error, retry_after)))
     return headers
 
 
-def _retry_after(error: BaseException, backlog_seconds: float) -> float:
-    if isinstance(error, refusals.RateLimited):
+def _retry_after(error: BaseException, queue_seconds: float) -> float:
+    if isinstance(error, exceptions.RateLimited):
         return max(1.0, error.retry_after)
-    return STARTING_SECONDS if isinstance(error, errors.EngineStopped) else max(1.0, backlog_seconds)
+    return STARTING_SECONDS if isinstance(error, errors.EngineStopped) else max(1.0, queue_seconds)
 
 
-def _routing_problem(path: str, error: HTTPException) -> Response:
+def _routing_error(path: str, error: HTTPException) -> Response:
     status, message = error.status_code, error.detail
     if path.startswith(OPENAI_PATHS):
-        shape = openai_shape(status, message, HTTPStatus(status).phrase.lower().replace(" ", "_"))
+        body = openai_error(status, message, HTTPStatus(status).phrase.lower().replace(" ", "_"))
     else:
-        shape = fish_shape(status, message)
-    return JSONResponse(shape, status, dict(error.headers or {}))
+        body = fish_error(status, message)
+    return JSONResponse(body, status, dict(error.headers or {}))

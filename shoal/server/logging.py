@@ -1,4 +1,4 @@
-"""One line per event, as JSON for machines or as text for people, each with the id of its request."""
+"""Log formatting: one line per event, as JSON or as text, each with the id of its request."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ class JsonLines(logging.Formatter):
         if current_id.get():
             line["request_id"] = current_id.get()
         line |= {name: getattr(record, name) for name in EXTRAS if hasattr(record, name)}
-        if record.exc_text:  # as lines of the engine's process bring it
+        if record.exc_text:  # records from the engine process carry a formatted traceback
             line["traceback"] = record.exc_text
         elif record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -40,7 +40,7 @@ class TextLines(logging.Formatter):
 
 
 def set_up_logging(format: LogFormat, level: str) -> None:
-    """For the server's process only; a library sets up no handlers."""
+    """Configure the root logger of a server process. Library code must not call it."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

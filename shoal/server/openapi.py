@@ -1,4 +1,4 @@
-"""The OpenAPI document of routes that read their bodies themselves."""
+"""Build the OpenAPI document: FastAPI cannot infer the bodies, because the routes read and parse them themselves."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -8,12 +8,12 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from shoal.api.parsing import MULTIPART
 from shoal.audio.formats import FORMATS
-from shoal.server.parsing import MULTIPART
 
 REFERENCE = "#/components/schemas/{model}"
 _components: dict[str, Any] = {
-    "Problem": {
+    "Error": {
         "type": "object",
         "required": ["statusCode", "message", "error"],
         "properties": {
@@ -22,7 +22,7 @@ _components: dict[str, Any] = {
             "error": {"type": "string"},
         },
     },
-    "Findings": {
+    "ValidationErrors": {
         "type": "array",
         "minItems": 1,
         "items": {
@@ -35,7 +35,7 @@ _components: dict[str, Any] = {
             },
         },
     },
-    "OpenAIProblem": {
+    "OpenAIError": {
         "type": "object",
         "required": ["error"],
         "properties": {
@@ -61,14 +61,16 @@ def reference(name: str) -> dict[str, str]:
 
 
 def schema_of(model: type[BaseModel], mode: Any = "validation") -> dict[str, str]:
-    """A reference to a model's schema, which is put where references point."""
+    """Register the schema of a model and return a reference to it."""
     schema = model.model_json_schema(ref_template=REFERENCE, mode=mode)
     _components.update(schema.pop("$defs", {}))
     _components[model.__name__] = schema
     return reference(model.__name__)
 
 
-def body_of(model: type[BaseModel], kinds: Sequence[str], examples: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def request_body(
+    model: type[BaseModel], kinds: Sequence[str], examples: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     schema = schema_of(model)
     content = {
         kind: {"schema": schema} | ({"examples": examples} if examples and kind != MULTIPART else {}) for kind in kinds
@@ -76,7 +78,7 @@ def body_of(model: type[BaseModel], kinds: Sequence[str], examples: Mapping[str,
     return {"requestBody": {"required": True, "content": content}}
 
 
-def form_of(properties: Mapping[str, Any]) -> dict[str, Any]:
+def form_body(properties: Mapping[str, Any]) -> dict[str, Any]:
     schema = {
         "type": "object",
         "required": list(properties),
@@ -86,46 +88,49 @@ def form_of(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {MULTIPART: {"schema": schema}}}}
 
 
-def returns_audio(*others: str) -> Responses:
+def audio_response(*other_types: str) -> Responses:
     binary = {"schema": {"type": "string", "format": "binary"}}
     content: dict[str, Any] = {known.media_type: binary for known in FORMATS.values()}
-    content |= {kind: {} for kind in others}
+    content |= {kind: {} for kind in other_types}
     headers = {
-        name: {"schema": {"type": "string"}, "description": what}
-        for name, what in (
-            ("X-Request-ID", "The id of this request in the log."),
-            ("X-Sample-Rate", "Samples per second in the audio."),
-            ("X-Seed", "The seed that gives this audio again."),
+        name: {"schema": {"type": "string"}, "description": description}
+        for name, description in (
+            ("X-Request-ID", "Id of this request in the server's log."),
+            ("X-Sample-Rate", "Sample rate of the audio in Hz."),
+            ("X-Seed", "Seed that reproduces this audio."),
         )
     }
-    return {200: {"description": "The audio, whole or streamed.", "content": content, "headers": headers}}
+    return {200: {"description": "Audio, whole or streamed.", "content": content, "headers": headers}}
 
 
-def returns(model: type[BaseModel], *kinds: str) -> Responses:
+def model_response(model: type[BaseModel], *kinds: str) -> Responses:
     schema = schema_of(model, "serialization")
-    return {200: {"description": "Done.", "content": {kind: {"schema": schema} for kind in kinds}}}
+    return {200: {"description": "Success.", "content": {kind: {"schema": schema} for kind in kinds}}}
 
 
-def answers(*statuses: int, openai: bool = False) -> Responses:
-    """The refusals of a route, each in the shape of its API."""
-    shapes = {status: "OpenAIProblem" if openai else "Findings" if status == 422 else "Problem" for status in statuses}
+def error_responses(*statuses: int, openai: bool = False) -> Responses:
+    """Describe the error responses of a route, in the format of its API."""
+
+    def schema_name(status: int) -> str:
+        return "OpenAIError" if openai else "ValidationErrors" if status == 422 else "Error"
+
     return {
         status: {
             "description": HTTPStatus(status).phrase,
-            "content": {"application/json": {"schema": reference(shape)}},
+            "content": {"application/json": {"schema": reference(schema_name(status))}},
         }
-        for status, shape in shapes.items()
+        for status in statuses
     }
 
 
-def document(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
-    """The whole document, made once. It asks for keys where the server does."""
+def document(app: FastAPI, *, requires_key: bool) -> dict[str, Any]:
+    """Return the cached document. It declares authentication only if the server requires keys."""
     if app.openapi_schema is None:
-        made = get_openapi(
+        schema = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
         )
-        made.setdefault("components", {}).setdefault("schemas", {}).update(_components)
-        for operation in (each for path in made["paths"].values() for each in path.values() if not keyed):
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(_components)
+        for operation in (each for path in schema["paths"].values() for each in path.values() if not requires_key):
             operation.pop("security", None)
-        app.openapi_schema = made
+        app.openapi_schema = schema
     return app.openapi_schema

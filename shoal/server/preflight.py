@@ -1,6 +1,6 @@
-"""Can this machine do what the settings ask for? Told before anything listens or is loaded.
+"""Check that this machine supports the configured device and weights, before the server listens or loads a model.
 
-Only torch knows, and a server does without it; so a process of its own looks, and ends.
+Only torch can tell, and the server process must not import it, so a short-lived child process checks.
 """
 
 import multiprocessing
@@ -11,27 +11,27 @@ from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
 
 
-def check_machine(source: EngineSource) -> None:
-    """Raises InvalidRequest for a device that is not here, or weights that it cannot compute with."""
-    wish = source.device, source.config.quantize
-    if wish[0] in ("auto", "cpu") and wish[1] in ("auto", "none"):
-        return  # any machine can
+def check_device(source: EngineSource) -> None:
+    """Raise InvalidRequest for a device this machine does not have, or weights the device does not support."""
+    device, quantize = source.device, source.config.quantize
+    if device in ("auto", "cpu") and quantize in ("auto", "none"):
+        return  # every machine supports these
     context = multiprocessing.get_context("spawn")
-    answer, told = context.Pipe(duplex=False)
-    process = context.Process(target=_look, args=(told, *wish), name="shoal-look", daemon=True)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_check, args=(sender, device, quantize), name="shoal-preflight", daemon=True)
     process.start()
-    told.close()
+    sender.close()
     try:
-        problem = answer.recv()
+        problem = receiver.recv()
     except EOFError:
-        problem = None  # it did not come so far; what keeps it from that, the engine will tell
+        problem = None  # the check itself crashed; the engine process will report the cause
     process.join()
     if problem is not None:
         raise problem
 
 
-def _look(told: Connection, device: str, quantize: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the server's to answer
+def _check(sender: Connection, device: str, quantize: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C
     import torch
 
     from shoal.engine.load import choose_device
@@ -39,6 +39,6 @@ def _look(told: Connection, device: str, quantize: str) -> None:
 
     try:
         check_requested(quantize, torch.device(choose_device(device)))
-        told.send(None)
+        sender.send(None)
     except InvalidRequest as problem:
-        told.send(problem)
+        sender.send(problem)

@@ -1,112 +1,130 @@
-"""A response whose bytes are still being made.
+"""Respond with speech: whole, or streamed while it is generated.
 
-Once it has begun there is no status left to tell of an error: the connection is closed before its proper end, which
-every HTTP client notices, and the log and the metrics have the reason under the request's id.
+A streamed response cannot report an error by status once it has started: the connection is closed before the
+terminating chunk, which every HTTP client detects, and the cause is in the log and the metrics under the request id.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from shoal.api.exceptions import SlowReader
-from shoal.api.speech_stream import Order, Performance
-from shoal.server.error_responses import kind_of
-from shoal.server.parsing import let_go
-from shoal.server.state import Desk
+from shoal.api.accounting import Work, run_admitted
+from shoal.api.exceptions import ClientDisconnected, SlowReader, error_code
+from shoal.api.keys import Key
+from shoal.api.requests import SpeechJob, response_headers
+from shoal.api.speech_stream import SpeechStream
+from shoal.api.state import ServerState
+from shoal.server.middleware.request_id import request_id
+from shoal.server.request_body import release_body
 
 logger = logging.getLogger(__name__)
 
-HANG_UP = "shoal.hang_up"
+# ASGI extension of our protocol classes that closes the connection.
+CLOSE_CONNECTION = "shoal.close_connection"
 
-Dress = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
+Transform = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
+
+T = TypeVar("T")
 
 
 class SpeechResponse(Response):
-    """`dress` puts the pieces of audio into another form, such as server-sent events."""
+    """Streams the audio of `stream`. `transform` wraps it in another format, such as server-sent events."""
 
     def __init__(
         self,
-        performance: Performance,
-        desk: Desk,
+        stream: SpeechStream,
+        state: ServerState,
         request_id: str,
         *,
         media_type: str,
         headers: dict[str, str],
-        dress: Dress | None = None,
+        transform: Transform | None = None,
     ) -> None:
-        self._performance, self._desk, self._id = performance, desk, request_id
-        self._dress = dress or (lambda pieces: pieces)
+        self._stream, self._state, self._id = stream, state, request_id
+        self._transform = transform or (lambda pieces: pieces)
         self.status_code = 200
         self.background = None
         self.media_type = media_type
         self.init_headers(headers)
-        # The length is not known, and an empty body has none to state.
+        # `init_headers` sets the length of the empty body; the real length is unknown.
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for piece in self._dress(self._performance.pipe.pieces()):
+            async for piece in self._transform(self._stream.buffer.read()):
                 await self._send(send, piece)
             await send({"type": "http.response.body", "body": b""})
-        except (ClientDisconnect, OSError):
-            pass  # counted by the tally; nobody is left to tell
-        except Exception as error:  # noqa: BLE001 - the edge: a stream has no other way to say that it failed
-            self._count(error)
-            await hang_up(scope, at_once=isinstance(error, SlowReader))
+        except (ClientDisconnect, ClientDisconnected, OSError):
+            pass  # RequestAccounting has counted it
+        except Exception as error:  # noqa: BLE001 - edge: a response that has started can only break the connection
+            self._record(error)
+            await close_connection(scope, immediately=isinstance(error, SlowReader))
         finally:
-            self._performance.close()
+            self._stream.close()
 
     async def _send(self, send: Send, piece: bytes) -> None:
-        """uvicorn waits here while the client's window is full."""
-        stall = self._desk.config.limits.stall_seconds
+        """Send one piece. uvicorn blocks here while the client's receive window is full."""
+        seconds = self._state.config.limits.stall_seconds
         try:
-            async with asyncio.timeout(stall):
+            async with asyncio.timeout(seconds):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except TimeoutError:
-            raise SlowReader(f"the reader took nothing for {stall:g} seconds") from None
+            raise SlowReader(f"the client read nothing for {seconds:g} seconds") from None
 
-    def _count(self, error: Exception) -> None:
-        self._desk.metrics.errors.labels(f"stream_{kind_of(error)}").inc()
-        logger.warning("%s broke off after its first bytes: %s", self._id, error)
+    def _record(self, error: Exception) -> None:
+        self._state.metrics.errors.labels(f"stream_{error_code(error)}").inc()
+        logger.warning("%s: response aborted after it had started: %s", self._id, error)
 
 
-async def hang_up(scope: Scope, *, at_once: bool) -> None:
-    """End a connection. `at_once` does not wait for bytes that nobody takes."""
-    extension = scope.get("extensions", {}).get(HANG_UP)
+async def close_connection(scope: Scope, *, immediately: bool) -> None:
+    """Close the connection. `immediately` discards bytes that the client has not read."""
+    extension = scope.get("extensions", {}).get(CLOSE_CONNECTION)
     if extension is not None:
         with suppress(TimeoutError):
-            await extension["end"](at_once)
+            await extension["close"](immediately)
 
 
-async def perform(
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the connection is lost. Call it only after the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def respond(
     http: Request,
-    desk: Desk,
-    order: Order,
-    headers: dict[str, str],
+    state: ServerState,
+    job: SpeechJob,
     *,
     media_type: str | None = None,
-    dress: Callable[[Performance], Dress] | None = None,
+    transform: Callable[[SpeechStream], Transform] | None = None,
 ) -> Response:
-    """The answer to a request whose body has been read: whole, or from its first bytes on."""
-    performance = Performance(desk, order)
-    performance.end_when_gone(http.receive)
-    performance.when_made(lambda: let_go(http))
-    media_type = media_type or order.rendering.media_type
+    """Run a job and return its response once it can no longer fail with a status: when it is whole, or has audio."""
+    stream = SpeechStream(state, job)
+    stream.close_on_disconnect(partial(wait_for_disconnect, http.receive))
+    stream.on_generated(partial(release_body, http))
+    media_type, headers = media_type or job.output.media_type, response_headers(job)
+    with ExitStack() as cleanup:
+        cleanup.callback(stream.close)
+        if not job.stream:
+            return Response(await stream.read_all(), media_type=media_type, headers=headers)
+        await stream.buffer.wait_for_data()
+        cleanup.pop_all()
+    transformed = transform(stream) if transform else None
+    return SpeechResponse(stream, state, job.id, media_type=media_type, headers=headers, transform=transformed)
+
+
+async def run_for_client(http: Request, state: ServerState, key: Key, api: str, work: Work[T]) -> T:
+    """Run work that is not speech as `run_admitted` does, then release the body."""
     try:
-        if order.stream:
-            await performance.pipe.started()
-            dressed = dress(performance) if dress else None
-            return SpeechResponse(performance, desk, order.id, media_type=media_type, headers=headers, dress=dressed)
-        content = await performance.whole()
-    except BaseException:
-        performance.close()
-        raise
-    performance.close()
-    return Response(content, media_type=media_type, headers=headers)
+        return await run_admitted(state, api, key, request_id(http), work, partial(wait_for_disconnect, http.receive))
+    finally:
+        release_body(http)

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans, one per request, for those who have a collector.
+"""OpenTelemetry tracing: one span per request.
 
-The address, headers and sampling come from OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT and so on). A
-request that brings a `traceparent` continues that trace.
+Endpoint, headers and sampling are configured by OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT and so on).
+A request with a `traceparent` header continues that trace.
 """
 
 from typing import Any
@@ -12,18 +12,18 @@ from shoal import __version__
 from shoal.errors import MissingExtra
 
 
-class Tracing:
-    """Outside of everything else: what the app does for a request happens within its span."""
+class TracingMiddleware:
+    """Opens a span around every request. It is the outermost middleware, so the span covers all of the work."""
 
     def __init__(self, app: ASGIApp, provider: Any = None) -> None:
         try:
             from opentelemetry import propagate, trace
         except ImportError:
-            raise MissingExtra("Tracing needs: pip install 'shoal[tracing]'") from None
+            raise MissingExtra("tracing needs: pip install 'shoal[tracing]'") from None
         self._app = app
         self._extract = propagate.extract
         self._kind = trace.SpanKind.SERVER
-        self._tracer = (provider or usual_provider()).get_tracer("shoal", __version__)
+        self._tracer = (provider or default_provider()).get_tracer("shoal", __version__)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -33,29 +33,30 @@ class Tracing:
         with self._tracer.start_as_current_span(
             f"{scope.get('method', 'WS')} {scope['path']}", context=self._extract(headers), kind=self._kind
         ) as span:
+            has_body = False
 
-            async def told(message: Message) -> None:
+            async def traced_send(message: Message) -> None:
+                nonlocal has_body
                 if message["type"] == "http.response.start":
                     span.set_attribute("http.response.status_code", message["status"])
                     span.set_attribute("shoal.request_id", scope["state"]["request_id"])
-                elif message["type"] == "http.response.body" and message.get("body") and "audio" not in seen:
-                    seen.add("audio")
+                elif message["type"] == "http.response.body" and message.get("body") and not has_body:
+                    has_body = True
                     span.add_event("first bytes")
                 await send(message)
 
-            seen: set[str] = set()
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, traced_send)
 
 
-def usual_provider() -> Any:
-    """Spans go to an OTLP collector over HTTP, in batches, off the event loop."""
+def default_provider() -> Any:
+    """Return a provider that exports spans to an OTLP collector over HTTP, in batches, from a background thread."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        raise MissingExtra("Tracing needs: pip install 'shoal[tracing]'") from None
+        raise MissingExtra("tracing needs: pip install 'shoal[tracing]'") from None
     provider = TracerProvider(resource=Resource.create({"service.name": "shoal"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider

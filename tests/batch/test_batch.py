@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from shoal.api.engine_client import Loaded
+from shoal.api.engine_client import EngineHandle
 from shoal.batch.lines import InputFile, LineDefaults
 from shoal.batch.manifest import MANIFEST, Manifest
 from shoal.batch.run import plan_batch, run
@@ -38,7 +38,7 @@ def test_many_lines_are_under_way_at_one_time_and_each_sounds_as_if_alone(tiny: 
     source = InputFile(write(tmp_path / "in.jsonl", *said, *said), LineDefaults("tiny"))
     core = EngineCore(tiny, EngineConfig(slots=4, guard=False))
     with Engine(core, voice_cache(tiny, tmp_path / "voices")) as engine, Manifest.opened(tmp_path / "out") as manifest:
-        loaded = Loaded(engine.service, VoiceStore(tmp_path / "voices"), 1.0)
+        loaded = EngineHandle(engine.service, VoiceStore(tmp_path / "voices"), 1.0)
         most = 0
 
         def watch(task: object, entry: object) -> None:

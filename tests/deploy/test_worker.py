@@ -1,4 +1,4 @@
-"""The desk without HTTP: what every host that brings its own protocol gets."""
+"""The state without HTTP: what every host that brings its own protocol gets."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from shoal.api.exceptions import SchemaViolation
+from shoal.api.state import ServerState
 from shoal.deploy.runpod_worker import handler_for
-from shoal.deploy.worker import EventLoopThread, close_worker, open_worker, performing
+from shoal.deploy.worker import EventLoopThread, close_worker, open_worker, speech_stream
 from shoal.errors import EngineBusy, InvalidRequest
 from shoal.server.error_responses import status_of
-from shoal.server.state import Desk
 from shoal.settings import read_settings
 from tests.deploy.conftest import SAY
 
@@ -19,30 +19,30 @@ LONG = {**SAY, "max_new_tokens": 400, "streaming": True}
 
 
 @pytest.fixture(scope="module")
-def desk(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    home = tmp_path_factory.mktemp("desk")
+def state(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerState]:
+    home = tmp_path_factory.mktemp("state")
     given = {"model": str(tiny_directory), "guard": False, "slots": 2, "max_waiting": 1, "voices": home}
-    desk = open_worker(read_settings(given, variables={"SHOAL_API_KEYS": "of-no-use-here"}).settings)
-    yield desk
-    close_worker(desk)
+    state = open_worker(read_settings(given, variables={"SHOAL_API_KEYS": "of-no-use-here"}).settings)
+    yield state
+    close_worker(state)
 
 
-def test_who_leaves_gives_the_slot_back(desk: Desk) -> None:
+def test_who_leaves_gives_the_slot_back(state: ServerState) -> None:
     async def leave() -> None:
-        pieces = handler_for(desk)({"id": "1", "input": LONG})
+        pieces = handler_for(state)({"id": "1", "input": LONG})
         assert (await anext(pieces))["audio"]
-        assert desk.backlog.running == 1
+        assert state.queue.in_flight == 1
         await pieces.aclose()
 
     asyncio.run(leave())
-    assert desk.backlog.running == 0
+    assert state.queue.in_flight == 0
 
 
-def test_the_queue_is_bounded(desk: Desk) -> None:
+def test_the_queue_is_bounded(state: ServerState) -> None:
     async def crowd() -> list[bytes | BaseException]:
         async def one(number: int) -> bytes:
-            async with performing(desk, {**SAY, "seed": number}, str(number)) as (_, performance):
-                return await performance.whole()
+            async with speech_stream(state, {**SAY, "seed": number}, str(number)) as (_, stream):
+                return await stream.read_all()
 
         return await asyncio.gather(*(one(number) for number in range(6)), return_exceptions=True)
 
@@ -52,21 +52,21 @@ def test_the_queue_is_bounded(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "text", [], {"text": "a", "input": "b"}])
-def test_what_is_no_body_is_refused(desk: Desk, content: object) -> None:
+def test_what_is_no_body_is_refused(state: ServerState, content: object) -> None:
     async def ask() -> None:
-        async with performing(desk, content, "1"):
+        async with speech_stream(state, content, "1"):
             pass
 
     with pytest.raises(InvalidRequest):
         asyncio.run(ask())
 
 
-def test_events_are_refused_where_there_are_none(desk: Desk) -> None:
+def test_events_are_refused_where_there_are_none(state: ServerState) -> None:
     content = {"model": "tts-1", "voice": "alloy", "input": "Hello.", "seed": 3, "max_new_tokens": 6}
 
     async def ask(**wishes: str) -> bytes:
-        async with performing(desk, {**content, **wishes}, "1") as (_, performance):
-            return await performance.whole()
+        async with speech_stream(state, {**content, **wishes}, "1") as (_, stream):
+            return await stream.read_all()
 
     with pytest.raises(SchemaViolation) as refused:
         asyncio.run(ask(stream_format="sse"))
@@ -74,13 +74,13 @@ def test_events_are_refused_where_there_are_none(desk: Desk) -> None:
     assert asyncio.run(ask(stream_format="audio", response_format="wav")).startswith(b"RIFF")
 
 
-def test_a_loop_that_is_closed_ends_what_it_runs(desk: Desk) -> None:
+def test_a_loop_that_is_closed_ends_what_it_runs(state: ServerState) -> None:
     thread, ended = EventLoopThread(), []
 
     async def listen() -> None:
         try:
-            async with performing(desk, LONG, "1") as (_, performance):
-                await performance.whole()
+            async with speech_stream(state, LONG, "1") as (_, stream):
+                await stream.read_all()
         finally:
             ended.append(True)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shoal.api.fish_body import SpeechBody
+from shoal.api.schemas import SpeechBody
 from shoal.checkpoint.inspect import inspect
-from shoal.metrics import ENGINE_FIGURES, Metrics
+from shoal.metrics import ENGINE_METRICS, Metrics
 from tests.cli.test_command import COMMANDS
 from tests.docs.here import DOCS, PAGES, ROOT
 
@@ -59,7 +59,7 @@ def test_every_metric_is_explained() -> None:
     told = (DOCS / "monitoring.md").read_text()
     kinds = {family.name: family.type for family in Metrics(lambda: None).registry.collect()}
     kinds = {name: kind for name, kind in kinds.items() if name.startswith("shoal_")}
-    kinds |= {figure.name: figure.kind for figure in ENGINE_FIGURES}
+    kinds |= {figure.name: figure.kind for figure in ENGINE_METRICS}
     names = [f"{name}_total" if kind == "counter" else name for name, kind in kinds.items()]
     assert [name for name in names if f"| `{name}` | " not in told] == []
 

@@ -95,7 +95,7 @@ def settled(server: Serving) -> bool:
     with server.client() as http:
         for _ in range(100):
             text = http.get("/metrics").text
-            if "\nshoal_engine_live 0.0" in text and http.get("/ready").json()["under_way"] == 0:
+            if "\nshoal_engine_active_requests 0.0" in text and http.get("/ready").json()["under_way"] == 0:
                 return True
             time.sleep(0.05)
     return False

@@ -12,11 +12,10 @@ import numpy as np
 import uvicorn
 
 from shoal.api.config import Limits, ServerConfig
-from shoal.api.engine_client import Loaded
-from shoal.api.host import Host
+from shoal.api.engine_client import EngineHandle, EngineLifecycle
+from shoal.api.state import ServerState, create_state
 from shoal.server.app import create_app
 from shoal.server.protocol import bounded_protocol
-from shoal.server.state import Desk, open_desk
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 from shoal.voices.store import VoiceStore
@@ -66,17 +65,22 @@ class Standin:
             await asyncio.sleep(0.01)
 
 
-def desk_with(standin: Standin, limits: Limits, voices: Path) -> Desk:
-    loaded = Loaded(standin, VoiceStore(voices), 25.0)
-    return open_desk(ServerConfig(limits=limits), Host(lambda: loaded, loaded), 4)
+def state_with(standin: Standin, limits: Limits, voices: Path) -> ServerState:
+    engine = EngineHandle(standin, VoiceStore(voices), 25.0)
+    return create_state(ServerConfig(limits=limits), EngineLifecycle(lambda: engine, engine), 4)
 
 
 @contextmanager
-def listening(desk: Desk) -> Iterator[int]:
+def listening(state: ServerState) -> Iterator[int]:
     """The port of a server that runs in a thread."""
-    port, protocol = free_port(), bounded_protocol(desk.config.limits)
+    port, protocol = free_port(), bounded_protocol(state.config.limits)
     config = uvicorn.Config(
-        create_app(desk), port=port, http=protocol, ws="websockets-sansio", log_config=None, timeout_graceful_shutdown=1
+        create_app(state),
+        port=port,
+        http=protocol,
+        ws="websockets-sansio",
+        log_config=None,
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -96,5 +100,5 @@ def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def counted(desk: Desk, api: str, outcome: str) -> float:
-    return desk.metrics.registry.get_sample_value("shoal_speeches_total", {"api": api, "outcome": outcome}) or 0.0
+def counted(state: ServerState, api: str, outcome: str) -> float:
+    return state.metrics.registry.get_sample_value("shoal_requests_total", {"api": api, "outcome": outcome}) or 0.0

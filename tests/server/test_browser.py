@@ -68,7 +68,7 @@ def test_fetch_reads_a_stream(server: Serving) -> None:
 
 
 def test_a_page_of_another_origin_is_shut_out(server: Serving) -> None:
-    spoken = 'shoal_speeches_total{api="fish",outcome="spoken"}'
+    spoken = 'shoal_requests_total{api="fish",outcome="completed"}'
     with server.client() as client, another_origin() as elsewhere, chromium() as browser:
         page = browser.new_page()
         page.goto(elsewhere)

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from shoal.api.config import KeyLimits
-from shoal.server.keys import KeyFile
+from shoal.api.keys import KeyFile
 from tests.server.conftest import Serving, samples_of, start
 
 FRIEND, STRANGER = "https://app.example", "https://evil.example"
@@ -40,7 +40,7 @@ class Chosen:
 def chosen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chosen]:
     home = tmp_path_factory.mktemp("chosen")
     file = KeyFile(home / "keys.json")
-    alice, bob = file.new("alice", KeyLimits(daily_audio_seconds=0.2)), file.new("bob")
+    alice, bob = file.create("alice", KeyLimits(daily_audio_seconds=0.2)), file.create("bob")
     settings: dict[str, object] = {
         "keys_file": file.path,
         "cors_origins": FRIEND,
@@ -174,7 +174,7 @@ def test_a_slow_reader_gets_everything_and_holds_no_slot(chosen: Chosen) -> None
             )
         )
         # The engine is done with it, the server is not: the rest waits for its reader.
-        assert figure(http, "shoal_speeches_under_way") == 1
+        assert figure(http, "shoal_requests_in_flight") == 1
         received = b"".join(iter(lambda: line.recv(1 << 16), b""))
     audio = unchunked(received.partition(b"\r\n\r\n")[2])
     at_once = samples_of(http.post("/v1/audio/speech", json=WIDE).content)
@@ -182,7 +182,7 @@ def test_a_slow_reader_gets_everything_and_holds_no_slot(chosen: Chosen) -> None
     # A change of tempo ends a little differently when its input is cut elsewhere.
     assert abs(len(late) - len(at_once)) < 0.01 * len(at_once)
     assert np.abs(late).max() > 0
-    assert until(lambda: figure(http, "shoal_speeches_under_way") == 0)
+    assert until(lambda: figure(http, "shoal_requests_in_flight") == 0)
 
 
 def unchunked(body: bytes) -> bytes:

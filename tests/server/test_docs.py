@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from scripts.configuration_page import PARTS, page
-from shoal.api.fish_body import SpeechBody
+from shoal.api.schemas import SpeechBody
 from shoal.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,18 +8,19 @@ from starlette.types import Receive, Scope, Send
 
 import shoal
 from shoal import errors
-from shoal.api.exceptions import QuotaExceeded, SchemaViolation, Unauthorized
+from shoal.api.exceptions import QuotaExceeded, SchemaViolation, Unauthorized, error_code
 from shoal.errors import ShoalError
 from shoal.metrics import Metrics
-from shoal.server.error_responses import STATUS, LastAnswer, kind_of, problem, status_of
-from shoal.server.middleware.origins import Origins
-from shoal.server.middleware.request_id import Identity
+from shoal.server.error_responses import STATUS, error_response, status_of
+from shoal.server.middleware.errors import ErrorMiddleware
+from shoal.server.middleware.origins import OriginMiddleware
+from shoal.server.middleware.request_id import RequestIDMiddleware
 
 
 def all_errors() -> set[type[ShoalError]]:
     for module in pkgutil.walk_packages(shoal.__path__, "shoal."):
         if not module.name.endswith("__main__"):
-            _import_if_its_surroundings_are_here(module.name)
+            _import_if_its_host_is_installed(module.name)
     found, left = set[type[ShoalError]](), [ShoalError]
     while left:
         found.add(each := left.pop())
@@ -27,8 +28,8 @@ def all_errors() -> set[type[ShoalError]]:
     return {each for each in found if each.__module__.startswith("shoal.")}
 
 
-def _import_if_its_surroundings_are_here(name: str) -> None:
-    """Some modules only run inside a host, such as Triton's server, that brings a module of its own."""
+def _import_if_its_host_is_installed(name: str) -> None:
+    """Skip modules that need a host's own module, such as Triton's."""
     try:
         import_module(name)
     except ModuleNotFoundError as missing:
@@ -36,18 +37,18 @@ def _import_if_its_surroundings_are_here(name: str) -> None:
             raise
 
 
-@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # of Ray, which the cluster imports
-def test_every_error_of_the_tree_has_a_status() -> None:
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # raised by Ray
+def test_every_error_class_has_a_status() -> None:
     assert {each.__name__ for each in all_errors() - set(STATUS)} == set()
 
 
-def test_a_bug_is_a_500() -> None:
+def test_an_unexpected_exception_is_a_500() -> None:
     assert status_of(ZeroDivisionError()) == 500
 
 
-def test_fish_and_openai_get_their_own_shapes() -> None:
+def test_fish_and_openai_have_their_own_error_formats() -> None:
     error = errors.VoiceNotFound("There is no voice 'x'.")
-    fish, openai = problem("/v1/tts", error), problem("/v1/audio/speech", error)
+    fish, openai = error_response("/v1/tts", error), error_response("/v1/audio/speech", error)
     assert fish.status_code == openai.status_code == 404
     assert bytes(fish.body) == b'{"statusCode":404,"message":"There is no voice \'x\'.","error":"Not Found"}'
     assert b'"code":"voice_not_found"' in bytes(openai.body)
@@ -55,9 +56,9 @@ def test_fish_and_openai_get_their_own_shapes() -> None:
 
 
 def test_a_schema_violation_is_a_bare_array_for_fish() -> None:
-    finding = {"type": "missing", "loc": ["text"], "msg": "Field required"}
-    assert bytes(problem("/v1/tts", SchemaViolation([finding])).body).startswith(b'[{"type":"missing"')
-    assert b'"param":"text"' in bytes(problem("/v1/audio/speech", SchemaViolation([finding])).body)
+    problem = {"type": "missing", "loc": ["text"], "msg": "Field required"}
+    assert bytes(error_response("/v1/tts", SchemaViolation([problem])).body).startswith(b'[{"type":"missing"')
+    assert b'"param":"text"' in bytes(error_response("/v1/audio/speech", SchemaViolation([problem])).body)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +70,12 @@ def test_a_schema_violation_is_a_bare_array_for_fish() -> None:
         (Unauthorized("no key"), "www-authenticate", "Bearer"),
     ],
 )
-def test_headers_say_what_to_do(error: ShoalError, header: str, value: str) -> None:
-    assert problem("/v1/tts", error, backlog_seconds=7.5).headers[header] == value
+def test_headers_tell_the_client_what_to_do(error: ShoalError, header: str, value: str) -> None:
+    assert error_response("/v1/tts", error, retry_after=7.5).headers[header] == value
 
 
-def test_a_bug_tells_nothing_of_itself() -> None:
-    assert b"secret" not in bytes(problem("/v1/tts", RuntimeError("secret path")).body)
+def test_a_500_reveals_nothing_about_its_cause() -> None:
+    assert b"secret" not in bytes(error_response("/v1/tts", RuntimeError("secret path")).body)
 
 
 PAGE = "https://app.example"
@@ -87,7 +88,7 @@ async def broken(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def ask(path: str) -> httpx.Response:
-    app = Identity(Origins(LastAnswer(broken), (PAGE,)), Metrics(lambda: None))
+    app = RequestIDMiddleware(OriginMiddleware(ErrorMiddleware(broken), (PAGE,)), Metrics(lambda: None))
 
     async def get() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
@@ -96,17 +97,17 @@ def ask(path: str) -> httpx.Response:
     return asyncio.run(get())
 
 
-def test_a_bug_is_answered_with_the_id_to_pages_that_may_read_it(caplog: pytest.LogCaptureFixture) -> None:
-    answer = ask("/v1/tts")
-    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "find-me")
-    assert answer.headers["access-control-allow-origin"] == PAGE
+def test_a_500_has_the_request_id_and_is_readable_by_permitted_pages(caplog: pytest.LogCaptureFixture) -> None:
+    response = ask("/v1/tts")
+    assert (response.status_code, response.headers["x-request-id"]) == (500, "find-me")
+    assert response.headers["access-control-allow-origin"] == PAGE
     assert "secret path" in caplog.text
 
 
-def test_an_answer_that_has_begun_is_not_begun_again() -> None:
+def test_a_response_that_has_started_is_not_started_again() -> None:
     with pytest.raises(RuntimeError):
         ask("/late")
 
 
-def test_kinds_are_words_for_metrics() -> None:
-    assert kind_of(errors.GenerationFailed()) == "generation_failed"
+def test_error_codes_are_snake_case_class_names() -> None:
+    assert error_code(errors.GenerationFailed()) == "generation_failed"

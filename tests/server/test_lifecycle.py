@@ -17,7 +17,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from shoal.server.keys import KeyFile
+from shoal.api.keys import KeyFile
 from tests.server.conftest import ROOT, Serving, Start, command, samples_of, start, surroundings
 
 LONG = {"text": "Hello there.", "max_new_tokens": 150, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
@@ -88,7 +88,7 @@ def speak(serving: Serving, body: dict[str, object], **headers: str) -> httpx.Re
 
 def test_keys_open_the_door_and_limits_hold(start_server: Start, tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
-    alice, bob = file.new("alice"), file.new("bob")
+    alice, bob = file.create("alice"), file.create("bob")
     serving = start_server(keys_file=file.path, slots=1, max_waiting=1, requests_per_minute=6, daily_audio_seconds=0.2)
     say = {"text": "Hello.", "max_new_tokens": 6, "seed": 4}
     nobody = speak(serving, say)

@@ -31,13 +31,13 @@ def test_metrics_count_what_happened(http: httpx.Client) -> None:
     def more(name: str) -> float:
         return after[name] - before.get(name, 0.0)
 
-    assert more('shoal_speeches_total{api="fish",outcome="spoken"}') == 1
+    assert more('shoal_requests_total{api="fish",outcome="completed"}') == 1
     assert more('shoal_errors_total{kind="voice_not_found"}') == 1
-    assert more('shoal_first_audio_seconds_count{api="fish"}') == 1
+    assert more('shoal_time_to_first_audio_seconds_count{api="fish"}') == 1
     assert more('shoal_http_responses_total{route="/v1/tts",status="404"}') == 1
     assert more("shoal_frames_total") == 5
     assert after["shoal_engine_slots"] == 8
-    assert after["shoal_speeches_under_way"] == 0
+    assert after["shoal_requests_in_flight"] == 0
     assert after["shoal_engine_resident_bytes"] > after["process_resident_memory_bytes"] > 20 << 20
 
 
@@ -71,7 +71,11 @@ def test_the_dashboard_asks_only_for_figures_that_exist(http: httpx.Client) -> N
         target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel.get("targets", [])
     ]
     asked = {name for query in queries for name in re.findall(r"shoal_\w+", query)}
-    assert asked - known <= {"shoal_vram_bytes", "shoal_vram_bytes_all", "shoal_vram_bytes_allocated"}
+    assert asked - known <= {
+        "shoal_gpu_memory_used_bytes",
+        "shoal_gpu_memory_total_bytes",
+        "shoal_gpu_memory_allocated_bytes",
+    }
     assert len(asked) > 12
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shoal.api.engine_client import Loaded
-from shoal.api.host import Host
+from shoal.api.engine_client import EngineHandle, EngineLifecycle
 from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.save import save_random
 from shoal.errors import EngineStopped
@@ -44,7 +43,7 @@ def test_a_signal_loads_the_model_as_it_is_now_and_cuts_nobody_off(tmp_path: Pat
         shutil.rmtree(model)
         save_random(model, random_checkpoint("tiny", seed=1))
         server.process.send_signal(signal.SIGUSR2)
-        wait_for(server.log, "spoken by the model as it is now")
+        wait_for(server.log, "model reloaded: new requests use it")
         after = http.post("/v1/tts", json=SAY).content
         heard += b"".join(pieces)
         # A live session outlives the model it began with.
@@ -59,7 +58,7 @@ def test_a_signal_loads_the_model_as_it_is_now_and_cuts_nobody_off(tmp_path: Pat
     # A model that does not load changes nothing.
     (model / "config.json").write_text("{")
     server.process.send_signal(signal.SIGUSR2)
-    wait_for(server.log, "the model stays as it was")
+    wait_for(server.log, "keeping the previous one")
     assert http.post("/v1/tts", json=SAY).content == after
     assert http.get("/ready").json()["state"] == "ready"
 
@@ -67,12 +66,12 @@ def test_a_signal_loads_the_model_as_it_is_now_and_cuts_nobody_off(tmp_path: Pat
 def test_a_server_that_is_stopped_while_it_loads_does_not_wait_for_the_model() -> None:
     given_up = threading.Event()
 
-    def load() -> Loaded:
+    def load() -> EngineHandle:
         assert given_up.wait(30)
         raise EngineStopped("the engine was closed")
 
-    async def life() -> Host:
-        host = Host(load, give_up=given_up.set)
+    async def life() -> EngineLifecycle:
+        host = EngineLifecycle(load, abort=given_up.set)
         host.start(lambda: pytest.fail("that is no failure"))
         await asyncio.sleep(0.05)
         await host.close(30.0)

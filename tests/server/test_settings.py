@@ -5,8 +5,8 @@ import pytest
 
 from shoal.engine.execution.fallback import BACKENDS
 from shoal.errors import InvalidRequest, ModelNotFound
-from shoal.server.preflight import check_machine
-from shoal.server.run import bind, check_door, serve
+from shoal.server.preflight import check_device
+from shoal.server.run import bind, check_access, serve
 from shoal.settings import ResolvedSettings, Settings, read_settings
 from tests.server.conftest import free_port
 
@@ -127,12 +127,12 @@ def test_an_unknown_key_of_the_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_door_is_closed_unless_a_key_or_a_word_opens_it() -> None:
-    check_door(read(host="127.0.0.1").settings.server())
-    check_door(read(host="::1").settings.server())
-    check_door(read(host="0.0.0.0", insecure=True).settings.server())
-    check_door(read(host="0.0.0.0", api_keys="a-long-enough-key").settings.server())
+    check_access(read(host="127.0.0.1").settings.server())
+    check_access(read(host="::1").settings.server())
+    check_access(read(host="0.0.0.0", insecure=True).settings.server())
+    check_access(read(host="0.0.0.0", api_keys="a-long-enough-key").settings.server())
     with pytest.raises(InvalidRequest, match="no API key"):
-        check_door(read(host="0.0.0.0").settings.server())
+        check_access(read(host="0.0.0.0").settings.server())
 
 
 def test_a_busy_port_is_told() -> None:
@@ -166,8 +166,8 @@ def test_what_this_machine_has_not_is_refused_before_anything_listens(
 
 def test_what_any_machine_has_needs_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiprocessing.get_context", None)
-    check_machine(read(device="cpu", quantize="none").settings.source())
-    check_machine(read().settings.source())
+    check_device(read(device="cpu", quantize="none").settings.source())
+    check_device(read().settings.source())
 
 
 def test_secrets_are_not_shown() -> None:

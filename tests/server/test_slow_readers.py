@@ -13,7 +13,7 @@ import ormsgpack
 from websockets.frames import Frame, Opcode
 
 from shoal.api.config import Limits
-from tests.server.standin import RATE, Standin, desk_with, listening, wait_until
+from tests.server.standin import RATE, Standin, listening, state_with, wait_until
 
 MUCH = 600 * RATE  # samples: far more than the kernel takes
 
@@ -48,8 +48,8 @@ def is_connected(line: socket.socket) -> bool:
 
 
 def test_a_whole_answer_that_is_not_read_is_given_up(tmp_path: Path) -> None:
-    desk = desk_with(talker(), Limits(stall_seconds=0.3), tmp_path)
-    with listening(desk) as port, slow_line(port) as line:
+    state = state_with(talker(), Limits(stall_seconds=0.3), tmp_path)
+    with listening(state) as port, slow_line(port) as line:
         ask_for_a_whole_answer(line)
         assert is_connected(line)
         wait_until(lambda: not is_connected(line))
@@ -57,8 +57,8 @@ def test_a_whole_answer_that_is_not_read_is_given_up(tmp_path: Path) -> None:
 
 def test_more_requests_do_not_keep_what_is_not_read(tmp_path: Path) -> None:
     """The next answer waits behind it."""
-    desk = desk_with(talker(), Limits(stall_seconds=0.3), tmp_path)
-    with listening(desk) as port, slow_line(port) as line:
+    state = state_with(talker(), Limits(stall_seconds=0.3), tmp_path)
+    with listening(state) as port, slow_line(port) as line:
         ask_for_a_whole_answer(line)
         line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: not is_connected(line))
@@ -66,8 +66,8 @@ def test_more_requests_do_not_keep_what_is_not_read(tmp_path: Path) -> None:
 
 def test_a_whole_answer_that_is_read_is_read_to_its_end(tmp_path: Path) -> None:
     """Also by one who takes so little at a time that the kernel wants no more for longer than a reader may stall."""
-    desk = desk_with(talker(), Limits(stall_seconds=1.0), tmp_path)
-    with listening(desk) as port, slow_line(port) as line:
+    state = state_with(talker(), Limits(stall_seconds=1.0), tmp_path)
+    with listening(state) as port, slow_line(port) as line:
         ask_for_a_whole_answer(line)
         heard, hurries_at = 0, time.monotonic() + 4.0
         while heard < 2 * MUCH:
@@ -77,8 +77,8 @@ def test_a_whole_answer_that_is_read_is_read_to_its_end(tmp_path: Path) -> None:
 
 
 def test_a_connection_that_is_not_read_gives_way_to_a_new_one(tmp_path: Path) -> None:
-    desk = desk_with(talker(), Limits(connections=1), tmp_path)
-    with listening(desk) as port, slow_line(port) as line:
+    state = state_with(talker(), Limits(connections=1), tmp_path)
+    with listening(state) as port, slow_line(port) as line:
         ask_for_a_whole_answer(line)
         with slow_line(port):
             wait_until(lambda: not is_connected(line))
@@ -89,15 +89,15 @@ def frame(**event: Any) -> bytes:
 
 
 def test_a_live_session_that_is_not_read_is_hung_up(tmp_path: Path) -> None:
-    desk = desk_with(talker(), Limits(stall_seconds=0.3), tmp_path)
+    state = state_with(talker(), Limits(stall_seconds=0.3), tmp_path)
     upgrade = (
         b"GET /v1/tts/live HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + base64.b64encode(bytes(16)) + b"\r\n\r\n"
     )
-    with listening(desk) as port, slow_line(port) as line:
+    with listening(state) as port, slow_line(port) as line:
         line.sendall(upgrade)
         assert line.recv(12) == b"HTTP/1.1 101"
         line.sendall(frame(event="start", request={"text": "Hello there.", "format": "wav"}) + frame(event="flush"))
-        wait_until(lambda: desk.backlog.running == 1)
+        wait_until(lambda: state.queue.in_flight == 1)
         wait_until(lambda: not is_connected(line))
-        wait_until(lambda: desk.backlog.running == 0)
+        wait_until(lambda: state.queue.in_flight == 0)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from shoal.server.tracing import Tracing
+from shoal.server.tracing import TracingMiddleware
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -30,7 +30,7 @@ def test_a_request_is_a_span_of_the_trace_it_came_with() -> None:
         return None
 
     scope = {"type": "http", "method": "POST", "path": "/v1/tts", "headers": [(b"traceparent", PARENT)]}
-    asyncio.run(Tracing(app, provider)(scope, ignore, ignore))
+    asyncio.run(TracingMiddleware(app, provider)(scope, ignore, ignore))
     (span,) = spans.get_finished_spans()
     assert format(span.context.trace_id, "032x") == "4bf92f3577b34da6a3ce929d0e0e4736"
     assert span.attributes == {"http.response.status_code": 200, "shoal.request_id": "find-me"}

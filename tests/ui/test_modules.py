@@ -125,9 +125,9 @@ shoal_engine_slots 8.0
 shoal_engine_running 3.0
 shoal_audio_seconds_total{key="a \\"quoted\\" one"} 10.0
 shoal_audio_seconds_total{key="other"} 2.0
-shoal_first_audio_seconds_bucket{api="fish",le="0.1"} 1.0
-shoal_first_audio_seconds_bucket{api="fish",le="0.2"} 3.0
-shoal_first_audio_seconds_bucket{api="fish",le="+Inf"} 4.0
+shoal_time_to_first_audio_seconds_bucket{api="fish",le="0.1"} 1.0
+shoal_time_to_first_audio_seconds_bucket{api="fish",le="0.2"} 3.0
+shoal_time_to_first_audio_seconds_bucket{api="fish",le="+Inf"} 4.0
 """
 
 

@@ -117,7 +117,7 @@ def test_what_is_typed_is_heard_to_its_last_sample(visit: Visit, serving: Servin
 
 def test_a_long_text_is_heard_while_it_is_made_and_a_stop_frees_the_slot(visit: Visit, serving: Serving) -> None:
     page = visit()
-    left = figure(serving, 'shoal_speeches_total{api="fish",outcome="disconnected"}')
+    left = figure(serving, 'shoal_requests_total{api="fish",outcome="disconnected"}')
     say(page, LONG, seed=10)
     wait_for(lambda: stage(page, "played") > 8000)
     assert page.is_visible("#speak.busy")
@@ -126,7 +126,7 @@ def test_a_long_text_is_heard_while_it_is_made_and_a_stop_frees_the_slot(visit: 
     page.click("#speak")
     page.wait_for_selector("#speak:not(.busy)")
     wait_for(lambda: figure(serving, "shoal_engine_running") == 0)
-    assert figure(serving, 'shoal_speeches_total{api="fish",outcome="disconnected"}') == left + 1
+    assert figure(serving, 'shoal_requests_total{api="fish",outcome="disconnected"}') == left + 1
     page.wait_for_selector("#history >> text=stopped early")
 
 

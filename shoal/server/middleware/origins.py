@@ -1,7 +1,8 @@
-"""Which web pages may use the server from a visitor's browser.
+"""Decide which web pages may call the server from a browser.
 
-Pages of other origins may not, unless they are named: a browser hides our answers from them, and what it would send
-without asking first (a form, a WebSocket) is refused here. Programs are not concerned, since they send no such headers.
+Pages of other origins may not, unless `cors_origins` names them: CORS hides responses from them, and requests that
+browsers send without a preflight (forms, WebSockets) are rejected here. Programs send no Origin header and are not
+affected.
 """
 
 from urllib.parse import urlsplit
@@ -11,44 +12,48 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.api.exceptions import ForeignOrigin
-from shoal.server.error_responses import refuse
+from shoal.server.error_responses import send_error
 
 METHODS = ("GET", "POST", "DELETE")
-SENT = ("Authorization", "Content-Type", "Accept", "X-Request-ID", "model")
-SHOWN = ("X-Request-ID", "X-Sample-Rate", "X-Channels", "X-Seed", "Retry-After", "Content-Disposition")
-FOREIGN = ("cross-site", "same-site")
-HARMLESS = ("GET", "HEAD", "OPTIONS")
-REFUSAL = "a page of {origin} may not use this server; name it in cors_origins if it should"
+REQUEST_HEADERS = ("Authorization", "Content-Type", "Accept", "X-Request-ID", "model")
+EXPOSED_HEADERS = ("X-Request-ID", "X-Sample-Rate", "X-Channels", "X-Seed", "Retry-After", "Content-Disposition")
+FOREIGN_SITES = ("cross-site", "same-site")  # values of Sec-Fetch-Site
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+REJECTION = "a page of {origin} may not use this server; add the origin to cors_origins to allow it"
 
 
-class Origins:
+class OriginMiddleware:
     def __init__(self, app: ASGIApp, allowed: tuple[str, ...]) -> None:
-        self._allowed, self._bare = allowed, app
-        self._answering = CORSMiddleware(
-            app, allow_origins=allowed, allow_methods=METHODS, allow_headers=SENT, expose_headers=SHOWN
+        self._allowed, self._app = allowed, app
+        self._cors = CORSMiddleware(
+            app,
+            allow_origins=allowed,
+            allow_methods=METHODS,
+            allow_headers=REQUEST_HEADERS,
+            expose_headers=EXPOSED_HEADERS,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and self._foreign(scope):
+        if scope["type"] in ("http", "websocket") and self._is_foreign(scope):
             origin = Headers(scope=scope).get("origin", "another origin")[:128]
-            await refuse(scope, receive, send, ForeignOrigin(REFUSAL.format(origin=origin)))
+            await send_error(scope, receive, send, ForeignOrigin(REJECTION.format(origin=origin)))
         else:
-            await (self._answering if self._allowed else self._bare)(scope, receive, send)
+            await (self._cors if self._allowed else self._app)(scope, receive, send)
 
-    def _foreign(self, scope: Scope) -> bool:
+    def _is_foreign(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        if scope.get("method") in HARMLESS or "*" in self._allowed or origin in self._allowed:
+        if scope.get("method") in SAFE_METHODS or "*" in self._allowed or origin in self._allowed:
             return False
-        # The browser says it itself, though not for a WebSocket and not everywhere; then the origin has to be ours.
+        # Not all browsers send Sec-Fetch-Site, and none does for WebSockets; then Origin must match Host.
         site = headers.get("sec-fetch-site")
         if site is None:
             return origin is not None and _host(origin) != headers.get("host")
-        return site in FOREIGN
+        return site in FOREIGN_SITES
 
 
 def _host(origin: str) -> str:
     try:
         return urlsplit(origin).netloc
     except ValueError:
-        return ""  # such as http://[, which is nobody's
+        return ""  # malformed, such as http://[, and so equal to no Host header

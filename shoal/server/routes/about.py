@@ -1,4 +1,4 @@
-"""`GET /v1/about`: what a client wants to know before it offers choices: the model, its voices, its habits, limits."""
+"""`GET /v1/about`: the model, its voices and defaults, and the limits, for clients that offer them as choices."""
 
 import asyncio
 
@@ -7,10 +7,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from shoal import __version__
+from shoal.api.parsing import JSON
 from shoal.audio.formats import FORMATS
-from shoal.server.openapi import answers, returns
-from shoal.server.parsing import JSON
-from shoal.server.state import AtDesk, Caller, bearer
+from shoal.server.openapi import error_responses, model_response
+from shoal.server.state import Caller, State, bearer
 from shoal.speech import SamplingParams
 from shoal.voices.store import VoiceStore
 
@@ -19,12 +19,12 @@ router = APIRouter(tags=["Voices"], dependencies=[Depends(bearer)])
 
 class KnownVoice(BaseModel):
     name: str
-    builtin: bool  # came with the model: it can be neither renamed nor deleted
-    usual: bool  # of requests that choose none
+    builtin: bool  # shipped with the model: it can be neither renamed nor deleted
+    usual: bool  # the default of requests that name no voice
 
 
-class UsualSampling(BaseModel):
-    """In the words of `/v1/tts`."""
+class DefaultSampling(BaseModel):
+    """The model's default sampling, with the field names of `/v1/tts`."""
 
     temperature: float
     top_p: float
@@ -38,37 +38,38 @@ class About(BaseModel):
     sample_rate: int
     frame_rate: float
     voices: list[KnownVoice]
-    sampling: UsualSampling
+    sampling: DefaultSampling
     formats: list[str]
     text_characters: int
 
 
 @router.get(
     "/v1/about",
-    summary="The model, its voices, its usual sampling, the limits",
-    responses=returns(About, JSON) | answers(401, 503),
+    summary="Describe the model, its voices, its default sampling and the limits",
+    responses=model_response(About, JSON) | error_responses(401, 503),
 )
-async def about(desk: AtDesk, key: Caller) -> JSONResponse:
-    loaded = desk.host.engine()
-    told = About(
+async def about(state: State, key: Caller) -> JSONResponse:
+    engine = state.lifecycle.require_engine()
+    content = About(
         version=__version__,
-        model=desk.config.model,
-        sample_rate=loaded.service.sample_rate,
-        frame_rate=loaded.frame_rate,
-        voices=await asyncio.to_thread(known_voices, loaded.voices, loaded.service.default_voice),
-        sampling=usual(loaded.service.default_sampling),
+        model=state.config.model,
+        sample_rate=engine.service.sample_rate,
+        frame_rate=engine.frame_rate,
+        voices=await asyncio.to_thread(known_voices, engine.voices, engine.service.default_voice),
+        sampling=default_sampling(engine.service.default_sampling),
         formats=list(FORMATS),
-        text_characters=desk.config.limits.text_characters,
+        text_characters=state.config.limits.text_characters,
     )
-    return JSONResponse(told.model_dump())
+    return JSONResponse(content.model_dump())
 
 
-def known_voices(store: VoiceStore, usual: str | None) -> list[KnownVoice]:
-    return [KnownVoice(name=name, builtin=store.is_builtin(name), usual=name == usual) for name in store.names()]
+def known_voices(store: VoiceStore, default: str | None) -> list[KnownVoice]:
+    """List the stored voices. Blocks on file I/O."""
+    return [KnownVoice(name=name, builtin=store.is_builtin(name), usual=name == default) for name in store.names()]
 
 
-def usual(sampling: SamplingParams) -> UsualSampling:
-    return UsualSampling(
+def default_sampling(sampling: SamplingParams) -> DefaultSampling:
+    return DefaultSampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         repetition_penalty=sampling.repetition_penalty,

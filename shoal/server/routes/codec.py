@@ -1,4 +1,4 @@
-"""`/v1/vqgan/*`: recordings to codes and back, without a model in between."""
+"""`/v1/vqgan/*`: encode recordings to codes and decode codes to samples, without the language model."""
 
 import asyncio
 from functools import partial
@@ -12,18 +12,19 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from shoal.api.engine_client import SpeechService
-from shoal.api.errand import run_errand
 from shoal.api.exceptions import wrong_field
-from shoal.api.fields import AudioBytes, Body, Whole
-from shoal.server.openapi import answers, body_of, returns
-from shoal.server.parsing import JSON, MSGPACK, read_model
-from shoal.server.state import AtDesk, Caller, bearer
+from shoal.api.parsing import JSON, MSGPACK
+from shoal.api.schemas import AudioBytes, Body, Integer
+from shoal.server.openapi import error_responses, model_response, request_body
+from shoal.server.request_body import read_model
+from shoal.server.state import Caller, State, bearer
+from shoal.server.streaming_response import run_for_client
 from shoal.speech import Samples
 from shoal.text.prompt import Codes
 
 router = APIRouter(tags=["Codec"], prefix="/v1/vqgan", dependencies=[Depends(bearer)])
 
-Matrix = list[list[Annotated[Whole, Field(ge=0, lt=2**31)]]]
+Matrix = list[list[Annotated[Integer, Field(ge=0, lt=2**31)]]]
 
 
 class Audios(Body):
@@ -31,66 +32,66 @@ class Audios(Body):
 
 
 class Tokens(Body):
-    """Per recording a matrix of codebooks x frames."""
+    """One matrix [codebooks, frames] per recording."""
 
     tokens: Annotated[list[Matrix], Field(min_length=1, max_length=16)]
 
 
-REFUSALS = answers(400, 401, 408, 413, 415, 422, 429, 503, 504)
+ERRORS = error_responses(400, 401, 408, 413, 415, 422, 429, 503, 504)
 
 
 @router.post(
     "/encode",
-    summary="Recordings to codes",
-    responses=returns(Tokens, MSGPACK) | REFUSALS,
-    openapi_extra=body_of(Audios, (JSON, MSGPACK)),
+    summary="Encode recordings to codes",
+    responses=model_response(Tokens, MSGPACK) | ERRORS,
+    openapi_extra=request_body(Audios, (JSON, MSGPACK)),
 )
-async def encode(http: Request, desk: AtDesk, key: Caller) -> Response:
-    service = desk.host.engine().service
-    body = await read_model(http, Audios, desk.config.limits, desk.budget)
-    tokens = await run_errand(http, desk, key, "codec", partial(_encoded, service, body.audios))
+async def encode(http: Request, state: State, key: Caller) -> Response:
+    engine = state.lifecycle.require_engine()
+    body = await read_model(http, Audios, state.config.limits, state.body_budget)
+    tokens = await run_for_client(http, state, key, "codec", partial(_encode_all, engine.service, body.audios))
     return _packed({"tokens": tokens})
 
 
 @router.post(
     "/decode",
-    summary="Codes to float16 samples",
-    responses=returns(Audios, MSGPACK) | REFUSALS,
-    openapi_extra=body_of(Tokens, (JSON, MSGPACK)),
+    summary="Decode codes to float16 samples",
+    responses=model_response(Audios, MSGPACK) | ERRORS,
+    openapi_extra=request_body(Tokens, (JSON, MSGPACK)),
 )
-async def decode(http: Request, desk: AtDesk, key: Caller) -> Response:
-    service = desk.host.engine().service
-    body = await read_model(http, Tokens, desk.config.limits, desk.budget)
-    most = ceil(desk.config.limits.reference_seconds * desk.host.engine().frame_rate)
-    matrices = await asyncio.to_thread(lambda: [matrix_of(tokens, most) for tokens in body.tokens])
-    audios = await run_errand(http, desk, key, "codec", partial(_decoded, service, matrices))
+async def decode(http: Request, state: State, key: Caller) -> Response:
+    engine = state.lifecycle.require_engine()
+    body = await read_model(http, Tokens, state.config.limits, state.body_budget)
+    max_frames = ceil(state.config.limits.reference_seconds * engine.frame_rate)
+    matrices = await asyncio.to_thread(lambda: [code_matrix(tokens, max_frames) for tokens in body.tokens])
+    audios = await run_for_client(http, state, key, "codec", partial(_decode_all, engine.service, matrices))
     return _packed({"audios": audios})
 
 
-def matrix_of(tokens: list[list[int]], most: int) -> Codes:
-    """Raises SchemaViolation for rows of different lengths, or of more than `most` frames."""
+def code_matrix(tokens: list[list[int]], max_frames: int) -> Codes:
+    """Return codes [codebooks, frames]. Raises SchemaViolation for ragged rows or more than `max_frames` frames."""
     lengths = {len(row) for row in tokens}
     if len(lengths) != 1 or 0 in lengths:
-        raise wrong_field("tokens", "a matrix has rows of one length, and at least one frame")
-    if max(lengths) > most:
+        raise wrong_field("tokens", "all rows of a matrix must have the same length, at least one frame")
+    if max(lengths) > max_frames:
         raise wrong_field(
             "tokens",
-            f"a matrix has at most {most:,} frames here (the setting reference_seconds): send longer ones in parts",
+            f"a matrix may have at most {max_frames:,} frames (setting reference_seconds): send longer ones in parts",
         )
     return np.asarray(tokens, np.int32)
 
 
-async def _encoded(service: SpeechService, audios: list[bytes]) -> list[list[list[int]]]:
-    """One after the other, so that others come in between."""
+async def _encode_all(service: SpeechService, audios: list[bytes]) -> list[list[list[int]]]:
+    """Encode one recording at a time, so that other requests are served in between."""
     return [(await service.aencode(audio)).tolist() for audio in audios]
 
 
-async def _decoded(service: SpeechService, matrices: list[Codes]) -> list[bytes]:
-    """As `_encoded`."""
-    return [await asyncio.to_thread(_halves, await service.adecode(codes)) for codes in matrices]
+async def _decode_all(service: SpeechService, matrices: list[Codes]) -> list[bytes]:
+    """Decode one matrix at a time, so that other requests are served in between."""
+    return [await asyncio.to_thread(_float16_bytes, await service.adecode(codes)) for codes in matrices]
 
 
-def _halves(samples: Samples) -> bytes:
+def _float16_bytes(samples: Samples) -> bytes:
     return samples.astype("<f2").tobytes()
 
 

@@ -1,4 +1,4 @@
-"""`/health`, `/ready`, `/metrics`: for those who run the server. The first two are open: they tell no secret."""
+"""`/health`, `/ready`, `/metrics`: for operators. The first two need no key, since they reveal nothing secret."""
 
 import asyncio
 
@@ -7,8 +7,9 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shoal import __version__
-from shoal.server.openapi import answers
-from shoal.server.state import AtDesk, Caller, Desk, bearer
+from shoal.api.state import ServerState
+from shoal.server.openapi import error_responses
+from shoal.server.state import Caller, State, bearer
 
 router = APIRouter(tags=["Operations"])
 metrics_router = APIRouter(tags=["Operations"], dependencies=[Depends(bearer)])
@@ -16,46 +17,46 @@ metrics_router = APIRouter(tags=["Operations"], dependencies=[Depends(bearer)])
 LAG_SECONDS = 0.5
 
 
-@router.get("/health", summary="Does the process live?")
+@router.get("/health", summary="Check that the process is alive")
 async def health() -> JSONResponse:
     return JSONResponse({"status": "ok", "version": __version__})
 
 
 @router.get(
     "/ready",
-    summary="Are requests taken, and how does the engine run?",
-    responses={503: {"description": "Not now; `state` says why.", "content": {"application/json": {}}}},
+    summary="Check that requests are accepted, and by which backend they are served",
+    responses={503: {"description": "Not ready; `state` says why.", "content": {"application/json": {}}}},
 )
-async def ready(desk: AtDesk) -> JSONResponse:
-    state, loaded = desk.host.state, desk.host.loaded
-    told = {
-        "state": state,
-        "model": desk.config.model,
-        "rung": loaded.rung if loaded else None,
-        "under_way": desk.backlog.running,
+async def ready(state: State) -> JSONResponse:
+    lifecycle = state.lifecycle
+    content = {
+        "state": lifecycle.state,
+        "model": state.config.model,
+        "rung": lifecycle.engine.backend if lifecycle.engine else None,
+        "under_way": state.queue.in_flight,
     }
-    if state == "ready":
-        return JSONResponse(told)
-    return JSONResponse(told, 503, {"Retry-After": "5"})
+    if lifecycle.state == "ready":
+        return JSONResponse(content)
+    return JSONResponse(content, 503, {"Retry-After": "5"})
 
 
 @metrics_router.get(
     "/metrics",
-    summary="Figures for Prometheus",
+    summary="Export metrics for Prometheus",
     response_class=Response,
-    responses=answers(401) | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses=error_responses(401) | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-async def metrics(desk: AtDesk, key: Caller) -> Response:
-    desk.metrics.ready.set(desk.host.state == "ready")
-    await desk.figures.refresh(desk.host)
-    content = await asyncio.to_thread(generate_latest, desk.metrics.registry)
+async def metrics(state: State, key: Caller) -> Response:
+    state.metrics.ready.set(state.lifecycle.state == "ready")
+    await state.engine_stats.refresh(state.lifecycle)
+    content = await asyncio.to_thread(generate_latest, state.metrics.registry)
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
-async def watch_lag(desk: Desk) -> None:
-    """How late a nap of the event loop ends: what everything else on it waits, too."""
+async def measure_loop_lag(state: ServerState) -> None:
+    """Measure how late the event loop wakes a sleeping task: every other task is delayed by as much."""
     loop = asyncio.get_running_loop()
     while True:
         before = loop.time()
         await asyncio.sleep(LAG_SECONDS)
-        desk.metrics.loop_lag.set(max(0.0, loop.time() - before - LAG_SECONDS))
+        state.metrics.loop_lag.set(max(0.0, loop.time() - before - LAG_SECONDS))

@@ -1,55 +1,45 @@
-"""The contract of a SageMaker container: `GET /ping`, `POST /invocations`.
+"""The SageMaker container contract: `GET /ping`, `POST /invocations`.
 
-An invocation is a body of the Fish or of the OpenAI API, told apart by `text` or `input`. It is streamed where the body
-says so, which SageMaker passes on when it is invoked with a response stream.
+An invocation is a body of the Fish API (it has `text`) or of the OpenAI API (it has `input`). The response is streamed
+if the body asks for it; SageMaker forwards the stream to clients that invoke with a response stream.
 """
-
-from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import RootModel, model_validator
 
-from shoal.api.fish_body import SpeechBody
+from shoal.api.parsing import JSON, MSGPACK, validated
+from shoal.api.requests import fish_job
+from shoal.api.schemas import Invocation, OpenAISpeech, SpeechBody
 from shoal.server.middleware.request_id import request_id
-from shoal.server.openapi import answers, reference, returns_audio
-from shoal.server.parsing import JSON, MSGPACK, read_model, validated
-from shoal.server.routes.fish import fish_order, headers_for
-from shoal.server.routes.openai import EVENT_STREAM, OpenAISpeech, spoken
-from shoal.server.state import AtDesk, Caller, bearer
-from shoal.server.streaming_response import perform
+from shoal.server.openapi import audio_response, error_responses, reference
+from shoal.server.request_body import read_model
+from shoal.server.routes.openai import EVENT_STREAM, respond_openai
+from shoal.server.state import Caller, State, bearer
+from shoal.server.streaming_response import respond
 
 router = APIRouter(tags=["SageMaker"])
 
-
-class Invocation(RootModel[dict[str, Any]]):
-    @model_validator(mode="after")
-    def _one_of_two(self) -> "Invocation":
-        if "input" in self.root and "text" in self.root:
-            raise ValueError("send `text` (Fish) or `input` (OpenAI), not both")
-        return self
+EITHER_BODY = {"schema": {"oneOf": [reference("SpeechBody"), reference("OpenAISpeech")]}}
 
 
-EITHER = {"schema": {"oneOf": [reference("SpeechBody"), reference("OpenAISpeech")]}}
-
-
-@router.get("/ping", summary="Is the container ready?", responses={503: {"description": "Not yet."}})
-async def ping(desk: AtDesk) -> JSONResponse:
-    return JSONResponse({"state": desk.host.state}, 200 if desk.host.state == "ready" else 503)
+@router.get("/ping", summary="Check that the container is ready", responses={503: {"description": "Not ready."}})
+async def ping(state: State) -> JSONResponse:
+    return JSONResponse({"state": state.lifecycle.state}, 200 if state.lifecycle.state == "ready" else 503)
 
 
 @router.post(
     "/invocations",
-    summary="Speak a text",
+    summary="Generate speech from text",
     response_class=Response,
     dependencies=[Depends(bearer)],
-    responses=returns_audio(EVENT_STREAM) | answers(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 504),
-    openapi_extra={"requestBody": {"required": True, "content": {JSON: EITHER, MSGPACK: EITHER}}},
+    responses=audio_response(EVENT_STREAM)
+    | error_responses(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 504),
+    openapi_extra={"requestBody": {"required": True, "content": {JSON: EITHER_BODY, MSGPACK: EITHER_BODY}}},
 )
-async def invoke(http: Request, desk: AtDesk, key: Caller) -> Response:
-    desk.host.engine()
-    content = (await read_model(http, Invocation, desk.config.limits, desk.budget)).root
+async def invoke(http: Request, state: State, key: Caller) -> Response:
+    engine, limits = state.lifecycle.require_engine(), state.config.limits
+    content = (await read_model(http, Invocation, limits, state.body_budget)).root
     if "input" in content:
-        return await spoken(http, validated(OpenAISpeech, content), desk, key)
-    order = fish_order(validated(SpeechBody, content), desk, key, request_id(http), api="sagemaker")
-    return await perform(http, desk, order, headers_for(order, desk))
+        return await respond_openai(http, validated(OpenAISpeech, content), state, engine, key)
+    body = validated(SpeechBody, content)
+    return await respond(http, state, fish_job(body, engine, limits, key, request_id(http), api="sagemaker"))

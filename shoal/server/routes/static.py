@@ -1,6 +1,6 @@
-"""`/`: the web page, static files of `shoal/ui`; `/docs`: the API's, drawn by Swagger's script, which is served here.
+"""`/`: the web page, static files of `shoal/ui`; `/docs`: the API reference, rendered by a bundled Swagger UI.
 
-Both are open to all; what they ask the API for needs a key as ever.
+Both need no key; the API calls they make do.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from starlette.types import Scope
 PAGE = Path(__file__).parents[2] / "ui"
 SWAGGER = Path(fastapi_swagger.__file__).parent / "resources"
 
-# Nothing from elsewhere, nothing inline. `blob:` is audio that the page has made itself.
+# Same origin only, nothing inline. `blob:` is audio that the page created itself.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -35,11 +35,11 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
-    # Asked for again by its ETag, so that no page mixes the files of two versions.
+    # Revalidated by ETag, so that a page never mixes files of two versions.
     "Cache-Control": "no-cache",
 }
 
-# Swagger's page draws its signs with data: and sets styles itself.
+# Swagger UI uses data: URLs for icons and inline styles.
 DOCS_HEADERS = HEADERS | {
     "Content-Security-Policy": POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'").replace(
         "img-src 'self'", "img-src 'self' data:"
@@ -56,7 +56,7 @@ class Assets(StaticFiles):
         return response
 
 
-def add_to(app: FastAPI) -> None:
+def add_routes(app: FastAPI) -> None:
     app.include_router(router)
     app.mount("/assets", Assets(directory=PAGE / "assets"), name="assets")
     app.mount("/swagger", Assets(directory=SWAGGER), name="swagger")
@@ -73,5 +73,5 @@ async def docs() -> FileResponse:
 
 
 @router.get("/ui")
-async def where_fish_speech_has_it() -> RedirectResponse:
+async def fish_speech_path() -> RedirectResponse:
     return RedirectResponse("./")

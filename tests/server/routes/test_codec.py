@@ -9,7 +9,7 @@ import ormsgpack
 import pytest
 
 from shoal.api.config import Limits
-from tests.server.standin import Standin, counted, desk_with, listening, wait_until
+from tests.server.standin import Standin, counted, listening, state_with, wait_until
 
 PACKED = {"content-type": "application/msgpack"}
 
@@ -42,23 +42,23 @@ def test_no_more_codes_are_decoded_than_the_longest_recording_has(http: httpx.Cl
         http, "/v1/vqgan/decode", {"tokens": [[[1] * 2_251] * 10]}
     )  # 90 s at 25 frames a second, and one more
     assert refused.status_code == 422
-    assert "at most 2,250 frames here (the setting reference_seconds): send longer ones in parts" in refused.text
+    assert "at most 2,250 frames (setting reference_seconds): send longer ones in parts" in refused.text
 
 
 def test_what_failed_is_not_counted_as_spoken(http: httpx.Client) -> None:
     def count(outcome: str) -> float:
-        name = f'shoal_speeches_total{{api="codec",outcome="{outcome}"}} '
+        name = f'shoal_requests_total{{api="codec",outcome="{outcome}"}} '
         return sum(float(line.split()[-1]) for line in http.get("/metrics").text.splitlines() if line.startswith(name))
 
-    spoken, failed = count("spoken"), count("audio_error")
+    spoken, failed = count("completed"), count("audio_error")
     assert post(http, "/v1/vqgan/encode", {"audios": [b"noise"]}).status_code == 400
-    assert (count("spoken"), count("audio_error")) == (spoken, failed + 1)
+    assert (count("completed"), count("audio_error")) == (spoken, failed + 1)
 
 
 def test_who_leaves_ends_what_is_encoded_and_what_would_have_been(tmp_path: Path) -> None:
     standin = Standin()
-    desk = desk_with(standin, Limits(), tmp_path)
-    with listening(desk) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+    state = state_with(standin, Limits(), tmp_path)
+    with listening(state) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
         with pytest.raises(httpx.ReadTimeout):
             http.post(
                 "/v1/vqgan/encode",
@@ -67,26 +67,26 @@ def test_who_leaves_ends_what_is_encoded_and_what_would_have_been(tmp_path: Path
                 timeout=httpx.Timeout(20, read=0.5),
             )
         wait_until(lambda: standin.left == 1)
-        assert (standin.encoding, desk.backlog.running) == (1, 0)
-        assert counted(desk, "codec", "disconnected") == 1
+        assert (standin.encoding, state.queue.in_flight) == (1, 0)
+        assert counted(state, "codec", "disconnected") == 1
 
 
 def test_encoding_has_the_time_of_a_request(tmp_path: Path) -> None:
     standin = Standin()
-    desk = desk_with(standin, Limits(request_seconds=0.2), tmp_path)
-    with listening(desk) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+    state = state_with(standin, Limits(request_seconds=0.2), tmp_path)
+    with listening(state) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
         late = post(http, "/v1/vqgan/encode", {"audios": [b"a"] * 16})
-    assert (late.status_code, late.json()["message"]) == (504, "this took longer than 0.2 seconds")
+    assert (late.status_code, late.json()["message"]) == (504, "the request took longer than 0.2 seconds")
     assert (standin.encoding, standin.left) == (1, 1)
-    assert counted(desk, "codec", "deadline_exceeded") == 1
+    assert counted(state, "codec", "deadline_exceeded") == 1
 
 
 def test_bodies_are_read_while_many_wait_for_the_codec(tmp_path: Path) -> None:
     """More than the threads that read them."""
     standin = Standin()
-    desk = desk_with(standin, Limits(), tmp_path)
+    state = state_with(standin, Limits(), tmp_path)
     with (
-        listening(desk) as port,
+        listening(state) as port,
         concurrent.futures.ThreadPoolExecutor(40) as pool,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as http,
     ):

@@ -9,10 +9,10 @@ import httpx
 import numpy as np
 import pytest
 
-from shoal.api.output import Rendering
+from shoal.api.output import OutputOptions
 from shoal.audio.encode import encode_file
 from shoal.errors import AudioError
-from shoal.server.routes.convert import conversion
+from shoal.server.routes.convert import conversion_steps
 from tests.server.conftest import Serving
 from tests.server.standin import wait_until
 
@@ -40,7 +40,7 @@ def noise(seconds: float, rate: int) -> np.ndarray:
 
 
 def converted(audio: bytes, format: str) -> bytes:
-    return list(conversion(audio, Rendering(format)))[-1]
+    return list(conversion_steps(audio, OutputOptions(format)))[-1]
 
 
 @pytest.mark.parametrize("format", ["wav", "pcm", "flac", "mp3"])
@@ -50,7 +50,7 @@ def test_steps_give_what_the_whole_gives(format: str) -> None:
 
 
 def test_steps_are_small_whatever_the_length() -> None:
-    steps = list(conversion(float_wav(noise(60.0, 16_000), 16_000), Rendering("pcm")))
+    steps = list(conversion_steps(float_wav(noise(60.0, 16_000), 16_000), OutputOptions("pcm")))
     assert len(steps) > 2 * 60 * 16_000 / (1 << 16)
     assert set(steps[:-1]) == {b""}
 
@@ -108,7 +108,7 @@ def test_a_conversion_is_counted_and_ends_when_its_client_leaves(server: Serving
     request = httpx.Request("POST", server.url, data={"format": "opus"}, files={"audio": ("a.wav", quiet_minutes(58))})
     content, kind = request.read(), request.headers["content-type"]
     head = f"POST /v1/convert HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n"
-    left = 'shoal_speeches_total{api="convert",outcome="disconnected"} 1.0'
+    left = 'shoal_requests_total{api="convert",outcome="disconnected"} 1.0'
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
         line.sendall(head.encode() + content)
         wait_until(lambda: http.get("/ready").json()["under_way"] == 1)

@@ -13,21 +13,20 @@ from fastapi import WebSocket, WebSocketDisconnect
 from websockets.sync.client import ClientConnection, connect
 
 from shoal.api.config import Limits, ServerConfig
-from shoal.api.engine_client import Loaded
-from shoal.api.host import Host
-from shoal.api.live_text import TextBuffer
+from shoal.api.engine_client import EngineHandle, EngineLifecycle
+from shoal.api.keys import ANONYMOUS
+from shoal.api.live import TextBuffer
+from shoal.api.state import ServerState, create_state
 from shoal.audio.decode import AudioLimits, read_audio
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.load import voice_cache
-from shoal.server.keys import ANYONE
-from shoal.server.routes.live import Session
-from shoal.server.state import Desk, open_desk
+from shoal.server.routes.live import LiveSession
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import Serving, Start
-from tests.server.standin import Standin, counted, desk_with, listening, wait_until
+from tests.server.standin import Standin, counted, listening, state_with, wait_until
 
 ANY_LENGTH = AudioLimits(min_seconds=0.0)
 FRAME = 0.04  # seconds; the published client sends no seed, so each piece of text is at least this long
@@ -154,8 +153,8 @@ def test_wrong_events_end_with_an_error(server: Serving, events: list[Any]) -> N
         ({"event": "text"}, "text: Field required"),
         ({"event": "text", "text": "Hi", "colour": "blue"}, "colour: unknown field; there are event, text"),
         ({"event": "stop", "now": True}, "now: unknown field; there are event"),
-        ({"event": "start", "request": START}, "this session has begun already: send text, flush or stop"),
-        ({"event": "sing"}, "unknown event 'sing': start, text, flush or stop"),
+        ({"event": "start", "request": START}, "this session has started already: send text, flush or stop"),
+        ({"event": "sing"}, "unknown event 'sing': send start, text, flush or stop"),
         ({"event": 5}, "an event is a map with its name under the key `event`"),
         ({"text": "Hi"}, "an event is a map with its name under the key `event`"),
     ],
@@ -177,16 +176,16 @@ def test_a_session_is_not_idle_while_it_speaks(tmp_path: Path) -> None:
     """Each text in its time, all of them in more than a session may be idle."""
     standin = Standin(pause=0.4)
     standin.go_on.set()
-    desk = desk_with(standin, Limits(request_seconds=0.5), tmp_path)
-    with listening(desk) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+    state = state_with(standin, Limits(request_seconds=0.5), tmp_path)
+    with listening(state) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
         send(socket, event="start", request=START)
         for text in ("One.", "Two.", "Three.", "Four."):
             send(socket, event="text", text=text)
             send(socket, event="flush")
         *_, finish = heard(socket)
     assert standin.spoken == ["One.", "Two.", "Three.", "Four."]
-    assert finish == {"event": "finish", "reason": "error", "message": "nothing came for 0.5 seconds"}
-    assert desk.backlog.running == 0
+    assert finish == {"event": "finish", "reason": "error", "message": "no message arrived for 0.5 seconds"}
+    assert state.queue.in_flight == 0
 
 
 def test_text_that_came_before_the_end_is_spoken(start_server: Start) -> None:
@@ -260,27 +259,27 @@ def test_who_leaves_while_a_piece_is_sent_ends_the_speech_and_is_no_error(tiny: 
         {"event": "flush"},
     )
 
-    async def leave(desk: Desk) -> None:
-        session = asyncio.create_task(Session(cast(WebSocket, socket), desk, ANYONE, "me").run())
+    async def leave(state: ServerState) -> None:
+        session = asyncio.create_task(LiveSession(cast(WebSocket, socket), state, ANONYMOUS, "me").run())
         await asyncio.wait_for(socket.sending.wait(), 30)
         socket.gone.set()
         await session
         # Not when the generator is collected: now.
         left = {"api": "live", "outcome": "disconnected"}
-        assert desk.metrics.registry.get_sample_value("shoal_speeches_total", left) == 1
-        assert desk.backlog.running == 0
+        assert state.metrics.registry.get_sample_value("shoal_requests_total", left) == 1
+        assert state.queue.in_flight == 0
 
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
     with Engine(core, voice_cache(tiny, tmp_path)) as engine:
-        loaded = Loaded(engine.service, VoiceStore(tmp_path), 25.0)
-        asyncio.run(leave(open_desk(ServerConfig(), Host(lambda: loaded, loaded), 2)))
+        loaded = EngineHandle(engine.service, VoiceStore(tmp_path), 25.0)
+        asyncio.run(leave(create_state(ServerConfig(), EngineLifecycle(lambda: loaded, loaded), 2)))
 
 
 def test_who_leaves_after_the_stop_frees_its_place(tmp_path: Path) -> None:
     """What came between, of whatever kind, is ignored."""
     standin = Standin()  # speaks on when nobody waits any more
-    desk = desk_with(standin, Limits(), tmp_path)
-    with listening(desk) as port:
+    state = state_with(standin, Limits(), tmp_path)
+    with listening(state) as port:
         with connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
             send(socket, event="start", request=START)
             send(socket, event="text", text="Hello there.")
@@ -288,19 +287,19 @@ def test_who_leaves_after_the_stop_frees_its_place(tmp_path: Path) -> None:
             assert receive(socket)["event"] == "audio"
             send(socket, event="text", text="And more.")
             socket.send("This is no MessagePack.")
-            assert desk.backlog.running == 1
-        wait_until(lambda: desk.backlog.running == 0)
-        assert counted(desk, "live", "disconnected") == 1
+            assert state.queue.in_flight == 1
+        wait_until(lambda: state.queue.in_flight == 0)
+        assert counted(state, "live", "disconnected") == 1
         assert standin.spoken == []
         standin.go_on.set()
 
 
 def test_text_is_spoken_at_the_ends_of_sentences() -> None:
-    buffer = TextBuffer(shortest=10, longest=40, most=1000)
+    buffer = TextBuffer(min_characters=10, max_characters=40, session_characters=1000)
     assert buffer.add("Hi. How are") == []
     assert buffer.add(" you? I am") == ["Hi. How are you?"]
     assert buffer.add(" " + "well " * 10) == [" I am well well well well well well"]
-    assert buffer.rest() == [" well well well well "]
+    assert buffer.flush() == [" well well well well "]
     assert buffer.add("3.5") == []
-    assert buffer.rest() == ["3.5"]
-    assert buffer.rest() == []
+    assert buffer.flush() == ["3.5"]
+    assert buffer.flush() == []

@@ -65,7 +65,7 @@ export function reading(text, at, before = null) {
     slots: of("shoal_engine_slots"),
     running: of("shoal_engine_running") ?? 0,
     waiting: of("shoal_engine_waiting") ?? 0,
-    underWay: of("shoal_speeches_under_way") ?? 0,
+    underWay: of("shoal_requests_in_flight") ?? 0,
     blocks: of("shoal_kv_blocks"),
     blocksUsed: of("shoal_kv_blocks_used") ?? 0,
     blocksCached: of("shoal_kv_blocks_cached") ?? 0,
@@ -73,10 +73,10 @@ export function reading(text, at, before = null) {
     prefixHits: of("shoal_prefix_hits_total") ?? 0,
     voiceHits: of("shoal_voice_cache_hits_total") ?? 0,
     voiceMisses: of("shoal_voice_cache_misses_total") ?? 0,
-    spoken: of("shoal_utterances_spoken_total") ?? 0,
+    spoken: of("shoal_utterances_completed_total") ?? 0,
     throughput: before ? rate(audioMade, before.audioMade) : 0,
     frameRate: before ? rate(frames, before.frames) : 0,
-    firstAudio: quantile(samples, "shoal_first_audio_seconds", 0.5),
+    firstAudio: quantile(samples, "shoal_time_to_first_audio_seconds", 0.5),
     realTimeFactor: quantile(samples, "shoal_real_time_factor", 0.5),
   };
 }

@@ -12,19 +12,19 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from shoal.api.config import Limits
-from shoal.server.state import Desk
-from tests.server.standin import RATE, Standin, desk_with, listening, wait_until
+from shoal.api.state import ServerState
+from tests.server.standin import RATE, Standin, listening, state_with, wait_until
 
 PACKED = {"content-type": "application/msgpack"}
 REFERENCES = [{"audio": b"\0" * 60_000, "text": "What I say."}]
-BUSY = "too many uploads at one time; try again later"
+BUSY = "too many uploads are in flight; try again later"
 
 
 @dataclass
 class House:
     """A server with room for the recordings of one request."""
 
-    desk: Desk
+    state: ServerState
     standin: Standin
     port: int
 
@@ -39,9 +39,9 @@ class House:
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     standin = Standin()
-    desk = desk_with(standin, Limits(all_bodies_bytes=100_000), tmp_path)
-    with listening(desk) as port:
-        yield House(desk, standin, port)
+    state = state_with(standin, Limits(all_bodies_bytes=100_000), tmp_path)
+    with listening(state) as port:
+        yield House(state, standin, port)
         standin.go_on.set()
 
 
@@ -66,7 +66,7 @@ def test_a_request_keeps_its_share_until_it_has_been_spoken(house: House) -> Non
         assert (refused.status_code, refused.json()["message"]) == (429, BUSY)
         assert "retry-after" in refused.headers
         house.standin.go_on.set()
-        wait_until(lambda: house.desk.budget.used == 0)
+        wait_until(lambda: house.state.body_budget.used == 0)
     assert house.post("/v1/tts", SPEECH).status_code == 200
 
 
@@ -74,14 +74,14 @@ def test_a_reader_who_takes_nothing_holds_no_share(house: House) -> None:
     house.standin.rest = 200 * RATE  # more than the kernel takes
     house.standin.go_on.set()
     with begin(house, SPEECH):
-        wait_until(lambda: house.desk.budget.used == 0)
+        wait_until(lambda: house.state.body_budget.used == 0)
         assert house.post("/v1/tts", SPEECH | {"streaming": False}).status_code == 200
 
 
 @pytest.mark.parametrize("content", [{"text": "Hello.", "colour": "blue" * 9_000}, {"text": "x" * 50_000}])
 def test_what_is_refused_gives_its_share_back(house: House, content: dict[str, Any]) -> None:
     assert house.post("/v1/tts", content).status_code in (400, 422)
-    wait_until(lambda: house.desk.budget.used == 0)
+    wait_until(lambda: house.state.body_budget.used == 0)
 
 
 def test_recordings_that_are_encoded_keep_their_share_as_long(house: House) -> None:
@@ -89,9 +89,9 @@ def test_recordings_that_are_encoded_keep_their_share_as_long(house: House) -> N
     with begin(house, SPEECH):
         assert house.post("/v1/vqgan/encode", audios).status_code == 429
         house.standin.go_on.set()
-        wait_until(lambda: house.desk.budget.used == 0)
+        wait_until(lambda: house.state.body_budget.used == 0)
     assert house.post("/v1/vqgan/encode", audios).status_code == 200
-    wait_until(lambda: house.desk.budget.used == 0)
+    wait_until(lambda: house.state.body_budget.used == 0)
 
 
 def start(line: ClientConnection) -> None:
@@ -102,13 +102,13 @@ def start(line: ClientConnection) -> None:
 def test_a_live_session_keeps_its_share_until_it_ends(house: House) -> None:
     with house.live() as first:
         start(first)
-        wait_until(lambda: house.desk.budget.used > 60_000)
+        wait_until(lambda: house.state.body_budget.used > 60_000)
         with house.live() as second:
             start(second)
             finish = ormsgpack.unpackb(second.recv(timeout=20))  # type: ignore[arg-type]
         assert finish == {"event": "finish", "reason": "error", "message": BUSY}
         assert house.post("/v1/tts", SPEECH).status_code == 429
-    wait_until(lambda: house.desk.budget.used == 0)
+    wait_until(lambda: house.state.body_budget.used == 0)
     with house.live() as third:
         start(third)
         third.send(ormsgpack.packb({"event": "stop"}))

@@ -1,7 +1,8 @@
-"""API keys: made here, shown once, kept as hashes.
+"""API keys: generated here, shown once, stored as hashes.
 
-A key is `shoal_` and 32 random bytes, so one round of SHA-256 is enough: there is nothing to guess. The file holds one
-entry per key with its own limits, is written whole or not at all, by one at a time, and is read anew when it changes.
+A key is `shoal_` and 32 random bytes; with that much entropy one round of SHA-256 is enough. The key file holds one
+entry per key with its own limits. It is replaced atomically, under a lock, and a running server reloads it when it
+changes.
 """
 
 import hashlib
@@ -20,12 +21,12 @@ from shoal.errors import InvalidRequest
 from shoal.paths import atomic_write, file_lock, output_errors
 
 PREFIX = "shoal_"
-SHORTEST = 16  # characters of a key that somebody chose by hand
+MIN_LENGTH = 16  # characters of a key chosen by hand
 
 
 @dataclass(frozen=True)
 class Key:
-    """Who calls. `name` is for people, logs and metrics; the key itself is not here."""
+    """An API key without its secret. `name` appears in logs and metrics."""
 
     name: str
     sha256: str = field(repr=False)
@@ -33,22 +34,22 @@ class Key:
     limits: KeyLimits = field(default=KeyLimits())
 
 
-ANYONE = Key("anyone", "")
+ANONYMOUS = Key("anyone", "")
 
 
 def digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def chosen_key(number: int, key: str, limits: KeyLimits) -> Key:
-    """A key from the settings. Raises InvalidRequest for one that could be guessed."""
-    if len(key) < SHORTEST:
-        raise InvalidRequest(f"API key {number} has {len(key)} characters; a key needs at least {SHORTEST}")
+def key_from_settings(number: int, key: str, limits: KeyLimits) -> Key:
+    """Raises InvalidRequest for a key that is short enough to guess."""
+    if len(key) < MIN_LENGTH:
+        raise InvalidRequest(f"API key {number} has {len(key)} characters; a key needs at least {MIN_LENGTH}")
     return Key(f"settings-{number}", digest(key), limits=limits)
 
 
 class KeyRing:
-    """All keys that open the door; without any it stands open."""
+    """The keys that the server accepts."""
 
     def __init__(self, keys: Sequence[Key]) -> None:
         self._keys = tuple(keys)
@@ -56,41 +57,41 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def owner(self, key: str) -> Key | None:
-        """Takes the same time for every wrong key: all are compared, each in constant time."""
-        found, shown = None, digest(key)
+    def find(self, key: str) -> Key | None:
+        """Compare against all keys in constant time, so that timing reveals nothing about stored keys."""
+        found, sha256 = None, digest(key)
         for each in self._keys:
-            if hmac.compare_digest(each.sha256, shown):
+            if hmac.compare_digest(each.sha256, sha256):
                 found = each
         return found
 
 
 class KeyFile:
-    """The keys of a JSON file. One that is not there holds none."""
+    """A JSON file of keys. A missing file has none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> list[Key]:
-        """Raises InvalidRequest naming the file when it is not one of ours."""
+        """Raises InvalidRequest, naming the file, when it is not a key file."""
         try:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
             return [_key(entry) for entry in stored["keys"]]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError) as problem:
-            raise InvalidRequest(f"{self.path}: this is not a file of keys: {problem}") from None
+            raise InvalidRequest(f"{self.path} is not a key file: {problem}") from None
 
-    def stamp(self) -> tuple[int, int] | None:
-        """Changes when the file does."""
+    def version(self) -> tuple[int, int] | None:
+        """Return a value that changes whenever the file does."""
         try:
             found = self.path.stat()
         except OSError:
             return None
         return found.st_mtime_ns, found.st_ino
 
-    def new(self, name: str, limits: KeyLimits | None = None) -> str:
-        """Adds a key and returns it; it cannot be shown again. Raises InvalidRequest for a name that is taken."""
+    def create(self, name: str, limits: KeyLimits | None = None) -> str:
+        """Add a key and return its secret, which is not stored. Raises InvalidRequest when the name is taken."""
         if not name.strip():
             raise InvalidRequest("a key needs a name")
         secret = PREFIX + secrets.token_urlsafe(32)
@@ -103,13 +104,13 @@ class KeyFile:
         return secret
 
     def revoke(self, name: str) -> None:
-        """A running server refuses it within seconds. Raises InvalidRequest for a name that is not there."""
+        """Remove a key; a running server rejects it within seconds. Raises InvalidRequest for an unknown name."""
         with self._locked():
             keys = self.read()
-            left = [key for key in keys if key.name != name]
-            if len(left) == len(keys):
+            remaining = [key for key in keys if key.name != name]
+            if len(remaining) == len(keys):
                 raise InvalidRequest(f"there is no key named {name!r} in {self.path}")
-            self._write(left)
+            self._write(remaining)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -135,5 +136,5 @@ def _key(entry: dict[str, Any]) -> Key:
     rest = dict(entry)
     key = Key(rest.pop("name"), rest.pop("sha256"), rest.pop("created"))
     if not isinstance(key.name, str) or not isinstance(key.sha256, str) or len(key.sha256) != 64:
-        raise ValueError("a key has a name and the SHA-256 of its text")
+        raise ValueError("a key has a name and the SHA-256 of its secret")
     return replace(key, limits=KeyLimits(**rest))

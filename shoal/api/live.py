@@ -1,0 +1,110 @@
+"""Live text input: the events of a live session, and the buffer that cuts incoming text into sentences."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from shoal.api.parsing import unpack, validated
+from shoal.api.schemas import Body, SpeechBody
+from shoal.errors import InvalidRequest, TextError
+
+# A sentence ends only when something follows its end mark: "3." may become "3.5", and "..." may grow.
+SENTENCE_END = re.compile(r"[.!?…;:]['\")\]]*(?=\s)|[。！？；]|\n")
+DEFAULT_MAX_CHARACTERS = 200
+
+
+class LiveBody(SpeechBody):
+    """The request in a `start` event. Its text is normally empty; text arrives in later events."""
+
+    text: Annotated[str, Field(description="First text to speak.")] = ""
+
+
+class Start(Body):
+    event: Literal["start"]
+    request: dict[str, Any]
+
+    def body(self) -> LiveBody:
+        """Raises SchemaViolation."""
+        return validated(LiveBody, self.request)
+
+
+class Text(Body):
+    event: Literal["text"]
+    text: str
+
+
+class Flush(Body):
+    event: Literal["flush"]
+
+
+class Stop(Body):
+    event: Literal["stop"]
+
+
+LiveEvent = Start | Text | Flush | Stop
+EVENTS: dict[str, type[LiveEvent]] = {"start": Start, "text": Text, "flush": Flush, "stop": Stop}
+
+
+def parse_event(message: bytes) -> LiveEvent:
+    """Parse one MessagePack message. Raises InvalidRequest or a subclass."""
+    content = unpack(message)
+    name = content.get("event") if isinstance(content, dict) else None
+    if not isinstance(name, str):
+        raise InvalidRequest("an event is a map with its name under the key `event`")
+    if name not in EVENTS:
+        raise InvalidRequest(f"unknown event {name[:64]!r}: send start, text, flush or stop")
+    return validated(EVENTS[name], content)
+
+
+def parse_start(message: bytes) -> LiveBody:
+    """Return the request in the first event. Raises InvalidRequest or a subclass."""
+    event = parse_event(message)
+    if not isinstance(event, Start):
+        raise InvalidRequest("the first event must be `start`")
+    return event.body()
+
+
+class TextBuffer:
+    """Collects text and returns it in pieces: whole sentences of `min_characters`, cut at `max_characters` at most.
+
+    `session_characters` bounds the text of the whole session.
+    """
+
+    def __init__(self, min_characters: int, max_characters: int | None, session_characters: int) -> None:
+        self._min, self._left = min_characters, session_characters
+        self._max = max(max_characters or DEFAULT_MAX_CHARACTERS, min_characters, 16)
+        self._text = ""
+
+    def add(self, text: str) -> list[str]:
+        """Return the pieces that can be spoken now. Raises TextError when the session's limit is exceeded."""
+        self._left -= len(text)
+        if self._left < 0:
+            raise TextError("the text of this session is too long; start another session")
+        self._text += text
+        ready: list[str] = []
+        while cut := self._cut():
+            piece, self._text = self._text[:cut], self._text[cut:]
+            ready.append(piece)
+        return [piece for piece in ready if speakable(piece)]
+
+    def flush(self) -> list[str]:
+        """Return all buffered text."""
+        piece, self._text = self._text, ""
+        return [piece] if speakable(piece) else []
+
+    def _cut(self) -> int:
+        """Return where to cut the buffered text, or 0 to wait for more."""
+        if len(self._text) < max(self._min, 1):
+            return 0
+        ends = [found.end() for found in SENTENCE_END.finditer(self._text) if found.end() >= self._min]
+        if ends and ends[0] <= self._max:
+            return ends[0]
+        if len(self._text) <= self._max:
+            return 0
+        space = self._text.rfind(" ", 1, self._max)
+        return space if space > 0 else self._max
+
+
+def speakable(text: str) -> bool:
+    return any(character.isalnum() for character in text)

@@ -1,0 +1,132 @@
+"""Parse request bodies: JSON, MessagePack and multipart bytes -> validated pydantic models. No I/O."""
+
+from collections import defaultdict
+from io import BytesIO
+from typing import Any, TypeVar
+
+import ormsgpack
+import pydantic_core
+from pydantic import BaseModel, ValidationError
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File, FormParser
+
+from shoal.api.exceptions import SchemaViolation
+
+JSON, MSGPACK, MULTIPART = "application/json", "application/msgpack", "multipart/form-data"
+MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
+ALL = (JSON, MSGPACK, MULTIPART)
+MAX_PARTS = 128
+PIECE_BYTES = 64 << 10
+
+Model = TypeVar("Model", bound=BaseModel)
+Form = dict[str, list[str | bytes]]  # part name -> texts (str) and files (bytes)
+
+
+def validated(model: type[Model], content: Any, *, lax: bool = False) -> Model:
+    """Validate `content`. Raises SchemaViolation. `lax` converts strings to numbers: forms carry only strings."""
+    try:
+        return model.model_validate(content, strict=False if lax else None)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise SchemaViolation([_format_error(model, dict(each)) for each in found]) from None
+
+
+def _format_error(model: type[BaseModel], error: dict[str, Any]) -> dict[str, Any]:
+    """Return pydantic's error; for an unknown top-level field, list the known ones in the message."""
+    location = list(error["loc"])
+    if error["type"] != "extra_forbidden":
+        return {**error, "loc": location}
+    known = f"; there are {', '.join(model.model_fields)}" if len(location) == 1 else ""
+    return {**error, "loc": location, "msg": f"unknown field{known}"}
+
+
+def parse_json(body: bytes | str) -> Any:
+    """Raises SchemaViolation when `body` is not JSON."""
+    try:
+        return pydantic_core.from_json(body, allow_inf_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable("JSON", error) from None
+
+
+def unpack(body: bytes) -> Any:
+    """Raises SchemaViolation when `body` is not MessagePack."""
+    try:
+        return ormsgpack.unpackb(body)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable("MessagePack", error) from None
+
+
+def parse_form(body: bytes, boundary: str) -> Form:
+    """Parse a multipart body. Raises SchemaViolation when it is malformed or truncated."""
+    parts: Form = defaultdict(list)
+    ended = False
+
+    def on_end() -> None:
+        nonlocal ended
+        ended = True
+
+    def on_part(part: Field | File) -> None:
+        if sum(map(len, parts.values())) >= MAX_PARTS:
+            raise FormParserError(f"more than {MAX_PARTS} parts")
+        name, value = _part(part)
+        parts[name].append(value)
+
+    try:
+        parser = FormParser(
+            MULTIPART, on_part, on_part, on_end, boundary=boundary, config={"MAX_MEMORY_FILE_SIZE": len(body) + 1}
+        )
+        # The parser copies what it is given; feeding it in pieces bounds the size of the copies.
+        for start in range(0, len(body), PIECE_BYTES):
+            parser.write(body[start : start + PIECE_BYTES])
+        parser.finalize()
+    except (FormParserError, ValueError) as error:
+        raise _unreadable("a form", error) from None
+    if not ended:
+        raise _unreadable("a form", ValueError("it is truncated"))
+    return dict(parts)
+
+
+def text_part(form: Form, name: str) -> str:
+    """Return the single text part with this name; a file of UTF-8 text is accepted too. Raises SchemaViolation."""
+    values = form.get(name, [])
+    if len(values) != 1:
+        raise _wrong_part(name, "send this field once" if values else "Field required")
+    value = values[0]
+    try:
+        return value if isinstance(value, str) else value.decode()
+    except UnicodeDecodeError:
+        raise _wrong_part(name, "this is not UTF-8 text") from None
+
+
+def file_part(form: Form, name: str) -> bytes:
+    """Return the single file part with this name. Raises SchemaViolation."""
+    values = form.get(name, [])
+    if len(values) != 1 or not isinstance(values[0], bytes):
+        raise _wrong_part(name, "send one file under this name")
+    return values[0]
+
+
+def check_parts(form: Form, *known: str) -> None:
+    """Raise SchemaViolation when the form has a part that is not in `known`."""
+    for name in form:
+        if name not in known:
+            raise SchemaViolation([{"type": "extra_forbidden", "loc": [name], "msg": "unknown field"}])
+
+
+def _part(part: Field | File) -> tuple[str, str | bytes]:
+    name = (part.field_name or b"").decode("utf-8", "replace")
+    if isinstance(part, File):
+        assert isinstance(part.file_object, BytesIO), "MAX_MEMORY_FILE_SIZE exceeds the body, so no part spills to disk"
+        return name, part.file_object.getvalue()  # shares the buffer; read() would copy it
+    try:
+        return name, (part.value or b"").decode()
+    except UnicodeDecodeError:
+        raise FormParserError(f"{name} is not UTF-8 text") from None
+
+
+def _unreadable(format: str, error: BaseException) -> SchemaViolation:
+    return SchemaViolation([{"type": "unreadable", "loc": ["body"], "msg": f"the body is not {format}: {error}"}])
+
+
+def _wrong_part(name: str, message: str) -> SchemaViolation:
+    return SchemaViolation([{"type": "missing", "loc": [name], "msg": message}])

@@ -1,0 +1,245 @@
+"""Request bodies of the Fish and the OpenAI API, as their published clients send them."""
+
+import base64
+import binascii
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    RootModel,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from shoal.api.exceptions import wrong_field
+from shoal.api.output import OutputOptions
+from shoal.api.parsing import Form, parse_json, text_part
+
+Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac", "webm"]
+AUTO_BITRATE = -1000
+PCM_RATE = 24_000  # Hz; OpenAI's clients assume it, since pcm has no header
+
+
+class Body(BaseModel):
+    """Base of all bodies: unknown fields and wrong types are rejected, never ignored or converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _integral(value: Any) -> Any:
+    """JSON does not distinguish 200.0 from 200, and clients in some languages send the former."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _decode_audio(value: Any) -> Any:
+    """Decode base64 strings, pass bytes through. URLs are rejected and never fetched."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("send the audio itself as base64; URLs and paths are not fetched") from None
+
+
+Integer = Annotated[int, BeforeValidator(_integral)]
+AudioBytes = Annotated[
+    bytes,
+    BeforeValidator(_decode_audio),
+    Field(min_length=1),
+    PlainSerializer(lambda audio: base64.b64encode(audio).decode(), return_type=str),
+    WithJsonSchema(
+        {"type": "string", "format": "byte", "minLength": 4, "description": "Audio file; base64-encoded in JSON."}
+    ),
+]
+Seed = Annotated[Integer, Field(ge=0, le=2**63 - 1)]
+VOICE_NAME = r"^[a-zA-Z0-9\-_]([a-zA-Z0-9\-_ ]*[a-zA-Z0-9\-_])?$"
+VoiceName = Annotated[str, Field(min_length=1, max_length=255, pattern=VOICE_NAME)]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(ge=0.9, le=2)]
+MaxFrames = Annotated[Integer, Field(ge=0, le=100_000)]
+SampleRate = Annotated[Integer, Field(ge=8_000, le=192_000)]
+
+
+class ReferenceRecording(Body):
+    audio: AudioBytes
+    text: Annotated[str, Field(min_length=1, description="Transcript of the recording.")]
+
+
+class Prosody(Body):
+    speed: Annotated[float, Field(ge=0.5, le=2.0, description="Speaking rate; the pitch does not change.")] = 1.0
+    volume: Annotated[float, Field(ge=-20.0, le=20.0, description="Gain in decibels.")] = 0.0
+
+
+def _only_true(conditioned: bool) -> bool:
+    # Not Literal[True]: that would not convert the strings of a form.
+    if not conditioned:
+        raise ValueError("only true is supported: every turn is generated with the previous turns as context")
+    return conditioned
+
+
+class SpeechBody(Body):
+    """Body of `POST /v1/tts`. Every field takes effect as described; fields that are not supported are rejected."""
+
+    text: Annotated[str, Field(min_length=1, description="Text to speak.", examples=["Hello there."])]
+    chunk_length: Annotated[
+        Integer | None,
+        Field(ge=16, le=1000, description="Maximum bytes of text per turn. Default: the model's."),
+    ] = None
+    format: Annotated[Format, Field(description="Audio format of the response.")] = "wav"
+    sample_rate: Annotated[
+        SampleRate | None, Field(description="Sample rate of the response in Hz. Default: the model's.")
+    ] = None
+    mp3_bitrate: Annotated[Literal[64, 128, 192], Field(description="Bitrate in kbit/s for mp3.")] = 128
+    opus_bitrate: Annotated[
+        Literal[-1000, 24, 32, 48, 64],
+        Field(description="Bitrate in kbit/s for opus and webm; -1000 lets the encoder choose."),
+    ] = -1000
+    references: Annotated[
+        list[ReferenceRecording],
+        Field(default_factory=list, description="Recordings of the voice to clone; ignored when reference_id is set."),
+    ]
+    reference_id: Annotated[
+        VoiceName | None, Field(description="Name of a stored voice, as listed by /v1/references/list.")
+    ] = None
+    seed: Annotated[
+        Seed | None, Field(description="Sampling seed. Default: random, returned in the X-Seed header.")
+    ] = None
+    use_memory_cache: Annotated[
+        Literal["on", "off"],
+        Field(description="Accepted for compatibility: encoded references are always cached by content."),
+    ] = "off"
+    normalize: Annotated[
+        bool, Field(description="Normalise numbers and symbols for the model; false passes the text through unchanged.")
+    ] = True
+    latency: Annotated[
+        Literal["normal", "balanced"],
+        Field(description="balanced streams the audio, normal returns it whole; `streaming` takes precedence."),
+    ] = "normal"
+    streaming: Annotated[
+        bool | None, Field(description="Stream the audio as it is generated. Takes precedence over `latency`.")
+    ] = None
+    max_new_tokens: Annotated[
+        MaxFrames | None, Field(description="Maximum frames per turn; 0: as many as the context holds.")
+    ] = None
+    top_p: Annotated[TopP | None, Field(description="Nucleus sampling threshold. Default: the model's.")] = None
+    temperature: Annotated[Temperature | None, Field(description="Sampling temperature. Default: the model's.")] = None
+    repetition_penalty: Annotated[
+        RepetitionPenalty | None, Field(description="Repetition penalty; the S2 family ignores it, as upstream.")
+    ] = None
+    prosody: Annotated[Prosody | None, Field(description="Speed and volume of the audio.")] = None
+    min_chunk_length: Annotated[
+        Integer,
+        Field(ge=0, le=1000, description="Live socket only: minimum characters to speak before a flush."),
+    ] = 50
+    condition_on_previous_chunks: Annotated[
+        bool,
+        AfterValidator(_only_true),
+        Field(
+            description="Only true is supported: every turn is generated with the previous turns as context.",
+            json_schema_extra={"const": True},
+        ),
+    ] = True
+    early_stop_threshold: Annotated[
+        float, Field(ge=1.0, le=1.0, description="Only 1.0 is supported: generation ends at the model's end token.")
+    ] = 1.0
+
+    @field_validator("mp3_bitrate", "opus_bitrate", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        """Forms carry strings, which a Literal of numbers does not convert even in lax mode."""
+        return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value
+
+    @property
+    def streams(self) -> bool:
+        return self.latency == "balanced" if self.streaming is None else self.streaming
+
+    def output(self) -> OutputOptions:
+        """Raises InvalidRequest when the format does not support the sample rate."""
+        prosody = self.prosody or Prosody()
+        return OutputOptions(self.format, self.sample_rate, self._bitrate(), prosody.speed, prosody.volume)
+
+    def _bitrate(self) -> int | None:
+        if self.format == "mp3":
+            return self.mp3_bitrate * 1000
+        if self.format in ("opus", "webm") and self.opus_bitrate != AUTO_BITRATE:
+            return self.opus_bitrate * 1000
+        return None
+
+
+def form_fields(form: Form) -> dict[str, Any]:
+    """Convert a form to the fields of SpeechBody. Recordings are `reference_audio` files, one `reference_text` each."""
+    audios, texts = form.pop("reference_audio", []), form.pop("reference_text", [])
+    if len(audios) != len(texts):
+        raise wrong_field("reference_text", f"{len(audios)} recordings have {len(texts)} texts; send one text for each")
+    content: dict[str, Any] = {name: text_part(form, name) for name in form}
+    for name in ("references", "prosody"):
+        if name in content:
+            content[name] = parse_json(content[name])
+    if audios:
+        content["references"] = [{"audio": audio, "text": text} for audio, text in zip(audios, texts, strict=True)]
+    return content
+
+
+class VoiceById(Body):
+    id: VoiceName
+
+
+def _no_instructions(value: Any) -> Any:
+    if value:
+        raise ValueError("instructions are not supported: these models take their style from the voice and the text")
+    return value
+
+
+class OpenAISpeech(Body):
+    """Body of `POST /v1/audio/speech`."""
+
+    model: Annotated[str, Field(min_length=1, max_length=255, description="A name listed by /v1/models.")]
+    input: Annotated[str, Field(min_length=1, description="Text to speak.")]
+    voice: Annotated[VoiceName | VoiceById, Field(description="Name of a stored voice, or an OpenAI voice name.")]
+    instructions: Annotated[
+        Literal[""] | None,
+        BeforeValidator(_no_instructions),
+        Field(description="Not supported: these models take their style from the voice and the text."),
+    ] = None
+    response_format: Annotated[
+        Literal["mp3", "opus", "aac", "flac", "wav", "pcm"], Field(description="Audio format of the response.")
+    ] = "mp3"
+    speed: Annotated[float, Field(ge=0.25, le=4.0, description="Speaking rate; the pitch does not change.")] = 1.0
+    stream_format: Annotated[
+        Literal["audio", "sse"], Field(description="audio: raw bytes; sse: server-sent events with base64 audio.")
+    ] = "audio"
+    sample_rate: Annotated[
+        SampleRate | None,
+        Field(description="Extension: sample rate in Hz. Default: 24000 for pcm, the model's for other formats."),
+    ] = None
+    seed: Annotated[
+        Seed | None, Field(description="Extension: sampling seed. Default: random, returned in the X-Seed header.")
+    ] = None
+    temperature: Annotated[Temperature | None, Field(description="Extension: sampling temperature.")] = None
+    top_p: Annotated[TopP | None, Field(description="Extension: nucleus sampling threshold.")] = None
+    repetition_penalty: Annotated[RepetitionPenalty | None, Field(description="Extension: repetition penalty.")] = None
+    max_new_tokens: Annotated[MaxFrames | None, Field(description="Extension: maximum frames per turn.")] = None
+    normalize: Annotated[
+        bool, Field(description="Extension: normalise numbers and symbols for the model, as in /v1/tts.")
+    ] = True
+
+    def output(self) -> OutputOptions:
+        rate = self.sample_rate or (PCM_RATE if self.response_format == "pcm" else None)
+        return OutputOptions(self.response_format, rate, speed=self.speed)
+
+
+class Invocation(RootModel[dict[str, Any]]):
+    """Body of SageMaker's `/invocations`: a Fish body (`text`) or an OpenAI body (`input`)."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "Invocation":
+        if "input" in self.root and "text" in self.root:
+            raise ValueError("send `text` (Fish) or `input` (OpenAI), not both")
+        return self

@@ -1,0 +1,133 @@
+"""State that all requests of one serving process share, with or without HTTP in front of it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from shoal.api.admission import AdmissionQueue, BodyBudget
+from shoal.api.config import ServerConfig
+from shoal.api.engine_client import EngineLifecycle
+from shoal.api.exceptions import Unauthorized
+from shoal.api.key_usage import KeyUsageTracker, UsageFile, UsageRecorder
+from shoal.api.keys import ANONYMOUS, Key, KeyFile, KeyRing, key_from_settings
+from shoal.errors import ShoalError
+from shoal.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+KEY_CHECK_SECONDS = 2.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class EngineStatsCache:
+    """The engine's last known statistics. At most one query is pending, however slowly the engine answers."""
+
+    latest: dict[str, Any] | None = None
+    _query: asyncio.Task[None] | None = None
+
+    async def refresh(self, lifecycle: EngineLifecycle, timeout: float = 1.0) -> None:
+        """Query the engine, and wait at most `timeout` seconds for the answer."""
+        if self._query is None or self._query.done():
+            self._query = asyncio.create_task(self._fetch(lifecycle))
+        await asyncio.wait([self._query], timeout=timeout)
+
+    async def _fetch(self, lifecycle: EngineLifecycle) -> None:
+        try:
+            if lifecycle.engine is not None and lifecycle.state == "ready":
+                self.latest = await asyncio.to_thread(lifecycle.engine.service.statistics)
+        except ShoalError as problem:
+            logger.warning("no engine statistics, serving the previous ones: %s", problem)
+
+
+@dataclass(eq=False)
+class ServerState:
+    config: ServerConfig
+    lifecycle: EngineLifecycle
+    metrics: Metrics
+    key_usage: KeyUsageTracker
+    queue: AdmissionQueue
+    body_budget: BodyBudget
+    encoder_pool: ThreadPoolExecutor
+    keys: KeyRing = field(default=KeyRing(()))
+    engine_stats: EngineStatsCache = field(default_factory=EngineStatsCache)
+    usage: UsageRecorder | None = None
+    # Dedicated executor: converting an hour of audio must not block streaming encoders or body parsing.
+    convert_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "shoal-convert"))
+
+    @property
+    def requires_key(self) -> bool:
+        """True also for a key file without keys: deleting the last key must not open the server."""
+        return bool(self.config.api_keys) or self.config.keys_file is not None
+
+    async def encode(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run audio encoding in the encoder threads, whose number bounds its CPU use."""
+        return await asyncio.get_running_loop().run_in_executor(self.encoder_pool, partial(work, *args, **kwargs))
+
+    def authenticate(self, authorization: str) -> Key:
+        """Return the key in an Authorization header value. Raises Unauthorized; a server without keys accepts any."""
+        if not self.requires_key:
+            return ANONYMOUS
+        scheme, _, secret = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
+            raise Unauthorized("this server needs a key: send Authorization: Bearer KEY")
+        found = self.keys.find(secret.strip())
+        if found is None:
+            raise Unauthorized("Invalid token")
+        return found
+
+    async def watch_keys(self) -> None:
+        """Reload the key file when it changes; a broken file leaves the loaded keys in place."""
+        if self.config.keys_file is None:
+            return
+        file = KeyFile(self.config.keys_file)
+        seen = await asyncio.to_thread(file.version)
+        while True:
+            await asyncio.sleep(KEY_CHECK_SECONDS)
+            version = await asyncio.to_thread(file.version)
+            if version != seen:
+                seen = version
+                await self._reload_keys(file)
+
+    async def record_usage(self) -> None:
+        if self.usage is not None:
+            await self.usage.run()
+
+    async def _reload_keys(self, file: KeyFile) -> None:
+        try:
+            self.keys = await asyncio.to_thread(load_keys, self.config)
+            logger.info("%d keys after a change of %s", len(self.keys), file.path.name)
+        except ShoalError as problem:
+            logger.warning("keys not reloaded, keeping the previous ones: %s", problem)
+
+
+def create_state(config: ServerConfig, lifecycle: EngineLifecycle, slots: int) -> ServerState:
+    """Read the key and usage files and create the state. Raises InvalidRequest for a broken key file."""
+    engine_stats, key_usage = EngineStatsCache(), KeyUsageTracker(config.key_limits)
+    return ServerState(
+        config,
+        lifecycle,
+        Metrics(lambda: engine_stats.latest),
+        key_usage,
+        AdmissionQueue(config.capacity, slots),
+        BodyBudget(config.limits.all_bodies_bytes),
+        ThreadPoolExecutor(config.encoding_threads, thread_name_prefix="shoal-encode"),
+        load_keys(config),
+        engine_stats,
+        UsageRecorder(key_usage, UsageFile(config.usage_file)) if config.usage_file is not None else None,
+    )
+
+
+def load_keys(config: ServerConfig) -> KeyRing:
+    """Return the keys of the settings and of the key file. Blocks on file I/O."""
+    configured = [key_from_settings(number, key, config.key_limits) for number, key in enumerate(config.api_keys, 1)]
+    stored = KeyFile(config.keys_file).read() if config.keys_file is not None else []
+    if config.keys_file is not None and not stored:
+        logger.warning("%s has no keys: create one with `shoal keys new NAME --file FILE`", config.keys_file)
+    return KeyRing([*configured, *stored])

@@ -1,0 +1,117 @@
+"""Read request bodies within size, time and memory limits, and parse them without blocking the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from email.message import Message
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from shoal.api.admission import BodyBudget, BodyReservation
+from shoal.api.config import Limits
+from shoal.api.exceptions import BodyTimeout, BodyTooLarge, UnknownMediaType
+from shoal.api.parsing import (
+    ALL,
+    JSON,
+    MSGPACK,
+    MSGPACK_NAMES,
+    MULTIPART,
+    Form,
+    Model,
+    parse_form,
+    parse_json,
+    unpack,
+    validated,
+)
+
+INLINE_BYTES = 64 << 10  # parsing a smaller body takes less time than handing it to a thread
+
+T = TypeVar("T")
+
+
+async def read_model(
+    request: Request,
+    model: type[Model],
+    limits: Limits,
+    budget: BodyBudget,
+    *,
+    from_form: Callable[[Form], dict[str, Any]] | None = None,
+) -> Model:
+    """Return the body as a `model`: JSON or MessagePack by Content-Type, or a form if `from_form` converts it."""
+    kind, known = media_type(request), ALL if from_form else (JSON, MSGPACK)
+    if kind not in known:
+        raise UnknownMediaType(f"send one of {', '.join(known)}, not {kind or 'nothing'}", known)
+    body = await read_body(request, limits, budget)
+    if kind == MULTIPART and from_form:
+        boundary = _boundary(request)
+        return await _parse(body, lambda: validated(model, from_form(parse_form(body, boundary)), lax=True))
+    parse = unpack if kind == MSGPACK else parse_json
+    return await _parse(body, lambda: validated(model, parse(body)))
+
+
+async def read_form(request: Request, limits: Limits, budget: BodyBudget) -> Form:
+    """Return the parts of a multipart body."""
+    kind = media_type(request)
+    if kind != MULTIPART:
+        raise UnknownMediaType(f"send {MULTIPART}, not {kind or 'nothing'}", (MULTIPART,))
+    boundary, body = _boundary(request), await read_body(request, limits, budget)
+    return await _parse(body, lambda: parse_form(body, boundary))
+
+
+async def read_body(request: Request, limits: Limits, budget: BodyBudget) -> bytes:
+    """Return the body. Raises BodyTooLarge on the declared length, before reading, or while reading, at the limit.
+
+    The body counts against the budget until the request ends or `release_body` is called.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limits.body_bytes:
+        raise _too_large(limits)
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise UnknownMediaType("compressed bodies are not supported: send the body uncompressed", ALL)
+    body, reservation = bytearray(), _reserve(request, budget)
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for piece in request.stream():
+                if len(body) + len(piece) > limits.body_bytes:
+                    raise _too_large(limits)
+                reservation.grow(len(piece))
+                body += piece
+    except TimeoutError:
+        raise BodyTimeout(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
+    return bytes(body)
+
+
+def release_body(request: Request) -> None:
+    """Release the body's budget before the request ends, once neither its bytes nor what was parsed are needed."""
+    reservation = getattr(request.state, "body_reservation", None)
+    if isinstance(reservation, BodyReservation):
+        reservation.release()
+
+
+def media_type(request: Request) -> str:
+    """Return the normalised Content-Type without parameters."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    return MSGPACK if kind in MSGPACK_NAMES else kind
+
+
+async def _parse(body: bytes, parse: Callable[[], T]) -> T:
+    return parse() if len(body) < INLINE_BYTES else await asyncio.to_thread(parse)
+
+
+def _reserve(request: Request, budget: BodyBudget) -> BodyReservation:
+    """Reserve budget that is released when the request's task ends; ASGI servers run every request in its own task."""
+    reservation = request.state.body_reservation = BodyReservation(budget)
+    task = asyncio.current_task()
+    assert task is not None
+    task.add_done_callback(lambda _: reservation.release())
+    return reservation
+
+
+def _boundary(request: Request) -> str:
+    header = Message()
+    header["content-type"] = request.headers.get("content-type", "")
+    return str(header.get_param("boundary") or "")
+
+
+def _too_large(limits: Limits) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {limits.body_bytes:,} bytes")

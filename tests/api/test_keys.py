@@ -1,0 +1,77 @@
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from shoal.api.config import KeyLimits, ServerConfig
+from shoal.api.keys import Key, KeyFile, KeyRing, key_from_settings
+from shoal.api.state import load_keys
+from shoal.errors import InvalidRequest, OutputError
+
+
+def test_a_key_is_stored_as_a_hash_and_authenticates(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "deep" / "keys.json")
+    assert file.read() == []
+    secret = file.create("alice", KeyLimits(concurrency=2))
+    file.create("bob")
+    assert secret not in file.path.read_text()
+    assert file.path.stat().st_mode & 0o777 == 0o600
+    ring = KeyRing(file.read())
+    key = ring.find(secret)
+    assert key is not None
+    assert (key.name, key.limits.concurrency) == ("alice", 2)
+    assert ring.find(secret[:-1]) is None
+    assert ring.find("\ud800") is None
+    file.revoke("alice")
+    assert KeyRing(file.read()).find(secret) is None
+
+
+def test_a_key_file_without_keys_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_keys(ServerConfig(keys_file=tmp_path / "keys.json"))
+    assert "has no keys" in caplog.text
+    caplog.clear()
+    KeyFile(tmp_path / "keys.json").create("alice")
+    assert len(load_keys(ServerConfig(keys_file=tmp_path / "keys.json"))) == 1
+    assert not caplog.text
+
+
+def test_broken_files_and_wrong_names_are_rejected(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.create("alice")
+    with pytest.raises(InvalidRequest, match="already"):
+        file.create("alice")
+    with pytest.raises(InvalidRequest, match="no key named"):
+        file.revoke("bob")
+    file.path.write_text('{"keys": [{"name": "x"}]}')
+    with pytest.raises(InvalidRequest, match="not a key file"):
+        file.read()
+
+
+def test_concurrent_changes_of_the_key_file_lose_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read = KeyFile(tmp_path / "keys.json"), KeyFile.read
+    file.create("old")
+
+    def slow_read(self: KeyFile) -> list[Key]:
+        keys = read(self)
+        time.sleep(0.05)  # without the lock, a concurrent writer would overwrite this change
+        return keys
+
+    monkeypatch.setattr(KeyFile, "read", slow_read)
+    with ThreadPoolExecutor(7) as pool:
+        changes = [pool.submit(KeyFile(file.path).create, f"user{number}") for number in range(6)]
+        changes.append(pool.submit(KeyFile(file.path).revoke, "old"))
+        for change in changes:
+            change.result()
+    assert {key.name for key in read(file)} == {f"user{number}" for number in range(6)}
+
+
+def test_a_key_file_that_cannot_be_written_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write .*keys\.json"):
+        KeyFile(tmp_path / "file" / "keys.json").create("alice")
+
+
+def test_a_key_short_enough_to_guess_is_rejected() -> None:
+    with pytest.raises(InvalidRequest, match="at least 16"):
+        key_from_settings(1, "password", KeyLimits())

@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.api.output import OutputEncoder, OutputOptions
+from shoal.audio.tempo import Tempo, stages
+
+
+@given(speed=st.floats(0.25, 4.0))
+def test_tempo_stages_multiply_to_the_speed(speed: float) -> None:
+    parts = stages(speed)
+    assert np.prod(parts) == pytest.approx(speed)
+    assert min(parts) >= 0.5
+
+
+@pytest.mark.parametrize("speed", [0.25, 0.7, 1.5, 4.0])
+def test_tempo_changes_the_duration_and_not_the_pitch(speed: float) -> None:
+    rate = 16_000
+    tone = (0.5 * np.sin(2 * np.pi * 400 * np.arange(2 * rate) / rate)).astype(np.float32)
+    tempo = Tempo(rate, speed)
+    output = np.concatenate([*(tempo.feed(tone[i : i + 640]) for i in range(0, len(tone), 640)), tempo.finish()])
+    assert len(output) == pytest.approx(len(tone) / speed, rel=0.05)
+    middle = output[len(output) // 4 : -len(output) // 4]
+    peak = np.argmax(np.abs(np.fft.rfft(middle * np.hanning(len(middle))))) * rate / len(middle)
+    assert peak == pytest.approx(400, abs=6)
+
+
+def test_tempo_of_no_samples_is_no_samples() -> None:
+    tempo = Tempo(16_000, 2.0)
+    assert tempo.feed(np.zeros(0, np.float32)).size == 0
+    assert tempo.finish().size == 0
+
+
+def test_without_streaming_the_whole_file_is_returned_at_the_end() -> None:
+    encoder = OutputEncoder(OutputOptions("wav"), 16_000, stream=False)
+    assert encoder.feed(np.zeros(160, np.float32)) == b""
+    assert len(encoder.finish()) == 44 + 320
