@@ -1,15 +1,16 @@
-"""Bytes as numbers of a wider type, for a kernel to multiply with. Exact: every byte of either sort is a bf16 number.
+"""Dequantization of int8 and fp8 weights inside a kernel. Exact: every int8 and fp8 value is representable in bf16.
 
-A GPU converts bytes one at a time, slower than it reads them from memory. In bf16 four can be made at once of their
-bits, in integer operations that every lane has.
+The hardware conversion instructions handle one value at a time and are slower than the memory reads that feed them. For
+bf16, four values at a time are assembled from their bits with integer and packed FMA instructions.
 """
 
 from __future__ import annotations
 
 from shoal.kernels.jit import jit, tl, triton
 
-# Two bytes per register, each in the low half of sixteen bits. The bits of 128 + n are those of 128 with n below, for
-# n up to 127: a byte is 128 and its seven low bits, less 128 or, if its sign is set, 256.
+# Each 32-bit register holds two values, one in the low byte of each 16-bit half. The bf16 bits of 128 + n are those of
+# 128 with n in the mantissa, for n up to 127: a value is (128 + its low seven bits) minus 128, or minus 256 if its sign
+# bit is set.
 INT8 = """
 mov.b32 minus, 0xbf80bf80;
 prmt.b32 pair, {bytes}, 0, 0x4140;
@@ -22,8 +23,8 @@ lop3.b32 sign, pair, 0x00800080, 0x43004300, 0xea;
 fma.rn.bf16x2 {second}, sign, minus, size;
 """
 
-# Each byte in the high half of sixteen bits, its exponent and mantissa moved to where bf16 has them: the number, but
-# for the difference of the two biases, 2^120.
+# Each value in the high byte of a 16-bit half, with exponent and mantissa shifted to their bf16 positions. The result is
+# off by the difference of the exponent biases, which the multiplication by 2^120 corrects.
 FP8 = """
 mov.b32 bias, 0x7b807b80;
 mov.b32 sign, 0x80008000;
@@ -39,15 +40,16 @@ lop3.b32 pair, pair, sign, size, 0xea;
 fma.rn.bf16x2 {second}, pair, bias, sign;
 """
 
-# Registers of four bytes that one piece of assembler takes; it fills twice as many.
+# Input registers (four bytes each) per inline assembly block; it writes twice as many output registers.
 WORDS = 4
 
 
 def assembler(four_bytes: str, *, pinned: bool) -> str:
-    """For WORDS registers of bytes. With `pinned`, what is written before a wait is also done before it.
+    """Return PTX that converts WORDS registers of bytes.
 
-    The assembler would move it behind, to where it is used and everybody waits for it. A trap it does not move; this
-    one asks for infinite numbers in every lane, and no byte is one.
+    Without `pinned`, ptxas may sink the conversion past a following `grid_dependency_wait`, onto the critical path. It
+    does not move a trap, so `pinned` appends one that depends on all results and never fires: it would need infinity in
+    every lane, which no int8 or fp8 value converts to.
     """
     lines = [
         four_bytes.format(bytes=f"${2 * WORDS + word}", first=f"${2 * word}", second=f"${2 * word + 1}")
@@ -60,31 +62,34 @@ def assembler(four_bytes: str, *, pinned: bool) -> str:
 
 
 if triton is not None:
-    INT8_LATE, INT8_PINNED = (tl.constexpr(assembler(INT8, pinned=pinned)) for pinned in (False, True))
-    FP8_LATE, FP8_PINNED = (tl.constexpr(assembler(FP8, pinned=pinned)) for pinned in (False, True))
-    PLACES = tl.constexpr(",".join(["=r"] * (2 * WORDS) + ["r"] * WORDS))
+    INT8_UNPINNED, INT8_PINNED = (tl.constexpr(assembler(INT8, pinned=pinned)) for pinned in (False, True))
+    FP8_UNPINNED, FP8_PINNED = (tl.constexpr(assembler(FP8, pinned=pinned)) for pinned in (False, True))
+    CONSTRAINTS = tl.constexpr(",".join(["=r"] * (2 * WORDS) + ["r"] * WORDS))
     PACK = tl.constexpr(4 * WORDS)
-    # The interpreter has no assembler.
-    BY_BITS = tl.constexpr(not triton.knobs.runtime.interpret)
+    # The interpreter cannot run inline assembly.
+    USE_ASM = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 @jit
-def dequantize(w, kind: tl.constexpr, HERE: tl.constexpr = False, PINNED: tl.constexpr = False):
-    """Bytes w in `kind`; anything else as it is.
+def dequantize(w, dtype: tl.constexpr, VOLATILE: tl.constexpr = False, PINNED: tl.constexpr = False):
+    """Convert int8 or fp8 values w to `dtype`; values of any other dtype are cast.
 
-    Left alone, the compiler brings what was loaded into the order a product wants as soon as it can, and so waits for
-    memory between any two loads. HERE lets it wait here, and not before. PINNED: not after a wait that follows, either.
+    By default the compiler converts loaded values to the operand layout of the dot as early as it can, and so stalls on
+    memory between consecutive loads. VOLATILE keeps the conversion at this point of the program. PINNED also keeps it
+    ahead of a following `grid_dependency_wait`.
     """
-    if BY_BITS and kind == tl.bfloat16 and w.dtype == tl.int8:
-        from_int8: tl.constexpr = INT8_PINNED if PINNED else INT8_LATE
-        out = tl.inline_asm_elementwise(from_int8, PLACES, [w], dtype=tl.bfloat16, is_pure=not HERE, pack=PACK)
-    elif BY_BITS and kind == tl.bfloat16 and w.dtype == tl.float8e4nv:
-        from_fp8: tl.constexpr = FP8_PINNED if PINNED else FP8_LATE
+    if USE_ASM and dtype == tl.bfloat16 and w.dtype == tl.int8:
+        from_int8: tl.constexpr = INT8_PINNED if PINNED else INT8_UNPINNED
+        out = tl.inline_asm_elementwise(from_int8, CONSTRAINTS, [w], dtype=tl.bfloat16, is_pure=not VOLATILE, pack=PACK)
+    elif USE_ASM and dtype == tl.bfloat16 and w.dtype == tl.float8e4nv:
+        from_fp8: tl.constexpr = FP8_PINNED if PINNED else FP8_UNPINNED
         bits = w.to(tl.int8, bitcast=True)
-        out = tl.inline_asm_elementwise(from_fp8, PLACES, [bits], dtype=tl.bfloat16, is_pure=not HERE, pack=PACK)
-    elif BY_BITS and HERE and w.dtype == kind:
+        out = tl.inline_asm_elementwise(
+            from_fp8, CONSTRAINTS, [bits], dtype=tl.bfloat16, is_pure=not VOLATILE, pack=PACK
+        )
+    elif USE_ASM and VOLATILE and w.dtype == dtype:
         pack: tl.constexpr = 32 // w.dtype.primitive_bitwidth
         out = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [w], dtype=w.dtype, is_pure=False, pack=pack)
     else:
-        out = w.to(kind)
+        out = w.to(dtype)
     return out

@@ -1,14 +1,14 @@
-"""A linear layer for few rows, with the gate or the sum behind it in the same launch, and the norm before it.
+"""Linear layer with optional fused RMSNorm, SwiGLU gate, dequantization and residual add.
 
-A decode step reads every weight once for a handful of rows, so it is bound by memory, and between two layers by the
-time from the end of one kernel to the first product of the next. Up to sixteen rows, a program therefore has its
-weights at hand before it waits for its inputs. Rounding is that of the separate operators: each intermediate is
-rounded to the activations' type where the plain path would store it.
+A decode step reads every weight once for a handful of rows. It is bound by memory bandwidth and, between layers, by the
+latency from the end of one kernel to the first dot of the next. For up to SMALL_M rows a program therefore loads its
+weights before it waits for its inputs (PDL). Rounding matches the separate operators: every intermediate is rounded to
+the activation dtype where the plain path would store it.
 
-A row comes to the same bits however many are computed with it: the columns are added up in quarters, each from its
-first column to its last, and the quarters in order. This also lets four chains of products run side by side; where a
-matrix has too few outputs to keep every multiprocessor reading, `kernels/quarters.py` gives each chain to a program of
-its own.
+Results are batch invariant: a row has the same bits for any number of rows. K is split in four, each split is
+accumulated from its first to its last element, and the four sums are added in order. This also gives four independent
+chains of dots per program. Where a layer has too few outputs to fill the GPU, `kernels/split_k_linear.py` gives each
+split a program of its own (split-K).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from shoal.kernels.jit import (
 )
 from shoal.kernels.rms_norm import fused_rms_norm, rms_norm
 
-# Rows that one program computes with its weights at hand before it waits.
-FEW = 16
-# The same with the product turned, the weights first: tensor cores take sixteen of what comes first and eight of what
-# comes second, so up to eight rows are half the work.
+# Up to so many rows a program prefetches its weights before it waits for its inputs.
+SMALL_M = 16
+# Up to so many rows the operands are swapped (swap-AB): weights are operand A, activations operand B. Tensor core
+# instructions have M = 16 and N = 8, so eight rows or fewer take half the work.
 SWAP_AB_ROWS = 8
 
 
@@ -48,9 +48,10 @@ def linear_reference(
     gated: bool = False,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """x [rows, in] through weight [out, in]; optionally normed first, gated (weight holds gate and up) or added.
+    """Multiply x [rows, in] by weight [out, in], optionally with RMSNorm before and gate or residual after.
 
-    A weight in int8 or fp8 comes with scales [out].
+    With `gated`, weight holds the gate and the up projection, one below the other. An int8 or fp8 weight has scales
+    [out].
     """
     if norm is not None:
         x = rms_norm(x, norm, eps)
@@ -62,60 +63,60 @@ def linear_reference(
 
 
 @jit
-def _scales_of(scales, n, N, SCALED: tl.constexpr, GATED: tl.constexpr):
-    """Of outputs n, and of those they gate. Loaded before there is anything to scale: nobody has to wait for them."""
-    scale, raising = 1.0, 1.0
-    if SCALED:
+def _load_scales(scales, n, N, HAS_SCALES: tl.constexpr, GATED: tl.constexpr):
+    """Load the scales of outputs n and of their up projections; called early to hide the latency."""
+    scale, up_scale = 1.0, 1.0
+    if HAS_SCALES:
         scale = tl.load(scales + n, mask=n < N, other=0.0).to(tl.float32)
         if GATED:
-            raising = tl.load(scales + n + N, mask=n < N, other=0.0).to(tl.float32)
-    return scale, raising
+            up_scale = tl.load(scales + n + N, mask=n < N, other=0.0).to(tl.float32)
+    return scale, up_scale
 
 
 @jit
-def _finished(total, raised, scale, raising, residual, out, m, n, rows, N, SCALED, GATED, ADDED):
-    """Scale, gate, add and store products [rows, columns]."""
-    kind = out.dtype.element_ty
-    if SCALED:
-        total *= scale[None, :]
+def _epilogue(acc, acc_up, scale, up_scale, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL):
+    """Scale, gate, add the residual and store accumulators [BLOCK_M, BLOCK_N]."""
+    dtype = out.dtype.element_ty
+    if HAS_SCALES:
+        acc *= scale[None, :]
         if GATED:
-            raised *= raising[None, :]
-    y = total.to(kind)
+            acc_up *= up_scale[None, :]
+    y = acc.to(dtype)
     if GATED:
         gate = y.to(tl.float32)
-        y = ((gate / (1.0 + tl.exp(-gate))).to(kind) * raised.to(kind)).to(kind)
-    place = m[:, None] * N + n[None, :]
-    kept = (m < rows)[:, None] & (n < N)[None, :]
-    if ADDED:
-        y = (tl.load(residual + place, mask=kept, other=0.0) + y).to(kind)
-    tl.store(out + place, y, mask=kept)
+        y = ((gate / (1.0 + tl.exp(-gate))).to(dtype) * acc_up.to(dtype)).to(dtype)
+    offset = m[:, None] * N + n[None, :]
+    mask = (m < rows)[:, None] & (n < N)[None, :]
+    if HAS_RESIDUAL:
+        y = (tl.load(residual + offset, mask=mask, other=0.0) + y).to(dtype)
+    tl.store(out + offset, y, mask=mask)
 
 
 @jit
-def _multiplied(part, w, total, TURNED: tl.constexpr):
-    """Quarters of inputs [4, rows, k] times those of weights [4, n, k]."""
-    if TURNED:
-        total = tl.dot(w, tl.permute(part, (0, 2, 1)), total, input_precision="ieee")
+def _batched_dot(x_tile, w, acc, SWAP_AB: tl.constexpr):
+    """Multiply the K splits of inputs [4, BLOCK_M, BLOCK_K] by those of weights [4, BLOCK_N, BLOCK_K]."""
+    if SWAP_AB:
+        acc = tl.dot(w, tl.permute(x_tile, (0, 2, 1)), acc, input_precision="ieee")
     else:
-        total = tl.dot(part, tl.permute(w, (0, 2, 1)), total, input_precision="ieee")
-    return total
+        acc = tl.dot(x_tile, tl.permute(w, (0, 2, 1)), acc, input_precision="ieee")
+    return acc
 
 
 @jit
-def _added_up(parts, FIRST: tl.constexpr, SECOND: tl.constexpr, TURNED: tl.constexpr):
-    """The sum of quarters [4, first, second], in order; [rows, n] either way."""
-    pairs = tl.permute(tl.reshape(parts, (2, 2, FIRST, SECOND)), (2, 3, 0, 1))
+def _reduce_splits(partials, DIM_A: tl.constexpr, DIM_B: tl.constexpr, SWAP_AB: tl.constexpr):
+    """Add the partial sums [4, DIM_A, DIM_B] of the K splits in order; returns [BLOCK_M, BLOCK_N]."""
+    pairs = tl.permute(tl.reshape(partials, (2, 2, DIM_A, DIM_B)), (2, 3, 0, 1))
     even, odd = tl.split(pairs)
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
-    total = ((first + second) + third) + fourth
-    if TURNED:
-        total = tl.trans(total)
-    return total
+    acc = ((first + second) + third) + fourth
+    if SWAP_AB:
+        acc = tl.trans(acc)
+    return acc
 
 
 @kernel("rows")
-def _few_kernel(
+def _small_m_kernel(
     x,
     weight,
     residual,
@@ -124,83 +125,83 @@ def _few_kernel(
     rows,
     N: tl.constexpr,
     K: tl.constexpr,
-    SCALED: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     GATED: tl.constexpr,
-    ADDED: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-    ONE: tl.constexpr,
-    AHEAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SINGLE_ROW: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    if ONE:
-        rows = 1  # known when compiled, it saves registers, and so lets more programs run at once
-    QUARTER: tl.constexpr = K // 4
-    # A short row is in order before the wait; a long one has loads under way all the time.
-    LONG: tl.constexpr = QUARTER > 8 * WIDE
-    TURNED: tl.constexpr = ROWS == 8  # SWAP_AB_ROWS
-    FIRST: tl.constexpr = BLOCK_N if TURNED else ROWS
-    SECOND: tl.constexpr = ROWS if TURNED else BLOCK_N
-    m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    if SINGLE_ROW:
+        rows = 1  # a compile-time constant saves registers and raises occupancy
+    K_SPLIT: tl.constexpr = K // 4
+    # A short K is dequantized before the wait; a long one keeps loads in flight throughout.
+    LONG_K: tl.constexpr = K_SPLIT > 8 * BLOCK_K
+    SWAP_AB: tl.constexpr = BLOCK_M == 8  # SWAP_AB_ROWS
+    DIM_A: tl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
+    DIM_B: tl.constexpr = BLOCK_M if SWAP_AB else BLOCK_N
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    quarter, k = tl.arange(0, 4) * QUARTER, tl.arange(0, WIDE)
-    kind = x.dtype.element_ty
-    columns = quarter[:, None, None] + k[None, None, :]
-    there = weight + tl.minimum(n, N - 1)[None, :, None] * K + columns
-    if AHEAD:
+    split_start, k = tl.arange(0, 4) * K_SPLIT, tl.arange(0, BLOCK_K)
+    dtype = x.dtype.element_ty
+    offset_k = split_start[:, None, None] + k[None, None, :]
+    w_ptrs = weight + tl.minimum(n, N - 1)[None, :, None] * K + offset_k
+    if PDL:
         launch_dependents()
-    # The weights depend on nobody: they come while the kernel before is still at work.
-    w = tl.load(there)
+    # Weights do not depend on earlier kernels: they are loaded while the previous kernel still runs.
+    w = tl.load(w_ptrs)
     if GATED:
-        g = tl.load(there + N * K)
-    if QUARTER > WIDE:
-        w_next = tl.load(there + WIDE)
+        w_up = tl.load(w_ptrs + N * K)
+    if K_SPLIT > BLOCK_K:
+        w_next = tl.load(w_ptrs + BLOCK_K)
         if GATED:
-            g_next = tl.load(there + N * K + WIDE)
-    scale, raising = _scales_of(scales, n, N, SCALED, GATED)
-    w = dequantize(w, kind, LONG, PINNED=not LONG)
+            w_up_next = tl.load(w_ptrs + N * K + BLOCK_K)
+    scale, up_scale = _load_scales(scales, n, N, HAS_SCALES, GATED)
+    w = dequantize(w, dtype, LONG_K, PINNED=not LONG_K)
     if GATED:
-        g = dequantize(g, kind, LONG, PINNED=not LONG)
-    if not LONG and QUARTER > WIDE:
-        w_next = dequantize(w_next, kind, PINNED=True)
+        w_up = dequantize(w_up, dtype, LONG_K, PINNED=not LONG_K)
+    if not LONG_K and K_SPLIT > BLOCK_K:
+        w_next = dequantize(w_next, dtype, PINNED=True)
         if GATED:
-            g_next = dequantize(g_next, kind, PINNED=True)
-    if AHEAD:
+            w_up_next = dequantize(w_up_next, dtype, PINNED=True)
+    if PDL:
         grid_dependency_wait()
-    source = x + m[None, :, None] * K + columns
-    here = (m < rows)[None, :, None]
-    total = tl.zeros((4, FIRST, SECOND), tl.float32)
-    raised = tl.zeros((4, FIRST, SECOND), tl.float32)
-    following = tl.load(source, mask=here, other=0.0)
-    for start in tl.static_range(0, QUARTER, WIDE):
-        part = following
-        if start + WIDE < QUARTER:
-            following = tl.load(source + start + WIDE, mask=here, other=0.0)
+    x_ptrs = x + m[None, :, None] * K + offset_k
+    row_mask = (m < rows)[None, :, None]
+    acc = tl.zeros((4, DIM_A, DIM_B), tl.float32)
+    acc_up = tl.zeros((4, DIM_A, DIM_B), tl.float32)
+    x_next = tl.load(x_ptrs, mask=row_mask, other=0.0)
+    for start in tl.static_range(0, K_SPLIT, BLOCK_K):
+        x_tile = x_next
+        if start + BLOCK_K < K_SPLIT:
+            x_next = tl.load(x_ptrs + start + BLOCK_K, mask=row_mask, other=0.0)
             w_used, w = w, w_next
             if GATED:
-                g_used, g = g, g_next
+                w_up_used, w_up = w_up, w_up_next
         else:
             w_used = w
             if GATED:
-                g_used = g
-        if start + 2 * WIDE < QUARTER:
-            w_next = tl.load(there + start + 2 * WIDE)
+                w_up_used = w_up
+        if start + 2 * BLOCK_K < K_SPLIT:
+            w_next = tl.load(w_ptrs + start + 2 * BLOCK_K)
             if GATED:
-                g_next = tl.load(there + N * K + start + 2 * WIDE)
-        part = dequantize(part, kind, HERE=True)
-        total = _multiplied(part, w_used, total, TURNED)
+                w_up_next = tl.load(w_ptrs + N * K + start + 2 * BLOCK_K)
+        x_tile = dequantize(x_tile, dtype, VOLATILE=True)
+        acc = _batched_dot(x_tile, w_used, acc, SWAP_AB)
         if GATED:
-            raised = _multiplied(part, g_used, raised, TURNED)
-        if start + WIDE < QUARTER:
-            w = dequantize(w, kind, LONG)
+            acc_up = _batched_dot(x_tile, w_up_used, acc_up, SWAP_AB)
+        if start + BLOCK_K < K_SPLIT:
+            w = dequantize(w, dtype, LONG_K)
             if GATED:
-                g = dequantize(g, kind, LONG)
-    total, raised = _added_up(total, FIRST, SECOND, TURNED), _added_up(raised, FIRST, SECOND, TURNED)
-    _finished(total, raised, scale, raising, residual, out, m, n, rows, N, SCALED, GATED, ADDED)
+                w_up = dequantize(w_up, dtype, LONG_K)
+    acc, acc_up = _reduce_splits(acc, DIM_A, DIM_B, SWAP_AB), _reduce_splits(acc_up, DIM_A, DIM_B, SWAP_AB)
+    _epilogue(acc, acc_up, scale, up_scale, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL)
 
 
 @kernel("rows")
-def _many_kernel(
+def _large_m_kernel(
     x,
     weight,
     residual,
@@ -209,63 +210,64 @@ def _many_kernel(
     rows,
     N: tl.constexpr,
     K: tl.constexpr,
-    SCALED: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     GATED: tl.constexpr,
-    ADDED: tl.constexpr,
-    PARTS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    PART: tl.constexpr = K // PARTS
+    K_SPLIT: tl.constexpr = K // SPLIT_K
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    scale, raising = _scales_of(scales, n, N, SCALED, GATED)
-    if AHEAD:
+    scale, up_scale = _load_scales(scales, n, N, HAS_SCALES, GATED)
+    if PDL:
         launch_dependents_and_wait()
-    here, wanted = (m < rows)[:, None], (n < N)[:, None]
-    kind = x.dtype.element_ty
-    total_0 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    total_1, total_2, total_3 = total_0, total_0, total_0
-    raised_0, raised_1, raised_2, raised_3 = total_0, total_0, total_0, total_0
-    for start in range(0, PART, BLOCK_K):
+    m_mask, n_mask = (m < rows)[:, None], (n < N)[:, None]
+    dtype = x.dtype.element_ty
+    acc_0 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc_1, acc_2, acc_3 = acc_0, acc_0, acc_0
+    up_0, up_1, up_2, up_3 = acc_0, acc_0, acc_0, acc_0
+    for start in range(0, K_SPLIT, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        inside = (k < PART)[None, :] if PART % BLOCK_K else (k >= 0)[None, :]
-        source, there = x + m[:, None] * K + k[None, :], weight + n[:, None] * K + k[None, :]
-        part = tl.load(source, mask=here & inside, other=0.0)
-        total_0 = product(part, there, wanted & inside, total_0, kind)
+        k_mask = (k < K_SPLIT)[None, :] if K_SPLIT % BLOCK_K else (k >= 0)[None, :]
+        x_ptrs, w_ptrs = x + m[:, None] * K + k[None, :], weight + n[:, None] * K + k[None, :]
+        x_tile = tl.load(x_ptrs, mask=m_mask & k_mask, other=0.0)
+        acc_0 = dequant_dot(x_tile, w_ptrs, n_mask & k_mask, acc_0, dtype)
         if GATED:
-            raised_0 = product(part, there + N * K, wanted & inside, raised_0, kind)
-        if PARTS == 4:
-            part = tl.load(source + PART, mask=here & inside, other=0.0)
-            total_1 = product(part, there + PART, wanted & inside, total_1, kind)
+            up_0 = dequant_dot(x_tile, w_ptrs + N * K, n_mask & k_mask, up_0, dtype)
+        if SPLIT_K == 4:
+            x_tile = tl.load(x_ptrs + K_SPLIT, mask=m_mask & k_mask, other=0.0)
+            acc_1 = dequant_dot(x_tile, w_ptrs + K_SPLIT, n_mask & k_mask, acc_1, dtype)
             if GATED:
-                raised_1 = product(part, there + N * K + PART, wanted & inside, raised_1, kind)
-            part = tl.load(source + 2 * PART, mask=here & inside, other=0.0)
-            total_2 = product(part, there + 2 * PART, wanted & inside, total_2, kind)
+                up_1 = dequant_dot(x_tile, w_ptrs + N * K + K_SPLIT, n_mask & k_mask, up_1, dtype)
+            x_tile = tl.load(x_ptrs + 2 * K_SPLIT, mask=m_mask & k_mask, other=0.0)
+            acc_2 = dequant_dot(x_tile, w_ptrs + 2 * K_SPLIT, n_mask & k_mask, acc_2, dtype)
             if GATED:
-                raised_2 = product(part, there + N * K + 2 * PART, wanted & inside, raised_2, kind)
-            part = tl.load(source + 3 * PART, mask=here & inside, other=0.0)
-            total_3 = product(part, there + 3 * PART, wanted & inside, total_3, kind)
+                up_2 = dequant_dot(x_tile, w_ptrs + N * K + 2 * K_SPLIT, n_mask & k_mask, up_2, dtype)
+            x_tile = tl.load(x_ptrs + 3 * K_SPLIT, mask=m_mask & k_mask, other=0.0)
+            acc_3 = dequant_dot(x_tile, w_ptrs + 3 * K_SPLIT, n_mask & k_mask, acc_3, dtype)
             if GATED:
-                raised_3 = product(part, there + N * K + 3 * PART, wanted & inside, raised_3, kind)
-    total, raised = ((total_0 + total_1) + total_2) + total_3, ((raised_0 + raised_1) + raised_2) + raised_3
-    _finished(total, raised, scale, raising, residual, out, m, n, rows, N, SCALED, GATED, ADDED)
+                up_3 = dequant_dot(x_tile, w_ptrs + N * K + 3 * K_SPLIT, n_mask & k_mask, up_3, dtype)
+    acc, acc_up = ((acc_0 + acc_1) + acc_2) + acc_3, ((up_0 + up_1) + up_2) + up_3
+    _epilogue(acc, acc_up, scale, up_scale, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL)
 
 
 @jit
-def product(part, weights, mask, total, kind: tl.constexpr):
-    w = dequantize(tl.load(weights, mask=mask, other=0.0), kind)
-    return tl.dot(part, tl.trans(w), total, input_precision="ieee")
+def dequant_dot(x_tile, w_ptrs, mask, acc, dtype: tl.constexpr):
+    """Load and dequantize weights [n, k] and accumulate x_tile [m, k] times their transpose."""
+    w = dequantize(tl.load(w_ptrs, mask=mask, other=0.0), dtype)
+    return tl.dot(x_tile, tl.trans(w), acc, input_precision="ieee")
 
 
 class Tile(NamedTuple):
-    """How the work of one product is cut up."""
+    """Block sizes and launch parameters of a matrix product."""
 
-    rows: int
-    width: int
-    columns: int  # per quarter
+    block_m: int
+    block_n: int
+    block_k: int  # per K split
     warps: int = 4
     stages: int = 3
 
@@ -282,18 +284,18 @@ def linear(
     out: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """`linear_reference` in one launch, or two with a norm. x is contiguous; `out` may be given, and be `residual`."""
+    """Compute `linear_reference` in one launch, or two with a norm. x is contiguous; `out` may alias `residual`."""
     if norm is not None:
         x = fused_rms_norm(x, norm, eps)
-    rows, columns = x.shape
-    width = len(weight) // 2 if gated else len(weight)
+    rows, k = x.shape
+    n = len(weight) // 2 if gated else len(weight)
     if out is None:
-        out = x.new_empty(rows, width)
-    parts = 4 if columns % 128 == 0 else 1
-    tile = tile or choose_tile(rows, width, columns // parts, gated=gated, small=weight.element_size() == 1)
-    few = tile.rows <= FEW and parts == 4 and columns // parts % tile.columns == 0
-    ahead = supports_pdl(x.device)
-    grid = (-(-width // tile.width), -(-rows // tile.rows))
+        out = x.new_empty(rows, n)
+    split_k = 4 if k % 128 == 0 else 1
+    tile = tile or choose_tile(rows, n, k // split_k, gated=gated, quantized=weight.element_size() == 1)
+    small_m = tile.block_m <= SMALL_M and split_k == 4 and k // split_k % tile.block_k == 0
+    pdl = supports_pdl(x.device)
+    grid = (-(-n // tile.block_n), -(-rows // tile.block_m))
     arguments = (
         x,
         weight,
@@ -302,41 +304,41 @@ def linear(
         out,
         rows,
     )
-    form = {"SCALED": scales is not None, "GATED": gated, "ADDED": residual is not None, "AHEAD": ahead}
-    how = {"BLOCK_N": tile.width, "num_warps": tile.warps, "launch_pdl": ahead}
-    if few:
-        sizes = {"ROWS": tile.rows, "WIDE": tile.columns, "ONE": rows == 1}
-        _few_kernel[grid](*arguments, N=width, K=columns, **form, **sizes, **how)
+    form = {"HAS_SCALES": scales is not None, "GATED": gated, "HAS_RESIDUAL": residual is not None, "PDL": pdl}
+    blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
+    options = {"num_warps": tile.warps, "launch_pdl": pdl}
+    if small_m:
+        _small_m_kernel[grid](*arguments, N=n, K=k, SINGLE_ROW=rows == 1, **form, **blocks, **options)
     else:
-        sizes = {"PARTS": parts, "BLOCK_M": tile.rows, "BLOCK_K": tile.columns, "num_stages": tile.stages}
-        _many_kernel[grid](*arguments, N=width, K=columns, **form, **sizes, **how)
+        options["num_stages"] = tile.stages
+        _large_m_kernel[grid](*arguments, N=n, K=k, SPLIT_K=split_k, **form, **blocks, **options)
     return out
 
 
-def choose_tile(rows: int, width: int, part: int, *, gated: bool, small: bool) -> Tile:
-    """For so many rows and outputs, and columns per quarter: what was fastest on an H200 at the released sizes.
+def choose_tile(rows: int, n: int, k_split: int, *, gated: bool, quantized: bool) -> Tile:
+    """Return the tile that was fastest on an H200 at the released sizes, for n outputs and k_split elements per split.
 
-    `small` weights are bytes.
+    `quantized` weights have one byte per element.
     """
-    if rows <= FEW:
-        return _few_tile(rows, part, gated=gated, small=small)
-    # At least two steps per quarter: a loop of one is unrolled, and the compiler then chains the quarters.
-    block_k = min(64, max(16, next_power_of_two(part) // 2))
+    if rows <= SMALL_M:
+        return _small_m_tile(rows, k_split, gated=gated, quantized=quantized)
+    # At least two iterations per split: a single one is unrolled, and the compiler then chains the four splits.
+    block_k = min(64, max(16, next_power_of_two(k_split) // 2))
     if rows > 64:
         return Tile(64, 32 if gated else 64, block_k)
-    if width <= 2048:
+    if n <= 2048:
         return Tile(64, 16, block_k, stages=4)
-    return Tile(64, 32 if gated or width <= 4096 else 64, block_k)
+    return Tile(64, 32 if gated or n <= 4096 else 64, block_k)
 
 
-def _few_tile(rows: int, part: int, *, gated: bool, small: bool) -> Tile:
-    turned = rows <= SWAP_AB_ROWS and (small or part <= 512)
-    if turned and small:
-        width, widest = (16, 64 if gated else 128) if part > 512 else (16 if gated else 32, 128)
-    elif turned:
-        width, widest = 16 if gated and rows > 1 else 32, 256
+def _small_m_tile(rows: int, k_split: int, *, gated: bool, quantized: bool) -> Tile:
+    swap_ab = rows <= SWAP_AB_ROWS and (quantized or k_split <= 512)
+    if swap_ab and quantized:
+        block_n, max_block_k = (16, 64 if gated else 128) if k_split > 512 else (16 if gated else 32, 128)
+    elif swap_ab:
+        block_n, max_block_k = 16 if gated and rows > 1 else 32, 256
     else:
-        widest = 256 if not gated and part in (512, 768, 1024) else 64 if part > 512 else 128
-        width = 16 if gated or widest == 256 else 32
-    wide = next((size for size in (256, 128, 64, 32) if size <= widest and part % size == 0), 16)
-    return Tile(SWAP_AB_ROWS if turned else FEW, width, wide)
+        max_block_k = 256 if not gated and k_split in (512, 768, 1024) else 64 if k_split > 512 else 128
+        block_n = 16 if gated or max_block_k == 256 else 32
+    block_k = next((size for size in (256, 128, 64, 32) if size <= max_block_k and k_split % size == 0), 16)
+    return Tile(SWAP_AB_ROWS if swap_ab else SMALL_M, block_n, block_k)

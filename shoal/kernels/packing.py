@@ -1,7 +1,6 @@
-"""Frames of several streams in one row, one stream behind the other, and whose each is.
+"""Packed (ragged) batches: frames of several streams, concatenated along time.
 
-Streams of any lengths fill a call of one size this way, and nothing is computed for a place that nobody fills but the
-few at the end.
+Streams of any lengths fill a fixed-size call this way; only the padding at the end is wasted work.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Of every frame [F], in int32: the slot of its stream, the first frame of the stream here, how many it has.
+    """Per frame [F], in int32: the slot of its stream, the index of the stream's first frame, and its frame count.
 
-    Whatever fills up is a stream of its own in a spare slot, with a count of 0: nothing of it is kept.
+    Each padding frame is a stream of its own in a spare slot with a count of 0; its state is not kept.
     """
 
     slots: Tensor
@@ -23,10 +22,10 @@ class Packing:
     counts: Tensor
 
     def rate(self, x: Tensor) -> int:
-        """Rows of x [F x rate, channels] per frame."""
+        """Return the rows of x [F x rate, channels] per frame."""
         return len(x) // len(self.slots)
 
     def streams(self) -> list[tuple[int, int, int]]:
-        """Slot, first frame and frames of every stream, for references; one that fills up has none."""
+        """Return (slot, first frame, frame count) of every stream; padding has count 0. Synchronizes with the device."""
         rows = zip(self.slots.tolist(), self.starts.tolist(), self.counts.tolist(), strict=True)
-        return [row for place, row in enumerate(rows) if row[1] == place]
+        return [row for index, row in enumerate(rows) if row[1] == index]

@@ -1,6 +1,6 @@
-"""Attention over keys and values that lie in blocks.
+"""Attention over a paged KV cache, with flash-decoding splits of the context.
 
-Memory is [blocks, size, kv_heads, d]; a table names the blocks of one sequence in order.
+The cache is [blocks, block_size, kv_heads, d]; a block table lists the blocks of one sequence in order.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from shoal.kernels.dequant import dequantize
 from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
 from shoal.kernels.kv_quant import dequantize_kv
 
-# Columns at a time. They and the number of warps decide the order of sums, and so are the same for any number of rows.
-CHUNK = 128
-# Shares of the context of one row and one group of heads, and up to how many rows each has a program of its own.
-SHARES = 8
-SPREAD_ROWS = 16
+# Tokens per iteration. This and the number of warps decide the order of sums, so they do not depend on the batch size.
+BLOCK_N = 128
+# Maximum number of context splits per row and KV head (flash-decoding).
+NUM_SPLITS = 8
+# Up to so many rows each split has a program of its own; more rows fill the GPU with one program per row and KV head.
+SPLIT_ROWS = 16
 
 
 def paged_decode_reference(
@@ -32,16 +33,16 @@ def paged_decode_reference(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> Tensor:
-    """One new token per sequence: q [n, heads, d], tables [n, blocks] -> [n, heads, d]; lengths [n] count it.
+    """Attend with one new token per sequence: q [n, heads, d], block tables [n, blocks] -> [n, heads, d].
 
-    Quantised keys and values come with their scales [blocks, size, kv_heads].
+    lengths [n] include the new token. Quantized keys and values have scales [blocks, block_size, kv_heads].
     """
     k, v = _gather(keys, key_scales, tables, q.dtype), _gather(values, value_scales, tables, q.dtype)
     visible = torch.arange(k.shape[-2], device=q.device) < lengths[:, None]
-    mixed = F.scaled_dot_product_attention(
+    out = F.scaled_dot_product_attention(
         q[:, :, None], k, v, attn_mask=visible[:, None, None], enable_gqa=q.shape[1] != k.shape[1]
     )
-    return mixed.squeeze(-2)
+    return out.squeeze(-2)
 
 
 def paged_prefill_reference(
@@ -54,18 +55,21 @@ def paged_prefill_reference(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> Tensor:
-    """The last columns of one sequence: q [T, heads, d] up to position end - 1, table [blocks] -> [T, heads, d]"""
+    """Attend causally with the last T tokens of one sequence, up to position end - 1.
+
+    q [T, heads, d], block table [blocks] -> [T, heads, d]
+    """
     k = _gather(keys, key_scales, table[None], q.dtype)[:, :, :end]
     v = _gather(values, value_scales, table[None], q.dtype)[:, :, :end]
     mask = torch.ones(len(q), end, dtype=torch.bool, device=q.device).tril(end - len(q))
     q = q.transpose(0, 1)[None]
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-    return mixed[0].transpose(0, 1)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    return out[0].transpose(0, 1)
 
 
-def _gather(memory: Tensor, scales: Tensor | None, tables: Tensor, dtype: torch.dtype) -> Tensor:
-    """[n, blocks] of block numbers -> [n, kv_heads, blocks * size, d]"""
-    found = memory[tables]
+def _gather(cache: Tensor, scales: Tensor | None, tables: Tensor, dtype: torch.dtype) -> Tensor:
+    """Gather the blocks of tables [n, blocks] -> [n, kv_heads, blocks * block_size, d]."""
+    found = cache[tables]
     if scales is not None:
         found = dequantize_kv(found, scales[tables], dtype)
     return found.flatten(1, 2).transpose(1, 2)
@@ -81,129 +85,132 @@ def _decode_kernel(
     tables,
     slots,
     positions,
-    parts,
-    sums,
-    tops,
+    split_out,
+    split_sum,
+    split_max,
     arrivals,
     out,
     scale,
-    QUANTISED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SIZE: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     GROUP: tl.constexpr,
-    CHUNK: tl.constexpr,
-    SHARES: tl.constexpr,
-    SPREAD: tl.constexpr,
-    AHEAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    share, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    # Where the row is has come from the host, and no kernel touches it.
+    split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # Positions, slots and block tables are uploaded by the host and written by no kernel: no need to wait for them.
     length = tl.load(positions + row).to(tl.int32) + 1
-    table = tables + tl.load(slots + row) * WIDTH
-    chunks = (length + CHUNK - 1) // CHUNK
-    each = (chunks + SHARES - 1) // SHARES  # chunks per share, which follow from the length alone
-    shares = (chunks + each - 1) // each
-    first, last = 0, chunks
-    if SPREAD:
-        first, last = share * each, tl.minimum(share * each + each, chunks)
-    if first < last:  # whoever has nothing to do makes room at once; the first share always has
-        if AHEAD:
+    table = tables + tl.load(slots + row) * TABLE_WIDTH
+    num_blocks = (length + BLOCK_N - 1) // BLOCK_N
+    # The split depends on the length alone, never on the batch.
+    blocks_per_split = (num_blocks + NUM_SPLITS - 1) // NUM_SPLITS
+    num_splits = (num_blocks + blocks_per_split - 1) // blocks_per_split
+    first, last = 0, num_blocks
+    if SPLIT:
+        first, last = split * blocks_per_split, tl.minimum(split * blocks_per_split + blocks_per_split, num_blocks)
+    if first < last:  # programs of empty splits exit at once; split 0 is never empty
+        if PDL:
             launch_dependents_and_wait()
         member = tl.arange(0, GROUP)
         d = tl.arange(0, D)
-        mine = member < HEADS // KV_HEADS
+        head_mask = member < HEADS // KV_HEADS
         head = row * HEADS + kv_head * (HEADS // KV_HEADS) + member
-        query = tl.load(q + head[:, None] * D + d[None, :], mask=mine[:, None], other=0.0)
-        top = tl.full((GROUP,), float("-inf"), tl.float32)
-        total = tl.zeros((GROUP,), tl.float32)
-        mix = tl.zeros((GROUP, D), tl.float32)
-        all_top, all_total, all_mix = top, total, mix
-        for chunk in range(first, last):
-            column = chunk * CHUNK + tl.arange(0, CHUNK)
-            seen = column < length
-            block = tl.load(table + column // SIZE, mask=seen, other=0).to(tl.int64)
-            place = ((block * SIZE + column % SIZE) * KV_HEADS + kv_head) * D
-            key = tl.load(keys + place[:, None] + d[None, :], mask=seen[:, None], other=0.0)
-            if QUANTISED:
+        query = tl.load(q + head[:, None] * D + d[None, :], mask=head_mask[:, None], other=0.0)
+        row_max = tl.full((GROUP,), float("-inf"), tl.float32)
+        row_sum = tl.zeros((GROUP,), tl.float32)
+        acc = tl.zeros((GROUP, D), tl.float32)
+        all_max, all_sum, all_acc = row_max, row_sum, acc
+        for index in range(first, last):
+            position = index * BLOCK_N + tl.arange(0, BLOCK_N)
+            visible = position < length
+            block = tl.load(table + position // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
+            offset = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * D
+            key = tl.load(keys + offset[:, None] + d[None, :], mask=visible[:, None], other=0.0)
+            if QUANTIZED:
                 key = dequantize(key, query.dtype)
             score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-            if QUANTISED:
-                score *= tl.load(key_scales + place // D, mask=seen, other=0.0).to(tl.float32)[None, :]
-            score = tl.where(seen[None, :], score, float("-inf"))
-            higher = tl.maximum(top, tl.max(score, axis=1))
-            weight = tl.exp(score - higher[:, None])
-            shrink = tl.exp(top - higher)
-            value = tl.load(values + place[:, None] + d[None, :], mask=seen[:, None], other=0.0)
-            total = total * shrink + tl.sum(weight, axis=1)
-            if QUANTISED:
+            if QUANTIZED:
+                score *= tl.load(key_scales + offset // D, mask=visible, other=0.0).to(tl.float32)[None, :]
+            score = tl.where(visible[None, :], score, float("-inf"))
+            new_max = tl.maximum(row_max, tl.max(score, axis=1))
+            weight = tl.exp(score - new_max[:, None])
+            rescale = tl.exp(row_max - new_max)
+            value = tl.load(values + offset[:, None] + d[None, :], mask=visible[:, None], other=0.0)
+            row_sum = row_sum * rescale + tl.sum(weight, axis=1)
+            if QUANTIZED:
                 value = dequantize(value, query.dtype)
-                weight *= tl.load(value_scales + place // D, mask=seen, other=0.0).to(tl.float32)[None, :]
-            mix = tl.dot(weight.to(value.dtype), value, mix * shrink[:, None], input_precision="ieee")
-            top = higher
-            if not SPREAD:  # noqa: SIM102 - known when compiled, the other only when run
-                # One program goes through all shares, and adds them up as the last of several would.
-                if ((chunk + 1) % each == 0) | (chunk + 1 == chunks):
-                    all_top, all_total, all_mix = _merged(all_top, all_total, all_mix, top, total, mix)
-                    top = tl.full((GROUP,), float("-inf"), tl.float32)
-                    total = tl.zeros((GROUP,), tl.float32)
-                    mix = tl.zeros((GROUP, D), tl.float32)
-        done = not SPREAD
-        if SPREAD:
-            done = shares == 1
+                weight *= tl.load(value_scales + offset // D, mask=visible, other=0.0).to(tl.float32)[None, :]
+            acc = tl.dot(weight.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+            row_max = new_max
+            if not SPLIT:  # noqa: SIM102 - a compile-time condition around a run-time one
+                # One program computes all splits and merges them in the order of the split launch.
+                if ((index + 1) % blocks_per_split == 0) | (index + 1 == num_blocks):
+                    all_max, all_sum, all_acc = _merge(all_max, all_sum, all_acc, row_max, row_sum, acc)
+                    row_max = tl.full((GROUP,), float("-inf"), tl.float32)
+                    row_sum = tl.zeros((GROUP,), tl.float32)
+                    acc = tl.zeros((GROUP, D), tl.float32)
+        done = not SPLIT
+        if SPLIT:
+            done = num_splits == 1
             if done:
-                all_top, all_total, all_mix = _merged(all_top, all_total, all_mix, top, total, mix)
+                all_max, all_sum, all_acc = _merge(all_max, all_sum, all_acc, row_max, row_sum, acc)
             else:
-                part = head * SHARES + share
-                tl.store(parts + part[:, None] * D + d[None, :], mix, mask=mine[:, None])
-                tl.store(sums + part, total, mask=mine)
-                tl.store(tops + part, top, mask=mine)
-                # Whoever comes last adds up, always in the same order. All of this program has to be written before it
-                # says that it came.
+                mine = head * NUM_SPLITS + split
+                tl.store(split_out + mine[:, None] * D + d[None, :], acc, mask=head_mask[:, None])
+                tl.store(split_sum + mine, row_sum, mask=head_mask)
+                tl.store(split_max + mine, row_max, mask=head_mask)
+                # The last CTA to arrive reduces the splits in a fixed order, so the result is deterministic. The
+                # barrier orders all stores of this CTA before its arrival.
                 tl.debug_barrier()
                 arrived = tl.atomic_add(arrivals + row * KV_HEADS + kv_head, 1, sem="acq_rel")
-                done = arrived == shares - 1
+                done = arrived == num_splits - 1
                 if done:
-                    # All are asked for at once; those that are not there add nothing.
-                    nothing = tl.where(mine, float("-inf"), 0.0)
-                    for other in tl.static_range(SHARES):
-                        found, there = head * SHARES + other, mine & (other < shares)
-                        where = found[:, None] * D + d[None, :]
-                        its_top = tl.load(tops + found, mask=there, other=nothing, cache_modifier=".cg")
-                        its_total = tl.load(sums + found, mask=there, other=1.0, cache_modifier=".cg")
-                        its_mix = tl.load(parts + where, mask=there[:, None], other=0.0, cache_modifier=".cg")
-                        all_top, all_total, all_mix = _merged(all_top, all_total, all_mix, its_top, its_total, its_mix)
+                    # Unrolled, so that all loads are in flight at once; missing splits contribute nothing.
+                    nothing = tl.where(head_mask, float("-inf"), 0.0)
+                    for other in tl.static_range(NUM_SPLITS):
+                        theirs, mask = head * NUM_SPLITS + other, head_mask & (other < num_splits)
+                        out_offset = theirs[:, None] * D + d[None, :]
+                        other_max = tl.load(split_max + theirs, mask=mask, other=nothing, cache_modifier=".cg")
+                        other_sum = tl.load(split_sum + theirs, mask=mask, other=1.0, cache_modifier=".cg")
+                        other_acc = tl.load(
+                            split_out + out_offset, mask=mask[:, None], other=0.0, cache_modifier=".cg"
+                        )
+                        all_max, all_sum, all_acc = _merge(all_max, all_sum, all_acc, other_max, other_sum, other_acc)
                     tl.store(arrivals + row * KV_HEADS + kv_head, 0)
         if done:
-            mixed = (all_mix / all_total[:, None]).to(out.dtype.element_ty)
-            tl.store(out + head[:, None] * D + d[None, :], mixed, mask=mine[:, None])
+            result = (all_acc / all_sum[:, None]).to(out.dtype.element_ty)
+            tl.store(out + head[:, None] * D + d[None, :], result, mask=head_mask[:, None])
 
 
 @jit
-def _merged(top, total, mix, its_top, its_total, its_mix):
-    """Two parts of a softmax as one."""
-    higher = tl.maximum(top, its_top)
-    shrink, weight = tl.exp(top - higher), tl.exp(its_top - higher)
-    return higher, total * shrink + its_total * weight, mix * shrink[:, None] + its_mix * weight[:, None]
+def _merge(row_max, row_sum, acc, other_max, other_sum, other_acc):
+    """Merge two partial softmax results (online softmax)."""
+    new_max = tl.maximum(row_max, other_max)
+    rescale, weight = tl.exp(row_max - new_max), tl.exp(other_max - new_max)
+    return new_max, row_sum * rescale + other_sum * weight, acc * rescale[:, None] + other_acc * weight[:, None]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeWorkspace:
-    """Where the programs that share a row's context leave what they found; reused by every layer and step."""
+    """Scratch memory for the partial results of context splits; reused by every layer and step."""
 
-    parts: Tensor
-    sums: Tensor
-    tops: Tensor
-    arrivals: Tensor  # all zero between two launches
+    split_out: Tensor
+    split_sum: Tensor
+    split_max: Tensor
+    arrivals: Tensor  # all zero between launches
 
     @classmethod
     def allocate(cls, rows: int, heads: int, kv_heads: int, d: int, device: torch.device) -> DecodeWorkspace:
-        sums = torch.empty(rows, heads, SHARES, dtype=torch.float32, device=device)
-        parts = torch.empty(rows, heads, SHARES, d, dtype=torch.float32, device=device)
+        split_sum = torch.empty(rows, heads, NUM_SPLITS, dtype=torch.float32, device=device)
+        split_out = torch.empty(rows, heads, NUM_SPLITS, d, dtype=torch.float32, device=device)
         arrivals = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
-        return cls(parts, sums, torch.empty_like(sums), arrivals)
+        return cls(split_out, split_sum, torch.empty_like(split_sum), arrivals)
 
 
 def paged_decode(
@@ -213,25 +220,27 @@ def paged_decode(
     tables: Tensor,
     slots: Tensor,
     positions: Tensor,
-    space: DecodeWorkspace | None = None,
+    workspace: DecodeWorkspace | None = None,
     *,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
-    chunk: int = CHUNK,
+    block_n: int = BLOCK_N,
 ) -> Tensor:
-    """`paged_decode_reference` on a GPU, for any columns whose keys and values are in memory: row i is column
-    positions[i] of slot slots[i], and sees all columns up to itself by way of tables [slots, blocks].
+    """Attend with q [n, heads, d] over the paged KV cache -> [n, heads, d]. The GPU counterpart of both references.
 
-    A row's context is cut into shares, which are added up in order. Few rows give each share to a program of its own,
-    many rows one program to all of them; how it is cut depends on the row's length alone, so its result does not
-    depend on who is in the batch.
+    Row i is the token at positions[i] of slot slots[i] and sees all positions up to its own through the block tables
+    [slots, blocks]; its key and value must already be in the cache.
+
+    The context of a row is split, and the splits are merged in order. Few rows give each split a program of its own,
+    many rows compute all splits in one program. The split depends on the row's length alone, so results are batch
+    invariant.
     """
     rows, heads, d = q.shape
-    size, kv_heads = keys.shape[1:3]
-    space = space or DecodeWorkspace.allocate(rows, heads, kv_heads, d, q.device)
+    block_size, kv_heads = keys.shape[1:3]
+    workspace = workspace or DecodeWorkspace.allocate(rows, heads, kv_heads, d, q.device)
     out = torch.empty_like(q)
-    ahead, spread = supports_pdl(q.device), rows <= SPREAD_ROWS
-    _decode_kernel[(SHARES if spread else 1, kv_heads, rows)](
+    pdl, split = supports_pdl(q.device), rows <= SPLIT_ROWS
+    _decode_kernel[(NUM_SPLITS if split else 1, kv_heads, rows)](
         q,
         keys,
         values,
@@ -240,25 +249,25 @@ def paged_decode(
         tables,
         slots,
         positions,
-        space.parts,
-        space.sums,
-        space.tops,
-        space.arrivals,
+        workspace.split_out,
+        workspace.split_sum,
+        workspace.split_max,
+        workspace.arrivals,
         out,
         d**-0.5,
-        QUANTISED=key_scales is not None,
-        WIDTH=tables.shape[1],
-        SIZE=size,
+        QUANTIZED=key_scales is not None,
+        TABLE_WIDTH=tables.shape[1],
+        BLOCK_SIZE=block_size,
         HEADS=heads,
         KV_HEADS=kv_heads,
         D=d,
         GROUP=max(16, next_power_of_two(heads // kv_heads)),
-        CHUNK=chunk,
-        SHARES=SHARES,
-        SPREAD=spread,
-        AHEAD=ahead,
+        BLOCK_N=block_n,
+        NUM_SPLITS=NUM_SPLITS,
+        SPLIT=split,
+        PDL=pdl,
         num_warps=8 if key_scales is None else 4,
         num_stages=2,
-        launch_pdl=ahead,
+        launch_pdl=pdl,
     )
     return out

@@ -1,8 +1,9 @@
-"""A residual unit of the codec's decoder in one launch: a dilated convolution, Snake, a mix of the channels, the sum.
+"""Residual unit of the codec decoder in one launch: dilated convolution, Snake, pointwise convolution, residual add.
 
-What the first product makes never leaves the program that made it, so a program needs all channels. Blocks are powers
-of two and the released sizes are not, but 96 and 192 are sums of two: an input is read once and multiplied with both.
-Sums run in the order of two launches of `conv`, so whichever is faster may be taken.
+The intermediate of the two products stays in the program, so a program needs all channels. Triton block sizes are powers
+of two and the released channel counts are not, but 96 and 192 are sums of two: each input block is loaded once and
+multiplied with both column blocks. Sums run in the same order as in two launches of `conv`, so both paths are
+bit-identical and the faster one may be chosen.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_powe
 from shoal.kernels.linear import Tile
 from shoal.kernels.packing import Packing
 
-# More channels than these, or fewer rows per channel, are faster in two launches, which spread channels over programs.
+# With more channels, or fewer rows per channel, two launches are faster because they distribute channels over programs.
 MAX_CHANNELS = 192
 MIN_ROWS_PER_CHANNEL = 64
 
 
 def residual_unit_reference(
     x: Tensor,
-    turned: Tensor,
+    activated: Tensor,
     inner: Taps,
     inner_alpha: Tensor,
     outer: Taps,
@@ -30,18 +31,21 @@ def residual_unit_reference(
     past: Tensor,
     packing: Packing,
 ) -> tuple[Tensor, Tensor]:
-    """x and snake(x) [P, channels] -> the same of the sum; `inner` has taps and a `past`, `outer` mixes channels."""
-    _, middle = conv_reference(turned, inner, past, packing, alpha=inner_alpha)
-    assert middle is not None
-    total, following = conv_reference(middle, outer, None, packing, residual=x, alpha=outer_alpha)
-    assert following is not None
-    return total, following
+    """Map x and activated = snake(x) [P, channels] to the unit's output y and snake(y).
+
+    `inner` is the dilated convolution with left context `past`; `outer` is pointwise.
+    """
+    _, hidden = conv_reference(activated, inner, past, packing, alpha=inner_alpha)
+    assert hidden is not None
+    y, y_activated = conv_reference(hidden, outer, None, packing, residual=x, alpha=outer_alpha)
+    assert y_activated is not None
+    return y, y_activated
 
 
 @kernel("rate", "rows", "dilation")
-def _unit_kernel(
+def _residual_unit_kernel(
     x,
-    turned,
+    activated,
     weight,
     bias,
     alpha,
@@ -52,7 +56,7 @@ def _unit_kernel(
     outer_bias,
     outer_alpha,
     out,
-    following,
+    out_activated,
     rows,
     rate,
     dilation,
@@ -62,59 +66,91 @@ def _unit_kernel(
     RIGHT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     left, right = tl.arange(0, LEFT), LEFT + tl.arange(0, RIGHT)
     k = tl.arange(0, BLOCK_K)
-    here = m < rows
-    slot = tl.load(slots + m // rate, mask=here, other=0)
-    time = m - tl.load(starts + m // rate, mask=here, other=0) * rate
+    m_mask = m < rows
+    slot = tl.load(slots + m // rate, mask=m_mask, other=0)
+    time = m - tl.load(starts + m // rate, mask=m_mask, other=0) * rate
     steps = (TAPS - 1) * dilation
-    if AHEAD:
+    if PDL:
         launch_dependents_and_wait()
-    a = tl.zeros((BLOCK_M, LEFT), tl.float32)
-    b = tl.zeros((BLOCK_M, RIGHT), tl.float32)
-    CHUNKS: tl.constexpr = C // BLOCK_K
-    for step in range(0, TAPS * CHUNKS):
-        tap, channel = step // CHUNKS, step % CHUNKS * BLOCK_K + k
+    acc_left = tl.zeros((BLOCK_M, LEFT), tl.float32)
+    acc_right = tl.zeros((BLOCK_M, RIGHT), tl.float32)
+    K_BLOCKS: tl.constexpr = C // BLOCK_K
+    for step in range(0, TAPS * K_BLOCKS):
+        tap, channel = step // K_BLOCKS, step % K_BLOCKS * BLOCK_K + k
         back = tap * dilation - steps
         at = time + back
-        fresh = turned + (m + back)[:, None] * C + channel[None, :]
-        stale = past + (slot * steps + steps + at)[:, None] * C + channel[None, :]
-        part = tl.load(tl.where((at >= 0)[:, None], fresh, stale), mask=here[:, None], other=0.0)
-        row = weight + tap * C * C + channel[None, :]
-        a = tl.dot(part, tl.trans(tl.load(row + left[:, None] * C)), a, input_precision="ieee")
-        b = tl.dot(part, tl.trans(tl.load(row + right[:, None] * C)), b, input_precision="ieee")
-    a = _turned(a, bias, alpha, left, x.dtype.element_ty)
-    b = _turned(b, bias, alpha, right, x.dtype.element_ty)
-    _add(a, b, left, left, right, x, outer_weight, outer_bias, outer_alpha, out, following, m, here, C)
-    _add(a, b, right, left, right, x, outer_weight, outer_bias, outer_alpha, out, following, m, here, C)
+        new_ptrs = activated + (m + back)[:, None] * C + channel[None, :]
+        past_ptrs = past + (slot * steps + steps + at)[:, None] * C + channel[None, :]
+        x_tile = tl.load(tl.where((at >= 0)[:, None], new_ptrs, past_ptrs), mask=m_mask[:, None], other=0.0)
+        w_ptrs = weight + tap * C * C + channel[None, :]
+        acc_left = tl.dot(x_tile, tl.trans(tl.load(w_ptrs + left[:, None] * C)), acc_left, input_precision="ieee")
+        acc_right = tl.dot(x_tile, tl.trans(tl.load(w_ptrs + right[:, None] * C)), acc_right, input_precision="ieee")
+    hidden_left = _activate(acc_left, bias, alpha, left, x.dtype.element_ty)
+    hidden_right = _activate(acc_right, bias, alpha, right, x.dtype.element_ty)
+    _outer_product(
+        hidden_left,
+        hidden_right,
+        left,
+        left,
+        right,
+        x,
+        outer_weight,
+        outer_bias,
+        outer_alpha,
+        out,
+        out_activated,
+        m,
+        m_mask,
+        C,
+    )
+    _outer_product(
+        hidden_left,
+        hidden_right,
+        right,
+        left,
+        right,
+        x,
+        outer_weight,
+        outer_bias,
+        outer_alpha,
+        out,
+        out_activated,
+        m,
+        m_mask,
+        C,
+    )
 
 
 @jit
-def _turned(total, bias, alpha, n, kind):
-    """What the first product leaves for the second."""
-    return snake(total + tl.load(bias + n)[None, :], tl.load(alpha + n)[None, :]).to(kind)
+def _activate(acc, bias, alpha, n, dtype):
+    """Add the bias and apply Snake to channels n of the inner convolution."""
+    return snake(acc + tl.load(bias + n)[None, :], tl.load(alpha + n)[None, :]).to(dtype)
 
 
 @jit
-def _add(a, b, n, left, right, x, weight, bias, alpha, out, following, m, here, C: tl.constexpr):
-    """The outputs n of the second product, added to x."""
-    row = weight + n[:, None] * C
-    y = tl.dot(a, tl.trans(tl.load(row + left[None, :])), input_precision="ieee")
-    y = tl.dot(b, tl.trans(tl.load(row + right[None, :])), y, input_precision="ieee")
-    place, kept = m[:, None] * C + n[None, :], here[:, None]
+def _outer_product(
+    hidden_left, hidden_right, n, left, right, x, weight, bias, alpha, out, out_activated, m, m_mask, C: tl.constexpr
+):
+    """Compute and store output channels n: the pointwise convolution plus the residual x."""
+    w_ptrs = weight + n[:, None] * C
+    y = tl.dot(hidden_left, tl.trans(tl.load(w_ptrs + left[None, :])), input_precision="ieee")
+    y = tl.dot(hidden_right, tl.trans(tl.load(w_ptrs + right[None, :])), y, input_precision="ieee")
+    offset, mask = m[:, None] * C + n[None, :], m_mask[:, None]
     y += tl.load(bias + n)[None, :]
-    y += tl.load(x + place, mask=kept, other=0.0).to(tl.float32)
-    tl.store(out + place, y.to(out.dtype.element_ty), mask=kept)
+    y += tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + offset, y.to(out.dtype.element_ty), mask=mask)
     y = snake(y, tl.load(alpha + n)[None, :])
-    tl.store(following + place, y.to(following.dtype.element_ty), mask=kept)
+    tl.store(out_activated + offset, y.to(out_activated.dtype.element_ty), mask=mask)
 
 
 def residual_unit(
     x: Tensor,
-    turned: Tensor,
+    activated: Tensor,
     inner: Taps,
     inner_alpha: Tensor,
     outer: Taps,
@@ -124,14 +160,14 @@ def residual_unit(
     *,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`residual_unit_reference` in one launch, for channels that `should_fuse` accepts."""
+    """Compute `residual_unit_reference` in one launch, for shapes that `should_fuse` accepts."""
     rows, channels = x.shape
-    out, following, ahead = torch.empty_like(x), torch.empty_like(x), supports_pdl(x.device)
+    out, out_activated, pdl = torch.empty_like(x), torch.empty_like(x), supports_pdl(x.device)
     left = next_power_of_two(channels) // 2
     block_m, _, block_k, warps, stages = tile or choose_tile(rows, channels)
-    _unit_kernel[(-(-rows // block_m),)](
+    _residual_unit_kernel[(-(-rows // block_m),)](
         x,
-        turned,
+        activated,
         inner.weight,
         inner.bias,
         inner_alpha,
@@ -142,7 +178,7 @@ def residual_unit(
         outer.bias,
         outer_alpha,
         out,
-        following,
+        out_activated,
         rows,
         packing.rate(x),
         inner.dilation,
@@ -152,23 +188,23 @@ def residual_unit(
         RIGHT=channels - left,
         BLOCK_M=block_m,
         BLOCK_K=block_k,
-        AHEAD=ahead,
+        PDL=pdl,
         num_warps=warps,
         num_stages=stages,
-        launch_pdl=ahead,
+        launch_pdl=pdl,
     )
-    return out, following
+    return out, out_activated
 
 
 def should_fuse(rows: int, channels: int) -> bool:
-    """Whether one launch is possible, and faster than two."""
+    """Return whether one launch is possible and faster than two."""
     right = channels - next_power_of_two(channels) // 2
     possible = right >= 16 and right == next_power_of_two(right)
     return possible and channels <= MAX_CHANNELS and rows >= MIN_ROWS_PER_CHANNEL * channels
 
 
 def choose_tile(rows: int, channels: int) -> Tile:
-    """What was fastest on an H200 at the sizes of the released codec."""
+    """Return the tile that was fastest on an H200 at the sizes of the released codec."""
     block_k = next(size for size in (64, 32, 16) if channels % size == 0)
     if channels > 128:
         return Tile(64, channels, block_k)

@@ -1,4 +1,4 @@
-"""Root-mean-square norm with the rounding order of the released models."""
+"""RMSNorm with the rounding order of the released models, and a fused add + RMSNorm kernel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from shoal.kernels.jit import kernel, launch_dependents_and_wait, next_power_of_
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise the last axis in fp32, round to x's dtype, then scale: the order decides the last bit in bf16."""
+    """Normalize the last axis in fp32, round to x's dtype, then scale: the order decides the last bit in bf16."""
     if x.dtype == torch.float32 and not x.is_cuda:
-        # The same bits as one operator: on a CPU a small step is mostly the cost of calling operators.
+        # One operator with the same bits: on a CPU, operator overhead dominates a small step.
         return F.rms_norm(x, weight.shape, weight, eps)
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -30,34 +30,33 @@ def _norm_kernel(
     rows,
     DIM: tl.constexpr,
     PADDED: tl.constexpr,
-    ADDED: tl.constexpr,
-    SCALED: tl.constexpr,
-    AHEAD: tl.constexpr,
+    HAS_PARTIALS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     d = tl.arange(0, PADDED)
-    inside = d < DIM
-    scale = tl.load(weight + d, mask=inside, other=0.0)
-    if SCALED:
-        partials_scale = tl.load(scales + d, mask=inside, other=0.0).to(tl.float32)
-    if AHEAD:
+    mask = d < DIM
+    norm_weight = tl.load(weight + d, mask=mask, other=0.0)
+    if HAS_SCALES:
+        scale = tl.load(scales + d, mask=mask, other=0.0).to(tl.float32)
+    if PDL:
         launch_dependents_and_wait()
-    here = tl.program_id(0) * DIM + d
-    part = tl.load(x + here, mask=inside, other=0.0)
-    if ADDED:
+    offset = tl.program_id(0) * DIM + d
+    row = tl.load(x + offset, mask=mask, other=0.0)
+    if HAS_PARTIALS:
         size = rows * DIM
-        first, second = tl.load(partials + here, mask=inside), tl.load(partials + size + here, mask=inside)
-        third, fourth = (
-            tl.load(partials + 2 * size + here, mask=inside),
-            tl.load(partials + 3 * size + here, mask=inside),
-        )
-        total = ((first + second) + third) + fourth
-        if SCALED:
-            total *= partials_scale
-        part = (part + total.to(part.dtype)).to(part.dtype)
-        tl.store(x + here, part, mask=inside)
-    wide = tl.where(inside, part, 0.0).to(tl.float32)
+        first = tl.load(partials + offset, mask=mask)
+        second = tl.load(partials + size + offset, mask=mask)
+        third = tl.load(partials + 2 * size + offset, mask=mask)
+        fourth = tl.load(partials + 3 * size + offset, mask=mask)
+        total = ((first + second) + third) + fourth  # the order of `linear`
+        if HAS_SCALES:
+            total *= scale
+        row = (row + total.to(row.dtype)).to(row.dtype)
+        tl.store(x + offset, row, mask=mask)
+    wide = tl.where(mask, row, 0.0).to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / DIM + eps)
-    tl.store(out + here, (wide.to(part.dtype) * scale).to(part.dtype), mask=inside)
+    tl.store(out + offset, (wide.to(row.dtype) * norm_weight).to(row.dtype), mask=mask)
 
 
 def fused_rms_norm(
@@ -69,7 +68,7 @@ def fused_rms_norm(
     weight. They are reduced and added to x in place before the norm.
     """
     rows, dim = x.shape
-    out, ahead, padded = torch.empty_like(x), supports_pdl(x.device), next_power_of_two(dim)
+    out, pdl, padded = torch.empty_like(x), supports_pdl(x.device), next_power_of_two(dim)
     _norm_kernel[(rows,)](
         x,
         x if partials is None else partials,
@@ -80,11 +79,11 @@ def fused_rms_norm(
         rows,
         DIM=dim,
         PADDED=padded,
-        ADDED=partials is not None,
-        SCALED=scales is not None,
-        AHEAD=ahead,
+        HAS_PARTIALS=partials is not None,
+        HAS_SCALES=scales is not None,
+        PDL=pdl,
         num_warps=max(4 if partials is None else 8, padded // 256),
-        launch_pdl=ahead,
+        launch_pdl=pdl,
     )
     return out
 

@@ -1,6 +1,6 @@
-"""Rotary positions over interleaved pairs (2i, 2i+1), with tables rounded to bfloat16.
+"""Rotary position embedding over interleaved pairs (2i, 2i+1), with tables rounded to bfloat16.
 
-The models were trained with bf16 tables; exact tables move the logits visibly and garble long audio.
+The models were trained with bf16 tables; exact tables shift the logits and garble long audio.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from shoal.kernels.jit import jit, tl
 
 
 def rope_table(length: int, head_dim: int, base: float, device: torch.device | str | None = None) -> Tensor:
-    """[length, head_dim // 2, 2] of (cos, sin), fp32 values that bf16 can hold."""
-    # Computed on the CPU whatever the target: the last bit of cos differs between devices, and bf16 rounding keeps it.
+    """Return (cos, sin) [length, head_dim // 2, 2] in fp32, rounded to values that bf16 can represent."""
+    # Always computed on the CPU: the last bit of cos differs between devices and can survive the rounding to bf16.
     exponent = torch.arange(0, head_dim, 2, device="cpu", dtype=torch.float32) / head_dim
     angle = torch.outer(torch.arange(length, device="cpu", dtype=torch.float32), 1.0 / (base**exponent))
     table = torch.stack((angle.cos(), angle.sin()), dim=-1)
@@ -21,26 +21,26 @@ def rope_table(length: int, head_dim: int, base: float, device: torch.device | s
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Rotate x [..., heads, head_dim] by table [..., head_dim // 2, 2] (one row per position); fp32 inside."""
+    """Rotate x [..., heads, head_dim] by table [..., head_dim // 2, 2], one row per position; computes in fp32."""
     pairs = x.float().unflatten(-1, (-1, 2))
     table = table.unsqueeze(-3)
     if x.device.type == "cpu":
-        # The same four products as one operator: on a CPU a small step is mostly the cost of calling operators.
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(table))
-        return turned.flatten(-2).to(x.dtype)
+        # The same four products in one operator: on a CPU, operator overhead dominates a small step.
+        rotated = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(table))
+        return rotated.flatten(-2).to(x.dtype)
     cos, sin = table.unbind(-1)
     even, odd = pairs.unbind(-1)
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
 @jit
-def halves(x, D: tl.constexpr):
-    """The even and the odd entries of x [D]."""
+def split_pairs(x, D: tl.constexpr):
+    """Return the even and the odd elements of x [D]."""
     return tl.split(tl.reshape(x, (D // 2, 2)))
 
 
 @jit
-def rotated(x, cos, sin, D: tl.constexpr):
-    """`rotate` of one head x [D]; cos and sin [D / 2]"""
-    even, odd = halves(x.to(tl.float32), D)
+def rotate_head(x, cos, sin, D: tl.constexpr):
+    """Rotate one head x [D] like `rotate`; cos and sin are [D / 2]."""
+    even, odd = split_pairs(x.to(tl.float32), D)
     return tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (D,)).to(x.dtype)

@@ -1,7 +1,7 @@
-"""A linear layer in four parts, quarters of its columns, each by programs of its own; the next norm adds them up.
+"""Split-K linear: K is split four ways over separate programs, and the next RMSNorm reduces the partial sums.
 
-A matrix with few outputs has too few programs to keep every multiprocessor reading; four times as many do. Added up in
-order the quarters are what `linear` comes to, bit for bit.
+A layer with few outputs has too few programs to saturate memory bandwidth; split-K has four times as many. The partial
+sums are added in the same order as in `linear`, so results are bit-identical.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.linear import FEW, SWAP_AB_ROWS, Tile, product
+from shoal.kernels.linear import SMALL_M, SWAP_AB_ROWS, Tile, dequant_dot
+
+SPLIT_K = 4
 
 
 def split_k_linear_reference(x: Tensor, weight: Tensor) -> Tensor:
-    """x [rows, in] through weight [out, in], each quarter of the columns by itself: [4, rows, out] in fp32."""
-    pairs = zip(x.chunk(4, dim=1), weight.to(x.dtype).chunk(4, dim=1), strict=True)
-    return torch.stack([F.linear(part.float(), its.float()) for part, its in pairs])
+    """Multiply x [rows, in] by weight [out, in] per K split: partial sums [4, rows, out] in fp32."""
+    splits = zip(x.chunk(SPLIT_K, dim=1), weight.to(x.dtype).chunk(SPLIT_K, dim=1), strict=True)
+    return torch.stack([F.linear(x_split.float(), w_split.float()) for x_split, w_split in splits])
 
 
 @kernel("rows")
-def _few_quarters_kernel(
+def _small_m_split_k_kernel(
     x,
     weight,
     out,
@@ -39,75 +41,75 @@ def _few_quarters_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-    ONE: tl.constexpr,
-    AHEAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SINGLE_ROW: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    if ONE:
+    if SINGLE_ROW:
         rows = 1
-    QUARTER: tl.constexpr = K // 4
-    LONG: tl.constexpr = QUARTER > 8 * WIDE
-    TURNED: tl.constexpr = ROWS == 8  # SWAP_AB_ROWS
-    m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    K_SPLIT: tl.constexpr = K // 4
+    LONG_K: tl.constexpr = K_SPLIT > 8 * BLOCK_K
+    SWAP_AB: tl.constexpr = BLOCK_M == 8  # SWAP_AB_ROWS
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, WIDE)
-    kind = x.dtype.element_ty
-    there = weight + tl.minimum(n, N - 1)[:, None] * K + tl.program_id(2) * QUARTER + k[None, :]
-    if AHEAD:
+    k = tl.arange(0, BLOCK_K)
+    dtype = x.dtype.element_ty
+    w_ptrs = weight + tl.minimum(n, N - 1)[:, None] * K + tl.program_id(2) * K_SPLIT + k[None, :]
+    if PDL:
         launch_dependents()
-    w = _columns_from(there, k, 0, QUARTER, WIDE)
-    if QUARTER > WIDE:
-        w_next = _columns_from(there, k, WIDE, QUARTER, WIDE)
-    if QUARTER > 2 * WIDE:
-        w_third = _columns_from(there, k, 2 * WIDE, QUARTER, WIDE)
-    w = dequantize(w, kind, LONG, PINNED=not LONG)
-    if not LONG and QUARTER > WIDE:
-        w_next = dequantize(w_next, kind, PINNED=True)
-    if not LONG and QUARTER > 2 * WIDE:
-        w_third = dequantize(w_third, kind, PINNED=True)
-    if AHEAD:
+    w = _load_weights(w_ptrs, k, 0, K_SPLIT, BLOCK_K)
+    if K_SPLIT > BLOCK_K:
+        w_next = _load_weights(w_ptrs, k, BLOCK_K, K_SPLIT, BLOCK_K)
+    if K_SPLIT > 2 * BLOCK_K:
+        w_third = _load_weights(w_ptrs, k, 2 * BLOCK_K, K_SPLIT, BLOCK_K)
+    w = dequantize(w, dtype, LONG_K, PINNED=not LONG_K)
+    if not LONG_K and K_SPLIT > BLOCK_K:
+        w_next = dequantize(w_next, dtype, PINNED=True)
+    if not LONG_K and K_SPLIT > 2 * BLOCK_K:
+        w_third = dequantize(w_third, dtype, PINNED=True)
+    if PDL:
         grid_dependency_wait()
-    source = x + m[:, None] * K + tl.program_id(2) * QUARTER + k[None, :]
-    here = (m < rows)[:, None]
-    total = tl.zeros((BLOCK_N, ROWS) if TURNED else (ROWS, BLOCK_N), tl.float32)
-    part = tl.load(source, mask=here & (k < QUARTER)[None, :], other=0.0)
-    if QUARTER > WIDE:
-        part_next = tl.load(source + WIDE, mask=here & (k < QUARTER - WIDE)[None, :], other=0.0)
-    for start in tl.static_range(0, QUARTER, WIDE):
-        part_used, w_used = part, w
-        if start + WIDE < QUARTER:
-            part, w = part_next, w_next
-        if start + 2 * WIDE < QUARTER:
-            left = (k < QUARTER - start - 2 * WIDE)[None, :]
-            part_next = tl.load(source + start + 2 * WIDE, mask=here & left, other=0.0)
+    x_ptrs = x + m[:, None] * K + tl.program_id(2) * K_SPLIT + k[None, :]
+    row_mask = (m < rows)[:, None]
+    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP_AB else (BLOCK_M, BLOCK_N), tl.float32)
+    x_tile = tl.load(x_ptrs, mask=row_mask & (k < K_SPLIT)[None, :], other=0.0)
+    if K_SPLIT > BLOCK_K:
+        x_next = tl.load(x_ptrs + BLOCK_K, mask=row_mask & (k < K_SPLIT - BLOCK_K)[None, :], other=0.0)
+    for start in tl.static_range(0, K_SPLIT, BLOCK_K):
+        x_used, w_used = x_tile, w
+        if start + BLOCK_K < K_SPLIT:
+            x_tile, w = x_next, w_next
+        if start + 2 * BLOCK_K < K_SPLIT:
+            k_mask = (k < K_SPLIT - start - 2 * BLOCK_K)[None, :]
+            x_next = tl.load(x_ptrs + start + 2 * BLOCK_K, mask=row_mask & k_mask, other=0.0)
             w_next = w_third
-        if start + 3 * WIDE < QUARTER:
-            w_third = _columns_from(there, k, start + 3 * WIDE, QUARTER, WIDE)
-        part_used = dequantize(part_used, kind, HERE=True)
-        if TURNED:
-            total = tl.dot(w_used, tl.trans(part_used), total, input_precision="ieee")
+        if start + 3 * BLOCK_K < K_SPLIT:
+            w_third = _load_weights(w_ptrs, k, start + 3 * BLOCK_K, K_SPLIT, BLOCK_K)
+        x_used = dequantize(x_used, dtype, VOLATILE=True)
+        if SWAP_AB:
+            acc = tl.dot(w_used, tl.trans(x_used), acc, input_precision="ieee")
         else:
-            total = tl.dot(part_used, tl.trans(w_used), total, input_precision="ieee")
-        if start + WIDE < QUARTER:
-            w = dequantize(w, kind, LONG)
-    if TURNED:
-        total = tl.trans(total)
-    _store_quarter(total, out, m, n, rows, N)
+            acc = tl.dot(x_used, tl.trans(w_used), acc, input_precision="ieee")
+        if start + BLOCK_K < K_SPLIT:
+            w = dequantize(w, dtype, LONG_K)
+    if SWAP_AB:
+        acc = tl.trans(acc)
+    _store_partial(acc, out, m, n, rows, N)
 
 
 @jit
-def _columns_from(there, k, start: tl.constexpr, QUARTER: tl.constexpr, WIDE: tl.constexpr):
-    """Weights from a column on, zero where the quarter has ended."""
-    if start + WIDE <= QUARTER:
-        w = tl.load(there + start)
+def _load_weights(w_ptrs, k, start: tl.constexpr, K_SPLIT: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Load BLOCK_K weights per row from `start` on, zero beyond the end of the split."""
+    if start + BLOCK_K <= K_SPLIT:
+        w = tl.load(w_ptrs + start)
     else:
-        w = tl.load(there + start, mask=(k < QUARTER - start)[None, :], other=0.0)
+        w = tl.load(w_ptrs + start, mask=(k < K_SPLIT - start)[None, :], other=0.0)
     return w
 
 
 @kernel("rows")
-def _many_quarters_kernel(
+def _large_m_split_k_kernel(
     x,
     weight,
     out,
@@ -117,53 +119,57 @@ def _many_quarters_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    QUARTER: tl.constexpr = K // 4
+    K_SPLIT: tl.constexpr = K // 4
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if AHEAD:
+    if PDL:
         launch_dependents_and_wait()
-    kind = x.dtype.element_ty
-    source = x + m[:, None] * K + tl.program_id(2) * QUARTER
-    there = weight + n[:, None] * K + tl.program_id(2) * QUARTER
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, QUARTER, BLOCK_K):
+    dtype = x.dtype.element_ty
+    x_ptrs = x + m[:, None] * K + tl.program_id(2) * K_SPLIT
+    w_ptrs = weight + n[:, None] * K + tl.program_id(2) * K_SPLIT
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K_SPLIT, BLOCK_K):
         k = (start + tl.arange(0, BLOCK_K))[None, :]
-        inside = k < QUARTER if QUARTER % BLOCK_K else k >= 0
-        part = tl.load(source + k, mask=(m < rows)[:, None] & inside, other=0.0)
-        total = product(part, there + k, (n < N)[:, None] & inside, total, kind)
-    _store_quarter(total, out, m, n, rows, N)
+        k_mask = k < K_SPLIT if K_SPLIT % BLOCK_K else k >= 0
+        x_tile = tl.load(x_ptrs + k, mask=(m < rows)[:, None] & k_mask, other=0.0)
+        acc = dequant_dot(x_tile, w_ptrs + k, (n < N)[:, None] & k_mask, acc, dtype)
+    _store_partial(acc, out, m, n, rows, N)
 
 
 @jit
-def _store_quarter(total, out, m, n, rows, N: tl.constexpr):
-    place = (tl.program_id(2) * rows + m)[:, None] * N + n[None, :]
-    tl.store(out + place, total, mask=(m < rows)[:, None] & (n < N)[None, :])
+def _store_partial(acc, out, m, n, rows, N: tl.constexpr):
+    offset = (tl.program_id(2) * rows + m)[:, None] * N + n[None, :]
+    tl.store(out + offset, acc, mask=(m < rows)[:, None] & (n < N)[None, :])
 
 
 def split_k_linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
     """Compute `split_k_linear_reference` in one launch. K must be a multiple of 128."""
-    (rows, columns), width = x.shape, len(weight)
-    out = torch.empty(4, rows, width, dtype=torch.float32, device=x.device)
-    tile = tile or choose_tile(rows, width, columns // 4, small=weight.element_size() == 1)
-    grid = (-(-width // tile.width), -(-rows // tile.rows), 4)
-    ahead = supports_pdl(x.device)
-    form = {"N": width, "K": columns, "BLOCK_N": tile.width, "AHEAD": ahead, "num_warps": tile.warps}
-    if tile.rows <= FEW:
-        sizes = {"ROWS": tile.rows, "WIDE": tile.columns, "ONE": rows == 1}
-        _few_quarters_kernel[grid](x, weight, out, rows, **sizes, **form, launch_pdl=ahead)
+    (rows, k), n = x.shape, len(weight)
+    partials = torch.empty(SPLIT_K, rows, n, dtype=torch.float32, device=x.device)
+    tile = tile or choose_tile(rows, n, k // SPLIT_K, quantized=weight.element_size() == 1)
+    grid = (-(-n // tile.block_n), -(-rows // tile.block_m), SPLIT_K)
+    pdl = supports_pdl(x.device)
+    blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
+    options = {"N": n, "K": k, "PDL": pdl, "num_warps": tile.warps, "launch_pdl": pdl}
+    if tile.block_m <= SMALL_M:
+        _small_m_split_k_kernel[grid](x, weight, partials, rows, SINGLE_ROW=rows == 1, **blocks, **options)
     else:
-        sizes = {"BLOCK_M": tile.rows, "BLOCK_K": tile.columns, "num_stages": tile.stages}
-        _many_quarters_kernel[grid](x, weight, out, rows, **sizes, **form, launch_pdl=ahead)
-    return out
+        _large_m_split_k_kernel[grid](x, weight, partials, rows, num_stages=tile.stages, **blocks, **options)
+    return partials
 
 
-def choose_tile(rows: int, width: int, part: int, *, small: bool) -> Tile:
-    if rows <= FEW:
-        wide, turned = min(256, next_power_of_two(part)), rows <= SWAP_AB_ROWS and (small or part < 1024)
-        if small and turned:
-            return Tile(SWAP_AB_ROWS, 32, wide, warps=4 if part <= 256 else 2)
-        return Tile(SWAP_AB_ROWS if turned else FEW, 64 if width <= 1024 else 32, wide)
-    block_k = min(128, max(16, next_power_of_two(part) // 2))
-    return Tile(64, 16, block_k, stages=4) if width <= 1024 else Tile(64, 32, block_k)
+def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool) -> Tile:
+    """Return the tile that was fastest on an H200 at the released sizes, for n outputs and k_split elements per split.
+
+    `quantized` weights have one byte per element.
+    """
+    if rows <= SMALL_M:
+        swap_ab = rows <= SWAP_AB_ROWS and (quantized or k_split < 1024)
+        block_k = min(256, next_power_of_two(k_split))
+        if quantized and swap_ab:
+            return Tile(SWAP_AB_ROWS, 32, block_k, warps=4 if k_split <= 256 else 2)
+        return Tile(SWAP_AB_ROWS if swap_ab else SMALL_M, 64 if n <= 1024 else 32, block_k)
+    block_k = min(128, max(16, next_power_of_two(k_split) // 2))
+    return Tile(64, 16, block_k, stages=4) if n <= 1024 else Tile(64, 32, block_k)

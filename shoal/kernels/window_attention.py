@@ -1,8 +1,8 @@
-"""Attention of the codec's transformer: every step sees the last `window` steps of its own stream.
+"""Sliding-window attention of the codec's transformer: every step sees the last `window` steps of its own stream.
 
-Keys and values of a stream lie in a ring [slots, ring, heads, d]: step p at place p % ring. The ring is longer than
-the window by the most steps that come at once, so what is written never covers what is still looked at. Keys are kept
-rotated, the even dimensions before the odd ones.
+Keys and values of a stream are in a ring buffer [slots, ring, heads, d], step p at index p % ring. The ring is longer
+than the window by MAX_STEPS, so new steps never overwrite keys that are still visible. Keys are stored rotated, with the
+even dimensions before the odd ones.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from shoal.kernels.jit import kernel, launch_dependents_and_wait, supports_pdl, 
 from shoal.kernels.packing import Packing
 from shoal.kernels.rope import rotate
 
-# Steps of one stream at once. Of one size for all: how a row is added up follows the shape of the block.
+# Maximum steps of one stream per call. The block size is fixed, because the order of sums follows from it.
 MAX_STEPS = 32
 
 
 def window_attention_reference(
     qkv: Tensor, rope: Tensor, seen: Tensor, packing: Packing, keys: Tensor, values: Tensor, window: int
 ) -> Tensor:
-    """qkv [F, 3 heads d] of streams that have `seen` [slots] steps -> [F, heads d]; keys and values are kept."""
+    """Attend with qkv [F, 3 heads d] of streams that have seen [slots] steps -> [F, heads d].
+
+    Writes the new keys and values to the ring buffers.
+    """
     outs = []
     for slot, start, count in packing.streams():
         new, ring, d = qkv[start : start + max(1, count)], keys.shape[1], keys.shape[3]
@@ -31,13 +34,13 @@ def window_attention_reference(
         q, k = rotate(q, rope[position]), rotate(k, rope[position])
         keys[slot, position % ring] = k.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
         values[slot, position % ring] = v
-        before = position[0] + torch.arange(1 - window, len(new), device=qkv.device)
-        kept = keys[slot, before % ring].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-        apart = position[:, None] - before[None, :]
-        mask = (apart >= 0) & (apart < window) & (before >= 0)
-        mixed = values[slot, before % ring]
+        key_position = position[0] + torch.arange(1 - window, len(new), device=qkv.device)
+        key = keys[slot, key_position % ring].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+        distance = position[:, None] - key_position[None, :]
+        mask = (distance >= 0) & (distance < window) & (key_position >= 0)
+        value = values[slot, key_position % ring]
         out = F.scaled_dot_product_attention(
-            q.transpose(0, 1), kept.transpose(0, 1), mixed.transpose(0, 1), attn_mask=mask
+            q.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), attn_mask=mask
         )
         outs.append(out.transpose(0, 1).flatten(1))
     return torch.cat(outs)
@@ -60,75 +63,75 @@ def _window_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     PAIRS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-    AHEAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     frame, head = tl.program_id(0), tl.program_id(1)
-    if AHEAD:
+    if PDL:
         launch_dependents_and_wait()
-    if tl.load(starts + frame) == frame:  # the first of its stream, for all of it
-        kind = qkv.dtype.element_ty
+    if tl.load(starts + frame) == frame:  # the program of a stream's first frame computes the whole stream
+        dtype = qkv.dtype.element_ty
         D: tl.constexpr = 2 * HALF
         length = tl.maximum(tl.load(counts + frame), 1)
         slot = tl.load(slots + frame).to(tl.int64)
         first = tl.load(seen + slot).to(tl.int32)
-        new = tl.arange(0, BLOCK)
-        real = (new < length)[:, None]
+        new = tl.arange(0, BLOCK_M)
+        row_mask = (new < length)[:, None]
         pair, d = tl.arange(0, PAIRS), tl.arange(0, D)
-        turned = real & (pair < HALF)[None, :]
+        pair_mask = row_mask & (pair < HALF)[None, :]
         position = first + new
         angle = rope + position[:, None] * D + 2 * pair[None, :]
-        cos, sin = tl.load(angle, mask=turned, other=0.0), tl.load(angle + 1, mask=turned, other=0.0)
-        mine = qkv + (frame + new)[:, None] * (3 * HEADS * D) + head * D
-        a = tl.load(mine + 2 * pair[None, :], mask=turned, other=0.0).to(tl.float32)
-        b = tl.load(mine + 2 * pair[None, :] + 1, mask=turned, other=0.0).to(tl.float32)
-        query_even, query_odd = (a * cos - b * sin).to(kind), (b * cos + a * sin).to(kind)
-        mine += HEADS * D
-        a = tl.load(mine + 2 * pair[None, :], mask=turned, other=0.0).to(tl.float32)
-        b = tl.load(mine + 2 * pair[None, :] + 1, mask=turned, other=0.0).to(tl.float32)
-        place = ((slot * RING + position % RING) * HEADS + head)[:, None] * D
-        tl.store(keys + place + pair[None, :], (a * cos - b * sin).to(kind), mask=turned)
-        tl.store(keys + place + HALF + pair[None, :], (b * cos + a * sin).to(kind), mask=turned)
-        value = tl.load(mine + HEADS * D + d[None, :], mask=real, other=0.0)
-        tl.store(values + place + d[None, :], value, mask=real)
-        # The new keys are looked at like all others: by the same program, once they are written.
+        cos, sin = tl.load(angle, mask=pair_mask, other=0.0), tl.load(angle + 1, mask=pair_mask, other=0.0)
+        qkv_ptrs = qkv + (frame + new)[:, None] * (3 * HEADS * D) + head * D
+        even = tl.load(qkv_ptrs + 2 * pair[None, :], mask=pair_mask, other=0.0).to(tl.float32)
+        odd = tl.load(qkv_ptrs + 2 * pair[None, :] + 1, mask=pair_mask, other=0.0).to(tl.float32)
+        query_even, query_odd = (even * cos - odd * sin).to(dtype), (odd * cos + even * sin).to(dtype)
+        qkv_ptrs += HEADS * D
+        even = tl.load(qkv_ptrs + 2 * pair[None, :], mask=pair_mask, other=0.0).to(tl.float32)
+        odd = tl.load(qkv_ptrs + 2 * pair[None, :] + 1, mask=pair_mask, other=0.0).to(tl.float32)
+        offset = ((slot * RING + position % RING) * HEADS + head)[:, None] * D
+        tl.store(keys + offset + pair[None, :], (even * cos - odd * sin).to(dtype), mask=pair_mask)
+        tl.store(keys + offset + HALF + pair[None, :], (odd * cos + even * sin).to(dtype), mask=pair_mask)
+        new_value = tl.load(qkv_ptrs + HEADS * D + d[None, :], mask=row_mask, other=0.0)
+        tl.store(values + offset + d[None, :], new_value, mask=row_mask)
+        # The same program reads the new keys and values back from the ring.
         tl.debug_barrier()
-        top = tl.full((BLOCK,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK,), tl.float32)
-        mix = tl.zeros((BLOCK, D), tl.float32)
-        # From a multiple of the step, so that what is added up in which order does not depend on how the stream is cut.
-        for begin in range(tl.maximum(first - WINDOW + 1, 0) // STEP * STEP, first + length, STEP):
-            step = begin + tl.arange(0, STEP)
-            there = step < first + length
-            known = there[:, None] & (pair < HALF)[None, :]
-            kept = ((slot * RING + step % RING) * HEADS + head)[:, None] * D
-            key_even = tl.load(keys + kept + pair[None, :], mask=known, other=0.0)
-            key_odd = tl.load(keys + kept + HALF + pair[None, :], mask=known, other=0.0)
+        row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        row_sum = tl.zeros((BLOCK_M,), tl.float32)
+        acc = tl.zeros((BLOCK_M, D), tl.float32)
+        # Starts at a multiple of BLOCK_N, so that the order of sums does not depend on how the stream is chunked.
+        for begin in range(tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N, first + length, BLOCK_N):
+            step = begin + tl.arange(0, BLOCK_N)
+            step_mask = step < first + length
+            key_mask = step_mask[:, None] & (pair < HALF)[None, :]
+            key_offset = ((slot * RING + step % RING) * HEADS + head)[:, None] * D
+            key_even = tl.load(keys + key_offset + pair[None, :], mask=key_mask, other=0.0)
+            key_odd = tl.load(keys + key_offset + HALF + pair[None, :], mask=key_mask, other=0.0)
             score = tl.dot(query_even, tl.trans(key_even), input_precision="ieee")
             score = tl.dot(query_odd, tl.trans(key_odd), score, input_precision="ieee") * scale
-            apart = position[:, None] - step[None, :]
-            # Rows that only fill up the block see everything: what comes of them is not stored, but must be a number.
-            visible = there[None, :] & (((apart >= 0) & (apart < WINDOW)) | (new >= length)[:, None])
+            distance = position[:, None] - step[None, :]
+            # Padding rows see everything: their result is not stored, but must not be NaN.
+            visible = step_mask[None, :] & (((distance >= 0) & (distance < WINDOW)) | (new >= length)[:, None])
             score = tl.where(visible, score, float("-inf"))
-            higher = tl.maximum(tl.maximum(top, tl.max(score, axis=1)), -1e30)
-            weight = tl.exp(score - higher[:, None])
-            shrink = tl.exp(top - higher)
-            mixed = tl.load(values + kept + d[None, :], mask=there[:, None], other=0.0)
-            mix = tl.dot(weight.to(kind), mixed, mix * shrink[:, None], input_precision="ieee")
-            total = total * shrink + tl.sum(weight, axis=1)
-            top = higher
-        target = out + (frame + new)[:, None] * (HEADS * D) + head * D + d[None, :]
-        tl.store(target, (mix / total[:, None]).to(kind), mask=real)
+            new_max = tl.maximum(tl.maximum(row_max, tl.max(score, axis=1)), -1e30)
+            weight = tl.exp(score - new_max[:, None])
+            rescale = tl.exp(row_max - new_max)
+            value = tl.load(values + key_offset + d[None, :], mask=step_mask[:, None], other=0.0)
+            acc = tl.dot(weight.to(dtype), value, acc * rescale[:, None], input_precision="ieee")
+            row_sum = row_sum * rescale + tl.sum(weight, axis=1)
+            row_max = new_max
+        out_ptrs = out + (frame + new)[:, None] * (HEADS * D) + head * D + d[None, :]
+        tl.store(out_ptrs, (acc / row_sum[:, None]).to(dtype), mask=row_mask)
 
 
 def window_attention(
     qkv: Tensor, rope: Tensor, seen: Tensor, packing: Packing, keys: Tensor, values: Tensor, window: int
 ) -> Tensor:
-    """`window_attention_reference` in one launch, for streams of at most MAX_STEPS steps each."""
+    """Compute `window_attention_reference` in one launch, for streams of at most MAX_STEPS steps each."""
     ring, heads, d = keys.shape[1:]
-    assert ring >= window - 1 + MAX_STEPS, "the ring is too short for so many steps at once"
-    out, ahead = qkv.new_empty(len(qkv), heads * d), supports_pdl(qkv.device)
+    assert ring >= window - 1 + MAX_STEPS, "the ring buffer is too short for MAX_STEPS new steps"
+    out, pdl = qkv.new_empty(len(qkv), heads * d), supports_pdl(qkv.device)
     _window_kernel[(len(qkv), heads)](
         qkv,
         rope,
@@ -145,10 +148,10 @@ def window_attention(
         HEADS=heads,
         HALF=d // 2,
         PAIRS=max(16, d // 2),
-        BLOCK=MAX_STEPS,
-        STEP=32,
-        AHEAD=ahead,
+        BLOCK_M=MAX_STEPS,
+        BLOCK_N=32,
+        PDL=pdl,
         num_warps=4,
-        launch_pdl=ahead,
+        launch_pdl=pdl,
     )
     return out

@@ -57,7 +57,7 @@ def test_decoding_reads_them_as_the_reference_does(
     tables = torch.randint(0, 60, (4, 49), device=device)
     lengths = torch.tensor([1, 33, 17, 191], device=device)
     q, slots = torch.randn(4, 4, 16, device=device).to(dtype), torch.arange(4, dtype=torch.int32, device=device)
-    ours = paged_decode(q, keys, values, tables, slots, (lengths - 1).int(), chunk=16, **scales)
+    ours = paged_decode(q, keys, values, tables, slots, (lengths - 1).int(), block_n=16, **scales)
     reference = paged_decode_reference(q, keys, values, tables, lengths, **scales)
     torch.testing.assert_close(ours, reference, atol=close, rtol=close)
 

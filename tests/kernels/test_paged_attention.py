@@ -10,17 +10,17 @@ def memory(kv_heads: int, d: int, dtype: torch.dtype, device: str) -> tuple[torc
     return torch.randn(shape, device=device).to(dtype), torch.randn(shape, device=device).to(dtype)
 
 
-@pytest.mark.parametrize("chunk", [16, 32, 64])
+@pytest.mark.parametrize("block_n", [16, 32, 64])
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(4, 2, 16), (2, 2, 32)])
 def test_the_kernel_equals_the_reference_over_ragged_lengths(
-    chunk: int, heads: int, kv_heads: int, d: int, dtype: torch.dtype, device: str, close: float
+    block_n: int, heads: int, kv_heads: int, d: int, dtype: torch.dtype, device: str, close: float
 ) -> None:
     keys, values = memory(kv_heads, d, dtype, device)
     tables = torch.randint(0, 120, (4, 99), device=device)
     lengths = torch.tensor([1, 33, 17, 391], device=device)
     q = torch.randn(4, heads, d, device=device).to(dtype)
     slots = torch.tensor([2, 0, 3, 1], dtype=torch.int32, device=device)
-    ours = paged_decode(q, keys, values, tables, slots, (lengths - 1).int(), chunk=chunk)
+    ours = paged_decode(q, keys, values, tables, slots, (lengths - 1).int(), block_n=block_n)
     reference = paged_decode_reference(q, keys, values, tables[slots.long()], lengths)
     torch.testing.assert_close(ours, reference, atol=close, rtol=close)
 
@@ -31,10 +31,10 @@ def test_a_sequence_attends_the_same_alone_and_in_company(dtype: torch.dtype, de
     lengths = torch.tensor([5, 300, 12], device=device)
     q = torch.randn(3, 4, 16, device=device).to(dtype)
     slots = torch.arange(3, dtype=torch.int32, device=device)
-    together = paged_decode(q, keys, values, tables, slots, lengths - 1, chunk=16)
+    together = paged_decode(q, keys, values, tables, slots, lengths - 1, block_n=16)
     for row in range(3):
         one = slice(row, row + 1)
-        alone = paged_decode(q[one], keys, values, tables, slots[one], lengths[one] - 1, chunk=16)
+        alone = paged_decode(q[one], keys, values, tables, slots[one], lengths[one] - 1, block_n=16)
         assert torch.equal(alone[0], together[row])
 
 
@@ -44,8 +44,8 @@ def test_one_program_for_all_shares_comes_to_the_same_bits(dtype: torch.dtype, d
     positions = torch.randint(0, 390, (20,), dtype=torch.int32, device=device)
     q = torch.randn(20, 4, 16, device=device).to(dtype)
     slots = torch.arange(20, dtype=torch.int32, device=device)
-    together = paged_decode(q, keys, values, tables, slots, positions, chunk=16)
-    spread = paged_decode(q[:16], keys, values, tables, slots[:16], positions[:16], chunk=16)
+    together = paged_decode(q, keys, values, tables, slots, positions, block_n=16)
+    spread = paged_decode(q[:16], keys, values, tables, slots[:16], positions[:16], block_n=16)
     assert torch.equal(spread, together[:16])
 
 
