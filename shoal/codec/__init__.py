@@ -1,1 +1,1 @@
-"""Frames <-> samples: the causal codec, whole and as exact streams."""
+"""Codec between frames of codes and audio samples: modified DAC, causal, with exact streaming."""

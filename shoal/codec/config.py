@@ -1,4 +1,4 @@
-"""The numbers that define a codec. Field names on disk are upstream's, so its configuration files read as they are."""
+"""Codec hyperparameters. Field names on disk are upstream's, so its configuration files load unchanged."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -8,20 +8,20 @@ from typing import Any
 
 from shoal.errors import CheckpointError
 
-# Upstream writes its class defaults and training knobs into the same file; none of them changes what is computed.
+# Upstream stores class defaults and training options in the same file; none of them affects inference.
 TRAINING_ONLY = {"causal", "block_size", "dropout_rate", "attn_dropout_rate", "channels_first", "quantizer_dropout"}
 
 
-def _require_sizes(name: str, value: object, least: int = 1) -> None:
-    """Whole numbers, alone or in a row."""
+def _require_sizes(name: str, value: object, minimum: int = 1) -> None:
+    """Raise CheckpointError unless value is an integer >= minimum or a non-empty tuple of such integers."""
     for number in value if isinstance(value, tuple) and value else (value,):
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise CheckpointError(f"codec configuration: {name} = {value!r} needs whole numbers from {least} up")
+        if not isinstance(number, int) or isinstance(number, bool) or number < minimum:
+            raise CheckpointError(f"codec configuration: {name} = {value!r} must be integers >= {minimum}")
 
 
 @dataclass(frozen=True)
 class WindowTransformerConfig:
-    """A causal transformer whose queries see the last `window_size` steps."""
+    """Causal transformer with sliding-window attention over the last `window_size` steps."""
 
     n_layer: int
     n_head: int
@@ -63,17 +63,17 @@ class CodecConfig:
 
     def __post_init__(self) -> None:
         for name in (entry.name for entry in fields(self) if entry.name != "transformer"):
-            _require_sizes(name, getattr(self, name), least=0 if name == "encoder_transformer_layers" else 1)
+            _require_sizes(name, getattr(self, name), minimum=0 if name == "encoder_transformer_layers" else 1)
         if prod(self.encoder_rates) != prod(self.decoder_rates):
             raise CheckpointError("codec configuration: encoder_rates and decoder_rates have different products")
         if len(self.encoder_transformer_layers) != len(self.encoder_rates):
-            raise CheckpointError("codec configuration: encoder_transformer_layers needs one number per rate")
+            raise CheckpointError("codec configuration: encoder_transformer_layers needs one entry per encoder rate")
         if self.transformer.dim != self.latent_dim:
             raise CheckpointError(f"codec configuration: latent_dim = {self.latent_dim} is not the transformer's dim")
 
     @property
     def num_codebooks(self) -> int:
-        """Rows of a frame: one semantic codebook and the residual ones."""
+        """Return the number of codes per frame: one semantic codebook plus the residual ones."""
         return 1 + self.n_codebooks
 
     @property
@@ -82,7 +82,7 @@ class CodecConfig:
 
     @cached_property
     def frame_length(self) -> int:
-        """Samples per frame."""
+        """Return the samples per frame."""
         return prod(self.encoder_rates) * prod(self.downsample_factor)
 
     @cached_property
@@ -90,7 +90,7 @@ class CodecConfig:
         return self.sample_rate / self.frame_length
 
     def encoder_transformer(self, block: int) -> WindowTransformerConfig | None:
-        """The transformer behind encoder block `block`, or None. Heads and width follow upstream's fixed rules."""
+        """Return the transformer after encoder block `block`, or None. Heads and width follow upstream's rules."""
         layers, dim = self.encoder_transformer_layers[block], self.encoder_dim * 2 ** (block + 1)
         if layers == 0:
             return None
@@ -98,14 +98,17 @@ class CodecConfig:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "CodecConfig":
-        """Read upstream's layout: nested `quantizer`, `window_transformer` and `encoder_transformer` sections."""
+        """Read upstream's layout: nested `quantizer`, `window_transformer` and `encoder_transformer` sections.
+
+        Raises CheckpointError for missing, unknown or invalid fields.
+        """
         try:
             return cls(**_flatten(stored))
         except (KeyError, TypeError, AttributeError) as problem:
             raise CheckpointError(f"codec configuration: {problem}") from problem
 
     def to_dict(self) -> dict[str, Any]:
-        """The layout that `from_dict` reads."""
+        """Return the layout that `from_dict` reads."""
         quantizer = ("n_codebooks", "codebook_size", "codebook_dim", "downsample_factor", "semantic_codebook_size")
         flat = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
         return {
@@ -123,7 +126,7 @@ class CodecConfig:
 def _flatten(stored: Mapping[str, Any]) -> dict[str, Any]:
     sections = {name: dict(stored[name]) for name in ("quantizer", "window_transformer", "encoder_transformer")}
     plain = {key: value for key, value in stored.items() if key not in sections}
-    # Derived by us, or without effect: the decoder transformer is named in upstream's file but has no weights.
+    # Derived fields, and the decoder transformer, which upstream's file names but which has no weights.
     for known in ("derived", "decoder_transformer_layers", *TRAINING_ONLY):
         plain.pop(known, None)
     quantizer = {k: v for k, v in sections["quantizer"].items() if k not in (*TRAINING_ONLY, "input_dim")}

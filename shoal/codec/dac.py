@@ -1,4 +1,4 @@
-"""The modified DAC codec: samples -> codes -> samples, causal in both directions."""
+"""Modified DAC codec: samples -> codes -> samples, with a causal encoder and a causal decoder."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ from shoal.errors import InvalidRequest
 
 
 class DacBlock(nn.Module):
-    """A list of layers under the name that checkpoints give it."""
+    """Sequential layers, under the attribute name that checkpoints use."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class DacEncoder(nn.Module):
         self.block.append(CausalConv(width, config.latent_dim, 3))
 
     def forward(self, samples: Tensor, past: Past) -> Tensor:
-        """[n, 1, samples] -> [n, latent_dim, steps]"""
+        """Encode samples [n, 1, samples] -> latent [n, latent_dim, steps]."""
         return apply_layers(self.block, samples, past)
 
 
@@ -72,14 +72,14 @@ class DacDecoder(nn.Module):
         self.model.append(CausalConv(channels, 1, KERNEL))
 
     def forward(self, latent: Tensor, past: Past) -> Tensor:
-        """[n, latent_dim, steps] -> samples [n, 1, samples] in (-1, 1)"""
+        """Decode latent [n, latent_dim, steps] -> samples [n, 1, samples] in (-1, 1)."""
         return torch.tanh(apply_layers(self.model, latent, past))
 
 
 class Codec(nn.Module):
-    """Encode recordings, decode frames. Built without its encoder for servers that never encode."""
+    """Encoder, quantizer and decoder. Can be built without the encoder, for servers that never encode."""
 
-    # Frames per piece of a long utterance: bounds memory, and pieces are exact, so nobody hears them.
+    # Long inputs are processed in chunks of this many frames to bound memory; chunking is exact.
     CHUNK_FRAMES = 256
 
     def __init__(self, config: CodecConfig, *, encoder: bool = True) -> None:
@@ -99,51 +99,54 @@ class Codec(nn.Module):
         return hasattr(self, "encoder")
 
     def reserve(self, frames: int) -> None:
-        """Make ready for streams of up to `frames` frames."""
+        """Grow the rotary tables for streams of up to `frames` frames."""
         for module in self.modules():
             if isinstance(module, WindowTransformer):
                 module.reserve(frames)
 
     @torch.inference_mode()
     def encode(self, samples: Tensor) -> Tensor:
-        """Samples [n, N] -> codes [n, codebooks, ceil(N / frame_length)]; raises InvalidRequest without an encoder."""
+        """Encode samples [n, N] -> codes [n, codebooks, ceil(N / frame_length)].
+
+        Raises InvalidRequest without an encoder.
+        """
         if not self.can_encode:
-            raise InvalidRequest("this codec was loaded without its encoder: it cannot turn a recording into codes")
+            raise InvalidRequest("the codec was loaded without its encoder and cannot encode audio")
         length = self.config.frame_length
         frames = -(-samples.shape[-1] // length)
         if frames == 0:
             return torch.zeros(len(samples), self.config.num_codebooks, 0, dtype=torch.long, device=samples.device)
         padded = nn.functional.pad(samples, (0, frames * length - samples.shape[-1]))
-        pieces = padded[:, None].split(self.CHUNK_FRAMES * length, dim=-1)
-        return torch.cat(self._in_pieces(self.encode_from, pieces, frames), dim=-1)
+        chunks = padded[:, None].split(self.CHUNK_FRAMES * length, dim=-1)
+        return torch.cat(self._in_chunks(self.encode_from, chunks, frames), dim=-1)
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes [n, codebooks, T] -> samples [n, frame_length * T]"""
+        """Decode codes [n, codebooks, T] -> samples [n, frame_length * T]."""
         if codes.shape[-1] == 0:
             return torch.zeros(len(codes), 0, device=codes.device)
-        pieces = codes.split(self.CHUNK_FRAMES, dim=-1)
-        return torch.cat(self._in_pieces(self.decode_from, pieces, codes.shape[-1]), dim=-1)
+        chunks = codes.split(self.CHUNK_FRAMES, dim=-1)
+        return torch.cat(self._in_chunks(self.decode_from, chunks, codes.shape[-1]), dim=-1)
 
     def encode_from(self, samples: Tensor, past: Past) -> Tensor:
-        """Whole frames of samples [n, 1, frame_length * T] that follow `past` -> codes [n, codebooks, T]"""
+        """Encode whole frames of samples [n, 1, frame_length * T] that follow `past` -> codes [n, codebooks, T]."""
         return self.quantizer.encode(self.encoder(samples, past), past)
 
     def decode_from(self, codes: Tensor, past: Past) -> Tensor:
-        """Codes [n, codebooks, T] that follow `past` -> samples [n, frame_length * T]"""
+        """Decode codes [n, codebooks, T] that follow `past` -> samples [n, frame_length * T]."""
         latent = self.quantizer.upscale(self.quantizer.lookup(codes), past)
         return self.decoder(latent, past).squeeze(1)
 
-    def _in_pieces(
-        self, work: Callable[[Tensor, Past], Tensor], pieces: tuple[Tensor, ...], frames: int
+    def _in_chunks(
+        self, process: Callable[[Tensor, Past], Tensor], chunks: tuple[Tensor, ...], frames: int
     ) -> list[Tensor]:
         self.reserve(frames)
-        if len(pieces) == 1:
-            return [work(pieces[0], NoPast())]
-        rows = torch.arange(len(pieces[0]), device=self.device)
-        past, done = SlotPast(len(rows), self.device), []
-        for start, piece in zip(range(0, frames, self.CHUNK_FRAMES), pieces, strict=True):
+        if len(chunks) == 1:
+            return [process(chunks[0], NoPast())]
+        rows = torch.arange(len(chunks[0]), device=self.device)
+        past, outputs = SlotPast(len(rows), self.device), []
+        for start, chunk in zip(range(0, frames, self.CHUNK_FRAMES), chunks, strict=True):
             past.open(rows, min(self.CHUNK_FRAMES, frames - start), None)
-            done.append(work(piece, past))
+            outputs.append(process(chunk, past))
             past.close()
-        return done
+        return outputs

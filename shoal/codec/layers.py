@@ -1,4 +1,4 @@
-"""The causal building blocks of the codec. Activations are [n, channels, time]; `past` supplies what came before."""
+"""Causal building blocks of the codec. Activations are [n, channels, time]; `past` supplies the left context."""
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ DILATIONS = (1, 3, 9)
 
 
 class Snake(nn.Module):
-    """x + sin²(αx)/α: a periodic nonlinearity with one frequency per channel."""
+    """Snake activation x + sin²(αx)/α with one frequency per channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Snake(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """A convolution that sees (kernel - 1) * dilation + 1 - stride steps of the past and nothing of the future."""
+    """Convolution with a left context of (kernel - 1) * dilation + 1 - stride steps and no lookahead."""
 
     def __init__(
         self, channels: int, out: int, kernel: int, *, stride: int = 1, dilation: int = 1, groups: int = 1
@@ -39,7 +39,7 @@ class CausalConv(nn.Module):
 
 
 class CausalUpsample(nn.Module):
-    """A transposed convolution; with kernel = 2 x stride an output block mixes this input and the one before."""
+    """Transposed convolution; with kernel = 2 x stride, an output depends on the current and the previous input."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class CausalUpsample(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        # The outputs before the first new input were emitted by earlier calls; those behind the last wait for the next.
+        # Outputs before the first new input were emitted by earlier calls; those after the last belong to the next.
         out: Tensor = self.conv(past.join(x, self.steps))
         first = self.steps * self.stride
         return out[..., first : first + x.shape[-1] * self.stride]
@@ -106,12 +106,12 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, table: Tensor, mask: Tensor, past: Past) -> Tensor:
         q, k, v = self.wqkv(x).unflatten(-1, (3, -1, self.head_dim)).unbind(-3)
         q, k = rotate(q, table), rotate(k, table)
-        keys, values = (self._remember(t, past) for t in (k, v))
+        keys, values = (self._join(t, past) for t in (k, v))
         out = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=mask)
         return self.wo(out.transpose(1, 2).flatten(-2))
 
-    def _remember(self, x: Tensor, past: Past) -> Tensor:
-        """[n, T, heads, d] -> [n, heads, steps + T, d]"""
+    def _join(self, x: Tensor, past: Past) -> Tensor:
+        """Prepend the window and store x for the next call: [n, T, heads, d] -> [n, heads, steps + T, d]."""
         joined = past.join(x.flatten(-2).transpose(1, 2), self.steps)
         return joined.unflatten(1, (-1, self.head_dim)).transpose(-1, -2)
 
@@ -143,7 +143,7 @@ class WindowLayer(nn.Module):
 
 
 class WindowTransformer(nn.Module):
-    """A transformer over the last `window_size` steps, at absolute positions: bf16 tables are not shift invariant."""
+    """Sliding-window transformer with absolute positions, because bf16 rotary tables are not shift invariant."""
 
     TABLE_STEP = 4096
 
@@ -168,7 +168,7 @@ class WindowTransformer(nn.Module):
         return normed.transpose(1, 2)
 
     def reserve(self, frames: int) -> None:
-        """Make the rotary table long enough for a stream of `frames` frames."""
+        """Grow the rotary table for a stream of `frames` frames."""
         positions = frames * self.steps_per_frame
         if len(self.table) < positions:
             length = -(-positions // self.TABLE_STEP) * self.TABLE_STEP
@@ -177,19 +177,19 @@ class WindowTransformer(nn.Module):
 
 
 def window_mask(start: Tensor, steps: int, window: int) -> Tensor:
-    """[n, 1, steps, window - 1 + steps]: query i of a stream that has seen `start` steps may look at key column j.
+    """Return the mask [n, 1, steps, window - 1 + steps]: whether query i sees key j, for streams at steps `start` [n].
 
-    Columns begin window - 1 steps before the first query; those from before the stream's first step are hidden.
+    Keys begin window - 1 steps before the first query; those from before the start of the stream are masked.
     """
     query = torch.arange(steps, device=start.device)[:, None]
     key = torch.arange(window - 1 + steps, device=start.device)[None, :]
-    near = (key >= query) & (key < query + window)
-    begun = key >= window - 1 - start[:, None, None]
-    return (near & begun)[:, None]
+    in_window = (key >= query) & (key < query + window)
+    in_stream = key >= window - 1 - start[:, None, None]
+    return (in_window & in_stream)[:, None]
 
 
 class Resample(nn.ModuleList):
-    """A change of rate followed by a ConvNeXt mix, numbered 0 and 1 as checkpoints number them."""
+    """A down- or upsampling layer and a ConvNeXt block, as modules 0 and 1 like in checkpoints."""
 
     def __init__(self, change: nn.Module, dim: int) -> None:
         super().__init__((change, ConvNeXt(dim)))
@@ -199,7 +199,7 @@ class Resample(nn.ModuleList):
 
 
 def apply_layers(layers: nn.ModuleList, x: Tensor, past: Past) -> Tensor:
-    """Apply layers in order; those without memory take only x."""
+    """Apply layers in order; stateless layers take only x."""
     for layer in layers:
         x = layer(x) if isinstance(layer, Snake) else layer(x, past)
     return x

@@ -1,4 +1,4 @@
-"""Latents <-> codes: one semantic codebook, then residual ones, each looked up by cosine in a small space."""
+"""Residual vector quantizer: one semantic codebook, then residual ones, each searched by cosine similarity."""
 
 from collections.abc import Iterator
 from typing import cast
@@ -13,7 +13,7 @@ from shoal.codec.streaming import Past
 
 
 class VectorQuantizer(nn.Module):
-    """One codebook with its projections into and out of the lookup space."""
+    """One codebook with its projections into and out of the codebook space."""
 
     def __init__(self, dim: int, entries: int, codebook_dim: int) -> None:
         super().__init__()
@@ -22,17 +22,17 @@ class VectorQuantizer(nn.Module):
         self.codebook = nn.Embedding(entries, codebook_dim)
 
     def encode(self, latent: Tensor) -> Tensor:
-        """[n, dim, T] -> codes [n, T]: the entry of highest cosine."""
+        """Quantize latent [n, dim, T] -> codes [n, T], the entries of highest cosine similarity."""
         query = F.normalize(self.in_proj(latent).transpose(1, 2), dim=-1)
         return (query @ F.normalize(self.codebook.weight, dim=-1).T).argmax(-1)
 
     def table(self) -> Tensor:
-        """[entries, dim]: what each code stands for, projection and bias included."""
+        """Return the latent vector of every code [entries, dim], projection and bias included."""
         return F.linear(self.codebook.weight, self.out_proj.weight.squeeze(-1), self.out_proj.bias)
 
 
 class CodebookStack(nn.Module):
-    """Codebooks that quantise, in turn, what the ones before left over. The name of its list is upstream's."""
+    """Codebooks that each quantize the residual of the previous ones. The attribute name is upstream's."""
 
     def __init__(self, dim: int, count: int, entries: int, codebook_dim: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class CodebookStack(nn.Module):
         return cast(Iterator[VectorQuantizer], iter(self.quantizers))
 
     def encode(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes [n, count, T] and what is left of the latent [n, dim, T]."""
+        """Return codes [n, count, T] and the residual latent [n, dim, T]."""
         codes = []
         for quantizer in self:
             code = quantizer.encode(latent)
@@ -52,7 +52,7 @@ class CodebookStack(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """Everything between encoder and decoder: down to the frame rate, codes, and up again."""
+    """Everything between encoder and decoder: downsampling to the frame rate, quantization, upsampling."""
 
     def __init__(self, config: CodecConfig, *, encoder: bool = True) -> None:
         super().__init__()
@@ -69,30 +69,30 @@ class Quantizer(nn.Module):
             Resample(CausalUpsample(dim, dim, factor, factor), dim) for factor in reversed(factors)
         )
         self.sizes = config.codebook_sizes
-        # Derived from the weights at the first lookup; a buffer, so that it follows them to another device.
+        # Computed from the weights at the first lookup; a buffer, so that it moves with them to another device.
         self.register_buffer("_tables", torch.empty(0, device="cpu"), persistent=False)
         self._tables: Tensor
 
     def encode(self, latent: Tensor, past: Past) -> Tensor:
-        """[n, dim, steps] -> codes [n, codebooks, frames]"""
+        """Encode latent [n, dim, steps] -> codes [n, codebooks, frames]."""
         latent = self.pre_module(apply_layers(self.downsample, latent, past), past)
-        semantic, left = self.semantic_quantizer.encode(latent)
-        residual, _ = self.quantizer.encode(left)
-        return torch.cat((semantic, residual), dim=1)
+        semantic, residual = self.semantic_quantizer.encode(latent)
+        codes, _ = self.quantizer.encode(residual)
+        return torch.cat((semantic, codes), dim=1)
 
     def lookup(self, codes: Tensor) -> Tensor:
-        """Codes [n, codebooks, T] -> latent [n, dim, T]; codes beyond a codebook's end stand for its last entry."""
+        """Look up codes [n, codebooks, T] -> latent [n, dim, T]; codes beyond a codebook's end are clamped."""
         sizes = torch.tensor(self.sizes, device=codes.device)
         first = sizes.cumsum(0) - sizes
         rows = torch.minimum(codes, sizes[:, None] - 1) + first[:, None]
         return F.embedding(rows, self.tables()).sum(1).transpose(1, 2)
 
     def upscale(self, latent: Tensor, past: Past) -> Tensor:
-        """Frame-rate latent [n, dim, T] -> decoder input [n, dim, steps]"""
+        """Upsample a frame-rate latent [n, dim, T] -> decoder input [n, dim, steps]."""
         return apply_layers(self.upsample, self.post_module(latent, past), past)
 
     def tables(self) -> Tensor:
-        """All codebooks' vectors, one below the other [sum of sizes, dim]; made once, since weights do not change."""
+        """Return the concatenated latent vectors of all codebooks [sum of sizes, dim]; computed once and cached."""
         if self._tables.numel() == 0:
             books = (*self.semantic_quantizer, *self.quantizer)
             self._tables = torch.cat([book.table() for book in books])

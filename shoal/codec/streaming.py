@@ -1,9 +1,9 @@
-"""Exact streaming: what a causal network has to remember of a stream, and a decoder that keeps it per slot.
+"""Exact streaming: left context of the causal layers, and a decoder with per-slot state.
 
-Every layer of the codec looks only back, and only a fixed number of steps. So a layer's whole past is the last
-`steps` inputs it saw. Layers ask for it through one call, `join`; with zeros for an unseen past this is the zero
-padding of the whole-utterance network, and with the remembered inputs it continues a stream. There is one forward
-pass, not two, and pieces of any sizes give the samples of the whole.
+Every layer of the codec has a fixed left context, so the state of a layer is the last `steps` inputs it saw. Layers
+prepend it through one call, `join`: zeros at the start of a stream, which is the zero padding of the whole-utterance
+network, or the stored inputs of an earlier call. Streaming and whole-utterance decoding are the same forward pass, and
+any chunking gives the samples of the whole.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from shoal.codec.dac import Codec
 
-# Streams come together in all numbers and lengths, and oneDNN makes kernels for each such shape. It keeps 1,024, which
-# is some twenty shapes; to make them again takes nano's codec longer than to run them on a short chunk.
+# Batches have many sizes and lengths, and oneDNN builds primitives for each shape. Its default cache of 1,024 holds
+# about twenty shapes; rebuilding them takes nano's codec longer than running them on a short chunk.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4096")
 
 
 class Past(Protocol):
-    """Where layers get the inputs that came before the ones at hand."""
+    """Source of the left context of causal layers."""
 
     @property
     def position(self) -> Tensor | None:
-        """Frames already seen by each row [n]; None at the start of every stream."""
+        """Return the frames already seen by each row [n]; None if every row is at its start."""
 
     def join(self, x: Tensor, steps: int) -> Tensor:
-        """x [n, channels, T] behind its last `steps` predecessors: [n, channels, steps + T]."""
+        """Prepend the last `steps` inputs to x [n, channels, T] -> [n, channels, steps + T]."""
 
 
 class NoPast:
-    """The start of a stream whose state nobody will need again: zero padding."""
+    """Left context of a whole utterance: zero padding, no state is kept."""
 
     position = None
 
@@ -45,7 +45,7 @@ class NoPast:
 
 
 class SlotPast:
-    """The remembered inputs of many streams, one row per slot, one buffer per stateful layer in call order."""
+    """Left context of many streams: one buffer per stateful layer, in call order, with one row per slot."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.buffers: list[Tensor] = []
@@ -64,7 +64,7 @@ class SlotPast:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def open(self, rows: Tensor, frames: int, lengths: Tensor | None) -> None:
-        """Begin a pass over `frames` new frames of the slots `rows`; row i has lengths[i] real ones (all, if None)."""
+        """Begin a pass over `frames` new frames of slots `rows`; lengths[i] of row i are valid (all if None)."""
         self._rows, self._frames, self._lengths, self._next = rows, frames, lengths, 0
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class SlotPast:
         return self.buffers[self._next - 1]
 
     def _tail(self, joined: Tensor, steps: int) -> Tensor:
-        """The last `steps` real inputs of each row; what was padded on the right is not part of the stream."""
+        """Return the last `steps` valid inputs of each row; padding on the right is not part of the stream."""
         if self._lengths is None:
             return joined[..., -steps:]
         rate = (joined.shape[-1] - steps) // self._frames
@@ -100,7 +100,7 @@ class SlotPast:
 
 
 class StreamingDecoder:
-    """Turns codes into samples for many streams at once; every slot continues where it stopped.
+    """Streaming decoder with per-slot state; every slot continues where its last call ended.
 
     State per slot of the full-size codec in fp32: 134,208 floats of left context for the convolutions and
     8 layers x 127 x 2 x 1,024 of keys and values, 8.9 MB in all; half of it in bf16.
@@ -109,27 +109,27 @@ class StreamingDecoder:
     def __init__(self, codec: Codec, slots: int) -> None:
         self.codec = codec
         self.past = SlotPast(slots, codec.device)
-        self._seen = [0] * slots  # the host's own count, so that no pass has to read the device
+        self._seen = [0] * slots  # frames per slot, counted on the host to avoid a device synchronization
 
     @torch.inference_mode()
     def decode(self, codes: Tensor, slots: Sequence[int], lengths: Sequence[int] | None = None) -> Tensor:
-        """Samples [n, frame_length * T] for codes [n, codebooks, T] of n different slots.
+        """Decode codes [n, codebooks, T] of n different slots -> samples [n, frame_length * T].
 
-        With `lengths` [n] only the first lengths[i] frames of row i are real; the samples behind them are noise
-        to be cut off by the caller, and they leave no trace in the slot.
+        With `lengths` [n] only the first lengths[i] frames of row i are valid. The samples after them are undefined,
+        to be cut off by the caller, and do not affect the state of the slot.
         """
         for slot, new in zip(slots, lengths or [codes.shape[-1]] * len(slots), strict=True):
             self._seen[slot] += new
         self.codec.reserve(max(self._seen) + codes.shape[-1])
-        real = None if lengths is None else torch.tensor(lengths, device=self.codec.device)
-        self.past.open(self._rows(slots), codes.shape[-1], real)
+        valid = None if lengths is None else torch.tensor(lengths, device=self.codec.device)
+        self.past.open(self._rows(slots), codes.shape[-1], valid)
         samples = self.codec.decode_from(codes.to(self.codec.device), self.past)
         self.past.close()
         return samples
 
     @torch.inference_mode()
     def reset(self, slots: Sequence[int]) -> None:
-        """Forget the streams of these slots; the next frame of each is its first."""
+        """Reset the state of these slots; their next frame is the first of a stream."""
         for slot in slots:
             self._seen[slot] = 0
         self.past.reset(self._rows(slots))

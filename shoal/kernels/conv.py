@@ -145,7 +145,9 @@ def _conv_kernel(
         new_ptrs = x + (m + back)[:, None] * IN + channel[None, :]
         if TAPS > 1:
             past_ptrs = past + (slot * steps + steps + at)[:, None] * IN + channel[None, :]
-            x_tile = tl.load(tl.where((at >= 0)[:, None], new_ptrs, past_ptrs), mask=m_mask[:, None] & k_mask, other=0.0)
+            x_tile = tl.load(
+                tl.where((at >= 0)[:, None], new_ptrs, past_ptrs), mask=m_mask[:, None] & k_mask, other=0.0
+            )
         else:
             x_tile = tl.load(new_ptrs, mask=m_mask[:, None] & k_mask, other=0.0)
         w = tl.load(weight + (tap * OUT + n)[:, None] * IN + channel[None, :], mask=n_mask & k_mask, other=0.0)

@@ -23,8 +23,8 @@ lop3.b32 sign, pair, 0x00800080, 0x43004300, 0xea;
 fma.rn.bf16x2 {second}, sign, minus, size;
 """
 
-# Each value in the high byte of a 16-bit half, with exponent and mantissa shifted to their bf16 positions. The result is
-# off by the difference of the exponent biases, which the multiplication by 2^120 corrects.
+# Each value in the high byte of a 16-bit half, with exponent and mantissa shifted to their bf16 positions. The
+# multiplication by 2^120 corrects the difference of the exponent biases.
 FP8 = """
 mov.b32 bias, 0x7b807b80;
 mov.b32 sign, 0x80008000;

@@ -1,4 +1,4 @@
-"""Attention of the fast transformer. A frame has at most `codebooks` keys, so RoPE, KV write and attention are one launch.
+"""Attention of the fast transformer. A frame has few keys, so RoPE, KV write and attention are one launch.
 
 The KV cache of a frame is [rows, kv_heads, codebooks, d].
 """

@@ -34,7 +34,10 @@ def quantize_kv(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def write_kv(cache: Tensor, scales: Tensor | None, slots: Tensor, x: Tensor) -> None:
-    """Write x [n, kv_heads, d] to token slots [n] of cache [blocks, block_size, kv_heads, d], quantized if it has scales."""
+    """Write x [n, kv_heads, d] to token slots [n] of cache [blocks, block_size, kv_heads, d].
+
+    With `scales`, x is quantized to the dtype of the cache.
+    """
     if scales is None:
         cache.flatten(0, 1).index_copy_(0, slots, x)
         return

@@ -26,6 +26,6 @@ class Packing:
         return len(x) // len(self.slots)
 
     def streams(self) -> list[tuple[int, int, int]]:
-        """Return (slot, first frame, frame count) of every stream; padding has count 0. Synchronizes with the device."""
+        """Return (slot, first frame, frame count) of every stream, 0 for padding. Synchronizes with the device."""
         rows = zip(self.slots.tolist(), self.starts.tolist(), self.counts.tolist(), strict=True)
         return [row for index, row in enumerate(rows) if row[1] == index]

@@ -178,9 +178,7 @@ def _decode_kernel(
                         out_offset = theirs[:, None] * D + d[None, :]
                         other_max = tl.load(split_max + theirs, mask=mask, other=nothing, cache_modifier=".cg")
                         other_sum = tl.load(split_sum + theirs, mask=mask, other=1.0, cache_modifier=".cg")
-                        other_acc = tl.load(
-                            split_out + out_offset, mask=mask[:, None], other=0.0, cache_modifier=".cg"
-                        )
+                        other_acc = tl.load(split_out + out_offset, mask=mask[:, None], other=0.0, cache_modifier=".cg")
                         all_max, all_sum, all_acc = _merge(all_max, all_sum, all_acc, other_max, other_sum, other_acc)
                     tl.store(arrivals + row * KV_HEADS + kv_head, 0)
         if done:

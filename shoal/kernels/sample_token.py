@@ -15,17 +15,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
-from shoal.kernels.sample import apply_repetition_penalty, drawn, push, pushed, sample_reference
+from shoal.kernels.sample import apply_repetition_penalty, penalize, penalize_in_place, sample_reference, sample_row
 
-# The second draw of a main token that would repeat, in the recipe of S2.
+# Repetition-aware sampling (RAS) of S2: a repeated semantic token is sampled again with these settings.
 RAS_TEMPERATURE, RAS_TOP_P = 1.0, 0.9
-# Lanes of a frame's noise: the main token, the residual codebooks by number, and S2's second main draw.
+# Noise lanes of a frame: 0 for the semantic token, the codebook index for a residual code, and 1 + the last codebook
+# index for the second semantic draw of S2.
 SEMANTIC_LANE = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingState:
-    """Per slot: its settings, how many frames it has drawn, its recent columns, and the last_tokens one."""
+    """Per-slot sampling settings, frame counter, repetition window and last token; first dimension: slots."""
 
     temperature: Tensor
     top_p: Tensor
@@ -33,19 +34,19 @@ class SamplingState:
     penalty: Tensor
     whole_window: Tensor
     seed: Tensor
-    frame: Tensor
+    frame: Tensor  # frames sampled so far
     window: Tensor  # [slots, 1 + codebooks, W], filled from the left, then sliding; the first frame is not in it
     last_tokens: Tensor  # [slots, 1 + codebooks]
 
 
 @dataclass(frozen=True, slots=True)
 class SemanticIds:
-    """Which main tokens the head's columns stand for: `count` codes from `first` on, then the stop token."""
+    """Vocabulary ids of the semantic head's outputs: `count` codes starting at `first`, then the stop token."""
 
     first: int
     count: int
     stop: int
-    codes: int  # entries of the first codebook
+    codebook_size: int  # entries of the first codebook
 
 
 def sample_semantic_reference(
@@ -53,33 +54,36 @@ def sample_semantic_reference(
     slots: Tensor,
     state: SamplingState,
     ids: SemanticIds,
-    columns: Tensor,
+    tokens: Tensor,
     table: Tensor,
     x: Tensor,
     s2: bool,
 ) -> None:
-    """Logits [n, count + 1] of the rows in slots [n]: fills columns[:, :2] and x [n, dim] from table [codes, dim]."""
+    """Sample the semantic tokens of slots [n] from logits [n, count + 1].
+
+    Writes tokens[:, :2] and the embeddings x [n, dim] from table [codes, dim], and updates `state`.
+    """
     slots, size = slots.long(), ids.count + 1
     window, frame = state.window[slots], state.frame[slots]
     if s2:
-        usual = _sampled(logits, slots, state, None, SEMANTIC_LANE)
-        hot, share = (torch.full_like(state.top_p, each) for each in (RAS_TEMPERATURE, RAS_TOP_P))
-        flatter = replace(state, temperature=hot, top_p=share)
-        other = _sampled(logits, slots, flatter, None, state.last_tokens.shape[1] - 1)
-        repeated = (window[:, 0] == (usual + ids.first)[:, None]).any(-1) & (usual < ids.count) & (frame > 0)
-        drawn_column = torch.where(repeated, other, usual)
+        first = _sample(logits, slots, state, None, SEMANTIC_LANE)
+        temperature, top_p = (torch.full_like(state.top_p, each) for each in (RAS_TEMPERATURE, RAS_TOP_P))
+        ras = replace(state, temperature=temperature, top_p=top_p)
+        second = _sample(logits, slots, ras, None, state.last_tokens.shape[1] - 1)
+        repeated = (window[:, 0] == (first + ids.first)[:, None]).any(-1) & (first < ids.count) & (frame > 0)
+        index = torch.where(repeated, second, first)
     else:
-        # The released code indexes the wrong axis: it takes the eleven numbers of the window's oldest column as ids.
+        # The released code indexes the wrong axis: it takes all entries of the oldest token in the window as ids.
         whole = state.whole_window[slots][:, None]
         filled = torch.arange(window.shape[-1], device=frame.device) < (frame - 1)[:, None]
-        oldest, recent = (_column_of(each, ids) for each in (window[:, :, 0], window[:, 0]))
-        hit = torch.cat((torch.where(whole, size, oldest), torch.where(whole & filled, recent, size)), dim=1)
-        drawn_column = _sampled(logits, slots, state, hit, SEMANTIC_LANE)
-    main = torch.where(drawn_column < ids.count, drawn_column + ids.first, ids.stop)
-    code = (main - ids.first).clamp(0, ids.codes - 1)
-    _remember(slots, state, 0, main)
-    _remember(slots, state, 1, code)
-    columns[:, 0], columns[:, 1] = main, code
+        oldest, recent = (_head_index(each, ids) for each in (window[:, :, 0], window[:, 0]))
+        penalized = torch.cat((torch.where(whole, size, oldest), torch.where(whole & filled, recent, size)), dim=1)
+        index = _sample(logits, slots, state, penalized, SEMANTIC_LANE)
+    semantic = torch.where(index < ids.count, index + ids.first, ids.stop)
+    code = (semantic - ids.first).clamp(0, ids.codebook_size - 1)
+    _update_state(slots, state, 0, semantic)
+    _update_state(slots, state, 1, code)
+    tokens[:, 0], tokens[:, 1] = semantic, code
     x.copy_(F.embedding(code, table))
 
 
@@ -88,88 +92,93 @@ def sample_code_reference(
     slots: Tensor,
     state: SamplingState,
     codebook: int,
-    columns: Tensor,
+    tokens: Tensor,
     table: Tensor,
     x: Tensor,
-    penalised: bool,
+    penalized: bool,
 ) -> None:
-    """Logits [n, size] of one residual codebook: fills columns[:, 1 + codebook] and x; the last one ends the frame."""
+    """Sample the codes of one residual codebook from logits [n, size].
+
+    Writes tokens[:, 1 + codebook] and the embeddings x; the last codebook advances the frame counter.
+    """
     slots, size = slots.long(), logits.shape[1]
     window, frame = state.window[slots, 1 + codebook], state.frame[slots]
     filled = torch.arange(window.shape[-1], device=frame.device) < (frame - 1)[:, None]
-    hit = torch.where(state.whole_window[slots][:, None] & ~filled, size, window) if penalised else None
-    code = _sampled(logits, slots, state, hit, codebook)
-    _remember(slots, state, 1 + codebook, code)
-    columns[:, 1 + codebook] = code
+    recent = torch.where(state.whole_window[slots][:, None] & ~filled, size, window) if penalized else None
+    code = _sample(logits, slots, state, recent, codebook)
+    _update_state(slots, state, 1 + codebook, code)
+    tokens[:, 1 + codebook] = code
     x.copy_(F.embedding(code, table))
-    if codebook == columns.shape[1] - 2:
+    if codebook == tokens.shape[1] - 2:
         state.frame[slots] += 1
 
 
-def _sampled(logits: Tensor, slots: Tensor, state: SamplingState, hit: Tensor | None, lane: int) -> Tensor:
+def _sample(logits: Tensor, slots: Tensor, state: SamplingState, penalized: Tensor | None, lane: int) -> Tensor:
     frame = state.frame[slots]
-    if hit is not None:
-        # The first frame comes straight from the prompt and is never penalised.
-        logits = apply_repetition_penalty(logits, hit, torch.where(frame > 0, state.penalty[slots], 1.0))
-    nobody = torch.zeros(len(logits), 0, dtype=torch.long, device=logits.device)
+    if penalized is not None:
+        # The first frame directly follows the prompt and is never penalized.
+        logits = apply_repetition_penalty(logits, penalized, torch.where(frame > 0, state.penalty[slots], 1.0))
+    none = torch.zeros(len(logits), 0, dtype=torch.long, device=logits.device)
     penalty, seed = state.penalty[slots], state.seed[slots]
     limits = state.temperature[slots], state.top_p[slots], state.top_k[slots]
-    return sample_reference(logits, nobody, penalty, *limits, seed, frame, lane)
+    return sample_reference(logits, none, penalty, *limits, seed, frame, lane)
 
 
-def _column_of(main: Tensor, ids: SemanticIds) -> Tensor:
-    code = main - ids.first
-    column = torch.where((code >= 0) & (code < ids.count), code, ids.count + 1)
-    return torch.where(main == ids.stop, ids.count, column)
+def _head_index(token_id: Tensor, ids: SemanticIds) -> Tensor:
+    """Return the head's output index of vocabulary ids; count + 1 for ids the head does not have."""
+    code = token_id - ids.first
+    index = torch.where((code >= 0) & (code < ids.count), code, ids.count + 1)
+    return torch.where(token_id == ids.stop, ids.count, index)
 
 
-def _remember(slots: Tensor, state: SamplingState, entry: int, value: Tensor) -> None:
+def _update_state(slots: Tensor, state: SamplingState, entry: int, value: Tensor) -> None:
     window, frame, length = state.window[slots, entry], state.frame[slots], state.window.shape[-1]
-    moved = torch.where((frame > length)[:, None], window.roll(-1, dims=-1), window)
-    here = torch.arange(length, device=frame.device) == (frame - 1).clamp_max(length - 1)[:, None]
-    state.window[slots, entry] = torch.where(here, value[:, None], moved)
+    shifted = torch.where((frame > length)[:, None], window.roll(-1, dims=-1), window)
+    newest = torch.arange(length, device=frame.device) == (frame - 1).clamp_max(length - 1)[:, None]
+    state.window[slots, entry] = torch.where(newest, value[:, None], shifted)
     state.last_tokens[slots, entry] = value
 
 
 @jit
-def _recent(window, slot, ENTRY, W: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr):
-    """An entry's window, and what it would be moved up by one."""
-    place = tl.arange(0, PLACES)
-    source = window + (slot * WIDTH + ENTRY) * W + place
-    return tl.load(source, mask=place < W, other=-1), tl.load(source + 1, mask=place + 1 < W, other=-1)
+def _load_window(window, slot, ENTRY, WINDOW: tl.constexpr, TOKEN_WIDTH: tl.constexpr, PADDED_WINDOW: tl.constexpr):
+    """Load the window of one entry, and the same shifted by one."""
+    index = tl.arange(0, PADDED_WINDOW)
+    source = window + (slot * TOKEN_WIDTH + ENTRY) * WINDOW + index
+    return tl.load(source, mask=index < WINDOW, other=-1), tl.load(source + 1, mask=index + 1 < WINDOW, other=-1)
 
 
 @jit
-def _keep(
+def _store_entry(
     window,
     last_tokens,
-    columns,
+    tokens,
     slot,
     row,
     frame,
     value,
-    stays,
-    moves,
+    recent,
+    recent_shifted,
     ENTRY,
-    W: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PLACES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TOKEN_WIDTH: tl.constexpr,
+    PADDED_WINDOW: tl.constexpr,
 ):
-    """Write one entry of the frame: into its column, its slot's last_tokens column, and its slot's window."""
-    place = tl.arange(0, PLACES)
-    # Frame 1 goes to place 0; from frame W + 1 on everything moves up and the last_tokens goes last.
-    moved = tl.where(frame > W, moves, stays)
-    here = place == tl.minimum(frame - 1, W - 1)
+    """Write one entry of the token: to the frame's tokens, the slot's last token and the slot's window."""
+    index = tl.arange(0, PADDED_WINDOW)
+    # Frame 1 goes to index 0; from frame WINDOW + 1 on the window slides and the newest entry goes last.
+    shifted = tl.where(frame > WINDOW, recent_shifted, recent)
+    newest = index == tl.minimum(frame - 1, WINDOW - 1)
     tl.debug_barrier()
-    tl.store(window + (slot * WIDTH + ENTRY) * W + place, tl.where(here, value, moved), mask=place < W)
-    tl.store(last_tokens + slot * WIDTH + ENTRY, value)
-    tl.store(columns + row * WIDTH + ENTRY, value)
+    source = window + (slot * TOKEN_WIDTH + ENTRY) * WINDOW + index
+    tl.store(source, tl.where(newest, value, shifted), mask=index < WINDOW)
+    tl.store(last_tokens + slot * TOKEN_WIDTH + ENTRY, value)
+    tl.store(tokens + row * TOKEN_WIDTH + ENTRY, value)
 
 
 @jit
-def _embed_code(table, x, row, code, DIM: tl.constexpr, STEP: tl.constexpr):
-    for start in range(0, DIM, STEP):
-        d = start + tl.arange(0, STEP)
+def _embed_code(table, x, row, code, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    for start in range(0, DIM, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
         tl.store(x + row * DIM + d, tl.load(table + code * DIM + d, mask=d < DIM), mask=d < DIM)
 
 
@@ -186,64 +195,95 @@ def _sample_semantic_kernel(
     frame,
     window,
     last_tokens,
-    columns,
+    tokens,
     table,
     x,
     FIRST: tl.constexpr,
     COUNT: tl.constexpr,
     STOP: tl.constexpr,
-    CODES: tl.constexpr,
+    CODEBOOK_SIZE: tl.constexpr,
     S2: tl.constexpr,
     LANE: tl.constexpr,
-    FLAT_HEAT: tl.constexpr,
-    FLAT_SHARE: tl.constexpr,
+    RAS_TEMPERATURE: tl.constexpr,
+    RAS_TOP_P: tl.constexpr,
     PADDED: tl.constexpr,
-    W: tl.constexpr,
-    PLACES: tl.constexpr,
-    WIDTH: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PADDED_WINDOW: tl.constexpr,
+    TOKEN_WIDTH: tl.constexpr,
     DIM: tl.constexpr,
-    STEP: tl.constexpr,
-    AHEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
-    # Settings come from the host, and what is remembered from the frame before: neither has to wait.
+    # Settings come from the host and the window from the previous frame: neither needs the grid dependency wait.
     slot = tl.load(slots + row).to(tl.int64)
-    done = tl.load(frame + slot)
+    frame_index = tl.load(frame + slot)
     index = tl.arange(0, PADDED)
-    inside = index < COUNT + 1
-    most, dice = tl.load(top_k + slot), tl.load(seed + slot)
-    hot, share = tl.load(temperature + slot), tl.load(top_p + slot)
-    said, said_moved = _recent(window, slot, 0, W, WIDTH, PLACES)
-    first, first_moved = _recent(window, slot, 1, W, WIDTH, PLACES)
-    place = tl.arange(0, PLACES)
-    oldest = tl.load(window + (slot * WIDTH + place) * W, mask=place < WIDTH, other=-1)
+    mask = index < COUNT + 1
+    row_top_k, row_seed = tl.load(top_k + slot), tl.load(seed + slot)
+    row_temperature, row_top_p = tl.load(temperature + slot), tl.load(top_p + slot)
+    recent, recent_shifted = _load_window(window, slot, 0, WINDOW, TOKEN_WIDTH, PADDED_WINDOW)
+    codes, codes_shifted = _load_window(window, slot, 1, WINDOW, TOKEN_WIDTH, PADDED_WINDOW)
+    entry = tl.arange(0, PADDED_WINDOW)
+    oldest = tl.load(window + (slot * TOKEN_WIDTH + entry) * WINDOW, mask=entry < TOKEN_WIDTH, other=-1)
     whole = tl.load(whole_window + slot) != 0
-    strength = tl.where(done > 0, tl.load(penalty + slot), 1.0)
-    if AHEAD:
+    row_penalty = tl.where(frame_index > 0, tl.load(penalty + slot), 1.0)
+    if PDL:
         launch_dependents_and_wait()
     logits += row * (COUNT + 1)
     if not S2:
-        now = _legal(said, FIRST, COUNT, STOP) & whole & (place < done - 1)
-        then = _legal(oldest, FIRST, COUNT, STOP) & (whole == 0)
-        main = tl.where(whole, said, oldest)
-        push(logits, tl.where(main == STOP, COUNT, main - FIRST), now | then, strength)
-    value = tl.load(logits + index, mask=inside, other=float("-inf"))
-    column = drawn(value, COUNT + 1, index, hot, share, most, dice, done, LANE)
+        in_window = _is_head_id(recent, FIRST, COUNT, STOP) & whole & (entry < frame_index - 1)
+        in_oldest = _is_head_id(oldest, FIRST, COUNT, STOP) & (whole == 0)
+        token_id = tl.where(whole, recent, oldest)
+        penalized = tl.where(token_id == STOP, COUNT, token_id - FIRST)
+        penalize_in_place(logits, penalized, in_window | in_oldest, row_penalty)
+    value = tl.load(logits + index, mask=mask, other=float("-inf"))
+    choice = sample_row(value, COUNT + 1, index, row_temperature, row_top_p, row_top_k, row_seed, frame_index, LANE)
     if S2:
-        repeated = tl.sum((said == column + FIRST).to(tl.int32), axis=0) > 0
-        if repeated & (column < COUNT) & (done > 0):
-            column = drawn(value, COUNT + 1, index, FLAT_HEAT, FLAT_SHARE, most, dice, done, WIDTH - 1)
-    main = tl.where(column < COUNT, column + FIRST, STOP)
-    code = tl.minimum(tl.maximum(main - FIRST, 0), CODES - 1)
-    _keep(window, last_tokens, columns, slot, row, done, main, said, said_moved, 0, W, WIDTH, PLACES)
-    _keep(window, last_tokens, columns, slot, row, done, code, first, first_moved, 1, W, WIDTH, PLACES)
-    _embed_code(table, x, row, code, DIM, STEP)
+        repeated = tl.sum((recent == choice + FIRST).to(tl.int32), axis=0) > 0
+        if repeated & (choice < COUNT) & (frame_index > 0):
+            choice = sample_row(
+                value, COUNT + 1, index, RAS_TEMPERATURE, RAS_TOP_P, row_top_k, row_seed, frame_index, TOKEN_WIDTH - 1
+            )
+    semantic = tl.where(choice < COUNT, choice + FIRST, STOP)
+    code = tl.minimum(tl.maximum(semantic - FIRST, 0), CODEBOOK_SIZE - 1)
+    _store_entry(
+        window,
+        last_tokens,
+        tokens,
+        slot,
+        row,
+        frame_index,
+        semantic,
+        recent,
+        recent_shifted,
+        0,
+        WINDOW,
+        TOKEN_WIDTH,
+        PADDED_WINDOW,
+    )
+    _store_entry(
+        window,
+        last_tokens,
+        tokens,
+        slot,
+        row,
+        frame_index,
+        code,
+        codes,
+        codes_shifted,
+        1,
+        WINDOW,
+        TOKEN_WIDTH,
+        PADDED_WINDOW,
+    )
+    _embed_code(table, x, row, code, DIM, BLOCK_D)
 
 
 @jit
-def _legal(main, FIRST: tl.constexpr, COUNT: tl.constexpr, STOP: tl.constexpr):
-    """Whether the head has a column for the vocabulary id `main`."""
-    return ((main >= FIRST) & (main < FIRST + COUNT)) | (main == STOP)
+def _is_head_id(token_id, FIRST: tl.constexpr, COUNT: tl.constexpr, STOP: tl.constexpr):
+    """Return whether the semantic head has an output for the vocabulary id."""
+    return ((token_id >= FIRST) & (token_id < FIRST + COUNT)) | (token_id == STOP)
 
 
 @kernel("codebook")
@@ -259,46 +299,61 @@ def _sample_code_kernel(
     frame,
     window,
     last_tokens,
-    columns,
+    tokens,
     table,
     x,
     codebook,
-    PENALISED: tl.constexpr,
+    PENALIZED: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
-    W: tl.constexpr,
-    PLACES: tl.constexpr,
-    WIDTH: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PADDED_WINDOW: tl.constexpr,
+    TOKEN_WIDTH: tl.constexpr,
     DIM: tl.constexpr,
-    STEP: tl.constexpr,
-    AHEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
-    done = tl.load(frame + slot)
+    frame_index = tl.load(frame + slot)
     index = tl.arange(0, PADDED)
-    inside = index < SIZE
-    most, dice = tl.load(top_k + slot), tl.load(seed + slot)
-    hot, share = tl.load(temperature + slot), tl.load(top_p + slot)
-    said, said_moved = _recent(window, slot, 1 + codebook, W, WIDTH, PLACES)
-    recent, hit = window + (slot * WIDTH + 1 + codebook) * W, index < 0
+    mask = index < SIZE
+    row_top_k, row_seed = tl.load(top_k + slot), tl.load(seed + slot)
+    row_temperature, row_top_p = tl.load(temperature + slot), tl.load(top_p + slot)
+    recent, recent_shifted = _load_window(window, slot, 1 + codebook, WINDOW, TOKEN_WIDTH, PADDED_WINDOW)
+    window_ptrs, penalized = window + (slot * TOKEN_WIDTH + 1 + codebook) * WINDOW, index < 0
     whole = tl.load(whole_window + slot) != 0
-    strength = tl.where(done > 0, tl.load(penalty + slot), 1.0)
-    if PENALISED:
-        for place in tl.static_range(W):
-            # The released window counts empty places as code 0.
-            hit |= (index == tl.load(recent + place).to(tl.int32)) & ((whole == 0) | (place < done - 1))
-    if AHEAD:
+    row_penalty = tl.where(frame_index > 0, tl.load(penalty + slot), 1.0)
+    if PENALIZED:
+        for entry in tl.static_range(WINDOW):
+            # The released window counts its empty entries as code 0.
+            valid = (whole == 0) | (entry < frame_index - 1)
+            penalized |= (index == tl.load(window_ptrs + entry).to(tl.int32)) & valid
+    if PDL:
         launch_dependents_and_wait()
-    value = tl.load(logits + row * SIZE + index, mask=inside, other=float("-inf"))
-    if PENALISED:
-        value = pushed(value, hit, strength)
-    code = drawn(value, SIZE, index, hot, share, most, dice, done, codebook)
-    _keep(window, last_tokens, columns, slot, row, done, code, said, said_moved, 1 + codebook, W, WIDTH, PLACES)
-    if codebook == WIDTH - 2:
-        tl.store(frame + slot, done + 1)
+    value = tl.load(logits + row * SIZE + index, mask=mask, other=float("-inf"))
+    if PENALIZED:
+        value = penalize(value, penalized, row_penalty)
+    code = sample_row(value, SIZE, index, row_temperature, row_top_p, row_top_k, row_seed, frame_index, codebook)
+    _store_entry(
+        window,
+        last_tokens,
+        tokens,
+        slot,
+        row,
+        frame_index,
+        code,
+        recent,
+        recent_shifted,
+        1 + codebook,
+        WINDOW,
+        TOKEN_WIDTH,
+        PADDED_WINDOW,
+    )
+    if codebook == TOKEN_WIDTH - 2:
+        tl.store(frame + slot, frame_index + 1)
     else:
-        _embed_code(table, x, row, code, DIM, STEP)
+        _embed_code(table, x, row, code, DIM, BLOCK_D)
 
 
 def sample_semantic(
@@ -306,33 +361,33 @@ def sample_semantic(
     slots: Tensor,
     state: SamplingState,
     ids: SemanticIds,
-    columns: Tensor,
+    tokens: Tensor,
     table: Tensor,
     x: Tensor,
     s2: bool,
 ) -> None:
-    """`sample_semantic_reference` in one launch. The logits are used up."""
-    ahead, padded = supports_pdl(logits.device), next_power_of_two(ids.count + 1)
+    """Compute `sample_semantic_reference` in one launch. Overwrites the logits."""
+    pdl, padded = supports_pdl(logits.device), next_power_of_two(ids.count + 1)
     _sample_semantic_kernel[(len(logits),)](
         logits,
         slots,
         *_tensors(state),
-        columns,
+        tokens,
         table,
         x,
         FIRST=ids.first,
         COUNT=ids.count,
         STOP=ids.stop,
-        CODES=ids.codes,
+        CODEBOOK_SIZE=ids.codebook_size,
         S2=s2,
         LANE=SEMANTIC_LANE,
-        FLAT_HEAT=RAS_TEMPERATURE,
-        FLAT_SHARE=RAS_TOP_P,
+        RAS_TEMPERATURE=RAS_TEMPERATURE,
+        RAS_TOP_P=RAS_TOP_P,
         PADDED=padded,
         **_sizes(state, table),
-        AHEAD=ahead,
+        PDL=pdl,
         num_warps=16 if padded > 2048 else 4,
-        launch_pdl=ahead,
+        launch_pdl=pdl,
     )
 
 
@@ -341,28 +396,28 @@ def sample_code(
     slots: Tensor,
     state: SamplingState,
     codebook: int,
-    columns: Tensor,
+    tokens: Tensor,
     table: Tensor,
     x: Tensor,
-    penalised: bool,
+    penalized: bool,
 ) -> None:
-    """`sample_code_reference` in one launch. After the last codebook x is left alone."""
-    ahead, size = supports_pdl(logits.device), logits.shape[1]
+    """Compute `sample_code_reference` in one launch. The last codebook does not write x."""
+    pdl, size = supports_pdl(logits.device), logits.shape[1]
     _sample_code_kernel[(len(logits),)](
         logits,
         slots,
         *_tensors(state),
-        columns,
+        tokens,
         table,
         x,
         codebook,
-        PENALISED=penalised,
+        PENALIZED=penalized,
         SIZE=size,
         PADDED=next_power_of_two(size),
         **_sizes(state, table),
-        AHEAD=ahead,
+        PDL=pdl,
         num_warps=4,
-        launch_pdl=ahead,
+        launch_pdl=pdl,
     )
 
 
@@ -374,9 +429,9 @@ def _tensors(state: SamplingState) -> tuple[Tensor, ...]:
 def _sizes(state: SamplingState, table: Tensor) -> dict[str, int]:
     length, dim = state.window.shape[-1], table.shape[1]
     return {
-        "W": length,
-        "PLACES": next_power_of_two(max(length, state.last_tokens.shape[1])),
-        "WIDTH": state.last_tokens.shape[1],
+        "WINDOW": length,
+        "PADDED_WINDOW": next_power_of_two(max(length, state.last_tokens.shape[1])),
+        "TOKEN_WIDTH": state.last_tokens.shape[1],
         "DIM": dim,
-        "STEP": min(1024, next_power_of_two(dim)),
+        "BLOCK_D": min(1024, next_power_of_two(dim)),
     }

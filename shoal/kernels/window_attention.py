@@ -1,8 +1,8 @@
 """Sliding-window attention of the codec's transformer: every step sees the last `window` steps of its own stream.
 
 Keys and values of a stream are in a ring buffer [slots, ring, heads, d], step p at index p % ring. The ring is longer
-than the window by MAX_STEPS, so new steps never overwrite keys that are still visible. Keys are stored rotated, with the
-even dimensions before the odd ones.
+than the window by MAX_STEPS, so new steps never overwrite keys that are still visible. Keys are stored rotated, with
+the even dimensions before the odd ones.
 """
 
 from __future__ import annotations

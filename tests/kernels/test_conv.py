@@ -7,8 +7,8 @@ from shoal.kernels.conv import (
     conv_reference,
     depthwise_norm,
     depthwise_norm_reference,
-    remember,
-    remember_reference,
+    update_past,
+    update_past_reference,
 )
 from tests.kernels.packs import pack
 
@@ -64,8 +64,8 @@ def test_the_last_inputs_of_every_stream_are_kept_and_nothing_of_what_fills_up(
 ) -> None:
     x, ours, packing = rows(2 * 8, 24, dtype, device), past_of(7, 6, 24, dtype, device), pack(streams, device)
     before, theirs = ours.clone(), ours.clone()
-    remember(x, ours, packing)
-    remember_reference(x, theirs, packing)
+    update_past(x, ours, packing)
+    update_past_reference(x, theirs, packing)
     assert torch.equal(ours, theirs)
     kept = {slot for slot, _ in streams}
     assert all(torch.equal(ours[slot], before[slot]) is (slot not in kept) for slot in range(7))
@@ -78,7 +78,7 @@ def assert_pieces_give_the_bits_of_the_whole(x: torch.Tensor, weights: Taps, dev
     for piece in x.split([1, 4, 2, 5]):
         packing = pack([(0, len(piece))], device, frames=len(piece))
         pieces.append(conv(piece.contiguous(), weights, past, packing)[0])
-        remember(piece.contiguous(), past, packing)
+        update_past(piece.contiguous(), past, packing)
     assert torch.equal(torch.cat(pieces), whole)
 
 

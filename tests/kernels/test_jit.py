@@ -14,7 +14,7 @@ from triton.runtime import _async_compile
 
 from shoal.kernels.cuda_graph import compile_ahead
 from shoal.kernels.jit import compile_only
-from shoal.kernels.linear import _few_kernel, linear
+from shoal.kernels.linear import _small_m_kernel, linear
 
 
 def doubled(device: str, columns: int = 32) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_without_a_compiler_that_takes_many_nothing_is_gone_through(monkeypatch:
 
 @pytest.mark.gpu
 def test_what_was_compiled_ahead_is_what_a_launch_runs(device: str) -> None:
-    known = _few_kernel.function.device_caches[torch.cuda.current_device()][0]
+    known = _small_m_kernel.function.device_caches[torch.cuda.current_device()][0]
     before = len(known)
     with compile_only():
         for _ in range(3):

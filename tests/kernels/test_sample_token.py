@@ -14,7 +14,7 @@ from shoal.kernels.sample_token import (
 )
 
 SLOTS, CODEBOOKS, DIM = 7, 4, 24
-IDS = SemanticIds(first=100, count=40, stop=90, codes=48)
+IDS = SemanticIds(first=100, count=40, stop=90, codebook_size=48)
 
 
 def memory(window: int, device: str) -> SamplingState:
