@@ -327,8 +327,9 @@ def _sample_code_kernel(
     if PENALIZED:
         for entry in tl.static_range(WINDOW):
             # The released window counts its empty entries as code 0.
-            valid = (whole == 0) | (entry < frame_index - 1)
-            penalized |= (index == tl.load(window_ptrs + entry).to(tl.int32)) & valid
+            penalized |= (index == tl.load(window_ptrs + entry).to(tl.int32)) & (
+                (whole == 0) | (entry < frame_index - 1)
+            )
     if PDL:
         launch_dependents_and_wait()
     value = tl.load(logits + row * SIZE + index, mask=mask, other=float("-inf"))

@@ -1,4 +1,4 @@
-"""The codec of the golden data: small, but with a window and transformers in both directions that matter."""
+"""Codec of the golden data: small, but with windowed transformers in encoder and decoder."""
 
 import shutil
 from pathlib import Path

@@ -11,11 +11,11 @@ from shoal.errors import CheckpointError
 
 
 @pytest.mark.parametrize("config", [CodecConfig(), TINY_CODEC], ids=["released", "tiny"])
-def test_a_configuration_reads_back_as_it_was(config: CodecConfig) -> None:
+def test_a_configuration_round_trips(config: CodecConfig) -> None:
     assert CodecConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_the_stored_configuration_of_upstream_is_read(golden: Path) -> None:
+def test_the_configuration_file_of_upstream_loads(golden: Path) -> None:
     stored = json.loads((golden / "codec" / "config.json").read_text())
     config = CodecConfig.from_dict(stored)
     assert (config.latent_dim, config.transformer.window_size, config.encoder_window) == (32, 8, 24)
@@ -39,14 +39,14 @@ def test_the_stored_configuration_of_upstream_is_read(golden: Path) -> None:
         (("window_transformer",), {"window_size": 0}, "window_size = 0"),
     ],
 )
-def test_a_wrong_description_is_named(
+def test_an_invalid_field_is_named(
     section: tuple[str, ...], change: dict[str, Any], message: str, golden: Path
 ) -> None:
     stored = json.loads((golden / "codec" / "config.json").read_text())
-    place = stored
+    target = stored
     for name in section:
-        place = place[name]
-    place |= change
+        target = target[name]
+    target |= change
     with pytest.raises(CheckpointError, match=f"codec configuration: .*{message}"):
         CodecConfig.from_dict(stored)
 
@@ -59,7 +59,7 @@ def test_a_missing_section_is_named(section: str, golden: Path) -> None:
         CodecConfig.from_dict(stored)
 
 
-def test_keys_of_training_change_nothing(golden: Path) -> None:
+def test_training_options_are_ignored(golden: Path) -> None:
     stored = json.loads((golden / "codec" / "config.json").read_text())
     stored["quantizer"]["quantizer_dropout"] = 0.9
     stored["decoder_transformer_layers"] = [7, 7, 7, 7]

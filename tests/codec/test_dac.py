@@ -22,41 +22,41 @@ def random_samples(rows: int, count: int) -> Tensor:
 # Decode
 
 
-def test_a_frame_is_its_number_of_samples_and_never_beyond_full_scale(codec: Codec) -> None:
+def test_a_frame_has_frame_length_samples_within_full_scale(codec: Codec) -> None:
     audio = codec.decode(random_codes(2, 7))
     assert audio.shape == (2, 7 * FRAME)
     assert float(audio.abs().max()) < 1.0
 
 
-def test_no_frames_are_no_samples(codec: Codec) -> None:
+def test_zero_frames_decode_to_zero_samples(codec: Codec) -> None:
     assert codec.decode(random_codes(1, 0)).shape == (1, 0)
     assert codec.encode(torch.zeros(1, 0)).shape == (1, 10, 0)
 
 
-def test_long_audio_in_pieces_equals_one_pass(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_audio_in_chunks_equals_one_pass(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     codes, samples = random_codes(2, 23), random_samples(2, 19 * FRAME + 777)
     whole, encoded = codec.decode(codes), codec.encode(samples)
-    for piece in (1, 5, 22, 23):
-        monkeypatch.setattr(Codec, "CHUNK_FRAMES", piece)
+    for chunk in (1, 5, 22, 23):
+        monkeypatch.setattr(Codec, "CHUNK_FRAMES", chunk)
         assert float((codec.decode(codes) - whole).abs().max()) <= 1e-5
         assert torch.equal(codec.encode(samples), encoded)
 
 
-def test_rows_of_a_batch_do_not_hear_each_other(codec: Codec) -> None:
+def test_rows_of_a_batch_are_independent(codec: Codec) -> None:
     codes = random_codes(3, 9)
     together = codec.decode(codes)
     for row in range(3):
         assert float((codec.decode(codes[row : row + 1])[0] - together[row]).abs().max()) <= 1e-5
 
 
-def test_codes_beyond_a_codebook_stand_for_its_last_entry_and_are_not_changed(codec: Codec) -> None:
+def test_codes_beyond_a_codebook_are_clamped_without_changing_the_input(codec: Codec) -> None:
     codes = random_codes(1, 3)
     beyond, last = codes.clone(), codes.clone()
     beyond[:, 0, 1], last[:, 0, 1] = 4000, 511
     beyond[:, 4, 2], last[:, 4, 2] = 1023, 127
-    kept = beyond.clone()
+    before = beyond.clone()
     assert torch.equal(codec.decode(beyond), codec.decode(last))
-    assert torch.equal(beyond, kept)
+    assert torch.equal(beyond, before)
 
 
 # Encode
@@ -86,7 +86,7 @@ def test_the_codes_of_a_prefix_are_the_prefix_of_the_codes(codec: Codec) -> None
         assert torch.equal(codec.encode(samples[:, : frames * FRAME]), whole[..., :frames])
 
 
-def test_padding_a_recording_to_another_ones_length_keeps_its_codes(codec: Codec) -> None:
+def test_padding_a_recording_keeps_its_codes(codec: Codec) -> None:
     """Encoding is causal, so a batch of recordings may be padded and trimmed afterwards."""
     short, long = random_samples(1, 3 * FRAME + 5), random_samples(1, 8 * FRAME)
     padded = torch.nn.functional.pad(short, (0, long.shape[1] - short.shape[1]))
@@ -95,10 +95,10 @@ def test_padding_a_recording_to_another_ones_length_keeps_its_codes(codec: Codec
     assert torch.equal(together[1:], codec.encode(long))
 
 
-# Parts
+# Configuration
 
 
-def test_a_codec_without_its_encoder_decodes_and_refuses_to_encode(codec: Codec) -> None:
+def test_a_codec_without_encoder_decodes_and_rejects_encoding(codec: Codec) -> None:
     decoder = Codec(codec.config, encoder=False)
     decoder.load_state_dict({name: codec.state_dict()[name] for name in decoder.state_dict()})
     assert not decoder.can_encode

@@ -1,4 +1,4 @@
-"""The fused decode path against the plain one, over streams that are cut anyhow."""
+"""Fused decoder against the plain one, over arbitrarily chunked streams."""
 
 from dataclasses import replace
 from unittest.mock import Mock
@@ -20,7 +20,7 @@ from tests.poison import poisoned_memory
 
 pytest.importorskip("triton")
 
-# Every kind of layer once or twice, and as little of each as can be.
+# Every kind of layer once or twice, as small as possible.
 CONFIG = CodecConfig(
     sample_rate=8000,
     encoder_dim=4,
@@ -37,7 +37,7 @@ CONFIG = CodecConfig(
 )
 
 
-def made(config: CodecConfig) -> Codec:
+def build(config: CodecConfig) -> Codec:
     with torch.device("meta"):
         codec = Codec(config, encoder=False)
     fill_random(codec, torch.float32, "cpu", torch.Generator().manual_seed(0))
@@ -46,21 +46,21 @@ def made(config: CodecConfig) -> Codec:
 
 @pytest.fixture(scope="module")
 def codec() -> Codec:
-    return made(CONFIG)
+    return build(CONFIG)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
-@pytest.mark.parametrize("most", [1, 3, 32])
-def test_streams_cut_anyhow_give_the_samples_of_the_plain_codec(
-    codec: Codec, most: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("max_steps", [1, 3, 32])
+def test_arbitrarily_chunked_streams_equal_the_plain_codec(
+    codec: Codec, max_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = FusedDecoder(codec, 3, torch.float32, capture=False)
     with poisoned_memory():
-        compile_ahead(call.workload for call in decoder._calls.values())  # leaves no trace
-    monkeypatch.setattr(fused, "MAX_STEPS", most)
+        compile_ahead(call.workload for call in decoder._calls.values())  # must not change any state
+    monkeypatch.setattr(fused, "MAX_STEPS", max_steps)
     codes = torch.randint(0, 16, (2, 3, 6), generator=torch.Generator().manual_seed(1))
     expected, step = codec.decode(codes), CONFIG.frame_length
-    heard: list[list[torch.Tensor]] = [[], []]
+    streamed: list[list[torch.Tensor]] = [[], []]
     done = [0, 0]
     for lengths in ([1, 2], [4, 1], [1, 3]):
         piece = torch.zeros(2, 3, max(lengths), dtype=torch.long)
@@ -69,12 +69,12 @@ def test_streams_cut_anyhow_give_the_samples_of_the_plain_codec(
             done[row] += new
         samples = decoder.decode(piece, [2, 0], lengths)
         for row, new in enumerate(lengths):
-            heard[row].append(samples[row, : new * step])
-    torch.testing.assert_close(torch.stack([torch.cat(row) for row in heard]), expected, atol=1e-5, rtol=0)
+            streamed[row].append(samples[row, : new * step])
+    torch.testing.assert_close(torch.stack([torch.cat(row) for row in streamed]), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
-def test_a_slot_that_was_reset_begins_anew(codec: Codec) -> None:
+def test_a_reset_slot_starts_a_new_stream(codec: Codec) -> None:
     decoder = FusedDecoder(codec, 2, torch.float32, capture=False)
     codes = torch.randint(0, 16, (1, 3, 2))
     first = decoder.decode(codes, [1])
@@ -83,8 +83,8 @@ def test_a_slot_that_was_reset_begins_anew(codec: Codec) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
-def test_residual_units_in_one_launch_give_the_samples_of_the_plain_codec(monkeypatch: pytest.MonkeyPatch) -> None:
-    codec = made(replace(CONFIG, decoder_dim=64))
+def test_fused_residual_units_equal_the_plain_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = build(replace(CONFIG, decoder_dim=64))
     monkeypatch.setattr(unit, "MIN_ROWS_PER_CHANNEL", 0)
     launched = Mock(wraps=unit.residual_unit)
     monkeypatch.setattr(unit, "residual_unit", launched)
@@ -96,23 +96,23 @@ def test_residual_units_in_one_launch_give_the_samples_of_the_plain_codec(monkey
 
 
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=64))
-def test_calls_are_full_and_have_every_frame_once_and_in_its_order(lengths: list[int]) -> None:
+def test_packed_calls_are_full_and_contain_every_frame_once_in_order(lengths: list[int]) -> None:
     calls = list(pack_calls(lengths))
     done = [0] * len(lengths)
-    for parts in calls:
-        assert len({part.row for part in parts}) == len(parts)
-        for part in parts:
-            assert part.start == done[part.row]
-            assert 0 < part.frames <= MAX_STEPS
-            done[part.row] += part.frames
+    for spans in calls:
+        assert len({span.row for span in spans}) == len(spans)
+        for span in spans:
+            assert span.start == done[span.row]
+            assert 0 < span.frames <= MAX_STEPS
+            done[span.row] += span.frames
     assert done == lengths
-    sizes = [sum(part.frames for part in parts) for parts in calls]
+    sizes = [sum(span.frames for span in spans) for spans in calls]
     assert max(sizes) <= FRAME_BUCKETS[-1]
-    # Only a row that is longer than a call may be leaves room behind.
+    # Only a row longer than MAX_STEPS may leave a call partly filled.
     assert max(lengths) > MAX_STEPS or all(size == FRAME_BUCKETS[-1] for size in sizes[:-1])
 
 
-def test_a_stream_beyond_the_rotary_table_is_refused(codec: Codec) -> None:
+def test_a_stream_beyond_the_rotary_table_is_rejected(codec: Codec) -> None:
     decoder = FusedDecoder(codec, 1, torch.float32, capture=False)
     decoder._seen[0] = MAX_POSITIONS
     with pytest.raises(RuntimeError, match=str(MAX_POSITIONS)):

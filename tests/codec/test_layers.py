@@ -19,7 +19,7 @@ def test_snake_adds_a_squared_sine_and_keeps_zero() -> None:
 
 
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), [(7, 1, 1), (7, 1, 9), (8, 4, 1), (2, 2, 1), (1, 1, 1)])
-def test_a_convolution_sees_only_its_past_and_keeps_the_rate(kernel: int, stride: int, dilation: int) -> None:
+def test_a_convolution_is_causal_and_keeps_the_rate(kernel: int, stride: int, dilation: int) -> None:
     conv = CausalConv(2, 3, kernel, stride=stride, dilation=dilation)
     x = torch.randn(1, 2, 12 * stride)
     y = conv(x, NoPast())
@@ -30,7 +30,7 @@ def test_a_convolution_sees_only_its_past_and_keeps_the_rate(kernel: int, stride
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(16, 8), (4, 2), (2, 2)])
-def test_a_transposed_convolution_is_torchs_without_its_last_outputs(kernel: int, stride: int) -> None:
+def test_a_transposed_convolution_equals_torch_without_the_last_outputs(kernel: int, stride: int) -> None:
     up, x = CausalUpsample(2, 3, kernel, stride), torch.randn(1, 2, 5)
     plain = nn.functional.conv_transpose1d(x, up.conv.weight, up.conv.bias, stride=stride)
     torch.testing.assert_close(up(x, NoPast()), plain[..., : 5 * stride])
@@ -52,13 +52,13 @@ def test_a_step_reaches_window_minus_one_steps_per_layer() -> None:
     x = torch.randn(1, 16, 12)
     changed = x.clone()
     changed[..., 2] += 1
-    apart = (transformer(x, NoPast()) - transformer(changed, NoPast())).abs().amax(1)[0]
-    assert apart[:2].max() == 0
-    assert bool((apart[2:6] > 0).all())
-    torch.testing.assert_close(apart[6:], torch.zeros(6), rtol=0, atol=1e-6)
+    difference = (transformer(x, NoPast()) - transformer(changed, NoPast())).abs().amax(1)[0]
+    assert difference[:2].max() == 0
+    assert bool((difference[2:6] > 0).all())
+    torch.testing.assert_close(difference[6:], torch.zeros(6), rtol=0, atol=1e-6)
 
 
-def test_a_reserved_table_is_long_enough_and_not_made_twice() -> None:
+def test_a_reserved_table_is_long_enough_and_built_once() -> None:
     transformer = WindowTransformer(SMALL, steps_per_frame=4)
     transformer.reserve(2000)
     table = transformer.table

@@ -14,7 +14,7 @@ def test_the_nearest_entry_is_the_one_of_highest_cosine() -> None:
     assert torch.equal(quantizer.encode(latent), cosine.argmax(-1))
 
 
-def test_the_length_of_an_entry_does_not_decide() -> None:
+def test_the_norm_of_an_entry_does_not_matter() -> None:
     quantizer = VectorQuantizer(6, 32, 4)
     latent = torch.randn(1, 6, 50)
     before = quantizer.encode(latent)
@@ -24,7 +24,7 @@ def test_the_length_of_an_entry_does_not_decide() -> None:
 
 
 @torch.inference_mode()
-def test_a_code_stands_for_its_projected_row(codec: Codec) -> None:
+def test_a_code_maps_to_its_projected_entry(codec: Codec) -> None:
     book = next(iter(codec.quantizer.semantic_quantizer))
     row = book.out_proj(book.codebook.weight[7][None, :, None])[0, :, 0]
     torch.testing.assert_close(book.table()[7], row)
@@ -40,18 +40,18 @@ def test_looking_up_codes_sums_the_codebooks(codec: Codec) -> None:
 
 
 @torch.inference_mode()
-def test_residual_codebooks_quantise_what_the_ones_before_left(codec: Codec) -> None:
+def test_residual_codebooks_quantize_the_remaining_residual(codec: Codec) -> None:
     latent = torch.randn(1, codec.config.latent_dim, 3)
     codes, left = codec.quantizer.quantizer.encode(latent)
     assert codes.shape == (1, 9, 3)
     tables = [book.table() for book in codec.quantizer.quantizer]
-    said = sum(table[codes[0, index]] for index, table in enumerate(tables))
-    assert isinstance(said, torch.Tensor)
-    torch.testing.assert_close(latent[0] - said.T, left[0])
+    quantized = sum(table[codes[0, index]] for index, table in enumerate(tables))
+    assert isinstance(quantized, torch.Tensor)
+    torch.testing.assert_close(latent[0] - quantized.T, left[0])
 
 
 @torch.inference_mode()
-def test_encoding_goes_down_to_the_frame_rate(codec: Codec) -> None:
+def test_encoding_downsamples_to_the_frame_rate(codec: Codec) -> None:
     codec.reserve(3)
     codes = codec.quantizer.encode(torch.randn(2, codec.config.latent_dim, 12), NoPast())
     assert codes.shape == (2, 10, 3)

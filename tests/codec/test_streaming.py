@@ -10,7 +10,7 @@ from shoal.codec.streaming import NoPast, SlotPast, StreamingDecoder
 
 EXACT = 1e-5
 FRAME = 2048
-FRAMES = 30  # more than the look-back of 24, so that every buffer is full and slides
+FRAMES = 30  # more than the 24 frames of left context, so that every buffer fills up and slides
 
 
 def random_codes(rows: int, frames: int, seed: int = 0) -> Tensor:
@@ -22,20 +22,20 @@ def largest_gap(ours: Tensor, whole: Tensor) -> float:
     return float((ours - whole).abs().max()) if ours.numel() else 0.0
 
 
-# Pieces
+# Chunks
 
 
 @settings(deadline=None, max_examples=20)
 @given(cuts=st.sets(st.integers(1, FRAMES - 1)))
-def test_pieces_of_any_sizes_equal_one_whole_decode(cuts: set[int], codec: Codec) -> None:
+def test_chunks_of_any_sizes_equal_one_whole_decode(cuts: set[int], codec: Codec) -> None:
     codes, decoder = random_codes(1, FRAMES), StreamingDecoder(codec, slots=1)
-    pieces = codes.tensor_split(sorted(cuts), dim=-1)
-    streamed = torch.cat([decoder.decode(piece, [0]) for piece in pieces], dim=-1)
+    chunks = codes.tensor_split(sorted(cuts), dim=-1)
+    streamed = torch.cat([decoder.decode(chunk, [0]) for chunk in chunks], dim=-1)
     assert largest_gap(streamed, codec.decode(codes)) <= EXACT
 
 
 SLOTS = 4
-# In each pass some slots get some frames: between none and seven, whatever the others get.
+# In each pass some slots get between zero and seven frames each.
 PASSES = st.lists(
     st.dictionaries(st.integers(0, SLOTS - 1), st.integers(0, 7), min_size=1, max_size=SLOTS), min_size=1, max_size=10
 )
@@ -46,40 +46,40 @@ PASSES = st.lists(
 def test_any_mix_of_slots_and_lengths_equals_their_whole_decodes(passes: list[dict[int, int]], codec: Codec) -> None:
     codes = random_codes(SLOTS, 80)
     decoder = StreamingDecoder(codec, SLOTS)
-    heard: list[list[Tensor]] = [[] for _ in range(SLOTS)]
+    streamed: list[list[Tensor]] = [[] for _ in range(SLOTS)]
     done = [0] * SLOTS
-    for turn in passes:
-        advance(decoder, codes, turn, heard, done)
+    for new_frames in passes:
+        advance(decoder, codes, new_frames, streamed, done)
     for slot in range(SLOTS):
         if done[slot]:
             whole = codec.decode(codes[slot : slot + 1, :, : done[slot]])[0]
-            assert largest_gap(torch.cat(heard[slot]), whole) <= EXACT
+            assert largest_gap(torch.cat(streamed[slot]), whole) <= EXACT
 
 
 def advance(
-    decoder: StreamingDecoder, codes: Tensor, turn: dict[int, int], heard: list[list[Tensor]], done: list[int]
+    decoder: StreamingDecoder, codes: Tensor, new_frames: dict[int, int], streamed: list[list[Tensor]], done: list[int]
 ) -> None:
-    """One pass over the slots of `turn`; rows with fewer frames than the widest are filled up with other codes."""
-    widest = max(turn.values())
+    """Decode one pass {slot: frames}; shorter rows are padded with random codes."""
+    widest = max(new_frames.values())
     if widest == 0:
         return
-    batch = random_codes(len(turn), widest, seed=sum(done) + 1)
-    for row, (slot, new) in enumerate(turn.items()):
+    batch = random_codes(len(new_frames), widest, seed=sum(done) + 1)
+    for row, (slot, new) in enumerate(new_frames.items()):
         batch[row, :, :new] = codes[slot, :, done[slot] : done[slot] + new]
-    samples = decoder.decode(batch, list(turn), list(turn.values()))
-    assert samples.shape == (len(turn), widest * FRAME)
-    for row, (slot, new) in enumerate(turn.items()):
-        heard[slot].append(samples[row, : new * FRAME])
+    samples = decoder.decode(batch, list(new_frames), list(new_frames.values()))
+    assert samples.shape == (len(new_frames), widest * FRAME)
+    for row, (slot, new) in enumerate(new_frames.items()):
+        streamed[slot].append(samples[row, : new * FRAME])
         done[slot] += new
 
 
-def test_one_frame_at_a_time_for_longer_than_the_look_back(codec: Codec) -> None:
+def test_one_frame_at_a_time_for_longer_than_the_left_context(codec: Codec) -> None:
     codes, decoder = random_codes(2, 60), StreamingDecoder(codec, slots=2)
     streamed = [decoder.decode(codes[..., frame : frame + 1], [0, 1]) for frame in range(60)]
     assert largest_gap(torch.cat(streamed, dim=-1), codec.decode(codes)) <= EXACT
 
 
-def test_the_order_of_slots_in_a_pass_is_free(codec: Codec) -> None:
+def test_slots_may_come_in_any_order(codec: Codec) -> None:
     codes, decoder = random_codes(3, 12), StreamingDecoder(codec, slots=3)
     first = decoder.decode(codes[[2, 0, 1], :, :5], [2, 0, 1])
     second = decoder.decode(codes[[1, 2, 0], :, 5:], [1, 2, 0])
@@ -88,7 +88,7 @@ def test_the_order_of_slots_in_a_pass_is_free(codec: Codec) -> None:
     assert largest_gap(second, whole[[1, 2, 0], 5 * FRAME :]) <= EXACT
 
 
-def test_frames_that_are_only_padding_leave_no_trace(codec: Codec) -> None:
+def test_padding_frames_do_not_change_the_state(codec: Codec) -> None:
     codes, decoder = random_codes(1, 9), StreamingDecoder(codec, slots=1)
     decoder.decode(codes[..., :4], [0])
     before = [buffer.clone() for buffer in decoder.past.buffers]
@@ -102,7 +102,7 @@ def test_frames_that_are_only_padding_leave_no_trace(codec: Codec) -> None:
 # Reset
 
 
-def test_a_reset_slot_begins_anew_and_the_others_go_on(codec: Codec) -> None:
+def test_a_reset_slot_starts_over_and_the_others_continue(codec: Codec) -> None:
     codes, decoder = random_codes(3, 20), StreamingDecoder(codec, slots=3)
     decoder.decode(codes[..., :8], [0, 1, 2])
     decoder.reset([1])
@@ -113,7 +113,7 @@ def test_a_reset_slot_begins_anew_and_the_others_go_on(codec: Codec) -> None:
     assert largest_gap(others, whole[[0, 2], 8 * FRAME :]) <= EXACT
 
 
-def test_a_slot_may_be_reset_before_it_was_ever_used(codec: Codec) -> None:
+def test_an_unused_slot_can_be_reset(codec: Codec) -> None:
     decoder = StreamingDecoder(codec, slots=2)
     decoder.reset([0, 1])
     codes = random_codes(1, 3)
@@ -123,29 +123,29 @@ def test_a_slot_may_be_reset_before_it_was_ever_used(codec: Codec) -> None:
 # Causality
 
 
-def test_a_frame_changes_nothing_before_its_first_sample(codec: Codec) -> None:
+def test_a_frame_does_not_affect_earlier_samples(codec: Codec) -> None:
     codes = random_codes(1, 12)
     changed = codes.clone()
     changed[..., 5] = (changed[..., 5] + 1) % 128
-    apart = (codec.decode(codes) - codec.decode(changed)).abs()[0]
-    assert float(apart[: 5 * FRAME].max()) <= 5e-6
-    assert float(apart[5 * FRAME : 6 * FRAME].max()) > 1e-3
+    difference = (codec.decode(codes) - codec.decode(changed)).abs()[0]
+    assert float(difference[: 5 * FRAME].max()) <= 5e-6
+    assert float(difference[5 * FRAME : 6 * FRAME].max()) > 1e-3
 
 
-def test_a_frame_is_heard_for_24_more_frames_and_no_longer(codec: Codec) -> None:
+def test_a_frame_affects_the_next_24_frames_and_no_more(codec: Codec) -> None:
     codes = random_codes(1, 36)
     changed = codes.clone()
     changed[..., 3] = (changed[..., 3] + 1) % 128
-    apart = (codec.decode(codes) - codec.decode(changed)).abs()[0].unflatten(0, (-1, FRAME)).amax(-1)
-    assert float(apart[4:20].min()) > 1e-6
-    assert float(apart[28:].max()) <= 5e-6
+    difference = (codec.decode(codes) - codec.decode(changed)).abs()[0].unflatten(0, (-1, FRAME)).amax(-1)
+    assert float(difference[4:20].min()) > 1e-6
+    assert float(difference[28:].max()) <= 5e-6
 
 
 # Memory
 
 
 def state_bytes(config: CodecConfig) -> dict[str, int]:
-    """What a slot remembers, counted layer by layer in a decode without storage."""
+    """Return the state bytes per slot, counted layer by layer on the meta device."""
     with torch.device("meta"):
         codec = Codec(config, encoder=False)
         codec.reserve = lambda frames: None  # type: ignore[method-assign]
@@ -168,7 +168,7 @@ def test_the_full_size_codec_keeps_nine_megabytes_per_slot_as_documented() -> No
     assert all(words in documented for words in ("134,208 floats", "8 layers x 127 x 2 x 1,024", "8.9 MB"))
 
 
-def test_the_golden_codec_keeps_what_its_notes_say(codec: Codec) -> None:
+def test_the_golden_codec_has_the_documented_state_size(codec: Codec) -> None:
     decoder = StreamingDecoder(codec, slots=3)
     decoder.decode(random_codes(1, 1), [0])
     assert decoder.past.nbytes == 3 * 4 * (5400 + 896)
@@ -184,7 +184,7 @@ def test_memory_does_not_grow_with_the_stream(codec: Codec) -> None:
     assert decoder.past.nbytes == before
 
 
-def test_a_past_that_nobody_remembers_is_zero_padding() -> None:
+def test_no_past_is_zero_padding() -> None:
     joined = NoPast().join(torch.ones(1, 2, 3), 4)
     assert joined.shape == (1, 2, 7)
     assert not joined[..., :4].any()
@@ -197,12 +197,12 @@ def test_the_host_and_the_device_count_the_same_frames(lengths: list[int] | None
     assert decoder.past.frames_seen.tolist() == [0, 3]
 
 
-def test_positions_beyond_the_table_make_it_longer(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_beyond_the_table_grow_it(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     from shoal.codec.layers import WindowTransformer
 
     monkeypatch.setattr(WindowTransformer, "TABLE_STEP", 16)
     short = Codec(codec.config, encoder=False)
     short.load_state_dict(codec.state_dict(), strict=False)
     codes, decoder = random_codes(1, 40), StreamingDecoder(short, slots=1)
-    streamed = torch.cat([decoder.decode(piece, [0]) for piece in codes.split(7, dim=-1)], dim=-1)
+    streamed = torch.cat([decoder.decode(chunk, [0]) for chunk in codes.split(7, dim=-1)], dim=-1)
     assert largest_gap(streamed, codec.decode(codes)) <= EXACT

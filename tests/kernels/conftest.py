@@ -1,4 +1,4 @@
-"""Kernels against their references: on a GPU in bf16, elsewhere under Triton's interpreter in fp32 and fp16."""
+"""Fixtures of the kernel tests: bf16 and fp32 on a GPU, fp16 and fp32 under Triton's interpreter elsewhere."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ import torch
 pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# References are exact: by default a GPU rounds what convolutions multiply to ten bits.
+# By default convolutions on a GPU round their operands to TF32; references must be exact.
 torch.backends.cudnn.allow_tf32 = False
-# The interpreter has no bf16 products.
+# The interpreter cannot multiply bf16.
 DTYPES = [torch.bfloat16, torch.float32] if DEVICE == "cuda" else [torch.float16, torch.float32]
 
 
@@ -25,5 +25,5 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 @pytest.fixture
 def close(dtype: torch.dtype) -> float:
-    """How far a result of order one may be from its reference."""
+    """Return the tolerance for results of order one."""
     return {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]

@@ -1,7 +1,7 @@
 """Compile every kernel of an engine for an H200 on a machine without one: `python -m tests.kernels.hopper`.
 
-The interpreter takes code that the compiler does not. A driver that only says what card it is for is all that Triton
-needs as long as nothing is launched. Prints how many versions of each kernel there are, as JSON; an error ends it.
+The interpreter accepts code that the compiler rejects. As long as nothing is launched, Triton needs no more than a
+driver that names the target. Prints the number of compiled variants of each kernel as JSON; a compile error aborts.
 """
 
 import json
@@ -29,7 +29,7 @@ SLOTS = 64
 
 
 class Hopper:
-    """The part of a driver that compiling asks for."""
+    """Fake Triton driver with the methods that compilation calls."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -41,17 +41,17 @@ class Hopper:
         return 0
 
 
-class Strict(triton.AsyncCompileMode):  # type: ignore[misc]
-    """Errors are what we are here for."""
+class RaisingCompileMode(triton.AsyncCompileMode):  # type: ignore[misc]
+    """Compile mode that raises compile errors instead of ignoring them."""
 
     def __init__(self, executor: object, *, ignore_errors: bool) -> None:
         super().__init__(executor, ignore_errors=False)
 
 
-def frames(checkpoint: Checkpoint, kind: torch.dtype, rows: Iterable[int]) -> Iterator[Workload]:
-    """Whole frames of so many voices, and a prompt."""
+def frames(checkpoint: Checkpoint, kv_dtype: torch.dtype, rows: Iterable[int]) -> Iterator[Workload]:
+    """Yield frames for each number of rows, and a prompt."""
     model = checkpoint.model
-    kv = PagedKV(model.config.slow, 4, 16, kind, "cpu")
+    kv = PagedKV(model.config.slow, 4, 16, kv_dtype, "cpu")
     states, head = SlotStates(model, SLOTS), Head(model.slow)
     tables = torch.zeros(SLOTS + 1, 8, dtype=torch.int32)
     for count in rows:
@@ -59,15 +59,15 @@ def frames(checkpoint: Checkpoint, kind: torch.dtype, rows: Iterable[int]) -> It
     yield FusedPrefill(model, kv, tables, 512)
 
 
-def works() -> Iterator[Workload]:
-    """Both families, every kind of weights and of memory, every way to cut the work."""
+def workloads() -> Iterator[Workload]:
+    """Yield workloads of both families with every weight and KV dtype and every tile branch."""
     yield from frames(random_checkpoint("tiny-s2", dtype=torch.bfloat16, device="cpu"), torch.bfloat16, [1])
-    kinds = {"none": (torch.bfloat16, [1, 8, 16, 64]), "int8": (torch.int8, [8]), "fp8": (torch.float8_e4m3fn, [8])}
-    for mode, (kind, rows) in kinds.items():
+    modes = {"none": (torch.bfloat16, [1, 8, 16, 64]), "int8": (torch.int8, [8]), "fp8": (torch.float8_e4m3fn, [8])}
+    for mode, (kv_dtype, rows) in modes.items():
         checkpoint = resolve_model("nano", dtype=torch.bfloat16)
-        for step in ("none", mode):  # it comes in int8
+        for step in ("none", mode):  # nano is stored in int8
             quantize_model(checkpoint.model, WeightModes.parse(step))
-        yield from frames(checkpoint, kind, rows)
+        yield from frames(checkpoint, kv_dtype, rows)
     yield FusedCall(FusedCodec(checkpoint.codec, SLOTS, torch.float16), 256)
 
 
@@ -77,8 +77,8 @@ def main() -> None:
     for module in modules:
         if hasattr(module, "supports_pdl"):
             module.supports_pdl = lambda device: True
-    triton.AsyncCompileMode = Strict
-    compile_ahead(works())
+    triton.AsyncCompileMode = RaisingCompileMode
+    compile_ahead(workloads())
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
     print(json.dumps({name: len(each.function.device_caches[0][0]) for name, each in sorted(kernels.items())}))
 

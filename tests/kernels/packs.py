@@ -6,7 +6,7 @@ SPARE = 6
 
 
 def pack(streams: list[tuple[int, int]], device: str, frames: int = 8) -> Packing:
-    """So many frames of each slot, then nobody's in the spare one."""
+    """Pack (slot, frame count) streams and pad to `frames` with the spare slot."""
     slots, starts, counts = [], [], []
     for slot, count in streams:
         starts += [len(slots)] * count

@@ -32,7 +32,7 @@ def test_a_convolution_continues_the_streams_of_its_slots(
     taps: int, dilation: int, width: int, channels: int, form: str, dtype: torch.dtype, device: str, close: float
 ) -> None:
     weights, packing = some_taps(taps, width, channels, dilation, dtype, device), pack([(4, 3), (0, 1), (5, 2)], device)
-    x = rows(2 * 8, channels, dtype, device)  # two to a frame
+    x = rows(2 * 8, channels, dtype, device)  # two rows per frame
     past = past_of(7, weights.steps, channels, dtype, device) if taps > 1 else None
     options = {
         "plain": {"alpha": torch.rand(width, device=device) + 0.5},
@@ -47,7 +47,7 @@ def test_a_convolution_continues_the_streams_of_its_slots(
             torch.testing.assert_close(got, expected, atol=close, rtol=close)
 
 
-def test_the_frequencies_of_snake_repeat_over_the_outputs_of_an_upsampling(
+def test_snake_frequencies_repeat_over_the_phases_of_an_upsampling(
     dtype: torch.dtype, device: str, close: float
 ) -> None:
     packing, weights = pack([(1, 3), (0, 1)], device), some_taps(2, 12, 16, 1, dtype, device)
@@ -59,7 +59,7 @@ def test_the_frequencies_of_snake_repeat_over_the_outputs_of_an_upsampling(
 
 
 @pytest.mark.parametrize("streams", [[(3, 1), (0, 2), (4, 5)], [(1, 8)], [(5, 1)]])
-def test_the_last_inputs_of_every_stream_are_kept_and_nothing_of_what_fills_up(
+def test_the_left_context_of_every_stream_is_updated_and_padding_is_ignored(
     streams: list[tuple[int, int]], dtype: torch.dtype, device: str
 ) -> None:
     x, ours, packing = rows(2 * 8, 24, dtype, device), past_of(7, 6, 24, dtype, device), pack(streams, device)
@@ -71,33 +71,33 @@ def test_the_last_inputs_of_every_stream_are_kept_and_nothing_of_what_fills_up(
     assert all(torch.equal(ours[slot], before[slot]) is (slot not in kept) for slot in range(7))
 
 
-def assert_pieces_give_the_bits_of_the_whole(x: torch.Tensor, weights: Taps, device: str) -> None:
+def assert_chunks_are_bit_identical_to_the_whole(x: torch.Tensor, weights: Taps, device: str) -> None:
     past = torch.zeros(7, 6, 32, dtype=x.dtype, device=device)
     whole, _ = conv(x, weights, past, pack([(0, 12)], device, frames=12))
-    pieces = []
-    for piece in x.split([1, 4, 2, 5]):
-        packing = pack([(0, len(piece))], device, frames=len(piece))
-        pieces.append(conv(piece.contiguous(), weights, past, packing)[0])
-        update_past(piece.contiguous(), past, packing)
-    assert torch.equal(torch.cat(pieces), whole)
+    chunks = []
+    for chunk in x.split([1, 4, 2, 5]):
+        packing = pack([(0, len(chunk))], device, frames=len(chunk))
+        chunks.append(conv(chunk.contiguous(), weights, past, packing)[0])
+        update_past(chunk.contiguous(), past, packing)
+    assert torch.equal(torch.cat(chunks), whole)
 
 
-def test_pieces_of_a_stream_give_the_bits_of_the_whole(dtype: torch.dtype, device: str) -> None:
-    # Integers, whose sums are exact in every order: the interpreter multiplies with numpy's BLAS, whose order depends
-    # on the shape and on the CPU.
+def test_chunks_of_a_stream_are_bit_identical_to_the_whole(dtype: torch.dtype, device: str) -> None:
+    # Integers, whose sums are exact in any order: the interpreter multiplies with numpy's BLAS, whose order of sums
+    # depends on the shape and the CPU.
     x, weight = (torch.randint(-8, 9, shape, device=device).to(dtype) for shape in ((12, 32), (7, 16, 32)))
     bias = torch.randint(-8, 9, (16,), device=device).float()
-    assert_pieces_give_the_bits_of_the_whole(x, Taps(weight, bias, 1), device)
+    assert_chunks_are_bit_identical_to_the_whole(x, Taps(weight, bias, 1), device)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_pieces_give_the_bits_of_the_whole_however_sums_round(dtype: torch.dtype, device: str) -> None:
-    assert_pieces_give_the_bits_of_the_whole(
+def test_on_a_gpu_chunks_are_bit_identical_with_rounding_sums(dtype: torch.dtype, device: str) -> None:
+    assert_chunks_are_bit_identical_to_the_whole(
         rows(12, 32, dtype, device), some_taps(7, 16, 32, 1, dtype, device), device
     )
 
 
-def test_a_filter_per_channel_is_normed_over_the_channels(dtype: torch.dtype, device: str, close: float) -> None:
+def test_a_depthwise_convolution_is_normalized_over_the_channels(dtype: torch.dtype, device: str, close: float) -> None:
     x, past, packing = rows(3 * 8, 20, dtype, device), past_of(7, 6, 20, dtype, device), pack([(2, 1), (0, 5)], device)
     weight = torch.randn(7, 20, device=device).to(dtype)
     bias, scale, shift = (torch.randn(20, device=device) for _ in range(3))

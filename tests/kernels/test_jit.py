@@ -1,4 +1,4 @@
-"""Kernels that are compiled before anybody launches them."""
+"""Compilation of kernels before their first launch."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def test_a_launch_that_only_compiles_computes_nothing(device: str) -> None:
     assert doubled(device).tolist() == [[2.0] * 32]
 
 
-def test_whoever_launches_meanwhile_from_another_thread_gets_what_they_ask_for(device: str) -> None:
+def test_launches_of_another_thread_run_while_one_thread_only_compiles(device: str) -> None:
     results: list[torch.Tensor] = []
     with compile_only():
         other = Thread(target=lambda: results.append(doubled(device)))
@@ -40,21 +40,21 @@ def test_whoever_launches_meanwhile_from_another_thread_gets_what_they_ask_for(d
     assert results[0].tolist() == [[2.0] * 32]
 
 
-def test_an_error_on_the_way_leaves_launches_as_they_were(device: str) -> None:
+def test_an_error_while_compiling_restores_normal_launches(device: str) -> None:
     with pytest.raises(ZeroDivisionError), compile_only():
         raise ZeroDivisionError
     assert doubled(device).tolist() == [[2.0] * 32]
 
 
-def test_an_interrupt_does_not_wait_for_kernels_that_nobody_has_begun() -> None:
-    begun: list[int] = []
+def test_an_interrupt_does_not_wait_for_compilations_that_have_not_started() -> None:
+    started: list[int] = []
     release = Event()
 
     def compile_slowly(number: int) -> None:
-        begun.append(number)
+        started.append(number)
         release.wait(10)
 
-    def ask_and_be_interrupted() -> None:
+    def submit_and_interrupt() -> None:
         mode = _async_compile.active_mode.get()
         for number in range(200):
             mode.submit(number, partial(compile_slowly, number), lambda kernel: None)
@@ -62,35 +62,35 @@ def test_an_interrupt_does_not_wait_for_kernels_that_nobody_has_begun() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), compile_only():
-        ask_and_be_interrupted()
-    assert 0 < len(begun) < 200
+        submit_and_interrupt()
+    assert 0 < len(started) < 200
     assert _async_compile.active_mode.get() is None
 
 
-def test_without_a_compiler_that_takes_many_nothing_is_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Work:
+def test_without_parallel_compilation_compile_ahead_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RaisingWorkload:
         inputs = torch.zeros(0)
 
         def run(self) -> None:
-            raise AssertionError("launches would be made")
+            raise AssertionError("kernels would be launched")
 
     monkeypatch.delattr("triton.AsyncCompileMode")
-    compile_ahead([Work()])
+    compile_ahead([RaisingWorkload()])
 
 
 @pytest.mark.gpu
-def test_what_was_compiled_ahead_is_what_a_launch_runs(device: str) -> None:
-    known = _small_m_kernel.function.device_caches[torch.cuda.current_device()][0]
-    before = len(known)
+def test_a_launch_reuses_the_variant_that_was_compiled_ahead(device: str) -> None:
+    cached = _small_m_kernel.function.device_caches[torch.cuda.current_device()][0]
+    before = len(cached)
     with compile_only():
         for _ in range(3):
             doubled(device, 1152)
-    assert len(known) == before + 1
+    assert len(cached) == before + 1
     assert doubled(device, 1152).tolist() == [[2.0] * 1152]
-    assert len(known) == before + 1
+    assert len(cached) == before + 1
 
 
-def test_every_kernel_can_be_compiled_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+def test_every_kernel_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
     ours = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-m", "tests.kernels.hopper"], env=ours, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

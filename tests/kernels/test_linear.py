@@ -16,7 +16,7 @@ def matrices(rows: int, columns: int, width: int, dtype: torch.dtype, device: st
 
 @pytest.mark.parametrize(("rows", "columns", "width"), SHAPES)
 @pytest.mark.parametrize("form", ["plain", "normed", "added", "gated"])
-def test_one_launch_equals_the_separate_operators(
+def test_the_fused_kernel_equals_the_separate_operators(
     rows: int, columns: int, width: int, form: str, dtype: torch.dtype, device: str, close: float
 ) -> None:
     x, weight = matrices(rows, columns, width, dtype, device)
@@ -34,44 +34,42 @@ def test_one_launch_equals_the_separate_operators(
     torch.testing.assert_close(ours, reference, atol=close, rtol=close)
 
 
-def test_the_sum_may_be_written_over_the_residual(dtype: torch.dtype, device: str, close: float) -> None:
+def test_the_output_may_alias_the_residual(dtype: torch.dtype, device: str, close: float) -> None:
     x, weight = matrices(2, 32, 32, dtype, device)
     residual = torch.randn(2, 32, device=device).to(dtype)
     expected = linear_reference(x, weight, residual=residual)
     torch.testing.assert_close(linear(x, weight, residual=residual, out=residual), expected, atol=close, rtol=close)
 
 
-def assert_rows_do_not_depend_on_their_neighbours(x: torch.Tensor, weight: torch.Tensor) -> None:
+def assert_rows_are_batch_invariant(x: torch.Tensor, weight: torch.Tensor) -> None:
     together = linear(x, weight)
     for row in (0, 4, 8):
         assert torch.equal(linear(x[row : row + 1], weight)[0], together[row])
 
 
-def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, device: str) -> None:
-    # Integers, whose sums are exact in every order: the interpreter multiplies with numpy's BLAS, whose order depends
-    # on the shape and on the CPU.
+def test_a_row_does_not_depend_on_the_rest_of_the_batch(dtype: torch.dtype, device: str) -> None:
+    # Integers, whose sums are exact in any order: the interpreter multiplies with numpy's BLAS, whose order of sums
+    # depends on the shape and the CPU.
     x, weight = (torch.randint(-8, 9, (rows, 64), device=device).to(dtype) for rows in (9, 32))
-    assert_rows_do_not_depend_on_their_neighbours(x, weight)
+    assert_rows_are_batch_invariant(x, weight)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_row_does_not_even_round_by_its_neighbours(dtype: torch.dtype, device: str) -> None:
-    assert_rows_do_not_depend_on_their_neighbours(*matrices(9, 64, 32, dtype, device))
+def test_on_a_gpu_a_row_is_bit_identical_in_any_batch(dtype: torch.dtype, device: str) -> None:
+    assert_rows_are_batch_invariant(*matrices(9, 64, 32, dtype, device))
 
 
-KINDS = [None, torch.int8, torch.float8_e4m3fn]
+WEIGHT_DTYPES = [None, torch.int8, torch.float8_e4m3fn]
 
 
-@pytest.mark.gpu  # the interpreter's products are numpy's, whose order depends on the shapes
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.gpu  # the interpreter multiplies with numpy, whose order of sums depends on the shapes
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [256, 1024, 2560])
 @pytest.mark.parametrize("form", ["normed", "added", "gated"])
-def test_the_same_bits_come_of_every_way_to_cut_the_work(
-    form: str, columns: int, kind: torch.dtype | None, device: str
-) -> None:
+def test_every_tile_gives_the_same_bits(form: str, columns: int, weight_dtype: torch.dtype | None, device: str) -> None:
     dtype = torch.bfloat16
     x, weight = matrices(70, columns, 64, dtype, device)
-    weight, scales = (weight, None) if kind is None else quantize_rows(weight, kind)
+    weight, scales = (weight, None) if weight_dtype is None else quantize_rows(weight, weight_dtype)
     residual, norm = torch.randn(70, 64, device=device).to(dtype), torch.rand(columns, device=device).to(dtype)
     options = {
         "normed": {"norm": norm, "eps": 1e-6},
@@ -86,26 +84,35 @@ def test_the_same_bits_come_of_every_way_to_cut_the_work(
         assert torch.equal(ours, together[:rows])
 
 
-@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(("rows", "columns", "width"), SHAPES[:3])
 @pytest.mark.parametrize("gated", [False, True])
-def test_bytes_with_a_scale_per_row_are_made_whole_on_the_way(
-    kind: torch.dtype, rows: int, columns: int, width: int, gated: bool, dtype: torch.dtype, device: str, close: float
+def test_quantized_weights_are_dequantized_in_the_kernel(
+    weight_dtype: torch.dtype,
+    rows: int,
+    columns: int,
+    width: int,
+    gated: bool,
+    dtype: torch.dtype,
+    device: str,
+    close: float,
 ) -> None:
     x, weight = matrices(rows, columns, width, dtype, device)
-    small, scales = quantize_rows(weight, kind)
+    small, scales = quantize_rows(weight, weight_dtype)
     ours = linear(x, small, scales=scales, gated=gated)
     reference = linear_reference(x, small, scales=scales, gated=gated)
     torch.testing.assert_close(ours, reference, atol=close, rtol=close)
     torch.testing.assert_close(ours, linear_reference(x, weight, gated=gated), atol=0.2, rtol=0.1)
 
 
-@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("rows", [8, 16, 32])
-def test_every_byte_keeps_its_value(kind: torch.dtype, rows: int, dtype: torch.dtype, device: str) -> None:
-    codes = torch.arange(256, dtype=torch.uint8, device=device).view(kind)
+def test_every_byte_is_dequantized_exactly(
+    weight_dtype: torch.dtype, rows: int, dtype: torch.dtype, device: str
+) -> None:
+    codes = torch.arange(256, dtype=torch.uint8, device=device).view(weight_dtype)
     codes = codes[codes.float().isfinite()]
-    weight = torch.zeros(len(codes), 128, device=device).to(kind)
+    weight = torch.zeros(len(codes), 128, device=device).to(weight_dtype)
     weight.view(torch.uint8)[:, 0] = codes.view(torch.uint8)
     x = torch.zeros(rows, 128, device=device, dtype=dtype)
     x[:, 0] = 1
@@ -113,12 +120,12 @@ def test_every_byte_keeps_its_value(kind: torch.dtype, rows: int, dtype: torch.d
 
 
 @pytest.mark.parametrize(("rows", "columns", "width"), [(1, 128, 64), (5, 384, 40), (20, 256, 33), (70, 128, 16)])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_quarters_are_added_by_the_norm_that_follows(
-    rows: int, columns: int, width: int, kind: torch.dtype | None, dtype: torch.dtype, device: str, close: float
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
+def test_split_k_partials_are_reduced_by_the_following_norm(
+    rows: int, columns: int, width: int, weight_dtype: torch.dtype | None, dtype: torch.dtype, device: str, close: float
 ) -> None:
     x, weight = matrices(rows, columns, width, dtype, device)
-    small, scales = (weight, None) if kind is None else quantize_rows(weight, kind)
+    small, scales = (weight, None) if weight_dtype is None else quantize_rows(weight, weight_dtype)
     partials = split_k_linear(x, small)
     torch.testing.assert_close(
         partials, split_k_linear_reference(x, small), atol=close * small.float().abs().max().item(), rtol=1e-3
@@ -131,12 +138,12 @@ def test_quarters_are_added_by_the_norm_that_follows(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [128, 1024, 3072, 9728])
-def test_quarters_come_to_the_bits_of_the_whole(columns: int, kind: torch.dtype | None, device: str) -> None:
+def test_split_k_gives_the_bits_of_linear(columns: int, weight_dtype: torch.dtype | None, device: str) -> None:
     dtype = torch.bfloat16
     x, weight = matrices(70, columns, 64, dtype, device)
-    weight, scales = (weight, None) if kind is None else quantize_rows(weight, kind)
+    weight, scales = (weight, None) if weight_dtype is None else quantize_rows(weight, weight_dtype)
     residual, norm = torch.randn(70, 64, device=device).to(dtype), torch.rand(64, device=device).to(dtype)
     together = linear(x, weight, residual=residual, scales=scales)
     for rows in (1, 2, 8, 9, 17, 33, 70):

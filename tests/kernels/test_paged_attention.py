@@ -5,7 +5,7 @@ from torch.nn import functional as F
 from shoal.kernels.paged_attention import paged_decode, paged_decode_reference, paged_prefill_reference
 
 
-def memory(kv_heads: int, d: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+def kv_cache(kv_heads: int, d: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (120, 4, kv_heads, d)
     return torch.randn(shape, device=device).to(dtype), torch.randn(shape, device=device).to(dtype)
 
@@ -15,7 +15,7 @@ def memory(kv_heads: int, d: int, dtype: torch.dtype, device: str) -> tuple[torc
 def test_the_kernel_equals_the_reference_over_ragged_lengths(
     block_n: int, heads: int, kv_heads: int, d: int, dtype: torch.dtype, device: str, close: float
 ) -> None:
-    keys, values = memory(kv_heads, d, dtype, device)
+    keys, values = kv_cache(kv_heads, d, dtype, device)
     tables = torch.randint(0, 120, (4, 99), device=device)
     lengths = torch.tensor([1, 33, 17, 391], device=device)
     q = torch.randn(4, heads, d, device=device).to(dtype)
@@ -25,8 +25,8 @@ def test_the_kernel_equals_the_reference_over_ragged_lengths(
     torch.testing.assert_close(ours, reference, atol=close, rtol=close)
 
 
-def test_a_sequence_attends_the_same_alone_and_in_company(dtype: torch.dtype, device: str) -> None:
-    keys, values = memory(2, 16, dtype, device)
+def test_a_sequence_gives_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, device: str) -> None:
+    keys, values = kv_cache(2, 16, dtype, device)
     tables = torch.randint(0, 120, (3, 99), device=device)
     lengths = torch.tensor([5, 300, 12], device=device)
     q = torch.randn(3, 4, 16, device=device).to(dtype)
@@ -38,20 +38,20 @@ def test_a_sequence_attends_the_same_alone_and_in_company(dtype: torch.dtype, de
         assert torch.equal(alone[0], together[row])
 
 
-def test_one_program_for_all_shares_comes_to_the_same_bits(dtype: torch.dtype, device: str) -> None:
-    keys, values = memory(2, 16, dtype, device)
+def test_one_program_per_split_and_one_for_all_splits_give_the_same_bits(dtype: torch.dtype, device: str) -> None:
+    keys, values = kv_cache(2, 16, dtype, device)
     tables = torch.randint(0, 120, (20, 99), device=device)
     positions = torch.randint(0, 390, (20,), dtype=torch.int32, device=device)
     q = torch.randn(20, 4, 16, device=device).to(dtype)
     slots = torch.arange(20, dtype=torch.int32, device=device)
     together = paged_decode(q, keys, values, tables, slots, positions, block_n=16)
-    spread = paged_decode(q[:16], keys, values, tables, slots[:16], positions[:16], block_n=16)
-    assert torch.equal(spread, together[:16])
+    split = paged_decode(q[:16], keys, values, tables, slots[:16], positions[:16], block_n=16)
+    assert torch.equal(split, together[:16])
 
 
-def test_the_references_equal_attention_over_contiguous_memory() -> None:
+def test_the_references_equal_attention_over_a_contiguous_cache() -> None:
     torch.manual_seed(0)
-    keys, values = memory(2, 16, torch.float32, "cpu")
+    keys, values = kv_cache(2, 16, torch.float32, "cpu")
     table = torch.tensor([7, 3, 11])
     k, v = (x[table].flatten(0, 1)[:10].transpose(0, 1)[None] for x in (keys, values))
     q = torch.randn(10, 4, 16)

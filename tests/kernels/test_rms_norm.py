@@ -18,7 +18,7 @@ def test_it_agrees_with_torch_in_fp32() -> None:
 
 
 def test_in_bf16_it_rounds_before_it_multiplies_by_the_weight() -> None:
-    """The released models do, and the other order gives other bits."""
+    """The released models round in this order, and the other order gives other bits."""
     x, weight = torch.randn(64, 256).bfloat16(), (1 + torch.rand(256)).bfloat16()
     wide = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
     assert torch.equal(rms_norm(x, weight, 1e-6), wide.bfloat16() * weight)
@@ -26,7 +26,7 @@ def test_in_bf16_it_rounds_before_it_multiplies_by_the_weight() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_type_of_the_input_is_kept(dtype: torch.dtype) -> None:
+def test_the_dtype_of_the_input_is_kept(dtype: torch.dtype) -> None:
     assert RMSNorm(8, 1e-6).to(dtype)(torch.ones(2, 8, dtype=dtype)).dtype == dtype
 
 

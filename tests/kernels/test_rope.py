@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from shoal.kernels.rope import rope_table, rotate
 
 
-def test_tables_hold_values_that_bf16_can_hold() -> None:
+def test_table_values_are_representable_in_bf16() -> None:
     table = rope_table(300, 16, 1e6)
     assert table.shape == (300, 8, 2)
     assert table.dtype == torch.float32
@@ -18,7 +18,7 @@ def test_tables_are_the_cosine_and_sine_of_the_position() -> None:
     torch.testing.assert_close(table, torch.stack((angle.cos(), angle.sin()), dim=-1), rtol=0, atol=2**-8)
 
 
-def test_a_longer_table_begins_with_the_shorter_one() -> None:
+def test_a_longer_table_starts_with_the_shorter_one() -> None:
     assert torch.equal(rope_table(5000, 64, 1e4)[:77], rope_table(77, 64, 1e4))
 
 
@@ -27,25 +27,25 @@ def test_position_zero_changes_nothing() -> None:
     assert torch.equal(rotate(x, rope_table(1, 16, 1e4)), x)
 
 
-def test_neighbours_are_rotated_together_as_complex_numbers() -> None:
+def test_adjacent_pairs_are_rotated_as_complex_numbers() -> None:
     x, table = torch.randn(5, 2, 8), rope_table(5, 8, 1e4)
-    turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.view_as_complex(table)[:, None]
-    torch.testing.assert_close(rotate(x, table), torch.view_as_real(turned).flatten(-2))
+    rotated = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.view_as_complex(table)[:, None]
+    torch.testing.assert_close(rotate(x, table), torch.view_as_real(rotated).flatten(-2))
 
 
-def test_every_head_of_a_position_is_rotated_alike() -> None:
+def test_every_head_of_a_position_is_rotated_by_the_same_angle() -> None:
     x, table = torch.randn(4, 1, 8), rope_table(4, 8, 1e4)
     torch.testing.assert_close(rotate(x.expand(4, 3, 8), table), rotate(x, table).expand(4, 3, 8))
 
 
 @settings(deadline=None, max_examples=25)
 @given(position=st.integers(0, 4000))
-def test_a_rotation_keeps_lengths_up_to_the_rounding_of_its_table(position: int) -> None:
+def test_a_rotation_preserves_norms_up_to_the_rounding_of_the_table(position: int) -> None:
     x = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(position))
-    turned = rotate(x, rope_table(4001, 32, 1e6)[position : position + 1])
-    assert abs(float(turned.norm() / x.norm()) - 1) < 2**-7
+    rotated = rotate(x, rope_table(4001, 32, 1e6)[position : position + 1])
+    assert abs(float(rotated.norm() / x.norm()) - 1) < 2**-7
 
 
-def test_the_type_of_the_input_is_kept_and_the_arithmetic_is_fp32() -> None:
+def test_the_dtype_of_the_input_is_kept_and_the_arithmetic_is_fp32() -> None:
     x, table = torch.randn(3, 2, 8).bfloat16(), rope_table(3, 8, 1e4)
     assert torch.equal(rotate(x, table), rotate(x.float(), table).bfloat16())

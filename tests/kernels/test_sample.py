@@ -33,36 +33,36 @@ def log(*shares: float) -> list[float]:
     return [math.log(share) for share in shares]
 
 
-def test_the_token_that_crosses_the_edge_of_the_nucleus_is_dropped() -> None:
+def test_the_token_that_crosses_top_p_is_dropped() -> None:
     assert survivors(probs(log(0.5, 0.3, 0.2), top_p=0.7)) == [0]
     assert survivors(probs(log(0.5, 0.3, 0.2), top_p=0.81)) == [0, 1]
 
 
-def test_the_likeliest_token_always_stays() -> None:
+def test_the_most_likely_token_is_always_kept() -> None:
     assert survivors(probs(log(0.2, 0.7, 0.1), top_p=1e-6)) == [1]
     assert survivors(probs(log(0.2, 0.7, 0.1), top_k=1)) == [1]
     assert survivors(probs(log(0.2, 0.7, 0.1), temperature=0.0)) == [1]
 
 
-def test_the_nucleus_is_taken_before_the_temperature() -> None:
-    """A flatter distribution would let more into the nucleus; a sharper one fewer. Neither happens."""
+def test_top_p_is_applied_before_the_temperature() -> None:
+    """Temperature must not change which tokens survive top-p."""
     shares = log(0.6, 0.2, 0.15, 0.05)
     for temperature in (0.2, 1.0, 1.9):
         assert survivors(probs(shares, temperature, top_p=0.9)) == [0, 1]
 
 
-def test_the_temperature_sharpens_what_is_left() -> None:
+def test_the_temperature_sharpens_the_kept_tokens() -> None:
     left = probs(log(0.6, 0.2, 0.15, 0.05), temperature=0.5, top_p=0.9)
     torch.testing.assert_close(left, torch.tensor([0.9, 0.1, 0.0, 0.0]))
 
 
-def test_the_limit_of_ranks_holds_besides_the_nucleus() -> None:
+def test_top_k_and_top_p_both_apply() -> None:
     shares = log(0.4, 0.3, 0.2, 0.1)
     assert survivors(probs(shares, top_p=0.95, top_k=2)) == [0, 1]
     assert survivors(probs(shares, top_p=0.5, top_k=3)) == [0]
 
 
-def test_equal_logits_lose_no_more_than_the_limit_asks_for() -> None:
+def test_ties_keep_exactly_top_k_tokens() -> None:
     assert len(survivors(probs([1.0] * 10, top_k=4))) == 4
 
 
@@ -81,7 +81,7 @@ def test_probabilities_sum_to_one_and_keep_the_order_of_the_logits(
     found = probs(logits, temperature, top_p, top_k)
     assert abs(float(found.sum()) - 1) < 1e-5
     assert 1 <= len(survivors(found)) <= top_k
-    likeliest = torch.tensor(logits) == max(logits)  # of equals, any one may be the one that is kept
+    likeliest = torch.tensor(logits) == max(logits)  # of tied tokens, any one may be kept
     assert float(found[likeliest].max()) == float(found.max())
 
 
@@ -94,7 +94,7 @@ ROWS = st.lists(
 
 @settings(deadline=None, max_examples=50)
 @given(rows=ROWS, data=st.data())
-def test_a_row_comes_out_the_same_alone_or_in_any_batch(
+def test_a_row_is_sampled_the_same_alone_and_in_any_batch(
     rows: list[tuple[float, float, int, float, int]], data: st.DataObject
 ) -> None:
     wanted = [
@@ -102,20 +102,21 @@ def test_a_row_comes_out_the_same_alone_or_in_any_batch(
         for t, p, k, r, s in rows
     ]
     logits = torch.randn(len(rows), 50, generator=torch.Generator().manual_seed(len(rows)))
-    columns = torch.randint(
+    penalized_tokens = torch.randint(
         0, 51, (len(rows), 4), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     )
     frames = torch.arange(len(rows)) * 7
-    together = draw(wanted, logits, columns, frames)
+    together = sample(wanted, logits, penalized_tokens, frames)
     for index in range(len(rows)):
         here = slice(index, index + 1)
-        assert draw(wanted[here], logits[here], columns[here], frames[here]).tolist() == together[here].tolist()
+        alone = sample(wanted[here], logits[here], penalized_tokens[here], frames[here])
+        assert alone.tolist() == together[here].tolist()
 
 
-def draw(settings: list[SamplingParams], logits: Tensor, columns: Tensor, frames: Tensor) -> Tensor:
+def sample(settings: list[SamplingParams], logits: Tensor, penalized_tokens: Tensor, frames: Tensor) -> Tensor:
     rows = SamplingTensors.from_settings(settings, torch.device("cpu"))
     left = probabilities(
-        apply_repetition_penalty(logits, columns, rows.penalty), rows.temperature, rows.top_p, rows.top_k
+        apply_repetition_penalty(logits, penalized_tokens, rows.penalty), rows.temperature, rows.top_p, rows.top_k
     )
     return exponential_race(left, exponential_noise(rows.seed, frames, 0, logits.shape[-1]))
 
@@ -123,17 +124,17 @@ def draw(settings: list[SamplingParams], logits: Tensor, columns: Tensor, frames
 # Penalty
 
 
-def test_the_penalty_pushes_towards_less_likely_on_either_side_of_zero() -> None:
-    pushed = apply_repetition_penalty(torch.tensor([[2.0, -2.0, 1.0]]), torch.tensor([[0, 1]]), torch.tensor([2.0]))
-    assert pushed.tolist() == [[1.0, -4.0, 1.0]]
+def test_the_penalty_lowers_positive_and_negative_logits() -> None:
+    penalized = apply_repetition_penalty(torch.tensor([[2.0, -2.0, 1.0]]), torch.tensor([[0, 1]]), torch.tensor([2.0]))
+    assert penalized.tolist() == [[1.0, -4.0, 1.0]]
 
 
-def test_a_token_named_twice_is_penalised_once() -> None:
-    pushed = apply_repetition_penalty(torch.tensor([[2.0, 1.0]]), torch.tensor([[0, 0, 0]]), torch.tensor([2.0]))
-    assert pushed.tolist() == [[1.0, 1.0]]
+def test_a_token_listed_twice_is_penalized_once() -> None:
+    penalized = apply_repetition_penalty(torch.tensor([[2.0, 1.0]]), torch.tensor([[0, 0, 0]]), torch.tensor([2.0]))
+    assert penalized.tolist() == [[1.0, 1.0]]
 
 
-def test_a_column_behind_the_last_is_ignored() -> None:
+def test_an_index_beyond_the_last_token_is_ignored() -> None:
     logits = torch.tensor([[2.0, 1.0]])
     assert torch.equal(apply_repetition_penalty(logits, torch.tensor([[2, 2]]), torch.tensor([1.5])), logits)
 
@@ -149,13 +150,13 @@ def test_noise_is_a_pure_function_of_seed_frame_and_lane() -> None:
     assert torch.equal(noise(7, 3, 2, 100), first)
 
 
-def test_noise_of_a_column_does_not_depend_on_how_many_there_are() -> None:
+def test_noise_of_a_token_does_not_depend_on_the_vocabulary_size() -> None:
     assert torch.equal(noise(7, 3, 2, 1000)[:10], noise(7, 3, 2, 10))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
 def test_noise_is_exponential(seed: int) -> None:
-    """Mean and variance 1, and the largest gap to the distribution within what chance explains once in a thousand."""
+    """Mean and variance are 1, and the Kolmogorov-Smirnov distance is below the 0.1 % critical value."""
     drawn = noise(seed, 5, 0, 200_000).double().sort().values
     n = len(drawn)
     assert abs(float(drawn.mean()) - 1) < 4 / math.sqrt(n)
@@ -174,8 +175,8 @@ def test_noise_is_never_zero_and_always_finite() -> None:
     assert bool(drawn.isfinite().all())
 
 
-def test_the_extremes_of_the_generator_stay_inside() -> None:
-    """The smallest and largest uniform numbers it can make: neither is 0 or 1 in fp32."""
+def test_the_extreme_uniform_numbers_are_neither_zero_nor_one() -> None:
+    """The smallest and largest uniform numbers stay strictly between 0 and 1 in fp32."""
     for bits in (0, 2**23 - 1):
         uniform = (torch.tensor(bits).float() + 0.5) * 2.0**-23
         assert 0 < float(uniform) < 1
@@ -190,7 +191,7 @@ SOURCES = [
 
 
 @pytest.mark.parametrize("source", [s for _, s in SOURCES], ids=[name for name, _ in SOURCES])
-def test_neighbouring_sources_of_noise_have_nothing_in_common(source: object) -> None:
+def test_adjacent_seeds_frames_and_lanes_are_uncorrelated(source: object) -> None:
     assert callable(source)
     drawn = torch.stack([source(index) for index in range(11)]).double()
     correlation = torch.corrcoef(drawn) - torch.eye(11)
@@ -198,19 +199,19 @@ def test_neighbouring_sources_of_noise_have_nothing_in_common(source: object) ->
     assert not any(torch.equal(drawn[i], drawn[j]) for i in range(11) for j in range(i))
 
 
-def test_columns_of_one_draw_have_nothing_in_common() -> None:
+def test_noise_within_one_draw_is_uncorrelated() -> None:
     drawn = noise(3, 1, 0, 100_000).double() - 1
     for lag in (1, 2, 7, 64, 1024):
         assert abs(float((drawn[lag:] * drawn[:-lag]).mean())) < 4.5 / math.sqrt(len(drawn))
 
 
-def test_lanes_of_a_frame_never_meet_those_of_the_next() -> None:
-    """Eleven lanes are used and 64 are reserved, so (frame, lane) is one number without collisions."""
+def test_lanes_of_different_frames_never_collide() -> None:
+    """Eleven lanes are used and 64 are reserved per frame, so (frame, lane) maps to a unique number."""
     seen = {float(noise(0, frame, lane, 4).double().sum()) for frame in range(200) for lane in range(11)}
     assert len(seen) == 200 * 11
 
 
-def test_a_race_is_won_as_often_as_the_probabilities_say() -> None:
+def test_tokens_are_sampled_as_often_as_their_probabilities_say() -> None:
     wanted = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0])
     frames, n = torch.arange(40_000), 40_000
     drawn = exponential_noise(torch.full((n,), 11), frames, 0, 5)
@@ -220,8 +221,8 @@ def test_a_race_is_won_as_often_as_the_probabilities_say() -> None:
     assert float(counts[4]) == 0.0
 
 
-def test_a_race_over_thousands_of_columns_is_fair() -> None:
-    """With so many columns the winner's noise is tiny: its coarseness there must not favour anyone."""
+def test_sampling_from_thousands_of_equal_tokens_is_fair() -> None:
+    """With so many tokens the winning noise is tiny; its coarse resolution there must not bias the result."""
     n, size = 8_000, 4097
     wins = torch.zeros(size)
     for start in range(0, n, 1000):
