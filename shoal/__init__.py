@@ -1,11 +1,11 @@
-"""Shoal: production inference for the Fish-Speech voices.
+"""Shoal: production inference engine for the Fish-Speech text-to-speech models.
 
     import shoal
 
     with shoal.load("nano") as engine:
         speech = engine.speak("Hello there.")
 
-What is listed in `__all__` is promised; everything else may move.
+The names in `__all__` are the public API; everything else may change.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shoal.speech import AudioChunk, FinishReason, Sampling, Speech, SpeechRequest
     from shoal.voices.voice import Voice
 
-_HOMES = {
+_MODULES = {
     "AudioChunk": "shoal.speech",
     "Engine": "shoal.engine.engine",
     "FinishReason": "shoal.speech",
@@ -46,9 +46,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a promised name when it is first used: `import shoal` and `shoal --help` must not wait for torch."""
-    if name not in _HOMES:
+    """Import a public name at its first use: `import shoal` and `shoal --help` must not wait for torch."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

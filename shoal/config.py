@@ -1,4 +1,4 @@
-"""Each room's settings, frozen. Built by hand in Python; flags, files and the environment are read elsewhere."""
+"""Frozen engine configuration, without pydantic so that a bare GPU host can import it. `settings.py` builds it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,31 +8,31 @@ Policy = Literal["continuous", "dynamic", "static"]
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How much runs at once, on how much memory."""
+    """Batch size, memory, scheduling and execution of one engine."""
 
-    slots: int = 16  # live voices
-    block_size: int = 16  # columns per block of KV memory
-    quantize: str = "auto"  # the weights: none, int8, int4, fp8, or by parts; auto is what suits the device
-    gpu_memory: str = "0.9"  # what the engine may take of a GPU: a share of it, or bytes as 4GB
-    kv_dtype: str = "auto"  # keys and values: auto (the model's type), fp8 or int8
-    # Most memory for keys and values, never more than all slots can fill. None: what everything else leaves of
-    # `gpu_memory`; on a CPU, 1 GiB.
+    slots: int = 16  # sequences generated at the same time
+    block_size: int = 16  # tokens per block of the KV cache
+    quantize: str = "auto"  # weights: none, int8, int4, fp8, or per part; auto: chosen for the device
+    gpu_memory: str = "0.9"  # GPU memory the engine may use: a fraction of the device or a size such as 4GB
+    kv_dtype: str = "auto"  # type of the KV cache: auto (the model's type), fp8 or int8
+    # Maximum size of the KV cache, never more than all slots can fill. None: what remains of `gpu_memory`; on a CPU,
+    # 1 GiB.
     kv_bytes: int | None = None
-    host_kv_bytes: int = 256 << 20  # host memory for shared blocks that had to leave the device
+    host_kv_bytes: int = 256 << 20  # host tier for shared blocks that were evicted from the device
     prefix_cache: bool = True
-    token_budget: int = 512  # columns computed per step: what a long prompt may take from the running voices
+    token_budget: int = 512  # tokens computed per step: bounds the delay that a long prompt adds to running sequences
     policy: Policy = "continuous"
-    batch_size: int = 4  # of the policies that collect
-    batch_seconds: float = 0.05
-    max_waiting: int = 256  # requests that may queue before new ones are refused
+    batch_size: int = 4  # maximum batch of the dynamic and static policies
+    batch_seconds: float = 0.05  # maximum time those policies collect a batch
+    max_waiting: int = 256  # queued requests before new ones are rejected
     first_chunk_frames: int = 2
     max_chunk_frames: int = 32
-    carried_columns: int = 0  # longest prompt that keeps earlier turns of a long text; 0: what the model takes
-    # Batch sizes that a GPU has a graph for, as far as there are slots; all slots are always one of them.
+    carried_columns: int = 0  # maximum prompt tokens that keep earlier turns of a long text; 0: the model's limit
+    # Batch sizes with a CUDA graph; values above `slots` are ignored and `slots` is always included.
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-    rung: str = "auto"  # how a step is run: graph, fused or eager; auto is the highest that works here
-    clear_on_oom: bool = True  # give the device's unused memory back before going on after it ran out
-    reference_seconds: float = 90.0  # longest recording of a voice
+    rung: str = "auto"  # execution backend to start with: graph, fused or eager; auto: the fastest that works here
+    clear_on_oom: bool = True  # release cached GPU memory after an out-of-memory error
+    reference_seconds: float = 90.0  # maximum duration of a voice recording
     cached_voices: int = 1_000  # encoded voices kept in memory
-    guard: bool = True  # judge what comes out; random weights do not speak, so they go without
-    retries: int = 1  # with another seed, when what came out is not speech
+    guard: bool = True  # check that the output is speech; off for random weights, which do not speak
+    retries: int = 1  # retries with another seed when the output is not speech

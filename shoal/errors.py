@@ -1,27 +1,27 @@
-"""Everything Shoal raises on purpose.
+"""Exception hierarchy: all errors that Shoal raises on purpose.
 
     ShoalError
-    ├── InvalidRequest        the caller asked for something that cannot be done as asked
+    ├── InvalidRequest        the request is invalid: what it asks for is not allowed or not possible
     │   ├── TextError         empty, too long, or carrying control tokens
-    │   └── AudioError        a recording that cannot be read or used
-    ├── VoiceNotFound         no voice by that name
-    ├── CheckpointError       files of a model are missing, broken or of another shape
-    │   └── UnsafeCheckpoint  a pickle that wants to run code
-    ├── ModelNotFound         no such model here
-    ├── GenerationFailed      the model ran and what came out is not speech
-    ├── EngineBusy            the queue is full; try again later
-    ├── EngineStopped         the engine was closed, or failed while the request ran
-    ├── DeadlineExceeded      the request did not end in the time it was given
-    ├── OutputError           the result could not be written
+    │   └── AudioError        the recording cannot be decoded or used
+    ├── VoiceNotFound         no voice of that name
+    ├── CheckpointError       model files are missing, damaged or have the wrong shapes
+    │   └── UnsafeCheckpoint  the pickle would run code
+    ├── ModelNotFound         the model is not on this machine
+    ├── GenerationFailed      the model ran but its output is not speech
+    ├── EngineBusy            the queue is full; retry later
+    ├── EngineStopped         the engine was closed or failed during the request
+    ├── DeadlineExceeded      the request did not finish before its deadline
+    ├── OutputError           the output could not be written
     ├── MissingExtra          an optional dependency is not installed
-    └── VerificationFailed    a parity comparison left its tolerance
+    └── VerificationFailed    a parity comparison exceeded its tolerance
 
-Each class carries the exit code of the command line; the server maps the same classes to status codes in one table.
+Each class carries the exit code of the command line; the server maps the classes to status codes in one table.
 """
 
 
 class ShoalError(Exception):
-    """Root of the tree. The message is written for the person who has to act on it."""
+    """Base class. The message says what was wrong, what is allowed and what to do."""
 
     exit_code = 1
 

@@ -1,7 +1,7 @@
-"""The only reader of flags, environment and file, in this order: a flag wins over a variable, that over the file.
+"""Read settings from flags, environment variables and a TOML file; flags override variables, variables the file.
 
-Every setting is one field here. It is a flag of `shoal serve`, a variable `SHOAL_…` and a key of the TOML file, all by
-the same name. `docs/configuration.md` is made from this file.
+Every setting is one field of `Settings`: a flag of `shoal serve`, a variable `SHOAL_…` and a key of the TOML file, all
+by the same name. `docs/configuration.md` is generated from this file.
 """
 
 import os
@@ -31,7 +31,7 @@ from shoal.voices.store import voice_directory
 
 PREFIX = "SHOAL_"
 FILE_VARIABLE = "SHOAL_CONFIG"
-# Names of an older server for the same models.
+# Variables of an older server for the same models, read when the SHOAL_ variable is not set.
 ALIASES = {
     "device": "S1_MINI_DEVICE",
     "dtype": "S1_MINI_PRECISION",
@@ -43,14 +43,14 @@ ALIASES = {
     "request_seconds": "S1_MINI_REQUEST_TIMEOUT_S",
     "metrics": "S1_MINI_METRICS_ENABLED",
 }
-# That server compiled or did not, by a switch and a backend of torch.compile; here both come to a rung of the ladder.
+# The older server had a switch for torch.compile and a choice of its backend; both map to the `rung` setting.
 COMPILE, COMPILE_BACKEND = "S1_MINI_COMPILE", "S1_MINI_COMPILE_BACKEND"
 BACKEND_RUNGS = {"inductor": "auto", "cudagraphs": "graph", "eager": "eager", "aot_eager": "eager"}
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
-def _listed(value: Any) -> Any:
-    """Variables and flags hold lists with commas."""
+def _split_list(value: Any) -> Any:
+    """Split a comma-separated value of a flag or variable."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
@@ -61,7 +61,7 @@ def _dtype(value: Any) -> Any:
 
 def _device(text: str) -> None:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
-        raise InvalidRequest(f"unknown device {text[:64]!r}: auto, cpu, cuda or cuda:N")
+        raise InvalidRequest(f"unknown device {text[:64]!r}; use auto, cpu, cuda or cuda:N")
 
 
 def _weights(text: str) -> None:
@@ -70,7 +70,7 @@ def _weights(text: str) -> None:
 
 
 def _checked(check: Callable[[str], object]) -> AfterValidator:
-    """A text that means something: what a room refuses is refused here already."""
+    """Validate a text with the parser that will read it later, so that errors name the setting."""
 
     def validate(text: str) -> str:
         try:
@@ -82,8 +82,8 @@ def _checked(check: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(validate)
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
-Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_split_list)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split_list)]
 Dtype = Annotated[Literal["float32", "bfloat16", "float16"] | None, BeforeValidator(_dtype)]
 Device = Annotated[str, _checked(_device)]
 Weights = Annotated[str, _checked(_weights)]
@@ -91,105 +91,174 @@ Cap = Annotated[str, _checked(read_memory_limit)]
 Positive = Annotated[float, Field(gt=0)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-Sizes = Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(min_length=1)]
+Sizes = Annotated[tuple[Count, ...], BeforeValidator(_split_list), Field(min_length=1)]
 
 
 class Settings(BaseSettings):
-    """Checked values, before they are cut into the pieces that each room gets."""
+    """Validated settings, before they are divided into the configuration of each package."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, title="settings")
 
     # Model
-    model: str = Field("nano", description="A name or a directory, as for `shoal say`.")
-    device: Device = Field("auto", description="auto, cpu, cuda or cuda:1.")
-    dtype: Dtype = Field(None, description="float32, bfloat16 or float16; without it what suits the device.")
+    model: str = Field(
+        "nano", description="Model to serve: a name such as `nano` or `s1-mini`, or a checkpoint directory."
+    )
+    device: Device = Field("auto", description="Device to run on: `auto`, `cpu`, `cuda` or `cuda:N`.")
+    dtype: Dtype = Field(
+        None,
+        description="Type of weights and activations: `float32`, `bfloat16` or `float16`. Unset: chosen "
+        "for the device.",
+    )
     quantize: Weights = Field(
         EngineConfig.quantize,
-        description="Weights: auto, none, int8, int4 or fp8, or by parts: `slow=int8,fast=fp8,codec=int8`.",
+        description="Quantization of the weights: `auto`, `none`, `int8`, `int4` or `fp8`, or per part, such as "
+        "`slow=int8,fast=fp8,codec=int8`.",
     )
-    codec: Path | None = Field(None, description="The codec of models that come without one.")
-    voices: Path | None = Field(None, description="Directory of stored voices; without it the user's data directory.")
+    codec: Path | None = Field(None, description="Codec file or directory, for models that come without a codec.")
+    voices: Path | None = Field(
+        None, description="Directory of stored voices. Unset: `voices` in the user's data directory."
+    )
 
     # Engine
-    slots: Count = Field(EngineConfig.slots, description="Voices that are spoken at one time.")
+    slots: Count = Field(
+        EngineConfig.slots, description="Maximum number of sequences generated at the same time (batch size)."
+    )
     max_waiting: Annotated[int, Field(ge=0)] = Field(
-        EngineConfig.max_waiting, description="Requests that may wait for a slot; more are refused with 429."
+        EngineConfig.max_waiting,
+        description="Maximum number of requests waiting for a slot; further ones are rejected with 429.",
     )
     gpu_memory: Cap = Field(
-        EngineConfig.gpu_memory, description="What the engine may take of a GPU: a share of it (0.9), or 4GB, 12GiB."
+        EngineConfig.gpu_memory,
+        description="GPU memory the engine may use: a fraction of the device (`0.9`) or a size (`12GiB`).",
     )
     kv_bytes: Bytes | None = Field(
-        None, description="Most memory for keys and values: 1GiB. Without it what the rest leaves; on a CPU 1 GiB."
+        None,
+        description="Maximum size of the KV cache, such as `1GiB`. Unset: what remains of `gpu_memory`; "
+        "on a CPU, 1 GiB.",
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
-        "auto", description="Type of keys and values; auto is the model's. The others hold twice the voices."
+        "auto",
+        description="Type of the KV cache; `auto` is the model's type. `int8` and `fp8` hold twice as many tokens.",
     )
-    token_budget: Count = Field(EngineConfig.token_budget, description="Columns computed per step.")
+    token_budget: Count = Field(
+        EngineConfig.token_budget,
+        description="Maximum number of tokens computed per step; longer prompts are prefilled in chunks.",
+    )
     policy: Literal["continuous", "dynamic", "static"] = Field(
-        EngineConfig.policy, description="How requests are let in; the other two collect a batch first."
+        EngineConfig.policy,
+        description="Admission policy: `continuous` admits requests at every step; `dynamic` and `static` collect a "
+        "batch first.",
     )
-    batch_size: Count = Field(EngineConfig.batch_size, description="Of the policies that collect.")
-    # An engine that makes no step for a minute while requests wait is taken for one that hangs.
+    batch_size: Count = Field(
+        EngineConfig.batch_size, description="Maximum batch size of the `dynamic` and `static` policies."
+    )
+    # The supervisor treats an engine that makes no step for a minute while requests wait as hung.
     batch_seconds: Annotated[float, Field(gt=0, le=10)] = Field(
-        EngineConfig.batch_seconds, description="How long they collect, at most 10."
+        EngineConfig.batch_seconds,
+        description="Maximum time in seconds, up to 10, that the `dynamic` and `static` policies collect a batch.",
     )
     buckets: Sizes = Field(
         EngineConfig.buckets,
-        description="Batch sizes that a GPU has a graph for, up to `slots`, which is always one. Fewer start sooner.",
+        description="Batch sizes with a CUDA graph; values above `slots` are ignored, `slots` is always "
+        "included. Fewer sizes start faster.",
     )
-    guard: bool = Field(EngineConfig.guard, description="Judge whether what comes out is speech.")
+    guard: bool = Field(
+        EngineConfig.guard,
+        description="Check that the generated audio is speech, and retry or fail the request when it is not.",
+    )
     rung: Literal["auto", "graph", "fused", "eager"] = Field(
-        "auto", description="How steps are run: `auto` takes the highest rung that works here; others begin there."
+        "auto",
+        description="Execution backend to start with: `auto` is the fastest that works on this device; "
+        "the engine falls back to slower ones.",
     )
     clear_on_oom: bool = Field(
-        EngineConfig.clear_on_oom, description="Give unused device memory back before going on after it ran out."
+        EngineConfig.clear_on_oom,
+        description="Release cached GPU memory after an out-of-memory error, before continuing.",
     )
-    cached_voices: Count = Field(EngineConfig.cached_voices, description="Encoded voices kept in memory.")
+    cached_voices: Count = Field(
+        EngineConfig.cached_voices, description="Maximum number of encoded voices kept in memory."
+    )
 
     # Server
-    host: str = Field("127.0.0.1", description="Address to listen on. Others than loopback need a key or `insecure`.")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="Port to listen on; 0 takes a free one.")
-    insecure: bool = Field(False, description="Let anybody in who can reach the address.")
-    api_keys: Secrets = Field((), description="Keys that open the door, besides those of `keys_file`.")
-    keys_file: Path | None = Field(None, description="File of `shoal keys`; without it the user's, if there is one.")
-    model_aliases: Names = Field(MODEL_ALIASES, description="Names under which OpenAI clients may ask for the model.")
-    metrics: bool = Field(True, description="Serve `/metrics`.")
-    cors_origins: Names = Field(
-        (), description="Web pages of other origins that may use the server: `https://app.example`, or `*` for all."
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on. Any other than loopback requires an API key or `insecure`."
     )
-    tracing: bool = Field(False, description="OpenTelemetry spans, by the OTEL_ variables; needs `shoal[tracing]`.")
-    log_format: Literal["json", "text"] = Field("json", description="Of the log.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Of Shoal's own lines.")
-    drain_seconds: Positive = Field(30.0, description="Time to finish requests after SIGTERM.")
-    encoding_threads: Count = Field(2, description="Threads for audio encoders.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="Port to listen on; 0 selects a free port.")
+    insecure: bool = Field(False, description="Allow requests without an API key on an address other than loopback.")
+    api_keys: Secrets = Field((), description="API keys that are accepted in addition to those of `keys_file`.")
+    keys_file: Path | None = Field(
+        None,
+        description="File of API keys made by `shoal keys`. Unset: `keys.json` in the user's "
+        "configuration directory, if it exists.",
+    )
+    model_aliases: Names = Field(MODEL_ALIASES, description="Model names that OpenAI clients may use for the model.")
+    metrics: bool = Field(True, description="Serve Prometheus metrics at `/metrics`.")
+    cors_origins: Names = Field(
+        (),
+        description="Origins whose web pages may call the server (CORS), such as `https://app.example`; "
+        "`*` allows all.",
+    )
+    tracing: bool = Field(
+        False, description="Export OpenTelemetry spans as the OTEL_ variables say; needs `shoal[tracing]`."
+    )
+    log_format: Literal["json", "text"] = Field("json", description="Format of the log.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level of Shoal's own log messages."
+    )
+    drain_seconds: Positive = Field(30.0, description="Time in seconds to finish running requests after SIGTERM.")
+    encoding_threads: Count = Field(2, description="Number of threads for audio encoders.")
     models_bytes: Bytes | None = Field(
-        None, description="All models of a SageMaker multi-model endpoint: 12GiB. Without it 0.9 of what there is."
+        None,
+        description="Memory limit for all models of a SageMaker multi-model endpoint, such as `12GiB`. "
+        "Unset: 0.9 of the container's memory.",
     )
 
     # Limits
-    request_seconds: Positive = Field(60.0, description="From a request to its last sample.")
+    request_seconds: Positive = Field(60.0, description="Maximum time in seconds from a request to its last sample.")
     text_characters: Count = Field(
-        Limits.text_characters, description="Longest text of one request. The model has a limit, too, usually 20,000."
+        Limits.text_characters,
+        description="Maximum number of characters in the text of a request. The model has its own limit, "
+        "by default 20,000.",
     )
-    body_bytes: Bytes = Field(ByteSize(Limits.body_bytes), description="Largest body.")
-    body_seconds: Positive = Field(Limits.body_seconds, description="Time for a body to arrive.")
-    header_seconds: Positive = Field(Limits.header_seconds, description="Time for the headers to arrive.")
+    body_bytes: Bytes = Field(ByteSize(Limits.body_bytes), description="Maximum size of a request body.")
+    body_seconds: Positive = Field(
+        Limits.body_seconds, description="Maximum time in seconds for a request body to arrive."
+    )
+    header_seconds: Positive = Field(
+        Limits.header_seconds, description="Maximum time in seconds for the request headers to arrive."
+    )
     reference_seconds: Positive = Field(
-        EngineConfig.reference_seconds, description="Longest recording of a voice, and longest codes to decode."
+        EngineConfig.reference_seconds,
+        description="Maximum duration in seconds of a voice recording and of codes to decode.",
     )
-    buffer_bytes: Bytes = Field(ByteSize(Limits.buffer_bytes), description="Audio that waits for one reader.")
-    slow_reader: Literal["end", "pause"] = Field("end", description="What to do when that buffer is full.")
-    stall_seconds: Positive = Field(Limits.stall_seconds, description="A reader who takes nothing for so long is gone.")
+    buffer_bytes: Bytes = Field(
+        ByteSize(Limits.buffer_bytes), description="Maximum encoded audio buffered for one client that reads slowly."
+    )
+    slow_reader: Literal["end", "pause"] = Field(
+        "end", description="Action when `buffer_bytes` is full: `end` the response, or `pause` until the client reads."
+    )
+    stall_seconds: Positive = Field(
+        Limits.stall_seconds, description="Time in seconds after which a client that reads nothing is disconnected."
+    )
     connections: Count = Field(
         Limits.connections,
-        description="Requests and live sockets at one time; more are refused with 503, but for probes. Past it, "
-        "connections that ask for nothing are closed, the longest idle first.",
+        description="Maximum number of concurrent requests and WebSockets; further ones, except health probes, are "
+        "rejected with 503, and idle connections are closed, the longest idle first.",
     )
-    requests_per_minute: Count | None = Field(None, description="Per key; keys may have their own.")
-    concurrency: Count | None = Field(None, description="Requests under way per key; keys may have their own.")
-    daily_audio_seconds: Positive | None = Field(None, description="Per key and day (UTC); keys may have their own.")
+    requests_per_minute: Count | None = Field(
+        None, description="Maximum number of requests per minute and API key; a key may have its own limit."
+    )
+    concurrency: Count | None = Field(
+        None, description="Maximum number of requests in flight per API key; a key may have its own limit."
+    )
+    daily_audio_seconds: Positive | None = Field(
+        None, description="Maximum seconds of audio per API key and day (UTC); a key may have its own limit."
+    )
     usage_file: Path | None = Field(
-        None, description="What keys had of it today; without it in the user's state directory. One per server."
+        None,
+        description="File that keeps the daily audio usage of each key across restarts. Unset: "
+        "`usage.json` in the user's "
+        "state directory. One file per server.",
     )
 
     @classmethod
@@ -201,11 +270,11 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """`read_settings` asks each source itself, to know where a value came from."""
+        """Disable the built-in sources: `read_settings` reads each source itself to know where a value came from."""
         return (init_settings,)
 
     def source(self) -> EngineSource:
-        """What the engine is made from."""
+        """Return the model, device and configuration to load an engine with."""
         config = EngineConfig(
             slots=self.slots,
             max_waiting=self.max_waiting,
@@ -266,21 +335,21 @@ class Settings(BaseSettings):
 
 
 class Environment(PydanticBaseSettingsSource):
-    """`SHOAL_…`, and the older names where the first is not set."""
+    """Environment variables `SHOAL_…`, and the names in ALIASES where those are not set."""
 
     def __init__(self, settings: type[BaseSettings], variables: Mapping[str, str]) -> None:
         super().__init__(settings)
         self._variables = variables
-        self.names: dict[str, str] = {}  # the variable that a value came from
+        self.names: dict[str, str] = {}  # setting -> variable that its value came from
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         for name in (PREFIX + field_name.upper(), ALIASES.get(field_name, "")):
             value = self._variables.get(name, "")
-            # Kubernetes sets SHOAL_PORT for a service that is called shoal.
+            # Kubernetes sets SHOAL_PORT=tcp://… for a service named shoal.
             if value and not value.startswith("tcp://"):
                 self.names[field_name] = name
-                return _in_our_unit(name, value), field_name, False
-        if field_name == "rung" and (found := _rung_of(self._variables)):
+                return _convert_unit(name, value), field_name, False
+        if field_name == "rung" and (found := _rung_from_aliases(self._variables)):
             value, self.names[field_name] = found
             return value, field_name, False
         return None, field_name, False
@@ -292,7 +361,7 @@ class Environment(PydanticBaseSettingsSource):
 
 @dataclass(frozen=True)
 class ResolvedSettings:
-    """Settings, and where each came from."""
+    """Settings and the source of each value: `default`, `flag`, a variable or the path of the file."""
 
     settings: Settings
     sources: dict[str, str]
@@ -301,11 +370,11 @@ class ResolvedSettings:
 def read_settings(
     flags: Mapping[str, Any] | None = None, file: Path | None = None, variables: Mapping[str, str] | None = None
 ) -> ResolvedSettings:
-    """Raises InvalidRequest naming the setting that is wrong and the source it came from."""
+    """Read and validate all settings. Raises InvalidRequest that names the wrong setting and its source."""
     variables = os.environ if variables is None else variables
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     environment = Environment(Settings, variables)
-    file = file or _file_of(variables)
+    file = file or _settings_file(variables)
     values, sources = dict[str, Any](), dict.fromkeys(Settings.model_fields, "default")
     for found, source in ((_toml(file), str(file)), (environment(), ""), (given, "flag")):
         values |= found
@@ -313,7 +382,7 @@ def read_settings(
     try:
         settings = Settings(**values)
     except ValidationError as problem:
-        raise InvalidRequest(_told(problem, sources)) from None
+        raise InvalidRequest(_format_error(problem, sources)) from None
     return ResolvedSettings(settings, sources)
 
 
@@ -322,7 +391,7 @@ def default_keys_file() -> Path | None:
     return file if file.exists() else None
 
 
-def _in_our_unit(name: str, value: str) -> str:
+def _convert_unit(name: str, value: str) -> str:
     if not name.endswith("_MS"):
         return value
     try:
@@ -331,45 +400,47 @@ def _in_our_unit(name: str, value: str) -> str:
         raise InvalidRequest(f"{name} must be a number of milliseconds, not {value!r}") from None
 
 
-def _rung_of(variables: Mapping[str, str]) -> tuple[str, str] | None:
-    """The rung that the older names ask for, and which of them. Raises InvalidRequest for what means nothing here."""
+def _rung_from_aliases(variables: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return (`rung` value, variable) from the older server's variables. Raises InvalidRequest for unknown values."""
     compile, backend = variables.get(COMPILE, ""), variables.get(COMPILE_BACKEND, "")
-    if compile and not _truth(compile):
+    if compile and not _parse_bool(compile):
         return "eager", COMPILE
     if backend:
         if backend not in BACKEND_RUNGS:
-            raise InvalidRequest(f"{COMPILE_BACKEND} is one of {', '.join(BACKEND_RUNGS)}, not {backend[:64]!r}")
+            raise InvalidRequest(f"{COMPILE_BACKEND} must be one of {', '.join(BACKEND_RUNGS)}, not {backend[:64]!r}")
         return BACKEND_RUNGS[backend], COMPILE_BACKEND
     return ("auto", COMPILE) if compile else None
 
 
-def _truth(value: str) -> bool:
+def _parse_bool(value: str) -> bool:
     try:
         return TypeAdapter(bool).validate_python(value)
     except ValidationError:
-        raise InvalidRequest(f"{COMPILE} is true or false, not {value[:64]!r}") from None
+        raise InvalidRequest(f"{COMPILE} must be true or false, not {value[:64]!r}") from None
 
 
-def _file_of(variables: Mapping[str, str]) -> Path | None:
+def _settings_file(variables: Mapping[str, str]) -> Path | None:
     if variables.get(FILE_VARIABLE):
         return Path(variables[FILE_VARIABLE])
-    usual = config_directory() / "shoal.toml"
-    return usual if usual.is_file() else None
+    default = config_directory() / "shoal.toml"
+    return default if default.is_file() else None
 
 
 def _toml(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     if not file.is_file():
-        raise InvalidRequest(f"there is no file of settings {file}")
+        raise InvalidRequest(f"settings file {file} does not exist")
     try:
         return TomlConfigSettingsSource(Settings, toml_file=file)()
     except ValueError as problem:
-        raise InvalidRequest(f"{file} is not TOML: {problem}") from None
+        raise InvalidRequest(f"{file} is not valid TOML: {problem}") from None
 
 
-def _told(problem: ValidationError, sources: Mapping[str, str]) -> str:
+def _format_error(problem: ValidationError, sources: Mapping[str, str]) -> str:
     first = problem.errors(include_url=False, include_input=False)[0]
     name = str(first["loc"][0])
-    told = first["msg"] if first["type"] != "extra_forbidden" else "no such setting; `shoal config` lists all of them"
-    return f"{name} ({sources.get(name, 'unknown')}): {told.removeprefix('Value error, ')}"
+    message = (
+        "no such setting; `shoal config` lists all settings" if first["type"] == "extra_forbidden" else first["msg"]
+    )
+    return f"{name} ({sources.get(name, 'unknown')}): {message.removeprefix('Value error, ')}"

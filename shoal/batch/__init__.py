@@ -1,1 +1,1 @@
-"""Many lines into many files, at full throughput: what is done stays done, whatever ends the run."""
+"""Offline batches: a JSONL file of requests -> audio files, resumable, on one engine or a Ray cluster."""

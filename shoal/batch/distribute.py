@@ -1,8 +1,8 @@
-"""A batch over several engines on a Ray cluster, with Ray Data.
+"""Distribute a batch over several engines on a Ray cluster, with Ray Data.
 
-Every worker has an engine, reads its lines from the shared input by their place, and writes its files and its own
-journal into the shared directory. It takes a few slices of lines at one time, so that the engine's batch stays full
-while one slice ends and the next begins.
+Every worker has an engine, reads its lines from the shared input by offset, and writes audio files and its own journal
+into the shared output directory. A worker processes several slices of lines concurrently, so that the engine's batch
+stays full while one slice ends and the next begins.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from shoal.cluster.lifecycle import last_error_line
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import EngineStopped, InvalidRequest
 
-SLICE = 16  # lines
+SLICE = 16  # lines per Ray Data block
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """How many engines, and what each gets of the cluster."""
+    """Number of engines, and the Ray resources of each."""
 
     count: int = 1
     cpus: float = 1.0
@@ -39,7 +39,7 @@ class WorkerConfig:
 
 
 class BatchWorker:
-    """One worker. Ray Data calls it from several threads."""
+    """Actor of Ray Data with one engine. Ray Data calls it from several threads."""
 
     def __init__(self, source: EngineSource, voices: Path, out: Path, lines: InputFile) -> None:
         _check_shared(lines.path)
@@ -48,7 +48,7 @@ class BatchWorker:
         self._journal = worker_journal(out)
 
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, list[Any]]:
-        """Tasks by column, as Ray Data has them; the entries in their place."""
+        """Speak tasks, given as Ray Data columns, and return their journal entries as columns."""
         columns = (rows[each.name].tolist() for each in fields(LineTask))
         tasks = [LineTask(*row) for row in zip(*columns, strict=True)]
         lines = ((task, self._lines.raw(task)) for task in tasks)
@@ -56,8 +56,8 @@ class BatchWorker:
         asyncio.run(
             speak_all(lines, self._speaker, self._journal.add, len(tasks), lambda task, entry: entries.append(entry))
         )
-        told = [asdict(entry) for entry in entries]
-        return {name: [each[name] for each in told] for name in told[0]}
+        rows_out = [asdict(entry) for entry in entries]
+        return {name: [row[name] for row in rows_out] for name in rows_out[0]}
 
 
 def distribute(
@@ -69,11 +69,11 @@ def distribute(
     workers: WorkerConfig,
     watch: ProgressCallback,
 ) -> None:
-    """Speak what is missing on all workers. The manifest takes in what they wrote when it is settled.
+    """Speak the remaining lines on all workers. `Manifest.settle` merges their journals.
 
-    Raises EngineStopped with what a worker said last.
+    Raises EngineStopped with the last error of a worker.
     """
-    _be_quiet()
+    _silence_ray_data()
     shared = replace(lines, path=lines.path.absolute())
     by_name = {task.name: task for task in found.tasks}
     dataset = ray.data.from_items(
@@ -96,17 +96,17 @@ def distribute(
 
 
 def _check_shared(path: Path) -> None:
-    """On a worker's machine. Raises InvalidRequest."""
+    """Raise InvalidRequest if this worker's machine cannot read the input."""
     try:
         path.open("rb").close()
     except OSError as problem:
         raise InvalidRequest(
-            f"a worker cannot read {path} ({problem.strerror}): put the input where all machines see it"
+            f"a worker cannot read {path} ({problem.strerror}): put the input on storage that all machines share"
         ) from None
 
 
-def _be_quiet() -> None:
-    """There is a progress bar already."""
+def _silence_ray_data() -> None:
+    """Disable Ray Data's own progress bars and logs: the command shows a progress bar."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)

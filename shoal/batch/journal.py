@@ -1,4 +1,4 @@
-"""Entries on disk, added at the end and synced. Whatever kills the writer tears at most the last one."""
+"""Append-only journal of finished lines, synced after every write. A crash damages at most the last entry."""
 
 import json
 import os
@@ -11,19 +11,19 @@ from typing import Literal
 from shoal.errors import InvalidRequest
 from shoal.paths import output_errors, sync_directory
 
-OPENING = b'{"line": '  # of every entry
+OPENING = b'{"line": '  # first bytes of every entry
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """How a line of the input ended."""
+    """Result of one input line, stored as one JSON object per line."""
 
     line: int
     id: str
     status: Literal["done", "failed"]
     digest: str | None = None
     file: str | None = None
-    size: int | None = None  # of the file, in bytes
+    size: int | None = None  # bytes of the file
     audio_seconds: float | None = None
     wall_seconds: float | None = None
     seed: int | None = None
@@ -31,22 +31,22 @@ class JournalEntry:
     error: str | None = None
 
     def encoded(self) -> bytes:
-        told = {name: value for name, value in asdict(self).items() if value is not None}
-        return json.dumps(told, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 class Journal:
-    """Of one process, whose threads may share it. Opening it cuts off a torn end."""
+    """Journal file of one process; its threads may share it. Opening truncates a partial last entry."""
 
     def __init__(self, path: Path) -> None:
-        self._directory, self._writing = path.parent, threading.Lock()
+        self._directory, self._lock = path.parent, threading.Lock()
         with output_errors(path):
             self._file = path.open("a+b")
             self._file.truncate(sum(len(raw) for raw in _whole_lines(path)))
 
     def add(self, entries: list[JournalEntry]) -> None:
-        """Make entries last: after this, a power cut does not undo them, nor the names of their files."""
-        with self._writing, output_errors(self._directory):
+        """Append and sync entries: they and the names of their files survive a power cut. Raises OutputError."""
+        with self._lock, output_errors(self._directory):
             sync_directory(self._directory)
             self._file.write(b"".join(entry.encoded() for entry in entries))
             self._file.flush()
@@ -57,12 +57,12 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[JournalEntry]:
-    """Everything that was added; a torn end is left out. Raises InvalidRequest when the file is not ours."""
-    foreign = InvalidRequest(f"{path} is not a manifest of `shoal batch`; choose another -o")
+    """Yield all complete entries; skip a partial last one. Raises InvalidRequest for a file of another program."""
+    foreign = InvalidRequest(f"{path} was not written by `shoal batch`; choose another -o")
     with path.open("rb") as file:
         for raw in file:
             if not raw.endswith(b"\n"):
-                if not _torn(raw):
+                if not _is_partial(raw):
                     raise foreign
                 return
             try:
@@ -71,8 +71,8 @@ def read_journal(path: Path) -> Iterator[JournalEntry]:
                 raise foreign from None
 
 
-def _torn(raw: bytes) -> bool:
-    """Whether this began as an entry. Where a power cut kept bytes from the disk, there are zeros."""
+def _is_partial(raw: bytes) -> bool:
+    """Return whether these bytes are the beginning of an entry. A power cut can leave zeros in place of data."""
     return OPENING.startswith(raw[: len(OPENING)].partition(b"\0")[0])
 
 

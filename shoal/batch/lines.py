@@ -1,7 +1,7 @@
-"""The input: one JSON object per line, with the fields of `/v1/tts`.
+"""Input file of a batch: one JSON object per line, with the fields of `/v1/tts`.
 
-The file is surveyed before the model is loaded, so that what is wrong in line 9,000 is known in the first seconds.
-Lines are then read again by their place, as they are needed: a batch may be larger than memory.
+The file is validated before the model is loaded, so that an error in line 9,000 is reported within seconds. Lines are
+then read again by offset when they are needed: a batch may be larger than memory.
 """
 
 import json
@@ -19,12 +19,12 @@ from shoal.api.parsing import parse_json, validated
 from shoal.api.schemas import SpeechBody, VoiceName
 from shoal.errors import InvalidRequest, ShoalError
 
-MAX_LINE_BYTES = 32 << 20  # of one line, recordings included
+MAX_LINE_BYTES = 32 << 20  # maximum size of one line, recordings included
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
 
 
 class LineBody(SpeechBody):
-    """A body of `/v1/tts`, a name for its file, and `voice` for those who find `reference_id` long."""
+    """Body of `/v1/tts` with an `id` that names the output file, and `voice` as an alias of `reference_id`."""
 
     id: Annotated[str | None, Field(pattern=NAME)] = None
     voice: VoiceName | None = None
@@ -32,25 +32,25 @@ class LineBody(SpeechBody):
     @model_validator(mode="after")
     def _one_voice(self) -> Self:
         if self.voice is not None and self.reference_id is not None:
-            raise ValueError("voice and reference_id are the same field: give one of them")
+            raise ValueError("voice and reference_id are the same field: give only one")
         self.reference_id = self.reference_id or self.voice
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class LineTask:
-    """A line that is to be spoken, and where it stands."""
+    """Valid input line and its location in the file."""
 
-    number: int  # of the line, from 1
-    name: str  # of the file, without suffix
-    digest: str  # of everything that decides how it sounds
-    start: int
-    size: int
+    number: int  # line number, from 1
+    name: str  # output file name without suffix
+    digest: str  # hash of the model and all fields that affect the audio
+    start: int  # byte offset
+    size: int  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """A line that cannot be spoken, and why."""
+    """Invalid input line and what is wrong with it."""
 
     number: int
     name: str
@@ -59,7 +59,7 @@ class LineError:
 
 @dataclass(frozen=True, slots=True)
 class LineDefaults:
-    """What holds for all lines: the model, and the fields of those that do not say otherwise."""
+    """Model of the batch, and default values for fields that a line leaves out."""
 
     model: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -71,14 +71,14 @@ class InputFile:
     defaults: LineDefaults
 
     def tasks(self) -> Iterator[LineTask | LineError]:
-        """Every line that is not blank, in order. Raises InvalidRequest when the file cannot be read."""
+        """Validate every line that is not blank, in order. Raises InvalidRequest when the file cannot be read."""
         names: dict[str, int] = {}
         for number, start, raw in _raw_lines(self.path):
             try:
                 body, digest = parse_line(raw, self.defaults)
                 name = body.id or default_name(number)
                 if names.setdefault(name, number) != number:
-                    raise InvalidRequest(f"the id {name!r} is that of line {names[name]} already")
+                    raise InvalidRequest(f"id {name!r} is already used by line {names[name]}")
             except ShoalError as problem:
                 yield LineError(number, default_name(number), str(problem))
             else:
@@ -91,7 +91,7 @@ class InputFile:
 
 
 def parse_line(raw: bytes, defaults: LineDefaults) -> tuple[LineBody, str]:
-    """What to speak, and the digest of it. Raises what is wrong with the line."""
+    """Validate a line and return its body and digest. Raises ShoalError that says what is wrong."""
     if len(raw) > MAX_LINE_BYTES:
         raise InvalidRequest(f"the line is longer than {MAX_LINE_BYTES >> 20} MB")
     try:
@@ -101,12 +101,12 @@ def parse_line(raw: bytes, defaults: LineDefaults) -> tuple[LineBody, str]:
     except SchemaViolation as problem:
         raise InvalidRequest(problem.errors[0]["msg"].replace("the body", "the line")) from None
     if not isinstance(content, dict):
-        raise InvalidRequest('a line is a JSON object, such as {"text": "Hello."}')
+        raise InvalidRequest('a line must be a JSON object, such as {"text": "Hello."}')
     content = _with_defaults(content, defaults.fields)
     body = validated(LineBody, content)
-    body.output()  # refuses what the format cannot carry
-    sounds = json.dumps(content, ensure_ascii=False, sort_keys=True)
-    return body, blake2b(f"{defaults.model}\0{sounds}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    body.output()  # raises for settings that the audio format does not support
+    fields = json.dumps(content, ensure_ascii=False, sort_keys=True)
+    return body, blake2b(f"{defaults.model}\0{fields}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def default_name(number: int) -> str:
@@ -114,10 +114,10 @@ def default_name(number: int) -> str:
 
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Number, place and content of every line; of one that is too long only so much that it can be told."""
+    """Yield (number, offset, content) of every line; an oversized line is cut just above the limit."""
     try:
         with path.open("rb") as file:
-            number, start = 0, _skip_mark(file)
+            number, start = 0, _skip_bom(file)
             while raw := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if raw.strip():
@@ -127,8 +127,8 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
         raise InvalidRequest(f"cannot read {path}: {problem.strerror or problem}") from None
 
 
-def _skip_mark(file: BinaryIO) -> int:
-    """Some editors begin a file with the mark of UTF-8, which is no part of its first line."""
+def _skip_bom(file: BinaryIO) -> int:
+    """Skip a UTF-8 byte order mark and return the offset of the first line."""
     start = len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0
     return file.seek(start)
 
@@ -142,7 +142,7 @@ def _skip_rest(file: BinaryIO, raw: bytes) -> int:
 
 
 def _with_defaults(content: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """A line that brings its own voice, in whatever way, does not get another."""
+    """Merge default fields into a line. A line with any kind of voice does not get the default voice."""
     if "reference_id" in content or "references" in content:
         fields = {name: value for name, value in fields.items() if name != "voice"}
     return fields | content

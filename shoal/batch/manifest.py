@@ -1,7 +1,7 @@
-"""What has been done, in `manifest.jsonl`: an entry per line of the input, written when the file it tells of is safe.
+"""`manifest.jsonl` of an output directory: one entry per input line, written after its audio file is synced.
 
-While a batch runs, entries are added as lines are done. When it ends, they are put in the order of the input. Workers
-on other machines keep journals of their own beside it, which are taken in at the end, or by the next run.
+Entries are appended while a batch runs and sorted by input line at its end. Workers on other machines keep their own
+journals in the same directory; they are merged at the end, or by the next run.
 """
 
 import os
@@ -22,33 +22,36 @@ WORKERS = ".shoal-*.journal"
 
 
 class Manifest:
-    """Of one directory, for one run at a time: see `opened`."""
+    """Manifest of one output directory. `opened` excludes other runs while it is in use."""
 
     def __init__(self, out: Path) -> None:
         self.out, self.path = out, out / MANIFEST
-        self._entries: dict[str | int, JournalEntry] = {}  # by `_key`; the newest counts
+        self._entries: dict[str | int, JournalEntry] = {}  # by `_key`; the newest entry wins
         self._journal: Journal
 
     @classmethod
     @contextmanager
     def opened(cls, out: Path) -> Iterator["Manifest"]:
-        """Raises InvalidRequest, OutputError. At the end it is settled, however that comes."""
+        """Lock the directory and read its manifest; settle it at the end, also after an error.
+
+        Raises InvalidRequest when another batch holds the lock, OutputError.
+        """
         manifest = cls(out)
         with ExitStack() as files:
             with output_errors(out):
                 out.mkdir(parents=True, exist_ok=True)
                 files.enter_context(_locked(out))
                 _clear(out, PARTIAL_FILES)
-            manifest._take(manifest.path)  # before it is opened: that cuts off what is torn, and it may not be ours
+            manifest._read(manifest.path)  # before Journal truncates it: the file may belong to another program
             manifest._journal = files.enter_context(closing(Journal(manifest.path)))
-            manifest._take_workers()
+            manifest._read_workers()
             try:
                 yield manifest
             finally:
                 manifest.settle()
 
     def has(self, task: LineTask) -> bool:
-        """Whether this very line has been spoken, and its file is still there, whole."""
+        """Return whether an earlier run spoke exactly this line and its file still has the recorded size."""
         entry = self._entries.get(task.name)
         if entry is None or entry.file is None or entry.digest != task.digest:
             return False
@@ -59,8 +62,8 @@ class Manifest:
         return False
 
     def count(self, tasks: Iterable[LineTask]) -> int:
-        """How many of these lines have been spoken, here or by other workers."""
-        self._take_workers()
+        """Return how many of these lines have been spoken, here or by other workers."""
+        self._read_workers()
         return sum(map(self.has, tasks))
 
     def add(self, entries: list[JournalEntry]) -> None:
@@ -68,31 +71,31 @@ class Manifest:
         self._entries |= {_key(entry): entry for entry in entries}
 
     def settle(self) -> None:
-        """One entry per line, those of other workers among them, in the order of the lines."""
-        self._take_workers()
+        """Rewrite the manifest with one entry per line, in input order, workers' entries included."""
+        self._read_workers()
         entries = sorted(self._entries.values(), key=lambda entry: entry.line)
         atomic_write(self.path, b"".join(entry.encoded() for entry in entries))
         with output_errors(self.out):
             sync_directory(self.out)
             _clear(self.out, WORKERS)
 
-    def _take_workers(self) -> None:
+    def _read_workers(self) -> None:
         for journal in self.out.glob(WORKERS):
-            self._take(journal)
+            self._read(journal)
 
-    def _take(self, path: Path) -> None:
-        """All but lines that were wrong: every run finds those anew, and some have been put right."""
+    def _read(self, path: Path) -> None:
+        """Merge the entries of a journal, except invalid lines: every run validates the input again."""
         with output_errors(path), suppress(FileNotFoundError):
             self._entries |= {_key(entry): entry for entry in read_journal(path) if entry.digest is not None}
 
 
 def _key(entry: JournalEntry) -> str | int:
-    """The id; of a line that is wrong its number, since what it is called may be the id of another line."""
+    """Return the id, or the number of an invalid line, whose default name may be the id of another line."""
     return entry.line if entry.digest is None else entry.id
 
 
 def worker_journal(out: Path) -> Journal:
-    """For a process that speaks into the same directory."""
+    """Open the journal of a process that writes into the same directory."""
     return Journal(out / f".shoal-{os.getpid()}-{secrets.token_hex(4)}.journal")
 
 

@@ -1,4 +1,4 @@
-"""A batch from its input to its end: plan_batch, speak what is missing, keep the books."""
+"""Run a batch: validate the input, speak the lines that are not done, record the results."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -15,15 +15,15 @@ from shoal.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What there is to do."""
+    """Lines of an input, divided by what is to be done with them."""
 
     tasks: list[LineTask] = field(default_factory=list)
     faults: list[LineError] = field(default_factory=list)
-    done: list[LineTask] = field(default_factory=list)  # by earlier runs
+    done: list[LineTask] = field(default_factory=list)  # spoken by earlier runs
 
     @property
     def size(self) -> int:
-        """Bytes of all lines that are to be spoken: what best tells how long it will take."""
+        """Bytes of all lines to speak: the basis of the time estimate."""
         return sum(task.size for task in self.tasks)
 
 
@@ -31,13 +31,13 @@ Add = Callable[[list[JournalEntry]], None]
 
 
 class ProgressCallback(Protocol):
-    """Whoever wants to see what comes of the lines, as it comes."""
+    """Called after each line, with its journal entry."""
 
     def __call__(self, task: LineTask, entry: JournalEntry) -> None: ...
 
 
 def plan_batch(lines: InputFile, manifest: Manifest) -> BatchPlan:
-    """Read the whole input once. Lines that are wrong are in the manifest when this returns."""
+    """Validate the whole input and record invalid lines in the manifest. Raises InvalidRequest for an empty input."""
     found = BatchPlan()
     for each in lines.tasks():
         if isinstance(each, LineError):
@@ -45,7 +45,7 @@ def plan_batch(lines: InputFile, manifest: Manifest) -> BatchPlan:
         else:
             (found.done if manifest.has(each) else found.tasks).append(each)
     if not (found.tasks or found.faults or found.done):
-        raise InvalidRequest(f"{lines.path} is empty: give it one JSON object per line")
+        raise InvalidRequest(f"{lines.path} is empty: write one JSON object per line")
     if found.faults:
         manifest.add([JournalEntry(fault.number, fault.name, "failed", error=fault.message) for fault in found.faults])
     return found
@@ -59,7 +59,7 @@ def run(
     in_flight: int,
     watch: ProgressCallback,
 ) -> None:
-    """Speak what is missing, `in_flight` lines at a time. An interrupt leaves what is in the manifest."""
+    """Speak the remaining lines, `in_flight` at a time. After an interrupt the manifest holds all finished lines."""
     tasks = ((task, lines.raw(task)) for task in found.tasks)
     speaker = LineSpeaker(loaded, manifest.out, lines.defaults)
     asyncio.run(speak_all(tasks, speaker, manifest.add, in_flight, watch))
@@ -68,43 +68,43 @@ def run(
 async def speak_all(
     tasks: Iterator[tuple[LineTask, bytes]], speaker: LineSpeaker, add: Add, in_flight: int, watch: ProgressCallback
 ) -> None:
-    """Every line is in the books when it is watched. Raises OutputError."""
-    books = GroupCommit(add)
+    """Speak all tasks; call `watch` for a line after its entry is synced. Raises OutputError."""
+    journal = GroupCommit(add)
 
-    async def go_on() -> None:
+    async def worker() -> None:
         for task, raw in tasks:
             entry = await speaker.speak(task, raw)
-            await books.enter(entry)
+            await journal.append(entry)
             watch(task, entry)
 
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(in_flight):
-                group.create_task(go_on())
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
+                group.create_task(worker())
+    except BaseExceptionGroup as group_error:
+        raise group_error.exceptions[0] from None
     finally:
-        books.close()
+        journal.close()
 
 
 class GroupCommit:
-    """Entries that come together are synced together: a disk syncs less often than a GPU speaks lines."""
+    """Group commit: entries that arrive during a sync share the next one, as a GPU is faster than syncs of a disk."""
 
     def __init__(self, add: Add) -> None:
         self._add = add
-        self._turn = asyncio.Lock()
-        self._waiting: list[JournalEntry] = []
+        self._lock = asyncio.Lock()
+        self._pending: list[JournalEntry] = []
 
-    async def enter(self, entry: JournalEntry) -> None:
-        """Returns when the entry is safe. Raises OutputError."""
-        self._waiting.append(entry)
-        async with self._turn:
-            # Whoever had the turn before may have written this one, too.
-            if entry in self._waiting:
-                entries, self._waiting = self._waiting, []
+    async def append(self, entry: JournalEntry) -> None:
+        """Return when the entry is synced. Raises OutputError."""
+        self._pending.append(entry)
+        async with self._lock:
+            # The previous holder of the lock may have written this entry.
+            if entry in self._pending:
+                entries, self._pending = self._pending, []
                 await asyncio.to_thread(self._add, entries)
 
     def close(self) -> None:
-        """What was spoken when the run was interrupted is kept."""
-        if self._waiting:
-            self._add(self._waiting)
+        """Write the entries of lines that finished just before an interrupt."""
+        if self._pending:
+            self._add(self._pending)

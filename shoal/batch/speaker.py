@@ -1,4 +1,4 @@
-"""One line of a batch: spoken, encoded, put under its name."""
+"""Speak one line of a batch, encode it and write its file."""
 
 import asyncio
 import time
@@ -18,25 +18,25 @@ from shoal.errors import InvalidRequest, OutputError, ShoalError
 from shoal.paths import atomic_write
 from shoal.speech import FinishReason, Samples, SpeechRequest
 
-# Nobody waits for an answer: a line may be as long as the model takes.
+# Offline: only the model's own limit applies to the length of a text.
 LIMITS = Limits(text_characters=10_000_000)
 
 
 @dataclass(frozen=True)
 class LineSpeaker:
-    """Speaks into `out`. Many lines at one time are what makes it fast."""
+    """Speaks lines into the directory `out`; throughput comes from calling `speak` concurrently."""
 
     loaded: EngineHandle
     out: Path
     defaults: LineDefaults
 
     async def speak(self, task: LineTask, raw: bytes) -> JournalEntry:
-        """How it ended; what is wrong with the line is told there. Raises OutputError, which ends a batch."""
-        began = time.monotonic()
+        """Speak a line and return its entry, which holds an error of the line. OutputError ends the whole batch."""
+        started = time.monotonic()
         try:
             body, digest = parse_line(raw, self.defaults)
             if digest != task.digest:
-                raise InvalidRequest("the input has changed since the batch began: run it again")
+                raise InvalidRequest("the input has changed since the batch started: run the batch again")
             request = replace(fish_request(body, LIMITS), timeout=None, whole=True)
             samples, finish = await self._samples(request)
             path = self.out / f"{task.name}.{body.format}"
@@ -54,7 +54,7 @@ class LineSpeaker:
             file=path.name,
             size=size,
             audio_seconds=round(len(samples) / self.loaded.service.sample_rate, 3),
-            wall_seconds=round(time.monotonic() - began, 3),
+            wall_seconds=round(time.monotonic() - started, 3),
             seed=request.sampling.seed,
             finish=finish.value,
         )

@@ -1,5 +1,5 @@
-"""Replicas of the engine on Ray Serve: more GPUs, more machines, and staying up.
+"""Engine replicas on Ray Serve, for several GPUs or machines and for failover.
 
-A request meets a front first, which is the application of `shoal serve` without an engine of its own, and then a
-replica, which is an engine and nothing else. Between them a routing strategy chooses.
+A request arrives at a frontend, the application of `shoal serve` without an engine of its own, and is routed to a
+replica, which is one engine.
 """

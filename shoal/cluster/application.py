@@ -1,4 +1,4 @@
-"""Fronts, replicas and the gate as one Ray Serve application."""
+"""Build the Ray Serve application: frontends, replicas and the startup gate."""
 
 from typing import Any
 
@@ -11,12 +11,10 @@ from shoal.cluster.replica import Replica
 from shoal.cluster.router import StrategyRouter
 from shoal.cluster.startup_gate import StartupGate
 
-# Replicas are added before all slots are taken: a model takes a while to load.
-BUSY = 0.75
-# Seconds: how far back the load is looked at, and how long it must ask for more before there is more.
-LOOK_BACK, GROW_AFTER = 15.0, 5.0
-# A model that cannot be loaded cannot be loaded by trying often.
-CONSTRUCTIONS = 2
+# Fraction of a replica's slots in use that autoscaling aims at: a new replica takes a while to load its model.
+TARGET_LOAD = 0.75
+LOOK_BACK_SECONDS, UPSCALE_DELAY_SECONDS = 15.0, 5.0
+MAX_CONSTRUCTOR_RETRIES = 2
 
 
 def application(plan: ClusterPlan) -> serve.Application:
@@ -33,9 +31,9 @@ def application(plan: ClusterPlan) -> serve.Application:
             request_router_class=StrategyRouter,
             request_router_kwargs={"strategy": plan.cluster.strategy, "slots": config.slots},
         ),
-        max_constructor_retry_count=CONSTRUCTIONS,
+        max_constructor_retry_count=MAX_CONSTRUCTOR_RETRIES,
         health_check_period_s=2.0,
-        **scale(plan),
+        **scaling_options(plan),
         **drain,
     ).bind(source, gate.bind(plan.cluster.stagger_seconds), **logs)
     return serve.deployment(
@@ -44,25 +42,25 @@ def application(plan: ClusterPlan) -> serve.Application:
         num_replicas=plan.cluster.frontends,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=plan.server.limits.connections,
-        # A front weighs little: the new one is there before the old one goes.
+        # Frontends need few resources: an update starts the new one before it stops the old one.
         max_surge_percent=100,
         **drain,
     ).bind(plan.server, plan.cluster, source, plan.voices, replicas, **logs)
 
 
-def scale(plan: ClusterPlan) -> dict[str, Any]:
-    """A number of replicas, or bounds and when to add one."""
-    wanted = plan.cluster.autoscale
-    if wanted is None:
+def scaling_options(plan: ClusterPlan) -> dict[str, Any]:
+    """Return the options for a fixed number of replicas or for autoscaling."""
+    autoscale = plan.cluster.autoscale
+    if autoscale is None:
         return {"num_replicas": plan.cluster.replicas}
     return {
         "autoscaling_config": AutoscalingConfig(
-            min_replicas=wanted.min_replicas,
-            max_replicas=wanted.max_replicas,
-            initial_replicas=min(max(plan.cluster.replicas, wanted.min_replicas), wanted.max_replicas),
-            target_ongoing_requests=max(1.0, BUSY * plan.source.config.slots),
-            look_back_period_s=LOOK_BACK,
-            upscale_delay_s=GROW_AFTER,
+            min_replicas=autoscale.min_replicas,
+            max_replicas=autoscale.max_replicas,
+            initial_replicas=min(max(plan.cluster.replicas, autoscale.min_replicas), autoscale.max_replicas),
+            target_ongoing_requests=max(1.0, TARGET_LOAD * plan.source.config.slots),
+            look_back_period_s=LOOK_BACK_SECONDS,
+            upscale_delay_s=UPSCALE_DELAY_SECONDS,
             downscale_delay_s=plan.cluster.shrink_after,
         )
     }

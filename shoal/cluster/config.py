@@ -1,4 +1,4 @@
-"""The cluster's own settings, frozen. What one replica serves with is in `shoal/settings.py`, as for `shoal serve`."""
+"""Frozen configuration of a cluster. The settings of each replica are those of `shoal serve` (`shoal/settings.py`)."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from shoal.server.logging import LogFormat
 
 @dataclass(frozen=True)
 class Autoscale:
-    """How many replicas there may be."""
+    """Minimum and maximum number of replicas."""
 
     min_replicas: int
     max_replicas: int
@@ -24,10 +24,10 @@ class Autoscale:
 
     @classmethod
     def parse(cls, text: str) -> "Autoscale":
-        """`2:8`. Raises InvalidRequest."""
+        """Parse `MIN:MAX`, such as `2:8`. Raises InvalidRequest."""
         low, colon, high = text.partition(":")
         if not (colon and low.isdigit() and high.isdigit()):
-            raise InvalidRequest(f"--autoscale is MIN:MAX, such as 2:8, not {text!r}")
+            raise InvalidRequest(f"--autoscale must be MIN:MAX, such as 2:8, not {text!r}")
         return cls(int(low), int(high))
 
 
@@ -36,25 +36,25 @@ class ClusterConfig:
     replicas: int = 1
     strategy: StrategyName = "voice-affinity"
     autoscale: Autoscale | None = None
-    shrink_after: float = 300.0  # seconds that fewer would have done before one goes
-    stagger_seconds: float = 0.0  # between the starts of two replicas: loading together may be more than a disk bears
-    cpus: float = 1.0  # per replica, as Ray counts them
-    gpus: float = 0.0  # per replica; 0.5 lets two share one
+    shrink_after: float = 300.0  # seconds of low load before a replica is removed
+    stagger_seconds: float = 0.0  # minimum time between two replica starts, to limit concurrent model loading
+    cpus: float = 1.0  # Ray CPUs per replica
+    gpus: float = 0.0  # Ray GPUs per replica; 0.5 lets two share one
     frontends: int = 1
 
     def __post_init__(self) -> None:
         if self.gpus > 1 and not float(self.gpus).is_integer():
-            raise InvalidRequest(f"--gpus is a part of one GPU or a whole number of them, not {self.gpus:g}")
+            raise InvalidRequest(f"--gpus must be a fraction of one GPU or a whole number, not {self.gpus:g}")
 
     @property
     def max_replicas(self) -> int:
-        """Replicas there may ever be."""
+        """Maximum number of replicas at any time."""
         return self.autoscale.max_replicas if self.autoscale else self.replicas
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """Everything that is deployed. Deploying a changed plan over a running one replaces replica after replica."""
+    """Everything that is deployed. Deploying a changed plan replaces the replicas one by one."""
 
     server: ServerConfig
     cluster: ClusterConfig
@@ -65,8 +65,8 @@ class ClusterPlan:
 
 
 def split_gpu_memory(source: EngineSource, gpus: float) -> EngineSource:
-    """Engines that share a GPU share its memory: what each may take is a share of its own part."""
+    """Scale a fractional `gpu_memory` by the GPU fraction of a replica, for replicas that share a GPU."""
     memory = source.config.gpu_memory
-    with suppress(ValueError):  # a size, not a share
+    with suppress(ValueError):  # a size in bytes, not a fraction
         memory = f"{float(memory) * gpus:g}" if 0 < gpus < 1 else memory
     return replace(source, config=replace(source.config, gpu_memory=memory))

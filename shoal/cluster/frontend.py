@@ -1,4 +1,4 @@
-"""The door of the cluster: the application of `shoal serve`, with the replicas as its engine, and two routes more."""
+"""HTTP frontend of the cluster: the application of `shoal serve` on top of the replicas, with two more routes."""
 
 import asyncio
 import math
@@ -34,7 +34,7 @@ WAIT_SECONDS = 0.5
 
 
 class Frontend:
-    """Knows the model before it takes a request. Ray Serve asks it for its application."""
+    """Ray Serve ingress. Waits for the model information of a replica before it accepts requests."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self,
@@ -50,9 +50,9 @@ class Frontend:
         facts = await wait_for_facts(replicas, source)
         service = ClusterService(replicas, facts)
         engine = engine_handle(service, facts, source, voices)
-        # The queue is bounded here, by this front's part of what all replicas hold.
+        # This frontend bounds the queue by its share of the capacity of all replicas.
         share = math.ceil(config.capacity * cluster.max_replicas / cluster.frontends)
-        # Several fronts would overwrite each other's counts in one file.
+        # Several frontends would overwrite each other's counts in one file.
         usage_file = config.usage_file if cluster.frontends == 1 else None
         own = replace(config, capacity=share, usage_file=usage_file)
         self._state = create_state(
@@ -65,10 +65,10 @@ class Frontend:
 
 
 async def wait_for_facts(replicas: DeploymentHandle, source: EngineSource) -> ModelInfo:
-    """Of a replica that runs `source`. In an upgrade the old ones answer first: theirs is another model."""
+    """Return the model information of a replica that runs `source`: in an upgrade, old ones run another model."""
     while True:
         known: list[tuple[EngineSource, ModelInfo] | Exception] = []
-        with suppress(DeploymentUnavailableError):  # none is there yet
+        with suppress(DeploymentUnavailableError):  # no replica is running yet
             known = await replicas.broadcast("model").results_async(return_exceptions=True)
         for model in known:
             if not isinstance(model, Exception) and model[0] == source:
@@ -77,28 +77,28 @@ async def wait_for_facts(replicas: DeploymentHandle, source: EngineSource) -> Mo
 
 
 def strip_request_id(app: ASGIApp) -> ASGIApp:
-    """Ray's proxy chooses the id of a request as we do, passes it on to us, and puts it on the answer itself."""
+    """Remove our request id header from responses: Ray's proxy generates the id, forwards it and adds it itself."""
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        async def once(message: Message) -> None:
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [pair for pair in message["headers"] if pair[0] != HEADER]
             await send(message)
 
-        await app(scope, receive, once)
+        await app(scope, receive, send_without_id)
 
-    return answer
+    return wrapped
 
 
 def cluster_routes(service: ClusterService) -> APIRouter:
     router = APIRouter(tags=["Operations"], dependencies=[Depends(bearer)])
 
-    @router.get("/v1/health", summary="Are all replicas there?", responses=error_responses(401))
+    @router.get("/v1/health", summary="Health of all replicas", responses=error_responses(401))
     async def health(key: Caller) -> JSONResponse:
         found = await asyncio.to_thread(replica_health)
         return JSONResponse(found, 200 if found["ready"] else 503)
 
-    @router.get("/v1/workers", summary="What does every replica do?", responses=error_responses(401))
+    @router.get("/v1/workers", summary="State and statistics of every replica", responses=error_responses(401))
     async def workers(key: Caller) -> JSONResponse:
         return JSONResponse({"workers": await asyncio.to_thread(service.reports)})
 
@@ -106,7 +106,7 @@ def cluster_routes(service: ClusterService) -> APIRouter:
 
 
 def replica_health() -> dict[str, Any]:
-    """How many replicas are ready, and what the others do. `ok` when all are, as the Fish API says it. Blocks."""
+    """Count replicas by state; the status is `ok` when all are ready, as in the Fish API. Blocks."""
     states: dict[str, int] = {}
     application = serve.status().applications.get(APP_NAME)
     if application is not None and REPLICAS in application.deployments:
@@ -114,7 +114,7 @@ def replica_health() -> dict[str, Any]:
             str(name).lower(): number for name, number in application.deployments[REPLICAS].replica_states.items()
         }
     ready = states.get(ReplicaState.RUNNING.lower(), 0)
-    # One that is going down is not missed.
+    # A stopping replica does not count as missing.
     wanted = sum(number for name, number in states.items() if name != ReplicaState.STOPPING.lower())
     status = "ok" if ready and ready >= wanted else "degraded" if ready else "down"
     return {"status": status, "ready": ready, "wanted": wanted, "replicas": states}

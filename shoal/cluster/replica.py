@@ -1,7 +1,7 @@
-"""One replica: an engine in a process of its own, and what there is to tell about it.
+"""One replica: an engine in a supervised child process, and its statistics.
 
-The engine's process is watched as under `shoal serve`: when it dies, the replica starts it again and requests that have
-sent no audio are replayed. When the replica itself dies, Ray starts another and the front does the replaying.
+As under `shoal serve`, a dead engine process is restarted, and requests that have sent no audio are replayed. When the
+replica itself dies, Ray starts another one and the frontend replays the requests.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from shoal.speech import AudioChunk, Samples, SpeechRequest
 from shoal.text.prompt import Codes
 
 STATISTICS_SECONDS = 1.0
-# An engine that has not come back in this time will not: the replica gives up, and Ray starts one elsewhere.
+# After this time without a ready engine the health check fails and Ray replaces the replica.
 LOST_SECONDS = 600.0
 
 
 class Replica:
-    """Ray Serve makes as many of these as there shall be."""
+    """Ray Serve deployment class; one instance per replica."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, source: EngineSource, gate: DeploymentHandle, log_format: LogFormat = "json", log_level: str = "info"
@@ -49,27 +49,27 @@ class Replica:
         self._last_ready = time.monotonic()
 
     async def model(self) -> tuple[EngineSource, ModelInfo]:
-        """What runs here, and what there is to know of it."""
+        """Return the source and the model information of this replica."""
         return self._source, self._supervisor.model_info
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk | ShoalError, None]:
-        """Chunks, or in their place the error. It is sent, not raised: raised errors come out of Ray as its own."""
-        began, heard, how = time.monotonic(), False, RequestOutcome.CANCELLED
+        """Yield chunks. A ShoalError is yielded instead of raised: Ray would wrap it in its own exception."""
+        started, has_audio, outcome = time.monotonic(), False, RequestOutcome.CANCELLED
         self._stats.start_request()
         try:
             async with aclosing(self._supervisor.speak(request)) as chunks:
                 async for chunk in chunks:
-                    if not heard and len(chunk.samples):
-                        heard = True
-                        self._stats.record_first_audio(request, time.monotonic() - began)
+                    if not has_audio and len(chunk.samples):
+                        has_audio = True
+                        self._stats.record_first_audio(request, time.monotonic() - started)
                     if chunk.finish is not None:
-                        how = RequestOutcome.COMPLETED
+                        outcome = RequestOutcome.COMPLETED
                     yield chunk
         except ShoalError as error:
-            how = RequestOutcome.FAILED
+            outcome = RequestOutcome.FAILED
             yield error
         finally:
-            self._stats.end_request(time.monotonic() - began, how)
+            self._stats.end_request(time.monotonic() - started, outcome)
 
     async def encode(self, audio: bytes) -> Codes | ShoalError:
         try:
@@ -84,7 +84,7 @@ class Replica:
             return error
 
     async def report(self) -> dict[str, Any]:
-        """This replica for `/v1/workers`; figures that the engine does not tell in time are left out."""
+        """Return this replica's entry of `/v1/workers`; engine statistics are left out if they time out."""
         stats, supervisor = self._stats, self._supervisor
         report: dict[str, Any] = {
             "id": self._id,
@@ -102,7 +102,7 @@ class Replica:
             "first_audio_seconds": percentiles(stats.first_audio),
             "speech_seconds": percentiles(stats.whole),
             "voices": list(reversed(stats.voices)),
-            "facts": _plain(supervisor.model_info),
+            "facts": _summary(supervisor.model_info),
         }
         with suppress(TimeoutError, ShoalError):
             async with asyncio.timeout(STATISTICS_SECONDS):
@@ -111,18 +111,18 @@ class Replica:
         return report
 
     async def check_health(self) -> None:
-        """Called by Ray, which replaces a replica that raises here."""
+        """Raise when the engine is lost; Ray then replaces the replica."""
         if self._supervisor.ready:
             self._last_ready = time.monotonic()
         elif time.monotonic() - self._last_ready > LOST_SECONDS:
             raise EngineStopped(f"the engine has not been ready for {LOST_SECONDS:g} s")
 
     async def __del__(self) -> None:
-        """Called by Ray when this replica has spoken what it had."""
+        """Close the engine; Ray calls this after the requests in flight have finished."""
         supervisor = getattr(self, "_supervisor", None)
         if supervisor is not None:
             await asyncio.to_thread(supervisor.close)
 
 
-def _plain(facts: ModelInfo) -> dict[str, Any]:
+def _summary(facts: ModelInfo) -> dict[str, Any]:
     return {"model": facts.model, "device": facts.device, "rung": facts.backend, "sample_rate": facts.sample_rate}

@@ -1,4 +1,4 @@
-"""What one replica has done, for those who watch it."""
+"""Request counts, latencies and recent voices of one replica."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
@@ -8,52 +8,52 @@ from statistics import quantiles
 from shoal.cluster.routing import voice_key
 from shoal.speech import SpeechRequest
 
-REMEMBERED_SPEECHES = 512
-REMEMBERED_VOICES = 64
+MAX_LATENCIES = 512
+MAX_VOICES = 64
 
 
 class RequestOutcome(Enum):
     COMPLETED = "completed"
     FAILED = "failed"
-    CANCELLED = "cancelled"  # by the listener, before the end
+    CANCELLED = "cancelled"  # by the client, before the end
 
 
 @dataclass(slots=True)
 class ReplicaStats:
-    """What one replica has done since it started."""
+    """Statistics of a replica since it started. Not thread-safe."""
 
     requests: int = 0
     failed: int = 0
     cancelled: int = 0
     in_flight: int = 0
-    first_audio: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_SPEECHES))
-    whole: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_SPEECHES))
-    voices: OrderedDict[str, None] = field(default_factory=OrderedDict)  # least recently spoken first
+    first_audio: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LATENCIES))
+    whole: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LATENCIES))
+    voices: OrderedDict[str, None] = field(default_factory=OrderedDict)  # least recently used first
 
     def start_request(self) -> None:
         self.requests += 1
         self.in_flight += 1
 
     def record_first_audio(self, request: SpeechRequest, seconds: float) -> None:
-        """First audio of a request, so many seconds after it came: its voice is here."""
+        """Record the time to first audio of a request, and its voice as cached here."""
         self.first_audio.append(seconds)
         key = voice_key(request)
         if key is not None:
             self.voices.pop(key, None)
             self.voices[key] = None
-        while len(self.voices) > REMEMBERED_VOICES:
+        while len(self.voices) > MAX_VOICES:
             self.voices.popitem(last=False)
 
-    def end_request(self, seconds: float, how: RequestOutcome) -> None:
+    def end_request(self, seconds: float, outcome: RequestOutcome) -> None:
         self.in_flight -= 1
-        self.failed += how is RequestOutcome.FAILED
-        self.cancelled += how is RequestOutcome.CANCELLED
-        if how is RequestOutcome.COMPLETED:
+        self.failed += outcome is RequestOutcome.FAILED
+        self.cancelled += outcome is RequestOutcome.CANCELLED
+        if outcome is RequestOutcome.COMPLETED:
             self.whole.append(seconds)
 
 
 def percentiles(seconds: deque[float]) -> dict[str, float] | None:
-    """The middle and the slow end of the last speeches; None as long as there are none."""
+    """Return the 50th and 95th percentile of the latest values; None without values."""
     if not seconds:
         return None
     if len(seconds) == 1:

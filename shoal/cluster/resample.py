@@ -1,4 +1,4 @@
-"""One rate for a whole stream, whichever model speaks it."""
+"""Keep the sample rate of a stream constant across model upgrades."""
 
 from dataclasses import replace
 
@@ -9,8 +9,9 @@ from shoal.speech import AudioChunk
 
 
 class ChunkResampler:
-    """For one utterance. While an upgrade goes on, a front may know one model and the replica run another, of another
-    rate: what was promised to the listener holds.
+    """Resamples the chunks of one utterance to a fixed rate.
+
+    During an upgrade the replica may run a model of another rate than the frontend has announced to the client.
     """
 
     def __init__(self, rate: int) -> None:

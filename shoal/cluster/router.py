@@ -1,4 +1,4 @@
-"""Our strategies as Ray Serve calls them."""
+"""Ray Serve request router that applies a routing strategy."""
 
 from collections import Counter
 from typing import Any
@@ -10,16 +10,16 @@ from shoal.speech import SpeechRequest
 
 
 class StrategyRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes are not followed
-    """Lives beside every handle to the replicas.
+    """Request router of one deployment handle.
 
-    It counts what it has sent itself, from the moment of the choice: requests that come together must see each other.
-    What others send it learns from Ray, late; the higher figure is the better guess.
+    It counts its own requests from the moment of the choice, so that simultaneous requests see each other. The load
+    from other handles arrives from Ray with a delay; the higher of the two counts is the better estimate.
     """
 
     def initialize_state(self, strategy: str, slots: int) -> None:
         self._strategy: Strategy = make_strategy(strategy)
         self._slots = slots
-        self._under_way: dict[str, tuple[ReplicaID, PendingRequest]] = {}  # by Ray's id of the request
+        self._in_flight: dict[str, tuple[ReplicaID, PendingRequest]] = {}  # by Ray's request id
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -30,21 +30,21 @@ class StrategyRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes are 
         chosen = [by_id[each.id] for each in self._strategy.order(_voice(pending_request), candidates)]
         if chosen and pending_request is not None:
             self.on_request_routed(pending_request, chosen[0].replica_id, None)
-        # One replica per rank: Ray takes the first that has room.
+        # One replica per rank: Ray takes the first with free capacity.
         return [[replica] for replica in chosen]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        self._under_way[pending_request.metadata.internal_request_id] = (replica_id, pending_request)
+        self._in_flight[pending_request.metadata.internal_request_id] = (replica_id, pending_request)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._under_way.pop(internal_request_id, None)
+        self._in_flight.pop(internal_request_id, None)
 
     def _loads(self) -> Counter[ReplicaID]:
-        # Whoever left before it was sent is not heard of again.
-        left = [id for id, (_, pending) in self._under_way.items() if pending.future.cancelled()]
-        for id in left:
-            del self._under_way[id]
-        return Counter(replica for replica, _ in self._under_way.values())
+        # Ray sends no completion for a request that was cancelled before it was sent.
+        cancelled = [id for id, (_, pending) in self._in_flight.items() if pending.future.cancelled()]
+        for id in cancelled:
+            del self._in_flight[id]
+        return Counter(replica for replica, _ in self._in_flight.values())
 
     def _candidate(self, id: ReplicaID, loads: Counter[ReplicaID]) -> Candidate:
         return Candidate(id.unique_id, max(loads[id], self.replica_queue_len_cache.get(id) or 0), self._slots)

@@ -1,6 +1,6 @@
-"""Which replica speaks a request. Pure: what a strategy knows is its arguments, so the simulator runs the same code.
+"""Routing strategies: order the replicas by preference for a request; the first that accepts it gets it.
 
-A strategy puts the replicas in order of preference; the first that takes the request gets it.
+A strategy only depends on its arguments, so the simulator runs the same code.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,65 +16,65 @@ StrategyName = Literal["round-robin", "least-connections", "voice-affinity"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that could take the request."""
+    """Replica that could take the request."""
 
     id: str
-    load: int  # requests it has and has not ended
-    slots: int  # voices it speaks at one time
+    load: int  # requests in flight
+    slots: int  # sequences it generates at the same time
 
     @property
     def full(self) -> bool:
-        """Whether the next request would have to wait for a slot."""
+        """True if the next request would wait for a slot."""
         return self.load >= self.slots
 
 
 class Strategy(Protocol):
     def order(self, voice: str | None, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """All candidates, best first. `voice` is the key of the voice that is asked for, if one is."""
+        """Return all candidates, best first. `voice` is the `voice_key` of the request."""
 
 
 class RoundRobin:
-    """Each in its turn, whatever they carry."""
+    """Cycles through the replicas, regardless of load."""
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._next = 0
 
     def order(self, voice: str | None, candidates: Sequence[Candidate]) -> list[Candidate]:
         if not candidates:
             return []
         ring = sorted(candidates, key=lambda candidate: candidate.id)
-        first = self._turn % len(ring)
-        self._turn += 1
+        first = self._next % len(ring)
+        self._next += 1
         return ring[first:] + ring[:first]
 
 
 class LeastConnections:
-    """Whoever carries least; among equals, each in its turn."""
+    """Prefers the replica with the lowest load; round robin among equals."""
 
     def __init__(self) -> None:
-        self._turns = RoundRobin()
+        self._round_robin = RoundRobin()
 
     def order(self, voice: str | None, candidates: Sequence[Candidate]) -> list[Candidate]:
-        return sorted(self._turns.order(voice, candidates), key=lambda candidate: candidate.load)
+        return sorted(self._round_robin.order(voice, candidates), key=lambda candidate: candidate.load)
 
 
 class VoiceAffinity:
-    """A voice has a home, where its prefix is cached, and further homes for when that is full.
+    """Sends a voice to the same replica, where its prefix is cached, and to fixed alternatives when that is full.
 
-    Homes are found by rendezvous hashing: when a replica comes or goes, only the voices that are or were at home there
-    move. A voice spills over to its own second home, not to any replica, so that a voice that is often too much for one
-    is cached in a few and not in all. When every slot is taken, whoever carries least is next.
+    Replicas are ranked per voice by rendezvous hashing: when a replica is added or removed, only the voices of that
+    replica move. A popular voice overflows to its own second choice rather than to any replica, so it is cached on a
+    few replicas and not on all. When all slots are taken, the replica with the lowest load is next.
     """
 
     def __init__(self) -> None:
-        self._anywhere = LeastConnections()
+        self._least_connections = LeastConnections()
 
     def order(self, voice: str | None, candidates: Sequence[Candidate]) -> list[Candidate]:
         if voice is None or all(candidate.full for candidate in candidates):
-            return self._anywhere.order(voice, candidates)
-        homes = sorted(candidates, key=lambda candidate: _pull(voice, candidate.id), reverse=True)
-        # Stable: the free ones keep the order of homes, and so do the full ones behind them.
-        return sorted(homes, key=lambda candidate: candidate.full)
+            return self._least_connections.order(voice, candidates)
+        ranked = sorted(candidates, key=lambda candidate: _rendezvous_score(voice, candidate.id), reverse=True)
+        # The sort is stable: free replicas keep their rank, followed by full ones in theirs.
+        return sorted(ranked, key=lambda candidate: candidate.full)
 
 
 STRATEGIES: dict[StrategyName, Callable[[], Strategy]] = {
@@ -85,10 +85,10 @@ STRATEGIES: dict[StrategyName, Callable[[], Strategy]] = {
 
 
 def check_strategy(name: str) -> StrategyName:
-    """Raises InvalidRequest for a name that is none."""
+    """Return the name if it is a known strategy. Raises InvalidRequest."""
     found = next((known for known in STRATEGIES if known == name), None)
     if found is None:
-        raise InvalidRequest(f"unknown strategy {name!r}: {', '.join(STRATEGIES)}")
+        raise InvalidRequest(f"unknown strategy {name!r}; use one of {', '.join(STRATEGIES)}")
     return found
 
 
@@ -97,7 +97,7 @@ def make_strategy(name: str) -> Strategy:
 
 
 def voice_key(request: SpeechRequest) -> str | None:
-    """What requests of one voice have in common: its name, or the content of its recordings."""
+    """Return a key that all requests of one voice share: its name, or a hash of its recordings."""
     if request.voice is not None:
         return f"name:{request.voice}"
     if not request.recordings:
@@ -108,6 +108,6 @@ def voice_key(request: SpeechRequest) -> str | None:
     return f"content:{content.hexdigest()}"
 
 
-def _pull(voice: str, candidate: str) -> bytes:
-    """How strongly a candidate draws a voice: the same everywhere and in every process."""
+def _rendezvous_score(voice: str, candidate: str) -> bytes:
+    """Return the rank of a candidate for a voice, the same in every process."""
     return blake2b(f"{candidate}\0{voice}".encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""The replicas as one engine: what the server's routes call, and where a request finds another replica."""
+"""Engine client across all replicas: routes requests and retries them on another replica after a failure."""
 
 import asyncio
 import logging
@@ -19,20 +19,20 @@ from shoal.text.prompt import Codes
 
 logger = logging.getLogger(__name__)
 
-# Replicas one request may be given to: one that kills them must not kill them all.
+# Maximum replicas per request: a request that crashes its replica must not crash all of them.
 ATTEMPTS = 3
 ANSWER_SECONDS = 60.0
 REPORT_SECONDS = 5.0
 
 
 class ClusterService:
-    """The interface of `Service` across the cluster."""
+    """Implements the interface of the engine service on top of Ray Serve."""
 
     def __init__(self, replicas: DeploymentHandle, facts: ModelInfo) -> None:
         self._replicas, self._facts = replicas, facts
         self._speak = replicas.options(stream=True).speak
 
-    # Whoever has no replica now waits for one; Ray holds the request.
+    # Always ready: Ray queues requests while no replica is available.
     ready = True
 
     @property
@@ -48,28 +48,28 @@ class ClusterService:
         return self._facts.sample_rate
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
-        """Chunks as they are made; leaving the generator cancels.
+        """Yield chunks as they are generated; closing the generator cancels the request.
 
-        When a replica is lost, a request of which nothing has been heard goes to another as if it had just come.
+        When a replica is lost, a request without audio so far is sent to another replica. Raises ShoalError.
         """
-        since = time.monotonic()
+        started = time.monotonic()
         for attempt in range(1, ATTEMPTS + 1):
-            heard, at_our_rate = False, ChunkResampler(self.sample_rate)
-            spoken = self._spoken(_remaining(request, since))
+            has_audio, resample = False, ChunkResampler(self.sample_rate)
+            chunks = self._stream(_with_remaining_timeout(request, started))
             try:
-                async for chunk in spoken:
-                    heard = True
-                    yield at_our_rate(chunk)
+                async for chunk in chunks:
+                    has_audio = True
+                    yield resample(chunk)
                 return
             except RayActorError:
-                if heard or attempt == ATTEMPTS:
-                    raise EngineStopped("the replica failed while it spoke; send the request again") from None
-                logger.warning("a replica is gone; its request goes to another (%d)", attempt)
+                if has_audio or attempt == ATTEMPTS:
+                    raise EngineStopped("the replica failed during generation; send the request again") from None
+                logger.warning("replica lost: retrying the request on another replica (attempt %d)", attempt)
             finally:
-                await spoken.aclose()
+                await chunks.aclose()
 
-    async def _spoken(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
-        """What one replica makes of it. Raises RayActorError when that is lost."""
+    async def _stream(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
+        """Yield the chunks of one replica. Raises RayActorError when the replica is lost."""
         response, ended = self._speak.remote(request), False
         try:
             async for reply in response:
@@ -80,26 +80,26 @@ class ClusterService:
                 yield reply
             ended = True
         except BackPressureError:
-            raise EngineBusy("all replicas are full; try again later") from None
+            raise EngineBusy("the queues of all replicas are full; try again later") from None
         except (RayActorError, ShoalError):
             raise
         except (RayError, RayServeException) as problem:
-            logger.exception("a replica failed")
-            raise EngineStopped("the replica failed while it spoke; send the request again") from problem
+            logger.exception("replica failed during a request")
+            raise EngineStopped("the replica failed during generation; send the request again") from problem
         finally:
             if not ended:
                 response.cancel()
 
     async def aencode(self, audio: bytes) -> Codes:
-        codes: Codes = await self._ask("encode", audio)
+        codes: Codes = await self._call("encode", audio)
         return codes
 
     async def adecode(self, codes: Codes) -> Samples:
-        samples: Samples = await self._ask("decode", codes)
+        samples: Samples = await self._call("decode", codes)
         return samples
 
     def statistics(self) -> dict[str, Any]:
-        """The engines' figures together: what can be added is added."""
+        """Return the sum of all engines' statistics."""
         total: dict[str, Any] = {}
         for report in self.reports():
             _add(total, {**report.get("engine", {}), "restarts": report["restarts"]})
@@ -109,32 +109,32 @@ class ClusterService:
         return gather(self._replicas)
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
-        """The replicas live on; Ray ends them."""
+        """Do nothing: Ray owns the replicas."""
 
-    async def _ask(self, method: str, given: object) -> Any:
-        """Leaving cancels."""
+    async def _call(self, method: str, given: object) -> Any:
+        """Call a method on any replica, with retries; cancelling the task cancels the call."""
         for _ in range(ATTEMPTS):
             try:
-                answer = await self._answered(getattr(self._replicas, method).remote(given))
+                answer = await self._result(getattr(self._replicas, method).remote(given))
             except RayActorError:
                 continue
             except TimeoutError:
-                raise EngineStopped("no replica answered in time; try again") from None
+                raise EngineStopped(f"no replica responded within {ANSWER_SECONDS:g} s; try again") from None
             if isinstance(answer, ShoalError):
                 raise answer
             return answer
-        raise EngineStopped("the replicas failed over this request")
+        raise EngineStopped(f"{ATTEMPTS} replicas failed during this request")
 
-    async def _answered(self, response: DeploymentResponse) -> Any:
+    async def _result(self, response: DeploymentResponse) -> Any:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await response
         finally:
-            response.cancel()  # nothing, if it has been answered
+            response.cancel()  # no effect on a completed call
 
 
 def gather(replicas: DeploymentHandle) -> list[dict[str, Any]]:
-    """The report of every replica that answers, in the order of ranks. Blocks."""
+    """Return the reports of all replicas that respond, ordered by rank. Blocks."""
     try:
         reports = replicas.broadcast("report").results(timeout_s=REPORT_SECONDS, return_exceptions=True)
     except (DeploymentUnavailableError, TimeoutError):
@@ -142,10 +142,10 @@ def gather(replicas: DeploymentHandle) -> list[dict[str, Any]]:
     return sorted((each for each in reports if isinstance(each, dict)), key=lambda each: each["rank"])
 
 
-def _remaining(request: SpeechRequest, since: float) -> SpeechRequest:
+def _with_remaining_timeout(request: SpeechRequest, started: float) -> SpeechRequest:
     if request.timeout is None:
         return request
-    return replace(request, timeout=max(request.timeout - (time.monotonic() - since), 1e-3))
+    return replace(request, timeout=max(request.timeout - (time.monotonic() - started), 1e-3))
 
 
 def _add(total: dict[str, Any], figures: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Where replicas come in: counted, and one after the other."""
+"""Count and stagger the starts of replicas."""
 
 import time
 from collections import Counter
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StartTicket:
-    """What the gate says to a replica that starts."""
+    """Reply of the gate to a replica that starts."""
 
-    starts: int  # of this rank, this one included
-    wait: float  # seconds until its turn
+    starts: int  # starts of this rank so far, this one included
+    wait: float  # seconds to wait before loading
 
 
 class StartupGate:
-    """Counts the starts of every rank, and keeps them apart. There is one in the cluster, and it does nothing else."""
+    """Single actor per cluster that counts starts by rank and keeps them `stagger_seconds` apart."""
 
     def __init__(self, stagger_seconds: float) -> None:
-        self._apart = stagger_seconds
+        self._stagger = stagger_seconds
         self._starts: Counter[int] = Counter()
         self._next = 0.0
 
     async def enter(self, rank: int) -> StartTicket:
         now = time.monotonic()
-        turn = max(now, self._next)
-        self._next = turn + self._apart
+        start = max(now, self._next)
+        self._next = start + self._stagger
         self._starts[rank] += 1
-        return StartTicket(self._starts[rank], turn - now)
+        return StartTicket(self._starts[rank], start - now)

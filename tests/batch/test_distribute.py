@@ -39,12 +39,12 @@ def test_a_worker_reads_its_lines_by_their_place_and_tells_those_that_are_others
             worker._speaker.loaded.service.close()
             worker._journal.close()
         assert sorted(zip(told["line"], told["status"], strict=True)) == [(2, "done"), (3, "failed")]
-        assert "the input has changed since the batch began: run it again" in told["error"]
+        assert "the input has changed since the batch started: run the batch again" in told["error"]
         assert manifest.count(tasks) == 1
     assert [path.name for path in out.glob("*.wav")] == ["000002.wav"]
 
 
 def test_a_worker_that_cannot_read_the_input_says_so_before_it_loads_anything(tmp_path: Path) -> None:
     lines = InputFile(tmp_path / "elsewhere.jsonl", LineDefaults("no-such-model"))
-    with pytest.raises(InvalidRequest, match=r"No such file or directory.*: put the input where all machines see it"):
+    with pytest.raises(InvalidRequest, match=r"No such file or directory.*: put the input on storage"):
         BatchWorker(EngineSource("no-such-model"), tmp_path, tmp_path, lines)

@@ -46,7 +46,7 @@ def test_the_mark_that_some_editors_begin_a_file_with_is_no_part_of_its_first_li
     ("line", "told"),
     [
         ("not json", "the line is not JSON"),
-        ("[1]", "a line is a JSON object"),
+        ("[1]", "a line must be a JSON object"),
         ("{}", "text: Field required"),
         ('{"text": ""}', "text"),
         ('{"text": "a", "tone": "sad"}', "tone: unknown field; there are text, "),
@@ -54,7 +54,7 @@ def test_the_mark_that_some_editors_begin_a_file_with_is_no_part_of_its_first_li
         ('{"text": "a", "temperature": 9}', "temperature"),
         ('{"text": "a", "id": "../../etc/passwd"}', "id"),
         ('{"text": "a", "id": ".hidden"}', "id"),
-        ('{"text": "a", "voice": "b", "reference_id": "c"}', "give one of them"),
+        ('{"text": "a", "voice": "b", "reference_id": "c"}', "give only one"),
         ('{"text": "a", "format": "opus", "sample_rate": 44100}', "opus"),
         (b'{"text": "\xff"}', "not UTF-8"),
     ],

@@ -50,4 +50,4 @@ def test_a_joined_cluster_that_is_too_small_says_what_is_waited_for(
     assert deployed == [3, 4]
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
-    assert "4 replicas of 1 CPUs need 4 and there are 3" in told[0]
+    assert "4 replicas with 1 CPUs each need 4, but the cluster has 3" in told[0]

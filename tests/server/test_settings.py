@@ -33,7 +33,7 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> N
     ]
 
 
-def test_the_older_names_are_understood() -> None:
+def test_variables_of_the_older_server_are_read() -> None:
     resolved = read(
         {
             "S1_MINI_DEVICE": "cpu",
@@ -67,7 +67,7 @@ def test_the_older_names_are_understood() -> None:
         ({"S1_MINI_COMPILE": "0", "SHOAL_RUNG": "fused"}, "fused", "SHOAL_RUNG"),
     ],
 )
-def test_compiling_or_not_is_a_rung(variables: dict[str, str], rung: str, place: str) -> None:
+def test_compile_switches_of_the_older_server_select_a_rung(variables: dict[str, str], rung: str, place: str) -> None:
     resolved = read(variables)
     assert (resolved.settings.source().config.rung, resolved.sources["rung"]) == (rung, place)
 
@@ -84,21 +84,21 @@ def test_batch_sizes_are_a_list_of_counts() -> None:
             read({"SHOAL_BUCKETS": wrong})
 
 
-def test_our_name_goes_before_the_older_one() -> None:
+def test_a_shoal_variable_overrides_the_older_name() -> None:
     assert read({"S1_MINI_DEVICE": "cuda", "SHOAL_DEVICE": "cpu"}).settings.device == "cpu"
 
 
-def test_what_kubernetes_sets_is_not_a_port() -> None:
+def test_the_service_variable_of_kubernetes_is_not_read_as_a_port() -> None:
     assert read({"SHOAL_PORT": "tcp://10.0.0.1:8080"}).settings.port == 8080
 
 
 @pytest.mark.parametrize(
-    ("variables", "flags", "told"),
+    ("variables", "flags", "message"),
     [
         ({"SHOAL_PORT": "high"}, {}, r"port \(SHOAL_PORT\)"),
         ({"S1_MINI_BATCH_TIMEOUT_MS": "soon"}, {}, "S1_MINI_BATCH_TIMEOUT_MS must be a number"),
-        ({"S1_MINI_COMPILE": "perhaps"}, {}, "S1_MINI_COMPILE is true or false"),
-        ({"S1_MINI_COMPILE_BACKEND": "magic"}, {}, "S1_MINI_COMPILE_BACKEND is one of inductor"),
+        ({"S1_MINI_COMPILE": "perhaps"}, {}, "S1_MINI_COMPILE must be true or false"),
+        ({"S1_MINI_COMPILE_BACKEND": "magic"}, {}, "S1_MINI_COMPILE_BACKEND must be one of inductor"),
         ({}, {"slots": 0}, r"slots \(flag\)"),
         ({}, {"colour": "blue"}, "colour"),
         ({"S1_MINI_BATCH_TIMEOUT_MS": "10001"}, {}, r"batch_seconds .*: Input should be less than or equal to 10"),
@@ -109,24 +109,24 @@ def test_what_kubernetes_sets_is_not_a_port() -> None:
         ({"S1_MINI_DEVICE": "abacus"}, {}, r"device \(S1_MINI_DEVICE\): unknown device 'abacus'"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_place(
-    variables: dict[str, str], flags: dict[str, object], told: str
+def test_an_invalid_setting_is_reported_with_its_source(
+    variables: dict[str, str], flags: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=message):
         read(variables, **flags)
 
 
 def test_an_unknown_key_of_the_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "shoal.toml"
     file.write_text("prot = 80\n")
-    with pytest.raises(InvalidRequest, match=r"prot .*: no such setting; `shoal config` lists all of them"):
+    with pytest.raises(InvalidRequest, match=r"prot .*: no such setting; `shoal config` lists all settings"):
         read(file=file)
     file.write_text("port = ")
-    with pytest.raises(InvalidRequest, match="not TOML"):
+    with pytest.raises(InvalidRequest, match="not valid TOML"):
         read(file=file)
 
 
-def test_the_door_is_closed_unless_a_key_or_a_word_opens_it() -> None:
+def test_a_public_address_requires_a_key_or_insecure() -> None:
     check_access(read(host="127.0.0.1").settings.server())
     check_access(read(host="::1").settings.server())
     check_access(read(host="0.0.0.0", insecure=True).settings.server())
@@ -135,14 +135,14 @@ def test_the_door_is_closed_unless_a_key_or_a_word_opens_it() -> None:
         check_access(read(host="0.0.0.0").settings.server())
 
 
-def test_a_busy_port_is_told() -> None:
+def test_a_port_in_use_is_an_error() -> None:
     port = free_port()
     first = bind(read(port=port).settings.server())
     with first, pytest.raises(InvalidRequest, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
         bind(read(port=port).settings.server())
 
 
-def test_a_model_that_is_not_here_is_refused_before_anything_listens(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_model_is_an_error_before_the_port_is_opened(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     settings = read(model="no-such-model", port=0).settings
     with pytest.raises(ModelNotFound, match="no such directory, and no known name"):
@@ -151,20 +151,20 @@ def test_a_model_that_is_not_here_is_refused_before_anything_listens(caplog: pyt
 
 
 @pytest.mark.parametrize(
-    ("wishes", "told"),
+    ("flags", "message"),
     [({"device": "cuda:63"}, "cuda:63: this machine has"), ({"device": "cpu", "quantize": "fp8"}, "slow=fp8 cannot")],
 )
-def test_what_this_machine_has_not_is_refused_before_anything_listens(
-    wishes: dict[str, str], told: str, caplog: pytest.LogCaptureFixture
+def test_missing_hardware_is_an_error_before_the_port_is_opened(
+    flags: dict[str, str], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    settings = read(model="random:tiny", port=0, **wishes).settings
-    with pytest.raises(InvalidRequest, match=told):
+    settings = read(model="random:tiny", port=0, **flags).settings
+    with pytest.raises(InvalidRequest, match=message):
         serve(settings.server(), settings.source(), settings.voice_directory())
     assert "listening" not in caplog.text
 
 
-def test_what_any_machine_has_needs_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_needs_no_hardware_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiprocessing.get_context", None)
     check_device(read(device="cpu", quantize="none").settings.source())
     check_device(read().settings.source())
