@@ -20,6 +20,11 @@ TEMPLATES = (
     (own_sentences("names"), 4_000),
     (own_sentences("greetings"), 1_500),
     (own_sentences("phrases"), 5_000),
+    (own_sentences("exclamations"), 6_000),
+    (own_sentences("dialogue"), 14_000),
+    (own_sentences("short_lines"), 9_000),
+    (own_sentences("lists"), 12_000),
+    (own_sentences("conversation"), 16_000),
 )
 ONE_WORD = own_sentences("one_word").splitlines()
 
