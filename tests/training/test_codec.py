@@ -36,6 +36,10 @@ from training.codec import (
     revive,
     save_codec,
 )
+from training.codec.augment import augment
+from training.codec.reel import PHONEMES_PER_SECOND, UNKNOWN
+from training.codec.run import load_companions, save_companions
+from training.codec.trainer import phoneme_loss
 from training.codec_losses import MelLoss
 from training.discriminators import Discriminators, TimeConv
 from training.means import Diverged
@@ -309,7 +313,7 @@ def test_frozen_codes_stay_bit_identical_while_the_decoding_side_learns(corpus: 
     done, out = tmp_path / "done", tmp_path / "out"
     run_for(trainer_for(corpus), done, 8).go()
     # Narrower than those of the command line, which starts new ones when there are none.
-    (done / "discriminators.safetensors").unlink()
+    (done / "companions.safetensors").unlink()
     options = ["--corpus", str(corpus), "--out", str(out), "--start", str(done), "--freeze-codes", "--plain"]
     main([*options, "--batch", "2", "--frames", "8", "--hours", "0.01", "--max-steps", "3", "--minutes", "5"])
     before, after = load_codec(done), load_codec(out)
@@ -345,3 +349,47 @@ def test_a_checkpoint_of_the_command_line_can_be_prepared_again(corpus: Path, tm
     trainer = Trainer(plan, Reel(corpus, 0.01, 16_000, CPU), CPU, torch.float32)
     assert prepare(trainer, options) > 0
     assert trainer.pace.step == 8
+
+
+def test_crops_come_with_the_phoneme_spoken_at_the_start_of_each_frame(corpus: Path) -> None:
+    step = 16_000 // PHONEMES_PER_SECOND
+    for shard in range(3):
+        sound = np.arange(6 * step, dtype="<i2") // step * 10 + 1  # the samples of a step name the step
+        (corpus / f"shard-{shard:05d}.pcm").write_bytes(sound.astype("<i2").tobytes())
+        (corpus / f"shard-{shard:05d}.phonemes").write_bytes((np.arange(6) * 10 + 1).astype(np.uint8).tobytes())
+    reel = Reel(corpus, 0.001, 16_000, CPU)
+    reel.refresh()
+    samples, phonemes = reel.labelled_crops(50, 4 * 640, 640)
+    named = (samples * 32768).round().long()[:, 640 // 3 :: 640]
+    assert torch.equal(named, phonemes)
+    assert len(named.unique()) > 3
+
+
+def test_shards_without_phonemes_add_nothing_to_the_phoneme_loss(corpus: Path) -> None:
+    trainer = trainer_for(corpus)
+    _, phonemes = trainer.examples()
+    assert (phonemes == UNKNOWN).all()
+    assert phoneme_loss(torch.randn(2, 8, 178), phonemes) == 0
+    told = phoneme_loss(torch.zeros(2, 8, 178), torch.where(torch.arange(8) > 3, 5, phonemes))
+    assert torch.isclose(told, torch.tensor(178.0).log())
+
+
+def test_augmented_examples_stay_in_range_and_others_change_in_level_only() -> None:
+    samples = torch.stack([babble(0.64, seed) for seed in range(8)])
+    level = augment(samples, 16_000, share=0.0)
+    ratio = level / samples
+    assert torch.allclose(ratio, ratio[:, :1].expand_as(ratio), rtol=1e-3)
+    changed = augment(samples, 16_000, share=1.0)
+    assert changed.isfinite().all()
+    assert changed.abs().max() <= 0.971
+    alike = torch.nn.functional.cosine_similarity(changed, samples)
+    assert (alike < 0.999).all()
+
+
+def test_a_run_started_from_a_finished_one_has_its_discriminators_and_classifier(corpus: Path, tmp_path: Path) -> None:
+    first, second = trainer_for(corpus), trainer_for(corpus, replace(PLAN, seed=1))
+    save_companions(first, tmp_path / "companions.safetensors")
+    load_companions(second, tmp_path / "companions.safetensors")
+    for part in ("judges", "classifier"):
+        for a, b in zip(getattr(first, part).parameters(), getattr(second, part).parameters(), strict=True):
+            assert torch.allclose(a, b, rtol=2e-3)

@@ -16,7 +16,7 @@ from training.codec.files import PIECE_BYTES, keep_codebooks, load_codec, save_c
 from training.codec.initialisation import initialise
 from training.codec.ladder import compile_networks, make_runner
 from training.codec.networks import decode_latent, encode_latent
-from training.codec.plan import NANO, Mode, Pace, Plan
+from training.codec.plan import NANO, NANO_24K, Mode, Pace, Plan
 from training.codec.quantiser import Quantised, codebooks, lay_out_codebooks, perplexities, quantise, revive
 from training.codec.reel import Reel
 from training.codec.run import Run
@@ -24,6 +24,7 @@ from training.codec.trainer import Trainer
 
 __all__ = [
     "NANO",
+    "NANO_24K",
     "PIECE_BYTES",
     "Mode",
     "Pace",

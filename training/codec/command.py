@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import argparse
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from shoal.codec.config import CodecConfig
 from training.codec.files import load_codec
 from training.codec.initialisation import initialise
-from training.codec.ladder import compile_networks
-from training.codec.plan import Plan
+from training.codec.ladder import compile_decoding, compile_networks
+from training.codec.plan import CONFIGS, Plan
 from training.codec.reel import Reel
-from training.codec.run import Run
+from training.codec.run import COMPANIONS, Run, load_companions
 from training.codec.trainer import Trainer
 from training.run import restore
 
@@ -31,16 +32,22 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--out", type=Path, required=True, help="log, checkpoint and the finished codec")
     parser.add_argument("--minutes", type=float, default=Plan.minutes, help="wall clock from start to finished files")
     parser.add_argument("--hours", type=float, default=120.0, help="most speech to keep in device memory")
+    parser.add_argument("--config", choices=sorted(CONFIGS), default="16k", help="shape of a new codec")
+    parser.add_argument("--augmented", type=float, default=Plan.augmented_share, help="share of augmented examples")
+    parser.add_argument("--phoneme-weight", type=float, default=Plan.phoneme_weight)
+    parser.add_argument("--free-steps", type=int, default=Plan.free_steps, help="steps before the codebooks join")
     parser.add_argument("--batch", type=int, default=Plan.batch)
     parser.add_argument("--frames", type=int, default=Plan.frames, help="frames per example")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=Plan.rate, help="peak learning rate of the codec")
     parser.add_argument("--judge-rate", type=float, default=Plan.judge_rate)
+    parser.add_argument("--final-rate", type=float, default=Plan.final_share, help="last learning rate, of the peak")
     parser.add_argument("--adversary-from", type=float, default=Plan.adversary_from, help="share of the time")
     parser.add_argument("--max-steps", type=int, default=Plan.max_steps)
     parser.add_argument("--resume", type=Path, help="checkpoint (state.pt) to go on from, on its own schedule")
     parser.add_argument("--start", type=Path, help="folder of a finished codec to begin a new schedule with")
     parser.add_argument("--freeze-codes", action="store_true", help="with --start: train the decoding side only")
+    parser.add_argument("--compile-decoder-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--plain", action="store_true", help="neither compile nor capture")
     options = parser.parse_args(arguments)
     if options.freeze_codes and options.start is None and options.resume is None:
@@ -50,6 +57,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def make_plan(options: argparse.Namespace) -> Plan:
     plan = Plan(
+        config=CONFIGS[options.config],
+        augmented_share=options.augmented,
+        phoneme_weight=options.phoneme_weight,
+        free_steps=options.free_steps,
         minutes=options.minutes,
         batch=options.batch,
         frames=options.frames,
@@ -57,6 +68,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         rate=options.rate,
         judge_rate=options.judge_rate,
         adversary_from=options.adversary_from,
+        final_share=options.final_rate,
         max_steps=options.max_steps,
         freeze_codes=options.freeze_codes,
     )
@@ -75,9 +87,7 @@ def prepare(trainer: Trainer, options: argparse.Namespace) -> float:
         return trainer.pace.spent
     if options.start is not None:
         trainer.codec.load_state_dict(load_codec(options.start).state_dict())
-        judges = options.start / "discriminators.safetensors"
-        if judges.exists():
-            trainer.judges.load_state_dict({name: value.float() for name, value in load_file(judges).items()})
+        load_companions(trainer, options.start / COMPANIONS)
         trainer.pace.quantised_from = 0
     else:
         initialise(trainer.codec, trainer.reel.crops(trainer.plan.batch, trainer.plan.length))
@@ -85,9 +95,15 @@ def prepare(trainer: Trainer, options: argparse.Namespace) -> float:
     return 0.0
 
 
+def start_compiling_decoder(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a process that compiles the decoding half into the compiler's cache: two halves take half the time."""
+    return subprocess.Popen([sys.executable, "-m", "training.codec", *arguments, "--compile-decoder-only"])
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     began = time.monotonic()
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = parse_arguments(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -95,10 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     plan = make_plan(options)
-    reel = Reel(options.corpus, options.hours, plan.config.sample_rate, device)
+    hours = 0.01 if options.compile_decoder_only else options.hours
+    reel = Reel(options.corpus, hours, plan.config.sample_rate, device)
     trainer = Trainer(plan, reel, device, dtype)
+    if options.compile_decoder_only:
+        compile_decoding(trainer)
+        return
     if not options.plain:
-        compile_networks(trainer)
+        compile_networks(trainer, start_compiling_decoder(arguments))
     reel.wait(20 * plan.batch * plan.length, 60 * plan.minutes)
     spent = prepare(trainer, options)
     Run(trainer, options.out, began - spent, capture=not options.plain).go()

@@ -25,6 +25,25 @@ NANO = CodecConfig(
     ),
 )
 
+NANO_24K = CodecConfig(
+    sample_rate=24_000,
+    encoder_dim=24,
+    encoder_rates=(3, 4, 4, 5),
+    latent_dim=256,
+    decoder_dim=512,
+    decoder_rates=(3, 4, 4, 5),
+    encoder_transformer_layers=(0, 0, 0, 0),
+    downsample_factor=(2, 2),
+    semantic_codebook_size=1024,
+    codebook_size=1024,
+    n_codebooks=9,
+    codebook_dim=8,
+    transformer=WindowTransformerConfig(
+        n_layer=4, n_head=4, dim=256, intermediate_size=768, head_dim=64, window_size=32
+    ),
+)
+CONFIGS = {"16k": NANO, "24k": NANO_24K}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -49,6 +68,8 @@ class Plan:
     judge_width: int = 32
     max_steps: int = 1 << 40
     freeze_codes: bool = False
+    augmented_share: float = 0.0  # share of examples with noise, reverberation and another frequency response
+    phoneme_weight: float = 1.0  # weight of the loss that has the first codebook tell phonemes apart
     recoveries: int = 2
     # How many codebooks an example uses; the spread makes every prefix of the codebooks a codec of its own.
     depths: tuple[int, ...] = (10, 10, 10, 10, 10, 10, 10, 8, 8, 8, 8, 8, 8, 8, 8, 6, 6, 4, 9, 7)

@@ -16,13 +16,17 @@ from shoal.codec.quantizer import VectorQuantizer
 
 @dataclass
 class Quantised:
-    """Latent [n, T, dim] with its losses, codes [codebooks, n * T] and lookup queries [codebooks, n * T, 8]."""
+    """Latent [n, T, dim] with its losses, codes [codebooks, n * T] and lookup queries [codebooks, n * T, 8].
+
+    `semantic` [n, T, dim] is the part of the latent that the first codebook holds.
+    """
 
     latent: Tensor
     commit: Tensor
     book: Tensor
     codes: Tensor
     queries: Tensor
+    semantic: Tensor
 
 
 def codebooks(codec: Codec) -> list[VectorQuantizer]:
@@ -39,7 +43,7 @@ def quantise(codec: Codec, latent: Tensor, active: Tensor) -> Quantised:
     """Pass the latent through the first active[i] codebooks of row i; gradients pass straight through the lookup."""
     left, total = latent, torch.zeros_like(latent)
     commit = book_loss = latent.new_zeros(())
-    codes, queries = [], []
+    codes, queries, parts = [], [], []
     for index, book in enumerate(codebooks(codec)):
         query = F.linear(left, book.in_proj.weight.squeeze(-1), book.in_proj.bias)
         code = nearest(query.detach().flatten(0, 1), book.codebook.weight.detach())
@@ -53,7 +57,8 @@ def quantise(codec: Codec, latent: Tensor, active: Tensor) -> Quantised:
         left, total = left - part, total + used * part
         codes.append(code)
         queries.append(query.detach().flatten(0, 1))
-    return Quantised(total, commit, book_loss, torch.stack(codes), torch.stack(queries))
+        parts.append(part)
+    return Quantised(total, commit, book_loss, torch.stack(codes), torch.stack(queries), parts[0])
 
 
 @torch.no_grad()

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+PHONEMES_PER_SECOND = 40
+UNKNOWN = 255  # phoneme id where a shard has no `.phonemes`
+
 
 class Reel:
     """The corpus in device memory, int16, end to end; grows as shards are finished. The first shard is held out."""
@@ -18,6 +21,9 @@ class Reel:
     def __init__(self, folder: Path, hours: float, sample_rate: int, device: torch.device) -> None:
         self.folder, self.rate = folder, sample_rate
         self.samples = torch.zeros(int(hours * 3600 * sample_rate), dtype=torch.int16, device=device)
+        self.phoneme_step = sample_rate // PHONEMES_PER_SECOND
+        count = len(self.samples) // self.phoneme_step + 1
+        self.phonemes = torch.full((count,), UNKNOWN, dtype=torch.uint8, device=device)
         self.filled = torch.zeros((), dtype=torch.long, device=device)
         self.held_out = torch.zeros(0, device=device)
         self.count = 0
@@ -40,8 +46,28 @@ class Reel:
             return
         sound = sound[: len(self.samples) - self.count]
         self.samples[self.count : self.count + len(sound)] = sound.to(self.samples.device)
+        self._append_phonemes((self.folder / stem).with_suffix(".phonemes"))
         self.count += len(sound)
         self.filled.fill_(self.count)
+
+    def _append_phonemes(self, path: Path) -> None:
+        """Read the phoneme ids of the shard that begins at `count`. Shards with ids hold whole steps of samples."""
+        if path.exists():
+            ids = torch.from_numpy(np.fromfile(path, dtype=np.uint8))
+            first = self.count // self.phoneme_step
+            ids = ids[: len(self.phonemes) - first]
+            self.phonemes[first : first + len(ids)] = ids.to(self.phonemes.device)
+
+    def labelled_crops(self, count: int, length: int, frame: int) -> tuple[Tensor, Tensor]:
+        """Return random stretches [count, length] and the phoneme id of each frame [count, length / frame].
+
+        The id is that of the first third of the frame: a causal encoder has then heard enough of the phoneme.
+        """
+        steps = (self.filled - length) // self.phoneme_step
+        start = (torch.rand(count, device=self.samples.device, dtype=torch.float64) * steps).long() * self.phoneme_step
+        where = start[:, None] + torch.arange(length, device=start.device)
+        places = (start[:, None] + torch.arange(frame // 3, length, frame, device=start.device)) // self.phoneme_step
+        return self.samples[where].float() / 32768, self.phonemes[places].long()
 
     def crops(self, count: int, length: int) -> Tensor:
         """Random stretches [count, length]. They may run from one utterance into the next, as speech does."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
 
 import training.run
 from training.codec.files import save_codec, save_whole
@@ -14,6 +17,9 @@ from training.codec.quantiser import revive
 from training.codec.trainer import Trainer
 from training.codec.validation import validate
 from training.run import Every
+
+COMPANIONS = "companions.safetensors"
+PARTS = ("judges", "classifier")
 
 
 @dataclass
@@ -88,7 +94,25 @@ class Run(training.run.Run[Trainer]):
         self.write({"step": self.pace.step, "validation": validate(self.trainer, depths)})
 
     def saved(self) -> None:
-        """The averaged codec and the judges: small beside the state."""
+        """Write the averaged codec, and what a later run with `--start` needs besides, all small beside the state."""
         save_codec(self.trainer.ema, self.out)
-        judges = {name: value.half().contiguous() for name, value in self.trainer.judges.state_dict().items()}
-        save_whole(judges, self.out / "discriminators.safetensors")
+        save_companions(self.trainer, self.out / COMPANIONS)
+
+
+def save_companions(trainer: Trainer, path: Path) -> None:
+    """Write the discriminators and the phoneme classifier in fp16."""
+    tensors = {
+        f"{part}.{name}": value.half().contiguous()
+        for part in PARTS
+        for name, value in getattr(trainer, part).state_dict().items()
+    }
+    save_whole(tensors, path)
+
+
+def load_companions(trainer: Trainer, path: Path) -> None:
+    """Read what `save_companions` wrote, if it is there."""
+    if path.exists():
+        tensors = {name: value.float() for name, value in load_file(path).items()}
+        for part in PARTS:
+            own = {k.removeprefix(f"{part}."): v for k, v in tensors.items() if k.startswith(f"{part}.")}
+            getattr(trainer, part).load_state_dict(own)

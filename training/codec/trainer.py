@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from shoal.codec.dac import Codec
+from training.codec.augment import augment
 from training.codec.networks import decode_latent, encode_latent
 from training.codec.plan import Mode, Pace, Plan
 from training.codec.quantiser import lay_out_codebooks, quantise
-from training.codec.reel import Reel
+from training.codec.reel import UNKNOWN, Reel
 from training.codec_losses import MelLoss, deception_loss, discriminator_loss, feature_loss
 from training.discriminators import Discriminators
 from training.means import Means
@@ -21,14 +23,22 @@ from training.optimisers import adam, hold_to_usual, set_rate
 
 MEL_WEIGHT, COMMIT_WEIGHT, BOOK_WEIGHT, FEATURE_WEIGHT = 15.0, 0.25, 1.0, 2.0
 BETAS = (0.8, 0.99)
-STATS = ("loss", "mel", "commit", "book", "norm", "judges", "deceive", "features")
-STORED = ("codec", "ema", "judges", "optimizer", "judge_optimizer")
+STATS = ("loss", "mel", "commit", "book", "phonemes", "norm", "judges", "deceive", "features")
+STORED = ("codec", "ema", "judges", "classifier", "optimizer", "judge_optimizer")
+PHONEMES = 178  # tokens of the teacher's vocabulary
 
 
 def alternate_halves(samples: Tensor) -> Tensor:
     """[n, N] -> [n, N / 2]: ends of even rows, starts of odd ones. Judges cost more than the codec."""
     half = samples.shape[-1] // 2
     return torch.cat((samples[0::2, half:], samples[1::2, :half]))
+
+
+def phoneme_loss(logits: Tensor, phonemes: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits [n, T, classes] over frames [n, T] whose phoneme is known."""
+    known = phonemes != UNKNOWN
+    lost = F.cross_entropy(logits.transpose(1, 2), torch.where(known, phonemes, 0), reduction="none")
+    return (lost * known).sum() / known.sum().clamp(min=1)
 
 
 class Trainer:
@@ -40,6 +50,7 @@ class Trainer:
         self.codec = Codec(plan.config).to(device)
         self.codec.reserve(plan.frames)
         self.judges = Discriminators(width=plan.judge_width).to(device)
+        self.classifier = nn.Linear(plan.config.latent_dim, PHONEMES, device=device)
         self.mel = MelLoss(plan.config.sample_rate).to(device)
         self.encode: Callable[[Codec, Tensor, torch.dtype], Tensor] = encode_latent
         self.decode: Callable[[Codec, Tensor, torch.dtype], Tensor] = decode_latent
@@ -57,7 +68,7 @@ class Trainer:
 
     def _trained(self) -> list[nn.Parameter]:
         if not self.plan.freeze_codes:
-            return list(self.codec.parameters())
+            return [*self.codec.parameters(), *self.classifier.parameters()]
         self.codec.requires_grad_(False)
         quantizer = self.codec.quantizer
         parts = (quantizer.post_module, quantizer.upsample, self.codec.decoder)
@@ -65,12 +76,12 @@ class Trainer:
 
     def step(self, mode: Mode) -> None:
         """One update of everything. No host reads: a graph can hold all of it."""
-        samples = self.reel.crops(self.plan.batch, self.plan.length)
+        samples, phonemes = self.examples()
         self.optimizer.zero_grad(set_to_none=True)
-        latent, commit, book = self._latent(samples, mode)
+        latent, commit, book, told = self._latent(samples, phonemes, mode)
         made = self.decode(self.codec, latent, self.dtype)
         mel = self.mel(made, samples)
-        loss = MEL_WEIGHT * mel + COMMIT_WEIGHT * commit + BOOK_WEIGHT * book
+        loss = MEL_WEIGHT * mel + COMMIT_WEIGHT * commit + BOOK_WEIGHT * book + self.plan.phoneme_weight * told
         judged = [torch.zeros_like(mel)] * 3
         if mode.adversary:
             *judged, pull = self._judge(samples, made)
@@ -80,18 +91,29 @@ class Trainer:
         norm = self._clip()
         self.optimizer.step()
         self._average()
-        self.means.note(torch.stack([loss, mel, commit, book, norm, *judged]))
+        self.means.note(torch.stack([loss, mel, commit, book, told, norm, *judged]))
 
-    def _latent(self, samples: Tensor, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
+    def examples(self) -> tuple[Tensor, Tensor]:
+        """Return samples [batch, length], some augmented, and phoneme ids [batch, frames]."""
+        config, plan = self.plan.config, self.plan
+        samples, phonemes = self.reel.labelled_crops(plan.batch, plan.length, config.frame_length)
+        if plan.augmented_share > 0:
+            samples = augment(samples, config.sample_rate, plan.augmented_share)
+        return samples, phonemes
+
+    def _latent(self, samples: Tensor, phonemes: Tensor, mode: Mode) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the latent and the losses of commitment, codebooks and phonemes."""
         with torch.set_grad_enabled(not self.plan.freeze_codes):
             latent = self.encode(self.codec, samples, self.dtype)
+            zero = latent.new_zeros(())
             if not mode.codes:
-                return latent, latent.new_zeros(()), latent.new_zeros(())
+                return latent, zero, zero, zero
             active = self.depths[torch.randint(len(self.depths), (len(samples),), device=self.device)]
             found = quantise(self.codec, latent, active)
         self.uses.scatter_add_(1, found.codes, torch.ones_like(found.codes))
         self.queries.copy_(found.queries)
-        return found.latent, found.commit, found.book
+        told = phoneme_loss(self.classifier(found.semantic), phonemes)
+        return found.latent, found.commit, found.book, told
 
     def _judge(self, samples: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Update the judges; returns their loss, the two losses of the codec, and its gradient at the samples made."""
@@ -135,7 +157,7 @@ class Trainer:
     def begin_codes(self) -> None:
         """Lay out the codebooks from the latents of the codec as it is."""
         batches = self.plan.layout_frames // (self.plan.batch * self.plan.frames)
-        crops = (self.reel.crops(self.plan.batch, self.plan.length) for _ in range(batches))
+        crops = (self.examples()[0] for _ in range(batches))
         # The plain form: a compiled one would be compiled again, for want of gradients.
         latents = torch.cat([encode_latent(self.codec, crop, self.dtype).flatten(0, 1) for crop in crops])
         lay_out_codebooks(self.codec, latents)
