@@ -89,22 +89,32 @@ def chosen_utterances(corpus: Corpus, sentences: int | None, voices: int | None)
     ]
 
 
-def write_clips(utterances: Sequence[Utterance], systems: Mapping[str, System], out: Path) -> int:
-    """Each utterance by every system, and the manifest that names them all; returns the number of clips."""
+def write_clips(utterances: Sequence[Utterance], systems: Mapping[str, System], out: Path, sample_rate: int) -> int:
+    """Write each utterance by every system, and the manifest that names them all; return the number of clips."""
     rows = []
     for name, speak in systems.items():
         (out / name).mkdir(parents=True, exist_ok=True)
         for number, (utterance, samples) in enumerate(zip(utterances, speak(utterances), strict=True)):
             path = Path(name) / f"{number:04d}-{utterance.voice}.wav"
-            (out / path).write_bytes(wav_bytes(samples))
+            (out / path).write_bytes(wav_bytes(samples, sample_rate))
             rows.append({"path": str(path), "text": utterance.text, "voice": utterance.voice, "system": name})
     (out / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return len(rows)
 
 
-def wav_bytes(samples: Samples) -> bytes:
+def wav_bytes(samples: Samples, sample_rate: int) -> bytes:
     content = samples.astype("<i2").tobytes()
-    return wav_header(SAMPLE_RATE, len(content)) + content
+    return wav_header(sample_rate, len(content)) + content
+
+
+def codec_at(folder: Path, sample_rate: int) -> Codec:
+    """Load a codec; raise InvalidRequest if it has another sample rate than the clips."""
+    codec = load_codec(folder).eval()
+    if codec.config.sample_rate != sample_rate:
+        raise InvalidRequest(
+            f"{folder} is a codec of {codec.config.sample_rate} Hz, but --sample-rate is {sample_rate}"
+        )
+    return codec
 
 
 def named(argument: str) -> tuple[str, str]:
@@ -131,8 +141,11 @@ def overridden(sampling: SamplingParams, changes: Sequence[str]) -> SamplingPara
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     about = "Make the clips that training.evaluate judges: of teachers, codecs and whole models."
     parser = argparse.ArgumentParser(prog="python -m training.clips", description=about)
-    parser.add_argument("--speech", type=Path, required=True, help="shards of training.data --heldout")
+    parser.add_argument(
+        "--speech", type=Path, required=True, help="held-out shards of training.data or training.kokoro"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for manifest.jsonl and a folder per system")
+    parser.add_argument("--sample-rate", type=int, default=SAMPLE_RATE, help="sample rate of --speech in Hz")
     parser.add_argument("--sentences", type=int, help="only the first so many")
     parser.add_argument("--voices", type=int, help="voices per sentence, taking turns (default: every voice)")
     parser.add_argument(
@@ -164,13 +177,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_arguments(arguments)
     systems: dict[str, System] = {TEACHER: teacher}
     for name, folder in options.codec or [("resynthesis", SHIPPED)]:
-        systems[name] = resynthesis(load_codec(Path(folder)).eval())
+        systems[name] = resynthesis(codec_at(Path(folder), options.sample_rate))
     with ExitStack() as engines:
         for name, model in options.model:
             engine = engines.enter_context(shoal.load(model))
             systems[name] = speech(engine, overridden(engine.service.default_sampling, options.sampling))
         utterances = chosen_utterances(Corpus(options.speech), options.sentences, options.voices)
-        print(f"{write_clips(utterances, systems, options.out)} clips in {options.out}")
+        count = write_clips(utterances, systems, options.out, options.sample_rate)
+        print(f"{count} clips in {options.out}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from shoal.codec.dac import Codec
 from shoal.errors import InvalidRequest
 from shoal.speech import SamplingParams
 from training.clips import SHIPPED, Utterance, main, named, overridden, resynthesis
-from training.codec import load_codec
+from training.codec import NANO_24K, load_codec, save_codec
 from training.data import Line, Samples
 from training.evaluate import read_manifest, read_wav
 
@@ -50,6 +52,19 @@ def test_every_system_says_the_first_sentences_in_every_voice(speech: Path, tmp_
     for clip in clips:
         lengths[clip.path.name].add(read_wav(clip.path.read_bytes())[0].size)
     assert all(len(found) == 1 for found in lengths.values())
+
+
+def test_clips_have_the_sample_rate_of_the_speech_and_a_codec_of_another_rate_is_refused(
+    speech: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequest, match="16000 Hz"):
+        main(["--speech", str(speech), "--out", str(tmp_path), "--sample-rate", "24000"])
+    save_codec(Codec(replace(NANO_24K, decoder_dim=64, encoder_dim=8)), tmp_path / "codec")
+    arguments = ["--speech", str(speech), "--out", str(tmp_path), "--sentences", "1", "--sample-rate", "24000"]
+    main([*arguments, "--codec", f"new={tmp_path / 'codec'}"])
+    clips = read_manifest(tmp_path / "manifest.jsonl")
+    assert [clip.system for clip in clips] == ["teacher"] * 2 + ["new"] * 2
+    assert {read_wav(clip.path.read_bytes())[1] for clip in clips} == {24_000}
 
 
 def test_voices_take_turns_over_the_sentences(speech: Path, tmp_path: Path) -> None:
