@@ -120,7 +120,7 @@ def read_parts(language: Path, codec: Path) -> Parts:
     frozen = frozen_codec(codec, about.codebooks)
     if codec_fingerprint(frozen) != about.fingerprint:
         raise ValueError(f"{language} was trained on codes of another codec than {codec}")
-    tokenizer = prompts_for(about).columns.tokenizer
+    tokenizer = prompts_for(about).grid.tokenizer
     trained = json.loads((language / "trained.json").read_text())
     return Parts(load_model(language, tokenizer, dtype=torch.float32), frozen, about, trained)
 
