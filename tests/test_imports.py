@@ -1,25 +1,27 @@
-"""Arrows point one way, and the core stands on few legs."""
+"""Package dependencies point one way, and the core needs few third-party packages."""
 
 import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "shoal"
 
-# From top to bottom: a package may import those on lower levels.
+# From top to bottom: a package may import packages of lower layers.
 LAYERS = (
     {"cli", "__main__", "tools"},
-    {"server", "cluster", "batch", "deploy", "settings", "ui", "api"},
+    {"server", "cluster", "batch", "deploy", "settings", "ui"},
+    {"api"},
     {"engine", "voices", "audio"},
     {"text", "model", "codec", "checkpoint", "kernels", "quantize"},
     {"speech", "config", "errors", "metrics", "paths"},
 )
-# On the third floor rooms stand apart, but for these.
-ACROSS = {
+# Imports within the layer of text, model and codec are limited to these.
+WITHIN_LAYER = {
     "checkpoint": {"model", "codec", "text", "kernels", "quantize"},
     "quantize": {"model", "codec"},
     "model": {"kernels"},
@@ -27,18 +29,18 @@ ACROSS = {
     "text": set[str](),
     "kernels": set[str](),
 }
-FRONT_DOOR = "the promised names"
+PUBLIC_API = "shoal"
 CORE = ("model", "codec", "checkpoint", "text", "engine", "kernels", "quantize")
 EXTRAS = ("pydantic", "fastapi", "uvicorn", "starlette", "av", "soxr", "soundfile", "torchao", "typer", "rich", "ray",
           "prometheus_client", "ormsgpack", "huggingface_hub", "triton", "scipy")  # fmt: skip
 
 
-def modules(*rooms: str) -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if not rooms or room_of(path) in rooms)
+def modules(*packages: str) -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if not packages or package_of(path) in packages)
 
 
-def room_of(path: Path) -> str:
-    """The room a file belongs to; the promised names of the package itself stand above all rooms."""
+def package_of(path: Path) -> str:
+    """Return the top-level package or module of a file; "" for shoal/__init__.py, which is above all layers."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return "" if parts == ("__init__",) else parts[0]
 
@@ -49,63 +51,81 @@ def module_name(path: Path) -> str:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Dotted names of ours that a file imports, wherever in it the import stands."""
+    """Yield the dotted names of shoal that a file imports, at module level and inside functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "shoal")
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative imports hide which room is meant"
+            assert node.level == 0, f"{path}: use absolute imports, so that the imported package is visible"
             if node.module == "shoal":
                 yield from (f"shoal.{alias.name}" for alias in node.names)
             elif node.module is not None and node.module.startswith("shoal."):
                 yield node.module
 
 
-def rooms_used(path: Path) -> set[str]:
-    """Rooms that a file reaches into, its own left out. The version is no room."""
-    return {room_named(name) for name in imported(path)} - {room_of(path), "__version__"}
+def packages_used(path: Path) -> set[str]:
+    """Return the packages that a file imports, without its own and without `__version__`."""
+    return {package_named(name) for name in imported(path)} - {package_of(path), "__version__"}
 
 
-def room_named(name: str) -> str:
-    """`shoal.engine.thread` -> `engine`; what the package itself promises, `shoal.load`, is behind its front door."""
+def package_named(name: str) -> str:
+    """`shoal.engine.thread` -> `engine`; a public name such as `shoal.load` -> PUBLIC_API."""
     first = name.partition(".")[2].partition(".")[0]
-    is_room = any(first in rooms for rooms in LAYERS) or first == "__version__"
-    return first if is_room or (PACKAGE / first).with_suffix(".py").exists() else FRONT_DOOR
+    is_package = any(first in packages for packages in LAYERS) or first == "__version__"
+    return first if is_package or (PACKAGE / first).with_suffix(".py").exists() else PUBLIC_API
 
 
-def floor_of(room: str) -> int:
-    return next(number for number, rooms in enumerate(LAYERS) if room in rooms)
+def layer_of(package: str) -> int:
+    return next(number for number, packages in enumerate(LAYERS) if package in packages)
 
 
-def allowed(room: str, used: str) -> bool:
-    if used == FRONT_DOOR:
-        return floor_of(room) == 0
-    if floor_of(used) != floor_of(room):
-        return floor_of(used) > floor_of(room)
-    return used in ACROSS.get(room, {used})
+def allowed(package: str, used: str) -> bool:
+    if used == PUBLIC_API:
+        return layer_of(package) == 0
+    if layer_of(used) != layer_of(package):
+        return layer_of(used) > layer_of(package)
+    return used in WITHIN_LAYER.get(package, {used})
 
 
-def test_every_room_has_a_floor() -> None:
-    rooms = {room_of(path) for path in modules()} - {""}
-    assert rooms - set().union(*LAYERS) == set()
+def test_every_package_has_a_layer() -> None:
+    packages = {package_of(path) for path in modules()} - {""}
+    assert packages - set().union(*LAYERS) == set()
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: module_name(path))
-def test_arrows_point_one_way(path: Path) -> None:
-    room = room_of(path)
-    upwards = sorted(used for used in rooms_used(path) if room and not allowed(room, used))
-    assert upwards == [], f"{module_name(path)} must not use {', '.join(upwards)}"
+def test_imports_point_to_lower_layers(path: Path) -> None:
+    package = package_of(path)
+    upwards = sorted(used for used in packages_used(path) if package and not allowed(package, used))
+    assert upwards == [], f"{module_name(path)} must not import {', '.join(upwards)}"
 
 
-def test_the_rule_would_catch_an_arrow_that_points_up() -> None:
+def test_there_is_no_cycle_between_packages() -> None:
+    """Raises CycleError, which names the packages of the cycle."""
+    uses: dict[str, set[str]] = {}
+    for path in modules():
+        if package_of(path):
+            uses.setdefault(package_of(path), set()).update(packages_used(path) - {PUBLIC_API})
+    assert set(TopologicalSorter(uses).static_order()) >= uses.keys()
+
+
+def test_the_api_does_not_import_a_web_framework() -> None:
+    for path in modules("api"):
+        names = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+        used = {(name or "").partition(".")[0] for name in names} & {"fastapi", "starlette", "uvicorn"}
+        assert used == set(), f"{module_name(path)} must not import {', '.join(used)}"
+
+
+def test_the_rule_rejects_upward_imports() -> None:
     assert not allowed("model", "engine")
     assert not allowed("model", "text")
     assert not allowed("text", "model")
     assert not allowed("codec", "checkpoint")
     assert not allowed("errors", "model")
-    assert not allowed("engine", room_named("shoal.load"))
-    assert allowed("cli", room_named("shoal.load"))
+    assert not allowed("api", "server")
+    assert not allowed("engine", package_named("shoal.load"))
+    assert allowed("cli", package_named("shoal.load"))
     assert allowed("checkpoint", "codec")
+    assert allowed("server", "api")
     assert allowed("server", "errors")
     assert allowed("speech", "errors")
 
@@ -113,13 +133,13 @@ def test_the_rule_would_catch_an_arrow_that_points_up() -> None:
 BLOCKED_IMPORT = """
 import importlib, importlib.abc, sys
 
-class Refuse(importlib.abc.MetaPathFinder):
+class Block(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in BLOCKED:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 BLOCKED = set(sys.argv[1].split(","))
-sys.meta_path.insert(0, Refuse())
+sys.meta_path.insert(0, Block())
 for name in sys.argv[2:]:
     importlib.import_module(name)
 found = sorted(BLOCKED & {name.partition(".")[0] for name in sys.modules})
@@ -127,8 +147,8 @@ assert not found, found
 """
 
 
-def test_the_core_needs_torch_and_the_tokenizers_and_nothing_else() -> None:
-    """A GPU host without a web framework, audio codecs or pretty printing can load a model and run it."""
+def test_the_core_needs_only_torch_and_the_tokenizers() -> None:
+    """A GPU host without a web framework, audio codecs or terminal output packages can load and run a model."""
     names = [module_name(path) for path in modules(*CORE)]
     command = [sys.executable, "-c", BLOCKED_IMPORT, ",".join(EXTRAS), *names]
     finished = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent)
