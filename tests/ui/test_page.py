@@ -320,7 +320,7 @@ def test_pieces_are_laid_end_to_end_at_the_rate_of_the_model(visit: Visit) -> No
     assert [piece["when"] for piece in laid[1:]] == pytest.approx(ends[:-1], abs=1e-7)
 
 
-def test_sliders_stand_at_the_usual_of_the_model_and_only_moved_ones_are_sent(visit: Visit) -> None:
+def test_sliders_start_at_the_models_defaults_and_only_changed_ones_are_sent(visit: Visit) -> None:
     page = visit()
     page.click("#advanced summary")
     assert page.input_value("#temperature") == "0.8"
@@ -330,7 +330,7 @@ def test_sliders_stand_at_the_usual_of_the_model_and_only_moved_ones_are_sent(vi
         say(page)
     sent = request.value.post_data_json
     assert (sent["temperature"], "top_p" in sent, sent["seed"]) == (0.75, False, SEED)
-    page.click("text=Back to the model’s usual")
+    page.click("text=Reset to the model’s defaults")
     assert page.input_value("#temperature") == "0.8"
 
 

@@ -1,4 +1,4 @@
-/** Puts the page together and keeps it in touch with the server. */
+/** Assembles the page and polls the server's state. */
 
 import { Player } from "./audio/player.js";
 import * as server from "./server/client.js";
@@ -22,7 +22,7 @@ const LOOK_SECONDS = { whileAway: 1, whileReady: 5 };
 const STATES = {
   starting: "Loading the model…",
   restarting: "The engine is coming back…",
-  stopping: "The server is going down",
+  stopping: "The server is shutting down",
   failed: "The server has failed",
   away: "No server",
 };
@@ -40,7 +40,7 @@ const voiceDialog = new VoiceDialog();
 const editDialog = new EditDialog();
 new EngineView();
 
-let known = false; // the model's facts are on the page
+let known = false; // the model's description is loaded
 
 async function lookAfterServer() {
   for (;;) {
@@ -58,17 +58,17 @@ function showState(state, model) {
     state === "ready" ? (speaking.rate ? `${model} · ${speaking.rate / 1000} kHz` : `${model}`) : STATES[state];
   byId("status").dataset.state = state;
   const line = byId("status").querySelector(".words");
-  // Only a change is written: what is announced again and again is noise.
+  // Write only changes: screen readers announce every write.
   if (line.textContent !== words) line.textContent = words;
 }
 
-/** Learn the model, its voices and its habits. */
+/** Loads the model's description: voices, defaults and limits. */
 async function meet() {
   try {
     const facts = await server.about();
     speaking.rate = facts.sample_rate;
     composer.mostCharacters = facts.text_characters;
-    sampling.setUsual(facts.sampling);
+    sampling.setDefaults(facts.sampling);
     download.offer(facts.formats);
     showVoices(facts.voices);
     byId("version").textContent = `Shoal ${facts.version}`;
@@ -145,7 +145,7 @@ byId("add-voice").addEventListener("click", () => voiceDialog.open());
 byId("key-button").addEventListener("click", async () => (await askForKey()) && meet());
 history.addEventListener("play", ({ detail }) => replay(detail));
 history.addEventListener("reuse", ({ detail }) => reuse(detail.speech));
-// What is open stays open.
+// Remember which sections are open.
 byId("advanced").open = recall("advanced", false);
 byId("advanced").addEventListener("toggle", () => remember("advanced", byId("advanced").open));
 connectTheme();

@@ -1,2 +1,2 @@
-// Addresses are relative, so that the page also works behind a prefix.
+// URLs are relative, so that the page also works behind a path prefix.
 SwaggerUIBundle({ url: "openapi.json", dom_id: "#api", deepLinking: true, validatorUrl: null });

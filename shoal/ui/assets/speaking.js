@@ -1,4 +1,4 @@
-/** One press of Speak, from the words to the kept recording. */
+/** Handles Speak: from the text to the stored recording. */
 
 import { Track } from "./audio/track.js";
 import { Performance, drawSeed } from "./speech/perform.js";
@@ -15,12 +15,12 @@ const SILENCE = {
 
 export class Speaking {
   #page;
-  #now = null; // the performance under way
+  #now = null; // the current Performance
 
   /** `page`: player, stage, composer, dialogue, sampling, history, download. */
   constructor(page) {
     this.#page = page;
-    this.rate = 0; // of the model; 0 before it is known
+    this.rate = 0; // the model's sample rate in Hz; 0 before it is known
     byId("speak").addEventListener("click", () => this.toggle());
     page.composer.addEventListener("change", () => this.update());
     page.stage.addEventListener("turn", ({ detail }) => page.dialogue.mark(detail));
@@ -96,7 +96,7 @@ export class Speaking {
     announce(outcome === "whole" ? `Done, ${duration(track.seconds)} of audio` : "Stopped");
   }
 
-  /** A browser that keeps nothing loses only the history. */
+  /** Without storage only the history is lost. */
   #keep({ lines, track, firstAudio, realTimeFactor, outcome }, recipe) {
     const text = lines.map((line) => line.text).join(" ");
     const voices = [...new Set(lines.map(({ voice }) => voice ?? "Model’s own"))];
@@ -104,10 +104,10 @@ export class Speaking {
     this.#page.history.add(speech, track).catch(() => {});
   }
 
-  /** What was made before trouble came is heard to its end; a stop is a stop. */
+  /** After an error the audio so far plays to its end; after a stop it does not. */
   #showEnd(track, outcome) {
     const { player, download } = this.#page;
-    if (player.track !== track) return; // something of the history is heard by now
+    if (player.track !== track) return; // the user plays something from the history
     if (!track.length) player.clear();
     else if (outcome === "stopped") player.stop();
     download.show(track);

@@ -1,9 +1,9 @@
-// The chosen theme, before anything is painted; without a choice the system's is used.
+// Applies the stored theme before the first paint; without one, the system's theme is used.
 (() => {
   try {
     const chosen = JSON.parse(localStorage.getItem("shoal.theme"));
     if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
   } catch {
-    // Nothing is kept here, or nothing readable: the system's theme will do.
+    // Storage is blocked or broken: use the system's theme.
   }
 })();

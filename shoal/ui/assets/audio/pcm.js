@@ -1,6 +1,6 @@
-/** 16-bit samples: from the bytes of a stream, and back into a wav file. */
+/** Converts between byte streams, 16-bit samples and wav files. */
 
-/** Little-endian bytes in pieces of any size -> samples. A piece may end in the middle of one. */
+/** Decodes little-endian bytes in pieces of any size; a piece may end in the middle of a sample. */
 export class SampleReader {
   #left = new Uint8Array(0);
 
@@ -23,7 +23,7 @@ export function toInteger(samples) {
   return Int16Array.from(samples, (sample) => Math.max(-32768, Math.min(32767, Math.round(sample * 32768))));
 }
 
-/** A mono wav file. */
+/** Encodes a mono wav file. */
 export function wavFile(samples, rate) {
   const header = new DataView(new ArrayBuffer(44));
   const text = (at, word) => [...word].forEach((letter, n) => header.setUint8(at + n, letter.charCodeAt(0)));
@@ -31,7 +31,7 @@ export function wavFile(samples, rate) {
   header.setUint32(4, 36 + 2 * samples.length, true);
   text(8, "WAVEfmt ");
   header.setUint32(16, 16, true);
-  header.setUint16(20, 1, true); // plain samples
+  header.setUint16(20, 1, true); // PCM
   header.setUint16(22, 1, true); // one channel
   header.setUint32(24, rate, true);
   header.setUint32(28, 2 * rate, true);
@@ -42,7 +42,7 @@ export function wavFile(samples, rate) {
   return new Blob([header, pcmBytes(samples)], { type: "audio/wav" });
 }
 
-/** Bare samples, little-endian whatever the machine. */
+/** Encodes raw little-endian samples on any machine. */
 export function pcmBytes(samples) {
   const bytes = new DataView(new ArrayBuffer(2 * samples.length));
   samples.forEach((sample, at) => bytes.setInt16(2 * at, sample, true));

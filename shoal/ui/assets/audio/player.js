@@ -1,7 +1,7 @@
-/** Plays a track, also one that is still growing, without a gap between its pieces.
+/** Plays a track without gaps, also while it is still growing.
  *
- * The audio context runs at the track's own rate, so no piece is resampled by itself, and each piece begins on the very
- * sample on which the one before it ended. Pieces are laid out a few seconds ahead of what is heard.
+ * The audio context runs at the track's sample rate, so pieces are not resampled separately, and each piece starts at the
+ * sample at which the previous one ended. Pieces are scheduled a few seconds ahead of playback.
  */
 
 import { toFloat } from "./pcm.js";
@@ -17,10 +17,10 @@ export class Player extends EventTarget {
   #track = null;
   #pieces = new Set();
   #laid = 0; // samples handed to the context
-  #anchor = { time: 0, sample: 0 }; // this sample is heard at this time
+  #anchor = { time: 0, sample: 0 }; // this sample plays at this context time
   #lead = LEAD_SECONDS;
   #pump = 0;
-  #rest = 0; // where a track that is not playing stands
+  #rest = 0; // position of a track that is not playing
 
   state = "empty"; // empty, playing, paused, ended
 
@@ -28,14 +28,14 @@ export class Player extends EventTarget {
     return this.#track;
   }
 
-  /** The sample that is heard now. */
+  /** The sample that is playing now. */
   get position() {
     if (this.state !== "playing" && this.state !== "paused") return this.#rest;
     const passed = Math.round((this.#context.currentTime - this.#anchor.time) * this.#track.rate);
     return Math.min(this.#anchor.sample + Math.max(0, passed), this.#laid);
   }
 
-  /** Must first be called while a person presses something: browsers let no page speak by itself. */
+  /** The first call must come from a user gesture: browsers block autoplay. */
   play(track, from = 0) {
     this.stop();
     this.#track = track;
@@ -47,7 +47,7 @@ export class Player extends EventTarget {
     this.follow();
   }
 
-  /** Nothing to hear, as at the beginning. */
+  /** Resets to the empty state. */
   clear() {
     this.stop();
     this.#track = null;
@@ -83,7 +83,7 @@ export class Player extends EventTarget {
     if (this.#track) this.#enter("ended");
   }
 
-  /** Lay out what has come since the last time. Called by the clock, and when a track has grown. */
+  /** Schedules samples that arrived since the last call. Called by a timer, and when the track has grown. */
   follow() {
     if (this.state !== "playing") return;
     const { rate, length } = this.#track;
@@ -111,7 +111,7 @@ export class Player extends EventTarget {
     this.#laid = end;
   }
 
-  /** When all that was laid out has been heard already, wait a little longer this time, so that it happens once. */
+  /** After an underrun, buffer longer before resuming, so that it does not repeat. */
   #catchUp() {
     const due = this.#anchor.time + (this.#laid - this.#anchor.sample) / this.#track.rate;
     if (due >= this.#context.currentTime) return;
@@ -138,7 +138,7 @@ export class Player extends EventTarget {
   }
 }
 
-/** Its clock starts when the browser has a sound device for it; nobody needs to wait for that. */
+/** The context's clock starts once the browser has opened an audio device; do not wait for it. */
 function contextFor(rate, current) {
   if (current && current.sampleRate !== rate) current.close();
   const context = current?.sampleRate === rate ? current : new AudioContext({ sampleRate: rate });

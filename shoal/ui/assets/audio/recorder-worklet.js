@@ -1,4 +1,4 @@
-/** Hands the microphone's samples to the page. */
+/** Sends the microphone's samples to the page. */
 
 class Recorder extends AudioWorkletProcessor {
   process([input]) {

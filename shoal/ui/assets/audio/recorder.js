@@ -1,4 +1,4 @@
-/** Records a voice as it is: no echo cancelling, no noise gate, no lossy codec. The result is a wav file. */
+/** Records the microphone without echo cancellation, noise suppression or lossy codec, into a wav file. */
 
 import { Problem } from "../server/problem.js";
 import { toInteger, wavFile } from "./pcm.js";
@@ -9,12 +9,12 @@ export class Recorder {
   #context = null;
   #stream = null;
   #worklet = null;
-  #heard = [];
+  #recorded = [];
 
   seconds = 0;
   level = 0; // the loudest sample of the last few milliseconds, 0 to 1
 
-  /** Raises a Problem that says what to do instead. */
+  /** Raises a Problem that tells the user what to do. */
   async start() {
     this.#stream = await microphone();
     this.#context = new AudioContext();
@@ -25,16 +25,16 @@ export class Recorder {
   }
 
   async stop() {
-    this.#worklet.port.onmessage = null; // what is still on its way comes too late
+    this.#worklet.port.onmessage = null; // ignore messages that arrive after the stop
     for (const track of this.#stream.getTracks()) track.stop();
     await this.#context.close();
-    if (!this.#heard.length)
+    if (!this.#recorded.length)
       throw new Problem("Nothing was recorded", "Is the right microphone chosen in the browser?");
-    return wavFile(toInteger(joined(this.#heard)), this.#context.sampleRate);
+    return wavFile(toInteger(joined(this.#recorded)), this.#context.sampleRate);
   }
 
   #hear(samples) {
-    this.#heard.push(samples);
+    this.#recorded.push(samples);
     this.seconds += samples.length / this.#context.sampleRate;
     this.level = Math.max(
       0.85 * this.level,

@@ -1,4 +1,4 @@
-/** An utterance that may still be growing: its samples, its loudness over time, and who speaks where. */
+/** Audio of an utterance that may still be growing: samples, loudness over time, and speaker positions. */
 
 const PEAKS_PER_SECOND = 50;
 const FIRST_ROOM = 1 << 16;
@@ -26,7 +26,7 @@ export class Track {
     return this.length / this.rate;
   }
 
-  /** What is there so far; a view, not a copy. */
+  /** The samples received so far; a view, not a copy. */
   get samples() {
     return this.#samples.subarray(0, this.length);
   }
@@ -54,7 +54,7 @@ export class Track {
     return this.parts.findLast(({ at }) => at <= sample) ?? { at: 0, speaker: 0, turn: 0 };
   }
 
-  /** The loudest sample, 0 to 1, in each of `count` equal stretches. */
+  /** Peak amplitude, 0 to 1, of each of `count` equal segments. */
   outline(count) {
     const share = this.#peaks.length / count;
     return Array.from({ length: count }, (_, n) => {
@@ -69,13 +69,13 @@ export class Track {
     this.#samples = larger;
   }
 
-  /** The last stretch is measured again when more of it has come. */
+  /** The last segment is measured again when it has grown. */
   #measure() {
     const stretch = Math.round(this.rate / PEAKS_PER_SECOND);
     const all = Math.ceil(this.length / stretch);
     for (let n = Math.max(0, this.#peaks.length - 1); n < all; n++) {
-      const heard = this.samples.subarray(n * stretch, (n + 1) * stretch);
-      this.#peaks[n] = heard.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0) / 32768;
+      const segment = this.samples.subarray(n * stretch, (n + 1) * stretch);
+      this.#peaks[n] = segment.reduce((peak, sample) => Math.max(peak, Math.abs(sample)), 0) / 32768;
     }
   }
 }

@@ -1,4 +1,4 @@
-/** The server's routes, as this page uses them. Every failure is a Problem; leaving by a signal is an AbortError. */
+/** Client for the server's routes. Failures raise a Problem; an abort signal raises an AbortError. */
 
 import { recall, remember } from "../store/preferences.js";
 import { problemOf, unreachable } from "./problem.js";
@@ -13,13 +13,13 @@ export const key = {
 export const about = (signal) => json("v1/about", { signal });
 export const metrics = async (signal) => (await ask("metrics", { signal })).text();
 
-/** The state of the server, also when it is not ready; open to all. */
+/** Returns the server's state, also while it is not ready. Needs no key. */
 export async function ready() {
   const response = await send("ready", {});
   return response.json().catch(() => ({ state: "failed" }));
 }
 
-/** A response whose body is 16-bit samples, sent while they are made. */
+/** Returns a response that streams 16-bit samples as they are generated. */
 export function speak(wishes, signal) {
   const body = JSON.stringify({ ...wishes, format: "pcm", streaming: true });
   return ask("v1/tts", { method: "POST", headers: JSON_BODY, body, signal });
@@ -43,7 +43,7 @@ export function deleteVoice(name) {
   return json("v1/references/delete?format=json", { method: "DELETE", headers: JSON_BODY, body });
 }
 
-/** A wav file in another format. */
+/** Converts a wav file to another format. */
 export async function convert(wav, format) {
   const form = new FormData();
   form.set("audio", wav, "speech.wav");

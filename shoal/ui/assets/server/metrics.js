@@ -1,9 +1,9 @@
-/** The server's Prometheus text -> what the engine is doing. */
+/** Parses the server's Prometheus metrics into the engine's current figures. */
 
 const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
-/** Samples by name: Map(name -> [{ labels, value }]). */
+/** Returns the samples by name: Map(name -> [{ labels, value }]). */
 export function parse(text) {
   const found = new Map();
   for (const line of text.split("\n")) {
@@ -16,12 +16,12 @@ export function parse(text) {
   return found;
 }
 
-/** All samples of a name added up; null where the engine does not count it. */
+/** Returns the sum of all samples of a name; null if there are none. */
 export function total(samples, name) {
   return samples.get(name)?.reduce((sum, { value }) => sum + value, 0) ?? null;
 }
 
-/** The value below which a share of a histogram's observations lies, by its buckets; null before the first. */
+/** Estimates a quantile of a histogram from its buckets; null before the first observation. */
 export function quantile(samples, name, share) {
   const buckets = new Map();
   for (const { labels, value } of samples.get(`${name}_bucket`) ?? []) {
@@ -36,7 +36,7 @@ export function quantile(samples, name, share) {
   );
 }
 
-/** As Prometheus does it: a straight line within the bucket; past the last bound, that bound. */
+/** Interpolates linearly within a bucket, like Prometheus; above the last bound, returns that bound. */
 function between(buckets, wanted) {
   let [lower, below] = [0, 0];
   for (const [bound, count] of buckets) {
@@ -49,14 +49,14 @@ function between(buckets, wanted) {
   return lower;
 }
 
-/** What a person wants to see. `before` is the reading before this one, for rates; both have `at` in seconds. */
+/** Returns the figures to show. `before` is the previous reading, for rates; both have `at` in seconds. */
 export function reading(text, at, before = null) {
   const samples = parse(text);
   const of = (name) => total(samples, name);
   const audioMade = of("shoal_audio_seconds_total") ?? 0;
   const frames = of("shoal_frames_total") ?? 0;
   const passed = before ? at - before.at : 0;
-  // A counter that went back belongs to a server that was started again.
+  // A counter decreases only when the server was restarted.
   const rate = (now, then) => (passed > 0 && now >= then ? (now - then) / passed : 0);
   return {
     at,
@@ -65,7 +65,7 @@ export function reading(text, at, before = null) {
     slots: of("shoal_engine_slots"),
     running: of("shoal_engine_running") ?? 0,
     waiting: of("shoal_engine_waiting") ?? 0,
-    underWay: of("shoal_requests_in_flight") ?? 0,
+    inFlight: of("shoal_requests_in_flight") ?? 0,
     blocks: of("shoal_kv_blocks"),
     blocksUsed: of("shoal_kv_blocks_used") ?? 0,
     blocksCached: of("shoal_kv_blocks_cached") ?? 0,

@@ -1,4 +1,4 @@
-/** What went wrong, in words a person can act on. */
+/** Errors with a title and a message that tell the user what to do. */
 
 const UNREACHABLE = {
   title: "The server does not answer",
@@ -22,7 +22,7 @@ const TITLES = {
 };
 
 export class Problem extends Error {
-  /** `retryAfter` is in seconds; null where trying again would not help. */
+  /** `retryAfter` is in seconds; null if a retry would not help. */
   constructor(title, detail, { status = 0, retryAfter = null } = {}) {
     super(detail);
     this.title = title;
@@ -32,13 +32,13 @@ export class Problem extends Error {
   }
 }
 
-/** The sentence inside an error body, whichever of the server's shapes it has. */
+/** Returns the message of an error body, in any of the server's formats. */
 export function messageOf(body) {
   if (Array.isArray(body)) return body.map(({ loc, msg }) => `${(loc ?? []).join(".")}: ${msg}`).join("; ");
   return body?.error?.message ?? body?.message ?? "";
 }
 
-/** Retry-After as seconds; the header may hold a date instead. */
+/** Returns Retry-After in seconds; the header may also be a date. */
 export function secondsToWait(header, now = Date.now()) {
   if (!header) return null;
   const seconds = Number(header);
@@ -62,7 +62,7 @@ export function unreachable() {
   return new Problem(UNREACHABLE.title, UNREACHABLE.detail);
 }
 
-/** After the first samples there is no status left: the server cuts the stream off. */
+/** A stream that fails after its first samples has no error status: the server closes the connection. */
 export function brokenOff(heard, passed) {
   const what = `The stream ended after ${heard.toFixed(1)} s of audio and ${passed.toFixed(0)} s of work. What was made is kept.`;
   const why = passed > 30 ? " On a slow machine, a larger request_seconds helps." : "";

@@ -1,4 +1,4 @@
-/** Speaks a script: asks for its lines in order and puts the samples on a track as they come. */
+/** Requests lines in order and appends their samples to a track as they arrive. */
 
 import { SampleReader, wavFile } from "../audio/pcm.js";
 import * as server from "../server/client.js";
@@ -9,34 +9,34 @@ const BETWEEN_TURNS_SECONDS = 0.2;
 const REFERENCE_SECONDS = { least: 1, most: 45 };
 const TRIES = 5;
 
-/** A seed that a JSON number carries exactly. */
+/** A random seed that a JSON number represents exactly. */
 export function drawSeed() {
   return crypto.getRandomValues(new Uint32Array(1))[0];
 }
 
 export class Performance extends EventTarget {
   #leaving = new AbortController();
-  #began = 0; // when the line was asked for, 0 between lines
-  #working = 0; // seconds of waiting for the server, of the lines that have ended
+  #began = 0; // when the current request was sent; 0 between lines
+  #working = 0; // seconds spent waiting for the server on finished lines
   #references = new Map();
 
-  /** `wishes` are fields of /v1/tts beside the text and the voice. */
+  /** `wishes` are fields of /v1/tts other than text and voice. */
   constructor(lines, wishes, track) {
     super();
     Object.assign(this, { lines, wishes, track });
     this.firstAudio = null; // seconds
-    this.line = 0; // being spoken
+    this.line = 0; // index of the current line
     this.outcome = null; // whole, stopped, broken
   }
 
-  /** Seconds of work per second of audio, of what has been made so far. */
+  /** Real-time factor so far: seconds of work per second of audio. */
   get realTimeFactor() {
     if (!this.track.seconds) return null;
     const now = this.#began ? (performance.now() - this.#began) / 1000 : 0;
     return (this.#working + now) / this.track.seconds;
   }
 
-  /** The share of the text that is spoken, by its characters; within a line, a guess. */
+  /** Fraction of the text that is spoken, by characters; estimated within a line. */
   get progress() {
     const letters = this.lines[this.line]?.text.length ?? 0;
     const made = (this.track.length - (this.track.parts.at(-1)?.at ?? 0)) / this.track.rate;
@@ -44,7 +44,7 @@ export class Performance extends EventTarget {
     return (characters(this.lines.slice(0, this.line)) + share * letters) / characters(this.lines);
   }
 
-  /** Resolves when all is made or the listener has left; raises a Problem otherwise. */
+  /** Resolves when all audio is generated or the user stopped; raises a Problem otherwise. */
   async run() {
     try {
       for (this.line = 0; this.line < this.lines.length; this.line++) {
@@ -66,7 +66,7 @@ export class Performance extends EventTarget {
     this.#leaving.abort();
   }
 
-  /** A slow machine is asked for less at a time: each request has a deadline. */
+  /** Sends shorter requests to a slow machine, since each request has a deadline. */
   #fit() {
     const rtf = this.realTimeFactor;
     if (rtf !== null) this.lines.splice(this.line, 1, ...fitted(this.lines[this.line], rtf));
@@ -93,7 +93,7 @@ export class Performance extends EventTarget {
     return this.track.length;
   }
 
-  /** Past the first line a busy server is waited for: half a text is worth more than an error. */
+  /** After the first line, waits for a busy server instead of failing half-way. */
   async #ask(line) {
     for (let tries = 1; ; tries++) {
       this.#began = performance.now();
@@ -143,7 +143,7 @@ export class Performance extends EventTarget {
     this.#tell("audio");
   }
 
-  /** Without a reference each request would draw another speaker: the first line of one is the reference of the rest. */
+  /** Without a reference each request would sample another speaker, so the first line becomes the reference of the rest. */
   async #keepReference({ text, voice, speaker }, from) {
     if (voice !== null || this.#references.has(speaker) || this.line === this.lines.length - 1) return;
     const samples = this.track.slice(from, this.track.length);
@@ -160,7 +160,7 @@ export class Performance extends EventTarget {
 async function base64(blob) {
   const bytes = new Uint8Array(await blob.arrayBuffer());
   let text = "";
-  // In slices: a call has only so many arguments.
+  // In slices: the number of call arguments is limited.
   for (let at = 0; at < bytes.length; at += 0x8000) text += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
   return btoa(text);
 }

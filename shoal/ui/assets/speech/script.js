@@ -1,19 +1,19 @@
-/** Text -> the lines that are asked for one after the other.
+/** Splits text into lines that are requested one after the other.
  *
- * A long text is cut at sentence ends into passages, so that no request runs into the server's deadline, the listener
- * sees how far it is, and a text of any length can be spoken.
+ * A long text is split at sentence ends into passages, so that no request exceeds the server's deadline, progress
+ * is visible, and a text of any length can be spoken.
  */
 
 export const PASSAGE_CHARACTERS = 480;
-// About twelve seconds: enough to learn how fast the machine is, and the right length for a reference of the rest.
+// About twelve seconds: enough to measure the machine's speed, and a good length for a voice reference.
 const FIRST_CHARACTERS = 180;
 const FEWEST_CHARACTERS = 60;
-const COMFORTABLE_SECONDS = 25; // well within the server's usual deadline
-const LETTERS_PER_SECOND = 15; // of speech; only to guess a length before it is known
+const COMFORTABLE_SECONDS = 25; // well within the server's default deadline
+const LETTERS_PER_SECOND = 15; // of speech; only to estimate a duration in advance
 
-/** Passages of at most `most` characters that together are the text, its outer spaces aside.
+/** Splits text into passages of at most `most` characters; only surrounding spaces are lost.
  *
- * The first one takes no further sentence past `first` characters.
+ * The first passage ends at the sentence that passes `first` characters.
  */
 export function passages(text, most, first = most) {
   const found = [];
@@ -25,7 +25,7 @@ export function passages(text, most, first = most) {
   return found.map((passage) => passage.trim()).filter(Boolean);
 }
 
-/** One line per passage, all by one voice; null is the model's own. */
+/** One line per passage, all with one voice; null is the model's own. */
 export function monologue(text, voice, most = PASSAGE_CHARACTERS) {
   return passages(text, most, FIRST_CHARACTERS).map((passage) => ({ text: passage, voice, speaker: 0, turn: 0 }));
 }
@@ -45,7 +45,7 @@ export function expectedSeconds(letters) {
   return letters / LETTERS_PER_SECOND;
 }
 
-/** A line as several, none of which should take a machine of that real-time factor longer than `seconds`. */
+/** Splits a line so that no part should take longer than `seconds` at that real-time factor. */
 export function fitted(line, realTimeFactor, seconds = COMFORTABLE_SECONDS) {
   const most = Math.max(FEWEST_CHARACTERS, Math.floor((LETTERS_PER_SECOND * seconds) / realTimeFactor));
   return passages(line.text, most).map((text) => ({ ...line, text }));
@@ -62,7 +62,7 @@ function segments(text, granularity) {
   return Array.from(new Intl.Segmenter(undefined, { granularity }).segment(text), ({ segment }) => segment);
 }
 
-/** By characters of the reader's, not of the machine's: an emoji is never halved. */
+/** Counts grapheme clusters, not code units, so that an emoji is never split. */
 function cut(word, most) {
   if (word.length <= most) return [word];
   const letters = segments(word, "grapheme");

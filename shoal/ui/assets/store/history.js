@@ -1,18 +1,18 @@
-/** What was made, kept in this browser's database: samples and the wishes that made them. The oldest go first. */
+/** History in IndexedDB: samples and the settings that produced them. The oldest entries are evicted first. */
 
 const DATABASE = "shoal";
 const SPEECHES = "speeches";
 const MOST_SPEECHES = 60;
 const MOST_BYTES = 256 * 2 ** 20;
 
-/** A speech: its samples (Int16Array), rate, parts and outline; text, voices and figures; and the recipe to make it again. */
+/** Stores a speech: samples (Int16Array), rate, parts and outline; text, voices and figures; settings to reproduce it. */
 export async function keep(speech) {
   const id = await inStore("readwrite", (store) => store.add(speech));
-  await forgetOldest();
+  await evictOldest();
   return { ...speech, id };
 }
 
-/** Newest first, without their samples: a list should not hold minutes of audio. */
+/** Returns entries, newest first, without samples, to keep memory small. */
 export async function list() {
   const found = [];
   await eachNewestFirst("readonly", ({ value }) => {
@@ -26,13 +26,13 @@ export const read = (id) => inStore("readonly", (store) => store.get(id));
 export const forget = (id) => inStore("readwrite", (store) => store.delete(id));
 export const forgetAll = () => inStore("readwrite", (store) => store.clear());
 
-async function forgetOldest() {
+async function evictOldest() {
   let count = 0;
   let bytes = 0;
   await eachNewestFirst("readwrite", (cursor) => {
     count += 1;
     bytes += cursor.value.samples.byteLength;
-    // The newest stays whatever its size.
+    // The newest entry is kept whatever its size.
     if (count > 1 && (count > MOST_SPEECHES || bytes > MOST_BYTES)) cursor.delete();
   });
 }

@@ -1,4 +1,4 @@
-/** Small choices that outlive the page. A browser that keeps nothing loses only convenience. */
+/** Preferences in local storage. Without storage they last until the page is closed. */
 
 const kept = (name) => `shoal.${name}`;
 
@@ -16,6 +16,6 @@ export function remember(name, value) {
     if (value === null || value === undefined) localStorage.removeItem(kept(name));
     else localStorage.setItem(kept(name), JSON.stringify(value));
   } catch {
-    // Private windows and full disks: the choice holds until the page is left.
+    // Storage is blocked or full: the preference lasts until the page is closed.
   }
 }

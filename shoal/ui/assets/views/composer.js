@@ -1,4 +1,4 @@
-/** Where words come in: a text, or a dialogue. */
+/** Text input: plain text or a dialogue. */
 
 import { PASSAGE_CHARACTERS, characters, dialogue, expectedSeconds, monologue } from "../speech/script.js";
 import { recall, remember } from "../store/preferences.js";
@@ -35,7 +35,7 @@ export class Composer extends EventTarget {
     this.mode = recall("mode", "speech");
   }
 
-  /** How many characters the server takes at one time. */
+  /** Sets the server's maximum text length in characters. */
   set mostCharacters(most) {
     this.#most = Math.min(PASSAGE_CHARACTERS, most);
   }
@@ -62,7 +62,7 @@ export class Composer extends EventTarget {
     return dialogue(this.#dialogue.spoken, this.#dialogue.cast, this.#most);
   }
 
-  /** What it takes to come back to this later. */
+  /** Returns the state needed to restore this input later. */
   get draft() {
     const { turns, cast } = this.#dialogue;
     return {

@@ -28,12 +28,12 @@ export class DialogueEditor extends EventTarget {
     return this.#cast ?? [null, null];
   }
 
-  /** Turns that say something. */
+  /** Turns that have text. */
   get spoken() {
     return this.turns.filter(({ text }) => text.trim());
   }
 
-  /** Voices that went away are the model's own from now on. */
+  /** Speakers whose voice was deleted fall back to the model's own voice. */
   show(voices) {
     this.#voices = voices;
     const known = new Set(voices.map(({ name }) => name));
@@ -50,7 +50,7 @@ export class DialogueEditor extends EventTarget {
     this.#changed();
   }
 
-  /** The line that is spoken now, or null. */
+  /** Marks the line that is playing; null for none. */
   mark(turn) {
     byId("turns").childNodes.forEach((row, n) => {
       const now = turn !== null && this.turns[n] === this.spoken[turn];

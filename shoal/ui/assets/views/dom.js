@@ -1,4 +1,4 @@
-/** Elements in one expression. Children are text or nodes, never markup: what people type cannot become a part of the page. */
+/** Creates elements. Children are text or nodes, never markup, so user input cannot inject HTML. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,7 +17,7 @@ export function icon(path, solid = false) {
   return drawing("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, shape);
 }
 
-/** Functions are listeners, true an empty attribute, null and false none at all. */
+/** Functions become listeners, true an empty attribute; null and false are omitted. */
 function filled(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") node.addEventListener(name, value);
@@ -28,7 +28,7 @@ function filled(node, attributes, children) {
   return node;
 }
 
-/** A dialog that closes by its buttons, by Escape, and by a press beside it. */
+/** A dialog that closes by its buttons, by Escape, and by a click outside. */
 export function closable(dialog) {
   for (const button of dialog.querySelectorAll("[data-close]")) button.addEventListener("click", () => dialog.close());
   dialog.addEventListener("pointerdown", (event) => {

@@ -1,4 +1,4 @@
-/** The menu of formats. wav and pcm are made here; the others by the server, from the samples that were heard. */
+/** Download menu. wav and pcm are encoded in the browser, other formats by the server. */
 
 import { pcmBytes, wavFile } from "../audio/pcm.js";
 import { convert } from "../server/client.js";
@@ -36,7 +36,7 @@ export class DownloadMenu {
     byId("formats").replaceChildren(...choices.map((button) => element("li", {}, button)));
   }
 
-  /** What would be downloaded; null for nothing. */
+  /** The track to download; null for none. */
   show(track) {
     this.#track = track?.length ? track : null;
     this.#menu.querySelector("summary").setAttribute("aria-disabled", String(!this.#track));
@@ -65,6 +65,6 @@ export class DownloadMenu {
 function save(file, name) {
   const link = element("a", { href: URL.createObjectURL(file), download: name });
   link.click();
-  // The browser has taken hold of the file by then, however large it is.
+  // By then the browser has started the download.
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }

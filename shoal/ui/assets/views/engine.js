@@ -1,4 +1,4 @@
-/** The engine, live: slots, queue, memory, throughput. Read from /metrics while somebody looks. */
+/** Live engine view: slots, queue, memory, throughput. Polls /metrics while it is visible. */
 
 import { metrics, ready } from "../server/client.js";
 import { reading } from "../server/metrics.js";
@@ -45,7 +45,7 @@ export class EngineView {
     node.dataset.waiting = now.waiting;
     node.replaceChildren(
       tile("Slots", `${now.running} of ${now.slots ?? "–"}`, slotRow(now)),
-      tile("Queue", String(now.waiting), element("small", {}, `${now.underWay} under way`)),
+      tile("Queue", String(now.waiting), element("small", {}, `${now.inFlight} in flight`)),
       tile(
         "Throughput",
         `${now.throughput.toFixed(1)}×`,
@@ -88,7 +88,7 @@ function tile(title, value, picture, hint = null) {
 
 const share = (part, all) => (all ? `${Math.round((100 * part) / all)} %` : "–");
 
-/** A fish per slot; those that speak are lit. */
+/** One fish per slot; slots in use are lit. */
 function slotRow({ slots, running }) {
   const drawn = Math.min(slots ?? 0, MOST_DRAWN_SLOTS);
   const lit = slots ? Math.round((running / slots) * drawn) : 0;

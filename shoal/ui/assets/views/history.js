@@ -1,4 +1,4 @@
-/** The list of what was made: hear it again, or take its text and settings up again. */
+/** History list: play a recording again, or reuse its text and settings. */
 
 import { Track } from "../audio/track.js";
 import * as store from "../store/history.js";
@@ -16,7 +16,7 @@ const GONE = {
   detail: "It was deleted in another tab, or made room for newer ones.",
 };
 
-/** `play` with a speech and its track, `reuse` with a speech. */
+/** Dispatches `play` with a speech and its track, `reuse` with a speech. */
 export class HistoryList extends EventTarget {
   constructor() {
     super();

@@ -1,11 +1,11 @@
-/** Asks for the API key, and keeps it. */
+/** Asks for the API key and stores it. */
 
 import { key } from "../server/client.js";
 import { byId, closable, showError } from "./dom.js";
 
 const dialog = closable(byId("key-dialog"));
 
-/** Resolves to true when a key was given, to false when the person left. */
+/** Resolves to true when a key was entered, to false when the dialog was cancelled. */
 export function askForKey(problem = null) {
   showError(byId("key-error"), problem);
   byId("key").value = key.get();

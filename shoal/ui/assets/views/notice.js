@@ -1,10 +1,10 @@
-/** Trouble, told once, in words, with the next thing to do. */
+/** Shows an error with the next step to take. */
 
 import { byId } from "./dom.js";
 
 let countdown = 0;
 
-/** `retry` is offered when the server said when to come back, or when trying again may simply help. */
+/** `retry` is offered when the server sent Retry-After, or when a retry may help. */
 export function tell(problem, retry = null) {
   clear();
   byId("notice-title").textContent = problem.title;

@@ -1,8 +1,8 @@
-/** How codes are drawn: a seed, and sliders that stand at the model's usual until they are moved. */
+/** Sampling settings: a seed, and sliders that start at the model's defaults. */
 
 import { byId, element } from "./dom.js";
 
-/** `field` is the name in /v1/tts; without a usual value of the model's, `usual` is ours. */
+/** `field` is the name in /v1/tts; `fallback` is the default if the model has none. */
 const SLIDERS = [
   {
     field: "temperature",
@@ -21,12 +21,12 @@ const SLIDERS = [
     max: 2,
     step: 0.05,
   },
-  { field: "speed", title: "Speed", help: "At the same pitch.", min: 0.5, max: 2, step: 0.05, usual: 1 },
-  { field: "volume", title: "Volume", help: "Decibels.", min: -20, max: 20, step: 1, usual: 0 },
+  { field: "speed", title: "Speed", help: "At the same pitch.", min: 0.5, max: 2, step: 0.05, fallback: 1 },
+  { field: "volume", title: "Volume", help: "Decibels.", min: -20, max: 20, step: 1, fallback: 0 },
 ];
 
 export class SamplingForm {
-  #usual = {};
+  #defaults = {};
 
   constructor() {
     byId("sliders").replaceChildren(...SLIDERS.map((slider) => this.#row(slider)));
@@ -39,14 +39,14 @@ export class SamplingForm {
     this.show({});
   }
 
-  /** What the model does when nobody asks otherwise. */
-  setUsual(sampling) {
+  /** Sets the model's default sampling. */
+  setDefaults(sampling) {
     const moved = this.moved;
-    this.#usual = sampling;
+    this.#defaults = sampling;
     this.show(moved);
   }
 
-  /** Null for a seed that is to be drawn. Raises nothing: what is no number is no seed. */
+  /** The seed, or null for a random one; input that is not a number counts as none. */
   get seed() {
     const text = byId("seed").value.trim();
     return /^[0-9]{1,15}$/.test(text) ? Number(text) : null;
@@ -56,17 +56,17 @@ export class SamplingForm {
     byId("seed").value = value ?? "";
   }
 
-  /** The sliders that do not stand at the usual value. */
+  /** The sliders that differ from their defaults. */
   get moved() {
     return Object.fromEntries(
-      SLIDERS.filter((slider) => Number(input(slider).value) !== this.#usualOf(slider)).map((slider) => [
+      SLIDERS.filter((slider) => Number(input(slider).value) !== this.#defaultOf(slider)).map((slider) => [
         slider.field,
         Number(input(slider).value),
       ]),
     );
   }
 
-  /** In the words of /v1/tts. */
+  /** Returns the fields of /v1/tts. */
   get wishes() {
     const { speed, volume, ...sampling } = this.moved;
     if (speed === undefined && volume === undefined) return sampling;
@@ -75,13 +75,13 @@ export class SamplingForm {
 
   show(moved) {
     for (const slider of SLIDERS) {
-      input(slider).value = moved[slider.field] ?? this.#usualOf(slider);
+      input(slider).value = moved[slider.field] ?? this.#defaultOf(slider);
       this.#tell(slider);
     }
   }
 
-  #usualOf({ field, usual, min }) {
-    return usual ?? this.#usual[field] ?? min;
+  #defaultOf({ field, fallback, min }) {
+    return fallback ?? this.#defaults[field] ?? min;
   }
 
   #row(slider) {
@@ -107,10 +107,10 @@ export class SamplingForm {
   #tell(slider) {
     const { value, min, max } = input(slider);
     input(slider).style.setProperty("--at", `${(100 * (value - min)) / (max - min)}%`);
-    const usual = Number(value) === this.#usualOf(slider);
+    const isDefault = Number(value) === this.#defaultOf(slider);
     const words = byId(`${slider.field}-value`);
     words.textContent = `${Number(value)}${slider.field === "speed" ? "×" : slider.field === "volume" ? " dB" : ""}`;
-    words.classList.toggle("moved", !usual);
+    words.classList.toggle("moved", !isDefault);
   }
 }
 

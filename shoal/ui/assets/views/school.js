@@ -1,7 +1,7 @@
-/** The picture of the sound: a school of fish that lines up into a waveform when there is something to hear.
+/** Waveform animation: a school of fish that lines up into a waveform when a track is loaded.
  *
  * Each fish is one bar. At rest the school swims in a loop; with a track each fish goes to its place, turns upright and
- * grows as long as its stretch of the sound is loud. The leader is coral, and marks the place that is heard.
+ * scales with the loudness of its segment. The coral leader marks the playback position.
  */
 
 const SPACE = 7; // pixels per fish
@@ -9,7 +9,7 @@ const FISH = { length: 15, width: 4.8 };
 const BAR = { least: 3, width: 3.2, share: 0.84 };
 const LOOP_SECONDS = 44;
 
-/** Fish with places of their own in the school, the same every time. */
+/** Creates fish with fixed pseudo-random positions in the school. */
 export function schoolOf(size) {
   const random = seeded(7);
   return Array.from({ length: size }, () => ({
@@ -25,7 +25,7 @@ export function schoolOf(size) {
 
 export const sizeFor = (width) => Math.max(36, Math.min(150, Math.floor(width / SPACE)));
 
-/** One frame: each fish a step nearer to where it should be. `heights` null lets them swim. */
+/** Advances one animation frame: moves each fish towards its target. `heights` null lets them swim. */
 export function advance(school, heights, { still }) {
   school.forEach((fish, n) => {
     const eager = still ? 1 : 0.05 + 0.05 * fish.pace;
@@ -53,7 +53,7 @@ function opacity(fish, turned, played, n, leader) {
   return fish.shade + (standing - fish.shade) * turned;
 }
 
-/** Where a fish is when it swims: on the loop of the school, a little before or behind its middle. */
+/** Position of a swimming fish: on the school's loop, with a small offset. */
 function swimming(fish, time, width, height) {
   const place = (moment) => {
     const angle = (2 * Math.PI * moment) / LOOP_SECONDS - 1.35 * fish.along;
@@ -68,7 +68,7 @@ function swimming(fish, time, width, height) {
 }
 
 function between(from, to, share) {
-  // By the shorter way round: nobody turns more than a quarter to stand up or lie down.
+  // Rotate the shorter way: never more than a quarter turn between swimming and upright.
   const turn = Math.atan2(Math.sin(2 * (to.heading - from.heading)), Math.cos(2 * (to.heading - from.heading))) / 2;
   return {
     x: from.x + (to.x - from.x) * share,
@@ -110,7 +110,7 @@ function leaf(pen, length, width) {
   pen.fill();
 }
 
-/** The canvas, as sharp as the screen, and empty. */
+/** Clears the canvas and matches it to the device pixel ratio. */
 function prepared(canvas) {
   const { clientWidth: width, clientHeight: height } = canvas;
   const dots = Math.min(2, devicePixelRatio);

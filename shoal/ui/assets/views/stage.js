@@ -1,4 +1,4 @@
-/** The sea: what is heard, where in it one is, and the controls to move about. */
+/** The player: waveform, position and transport controls. */
 
 import { byId } from "./dom.js";
 import { advance, draw, schoolOf, sizeFor } from "./school.js";
@@ -8,10 +8,10 @@ const SEEK_SECONDS = 1;
 const SWIMMING_MILLISECONDS = 33;
 const QUIET = 0.08; // below this, quiet sound is drawn as quiet
 
-/** Tells of the `turn` that is heard when it is another one; null when nothing is. */
+/** Dispatches `turn` when another turn starts playing; null when playback ends. */
 export class Stage extends EventTarget {
   #player;
-  #expected = 0; // seconds, while more is on its way
+  #expected = 0; // seconds, while more audio is expected
   #school = [];
   #outline = { of: null, state: "", bars: [] };
   #drawn = 0;
@@ -27,7 +27,7 @@ export class Stage extends EventTarget {
     requestAnimationFrame((now) => this.#frame(now));
   }
 
-  /** `expected` is how many seconds the text may take, as long as nobody knows. */
+  /** `expected` is the estimated duration in seconds until the real one is known. */
   expect(seconds) {
     this.#expected = seconds;
   }
@@ -38,7 +38,7 @@ export class Stage extends EventTarget {
     byId("seed-used").textContent = seed ?? "–";
   }
 
-  /** Also for those who do not see the picture: numbers, names and states. */
+  /** Also updates the accessible labels: numbers, names and states. */
   update() {
     const { track, state, position } = this.#player;
     const stage = byId("stage");
@@ -99,7 +99,7 @@ export class Stage extends EventTarget {
     this.#player.seek(Math.round(share * this.#span(track) * track.rate));
   }
 
-  /** Seconds from the left edge to the right. */
+  /** Seconds that the full width shows. */
   #span(track) {
     return track.complete ? track.seconds : Math.max(track.seconds, this.#expected);
   }
@@ -130,7 +130,7 @@ export class Stage extends EventTarget {
     });
   }
 
-  /** The height and the speaker of each bar. Made again only when there is more to show. */
+  /** Height and speaker of each bar; recomputed only when the track has grown. */
   #bars(track, size) {
     const state = `${track.length} ${track.complete} ${size}`;
     if (this.#outline.of === track && this.#outline.state === state) return this.#outline.bars;

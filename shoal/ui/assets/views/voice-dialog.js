@@ -1,4 +1,4 @@
-/** A new voice: recorded or uploaded, with what is said in it, under a name. */
+/** Dialog to add a voice: a recording or a file, its transcript and a name. */
 
 import { Recorder } from "../audio/recorder.js";
 import { addVoice } from "../server/client.js";
@@ -44,7 +44,7 @@ export class VoiceDialog extends EventTarget {
     byId("record-pane").hidden = uploads;
     byId("upload-pane").hidden = !uploads;
     const transcript = byId("transcript");
-    // The passage is what a recording says; a file says something else.
+    // The passage is the transcript of a recording made here; a file needs its own.
     if (uploads && transcript.value === PASSAGE) transcript.value = "";
     if (!uploads && !transcript.value) transcript.value = PASSAGE;
   }

@@ -1,4 +1,4 @@
-/** The voices to choose from: those that came with the model, those that were saved, or the model's own. */
+/** Voice selection: the model's built-in voices, stored voices, or the model's own. */
 
 import { recall, remember } from "../store/preferences.js";
 import { byId, drawing, element, icon } from "./dom.js";
@@ -7,12 +7,12 @@ import { hash } from "./words.js";
 const PENCIL = "M4 20l1-4L16 5l3 3L8 19zM14 7l3 3";
 const OWN = { name: null, title: "Model’s own", note: "No reference; the seed decides" };
 
-/** Knows the chosen voice by its name; null is the model's own. Tells of a `change`, and of a wish to `edit`. */
+/** Holds the name of the selected voice; null is the model's own. Dispatches `change` and `edit`. */
 export class VoicePicker extends EventTarget {
   voices = [];
   chosen = null;
 
-  /** `voices` as /v1/about tells them. Whoever never chose begins with the usual one, or the first of the model. */
+  /** `voices` as listed by /v1/about. Without a stored choice, selects the default or the first built-in voice. */
   show(voices) {
     this.voices = voices;
     const usual = voices.find(({ usual }) => usual)?.name;
@@ -69,7 +69,7 @@ export class VoicePicker extends EventTarget {
   }
 }
 
-/** A little picture that is always the same for a name: five bars of some height, in one of six colours. */
+/** Icon derived from the name: five bars of varying height, in one of six colours. */
 export function portrait(name) {
   const number = name === null ? 0 : hash(name);
   const bars = [0, 1, 2, 3, 4].map((n) => {
@@ -80,12 +80,12 @@ export function portrait(name) {
   return drawing("svg", { class: `portrait ${tint}`, viewBox: "0 0 32 32", "aria-hidden": "true" }, ...bars);
 }
 
-/** A model with a usual voice never speaks in one of its own. */
+/** A model with a default voice has no voice of its own. */
 function unnamed(voices) {
   return voices.some(({ usual }) => usual) ? [] : [OWN];
 }
 
-/** A list to choose from inside a form. */
+/** Creates a select element for a form. */
 export function voiceSelect(voices, chosen, attributes) {
   const known = voices.map(({ name }) => ({ name, title: name }));
   const options = [...unnamed(voices), ...known].map(({ name, title }) => {

@@ -1,4 +1,4 @@
-/** Numbers as people read them. */
+/** Formats numbers for display. */
 
 export function clock(seconds) {
   const whole = Math.floor(seconds);
@@ -25,7 +25,7 @@ export function plural(number, thing) {
   return `${number.toLocaleString("en")} ${thing}${number === 1 ? "" : "s"}`;
 }
 
-/** How long ago, roughly. */
+/** Formats an approximate age. */
 export function ago(date, now = Date.now()) {
   const minutes = Math.floor((now - date) / 60_000);
   if (minutes < 1) return "just now";
@@ -34,7 +34,7 @@ export function ago(date, now = Date.now()) {
   return new Date(date).toLocaleDateString(undefined, { day: "numeric", month: "short" });
 }
 
-/** A number from a name, the same on every machine. */
+/** Hashes a name to a number, deterministically. */
 export function hash(name) {
   let sum = 2166136261;
   for (const letter of name) sum = Math.imul(sum ^ letter.codePointAt(0), 16777619) >>> 0;
