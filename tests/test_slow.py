@@ -12,5 +12,5 @@ def test_the_longest_file_is_begun_first_and_what_is_not_named_last() -> None:
     here = slow.ROOT / "test_slow.py"
     assert slow.order(slow.ROOT / first) < slow.order(slow.ROOT / last) < slow.order(here)
     assert slow.is_slow(slow.ROOT / last)
-    assert slow.is_slow(slow.ROOT / "server" / "test_keys.py")
+    assert slow.is_slow(slow.ROOT / "server" / "test_docs.py")
     assert not slow.is_slow(here)

@@ -1,4 +1,4 @@
-"""A real server process on loopback, shared by all tests that do not need one of their own."""
+"""A real server process on loopback, shared by tests that do not need their own."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Serving:
-    """One server process and where it listens."""
+    """A server process and its address."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -60,7 +60,7 @@ class Serving:
         return self.process.wait(60)
 
     def memory(self) -> int:
-        """Bytes of the server's own process, without the engine's."""
+        """Return the RSS in bytes of the server process, without the engine process."""
         return rss_bytes(self.process.pid)
 
 
@@ -134,14 +134,14 @@ def http(server: Serving) -> httpx.Client:
 
 @pytest.fixture(scope="session")
 def recording() -> bytes:
-    """Two seconds that a codec takes for a voice."""
+    """Two seconds of audio that are accepted as a voice."""
     seconds = np.arange(2 * 16_000) / 16_000
     wave = 0.3 * np.sin(2 * np.pi * 180 * seconds) * (1 + np.sin(2 * np.pi * 3 * seconds)) / 2
     return encode_file(wave.astype(np.float32), "wav", 16_000)
 
 
 def samples_of(audio: bytes) -> np.ndarray:
-    """16-bit samples of a wav file, as integers that can be compared."""
+    """Return the 16-bit samples of a wav file as wide integers, which can be subtracted."""
     from shoal.audio.decode import AudioLimits, read_audio
 
     heard = read_audio(io.BytesIO(audio), 16_000, AudioLimits(min_seconds=0.0))

@@ -1,4 +1,4 @@
-"""Many clients at once, some of whom leave: what each hears, what the server takes, how fast it answers meanwhile.
+"""Load test with many clients, some of which disconnect: checks the audio, and measures memory and latency.
 
 As a program it runs the full form and prints the figures: python -m tests.server.crowd [--model MODEL] [--requests 500]
 """
@@ -21,7 +21,7 @@ PHRASES = ["Hello there.", "How are you?", "The quick brown fox.", "One, two.", 
 
 
 def request_of(number: int) -> dict[str, object]:
-    """Cut off after a fraction of a second: there shall be many, not much. A guard would call that no speech."""
+    """Limited to a fraction of a second, to have many short requests. An audio guard would reject them."""
     number %= 20
     return {
         "text": PHRASES[number % len(PHRASES)],
@@ -43,7 +43,7 @@ class Crowd:
         self.left = self.heard = self.different = 0
 
     def learn(self, count: int) -> None:
-        """What each request sounds like alone."""
+        """Record the audio of each request when it runs alone."""
         with self.server.client() as http:
             for number in range(count):
                 if key_of(number) not in self.solo:
@@ -78,7 +78,7 @@ class Crowd:
 
     def _compare(self, number: int, samples: np.ndarray) -> None:
         solo = self.solo[key_of(number)]
-        # The last step of 16 bits may differ: a busy machine cuts its chunks elsewhere.
+        # The last step of 16 bits may differ: chunk boundaries depend on timing.
         same = samples.shape == solo.shape and (not samples.size or np.abs(samples - solo).max() <= 1)
         self.heard += 1
         self.different += not same

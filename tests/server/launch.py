@@ -1,4 +1,4 @@
-"""`shoal` as a process of its own, with the commands of this room whoever composes the others."""
+"""Runs the `shoal` command in its own process."""
 
 from shoal.cli import app, main, serve
 

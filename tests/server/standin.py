@@ -1,4 +1,4 @@
-"""An engine that does as it is told, and a server around it in the process of the test."""
+"""A fake engine under the test's control, and a server around it in the test's process."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ RATE = 16_000
 
 
 class Standin:
-    """Speaks a little at once, and the `rest` when it may go on; encodes when it may."""
+    """Returns a little audio at once, and the `rest` after `go_on` is set; encodes after `go_on` is set."""
 
     ready, default_sampling, default_voice, sample_rate = True, SamplingParams(), None, RATE
 
@@ -72,7 +72,7 @@ def state_with(standin: Standin, limits: Limits, voices: Path) -> ServerState:
 
 @contextmanager
 def listening(state: ServerState) -> Iterator[int]:
-    """The port of a server that runs in a thread."""
+    """Run a server in a thread and return its port."""
     port, protocol = free_port(), bounded_protocol(state.config.limits)
     config = uvicorn.Config(
         create_app(state),
@@ -96,7 +96,7 @@ def listening(state: ServerState) -> Iterator[int]:
 def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, "it did not come true"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.01)
 
 

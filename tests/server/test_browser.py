@@ -39,7 +39,7 @@ HEARD = {"bytes": 40 * 640 * 2, "streamed": True, "seed": "3"}
 
 @contextlib.contextmanager
 def another_origin() -> Iterator[str]:
-    """An empty page of somebody else's server."""
+    """An empty page of another origin."""
 
     class Empty(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -48,7 +48,7 @@ def another_origin() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(b"<!doctype html><title>Another</title>")
 
-        def log_message(self, *told: object) -> None:
+        def log_message(self, *arguments: object) -> None:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Empty)
@@ -67,7 +67,7 @@ def test_fetch_reads_a_stream(server: Serving) -> None:
         assert page.evaluate(FETCH, server.url) == HEARD
 
 
-def test_a_page_of_another_origin_is_shut_out(server: Serving) -> None:
+def test_a_page_of_another_origin_is_rejected(server: Serving) -> None:
     spoken = 'shoal_requests_total{api="fish",outcome="completed"}'
     with server.client() as client, another_origin() as elsewhere, chromium() as browser:
         page = browser.new_page()
@@ -79,7 +79,7 @@ def test_a_page_of_another_origin_is_shut_out(server: Serving) -> None:
         assert [line for line in client.get("/metrics").text.splitlines() if line.startswith(spoken)] == before
 
 
-def test_unless_it_is_named(start_server: Start) -> None:
+def test_a_page_named_in_cors_origins_is_accepted(start_server: Start) -> None:
     with another_origin() as elsewhere, chromium() as browser:
         serving = start_server(cors_origins=elsewhere)
         page = browser.new_page()

@@ -1,4 +1,4 @@
-"""A server with settings that are not the usual ones: other origins, patience with slow readers, short references."""
+"""A server with other than default settings: CORS origins, paused slow readers, short references."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ SAY = {"text": "Hello.", "max_new_tokens": 6, "seed": 4}
 class Chosen:
     serving: Serving
     home: Path
-    alice: str  # may have little audio a day
+    alice: str  # key with a small daily quota
     bob: str
     settings: dict[str, object]
 
@@ -54,7 +54,7 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chosen]:
     made.serving.end()
 
 
-def test_codes_are_decoded_as_long_as_references_may_be(chosen: Chosen) -> None:
+def test_codes_up_to_the_reference_limit_are_decoded(chosen: Chosen) -> None:
     def status(frames: int) -> int:
         tokens = {"tokens": [[[1] * frames] * 10]}
         return chosen.http.post("/v1/vqgan/decode", json=tokens).status_code
@@ -62,7 +62,7 @@ def test_codes_are_decoded_as_long_as_references_may_be(chosen: Chosen) -> None:
     assert (status(38), status(39)) == (200, 422)
 
 
-def test_a_named_page_may_ask_and_read(chosen: Chosen) -> None:
+def test_a_named_origin_may_send_requests_and_read_responses(chosen: Chosen) -> None:
     asks = {"origin": FRIEND, "access-control-request-method": "POST"}
     asks["access-control-request-headers"] = "authorization,content-type"
     preflight = httpx.options(f"{chosen.serving.url}/v1/tts", headers=asks, trust_env=False)
@@ -75,7 +75,7 @@ def test_a_named_page_may_ask_and_read(chosen: Chosen) -> None:
     assert (refusal.status_code, refusal.headers["access-control-allow-origin"]) == (422, FRIEND)
 
 
-def test_other_pages_may_not(chosen: Chosen) -> None:
+def test_other_origins_may_not(chosen: Chosen) -> None:
     asks = {"origin": STRANGER, "access-control-request-method": "POST"}
     preflight = httpx.options(f"{chosen.serving.url}/v1/tts", headers=asks, trust_env=False)
     assert "access-control-allow-origin" not in preflight.headers
@@ -87,8 +87,8 @@ def test_other_pages_may_not(chosen: Chosen) -> None:
 
 
 @pytest.mark.parametrize("origin", [STRANGER, "null", "http://["])
-def test_a_page_that_may_not_is_refused_like_anybody(server: Serving, http: httpx.Client, origin: str) -> None:
-    """With an id, in the shape of the route, in the log and in the figures."""
+def test_a_rejected_origin_gets_a_regular_error(server: Serving, http: httpx.Client, origin: str) -> None:
+    """With a request id, in the route's error format, in the log and in the metrics."""
     refusals = 'shoal_http_responses_total{route="none",status="403"}'
 
     def counted() -> float:
@@ -109,7 +109,7 @@ def test_a_page_that_may_not_is_refused_like_anybody(server: Serving, http: http
     assert [line["status"] for line in lines] == [403]
 
 
-def test_without_names_no_other_page_may(server: Serving, http: httpx.Client) -> None:
+def test_without_cors_origins_other_origins_are_rejected(server: Serving, http: httpx.Client) -> None:
     foreign = {"origin": FRIEND, "sec-fetch-site": "cross-site"}
     assert http.post("/v1/tts", json=SAY, headers=foreign).status_code == 403
     assert "access-control-allow-origin" not in http.get("/health", headers=foreign).headers
@@ -117,8 +117,8 @@ def test_without_names_no_other_page_may(server: Serving, http: httpx.Client) ->
     assert http.post("/v1/tts", json=SAY, headers=own).status_code == 200
 
 
-def test_a_recording_longer_than_the_setting_is_refused(chosen: Chosen, recording: bytes) -> None:
-    """The recording has two seconds; inline it is the engine that refuses, stored it is the server."""
+def test_a_recording_over_the_limit_is_rejected(chosen: Chosen, recording: bytes) -> None:
+    """The recording has two seconds; the engine rejects it in a request, the server when it is stored."""
     form = {"id": (None, "long"), "text": (None, "La."), "audio": ("a.wav", recording)}
     stored = chosen.http.post("/v1/references/add?format=json", files=form)
     assert (stored.status_code, "longer than 1.5 seconds" in stored.json()["message"]) == (400, True)
@@ -141,7 +141,7 @@ def until(condition: object, seconds: float = 30.0) -> bool:
     return False
 
 
-# As many bytes as can be had of a short speech: the kernel takes megabytes before anybody notices.
+# As many bytes as possible from a short request: the kernel buffers megabytes.
 WIDE = {
     "model": "tts-1",
     "voice": "alloy",
@@ -156,7 +156,7 @@ WIDE = {
 }
 
 
-def test_a_slow_reader_gets_everything_and_holds_no_slot(chosen: Chosen) -> None:
+def test_a_slow_client_gets_everything_and_holds_no_slot(chosen: Chosen) -> None:
     body, host = json.dumps(WIDE).encode(), f"127.0.0.1:{chosen.serving.port}"
     head = (
         f"POST /v1/audio/speech HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {chosen.bob}\r\nConnection: close\r\n"
@@ -173,13 +173,13 @@ def test_a_slow_reader_gets_everything_and_holds_no_slot(chosen: Chosen) -> None
                 figure(http, spoken) >= before + WIDE["max_new_tokens"] and figure(http, "shoal_engine_running") == 0
             )
         )
-        # The engine is done with it, the server is not: the rest waits for its reader.
+        # The engine has finished, the server has not: the rest waits in the buffer.
         assert figure(http, "shoal_requests_in_flight") == 1
         received = b"".join(iter(lambda: line.recv(1 << 16), b""))
     audio = unchunked(received.partition(b"\r\n\r\n")[2])
     at_once = samples_of(http.post("/v1/audio/speech", json=WIDE).content)
     late = samples_of(audio)
-    # A change of tempo ends a little differently when its input is cut elsewhere.
+    # The tempo filter's last samples depend on chunk boundaries.
     assert abs(len(late) - len(at_once)) < 0.01 * len(at_once)
     assert np.abs(late).max() > 0
     assert until(lambda: figure(http, "shoal_requests_in_flight") == 0)
@@ -196,8 +196,8 @@ def unchunked(body: bytes) -> bytes:
     return b"".join(pieces)
 
 
-def test_a_restart_gives_nobody_a_second_day(chosen: Chosen) -> None:
-    """Last in this file: it ends the server."""
+def test_a_restart_does_not_reset_daily_quotas(chosen: Chosen) -> None:
+    """Last in this file, because it stops the shared server."""
 
     def alice(serving: Serving) -> int:
         headers = {"authorization": f"Bearer {chosen.alice}"}

@@ -7,7 +7,7 @@ from shoal.settings import Settings
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_page_of_settings_is_up_to_date() -> None:
+def test_the_configuration_page_is_up_to_date() -> None:
     assert (DOCS / "configuration.md").read_text() == page()
 
 
@@ -17,5 +17,5 @@ def test_every_setting_is_described() -> None:
 
 
 def test_every_field_of_speech_is_documented() -> None:
-    told = (DOCS / "http-api.md").read_text()
-    assert [name for name in SpeechBody.model_fields if f"`{name}`" not in told] == []
+    page = (DOCS / "http-api.md").read_text()
+    assert [name for name in SpeechBody.model_fields if f"`{name}`" not in page] == []

@@ -1,4 +1,4 @@
-"""What strangers try: each is answered with a 4xx, in bounded time and memory, and the server goes on."""
+"""Malicious requests: each gets a 4xx in bounded time and memory, and the server keeps running."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ GIGABYTE = 1 << 30
 
 @pytest.fixture(autouse=True)
 def unharmed(server: Serving) -> Iterator[None]:
-    """Whatever a test did, the server lives, has little more memory than before, and speaks."""
+    """After each test the server is alive, has not grown much, and still generates speech."""
     before = server.memory()
     yield
     with server.client() as http:
@@ -44,7 +44,7 @@ def status_line(line: socket.socket) -> bytes:
     return received.split(b"\r\n")[0]
 
 
-def test_a_gigabyte_that_is_announced_is_refused_before_it_comes(server: Serving) -> None:
+def test_a_declared_gigabyte_is_rejected_before_it_is_sent(server: Serving) -> None:
     with dial(server) as line:
         line.sendall(TTS.format(length=GIGABYTE).encode())
         began = time.monotonic()
@@ -52,7 +52,7 @@ def test_a_gigabyte_that_is_announced_is_refused_before_it_comes(server: Serving
     assert time.monotonic() - began < 2.0
 
 
-def test_a_gigabyte_in_chunks_is_refused_at_the_limit(server: Serving) -> None:
+def test_a_chunked_gigabyte_is_rejected_at_the_limit(server: Serving) -> None:
     head = "POST /v1/references/add HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
     piece = b"%x\r\n" % (1 << 20) + b"\0" * (1 << 20) + b"\r\n"
     sent = 0
@@ -65,7 +65,7 @@ def test_a_gigabyte_in_chunks_is_refused_at_the_limit(server: Serving) -> None:
     assert 32 << 20 <= sent < 128 << 20
 
 
-def test_a_body_that_drips_is_not_waited_for(server: Serving) -> None:
+def test_a_slowly_sent_body_times_out(server: Serving) -> None:
     with dial(server) as line:
         line.sendall(TTS.format(length=1000).encode())
         began = time.monotonic()
@@ -74,7 +74,7 @@ def test_a_body_that_drips_is_not_waited_for(server: Serving) -> None:
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: "])
-def test_headers_that_drip_are_not_waited_for(server: Serving, start: bytes) -> None:
+def test_slowly_sent_headers_time_out(server: Serving, start: bytes) -> None:
     with dial(server) as line:
         line.sendall(start)
         began = time.monotonic()
@@ -85,21 +85,21 @@ def test_headers_that_drip_are_not_waited_for(server: Serving, start: bytes) -> 
 @pytest.mark.parametrize(
     "flood", [b"X-A: b\r\n" * 20_000, b"X-A: " + b"b" * 500_000, b"Cookie: " + b"a" * 40_000 + b"\r\n\r\n"]
 )
-def test_a_flood_of_headers_is_cut_off(server: Serving, flood: bytes) -> None:
+def test_too_many_headers_are_rejected(server: Serving, flood: bytes) -> None:
     with dial(server) as line:
         with contextlib.suppress(ConnectionError):
             line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + flood)
         assert status_line(line).split(b" ")[1:2] in ([b"431"], [b"400"], [])
 
 
-def test_what_is_not_http_is_a_400(server: Serving) -> None:
+def test_data_that_is_not_http_is_a_400(server: Serving) -> None:
     with dial(server) as line:
         line.sendall(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
         assert b" 400 " in status_line(line)
 
 
 def zip_bomb() -> bytes:
-    """A flac of hours of silence in some kilobytes."""
+    """A flac file with hours of silence in a few kilobytes."""
     import av
     import numpy as np
 
@@ -116,7 +116,7 @@ def zip_bomb() -> bytes:
     return sink.getvalue()
 
 
-def test_audio_that_unfolds_is_refused(http: httpx.Client) -> None:
+def test_a_compression_bomb_is_rejected(http: httpx.Client) -> None:
     bomb = zip_bomb()
     assert len(bomb) < 1 << 20
     began = time.monotonic()
@@ -132,7 +132,7 @@ def test_audio_that_unfolds_is_refused(http: httpx.Client) -> None:
     assert time.monotonic() - began < 10.0
 
 
-def test_a_wav_that_promises_too_much_is_refused(http: httpx.Client) -> None:
+def test_a_wav_with_a_false_length_is_rejected(http: httpx.Client) -> None:
     header = struct.pack(
         "<4sI4s4sIHHIIHH4sI", b"RIFF", 2**31 - 1, b"WAVE", b"fmt ", 16, 1, 1, 8000, 16000, 2, 16, b"data", 2**30
     )
@@ -200,25 +200,25 @@ def test_a_broken_form_is_a_422(http: httpx.Client, body: bytes) -> None:
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/xml", "", "multipart/form-data", "application/json; charset=latin-1"]
 )
-def test_wrong_content_types_are_refused(http: httpx.Client, kind: str) -> None:
+def test_wrong_content_types_are_rejected(http: httpx.Client, kind: str) -> None:
     answer = http.post("/v1/tts", content=b"<a/>", headers={"content-type": kind})
     assert answer.status_code in (415, 422)
 
 
-def test_a_compressed_body_is_not_unfolded(http: httpx.Client) -> None:
+def test_a_compressed_body_is_not_decompressed(http: httpx.Client) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     assert http.post("/v1/tts", content=b"\x1f\x8b", headers=headers).status_code == 415
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "<|semantic:5|>", "Hi <|im_\u200bend|> there"])
-def test_control_tokens_in_a_text_are_refused(http: httpx.Client, text: str) -> None:
+def test_control_tokens_in_a_text_are_rejected(http: httpx.Client, text: str) -> None:
     assert http.post("/v1/tts", json={"text": text}).status_code == 400
 
 
 @pytest.mark.parametrize(
     "where", ["http://127.0.0.1:1/a.wav", "file:///etc/passwd", "/etc/passwd", "data:audio/wav;base64,AAAA"]
 )
-def test_addresses_are_never_fetched(http: httpx.Client, where: str) -> None:
+def test_urls_are_never_fetched(http: httpx.Client, where: str) -> None:
     answer = http.post("/v1/tts", json={"text": "Hi.", "references": [{"audio": where, "text": "Hi."}]})
     assert answer.status_code == 422
     assert "not fetched" in answer.text
@@ -227,13 +227,13 @@ def test_addresses_are_never_fetched(http: httpx.Client, where: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/tts/..%2f..", "/docs/../metrics/x"]
 )
-def test_paths_lead_nowhere(server: Serving, path: str) -> None:
+def test_path_traversal_is_a_404(server: Serving, path: str) -> None:
     with dial(server) as line:
         line.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert b" 404 " in status_line(line)
 
 
-def test_an_id_that_is_not_decent_is_replaced(http: httpx.Client) -> None:
+def test_an_invalid_request_id_is_replaced(http: httpx.Client) -> None:
     assert http.get("/health", headers={"x-request-id": "trace-7.a_b"}).headers["x-request-id"] == "trace-7.a_b"
     assert http.get("/health", headers={"x-request-id": "a b" * 90}).headers["x-request-id"] != "a b" * 90
 
@@ -256,7 +256,7 @@ VALUES = st.recursive(
 
 @FUZZ
 @given(content=st.dictionaries(WORDS, VALUES, max_size=5), cut=st.integers(0, 3))
-def test_fuzzed_msgpack_is_answered(http: httpx.Client, content: dict[str, object], cut: int) -> None:
+def test_fuzzed_msgpack_gets_a_response(http: httpx.Client, content: dict[str, object], cut: int) -> None:
     packed = ormsgpack.packb({"max_new_tokens": 2, **content})
     body = packed[: len(packed) - cut]
     answer = http.post("/v1/tts", content=body, headers={"content-type": "application/msgpack"})
@@ -265,6 +265,6 @@ def test_fuzzed_msgpack_is_answered(http: httpx.Client, content: dict[str, objec
 
 @FUZZ
 @given(body=st.binary(max_size=200))
-def test_noise_is_a_422(http: httpx.Client, body: bytes) -> None:
+def test_random_bytes_are_a_422(http: httpx.Client, body: bytes) -> None:
     for kind in ("application/msgpack", "application/json", "multipart/form-data; boundary=b"):
         assert http.post("/v1/tts", content=body, headers={"content-type": kind}).status_code == 422

@@ -1,4 +1,4 @@
-"""How a server begins and ends, and what it does when it is full, guarded, or its engine dies."""
+"""Lifecycle of a server process: start, full queue, API keys, engine crash, shutdown."""
 
 import concurrent.futures
 import contextlib
@@ -21,7 +21,7 @@ from shoal.api.keys import KeyFile
 from tests.server.conftest import ROOT, Serving, Start, command, samples_of, start, surroundings
 
 LONG = {"text": "Hello there.", "max_new_tokens": 150, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
-# Hundreds of turns: no machine speaks them in the time of the server that they are sent to.
+# Hundreds of turns: no machine finishes them within the server's deadline.
 ENDLESS = {**LONG, "text": "Hello there. " * 300, "chunk_length": 16, "max_new_tokens": 1500}
 
 
@@ -31,7 +31,7 @@ def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "output"),
     [
         (["--port", "99999"], "port (flag)"),
         (["--set", "slow_reader=wait"], "slow_reader (flag)"),
@@ -41,38 +41,38 @@ def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedPr
         (["--device", "cuda:63"], "cuda:63: this machine has"),
     ],
 )
-def test_what_is_wrong_is_told_before_the_model_is_loaded(tmp_path: Path, flags: list[str], told: str) -> None:
+def test_wrong_settings_are_reported_before_the_model_is_loaded(tmp_path: Path, flags: list[str], output: str) -> None:
     began = time.monotonic()
     ended = run(tmp_path, "serve", "--model", "random:tiny", *flags)
     assert ended.returncode == 2
-    assert told in ended.stderr
+    assert output in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
     assert time.monotonic() - began < 20
 
 
-def test_a_model_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
+def test_a_missing_model_ends_the_server(tmp_path: Path) -> None:
     ended = run(tmp_path, "serve", "--model", "no-such-model", "--port", "0")
     assert ended.returncode == 8
     assert "error: no-such-model: no such directory" in ended.stderr
 
 
-def test_a_busy_port_is_told_too(tmp_path: Path) -> None:
+def test_a_busy_port_ends_the_server(tmp_path: Path) -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as door:
         ended = run(tmp_path, "serve", "--model", "random:tiny", "--port", str(door.getsockname()[1]))
     assert (ended.returncode, "Address already in use" in ended.stderr) == (2, True)
 
 
-def test_settings_are_shown_with_their_places_and_without_secrets(tmp_path: Path) -> None:
-    told = run(tmp_path, "config", "--json", SHOAL_PORT="9000", SHOAL_API_KEYS="very-secret-key-1").stdout
-    assert '"from": "SHOAL_PORT"' in told
-    assert "very-secret" not in told
+def test_settings_are_shown_with_their_sources_and_without_secrets(tmp_path: Path) -> None:
+    output = run(tmp_path, "config", "--json", SHOAL_PORT="9000", SHOAL_API_KEYS="very-secret-key-1").stdout
+    assert '"from": "SHOAL_PORT"' in output
+    assert "very-secret" not in output
     assert "SHOAL_PORT" in run(tmp_path, "config", SHOAL_PORT="9000").stdout
     assert json.loads(run(tmp_path, "config", "--json").stdout)["keys_file"]["value"] is None
     run(tmp_path, "keys", "new", "alice")
     assert json.loads(run(tmp_path, "config", "--json").stdout)["keys_file"]["value"].endswith("keys.json")
 
 
-def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
+def test_keys_can_be_created_listed_and_revoked(tmp_path: Path) -> None:
     secret = run(tmp_path, "keys", "new", "alice", "--concurrency", "2").stdout.strip()
     assert secret.startswith("shoal_")
     listed = run(tmp_path, "keys", "list").stdout
@@ -86,13 +86,13 @@ def speak(serving: Serving, body: dict[str, object], **headers: str) -> httpx.Re
     return httpx.post(f"{serving.url}/v1/tts", json=body, headers=headers, timeout=60, trust_env=False)
 
 
-def test_keys_open_the_door_and_limits_hold(start_server: Start, tmp_path: Path) -> None:
+def test_keys_authenticate_and_their_limits_hold(start_server: Start, tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     alice, bob = file.create("alice"), file.create("bob")
     serving = start_server(keys_file=file.path, slots=1, max_waiting=1, requests_per_minute=6, daily_audio_seconds=0.2)
     say = {"text": "Hello.", "max_new_tokens": 6, "seed": 4}
-    nobody = speak(serving, say)
-    assert (nobody.status_code, nobody.headers["www-authenticate"]) == (401, "Bearer")
+    anonymous = speak(serving, say)
+    assert (anonymous.status_code, anonymous.headers["www-authenticate"]) == (401, "Bearer")
     assert speak(serving, say, authorization="Bearer wrong").json()["message"] == "Invalid token"
     assert speak(serving, say, authorization=f"Bearer {alice}").status_code == 200
     spent = speak(serving, say, authorization=f"Bearer {alice}")
@@ -114,14 +114,14 @@ def test_keys_open_the_door_and_limits_hold(start_server: Start, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server with room for two, and little patience."""
+    """A server with capacity for two requests and short timeouts."""
     limits = {"request_seconds": 5, "buffer_bytes": 65536, "stall_seconds": 1}
     serving = start(tmp_path_factory.mktemp("tight"), slots=1, max_waiting=1, **limits)
     yield serving
     serving.end()
 
 
-def test_a_full_queue_refuses_with_a_time(tight: Serving) -> None:
+def test_a_full_queue_rejects_with_retry_after(tight: Serving) -> None:
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda _: speak(tight, {**LONG, "max_new_tokens": 20}), range(6)))
     assert {answer.status_code for answer in answers} == {200, 429}
@@ -130,15 +130,15 @@ def test_a_full_queue_refuses_with_a_time(tight: Serving) -> None:
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
 
 
-def test_a_request_that_takes_too_long_is_ended(tight: Serving) -> None:
+def test_a_request_that_exceeds_its_deadline_is_ended(tight: Serving) -> None:
     late = speak(tight, {**ENDLESS, "streaming": False})
     assert (late.status_code, late.json()["error"]) == (504, "Gateway Timeout")
     with pytest.raises(httpx.RemoteProtocolError):
         speak(tight, ENDLESS)
 
 
-def test_a_reader_who_takes_nothing_is_ended(tight: Serving) -> None:
-    # As many bytes a second as can be had: the kernel takes megabytes before anybody notices.
+def test_a_client_that_reads_nothing_is_disconnected(tight: Serving) -> None:
+    # The highest byte rate: the kernel buffers megabytes before the server notices.
     wide = {"response_format": "wav", "sample_rate": 192_000, "speed": 0.25, "max_new_tokens": 1500}
     said = {"model": "tts-1", "voice": "alloy", "input": ENDLESS["text"], "seed": 10, "temperature": 1.5, "top_p": 1.0}
     body = json.dumps(said | wide).encode()
@@ -157,16 +157,16 @@ def test_a_reader_who_takes_nothing_is_ended(tight: Serving) -> None:
 
 
 def engine_of(serving: Serving) -> int:
-    """The process id of the engine: the child of the server that speaks."""
+    """Return the process id of the engine process."""
     tasks = Path(f"/proc/{serving.process.pid}/task").iterdir()
     children = [child for task in tasks for child in (task / "children").read_text().split()]
     names = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
     return next(child for child, line in names.items() if b"spawn_main" in line)
 
 
-def test_a_life_from_start_to_end(start_server: Start) -> None:
-    """Starting, speaking, an engine that is killed and comes back, and a signal that waits for the last word."""
-    serving = start_server(slots=4, wait=False)
+def test_start_engine_crash_and_graceful_shutdown(start_server: Start) -> None:
+    """The server starts, speaks, survives a killed engine, and finishes requests before it stops."""
+    serving = start_server(slots=4, wait=False, request_seconds=300, drain_seconds=200)
     refuses_until_ready(serving)
     serving.wait_until_ready()
     survives_its_engine(serving)
@@ -198,9 +198,9 @@ def survives_its_engine(serving: Serving) -> None:
         outcomes = [pool.submit(outcome, serving, number) for number in range(12)]
         time.sleep(0.7)
         os.kill(engine_of(serving), signal.SIGKILL)
-        told = [each.result(90) for each in outcomes]
-    assert set(told) <= {200, 503, "RemoteProtocolError", "ReadError"}
-    assert told.count(200) >= 6
+        output = [each.result(90) for each in outcomes]
+    assert set(output) <= {200, 503, "RemoteProtocolError", "ReadError"}
+    assert output.count(200) >= 6
     serving.wait_until_ready()
     assert speak(serving, {"text": "Hi.", "max_new_tokens": 3}).status_code == 200
 
@@ -212,7 +212,7 @@ def finishes_before_it_ends(serving: Serving) -> None:
         pieces = answer.iter_bytes()
         audio = next(pieces)
         serving.process.send_signal(signal.SIGTERM)
-        # The door stays open: a balancer is told, and whoever comes.
+        # The socket stays open: load balancers and new clients get a 503.
         with serving.client() as another:
             while another.get("/ready").json()["state"] != "stopping":
                 time.sleep(0.01)
@@ -220,15 +220,15 @@ def finishes_before_it_ends(serving: Serving) -> None:
             refused = speak(serving, {"text": "Hi."})
             assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
         audio += b"".join(pieces)
-    assert serving.process.wait(30) == 0
+    assert serving.process.wait(60) == 0
     assert len(samples_of(audio)) == len(whole) > 300 * 640
 
 
-def test_a_second_interrupt_waits_for_nobody(start_server: Start) -> None:
+def test_a_second_interrupt_skips_the_drain(start_server: Start) -> None:
     serving = start_server(slots=2)
     endless = LONG | {"text": "Hello there. " * 700, "max_new_tokens": 700}  # sixteen turns, half a minute
     with serving.client() as http, http.stream("POST", "/v1/tts", json=endless) as answer:
-        pieces = answer.iter_bytes()  # kept: a listener who lets go of it has left
+        pieces = answer.iter_bytes()  # keep a reference: dropping it closes the connection
         next(pieces)
         engine = engine_of(serving)
         serving.process.send_signal(signal.SIGINT)
@@ -241,7 +241,7 @@ def test_a_second_interrupt_waits_for_nobody(start_server: Start) -> None:
     assert "CancelledError" not in serving.log.read_text()
 
 
-def test_the_server_itself_does_without_torch(server: Serving) -> None:
+def test_the_server_process_does_not_import_torch(server: Serving) -> None:
     """The engine has its own process; a second copy of torch would cost seconds and a quarter of a gigabyte."""
     assert "torch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
     assert server.memory() < 400 << 20

@@ -1,4 +1,4 @@
-"""Many at once: nothing lost, nothing mixed up. `python -m tests.server.crowd` is the full form, with figures."""
+"""Concurrent clients: no response is lost or mixed up. `python -m tests.server.crowd` runs a longer version."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.server.crowd import Crowd, settled
 from tests.server.test_lifecycle import ENDLESS
 
 
-def test_sixteen_clients_hear_what_they_would_hear_alone(server: Serving) -> None:
+def test_sixteen_concurrent_clients_get_the_same_audio_as_alone(server: Serving) -> None:
     crowd = Crowd(server, seed=1)
     crowd.learn(20)
     asyncio.run(crowd.come(requests=60, clients=16))
@@ -19,7 +19,7 @@ def test_sixteen_clients_hear_what_they_would_hear_alone(server: Serving) -> Non
     assert settled(server)
 
 
-def test_leaving_frees_the_slot_at_once(server: Serving) -> None:
+def test_a_disconnect_frees_the_slot(server: Serving) -> None:
     with server.client() as http:
         with http.stream(
             "POST", "/v1/tts", json={"text": "Hello.", "max_new_tokens": 900, "streaming": True, "seed": 12}
@@ -28,7 +28,7 @@ def test_leaving_frees_the_slot_at_once(server: Serving) -> None:
         assert settled(server)
 
 
-def test_a_whole_answer_is_given_up_when_nobody_waits(server: Serving) -> None:
+def test_a_whole_response_is_cancelled_on_disconnect(server: Serving) -> None:
     with server.client() as http, pytest.raises(httpx.ReadTimeout):
         http.post("/v1/tts", json={**ENDLESS, "streaming": False}, timeout=0.4)
     assert settled(server)

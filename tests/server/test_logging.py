@@ -14,7 +14,7 @@ import pytest
 from shoal.server.logging import JsonLines, LogFormat, TextLines
 from tests.server.conftest import ROOT, Serving, free_port, surroundings
 
-# As `tests.server.launch`; its engine's process takes the first speech for none.
+# Like `tests.server.launch`, but the audio guard of the engine process rejects the first attempt.
 LAUNCH = """
 from tests.engine.rigged import reject_the_first
 
@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 
 def heard_by_a_server(home: Path, format: LogFormat) -> list[str]:
-    """Its log, after one speech that was tried twice."""
+    """Return the log of a server after one request that was retried."""
     script, log, port = home / "launch.py", home / "log", free_port()
     script.write_text(LAUNCH)
     flags = ["--model", "nano", "--port", str(port), "--set", f"log_format={format}", "--set", "slots=2"]
@@ -48,7 +48,7 @@ def heard_by_a_server(home: Path, format: LogFormat) -> list[str]:
     return log.read_text().splitlines()
 
 
-def test_lines_of_the_engine_are_json_with_the_id_of_the_request(tmp_path: Path) -> None:
+def test_log_lines_of_the_engine_are_json_with_the_request_id(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [json.loads(line) for line in heard_by_a_server(tmp_path, "json")]
     [weights] = [line for line in lines if line["message"].startswith("weights: ")]
     assert (weights["logger"], weights["level"]) == ("shoal.engine.load", "info")
@@ -61,21 +61,21 @@ def test_lines_of_the_engine_are_json_with_the_id_of_the_request(tmp_path: Path)
     )
 
 
-def test_lines_of_the_engine_are_text_if_that_is_wanted(tmp_path: Path) -> None:
+def test_log_lines_of_the_engine_can_be_text(tmp_path: Path) -> None:
     lines = heard_by_a_server(tmp_path, "text")
     [again] = [line for line in lines if "trying again" in line]
     assert "WARNING shoal.engine.request_tracker: utterance " in again
     assert again.endswith(" [tried-twice]")
 
 
-def test_the_log_tells_what_became_of_the_weights(server: Serving, http: httpx.Client) -> None:
+def test_the_log_says_how_the_weights_are_quantized(server: Serving, http: httpx.Client) -> None:
     deadline = time.monotonic() + 10
     while '"message": "weights: ' not in server.log.read_text():
         assert time.monotonic() < deadline, server.log.read_text()
 
 
 @pytest.mark.parametrize("formatter", [JsonLines(), TextLines()])
-def test_a_traceback_that_came_as_text_is_written(formatter: logging.Formatter) -> None:
+def test_a_formatted_traceback_is_logged(formatter: logging.Formatter) -> None:
     record = logging.makeLogRecord({"name": "shoal", "msg": "it broke", "exc_text": "Traceback: here"})
     written = formatter.format(record)
     assert "it broke" in written

@@ -1,4 +1,4 @@
-"""A server with the voice that is in the package."""
+"""A server with the bundled model, nano."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def http(nano: Serving) -> httpx.Client:
     return nano.client()
 
 
-def test_everybody_hears_what_they_would_hear_alone(nano: Serving) -> None:
+def test_concurrent_clients_get_the_same_audio_as_alone(nano: Serving) -> None:
     crowd = Crowd(nano, seed=3)
     crowd.learn(6)
     asyncio.run(crowd.come(requests=6, clients=6))
@@ -30,18 +30,18 @@ def test_everybody_hears_what_they_would_hear_alone(nano: Serving) -> None:
     assert settled(nano)
 
 
-def test_a_text_may_be_spoken_as_it_is_written(http: httpx.Client) -> None:
+def test_text_normalisation_can_be_disabled(http: httpx.Client) -> None:
     said = {"text": "Room 5 costs $20.", "seed": 1, "format": "pcm"}
-    usual, asked, written = (
+    default, asked, written = (
         len(http.post("/v1/tts", json=said | more).content) for more in ({}, {"normalize": True}, {"normalize": False})
     )
-    assert usual == asked > 1.2 * written
+    assert default == asked > 1.2 * written
     openai = {"model": "nano", "voice": "alloy", "input": said["text"], "seed": 1, "response_format": "pcm"}
     openai |= {"sample_rate": 16_000, "normalize": False}
     assert len(http.post("/v1/audio/speech", json=openai).content) == written
 
 
-def test_its_voices_are_found_by_name(http: httpx.Client) -> None:
+def test_builtin_voices_are_found_by_name(http: httpx.Client) -> None:
     names = http.get("/v1/references/list?format=json").json()["reference_ids"]
     assert {"us_f", "gb_f", "rms"} <= set(names)
     body = {"model": "nano", "input": "Hello.", "seed": 1, "response_format": "pcm", "max_new_tokens": 8}

@@ -11,10 +11,10 @@ from tests.server.conftest import Serving
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "shoal.json"
 
 
-def test_ready_tells_the_rung(http: httpx.Client) -> None:
-    told = http.get("/ready").json()
-    assert told["state"] == "ready"
-    assert told["rung"]
+def test_ready_reports_the_backend(http: httpx.Client) -> None:
+    content = http.get("/ready").json()
+    assert content["state"] == "ready"
+    assert content["rung"]
 
 
 def figures(http: httpx.Client) -> dict[str, float]:
@@ -22,7 +22,7 @@ def figures(http: httpx.Client) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def test_metrics_count_what_happened(http: httpx.Client) -> None:
+def test_metrics_count_requests_and_audio(http: httpx.Client) -> None:
     before = figures(http)
     http.post("/v1/tts", json={"text": "Hello.", "max_new_tokens": 5, "seed": 5})
     http.post("/v1/tts", json={"text": "Hello.", "reference_id": "nobody"})
@@ -41,7 +41,7 @@ def test_metrics_count_what_happened(http: httpx.Client) -> None:
     assert after["shoal_engine_resident_bytes"] > after["process_resident_memory_bytes"] > 20 << 20
 
 
-def test_every_line_of_the_log_is_json_with_the_id(server: Serving, http: httpx.Client) -> None:
+def test_every_log_line_is_json_with_the_request_id(server: Serving, http: httpx.Client) -> None:
     wish = {"text": "Hello.", "max_new_tokens": 2, "seed": 5}
     http.post("/v1/tts", json=wish, headers={"x-request-id": "find-me"})
     mine: list[dict[str, Any]] = []
@@ -54,7 +54,7 @@ def test_every_line_of_the_log_is_json_with_the_id(server: Serving, http: httpx.
     assert mine[0]["audio_seconds"] == 0.08
 
 
-def test_the_documentation_shows_every_route_with_examples(http: httpx.Client) -> None:
+def test_the_openapi_document_has_every_route_with_examples(http: httpx.Client) -> None:
     assert http.get("/docs").status_code == 200
     paths = http.get("/openapi.json").json()["paths"]
     assert {"/v1/tts", "/v1/audio/speech", "/invocations", "/v1/references/add", "/ready"} <= paths.keys()
@@ -63,7 +63,7 @@ def test_the_documentation_shows_every_route_with_examples(http: httpx.Client) -
     assert "streamed" in content["application/json"]["examples"]
 
 
-def test_the_dashboard_asks_only_for_figures_that_exist(http: httpx.Client) -> None:
+def test_the_dashboard_queries_only_existing_metrics(http: httpx.Client) -> None:
     http.post("/v1/tts", json={"text": "Hello.", "max_new_tokens": 2})
     text = http.get("/metrics").text
     known = set(re.findall(r"^# TYPE (\w+)", text, re.M)) | set(re.findall(r"^(shoal_\w+)", text, re.M))
@@ -79,7 +79,7 @@ def test_the_dashboard_asks_only_for_figures_that_exist(http: httpx.Client) -> N
     assert len(asked) > 12
 
 
-def test_what_has_no_route_is_in_the_log_by_its_path_and_in_no_figure(server: Serving, http: httpx.Client) -> None:
+def test_unknown_paths_are_logged_but_are_no_metric_labels(server: Serving, http: httpx.Client) -> None:
     http.get("/nowhere/at/all" + "l" * 1000)
     deadline = time.monotonic() + 10
     while "GET /nowhere/at/all" not in server.log.read_text():

@@ -1,4 +1,4 @@
-"""The model is loaded anew under those who speak, and a load that nobody waits for is given up."""
+"""Reloading the model while requests are in flight, and aborting a load at shutdown."""
 
 import asyncio
 import shutil
@@ -29,7 +29,7 @@ def wait_for(log: Path, words: str) -> None:
         time.sleep(0.05)
 
 
-def test_a_signal_loads_the_model_as_it_is_now_and_cuts_nobody_off(tmp_path: Path, start_server: Start) -> None:
+def test_sigusr2_reloads_the_model_without_dropping_requests(tmp_path: Path, start_server: Start) -> None:
     model = tmp_path / "model"
     save_random(model, random_checkpoint("tiny", seed=0))
     server = start_server(model=model, guard=False)
@@ -46,7 +46,7 @@ def test_a_signal_loads_the_model_as_it_is_now_and_cuts_nobody_off(tmp_path: Pat
         wait_for(server.log, "model reloaded: new requests use it")
         after = http.post("/v1/tts", json=SAY).content
         heard += b"".join(pieces)
-        # A live session outlives the model it began with.
+        # A live session continues with the reloaded model.
         send(session, event="text", text="Hello there.")
         send(session, event="stop")
         events = live_events(session)
@@ -63,7 +63,7 @@ def test_a_signal_loads_the_model_as_it_is_now_and_cuts_nobody_off(tmp_path: Pat
     assert http.get("/ready").json()["state"] == "ready"
 
 
-def test_a_server_that_is_stopped_while_it_loads_does_not_wait_for_the_model() -> None:
+def test_a_shutdown_during_loading_does_not_wait_for_the_model() -> None:
     given_up = threading.Event()
 
     def load() -> EngineHandle:
@@ -81,7 +81,7 @@ def test_a_server_that_is_stopped_while_it_loads_does_not_wait_for_the_model() -
     assert (host.state, host.failure) == ("stopping", None)
 
 
-def test_the_process_ends_while_the_model_is_loaded(start_server: Start) -> None:
+def test_the_process_exits_while_the_model_is_loading(start_server: Start) -> None:
     server = start_server(model="nano", wait=False)
     end = time.monotonic() + 60
     while "listening" not in server.log.read_text():

@@ -1,4 +1,4 @@
-"""Bodies are bounded together for as long as anybody holds them."""
+"""The body budget bounds all bodies together for as long as they are held."""
 
 import socket
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ BUSY = "too many uploads are in flight; try again later"
 
 @dataclass
 class House:
-    """A server with room for the recordings of one request."""
+    """A server whose body budget holds the recordings of one request."""
 
     state: ServerState
     standin: Standin
@@ -49,7 +49,7 @@ SPEECH = {"text": "Hello.", "references": REFERENCES, "streaming": True, "format
 
 
 def begin(house: House, content: dict[str, Any]) -> socket.socket:
-    """Send a request and read the first bytes of its answer."""
+    """Send a request and read the first bytes of its response."""
     body = ormsgpack.packb(content)
     head = (
         f"POST /v1/tts HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -60,7 +60,7 @@ def begin(house: House, content: dict[str, Any]) -> socket.socket:
     return line
 
 
-def test_a_request_keeps_its_share_until_it_has_been_spoken(house: House) -> None:
+def test_a_request_holds_its_reservation_until_it_is_generated(house: House) -> None:
     with begin(house, SPEECH):
         refused = house.post("/v1/tts", SPEECH)
         assert (refused.status_code, refused.json()["message"]) == (429, BUSY)
@@ -70,8 +70,8 @@ def test_a_request_keeps_its_share_until_it_has_been_spoken(house: House) -> Non
     assert house.post("/v1/tts", SPEECH).status_code == 200
 
 
-def test_a_reader_who_takes_nothing_holds_no_share(house: House) -> None:
-    house.standin.rest = 200 * RATE  # more than the kernel takes
+def test_a_client_that_reads_nothing_holds_no_reservation(house: House) -> None:
+    house.standin.rest = 200 * RATE  # more than the kernel buffers
     house.standin.go_on.set()
     with begin(house, SPEECH):
         wait_until(lambda: house.state.body_budget.used == 0)
@@ -79,12 +79,12 @@ def test_a_reader_who_takes_nothing_holds_no_share(house: House) -> None:
 
 
 @pytest.mark.parametrize("content", [{"text": "Hello.", "colour": "blue" * 9_000}, {"text": "x" * 50_000}])
-def test_what_is_refused_gives_its_share_back(house: House, content: dict[str, Any]) -> None:
+def test_a_rejected_request_releases_its_reservation(house: House, content: dict[str, Any]) -> None:
     assert house.post("/v1/tts", content).status_code in (400, 422)
     wait_until(lambda: house.state.body_budget.used == 0)
 
 
-def test_recordings_that_are_encoded_keep_their_share_as_long(house: House) -> None:
+def test_recordings_hold_their_reservation_while_they_are_encoded(house: House) -> None:
     audios = {"audios": [each["audio"] for each in REFERENCES]}
     with begin(house, SPEECH):
         assert house.post("/v1/vqgan/encode", audios).status_code == 429
@@ -99,7 +99,7 @@ def start(line: ClientConnection) -> None:
     line.send(ormsgpack.packb({"event": "start", "request": request}))
 
 
-def test_a_live_session_keeps_its_share_until_it_ends(house: House) -> None:
+def test_a_live_session_holds_its_reservation_until_it_ends(house: House) -> None:
     with house.live() as first:
         start(first)
         wait_until(lambda: house.state.body_budget.used > 60_000)

@@ -1,4 +1,4 @@
-"""Whatever the OpenAPI document allows or forbids, the server keeps to it."""
+"""The server conforms to its OpenAPI document."""
 
 import pytest
 import schemathesis
@@ -19,13 +19,13 @@ SPEAKING = ("/v1/tts", "/v1/audio/speech", "/invocations")
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_answer_breaks_the_document(server: Serving, mode: GenerationMode) -> None:
+def test_responses_conform_to_the_openapi_document(server: Serving, mode: GenerationMode) -> None:
     look_at_all(server, mode, examples=6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_answer_breaks_the_document_in_a_long_look(server: Serving, mode: GenerationMode) -> None:
+def test_responses_conform_to_the_openapi_document_in_a_long_run(server: Serving, mode: GenerationMode) -> None:
     look_at_all(server, mode, examples=100)
 
 
@@ -35,7 +35,7 @@ def look_at_all(server: Serving, mode: GenerationMode, examples: int) -> None:
     for found in document.get_all_operations():
         operation = found.ok()
         if mode is GenerationMode.NEGATIVE and not operation.body:
-            continue  # nothing to get wrong
+            continue  # no body to invalidate
 
         @settings(
             max_examples=examples,
@@ -49,7 +49,7 @@ def look_at_all(server: Serving, mode: GenerationMode, examples: int) -> None:
         def look(case: schemathesis.Case) -> None:
             shorten(case)
             answer = case.call(timeout=30)
-            # A form turns whatever it is given into text, which may be right after all.
+            # A form converts every value to text, which may be valid.
             strict = [] if case.media_type == "multipart/form-data" else [negative_data_rejection]
             case.validate_response(answer, checks=CHECKS + strict)
 
@@ -59,7 +59,7 @@ def look_at_all(server: Serving, mode: GenerationMode, examples: int) -> None:
 
 
 def shorten(case: schemathesis.Case) -> None:
-    """The longest speech a schema allows is no better test than a short one."""
+    """Shorten texts: a long one takes time and tests nothing more."""
     frames = case.body.get("max_new_tokens", 100) if case.path in SPEAKING and isinstance(case.body, dict) else 0
     if frames is None or (isinstance(frames, int) and frames > 4):
         case.body["max_new_tokens"] = 4

@@ -1,4 +1,4 @@
-"""Who does not read what was written is not waited for, whatever it is and whoever closes."""
+"""Clients that do not read are disconnected, for every kind of response and whichever side closes."""
 
 import base64
 import contextlib
@@ -15,7 +15,7 @@ from websockets.frames import Frame, Opcode
 from shoal.api.config import Limits
 from tests.server.standin import RATE, Standin, listening, state_with, wait_until
 
-MUCH = 600 * RATE  # samples: far more than the kernel takes
+MUCH = 600 * RATE  # samples: far more than the kernel buffers
 
 
 @contextlib.contextmanager
@@ -41,13 +41,13 @@ def ask_for_a_whole_answer(line: socket.socket) -> None:
 
 
 def is_connected(line: socket.socket) -> bool:
-    """Whether the other side has it still; nothing is read for that."""
+    """Return whether the server still has the connection open, without reading from it."""
     name = f":{line.getsockname()[1]:04X}"
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()]
     return any(row[2].endswith(name) and row[3] == "01" for row in rows)
 
 
-def test_a_whole_answer_that_is_not_read_is_given_up(tmp_path: Path) -> None:
+def test_a_whole_response_that_is_not_read_is_aborted(tmp_path: Path) -> None:
     state = state_with(talker(), Limits(stall_seconds=0.3), tmp_path)
     with listening(state) as port, slow_line(port) as line:
         ask_for_a_whole_answer(line)
@@ -55,8 +55,8 @@ def test_a_whole_answer_that_is_not_read_is_given_up(tmp_path: Path) -> None:
         wait_until(lambda: not is_connected(line))
 
 
-def test_more_requests_do_not_keep_what_is_not_read(tmp_path: Path) -> None:
-    """The next answer waits behind it."""
+def test_pipelined_requests_do_not_keep_a_stalled_connection_open(tmp_path: Path) -> None:
+    """The next response waits behind the stalled one."""
     state = state_with(talker(), Limits(stall_seconds=0.3), tmp_path)
     with listening(state) as port, slow_line(port) as line:
         ask_for_a_whole_answer(line)
@@ -64,8 +64,8 @@ def test_more_requests_do_not_keep_what_is_not_read(tmp_path: Path) -> None:
         wait_until(lambda: not is_connected(line))
 
 
-def test_a_whole_answer_that_is_read_is_read_to_its_end(tmp_path: Path) -> None:
-    """Also by one who takes so little at a time that the kernel wants no more for longer than a reader may stall."""
+def test_a_slowly_read_response_is_sent_completely(tmp_path: Path) -> None:
+    """Even if the client reads so little that the kernel accepts nothing new for longer than the stall timeout."""
     state = state_with(talker(), Limits(stall_seconds=1.0), tmp_path)
     with listening(state) as port, slow_line(port) as line:
         ask_for_a_whole_answer(line)
@@ -76,7 +76,7 @@ def test_a_whole_answer_that_is_read_is_read_to_its_end(tmp_path: Path) -> None:
             assert piece
 
 
-def test_a_connection_that_is_not_read_gives_way_to_a_new_one(tmp_path: Path) -> None:
+def test_a_stalled_connection_is_evicted_for_a_new_one(tmp_path: Path) -> None:
     state = state_with(talker(), Limits(connections=1), tmp_path)
     with listening(state) as port, slow_line(port) as line:
         ask_for_a_whole_answer(line)
@@ -88,7 +88,7 @@ def frame(**event: Any) -> bytes:
     return Frame(Opcode.BINARY, ormsgpack.packb(event)).serialize(mask=True)
 
 
-def test_a_live_session_that_is_not_read_is_hung_up(tmp_path: Path) -> None:
+def test_a_live_session_that_is_not_read_is_closed(tmp_path: Path) -> None:
     state = state_with(talker(), Limits(stall_seconds=0.3), tmp_path)
     upgrade = (
         b"GET /v1/tts/live HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

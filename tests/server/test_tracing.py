@@ -17,7 +17,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"b"})
 
 
-def test_a_request_is_a_span_of_the_trace_it_came_with() -> None:
+def test_a_request_is_a_span_of_the_clients_trace() -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -35,7 +35,7 @@ Visit = Callable[..., "Page"]
 
 @pytest.fixture
 def visit(browser: "Browser", serving: Serving) -> Iterator[Visit]:
-    """Opens the page as a new visitor. Faults of its scripts and breaches of its policy fail the test."""
+    """Open the page as a new visitor. Script errors and policy violations fail the test."""
     contexts, faults = [], []
 
     def notice(message: Any) -> None:
@@ -63,7 +63,7 @@ def visit(browser: "Browser", serving: Serving) -> Iterator[Visit]:
 
 @pytest.fixture(scope="session")
 def recording() -> bytes:
-    """Two seconds that a codec takes for a voice."""
+    """Two seconds of audio that are accepted as a voice."""
     seconds = np.arange(2 * 16_000) / 16_000
     wave = 0.3 * np.sin(2 * np.pi * 180 * seconds) * (1 + np.sin(2 * np.pi * 3 * seconds)) / 2
     return encode_file(wave.astype(np.float32), "wav", 16_000)

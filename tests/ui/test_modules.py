@@ -1,4 +1,4 @@
-"""The parts of the page that need neither a server nor a person, in the browser they are written for."""
+"""JavaScript modules that need neither a server nor a user, run in a browser."""
 
 import functools
 import http.server
@@ -48,7 +48,7 @@ def run(browser: "Browser", origin: str) -> Iterator[Run]:
     page.close()
 
 
-def test_samples_come_whole_whatever_the_pieces(run: Run) -> None:
+def test_samples_are_decoded_from_pieces_of_any_size(run: Run) -> None:
     work = """({ SampleReader }, cuts) => {
       const bytes = new Uint8Array(new Int16Array([1, -2, 32767, -32768, 300]).buffer);
       const reader = new SampleReader();
@@ -58,19 +58,19 @@ def test_samples_come_whole_whatever_the_pieces(run: Run) -> None:
         assert run("audio/pcm.js", work, cuts) == [1, -2, 32767, -32768, 300]
 
 
-def test_a_wav_file_says_what_it_holds(run: Run) -> None:
+def test_a_wav_file_has_a_correct_header(run: Run) -> None:
     work = """async ({ wavFile }) => [...new Uint8Array(await wavFile(new Int16Array([1, -1]), 16000).arrayBuffer())]"""
     from shoal.audio.wav import wav_header
 
     assert bytes(run("audio/pcm.js", work)) == wav_header(16_000, 4) + b"\x01\x00\xff\xff"
 
 
-def test_loud_samples_are_cut_at_full_scale(run: Run) -> None:
+def test_loud_samples_are_clipped_at_full_scale(run: Run) -> None:
     assert run("audio/pcm.js", "({ toInteger }) => [...toInteger([0, 1.5, -1.5, 0.5])]") == [0, 32767, -32768, 16384]
 
 
 @pytest.mark.parametrize("most", [16, 40, 480])
-def test_passages_are_the_text_and_none_is_too_long(run: Run, most: int) -> None:
+def test_passages_cover_the_text_and_none_is_too_long(run: Run, most: int) -> None:
     text = (
         "First. Second one!\n\nA third, which is longer than the others are? "
         + "word " * 60
@@ -82,7 +82,7 @@ def test_passages_are_the_text_and_none_is_too_long(run: Run, most: int) -> None
     assert "".join("".join(found).split()) == "".join(text.split())
 
 
-def test_passages_end_where_sentences_do(run: Run) -> None:
+def test_passages_end_at_sentence_ends(run: Run) -> None:
     text = "One is here. Two is here. Three is here."
     found = run("speech/script.js", "({ passages }, text) => passages(text, 30)", text)
     assert found == ["One is here. Two is here.", "Three is here."]
@@ -94,18 +94,18 @@ def test_the_first_line_is_short_and_the_others_are_long(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("factor", "parts"), [(0.2, 1), (2.0, 2), (6.0, 5), (1000.0, 5)])
-def test_a_slow_machine_is_asked_for_less_at_a_time(run: Run, factor: float, parts: int) -> None:
+def test_a_slow_machine_gets_shorter_requests(run: Run, factor: float, parts: int) -> None:
     line = {"text": "One is here. " * 20, "voice": "me", "speaker": 1, "turn": 2}
     lines = run("speech/script.js", "({ fitted }, [line, factor]) => fitted(line, factor)", [line, factor])
     assert len(lines) == parts
     assert {(line["voice"], line["speaker"], line["turn"]) for line in lines} == {("me", 1, 2)}
 
 
-def test_no_words_make_no_lines(run: Run) -> None:
+def test_text_without_words_has_no_lines(run: Run) -> None:
     assert run("speech/script.js", "({ monologue }) => monologue('  \\n ', null)") == []
 
 
-def test_a_track_knows_its_outline_while_it_grows(run: Run) -> None:
+def test_a_growing_track_updates_its_outline(run: Run) -> None:
     work = """({ Track }) => {
       const track = new Track(100);
       track.beginPart(0, 0);
@@ -131,7 +131,7 @@ shoal_time_to_first_audio_seconds_bucket{api="fish",le="+Inf"} 4.0
 """
 
 
-def test_metrics_become_what_a_person_wants_to_see(run: Run) -> None:
+def test_metrics_are_converted_to_displayed_figures(run: Run) -> None:
     work = "({ reading }, [text, before]) => reading(text, 12, before)"
     seen = run("server/metrics.js", work, [METRICS, {"at": 10, "audioMade": 4, "frames": 0}])
     assert (seen["slots"], seen["running"], seen["audioMade"], seen["throughput"]) == (8, 3, 12, 4)
@@ -142,7 +142,7 @@ def test_metrics_become_what_a_person_wants_to_see(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "retry", "told"),
+    ("status", "body", "retry", "expected"),
     [
         (429, {"message": "the queue is full"}, "7", ["The server is busy", "The queue is full.", 7]),
         (
@@ -155,14 +155,16 @@ def test_metrics_become_what_a_person_wants_to_see(run: Run) -> None:
         (502, None, None, ["The server answered 502", "The server gave no reason; its log has more.", None]),
     ],
 )
-def test_errors_are_told_in_words(run: Run, status: int, body: object, retry: str | None, told: list[object]) -> None:
+def test_errors_are_described_in_words(
+    run: Run, status: int, body: object, retry: str | None, expected: list[object]
+) -> None:
     work = """({ describe }, given) => {
       const problem = describe(...given);
       return [problem.title, problem.detail, problem.retryAfter];
     }"""
-    assert run("server/problem.js", work, [status, body, retry]) == told
+    assert run("server/problem.js", work, [status, body, retry]) == expected
 
 
-def test_a_date_will_do_to_come_back_at(run: Run) -> None:
+def test_retry_after_may_be_a_date(run: Run) -> None:
     work = "({ secondsToWait }) => secondsToWait('Sun, 06 Nov 1994 08:49:37 GMT', Date.parse('1994-11-06T08:49:30Z'))"
     assert run("server/problem.js", work) == 7

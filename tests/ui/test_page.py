@@ -1,4 +1,4 @@
-"""What a visitor does: type, hear, stop, choose, record, come back."""
+"""The web page in a browser: speak, stop, choose voices, record, reload."""
 
 import io
 import os
@@ -77,7 +77,7 @@ def samples_of(audio: bytes, rate: int = 16_000) -> np.ndarray:
 
 
 def figure(serving: Serving, name: str) -> float:
-    """A figure of the engine; labels are added up."""
+    """Return a metric, summed over its labels."""
     text = httpx.get(f"{serving.url}/metrics", trust_env=False).text
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
@@ -99,7 +99,7 @@ def add_voice(page: "Page", name: str, recording: bytes) -> None:
     page.wait_for_selector("#voice-dialog", state="hidden")
 
 
-def test_what_is_typed_is_heard_to_its_last_sample(visit: Visit, serving: Serving) -> None:
+def test_typed_text_is_played_to_its_last_sample(visit: Visit, serving: Serving) -> None:
     page = visit()
     say(page)
     wait_until_made(page)
@@ -107,7 +107,7 @@ def test_what_is_typed_is_heard_to_its_last_sample(visit: Visit, serving: Servin
     expected = spoken_by_server(serving.url)
     assert (stage(page, "samples"), stage(page, "rate")) == (len(expected), 16_000)
     assert stage(page, "played") == len(expected)
-    # Other pieces of the stream round the last bit otherwise, now and then.
+    # The last bit may differ: chunk boundaries depend on timing.
     heard = np.frombuffer(downloaded(page, "wav")[44:], "<i2")
     assert np.abs(heard.astype(int) - expected).max() <= 1
     assert page.inner_text("#first-audio").endswith(("ms", " s"))
@@ -115,7 +115,7 @@ def test_what_is_typed_is_heard_to_its_last_sample(visit: Visit, serving: Servin
     assert page.inner_text("#seed-used") == str(SEED)
 
 
-def test_a_long_text_is_heard_while_it_is_made_and_a_stop_frees_the_slot(visit: Visit, serving: Serving) -> None:
+def test_a_long_text_plays_while_it_is_generated_and_stop_frees_the_slot(visit: Visit, serving: Serving) -> None:
     page = visit()
     left = figure(serving, 'shoal_requests_total{api="fish",outcome="disconnected"}')
     say(page, LONG, seed=10)
@@ -130,7 +130,7 @@ def test_a_long_text_is_heard_while_it_is_made_and_a_stop_frees_the_slot(visit: 
     page.wait_for_selector("#history >> text=stopped early")
 
 
-def test_a_busy_server_is_waited_for_in_the_middle_of_a_text(visit: Visit) -> None:
+def test_a_busy_server_is_retried_in_the_middle_of_a_text(visit: Visit) -> None:
     page = visit()
     asked: list[dict[str, Any]] = []
 
@@ -146,12 +146,12 @@ def test_a_busy_server_is_waited_for_in_the_middle_of_a_text(visit: Visit) -> No
         say(page, " ".join([SHORT] * 25), seed=4)
         page.wait_for_selector("#progress-words >> text=The server is busy; going on in 1 s")
     assert asked[2] == asked[1] != asked[0]
-    # No voice was chosen: what was said first is the reference of what follows.
+    # No voice is selected: the first line becomes the reference of the following ones.
     assert [reference["text"] for reference in asked[1]["references"]] == [asked[0]["text"]]
     page.keyboard.press("Escape")
 
 
-def test_what_was_made_before_the_engine_died_is_kept(visit: Visit, serving: Serving) -> None:
+def test_audio_generated_before_an_engine_crash_is_kept(visit: Visit, serving: Serving) -> None:
     page = visit()
     say(page, LONG, seed=10)
     wait_for(lambda: stage(page, "samples") > 0)
@@ -161,7 +161,7 @@ def test_what_was_made_before_the_engine_died_is_kept(visit: Visit, serving: Ser
     serving.wait_until_ready()
 
 
-def test_every_format_can_be_had(visit: Visit) -> None:
+def test_every_format_can_be_downloaded(visit: Visit) -> None:
     page = visit()
     say(page)
     wait_until_made(page)
@@ -190,7 +190,7 @@ def test_an_uploaded_voice_speaks_is_renamed_and_deleted(visit: Visit, serving: 
     assert "port" not in listed["reference_ids"]
 
 
-def test_a_name_that_is_taken_is_told_in_the_dialog(visit: Visit, serving: Serving, recording: bytes) -> None:
+def test_a_taken_voice_name_is_reported_in_the_dialog(visit: Visit, serving: Serving, recording: bytes) -> None:
     page = visit()
     add_voice(page, "twice", recording)
     page.click("#add-voice")
@@ -202,7 +202,7 @@ def test_a_name_that_is_taken_is_told_in_the_dialog(visit: Visit, serving: Servi
     page.wait_for_selector("#voice-error >> text=The name is taken")
 
 
-def test_a_file_that_is_no_recording_is_told_in_the_dialog(visit: Visit) -> None:
+def test_an_invalid_recording_is_reported_in_the_dialog(visit: Visit) -> None:
     page = visit()
     page.click("#add-voice")
     page.check("input[value=upload]")
@@ -211,12 +211,12 @@ def test_a_file_that_is_no_recording_is_told_in_the_dialog(visit: Visit) -> None
     page.fill("#voice-name", "written")
     page.click("#save-voice")
     page.wait_for_selector("#voice-error", state="visible")
-    told = "This cannot become a voice as it is. This is a text file, not a recording."
-    assert page.inner_text("#voice-error") == told
+    expected = "This cannot become a voice as it is. This is a text file, not a recording."
+    assert page.inner_text("#voice-error") == expected
     assert page.is_enabled("#save-voice")
 
 
-def test_a_voice_is_recorded(visit: Visit, serving: Serving) -> None:
+def test_a_voice_can_be_recorded(visit: Visit, serving: Serving) -> None:
     page = visit()
     page.click("#add-voice")
     page.click("#record")
@@ -252,7 +252,7 @@ def test_a_dialogue_is_spoken_by_its_cast(visit: Visit, serving: Serving, record
     page.wait_for_selector("#history >> text=first, second")
 
 
-def test_history_outlives_the_page(visit: Visit) -> None:
+def test_history_survives_a_reload(visit: Visit) -> None:
     page = visit()
     say(page, "<img src=x onerror=alert(1)> is only text.", seed=6)
     wait_until_made(page)
@@ -272,7 +272,7 @@ def test_history_outlives_the_page(visit: Visit) -> None:
     page.wait_for_selector("#history-empty", state="visible")
 
 
-def test_a_speech_that_was_deleted_in_another_tab_is_told_and_leaves_the_list(visit: Visit) -> None:
+def test_a_speech_deleted_in_another_tab_is_reported_and_removed(visit: Visit) -> None:
     page = visit()
     say(page)
     wait_until_made(page)
@@ -287,7 +287,7 @@ def test_a_speech_that_was_deleted_in_another_tab_is_told_and_leaves_the_list(vi
     assert page.locator("#history .speech").count() == 0
 
 
-# Notes where pieces are laid, by a clock that moves only when the player looks at it: a busy machine is not late.
+# Records where pieces are scheduled, with a fake clock that advances only when the player reads it.
 RECORD_STARTS = """() => {
   window.laid = [];
   window.now = 1;
@@ -302,7 +302,7 @@ RECORD_STARTS = """() => {
 }"""
 
 
-def test_pieces_are_laid_end_to_end_at_the_rate_of_the_model(visit: Visit) -> None:
+def test_pieces_are_scheduled_without_gaps_at_the_models_rate(visit: Visit) -> None:
     page = visit()
     page.evaluate(RECORD_STARTS)
     say(page, seed=7)
@@ -334,7 +334,7 @@ def test_sliders_start_at_the_models_defaults_and_only_changed_ones_are_sent(vis
     assert page.input_value("#temperature") == "0.8"
 
 
-def test_what_cannot_be_spoken_is_told_in_words(visit: Visit) -> None:
+def test_text_that_cannot_be_spoken_is_reported(visit: Visit) -> None:
     page = visit()
     say(page, "<|im_end|> is a control token.")
     page.wait_for_selector("#notice >> text=control token")
@@ -343,13 +343,13 @@ def test_what_cannot_be_spoken_is_told_in_words(visit: Visit) -> None:
     assert page.is_hidden("#notice")
 
 
-def test_a_model_that_says_nothing_is_told_too(visit: Visit) -> None:
+def test_an_empty_generation_is_reported(visit: Visit) -> None:
     page = visit()
     say(page, LONG[:60], seed=23)
     page.wait_for_selector("#notice >> text=The model said nothing")
 
 
-def test_the_keyboard_is_enough(visit: Visit) -> None:
+def test_the_page_can_be_used_with_the_keyboard(visit: Visit) -> None:
     page = visit()
 
     def tab_to(id: str) -> None:
@@ -377,14 +377,14 @@ def test_the_keyboard_is_enough(visit: Visit) -> None:
     assert page.evaluate("document.activeElement.id") == "add-voice"
 
 
-def test_everything_that_can_be_pressed_has_a_name(visit: Visit) -> None:
+def test_every_control_has_an_accessible_name(visit: Visit) -> None:
     page = visit()
     page.check("input[value=dialogue]")
     nameless = page.evaluate(NAMELESS)
     assert nameless == []
 
 
-def test_the_engine_is_seen_at_work(visit: Visit) -> None:
+def test_the_engine_view_shows_running_requests(visit: Visit) -> None:
     page = visit()
     page.locator("#engine").scroll_into_view_if_needed()
     page.wait_for_selector("#engine >> text=0 of 4")
@@ -420,7 +420,7 @@ def test_the_theme_follows_the_system_until_one_is_chosen(visit: Visit) -> None:
 
 
 @pytest.mark.skipif(not (BUNDLED_DIRECTORY / "config.json").exists(), reason="nano is not in the package")
-def test_nano_speaks_with_a_voice_that_came_with_it(visit: Visit, tmp_path: Path) -> None:
+def test_nano_speaks_with_a_builtin_voice(visit: Visit, tmp_path: Path) -> None:
     served = start(tmp_path / "nano", model="nano")
     try:
         page = visit(served.url)
@@ -434,7 +434,7 @@ def test_nano_speaks_with_a_voice_that_came_with_it(visit: Visit, tmp_path: Path
         served.end()
 
 
-def test_a_keyed_server_asks_for_the_key_and_says_when_to_come_back(visit: Visit, tmp_path: Path) -> None:
+def test_a_server_with_keys_asks_for_the_key_and_reports_retry_after(visit: Visit, tmp_path: Path) -> None:
     key = "a-key-of-our-own-1"
     served = start(tmp_path / "keyed", api_keys=key, requests_per_minute=2, slots=2)
     try:
@@ -454,14 +454,14 @@ def test_a_keyed_server_asks_for_the_key_and_says_when_to_come_back(visit: Visit
         assert page.is_disabled("#notice-action")
         assert page.inner_text("#notice-action").startswith("Try again in")
         page.reload()
-        page.wait_for_selector("#speak:enabled")  # the key was kept
+        page.wait_for_selector("#speak:enabled")  # the key was stored
     finally:
         served.end()
     say(page)
     page.wait_for_selector("#notice >> text=The server does not answer")
 
 
-def test_the_api_is_shown_without_anything_from_elsewhere(visit: Visit, serving: Serving) -> None:
+def test_the_api_docs_load_nothing_from_other_origins(visit: Visit, serving: Serving) -> None:
     page = visit(f"{serving.url}/ready", ready=False)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))

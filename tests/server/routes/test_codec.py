@@ -45,7 +45,7 @@ def test_no_more_codes_are_decoded_than_the_longest_recording_has(http: httpx.Cl
     assert "at most 2,250 frames (setting reference_seconds): send longer ones in parts" in refused.text
 
 
-def test_what_failed_is_not_counted_as_spoken(http: httpx.Client) -> None:
+def test_a_failed_request_is_not_counted_as_completed(http: httpx.Client) -> None:
     def count(outcome: str) -> float:
         name = f'shoal_requests_total{{api="codec",outcome="{outcome}"}} '
         return sum(float(line.split()[-1]) for line in http.get("/metrics").text.splitlines() if line.startswith(name))

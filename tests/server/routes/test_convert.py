@@ -44,24 +44,24 @@ def converted(audio: bytes, format: str) -> bytes:
 
 
 @pytest.mark.parametrize("format", ["wav", "pcm", "flac", "mp3"])
-def test_steps_give_what_the_whole_gives(format: str) -> None:
+def test_stepwise_conversion_equals_conversion_at_once(format: str) -> None:
     samples = noise(9.0, 16_000)
     assert converted(float_wav(samples, 16_000), format) == encode_file(samples, format, 16_000)
 
 
-def test_steps_are_small_whatever_the_length() -> None:
+def test_step_size_does_not_depend_on_the_length() -> None:
     steps = list(conversion_steps(float_wav(noise(60.0, 16_000), 16_000), OutputOptions("pcm")))
     assert len(steps) > 2 * 60 * 16_000 / (1 << 16)
     assert set(steps[:-1]) == {b""}
 
 
-def test_what_is_louder_than_full_scale_is_brought_down_as_a_whole() -> None:
+def test_a_file_above_full_scale_is_attenuated_as_a_whole() -> None:
     samples = noise(5.0, 16_000)
     samples[-1] = 2.0
     assert converted(float_wav(samples, 16_000), "pcm") == encode_file(samples / 2, "pcm", 16_000)
 
 
-def test_two_channels_become_their_average() -> None:
+def test_two_channels_are_averaged() -> None:
     pair = np.array([[8_000, 4_000], [-2_000, 0]] * 1_000, np.int16)
     heard = np.frombuffer(converted(wav_of(pair, 16_000, channels=2), "pcm"), "<i2")
     assert heard.tolist() == [6_000, -1_000] * 1_000
@@ -79,13 +79,13 @@ def test_two_channels_become_their_average() -> None:
         float_wav(np.array([0.0, np.inf] * 8_000), 16_000),
     ],
 )
-def test_what_is_no_recording_within_the_limits_is_refused(audio: bytes) -> None:
+def test_audio_outside_the_limits_is_rejected(audio: bytes) -> None:
     with pytest.raises(AudioError):
         converted(audio, "wav")
 
 
 def quiet_minutes(minutes: int) -> bytes:
-    """As much sound as few bytes can hold."""
+    """Audio with as many samples per byte as possible."""
     return wav_of(np.random.default_rng(0).integers(100, 156, minutes * 60 * 8_000, dtype=np.uint8), 8_000)
 
 
@@ -96,7 +96,7 @@ def most_memory(server: Serving) -> int:
 
 def test_a_long_recording_takes_little_memory(server: Serving, http: httpx.Client) -> None:
     audio = quiet_minutes(10)
-    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # begins a new count of the most
+    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # resets the peak RSS
     before = server.memory()
     answer = http.post("/v1/convert", data={"format": "opus"}, files={"audio": ("a.wav", audio)})
     assert answer.status_code == 200
@@ -104,7 +104,7 @@ def test_a_long_recording_takes_little_memory(server: Serving, http: httpx.Clien
 
 
 def test_a_conversion_is_counted_and_ends_when_its_client_leaves(server: Serving, http: httpx.Client) -> None:
-    # Long enough to be seen under way on any machine.
+    # Long enough to be observed in flight on any machine.
     request = httpx.Request("POST", server.url, data={"format": "opus"}, files={"audio": ("a.wav", quiet_minutes(58))})
     content, kind = request.read(), request.headers["content-type"]
     head = f"POST /v1/convert HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n"

@@ -27,7 +27,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_comes_whole_and_streamed(http: httpx.Client, format: str, streaming: bool) -> None:
+def test_every_format_can_be_whole_or_streamed(http: httpx.Client, format: str, streaming: bool) -> None:
     answer = http.post("/v1/tts", json={**SAY, "format": format, "streaming": streaming})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == FORMATS[format]
@@ -46,7 +46,7 @@ def test_streamed_and_whole_audio_are_the_same(http: httpx.Client) -> None:
     assert np.abs(samples_of(whole) - samples_of(streamed)).max() <= 1
 
 
-def test_the_three_kinds_of_bodies_say_the_same(http: httpx.Client, recording: bytes) -> None:
+def test_json_msgpack_and_form_bodies_give_the_same_audio(http: httpx.Client, recording: bytes) -> None:
     said = {**SAY, "prosody": {"speed": 1.0, "volume": -3.0}}
     spoken = [{"audio": base64.b64encode(recording).decode(), "text": "Spoken."}]
     by_json = http.post("/v1/tts", json={**said, "references": spoken})
@@ -59,21 +59,21 @@ def test_the_three_kinds_of_bodies_say_the_same(http: httpx.Client, recording: b
     assert by_json.content != http.post("/v1/tts", json=said).content
 
 
-def test_latency_decides_whether_it_is_streamed(http: httpx.Client) -> None:
+def test_latency_selects_streaming(http: httpx.Client) -> None:
     assert "content-length" in http.post("/v1/tts", json={**SAY, "latency": "normal"}).headers
     assert "content-length" not in http.post("/v1/tts", json={**SAY, "latency": "balanced"}).headers
     assert "content-length" in http.post("/v1/tts", json={**SAY, "latency": "balanced", "streaming": False}).headers
 
 
-def test_speed_and_volume_change_what_is_heard(http: httpx.Client) -> None:
-    usual = samples_of(http.post("/v1/tts", json={**SAY, "max_new_tokens": 50}).content)
+def test_speed_and_volume_change_the_audio(http: httpx.Client) -> None:
+    default = samples_of(http.post("/v1/tts", json={**SAY, "max_new_tokens": 50}).content)
     fast = http.post("/v1/tts", json={**SAY, "max_new_tokens": 50, "prosody": {"speed": 2.0}})
     quiet = http.post("/v1/tts", json={**SAY, "max_new_tokens": 50, "prosody": {"volume": -20.0}})
-    assert len(samples_of(fast.content)) == pytest.approx(len(usual) / 2, rel=0.1)
-    assert np.abs(samples_of(quiet.content)).mean() == pytest.approx(np.abs(usual).mean() / 10, rel=0.05)
+    assert len(samples_of(fast.content)) == pytest.approx(len(default) / 2, rel=0.1)
+    assert np.abs(samples_of(quiet.content)).mean() == pytest.approx(np.abs(default).mean() / 10, rel=0.05)
 
 
-def test_the_rate_and_the_bitrate_are_those_asked_for(http: httpx.Client) -> None:
+def test_sample_rate_and_bitrate_are_as_requested(http: httpx.Client) -> None:
     answer = http.post("/v1/tts", json={**SAY, "sample_rate": 8000})
     assert answer.headers["x-sample-rate"] == "8000"
     assert read_audio(io.BytesIO(answer.content), 8000).original_rate == 8000
@@ -83,7 +83,7 @@ def test_the_rate_and_the_bitrate_are_those_asked_for(http: httpx.Client) -> Non
     assert http.post("/v1/tts", json={**SAY, "format": "opus", "sample_rate": 44100}).status_code == 400
 
 
-def test_a_seed_that_was_drawn_can_be_used_again(http: httpx.Client) -> None:
+def test_a_random_seed_can_be_reused(http: httpx.Client) -> None:
     without = {"text": "Hello there.", "max_new_tokens": 8, "temperature": 1.0, "top_p": 1.0}
     first, second = http.post("/v1/tts", json=without), http.post("/v1/tts", json=without)
     assert first.headers["x-seed"] != second.headers["x-seed"]
@@ -92,7 +92,7 @@ def test_a_seed_that_was_drawn_can_be_used_again(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("spelt", "status"), [("true", 200), ("1", 200), ("false", 422), ("maybe", 422)])
-def test_a_form_spells_truth_as_a_text(http: httpx.Client, spelt: str, status: int) -> None:
+def test_a_form_encodes_booleans_as_text(http: httpx.Client, spelt: str, status: int) -> None:
     form = {**SAY, "condition_on_previous_chunks": spelt}
     answer = http.post("/v1/tts", files={name: (None, str(value)) for name, value in form.items()})
     assert answer.status_code == status, answer.text
@@ -117,7 +117,7 @@ def test_a_form_spells_truth_as_a_text(http: httpx.Client, spelt: str, status: i
         ({"text": ""}, "text"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(http: httpx.Client, wish: dict[str, object], field: str) -> None:
+def test_unsupported_values_are_rejected_by_field_name(http: httpx.Client, wish: dict[str, object], field: str) -> None:
     answer = http.post("/v1/tts", json={**SAY, **wish})
     assert answer.status_code == 422
     assert answer.json()[0]["loc"][0] == field
@@ -133,14 +133,14 @@ def test_what_cannot_be_done_is_refused_by_name(http: httpx.Client, wish: dict[s
         ({"references": [{"audio": base64.b64encode(b"RIFFnonsense" * 30).decode(), "text": "x"}]}, 400, ""),
     ],
 )
-def test_refusals_have_fishs_shape(http: httpx.Client, wish: dict[str, object], status: int, message: str) -> None:
+def test_errors_have_the_fish_format(http: httpx.Client, wish: dict[str, object], status: int, message: str) -> None:
     answer = http.post("/v1/tts", json={**SAY, **wish})
     assert answer.status_code == status
     assert answer.json().keys() == {"statusCode", "message", "error"}
     assert message in answer.json()["message"]
 
 
-def test_an_unknown_model_header_is_refused(http: httpx.Client) -> None:
+def test_an_unknown_model_header_is_rejected(http: httpx.Client) -> None:
     assert http.post("/v1/tts", json=SAY, headers={"model": "gpt-9"}).status_code == 400
 
 
@@ -162,7 +162,7 @@ def test_the_new_client_speaks(server: Serving, recording: bytes) -> None:
     assert read_audio(b"".join(pieces), 16_000, AudioLimits(min_seconds=0)).seconds > 0.02
 
 
-def test_the_new_client_understands_our_refusals(server: Serving) -> None:
+def test_the_new_client_understands_our_errors(server: Serving) -> None:
     from fishaudio import FishAudio
     from fishaudio.exceptions import APIError, NotFoundError
 

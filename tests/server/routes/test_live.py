@@ -1,4 +1,4 @@
-"""Text in while audio goes out, with the published clients and by hand."""
+"""The live socket, with the published clients and with raw messages."""
 
 import asyncio
 import signal
@@ -37,7 +37,7 @@ def words() -> Iterator[str]:
     yield from ("Hello there, ", "this is the first sentence of all. ", "And this ", "is the second one. ", "Bye.")
 
 
-def test_the_new_client_streams_text_and_hears_audio(server: Serving) -> None:
+def test_the_new_client_streams_text_and_receives_audio(server: Serving) -> None:
     from fishaudio import FishAudio
     from fishaudio.types import FlushEvent, TTSConfig
 
@@ -84,7 +84,7 @@ def receive(socket: ClientConnection) -> dict[str, Any]:
 
 
 def heard(socket: ClientConnection) -> list[dict[str, Any]]:
-    """All events until the end."""
+    """Receive all events up to `finish`."""
     events = [receive(socket)]
     while events[-1]["event"] == "audio":
         events.append(receive(socket))
@@ -92,7 +92,7 @@ def heard(socket: ClientConnection) -> list[dict[str, Any]]:
 
 
 def sounds(events: list[dict[str, Any]]) -> int:
-    """Bytes of audio."""
+    """Count the bytes of audio."""
     return sum(len(event["audio"]) for event in events if event["event"] == "audio")
 
 
@@ -100,7 +100,7 @@ def live(server: Serving) -> ClientConnection:
     return connect(f"ws://127.0.0.1:{server.port}/v1/tts/live", proxy=None)
 
 
-def test_a_flush_is_spoken_before_the_end(server: Serving) -> None:
+def test_flushed_text_is_spoken_before_the_session_ends(server: Serving) -> None:
     with live(server) as socket:
         send(socket, event="start", request=START)
         send(socket, event="text", text="Hi")
@@ -113,7 +113,7 @@ def test_a_flush_is_spoken_before_the_end(server: Serving) -> None:
     assert events[-1] == {"event": "finish", "reason": "stop"}
 
 
-def test_nothing_said_is_nothing_heard(server: Serving) -> None:
+def test_a_session_without_words_sends_no_audio(server: Serving) -> None:
     with live(server) as socket:
         send(socket, event="start", request=START)
         send(socket, event="text", text="  … ")
@@ -147,7 +147,7 @@ def test_wrong_events_end_with_an_error(server: Serving, events: list[Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "expected"),
     [
         ({"event": "text", "text": 5}, "text: Input should be a valid string"),
         ({"event": "text"}, "text: Field required"),
@@ -159,21 +159,21 @@ def test_wrong_events_end_with_an_error(server: Serving, events: list[Any]) -> N
         ({"text": "Hi"}, "an event is a map with its name under the key `event`"),
     ],
 )
-def test_what_is_wrong_with_an_event_is_told(server: Serving, event: dict[str, Any], told: str) -> None:
+def test_an_invalid_event_is_answered_with_its_error(server: Serving, event: dict[str, Any], expected: str) -> None:
     with live(server) as socket:
         send(socket, event="start", request=START)
         send(socket, **event)
-        assert receive(socket) == {"event": "finish", "reason": "error", "message": told}
+        assert receive(socket) == {"event": "finish", "reason": "error", "message": expected}
 
 
-def test_a_first_event_is_a_start_without_more(server: Serving) -> None:
+def test_the_first_event_must_be_a_start(server: Serving) -> None:
     with live(server) as socket:
         send(socket, event="start", request=START, colour="blue")
         assert receive(socket)["message"] == "colour: unknown field; there are event, request"
 
 
 def test_a_session_is_not_idle_while_it_speaks(tmp_path: Path) -> None:
-    """Each text in its time, all of them in more than a session may be idle."""
+    """Each text takes less time than the idle timeout, all of them together more."""
     standin = Standin(pause=0.4)
     standin.go_on.set()
     state = state_with(standin, Limits(request_seconds=0.5), tmp_path)
@@ -188,8 +188,8 @@ def test_a_session_is_not_idle_while_it_speaks(tmp_path: Path) -> None:
     assert state.queue.in_flight == 0
 
 
-def test_text_that_came_before_the_end_is_spoken(start_server: Start) -> None:
-    """A signal waits for what sessions have; what they get afterwards is refused."""
+def test_text_received_before_a_shutdown_is_spoken(start_server: Start) -> None:
+    """Shutdown waits for text that sessions already have; text that arrives later is rejected."""
     serving = start_server(slots=2)
     wild = {"text": "", "format": "pcm", "seed": 10, "temperature": 1.5, "top_p": 1.0, "max_new_tokens": 100}
     texts = [f"Hello there, number {name}." for name in ("one", "two", "three")]
@@ -221,7 +221,7 @@ def test_text_that_came_before_the_end_is_spoken(start_server: Start) -> None:
     assert serving.process.wait(30) == 0
 
 
-def test_a_client_that_leaves_frees_its_place(server: Serving) -> None:
+def test_a_client_that_disconnects_frees_its_queue_place(server: Serving) -> None:
     with live(server) as socket:
         send(socket, event="start", request={**START, "max_new_tokens": 800})
         send(socket, event="text", text="Hello there.")
@@ -235,7 +235,7 @@ def test_a_client_that_leaves_frees_its_place(server: Serving) -> None:
 
 
 class Unread:
-    """A socket whose reader takes nothing, and is gone when `gone` is set."""
+    """A socket whose client reads nothing, and disconnects when `gone` is set."""
 
     def __init__(self, *events: dict[str, Any]) -> None:
         self._events = list(map(ormsgpack.packb, events))
@@ -252,7 +252,7 @@ class Unread:
         await asyncio.Event().wait()
 
 
-def test_who_leaves_while_a_piece_is_sent_ends_the_speech_and_is_no_error(tiny: Checkpoint, tmp_path: Path) -> None:
+def test_a_disconnect_during_a_send_cancels_the_request_and_is_no_error(tiny: Checkpoint, tmp_path: Path) -> None:
     socket = Unread(
         {"event": "start", "request": {**START, "max_new_tokens": 800}},
         {"event": "text", "text": "Hello there."},
@@ -264,7 +264,7 @@ def test_who_leaves_while_a_piece_is_sent_ends_the_speech_and_is_no_error(tiny: 
         await asyncio.wait_for(socket.sending.wait(), 30)
         socket.gone.set()
         await session
-        # Not when the generator is collected: now.
+        # Immediately, not when the generator is garbage collected.
         left = {"api": "live", "outcome": "disconnected"}
         assert state.metrics.registry.get_sample_value("shoal_requests_total", left) == 1
         assert state.queue.in_flight == 0
@@ -275,9 +275,9 @@ def test_who_leaves_while_a_piece_is_sent_ends_the_speech_and_is_no_error(tiny: 
         asyncio.run(leave(create_state(ServerConfig(), EngineLifecycle(lambda: loaded, loaded), 2)))
 
 
-def test_who_leaves_after_the_stop_frees_its_place(tmp_path: Path) -> None:
-    """What came between, of whatever kind, is ignored."""
-    standin = Standin()  # speaks on when nobody waits any more
+def test_a_disconnect_after_stop_frees_the_queue_place(tmp_path: Path) -> None:
+    """Messages between stop and disconnect are ignored."""
+    standin = Standin()  # continues only after the client has disconnected
     state = state_with(standin, Limits(), tmp_path)
     with listening(state) as port:
         with connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
@@ -294,7 +294,7 @@ def test_who_leaves_after_the_stop_frees_its_place(tmp_path: Path) -> None:
         standin.go_on.set()
 
 
-def test_text_is_spoken_at_the_ends_of_sentences() -> None:
+def test_text_is_split_at_sentence_ends() -> None:
     buffer = TextBuffer(min_characters=10, max_characters=40, session_characters=1000)
     assert buffer.add("Hi. How are") == []
     assert buffer.add(" you? I am") == ["Hi. How are you?"]

@@ -13,7 +13,7 @@ from shoal.audio.decode import AudioLimits, read_audio
 from tests.server.conftest import Serving
 
 SHORT = {"max_new_tokens": 12, "seed": 5}
-LONG = SHORT | {"max_new_tokens": 60}  # without a seed, random weights may fall silent at once
+LONG = SHORT | {"max_new_tokens": 60}  # without a seed, random weights may end at once
 ANY_LENGTH = AudioLimits(min_seconds=0.0)
 
 
@@ -39,7 +39,7 @@ def test_the_client_streams(client: openai.OpenAI) -> None:
     assert b"".join(pieces).startswith(b"RIFF")
 
 
-def test_bare_samples_have_openais_rate(http: httpx.Client) -> None:
+def test_pcm_has_openais_sample_rate(http: httpx.Client) -> None:
     body = {"model": "tts-1", "voice": "alloy", "input": "Hello there.", "response_format": "pcm", **SHORT}
     answer = http.post("/v1/audio/speech", json=body)
     assert answer.headers["x-sample-rate"] == "24000"
@@ -48,7 +48,7 @@ def test_bare_samples_have_openais_rate(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.5, 1.5, 4.0])
-def test_speed_stretches_time(client: openai.OpenAI, speed: float) -> None:
+def test_speed_changes_the_duration(client: openai.OpenAI, speed: float) -> None:
     answer = client.audio.speech.create(
         model="tts-1",
         voice="alloy",
@@ -68,9 +68,9 @@ def test_events_carry_the_same_audio(http: httpx.Client, route: str) -> None:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
     audio = b"".join(base64.b64decode(event["audio"]) for event in events[:-1])
-    heard, told = np.frombuffer(plain.content, "<i2").astype(int), np.frombuffer(audio, "<i2").astype(int)
-    assert len(heard) == len(told)
-    assert np.abs(heard - told).max() <= 1  # a busy machine cuts its chunks elsewhere
+    samples, event_samples = np.frombuffer(plain.content, "<i2").astype(int), np.frombuffer(audio, "<i2").astype(int)
+    assert len(samples) == len(event_samples)
+    assert np.abs(samples - event_samples).max() <= 1  # chunk boundaries depend on timing
     assert events[-1]["type"] == "speech.audio.done"
     assert events[-1]["usage"] == {"input_tokens": 12, "output_tokens": 12, "total_tokens": 24}
 
@@ -81,12 +81,12 @@ def test_a_stored_voice_is_found_by_name_and_by_object(
     http.post("/v1/references/add", data={"id": "mine", "text": "Spoken."}, files={"audio": ("a.wav", recording)})
     named = client.audio.speech.create(model="tts-1", voice="mine", input="Hello.", extra_body=SHORT)
     by_id = client.audio.speech.create(model="tts-1", voice={"id": "mine"}, input="Hello.", extra_body=SHORT)
-    usual = client.audio.speech.create(model="tts-1", voice="alloy", input="Hello.", extra_body=SHORT)
-    assert named.content == by_id.content != usual.content
+    default = client.audio.speech.create(model="tts-1", voice="alloy", input="Hello.", extra_body=SHORT)
+    assert named.content == by_id.content != default.content
     http.request("DELETE", "/v1/references/delete", json={"reference_id": "mine"})
 
 
-def test_the_client_understands_our_refusals(client: openai.OpenAI) -> None:
+def test_the_client_understands_our_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no voice"):
         client.audio.speech.create(model="tts-1", voice="nobody", input="Hello.")
     with pytest.raises(openai.NotFoundError, match="no model 'gpt-9'"):
@@ -105,7 +105,7 @@ def test_models_are_listed(client: openai.OpenAI) -> None:
         client.models.retrieve("gpt-9")
 
 
-def test_sagemaker_takes_both_bodies(http: httpx.Client) -> None:
+def test_sagemaker_accepts_both_bodies(http: httpx.Client) -> None:
     assert http.get("/ping").status_code == 200
     fish = http.post("/invocations", json={"text": "Hello.", **SHORT, "streaming": True})
     assert read_audio(io.BytesIO(fish.content), 16_000, ANY_LENGTH).seconds > 0.1

@@ -1,4 +1,4 @@
-"""The page's own routes: what they serve, and what they let nobody do."""
+"""Routes of the web page: files, headers, and what is not served."""
 
 import io
 
@@ -10,7 +10,7 @@ from shoal.server.routes.static import PAGE
 from tests.server.conftest import Serving
 
 
-def test_the_page_forbids_what_is_not_its_own(http: httpx.Client) -> None:
+def test_the_content_security_policy_allows_only_the_own_origin(http: httpx.Client) -> None:
     answer = http.get("/")
     assert answer.status_code == 200
     assert "script-src 'self'" in answer.headers["content-security-policy"]
@@ -20,7 +20,7 @@ def test_the_page_forbids_what_is_not_its_own(http: httpx.Client) -> None:
     assert "https://" not in answer.text
 
 
-def test_every_file_of_the_page_is_served_by_its_kind(http: httpx.Client) -> None:
+def test_every_file_of_the_page_has_its_media_type(http: httpx.Client) -> None:
     kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".woff2": "font/woff2"}
     for file in (PAGE / "assets").rglob("*.*"):
         answer = http.get(f"/assets/{file.relative_to(PAGE / 'assets')}")
@@ -34,23 +34,23 @@ def test_nothing_else_is_served(server: Serving, path: str) -> None:
     assert httpx.get(server.url + path, trust_env=False).status_code == 404
 
 
-def test_a_browser_that_has_a_file_does_not_get_it_again(http: httpx.Client) -> None:
+def test_an_unchanged_file_is_not_sent_again(http: httpx.Client) -> None:
     etag = http.get("/assets/app.js").headers["etag"]
     assert http.get("/assets/app.js", headers={"If-None-Match": etag}).status_code == 304
 
 
-def test_about_tells_what_can_be_chosen(http: httpx.Client, recording: bytes) -> None:
+def test_about_lists_voices_defaults_and_limits(http: httpx.Client, recording: bytes) -> None:
     form = {"id": "about-me", "text": "What I say."}
     http.post("/v1/references/add", data=form, files={"audio": recording}).raise_for_status()
-    told = http.get("/v1/about").json()
-    assert (told["model"], told["sample_rate"], told["frame_rate"]) == ("random:tiny", 16_000, 25.0)
-    assert {"name": "about-me", "builtin": False, "usual": False} in told["voices"]
-    assert told["sampling"]["temperature"] == 0.8
-    assert {"wav", "mp3", "opus"} < set(told["formats"])
+    content = http.get("/v1/about").json()
+    assert (content["model"], content["sample_rate"], content["frame_rate"]) == ("random:tiny", 16_000, 25.0)
+    assert {"name": "about-me", "builtin": False, "usual": False} in content["voices"]
+    assert content["sampling"]["temperature"] == 0.8
+    assert {"wav", "mp3", "opus"} < set(content["formats"])
 
 
 @pytest.mark.parametrize("format", ["wav", "pcm", "mp3", "opus", "flac", "aac", "webm"])
-def test_a_wav_file_is_put_into_any_format(http: httpx.Client, recording: bytes, format: str) -> None:
+def test_a_wav_file_can_be_converted_to_any_format(http: httpx.Client, recording: bytes, format: str) -> None:
     answer = http.post("/v1/convert", data={"format": format}, files={"audio": recording}).raise_for_status()
     if format == "pcm":
         assert answer.content == recording[44:]

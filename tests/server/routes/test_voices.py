@@ -15,7 +15,7 @@ def remove(http: httpx.Client, name: str) -> httpx.Response:
     return http.request("DELETE", "/v1/references/delete", json={"reference_id": name}, headers=JSON)
 
 
-def test_a_voice_is_added_listed_used_renamed_and_deleted(http: httpx.Client, recording: bytes) -> None:
+def test_a_voice_can_be_added_listed_used_renamed_and_deleted(http: httpx.Client, recording: bytes) -> None:
     added = add(http, "narrator one", recording)
     assert added.json() == {"success": True, "message": added.json()["message"], "reference_id": "narrator one"}
     assert "narrator one" in http.get("/v1/references/list?format=json").json()["reference_ids"]
@@ -33,7 +33,7 @@ def test_a_voice_is_added_listed_used_renamed_and_deleted(http: httpx.Client, re
     )
 
 
-def test_answers_are_msgpack_unless_json_is_asked_for(http: httpx.Client) -> None:
+def test_responses_are_msgpack_unless_json_is_requested(http: httpx.Client) -> None:
     plain = http.get("/v1/references/list", headers={"accept": "*/*"})
     assert plain.headers["content-type"] == "application/msgpack"
     assert ormsgpack.unpackb(plain.content)["success"] is True
@@ -42,34 +42,32 @@ def test_answers_are_msgpack_unless_json_is_asked_for(http: httpx.Client) -> Non
     assert http.get("/v1/references/list?format=xml").status_code == 422
 
 
-def test_a_name_is_taken_once(http: httpx.Client, recording: bytes) -> None:
+def test_a_voice_name_can_be_used_only_once(http: httpx.Client, recording: bytes) -> None:
     assert add(http, "twice", recording).status_code == 200
     assert add(http, "twice", recording).status_code == 409
     remove(http, "twice")
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".", "nul\x00", "ａｄｍｉｎ", "x" * 256, "a\u202eb", " a"])
-def test_a_name_is_never_a_path(http: httpx.Client, recording: bytes, name: str) -> None:
+def test_a_voice_name_is_never_a_path(http: httpx.Client, recording: bytes, name: str) -> None:
     assert add(http, name, recording).status_code in (400, 422)
     assert remove(http, name).status_code == 422
     assert http.post("/v1/tts", json={"text": "Hello.", "reference_id": name}).status_code == 422
 
 
 @pytest.mark.parametrize(("audio", "text"), [(b"", "Spoken."), (b"not audio", "Spoken."), (None, ""), (None, "   ")])
-def test_what_cannot_be_a_voice_is_refused(
-    http: httpx.Client, recording: bytes, audio: bytes | None, text: str
-) -> None:
+def test_an_invalid_voice_is_rejected(http: httpx.Client, recording: bytes, audio: bytes | None, text: str) -> None:
     assert add(http, "broken", recording if audio is None else audio, text).status_code in (400, 422)
     assert "broken" not in http.get("/v1/references/list?format=json").json()["reference_ids"]
 
 
-def test_what_is_not_there_is_not_found(http: httpx.Client) -> None:
+def test_an_unknown_voice_is_a_404(http: httpx.Client) -> None:
     assert remove(http, "nobody").status_code == 404
     renaming = {"old_reference_id": "nobody", "new_reference_id": "somebody"}
     assert http.post("/v1/references/update", json=renaming).status_code == 404
 
 
-def test_an_unknown_part_is_refused_by_name(http: httpx.Client, recording: bytes) -> None:
+def test_an_unknown_form_part_is_rejected_by_name(http: httpx.Client, recording: bytes) -> None:
     answer = http.post(
         "/v1/references/add", data={"id": "a", "text": "b", "tone": "c"}, files={"audio": ("a", recording)}
     )
