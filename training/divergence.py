@@ -65,7 +65,7 @@ def table(reference: DualAR, speech: Sequence[Tensor]) -> list[tuple[str, Diverg
     integers = copy.deepcopy(reference)
     integers.slow.prune_output()
     quantize_model(integers, WeightModes.parse("int8"))
-    convert_int8_for_cpu(integers, fewest=0)
+    convert_int8_for_cpu(integers, min_weights=0)
     how = "multiplied in integers" if has_int8_matmul() else "weight-only"
     rows.append((f"weights int8, {how}", compare(reference, integers, speech)))
     for name in KV:

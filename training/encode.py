@@ -27,6 +27,7 @@ from shoal.checkpoint.random import synthetic_tokenizer
 from shoal.codec.dac import Codec
 from shoal.errors import TextError
 from shoal.model.config import BlockConfig, DualARConfig
+from shoal.model.family import NANO
 from shoal.text.clean import clean_text
 from shoal.text.normalize import normalize
 from shoal.text.prompt import GridBuilder, InterleavePrompts
@@ -90,7 +91,7 @@ def _any_config(about: About) -> DualARConfig:
     block = BlockConfig(1, 2, 1, 1, 2, 2, 1e4, 1e-6, attention_qk_norm=False, max_seq_len=2)
     end, size = SEMANTIC_BEGIN + about.codebook_size, about.codebook_size
     return DualARConfig(
-        "s1", block, block, end, size, about.codebooks, SEMANTIC_BEGIN, end - 1, STOP_ID, False, True, True
+        NANO, block, block, end, size, about.codebooks, SEMANTIC_BEGIN, end - 1, STOP_ID, False, True, True
     )
 
 

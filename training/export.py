@@ -22,9 +22,10 @@ from safetensors.torch import save_file
 
 from shoal.audio.wav import wav_header
 from shoal.checkpoint.load import Checkpoint, load_checkpoint, load_model
+from shoal.checkpoint.model_config import config_document
 from shoal.checkpoint.profile import ModelProfile, profile_document
 from shoal.checkpoint.random import write_synthetic_tokenizer
-from shoal.checkpoint.save import atomic_directory, config_document, upstream_tensors, write_json
+from shoal.checkpoint.save import atomic_directory, upstream_tensors, write_json
 from shoal.codec.dac import Codec
 from shoal.model.dual_ar import DualAR
 from shoal.speech import SamplingParams

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from shoal.model.cache import by_row
 from shoal.model.config import BlockConfig, DualARConfig
 from shoal.model.dual_ar import DualAR
+from shoal.model.family import NANO
 from shoal.model.fast import FastTransformer
 from shoal.model.layers import Attention, GatedFeedForward
 from training.packing import SEMANTIC_BEGIN, STOP_ID
@@ -51,7 +52,7 @@ def model_config(shape: Shape, codebooks: int, codebook_size: int) -> DualARConf
 
     end = SEMANTIC_BEGIN + codebook_size
     return DualARConfig(
-        family="s1",
+        family=NANO,
         slow=block(shape.slow, True, CONTEXT),
         fast=block(shape.fast, False, codebooks),
         vocab_size=end,
@@ -62,7 +63,7 @@ def model_config(shape: Shape, codebooks: int, codebook_size: int) -> DualARConf
         stop_id=STOP_ID,
         tie_word_embeddings=False,
         scale_codebook_embeddings=True,
-        norm_fastlayer_input=True,
+        norm_fastlayer_input=NANO.norm_fast_input,
     )
 
 

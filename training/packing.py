@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.checkpoint.random import S1_CONTROL
+from shoal.model.family import NANO
 from shoal.text.prompt import InterleavePrompts, join
 from shoal.text.tokenizer import STOP
 from training.data import write_whole
@@ -29,9 +29,9 @@ from training.data import write_whole
 Columns = NDArray[np.int16]  # [positions, 1 + codebooks]
 
 BYTES = 256  # text is bytes, and their ids come first
-OPENING_ID = BYTES + S1_CONTROL.index("interleave")
-STOP_ID = BYTES + S1_CONTROL.index("im_end")
-SEMANTIC_BEGIN = BYTES + len(S1_CONTROL)
+OPENING_ID = BYTES + NANO.control_tokens.index("interleave")
+STOP_ID = BYTES + NANO.control_tokens.index("im_end")
+SEMANTIC_BEGIN = BYTES + len(NANO.control_tokens)
 
 
 def utterance_columns(prompts: InterleavePrompts, text: str, codes: NDArray[np.int32]) -> Columns:

@@ -1,1 +1,1 @@
-"""Files <-> modules: every on-disk layout of the family, read strictly and never executed."""
+"""Files <-> modules: find, load, save, pull and inspect checkpoints. Files are read strictly and never executed."""

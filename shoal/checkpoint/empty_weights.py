@@ -1,4 +1,4 @@
-"""Modules without weights: the shapes are there, what fills them comes from a file."""
+"""Build modules on the meta device, without allocating or initializing their weights."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class SkipInit(TorchFunctionMode):
-    """Draws no first weights. On the meta device torch would do it by way of its compiler, whose import takes longer
-    than everything else before the first sound."""
+    """Skips normal initialization. On the meta device torch would import its compiler for it, which takes seconds."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -24,6 +23,6 @@ class SkipInit(TorchFunctionMode):
 
 @contextmanager
 def init_empty_weights() -> Iterator[None]:
-    """Modules made within take no memory and hold nothing."""
+    """Modules created inside the block have shapes but no storage."""
     with torch.device("meta"), SkipInit():
         yield

@@ -1,7 +1,7 @@
-"""What a directory holds, without reading its weights.
+"""Describe a checkpoint without reading its weights.
 
-The loader itself runs, on torch's meta device: names, shapes and types are checked exactly as for a real load, and no
-weight is touched. What `inspect` accepts, `load` accepts.
+The loader itself runs on torch's meta device, so names, shapes and dtypes are checked exactly as by a real load: what
+`inspect` accepts, `load` accepts.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +22,7 @@ from shoal.checkpoint.load import (
     insert_quantized_layers,
     read_model_config,
     read_model_file,
+    read_tokenizer,
 )
 from shoal.checkpoint.names import model_tensors
 from shoal.checkpoint.random import SIZES
@@ -30,11 +31,11 @@ from shoal.checkpoint.weight_norm import ENCODE_ONLY, codec_tensors
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
 from shoal.errors import ModelNotFound, ShoalError
-from shoal.model.config import DualARConfig, Family
+from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import Int4Linear, PerChannelLinear
+from shoal.model.linear import QuantizedLinear
 from shoal.quantize.apply import modes_of
-from shoal.text.tokenizer import Tokenizer, load_tokenizer
+from shoal.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 META = "meta"
@@ -42,7 +43,7 @@ META = "meta"
 
 @dataclass(frozen=True, slots=True)
 class ComponentInfo:
-    """A piece of the model: parameters, and the bytes its weights take in memory as stored."""
+    """Parameters of a component, and the bytes its weights take in memory as stored."""
 
     name: str
     parameters: int
@@ -52,21 +53,21 @@ class ComponentInfo:
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelInfo:
-    """The text-to-codes half."""
+    """Sizes of the text-to-codes model."""
 
-    family: Family
-    context: int  # columns
+    family: str
+    context: int  # tokens
     max_prompt: int
     codebooks: int
     codebook_size: int
     vocabulary: int
-    kv_bytes_per_token: int  # at two bytes per value
+    kv_bytes_per_token: int  # at 16 bits per value
     quantization: str | None
 
     @classmethod
     def of(cls, config: DualARConfig, quantization: str | None = None) -> "LanguageModelInfo":
         return cls(
-            family=config.family,
+            family=config.family.name,
             context=config.slow.max_seq_len,
             max_prompt=config.max_prompt,
             codebooks=config.num_codebooks,
@@ -79,7 +80,7 @@ class LanguageModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class CodecInfo:
-    """The codes-to-samples half."""
+    """Sizes of the codec."""
 
     sample_rate: int
     frame_rate: float
@@ -93,7 +94,7 @@ class CodecInfo:
 
 @dataclass(slots=True)
 class Inspection:
-    """What is there and what is wrong with it. A part that could not be read is None, and a problem says why."""
+    """Contents of a checkpoint. A component that could not be read is None, and `problems` says why."""
 
     name: str
     directory: Path | None = None  # None for random weights
@@ -101,7 +102,7 @@ class Inspection:
     sound: CodecInfo | None = None
     tokenizer_size: int | None = None
     parts: list[ComponentInfo] = field(default_factory=list)
-    files: dict[str, int] = field(default_factory=dict)  # bytes on disk
+    files: dict[str, int] = field(default_factory=dict)  # size on disk in bytes
     notes: list[str] = field(default_factory=list)
     problems: list[ShoalError] = field(default_factory=list)
 
@@ -115,18 +116,18 @@ class Inspection:
 
 
 def inspect(name: str, *, codec: Path | None = None) -> Inspection:
-    """Look into a directory, or at a model by any of its names. Raises ModelNotFound; all else is a problem found."""
+    """Inspect a model by directory or name. Raises ModelNotFound; other errors are collected in `problems`."""
     if name.startswith(RANDOM_PREFIX):
         return _inspect_random(name)
     found = Inspection(name, directory=find_directory(name))
     _inspect_directory(found, found.directory or Path(), codec)
     if found.language and found.sound and found.language.codebooks != found.sound.codebooks:
-        found.notes.append("model and codec differ in codebooks: they do not belong together")
+        found.notes.append("model and codec have different numbers of codebooks: they do not belong together")
     return found
 
 
 def as_json(found: Inspection) -> dict[str, object]:
-    """The same for programs."""
+    """Return the inspection as a JSON document."""
     from dataclasses import asdict
 
     document = asdict(found)
@@ -141,13 +142,13 @@ def as_json(found: Inspection) -> dict[str, object]:
 
 def _inspect_directory(found: Inspection, directory: Path, codec: Path | None) -> None:
     found.files = {file.name: file.stat().st_size for file in sorted(directory.iterdir()) if file.is_file()}
-    tokenizer = _attempt(found, lambda: load_tokenizer(directory))
+    tokenizer = _attempt(found, lambda: read_tokenizer(directory))
     if tokenizer is not None:
         found.tokenizer_size = tokenizer.vocab_size
         _attempt(found, lambda: _inspect_model(found, directory, tokenizer))
     source = codec or directory
     if codec is None and not any(name.startswith("codec.") for name in found.files):
-        found.notes.append("no codec here: to speak, name one with --codec")
+        found.notes.append("no codec: name one with --codec to generate speech")
     else:
         _attempt(found, lambda: _inspect_codec(found, source))
 
@@ -178,7 +179,7 @@ def _inspect_codec(found: Inspection, source: Path) -> None:
 def _inspect_random(name: str) -> Inspection:
     if name.removeprefix(RANDOM_PREFIX) not in SIZES:
         known = ", ".join(RANDOM_PREFIX + size for size in SIZES)
-        raise ModelNotFound(f"{name}: unknown size, there are {known}")
+        raise ModelNotFound(f"{name}: unknown size, expected one of {known}")
     model_config, codec_config = SIZES[name.removeprefix(RANDOM_PREFIX)]
     with torch.device(META):
         model, codec = DualAR(model_config).to(torch.bfloat16), Codec(codec_config)
@@ -191,9 +192,9 @@ def _inspect_random(name: str) -> Inspection:
     )
 
 
-def _attempt(found: Inspection, look: Callable[[], T]) -> T | None:
+def _attempt(found: Inspection, read: Callable[[], T]) -> T | None:
     try:
-        return look()
+        return read()
     except ShoalError as problem:
         found.problems.append(problem)
         return None
@@ -205,17 +206,17 @@ def _without_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _model_parts(model: DualAR) -> list[ComponentInfo]:
     tensors = model.state_dict()
-    whose = {
+    prefixes_of = {
         "slow transformer": ("slow.layers.", "slow.norm."),
         "text embeddings": ("slow.embeddings.",),
         "codebook embeddings": ("slow.codebook_embeddings.",),
         "head": ("slow.output.",),
         "fast transformer": ("fast.",),
     }
-    widths = {name: _columns(module) for name, module in model.named_modules()}
+    widths = {name: module.in_features for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
     return [
         _part(part, {name: t for name, t in tensors.items() if name.startswith(prefixes)}, widths)
-        for part, prefixes in whose.items()
+        for part, prefixes in prefixes_of.items()
         if part != "head" or not model.config.tie_word_embeddings
     ]
 
@@ -232,18 +233,11 @@ def _part(name: str, tensors: Mapping[str, Tensor], widths: Mapping[str, int]) -
 
 
 def _parameters(name: str, tensor: Tensor, widths: Mapping[str, int]) -> int:
-    """Weights that count as parameters: packed ones as many as they unpack to, their scales not at all."""
+    """Return the parameters in a tensor: packed weights count unpacked, scales do not count."""
     owner, _, attribute = name.rpartition(".")
     if attribute in ("scales", "scales_and_zeros"):
         return 0
     return tensor.shape[0] * widths[owner] if widths.get(owner) else prod(tensor.shape)
-
-
-def _columns(module: torch.nn.Module) -> int:
-    """Columns of a quantised matrix before packing; 0 for everything else."""
-    if isinstance(module, Int4Linear):
-        return 2 * int(module.weight.shape[1])
-    return int(module.weight.shape[1]) if isinstance(module, PerChannelLinear) else 0
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> tuple[str, ...]:
@@ -252,7 +246,8 @@ def _dtypes(tensors: Iterable[Tensor]) -> tuple[str, ...]:
 
 def _describe(model: DualAR) -> str | None:
     modes = modes_of(model)
-    groups = {layer.group_size for layer in model.modules() if isinstance(layer, Int4Linear)}
+    layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLinear)]
+    groups = {layer.group_size for layer in layers if layer.group_size is not None}
     if not modes:
         return None
     return str(modes) + "".join(f", groups of {size}" for size in sorted(groups))

@@ -1,4 +1,4 @@
-"""Which files make a model's directory. Nothing here needs torch."""
+"""File names of a model directory, and which of them are missing. Works without torch."""
 
 import json
 import os
@@ -9,13 +9,16 @@ from shoal.errors import CheckpointError
 
 MODEL_FILES = ("model.safetensors.index.json", "model.safetensors", "model.pth")
 CODEC_FILES = ("codec.safetensors", "codec.pth")
-# In directories that `shoal quantize` wrote: every file of weights and its size.
+# Written by `shoal quantize`: every weight file and its size.
 MANIFEST = "quantized.json"
-TOKENIZER_FILES = {"tokenizer.json": (), "tokenizer.tiktoken": ("special_tokens.json",)}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken")
+SPECIAL_TOKENS_FILE = "special_tokens.json"
+# Codes in the list of special tokens that upstream assumes for a tiktoken file without special_tokens.json.
+DEFAULT_CODES = 4096
 
 
 def missing_files(directory: Path, *, codec: bool) -> list[str]:
-    """What a directory lacks to be a model, in words; downloads that broke off lack something."""
+    """Return the files that a directory lacks to be a model, as after an interrupted download."""
     lacking = [] if (directory / "config.json").is_file() else ["config.json"]
     lacking += _missing_tokenizer(directory) + _missing_weights(directory)
     if codec and not any((directory / name).is_file() for name in CODEC_FILES):
@@ -24,10 +27,19 @@ def missing_files(directory: Path, *, codec: bool) -> list[str]:
 
 
 def _missing_tokenizer(directory: Path) -> list[str]:
-    for name, companions in TOKENIZER_FILES.items():
-        if (directory / name).is_file():
-            return [other for other in companions if not (directory / other).is_file()]
-    return [" or ".join(TOKENIZER_FILES)]
+    present = [name for name in TOKENIZER_FILES if (directory / name).is_file()]
+    if not present:
+        return [" or ".join(TOKENIZER_FILES)]
+    complete = present[0] == "tokenizer.json" or (directory / SPECIAL_TOKENS_FILE).is_file()
+    return [] if complete or has_default_specials(directory) else [SPECIAL_TOKENS_FILE]
+
+
+def has_default_specials(directory: Path) -> bool:
+    """Return whether special_tokens.json may be absent: the codebook has the size that upstream's default list has."""
+    try:
+        return bool(read_json(directory / "config.json").get("codebook_size") == DEFAULT_CODES)
+    except CheckpointError:
+        return False
 
 
 def _missing_weights(directory: Path) -> list[str]:
@@ -41,7 +53,7 @@ def _missing_weights(directory: Path) -> list[str]:
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """Names of tensors, and the shard beside the index that holds each."""
+    """Return the shard, a file beside the index, of each tensor. Raises CheckpointError."""
     where = read_json(index).get("weight_map")
     if not isinstance(where, dict) or not all(_is_plain_name(shard) for shard in where.values()):
         raise CheckpointError(f"{index}: weight_map must map tensor names to file names beside it")
@@ -49,7 +61,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def read_manifest(path: Path) -> dict[str, int]:
-    """The files that a quantised directory was written with, and their sizes."""
+    """Return the weight files of a quantized directory and their sizes. Raises CheckpointError."""
     sizes = read_json(path).get("files", {})
     if not isinstance(sizes, dict) or not all(type(size) is int for size in sizes.values()):
         raise CheckpointError(f"{path}: files must map file names to sizes")
@@ -57,7 +69,7 @@ def read_manifest(path: Path) -> dict[str, int]:
 
 
 def is_file(path: Path) -> bool:
-    """False also for a name that no file can have; Path's own question raises for some of them."""
+    """Return False also for impossible names, for some of which `Path.is_file` raises."""
     return os.path.isfile(path)  # noqa: PTH113
 
 

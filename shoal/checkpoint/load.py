@@ -1,4 +1,4 @@
-"""A directory -> a model, a codec and a tokenizer, strictly: what is missing, left over or misshapen is an error."""
+"""Load model, codec and tokenizer from a directory. Missing, unexpected and misshapen tensors are errors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from shoal.checkpoint.empty_weights import init_empty_weights
-from shoal.checkpoint.layout import CODEC_FILES, MANIFEST, MODEL_FILES, is_file, read_json, read_manifest
+from shoal.checkpoint.layout import (
+    CODEC_FILES,
+    DEFAULT_CODES,
+    MANIFEST,
+    MODEL_FILES,
+    has_default_specials,
+    is_file,
+    read_json,
+    read_manifest,
+)
+from shoal.checkpoint.model_config import TokenIds, read_config
 from shoal.checkpoint.names import model_tensors
 from shoal.checkpoint.profile import ModelProfile, read_profile
 from shoal.checkpoint.tensors import read_shards, read_tensors, read_transformed, shorten
@@ -17,9 +27,10 @@ from shoal.checkpoint.weight_norm import codec_tensors
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
 from shoal.errors import CheckpointError, ModelNotFound
-from shoal.model.config import DualARConfig, TokenIds, read_config
+from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import GROUP_SIZE, Fp8Linear, Int4Linear, Int8Linear, PerChannelLinear, unpack_int4_tiles
+from shoal.model.family import S1
+from shoal.model.linear import QUANTIZED_LINEARS, QuantizedLinear
 from shoal.quantize.apply import prepare_codec, prepare_model
 from shoal.quantize.convolution import Int8Conv
 from shoal.quantize.modes import WeightModes
@@ -28,23 +39,26 @@ from shoal.text.tokenizer import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything one model needs to speak."""
+    """A loaded model with its codec, tokenizer and defaults."""
 
     name: str
     model: DualAR
     codec: Codec
     tokenizer: Tokenizer
     profile: ModelProfile
-    directory: Path | None = None  # where it was read from
+    directory: Path | None = None  # source; None for random weights
 
     @property
     def builtin_voices(self) -> tuple[Path, ...]:
-        """Directories of voices that come with the model."""
+        """Directories of the voices that come with the model."""
         folder = self.directory / "voices" if self.directory is not None else None
         return (folder,) if folder is not None and folder.is_dir() else ()
 
 
-# What to make of a model's weights, decided when they are mapped and before they are read.
+# Rows compared to decide whether a stored output matrix repeats the tied embeddings.
+TIED_SAMPLE_ROWS = 64
+
+# Chooses the quantization modes after the weights are mapped and before they are read.
 ChooseModes = Callable[[DualAR, Codec], WeightModes]
 
 
@@ -57,28 +71,29 @@ def load_checkpoint(
     encoder: bool = True,
     quantize: ChooseModes | None = None,
 ) -> Checkpoint:
-    """Load all parts. `codec` names another file or directory for those that hold none, as upstream's quantised ones.
+    """Load a directory. Raises ModelNotFound and CheckpointError.
 
-    With `quantize` weights become what it says on their way to the device; without it they stay as they are stored.
+    `codec` is a file or directory for models without a codec, as upstream's quantized ones. `quantize` chooses modes
+    that are applied while the weights move to the device; without it they keep their stored form.
     """
     require_directory(directory)
     require_complete(directory)
-    tokenizer = load_tokenizer(directory)
-    # Weights that are to change are only mapped here: they go to the device one by one, as they will stay there.
+    tokenizer = read_tokenizer(directory)
+    # Weights to be quantized are only mapped here; `prepare_model` moves them to the device one at a time.
     model = (
         load_model(directory, tokenizer, dtype=dtype, device=device)
         if quantize is None
         else load_model(directory, tokenizer)
     )
-    sound = load_codec(codec or directory, device=device, encoder=encoder)
+    loaded_codec = load_codec(codec or directory, device=device, encoder=encoder)
     if quantize is not None:
-        modes = quantize(model, sound)
+        modes = quantize(model, loaded_codec)
         prepare_model(model, modes, device=device, dtype=dtype)
-        prepare_codec(sound, modes.codec)
+        prepare_codec(loaded_codec, modes.codec)
     return Checkpoint(
         name=directory.name,
         model=model,
-        codec=sound,
+        codec=loaded_codec,
         tokenizer=tokenizer,
         profile=read_profile(directory, model.config.family),
         directory=directory,
@@ -88,20 +103,20 @@ def load_checkpoint(
 def require_directory(directory: Path) -> None:
     if not directory.is_dir():
         raise ModelNotFound(
-            f"{directory}: no such directory. Give a checkpoint directory, fetch one with "
+            f"{directory}: no such directory; give a checkpoint directory, fetch one with "
             "`shoal pull s1-mini`, or use a random model such as random:tiny"
         )
 
 
 def require_complete(directory: Path) -> None:
-    """Raises CheckpointError for a quantised directory that was copied or written in part."""
+    """Raise CheckpointError for a quantized directory that was copied or written only in part."""
     if not (directory / MANIFEST).is_file():
         return
     for name, size in read_manifest(directory / MANIFEST).items():
         found = (directory / name).stat().st_size if is_file(directory / name) else 0
         if found != size:
             raise CheckpointError(
-                f"{directory}: half written, {name} has {found:,} of {size:,} bytes. Copy it again, or make it again "
+                f"{directory}: incomplete, {name} has {found:,} of {size:,} bytes; copy it again or write it again "
                 "with `shoal quantize`"
             )
 
@@ -109,7 +124,7 @@ def require_complete(directory: Path) -> None:
 def load_model(
     directory: Path, tokenizer: Tokenizer, *, dtype: torch.dtype | None = None, device: str = "cpu"
 ) -> DualAR:
-    """The DualAR of a directory. Without `dtype` the weights keep the type they are stored in."""
+    """Load the DualAR of a directory. Without `dtype` the weights keep their stored dtype. Raises CheckpointError."""
     config = read_model_config(directory, tokenizer)
     stored = read_transformed(partial(read_model_file, find_model_file(directory)), model_tensors)
     return build_model(config, stored, directory, dtype=dtype, device=device)
@@ -123,19 +138,20 @@ def build_model(
     dtype: torch.dtype | None = None,
     device: str = "cpu",
 ) -> DualAR:
-    """A model from tensors under our names; `source` is named in errors."""
+    """Build a model from tensors under our names; `source` is named in errors."""
     with init_empty_weights():
         model = DualAR(config)
+    stored = _without_tied_output(config, stored, source)
     insert_quantized_layers(model, stored)
     layers = dict(model.named_modules())
     stored = dequantize_embeddings(layers, stored)
-    stored = {name: _unpacked(layers.get(name.rpartition(".")[0]), name, tensor) for name, tensor in stored.items()}
+    stored = {name: _to_layer_layout(layers, name, tensor) for name, tensor in stored.items()}
     assign(model, stored, source, dtype=dtype, device=device)
     return model.to(device).eval().requires_grad_(False)
 
 
 def load_codec(source: Path, *, device: str = "cpu", encoder: bool = True) -> Codec:
-    """The codec of a directory or weights file; without `encoder` only what decoding needs is read and kept."""
+    """Load the codec of a directory or weights file; without `encoder` only its decode side. Raises CheckpointError."""
     weights, config = find_codec(source)
     with init_empty_weights():
         codec = Codec(config, encoder=encoder)
@@ -145,10 +161,17 @@ def load_codec(source: Path, *, device: str = "cpu", encoder: bool = True) -> Co
     return codec.to(device).eval().requires_grad_(False)
 
 
+def read_tokenizer(directory: Path) -> Tokenizer:
+    """Load the tokenizer of a directory. Like upstream, assume S1's special tokens if special_tokens.json is absent."""
+    return load_tokenizer(
+        directory, default_specials=S1.special_tokens(DEFAULT_CODES) if has_default_specials(directory) else ()
+    )
+
+
 def read_model_config(directory: Path, tokenizer: Tokenizer) -> DualARConfig:
-    tokens = TokenIds(tokenizer.semantic_begin, tokenizer.semantic_end, tokenizer.stop_id)
+    """Read `config.json` and the token ids of the tokenizer. Raises CheckpointError."""
     try:
-        return read_config(read_json(directory / "config.json"), tokens)
+        return read_config(read_json(directory / "config.json"), TokenIds.of(tokenizer))
     except (TypeError, ValueError) as problem:
         raise CheckpointError(f"{directory / 'config.json'}: {problem}") from problem
 
@@ -157,7 +180,7 @@ def find_model_file(directory: Path) -> Path:
     for name in MODEL_FILES:
         if (directory / name).is_file():
             return directory / name
-    raise CheckpointError(f"{directory}: no model here, none of {', '.join(MODEL_FILES)}")
+    raise CheckpointError(f"{directory}: no model weights, expected one of {', '.join(MODEL_FILES)}")
 
 
 def read_model_file(path: Path) -> dict[str, Tensor]:
@@ -165,7 +188,7 @@ def read_model_file(path: Path) -> dict[str, Tensor]:
 
 
 def find_codec(source: Path) -> tuple[Path, CodecConfig]:
-    """Weights and configuration. A `codec.json` beside the weights describes them; without one it is Fish's codec."""
+    """Return weights file and configuration: that of `codec.json` beside the weights, or the released codec's."""
     candidates = [source] if source.is_file() else [source / name for name in CODEC_FILES]
     for weights in candidates:
         if weights.is_file():
@@ -173,15 +196,15 @@ def find_codec(source: Path) -> tuple[Path, CodecConfig]:
             config = CodecConfig.from_dict(read_json(described)) if described.is_file() else CodecConfig()
             return weights, config
     raise CheckpointError(
-        f"{source}: no codec here, none of {', '.join(CODEC_FILES)}. "
-        "Quantised directories have none of their own: name the original's with --codec"
+        f"{source}: no codec, expected one of {', '.join(CODEC_FILES)}; upstream's quantized directories have none, "
+        "name that of the original model with --codec"
     )
 
 
 def insert_quantized_layers(module: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    """Put quantised layers, still without storage, where the tensors say so.
+    """Replace layers whose stored tensors are quantized by uninitialized quantized layers. Raises CheckpointError.
 
-    They are read off the tensors themselves: upstream tells only by the directory's name, and directories get renamed.
+    The tensors decide. Upstream goes by the directory's name, and directories are renamed.
     """
     modules = dict(module.named_modules())
     for name, scales in stored.items():
@@ -190,57 +213,64 @@ def insert_quantized_layers(module: nn.Module, stored: Mapping[str, Tensor]) -> 
             continue
         weight = stored.get(f"{owner}.weight")
         if weight is None:
-            raise CheckpointError(f"{name} has no quantised weight beside it")
+            raise CheckpointError(f"{name} is stored without {owner}.weight")
         with init_empty_weights():
-            layer = _quantised_layer(modules[owner], weight, scales)
+            layer = _quantized_layer(modules[owner], weight, scales)
         if layer is not None:
             holder, _, attribute = owner.rpartition(".")
             setattr(modules[holder], attribute, layer)
 
 
-def _quantised_layer(plain: nn.Module, weight: Tensor, scales: Tensor) -> nn.Module | None:
-    """The layer that computes with such a weight; None where none does, as in an embedding."""
+def _quantized_layer(plain: nn.Module, weight: Tensor, scales: Tensor) -> nn.Module | None:
+    """Return the layer for such a weight; None if there is none, as for embeddings."""
     if isinstance(plain, nn.Conv1d | nn.ConvTranspose1d):
         return Int8Conv(plain)
     if not isinstance(plain, nn.Linear):
         return None
-    if scales.dim() == 3:
-        return Int4Linear(plain.in_features, plain.out_features, _group(weight, len(scales)))
-    kind = Fp8Linear if weight.dtype == Fp8Linear.DTYPE else Int8Linear
-    return kind(plain.in_features, plain.out_features, bias=plain.bias is not None)
-
-
-def _group(weight: Tensor, groups: int) -> int:
-    """Columns per scale of an int4 weight, in upstream's tiles or in our bytes."""
-    columns = weight.shape[1] * weight.shape[3] * 32 if weight.dim() == 4 else 2 * weight.shape[-1]
-    return GROUP_SIZE if -(-columns // GROUP_SIZE) == groups else max(1, columns // max(1, groups))
+    layers = (kind.like(plain, weight, scales) for kind in QUANTIZED_LINEARS.values())
+    return next((layer for layer in layers if layer is not None), None)
 
 
 def dequantize_embeddings(layers: Mapping[str, nn.Module], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undo int8 where no quantised layer computes: in embeddings."""
-    quantised = {name for name, module in layers.items() if isinstance(module, PerChannelLinear | Int4Linear)}
-    whole: dict[str, Tensor] = {}
+    """Dequantize int8 weights of modules that have no quantized layer: the embeddings."""
+    quantized = {name for name, module in layers.items() if isinstance(module, QuantizedLinear)}
+    floats: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         owner, _, attribute = name.rpartition(".")
-        scales = None if owner in quantised else stored.get(f"{owner}.scales")
+        scales = None if owner in quantized else stored.get(f"{owner}.scales")
         if scales is None:
-            whole[name] = tensor
+            floats[name] = tensor
         elif attribute == "weight":
-            whole[name] = tensor.float() * scales.float()[:, None]
-    return whole
+            floats[name] = tensor.float() * scales.float()[:, None]
+    return floats
+
+
+def _without_tied_output(config: DualARConfig, stored: Mapping[str, Tensor], source: Path) -> Mapping[str, Tensor]:
+    """Drop an output matrix that repeats the tied embeddings. Raises CheckpointError if it differs from them."""
+    output, embeddings = stored.get("slow.output.weight"), stored.get("slow.embeddings.weight")
+    if not config.tie_word_embeddings or output is None or embeddings is None:
+        return stored
+    # A sample of rows is enough to tell a copy from a head of its own, and reads little of the file.
+    rows = torch.linspace(0, len(embeddings) - 1, TIED_SAMPLE_ROWS).long()
+    if output.shape != embeddings.shape or (not output.is_meta and not torch.equal(output[rows], embeddings[rows])):
+        raise CheckpointError(
+            f"{source}: the output matrix differs from the embeddings, although config.json says "
+            "tie_word_embeddings = true"
+        )
+    return {name: tensor for name, tensor in stored.items() if name != "slow.output.weight"}
 
 
 def assign(
     module: nn.Module, stored: Mapping[str, Tensor], source: Path, *, dtype: torch.dtype | None, device: str
 ) -> None:
-    """Give the module its weights, tensor by tensor, so that no second copy of the model ever exists."""
+    """Assign stored tensors to a module one at a time, without a second copy of the model. Raises CheckpointError."""
     expected = module.state_dict()
     _compare_names(expected, stored, source)
     for name, tensor in stored.items():
         _compare(name, expected[name], tensor, source)
-        # What is quantised has the type it was quantised to.
-        wanted = dtype if expected[name].is_floating_point() and expected[name].itemsize > 1 else None
-        ready = tensor.to(device=device, dtype=wanted)
+        # Quantized weights keep their dtype.
+        target = dtype if expected[name].is_floating_point() and expected[name].itemsize > 1 else None
+        ready = tensor.to(device=device, dtype=target)
         owner, _, attribute = name.rpartition(".")
         holder = module.get_submodule(owner)
         if attribute in holder._parameters:
@@ -254,27 +284,18 @@ def _compare_names(expected: Mapping[str, Tensor], stored: Mapping[str, Tensor],
     if missing:
         raise CheckpointError(f"{source}: {len(missing)} tensors are missing: {shorten(missing)}")
     if extra:
-        raise CheckpointError(f"{source}: {len(extra)} tensors belong to no part of this model: {shorten(extra)}")
+        raise CheckpointError(f"{source}: {len(extra)} unexpected tensors: {shorten(extra)}")
 
 
 def _compare(name: str, expected: Tensor, tensor: Tensor, source: Path) -> None:
     if expected.shape != tensor.shape:
-        raise CheckpointError(
-            f"{source}: {name} is {list(tensor.shape)}, the configuration says {list(expected.shape)}"
-        )
-    quantised = expected.itemsize == 1 or tensor.itemsize == 1
-    if expected.is_floating_point() != tensor.is_floating_point() or (quantised and expected.dtype != tensor.dtype):
+        raise CheckpointError(f"{source}: {name} is {list(tensor.shape)}, expected {list(expected.shape)}")
+    quantized = expected.itemsize == 1 or tensor.itemsize == 1
+    if expected.is_floating_point() != tensor.is_floating_point() or (quantized and expected.dtype != tensor.dtype):
         raise CheckpointError(f"{source}: {name} is stored as {tensor.dtype}, expected {expected.dtype}")
 
 
-def _unpacked(layer: nn.Module | None, name: str, tensor: Tensor) -> Tensor:
-    """Bring one int4 tensor into our byte order; padding columns that upstream added are cut off."""
-    if not isinstance(layer, Int4Linear):
-        return tensor
-    if name.endswith(".weight") and _is_tiled(tensor):
-        return unpack_int4_tiles(tensor, layer.weight.shape[1] * 2)
-    return tensor[: len(layer.scales_and_zeros)] if name.endswith(".scales_and_zeros") else tensor
-
-
-def _is_tiled(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.int32 and tensor.dim() == 4 and tensor.shape[2] == 32
+def _to_layer_layout(layers: Mapping[str, nn.Module], name: str, tensor: Tensor) -> Tensor:
+    owner, _, attribute = name.rpartition(".")
+    layer = layers.get(owner)
+    return layer.from_stored(attribute, tensor) if isinstance(layer, QuantizedLinear) else tensor

@@ -1,4 +1,4 @@
-"""A model's name -> the model, whichever kind of name it is."""
+"""Load a model by name: a directory, a pulled or bundled model, or random weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +21,9 @@ def resolve_model(
     encoder: bool = True,
     quantize: ChooseModes | None = None,
 ) -> Checkpoint:
-    """Load the model of that name; `codec` puts another codec in the place of its own. Raises ModelNotFound.
+    """Load the model of that name. Raises ModelNotFound and CheckpointError.
 
-    `quantize` decides what becomes of its weights.
+    `codec` replaces the model's own codec; `quantize` chooses the modes of its weights.
     """
     if name.startswith(RANDOM_PREFIX):
         checkpoint = random_checkpoint(name.removeprefix(RANDOM_PREFIX), dtype=dtype, device=device, encoder=encoder)
@@ -44,9 +44,9 @@ def resolve_model(
 
 
 def _require_same_codebooks(checkpoint: Checkpoint) -> None:
-    spoken, heard = checkpoint.model.config.num_codebooks, checkpoint.codec.config.num_codebooks
-    if spoken != heard:
+    model, codec = checkpoint.model.config.num_codebooks, checkpoint.codec.config.num_codebooks
+    if model != codec:
         raise CheckpointError(
-            f"{checkpoint.name} makes frames of {spoken} codebooks and the codec takes {heard}: "
-            "they do not belong together"
+            f"{checkpoint.name} generates {model} codebooks and the codec decodes {codec}: use the codec it was "
+            "trained with"
         )

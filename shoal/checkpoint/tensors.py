@@ -1,4 +1,4 @@
-"""Tensors on disk, memory-mapped. A pickle is only ever read as data."""
+"""Read tensors from disk, memory-mapped. Pickles are read with `weights_only`, so they cannot run code."""
 
 import pickle
 import zipfile
@@ -16,43 +16,43 @@ Transform = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file. They are views of the mapped file: nothing is read until it is used."""
+    """Return all tensors of one file as views of its mapping; pages are read on use. Raises CheckpointError."""
     if not is_file(path):
         raise CheckpointError(f"{path}: no such file")
     return _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
 
 
 def read_shards(index: Path) -> dict[str, Tensor]:
-    """All tensors named by an index file, from the shards beside it."""
+    """Return all tensors named by an index file, from the shards beside it. Raises CheckpointError."""
     where = read_weight_map(index)
     found: dict[str, Tensor] = {}
     for shard in sorted(set(where.values())):
         found |= read_tensors(index.parent / shard)
-    lost = sorted(set(where) - set(found))
-    if lost:
-        raise CheckpointError(f"{index}: {len(lost)} tensors are in no shard: {shorten(lost)}")
+    missing = sorted(set(where) - set(found))
+    if missing:
+        raise CheckpointError(f"{index}: {len(missing)} tensors are in no shard: {shorten(missing)}")
     return found
 
 
-def read_transformed(read: Callable[[], dict[str, Tensor]], change: Transform) -> dict[str, Tensor]:
-    """The tensors that `read` maps, after `change`, which copies some and passes the others on as they are.
+def read_transformed(read: Callable[[], dict[str, Tensor]], transform: Transform) -> dict[str, Tensor]:
+    """Return `transform(read())`, where `transform` copies some tensors and passes the others on unchanged.
 
-    What was copied has been read through the mapping, and those pages stay resident as long as it lives. So the
-    copies are kept, the mapping is let go, and what was passed on comes from a second one that nobody has touched.
+    Pages read through a mapping stay resident while the mapping lives. The copies are therefore kept, the first mapping
+    is released, and the tensors passed on come from a second mapping of which no page has been read.
     """
     stored = read()
     names = {id(tensor): name for name, tensor in stored.items()}
-    changed = change(stored)
+    changed = transform(stored)
     origins = {name: names[id(tensor)] for name, tensor in changed.items() if id(tensor) in names}
     copies = {name: tensor for name, tensor in changed.items() if name not in origins}
     del stored, changed
-    again = read()
-    return copies | {name: again[origin] for name, origin in origins.items()}
+    unread = read()
+    return copies | {name: unread[origin] for name, origin in origins.items()}
 
 
-def shorten(names: list[str], most: int = 5) -> str:
-    """A few names and a count, for error messages."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def shorten(names: list[str], limit: int = 5) -> str:
+    """Join the first names and count the others, for error messages."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -68,7 +68,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         stored = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
     except pickle.UnpicklingError as problem:
         raise _explain_refusal(path, problem) from problem
-    except Exception as problem:  # what the unpickler trips over in a broken file has no common type
+    except Exception as problem:  # a damaged pickle can raise almost anything
         raise CheckpointError(f"{path}: truncated, or not a PyTorch file: {_first_line(problem)}") from problem
     if isinstance(stored, dict) and isinstance(stored.get("state_dict"), dict):
         stored = stored["state_dict"]
@@ -82,11 +82,11 @@ def _is_named_tensor(name: object, value: object) -> bool:
 
 
 def _explain_refusal(path: Path, problem: pickle.UnpicklingError) -> CheckpointError:
-    """torch names the global it would not import; anything else is just a broken file."""
+    """Tell a pickle that would run code, for which torch names the refused global, from a damaged file."""
     if "GLOBAL" in str(problem) or "REDUCE" in str(problem) or "Unsupported class" in str(problem):
         return UnsafeCheckpoint(
-            f"{path}: this pickle wants to run code when it is loaded, so it was not loaded. "
-            "Get the weights as safetensors, or from a source you can check."
+            f"{path}: this pickle would run code and was not loaded; "
+            "get the weights as safetensors or from a trusted source"
         )
     return CheckpointError(f"{path}: truncated, or not a PyTorch file: {_first_line(problem)}")
 

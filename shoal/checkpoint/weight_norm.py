@@ -1,29 +1,41 @@
-"""Codec weights as stored (weight-normed, two spellings) -> as computed, and back."""
+"""Codec tensors as stored (weight-normed, in two spellings) -> as computed, and back."""
 
 from collections.abc import Mapping
 
 from torch import Tensor
 
+from shoal.checkpoint.names import is_buffer, strip_wrappers
 from shoal.errors import CheckpointError
 
-# Magnitude and direction, in both spellings torch has had.
+# Suffixes of magnitude and direction, in both spellings torch has had.
 SPELLINGS = ((".parametrizations.weight.original0", ".parametrizations.weight.original1"), (".weight_g", ".weight_v"))
-DERIVED = (".freqs_cis", ".causal_mask")
 ENCODE_ONLY = ("encoder.", "quantizer.pre_module.", "quantizer.downsample.")
+# Modules and buffers that only training uses.
+TRAINING_MODULES = {
+    "discriminator",
+    "discriminators",
+    "ema",
+    "ema_model",
+    "loss",
+    "losses",
+    "semantic_predictor_module",
+}
+TRAINING_BUFFERS = {"cluster_size", "embed_avg", "embed_sum", "inited", "initted", "num_batches_tracked"}
 
 
 def codec_tensors(stored: Mapping[str, Tensor], *, encoder: bool) -> dict[str, Tensor]:
-    """Tensors of a codec under our names, folded; what only encoding needs is left out without `encoder`."""
-    if any("generator" in name for name in stored):
-        stored = {n.replace("generator.", ""): t for n, t in stored.items() if "generator." in n}
-    kept = {name: tensor for name, tensor in stored.items() if not name.endswith(DERIVED)}
+    """Return the tensors of a codec under our names, weight norm folded; without `encoder` only the decode side."""
+    named = {strip_wrappers(name): tensor for name, tensor in stored.items()}
+    if any("generator" in name.split(".") for name in named):
+        named = {_below_generator(name): t for name, t in named.items() if "generator" in name.split(".")}
+    kept = {name: tensor for name, tensor in named.items() if not is_buffer(name) and not _is_training_only(name)}
     if not encoder:
-        kept = {name: tensor for name, tensor in kept.items() if not _only_encodes(name)}
+        kept = {name: tensor for name, tensor in kept.items() if not name.startswith(ENCODE_ONLY)}
     return fold_weight_norm(kept)
 
 
 def fold_weight_norm(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """w = g · v / ‖v‖, the norm over all axes but the first."""
+    """Compute w = g · v / ‖v‖, the norm taken over all axes but the first."""
     folded: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         magnitude = next((pair for pair in SPELLINGS if name.endswith(pair[0])), None)
@@ -31,7 +43,7 @@ def fold_weight_norm(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
             module = name.removesuffix(magnitude[0])
             direction = stored.get(module + magnitude[1])
             if direction is None:
-                raise CheckpointError(f"codec: {name} has no {module + magnitude[1]} beside it")
+                raise CheckpointError(f"codec: {name} is stored without {module + magnitude[1]}")
             folded[f"{module}.weight"] = tensor * direction / _norm(direction)
         elif not name.endswith(tuple(pair[1] for pair in SPELLINGS)):
             folded[name] = tensor
@@ -39,7 +51,7 @@ def fold_weight_norm(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unfold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse, in upstream's spellings, for writing files that upstream reads."""
+    """Invert `fold_weight_norm` in upstream's spellings, for writing files that upstream reads."""
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         spelling = _spelling_of(name)
@@ -63,5 +75,13 @@ def _norm(direction: Tensor) -> Tensor:
     return direction.flatten(1).norm(dim=1).view(-1, *[1] * (direction.dim() - 1))
 
 
-def _only_encodes(name: str) -> bool:
-    return name.startswith(ENCODE_ONLY)
+def _below_generator(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[parts.index("generator") + 1 :])
+
+
+def _is_training_only(name: str) -> bool:
+    """Return whether a tensor belongs to training: discriminators, losses, moving averages."""
+    *modules, last = name.split(".")
+    averaged = last.startswith("ema_") or last.endswith("_ema")
+    return not TRAINING_MODULES.isdisjoint(modules) or last in TRAINING_BUFFERS or averaged

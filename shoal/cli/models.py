@@ -125,7 +125,7 @@ def quantize(
 
     modes, source, done = WeightModes.parse(mode), find_directory(model), count(1)
     with progress_line(quiet) as progress:
-        save_quantized(source, output, modes, tick=lambda part: progress(f"{next(done)} matrices, {part}"))
+        save_quantized(source, output, modes, on_layer=lambda name: progress(f"{next(done)} matrices, {name}"))
     typer.echo(output)
 
 

@@ -7,7 +7,7 @@ from shoal.engine.sequence import Tokens
 from shoal.engine.utterance import Turn
 from shoal.text.clean import check_spoken_length, check_text, clean_text
 from shoal.text.normalize import normalize
-from shoal.text.prompt import ChatPrompts, Grid, GridBuilder, InterleavePrompts, PromptBuilder
+from shoal.text.prompt import PROMPT_BUILDERS, Grid, GridBuilder, PromptBuilder
 from shoal.text.split import split_dialogue, split_text
 from shoal.text.tokenizer import SPEAKER_TAG
 from shoal.voices.voice import Voice
@@ -40,12 +40,12 @@ def build_turns(
 def prompt_builder(checkpoint: Checkpoint) -> PromptBuilder:
     config = checkpoint.model.config
     tokens = GridBuilder(checkpoint.tokenizer, config.num_codebooks)
-    return InterleavePrompts(tokens) if config.family == "s1" else ChatPrompts(tokens)
+    return PROMPT_BUILDERS[config.family.prompt_format](tokens)
 
 
 def split(text: str, checkpoint: Checkpoint, chunk_bytes: int) -> list[str]:
     """Dialogue by its turns, as S2 was trained; anything else by sentences."""
-    if checkpoint.model.config.family == "s2" and SPEAKER_TAG.search(text):
+    if checkpoint.model.config.family.splits_dialogue and SPEAKER_TAG.search(text):
         return split_dialogue(text, chunk_bytes)
     return split_text(text, chunk_bytes)
 

@@ -1,1 +1,1 @@
-"""Prompt -> logits -> frames: the dual autoregressive transformer. Nothing here knows of requests."""
+"""Prompt grid -> logits -> frames: the dual autoregressive (DualAR) transformer. Knows nothing of requests."""

@@ -1,4 +1,4 @@
-"""Key/value caches for whole rows of equal length: what `generate`, the fast transformer and training use."""
+"""KV caches for batches of equally long rows: reference generation, the fast transformer and training."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from shoal.model.config import BlockConfig
 
 
 class DenseKVCache:
-    """`rows` sequences in step: each call brings the next T tokens of every row, ordered row by row."""
+    """Contiguous KV cache of `rows` sequences that advance together by the same number of tokens per call."""
 
     def __init__(self, config: BlockConfig, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (config.n_layer, rows, config.n_local_heads, length, config.head_dim)
@@ -28,12 +28,12 @@ class DenseKVCache:
         return attend(q, self.keys[layer][:, :, :end], self.values[layer][:, :, :end])
 
     def reset(self) -> None:
-        """Start over; old entries are overwritten before anything sees them."""
+        """Forget all tokens. Stale entries are overwritten before they become visible."""
         self.filled = 0
 
 
 class NoKVCache:
-    """Whole rows at once, nothing kept: teacher-forced passes."""
+    """Causal attention over complete rows, storing nothing: teacher-forced passes."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -48,7 +48,10 @@ def by_row(x: Tensor, rows: int) -> Tensor:
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """q [rows, heads, T, d] are the last T of the tokens behind keys [rows, kv_heads, S, d] -> [rows * T, heads, d]"""
+    """Causal attention of q [rows, heads, T, d], the last T of S tokens, over keys [rows, kv_heads, S, d].
+
+    Returns [rows * T, heads, d].
+    """
     new, seen = q.shape[-2], keys.shape[-2]
     mask = None if new == 1 else causal_mask(new, seen, q.device)
     mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != keys.shape[1])
@@ -56,4 +59,5 @@ def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def causal_mask(new: int, seen: int, device: torch.device) -> Tensor:
+    """Boolean [new, seen]: which of `seen` tokens each of the last `new` may attend to."""
     return torch.ones(new, seen, dtype=torch.bool, device=device).tril(seen - new)

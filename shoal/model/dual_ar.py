@@ -1,4 +1,4 @@
-"""Both transformers together."""
+"""The DualAR model: slow and fast transformer."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from shoal.model.slow import SlowTransformer
 
 
 class DualAR(nn.Module):
-    """The text-to-codes model: a slow transformer over time, a fast one over the codebooks of each frame."""
+    """Text-to-codes model: a slow transformer over time and a fast transformer over the codebooks of each frame."""
 
     def __init__(self, config: DualARConfig) -> None:
         super().__init__()
@@ -26,5 +26,5 @@ class DualAR(nn.Module):
         return self.slow.norm.weight.dtype
 
     def fast_input(self, hidden: Tensor, normed: Tensor) -> Tensor:
-        """What the fast transformer is given: the families differ in whether the final norm comes before."""
+        """Select the input of the fast transformer: the hidden state before or after the slow model's final norm."""
         return normed if self.config.norm_fastlayer_input else hidden

@@ -1,4 +1,4 @@
-"""The fast transformer: one hidden state -> the codes of one frame, codebook by codebook."""
+"""Fast transformer: one hidden state of the slow transformer -> the codes of one frame, codebook by codebook."""
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,8 @@ from shoal.model.linear import first_rows
 
 
 class FastTransformer(TransformerStack):
+    """Transformer over the positions of one frame, with one embedding table and one head for all codebooks."""
+
     def __init__(self, config: DualARConfig) -> None:
         super().__init__(config.fast)
         dim = config.fast.dim
@@ -24,9 +26,10 @@ class FastTransformer(TransformerStack):
         return self.norm(self.run(x, positions, cache))
 
     def first_logits(self, hidden: Tensor, code: Tensor, cache: KVCache) -> Tensor:
-        """Logits [n, residual_size] of the code at position 1, given the main token's code [n].
+        """Return logits [n, residual_size] at position 1, given the first codebook's code [n].
 
-        Position 0 is the slow model's hidden state [n, slow dim]. Nothing is drawn there, so both go in one pass.
+        Position 0 holds the slow model's hidden state [n, slow dim]. Its output is not sampled, so positions 0 and 1
+        run in one pass.
         """
         inputs = torch.stack((self.project_in(hidden), self.embeddings(code)), dim=1)
         positions = torch.arange(2, device=code.device).repeat(len(code))
@@ -34,12 +37,12 @@ class FastTransformer(TransformerStack):
         return first_rows(self.output, self.norm(mixed[1::2]), self.residual_size)
 
     def next_logits(self, code: Tensor, position: int, cache: KVCache) -> Tensor:
-        """Logits [n, residual_size] of the code at `position`, given the code [n] before it."""
+        """Return logits [n, residual_size] at `position`, given the previous code [n]."""
         normed = self(self.embeddings(code), position, cache)
         return first_rows(self.output, normed, self.residual_size)
 
     def teacher_forced(self, hidden: Tensor, codes: Tensor) -> Tensor:
-        """Logits [n, codebooks, codebook_size] for known frames codes [n, codebooks]; the last code is not read."""
+        """Return logits [n, codebooks, codebook_size] for known codes [n, codebooks]; the last code is unused."""
         rows, length = codes.shape
         inputs = torch.cat((self.project_in(hidden)[:, None], self.embeddings(codes[:, :-1])), dim=1)
         positions = torch.arange(length, device=codes.device).repeat(rows)

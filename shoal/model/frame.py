@@ -1,4 +1,4 @@
-"""From the slow model's hidden state to a finished column: draw the main token, then the codes behind it."""
+"""Hidden state of the slow transformer -> next frame: the semantic token, then the codes of the other codebooks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from shoal.kernels.sample_token import RAS_TEMPERATURE, RAS_TOP_P, SEMANTIC_LANE
 from shoal.model.cache import DenseKVCache
 from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR
-from shoal.model.sampling import S1_WINDOW, S2_WINDOW, SamplingTensors
+from shoal.model.sampling import SamplingTensors
 from shoal.model.slow import Head
 
 # (seed [n], frame [n], lane, size) -> Exp(1) noise [n, size], or [n, k, size] for k lanes
@@ -20,78 +20,80 @@ Noise = Callable[[Tensor, Tensor, int | Tensor, int], Tensor]
 
 @dataclass(slots=True)
 class FrameState:
-    """What drawing the next frame of n sequences depends on, besides the hidden states."""
+    """Sampling state of n sequences."""
 
     settings: SamplingTensors
-    frame: Tensor  # [n] frames drawn so far
-    window: Tensor  # [n, 1 + codebooks, W] recent columns, filled from the left, then sliding
+    frame: Tensor  # [n] number of frames sampled so far
+    window: Tensor  # [n, 1 + codebooks, W] recent tokens, filled from the left, then sliding
 
     @classmethod
     def initial(cls, config: DualARConfig, settings: SamplingTensors) -> "FrameState":
         rows, device = len(settings.seed), settings.seed.device
-        length = S1_WINDOW if config.family == "s1" else S2_WINDOW
+        length = config.family.repetition_window
         return cls(
             settings=settings,
             frame=torch.zeros(rows, dtype=torch.long, device=device),
             window=torch.zeros(rows, 1 + config.num_codebooks, length, dtype=torch.long, device=device),
         )
 
-    def advance(self, column: Tensor) -> None:
-        """Count the frame and remember its column [n, 1 + codebooks]; the first frame is never remembered."""
+    def advance(self, tokens: Tensor) -> None:
+        """Count the frame and append its tokens [n, 1 + codebooks] to the window. As upstream, frame 0 is skipped."""
         length = self.window.shape[-1]
-        place = torch.arange(length, device=column.device)
-        # Frame 1 goes to place 0; from frame length + 1 on everything moves up and the newest goes last.
+        place = torch.arange(length, device=tokens.device)
+        # Frame 1 goes to place 0; from frame length + 1 on the window slides and the newest token goes last.
         full = (self.frame > length)[:, None, None]
         moved = torch.where(full, self.window.roll(-1, dims=-1), self.window)
         here = place == (self.frame - 1).clamp_max(length - 1)[:, None]
-        self.window = torch.where(here[:, None], column[:, :, None], moved)
+        self.window = torch.where(here[:, None], tokens[:, :, None], moved)
         self.frame = self.frame + 1
 
 
 class FrameSampler:
-    """Draws whole frames for any number of sequences at once, in the recipe of the model's family."""
+    """Samples one frame per call for a batch of sequences, by the repetition rule of the model's family.
+
+    Not thread-safe: the KV cache of the fast transformer is reused between calls.
+    """
 
     def __init__(self, model: DualAR, head: Head, noise: Noise = exponential_noise) -> None:
         self.model, self.head, self.noise = model, head, noise
+        self.family = model.config.family
         self._caches: dict[int, DenseKVCache] = {}
 
     def sample(self, hidden: Tensor, state: FrameState) -> Tensor:
-        """Hidden states [rows, dim] before the final norm -> columns [rows, 1 + codebooks]; advances the state."""
+        """Hidden states [n, dim] before the final norm -> tokens [n, 1 + codebooks]. Advances the state."""
         normed = self.model.slow.norm(hidden)
-        column = self.sample_semantic(self.head(normed), state)
-        main = self.head.ids[column]
-        codes = self._sample_codes(self.model.fast_input(hidden, normed), main, state)
-        columns = torch.cat((main[:, None], codes), dim=1)
-        state.advance(columns)
-        return columns
+        semantic = self.head.ids[self.sample_semantic(self.head(normed), state)]
+        codes = self._sample_codes(self.model.fast_input(hidden, normed), semantic, state)
+        tokens = torch.cat((semantic[:, None], codes), dim=1)
+        state.advance(tokens)
+        return tokens
 
     def sample_semantic(self, logits: Tensor, state: FrameState) -> Tensor:
-        """Columns of the head [rows] drawn from its logits [rows, columns], by the recipe of the family."""
-        if self.model.config.family == "s2":
+        """Sample logit indices [n] of the head from its logits [n, size]."""
+        if self.family.uses_ras:
             return self._sample_semantic_ras(logits, state)
         settings = state.settings
         if settings.has_penalty:
             logits = apply_repetition_penalty(logits, penalized_semantic(state, self.head), effective_penalty(state))
-        return self._race(
-            logits, settings.temperature, settings.top_p, state, self._semantic_noise(state, SEMANTIC_LANE)
-        )
+        noise = self._semantic_noise(state, SEMANTIC_LANE)
+        return self._race(logits, settings.temperature, settings.top_p, state, noise)
 
     def _sample_semantic_ras(self, logits: Tensor, state: FrameState) -> Tensor:
-        """Repetition-aware: a semantic token of the last ten is drawn again from a flatter distribution."""
+        """Repetition-aware sampling: a semantic token found in the window is resampled from a flatter distribution."""
         settings = state.settings
         noise = self._semantic_noise(state, SEMANTIC_LANE)
-        usual = self._race(logits, settings.temperature, settings.top_p, state, noise)
+        first = self._race(logits, settings.temperature, settings.top_p, state, noise)
         flat = torch.full_like(settings.temperature, RAS_TEMPERATURE), torch.full_like(settings.top_p, RAS_TOP_P)
-        other = self._race(logits, *flat, state, self._semantic_noise(state, self.model.config.num_codebooks))
-        main = self.head.ids[usual]
-        # The stop token is never in the window: the sequence ends with it.
-        repeated = (state.window[:, 0] == main[:, None]).any(-1) & (main != self.head.stop_id)
-        return torch.where(repeated & (state.frame > 0), other, usual)
+        second = self._race(logits, *flat, state, self._semantic_noise(state, self.model.config.num_codebooks))
+        semantic = self.head.ids[first]
+        # The stop token is never in the window, because it ends the sequence.
+        repeated = (state.window[:, 0] == semantic[:, None]).any(-1) & (semantic != self.head.stop_id)
+        return torch.where(repeated & (state.frame > 0), second, first)
 
-    def _sample_codes(self, hidden: Tensor, main: Tensor, state: FrameState) -> Tensor:
+    def _sample_codes(self, hidden: Tensor, semantic: Tensor, state: FrameState) -> Tensor:
         config, fast, cache = self.model.config, self.model.fast, self._cache(len(hidden))
-        codes = [(main - config.semantic_begin_id).clamp(0, config.codebook_size - 1)]
-        lanes = torch.arange(1, config.num_codebooks, device=main.device)
+        codes = [(semantic - config.semantic_begin_id).clamp(0, config.codebook_size - 1)]
+        lanes = torch.arange(1, config.num_codebooks, device=semantic.device)
         noise = self.noise(state.settings.seed, state.frame, lanes, config.residual_size)
         for codebook in range(1, config.num_codebooks):
             logits = (
@@ -103,21 +105,18 @@ class FrameSampler:
         return torch.stack(codes, dim=1)
 
     def _cache(self, rows: int) -> DenseKVCache:
-        """The fast transformer's memory of one frame, empty; kept by batch size, since few sizes come up."""
+        """Return an empty KV cache for one frame of the fast transformer; one per batch size is kept for reuse."""
         if rows not in self._caches:
-            config = self.model.config
-            self._caches[rows] = DenseKVCache(
-                config.fast, rows, config.num_codebooks, self.model.dtype, self.model.device
-            )
+            model, length = self.model, self.model.config.num_codebooks
+            self._caches[rows] = DenseKVCache(model.config.fast, rows, length, model.dtype, model.device)
         self._caches[rows].reset()
         return self._caches[rows]
 
     def _sample_code(self, logits: Tensor, codebook: int, state: FrameState, noise: Tensor) -> Tensor:
         settings = state.settings
-        if self.model.config.family == "s1" and settings.has_penalty:
-            logits = apply_repetition_penalty(
-                logits, penalized_codes(state, codebook, logits.shape[-1]), effective_penalty(state)
-            )
+        if self.family.uses_penalty and settings.has_penalty:
+            codes = penalized_codes(state, codebook, logits.shape[-1])
+            logits = apply_repetition_penalty(logits, codes, effective_penalty(state))
         return self._race(logits, settings.temperature, settings.top_p, state, noise)
 
     def _race(self, logits: Tensor, temperature: Tensor, top_p: Tensor, state: FrameState, noise: Tensor) -> Tensor:
@@ -128,25 +127,25 @@ class FrameSampler:
 
 
 def penalized_semantic(state: FrameState, head: Head) -> Tensor:
-    """Columns of the head [n, k] that the S1 penalty falls on."""
-    # The released code indexes the wrong axis: it takes the eleven numbers of the window's oldest column as ids.
+    """Return logit indices [n, k] of the semantic tokens to penalize; `len(head.ids)` marks unused entries."""
+    # Upstream indexes the wrong axis: it takes the 1 + codebooks numbers of the window's oldest token as ids.
     oldest, recent = head.logit_index(state.window[:, :, 0]), head.logit_index(state.window[:, 0])
-    nowhere, whole = len(head.ids), state.settings.whole_window[:, None]
-    chosen = (torch.where(whole, nowhere, oldest), torch.where(whole & _filled(state), recent, nowhere))
+    unused, whole = len(head.ids), state.settings.whole_window[:, None]
+    chosen = (torch.where(whole, unused, oldest), torch.where(whole & _filled(state), recent, unused))
     return torch.cat(chosen, dim=1)
 
 
-def penalized_codes(state: FrameState, codebook: int, nowhere: int) -> Tensor:
-    """Codes [n, W] of one codebook that the S1 penalty falls on; the released window counts empty places as code 0."""
+def penalized_codes(state: FrameState, codebook: int, unused: int) -> Tensor:
+    """Return the codes [n, W] of one codebook to penalize. Upstream counts empty places of the window as code 0."""
     skip = state.settings.whole_window[:, None] & ~_filled(state)
-    return torch.where(skip, nowhere, state.window[:, 1 + codebook])
+    return torch.where(skip, unused, state.window[:, 1 + codebook])
 
 
 def effective_penalty(state: FrameState) -> Tensor:
-    """The first frame comes straight from the prompt and is never penalised."""
+    """Return the penalty [n] for the next frame; 1 for frame 0, which upstream never penalizes."""
     return torch.where(state.frame > 0, state.settings.penalty, 1.0)
 
 
 def _filled(state: FrameState) -> Tensor:
-    """[n, W]: which places of the window hold a column."""
+    """[n, W]: which places of the window hold a token."""
     return torch.arange(state.window.shape[-1], device=state.frame.device) < (state.frame - 1)[:, None]

@@ -1,7 +1,8 @@
-"""The transformer block both stacks are made of.
+"""Transformer block shared by the slow and the fast transformer.
 
-Activations are [tokens, dim]: tokens of any number of sequences, one below the other. Only attention has to know
-which token belongs to which sequence, so only the cache does; a block hands it q, k and v and gets back the mix.
+Activations are [tokens, dim]: the tokens of all sequences, concatenated. Only attention depends on which token belongs
+to which sequence, so that knowledge lives in the KV cache: a block passes it q, k and v and receives the attention
+output.
 """
 
 from typing import Protocol
@@ -15,13 +16,15 @@ from shoal.model.config import BlockConfig
 
 
 class KVCache(Protocol):
-    """Keeps keys and values, and attends over what each token may see."""
+    """Stores keys and values and computes attention over the visible ones."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k, v [tokens, kv_heads, d], then mix the values for q [tokens, heads, d] -> [tokens, heads, d]."""
+        """Store k, v [tokens, kv_heads, d] and return the attention output [tokens, heads, d] for q of that shape."""
 
 
 class Attention(nn.Module):
+    """Grouped-query attention with rotary embeddings and optional norms of queries and keys."""
+
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.wqkv = nn.Linear(config.dim, config.qkv_rows, bias=False)
@@ -42,7 +45,7 @@ class Attention(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """SwiGLU with the gate and up projections in one matrix: one read of x, one product instead of two."""
+    """SwiGLU feed-forward. Gate and up projection are one matrix, so x is read once."""
 
     def __init__(self, dim: int, intermediate: int) -> None:
         super().__init__()
@@ -55,6 +58,8 @@ class GatedFeedForward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
+    """Pre-norm block: attention, then feed-forward."""
+
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.attention = Attention(config)
@@ -68,7 +73,7 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerStack(nn.Module):
-    """Blocks in order, with the rotary table they share."""
+    """Transformer blocks, their shared rotary table and the final norm, which `run` does not apply."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()

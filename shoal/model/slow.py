@@ -1,4 +1,4 @@
-"""The slow transformer: columns of the prompt grid -> hidden state -> logits of the main token."""
+"""Slow transformer: tokens of the prompt grid -> hidden states -> logits of the semantic token."""
 
 import math
 
@@ -11,6 +11,8 @@ from shoal.model.linear import AnyLinear, dense, take_rows
 
 
 class SlowTransformer(TransformerStack):
+    """Transformer over time. A token is a column of the prompt grid: an id and, for audio, the codes of a frame."""
+
     def __init__(self, config: DualARConfig) -> None:
         super().__init__(config.slow)
         self.config = config
@@ -19,48 +21,48 @@ class SlowTransformer(TransformerStack):
         self.codebook_embeddings = nn.Embedding(config.num_codebooks * config.codebook_size, dim)
         if not config.tie_word_embeddings:
             self.output: AnyLinear = nn.Linear(dim, config.vocab_size, bias=False)
-        self.pruned = False  # whether `output` holds the legal rows only
+        self.pruned = False  # whether `output` holds only the rows of `candidate_ids`
 
     def prune_output(self) -> None:
-        """Let go of the rows of text tokens, which no cut head reads: a tenth of a small model's weights."""
+        """Drop the output rows of text tokens, which speech never samples: a tenth of a small model's weights."""
         if not self.config.tie_word_embeddings and not self.pruned:
             self.output = take_rows(self.output, candidate_ids(self.config).to(self.norm.weight.device))
             self.pruned = True
 
-    def embed(self, columns: Tensor) -> Tensor:
-        """Columns [tokens, 1 + codebooks] (main id, then codes) -> [tokens, dim]"""
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens [n, 1 + codebooks] (id, then codes) -> [n, dim]"""
         config = self.config
-        main, codes = columns[:, 0], columns[:, 1:]
-        semantic = (main >= config.semantic_begin_id) & (main <= config.semantic_end_id)
-        first = torch.arange(config.num_codebooks, device=columns.device) * config.codebook_size
+        ids, codes = tokens[:, 0], tokens[:, 1:]
+        semantic = (ids >= config.semantic_begin_id) & (ids <= config.semantic_end_id)
+        first = torch.arange(config.num_codebooks, device=tokens.device) * config.codebook_size
         frame = self.codebook_embeddings(codes + first).sum(1) * semantic[:, None]
-        x = self.embeddings(main) + frame
+        x = self.embeddings(ids) + frame
         if config.scale_codebook_embeddings:
-            # Only audio columns carry eleven vectors, so only they are scaled back to the size of one.
+            # Audio tokens are the sum of 1 + codebooks embeddings; scale them back to the size of one.
             x = torch.where(semantic[:, None], x / math.sqrt(config.num_codebooks + 1), x)
         return x
 
-    def forward(self, columns: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
-        """Columns [tokens, 1 + codebooks] at positions [tokens] -> hidden states [tokens, dim], before the norm."""
-        return self.run(self.embed(columns), positions, cache)
+    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
+        """Tokens [n, 1 + codebooks] at positions [n] -> hidden states [n, dim], before the final norm."""
+        return self.run(self.embed(tokens), positions, cache)
 
 
 def candidate_ids(config: DualARConfig) -> Tensor:
-    """The main tokens that speech is made of: the semantic ones in order, and the end."""
+    """Return the ids that generation may sample: the semantic tokens in order, then the stop token."""
     return torch.tensor([*range(config.semantic_begin_id, config.semantic_end_id + 1), config.stop_id])
 
 
 class Head(nn.Module):
-    """Logits over the main tokens that may be drawn, with the vocabulary id of each column.
+    """Output head over the candidate ids; `ids` maps a logit index to its vocabulary id.
 
-    Cut, it holds the semantic ids in order and the stop token last: 4,097 rows are read per frame instead of
-    155,776, and text can never be drawn by accident. Whole, it is upstream's S1 head, which allows everything.
+    By default only the rows of `candidate_ids` are computed: 4,097 of 155,776 for the released models, and text tokens
+    can never be sampled. With `full_vocab` it is upstream's S1 head, which samples from the whole vocabulary.
     """
 
     def __init__(self, slow: SlowTransformer, *, full_vocab: bool = False) -> None:
         super().__init__()
         config = slow.config
-        assert not (full_vocab and slow.pruned), "the rows of text tokens were let go"
+        assert not (full_vocab and slow.pruned), "the rows of text tokens were pruned"
         source = dense(slow.embeddings.weight.detach()) if config.tie_word_embeddings else slow.output
         ids = torch.arange(config.vocab_size) if full_vocab else candidate_ids(config)
         ids = ids.to(slow.norm.weight.device)
@@ -72,13 +74,13 @@ class Head(nn.Module):
         self.stop_id = config.stop_id
 
     def forward(self, normed: Tensor) -> Tensor:
-        """[n, dim] after the final norm -> [n, rows]"""
+        """[n, dim] after the final norm -> [n, len(ids)]"""
         return self.output(normed)
 
     def logit_index(self, ids: Tensor) -> Tensor:
-        """Which column holds each vocabulary id; `len(self.ids)` for ids that cannot be drawn."""
+        """Return the logit index of each vocabulary id; `len(self.ids)` for ids that cannot be sampled."""
         if self.full_vocab:
             return ids
         code = ids - self.first
-        column = torch.where((code >= 0) & (code < self.count), code, len(self.ids))
-        return torch.where(ids == self.stop_id, self.count, column)
+        index = torch.where((code >= 0) & (code < self.count), code, len(self.ids))
+        return torch.where(ids == self.stop_id, self.count, index)

@@ -1,1 +1,1 @@
-"""Smaller weights: which kinds there are, which this machine can use, and how far they are from the original."""
+"""Weight quantization: the modes, which of them a device supports, how to apply them and what they cost in accuracy."""

@@ -1,4 +1,4 @@
-"""Modules -> the same modules over quantised weights, one matrix at a time."""
+"""Quantize the weights of a model or a codec in place, one matrix at a time."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
@@ -11,40 +11,39 @@ from shoal.codec.layers import CausalConv, CausalUpsample
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import (
+    QUANTIZED_LINEARS,
     AnyLinear,
-    CpuInt8Linear,
     DynamicInt8Linear,
-    Fp8Linear,
-    Int4Linear,
     Int8Linear,
-    PerChannelLinear,
+    Quantized,
+    QuantizedLinear,
     WeightOnlyInt8Linear,
     dense,
 )
 from shoal.quantize.convolution import Int8Conv
 from shoal.quantize.modes import Mode, WeightModes, has_int8_matmul
 
-# Smaller matrices are left to floats on a CPU: to round the activations costs more there than integers gain.
+# Smaller matrices stay floats on a CPU: quantizing their activations costs more than the int8 product saves.
 MIN_INT8_WEIGHTS = 1_000_000
 
-Tick = Callable[[str], None]
+OnLayer = Callable[[str], None]  # called with the component's name after each quantized layer
 
 
 def prepare_model(
     model: DualAR, modes: WeightModes, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> None:
-    """`quantize_model` as the device computes it, and nothing kept that speaking never reads."""
+    """Quantize a model for serving on its device, in place, and drop the output rows that are never sampled."""
     model.slow.prune_output()
     on_cpu = torch.device(device or model.device).type == "cpu"
-    quantize_model(model, modes, device=device, dtype=dtype, fewest=MIN_INT8_WEIGHTS if on_cpu else 0)
+    quantize_model(model, modes, device=device, dtype=dtype, min_weights=MIN_INT8_WEIGHTS if on_cpu else 0)
     if on_cpu:
         convert_int8_for_cpu(model)
 
 
 def prepare_codec(codec: Codec, mode: Mode) -> None:
-    """`quantize_codec` as its device computes it."""
+    """Quantize a codec for serving on its device, in place."""
     on_cpu = codec.device.type == "cpu"
-    quantize_codec(codec, mode, fewest=MIN_INT8_WEIGHTS if on_cpu else 0, convolutions=not on_cpu)
+    quantize_codec(codec, mode, min_weights=MIN_INT8_WEIGHTS if on_cpu else 0, convolutions=not on_cpu)
     if on_cpu:
         convert_int8_for_cpu(codec)
 
@@ -55,30 +54,31 @@ def quantize_model(
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-    fewest: int = 0,
-    tick: Tick = lambda done: None,
+    min_weights: int = 0,
+    on_layer: OnLayer = lambda component: None,
 ) -> None:
-    """Bring both transformers to these modes, to a device and a type, in place; matrices under `fewest` stay floats.
+    """Quantize both transformers in place and move them to a device and a dtype.
 
-    A matrix arrives on the device as it will stay there, so the device never holds the model at its full size. Raises
-    InvalidRequest for weights that are quantised in another way already.
+    Matrices with fewer than `min_weights` entries stay floats. Each matrix is quantized before the next one is moved,
+    so the device never holds the model at full size. Raises InvalidRequest for weights that are already quantized in
+    another mode.
     """
-    for part in ("slow", "fast"):
-        for holder, name, layer in list(_linears(getattr(model, part))):
-            mode: Mode = getattr(modes, part) if layer.weight.numel() >= fewest else "none"
+    for component in ("slow", "fast"):
+        for holder, name, layer in list(_linears(getattr(model, component))):
+            mode: Mode = getattr(modes, component) if layer.weight.numel() >= min_weights else "none"
             moved = layer.to(device=device)
-            setattr(holder, name, to_mode(moved, mode, part, dtype or model.dtype))
-            tick(part)
-    _move_plain(model, device, dtype)
+            setattr(holder, name, to_mode(moved, mode, component, dtype or model.dtype))
+            on_layer(component)
+    _move_floats(model, device, dtype)
 
 
-def quantize_codec(codec: Codec, mode: Mode, *, fewest: int = 0, convolutions: bool = True) -> None:
-    """The decode side in int8, in place: what a recording is encoded to must not depend on how speech is decoded."""
+def quantize_codec(codec: Codec, mode: Mode, *, min_weights: int = 0, convolutions: bool = True) -> None:
+    """Quantize the decode side to int8, in place. The encode side stays exact: it decides the codes of a voice."""
     if mode == "none":
         return
     for part in decode_side(codec):
         for holder, name, layer in list(_linears(part)):
-            if layer.weight.numel() >= fewest:
+            if layer.weight.numel() >= min_weights:
                 setattr(holder, name, to_mode(layer, "int8", "codec", torch.float32))
         for holder, conv in list(_convolutions(part)) if convolutions else ():
             if is_large_conv(conv):
@@ -86,34 +86,31 @@ def quantize_codec(codec: Codec, mode: Mode, *, fewest: int = 0, convolutions: b
 
 
 def decode_side(codec: Codec) -> tuple[nn.Module, ...]:
+    """Return the modules that only decoding uses."""
     return codec.decoder, codec.quantizer.post_module, codec.quantizer.upsample
 
 
-def to_mode(layer: AnyLinear, mode: Mode, part: str, dtype: torch.dtype) -> nn.Module:
-    """The layer in that mode: itself if it is, quantised or made whole if it is not."""
+def to_mode(layer: AnyLinear, mode: Mode, component: str, dtype: torch.dtype) -> nn.Module:
+    """Return the layer quantized or dequantized to `mode`. Raises InvalidRequest between two quantized modes."""
     if mode_of(layer) == mode:
         return layer
-    if isinstance(layer, nn.Linear):
-        return _quantised(layer, mode)
-    if mode != "none":
+    if isinstance(layer, QuantizedLinear):
+        if mode == "none":
+            return dense(layer.dequantize(dtype), layer.bias)
         raise InvalidRequest(
-            f"{part} is {mode_of(layer)} already, and {mode} made of that would be neither: "
-            f"take the original weights, or {part}={mode_of(layer)}, or {part}=none"
+            f"{component} is stored as {layer.mode} and cannot be quantized again to {mode}: "
+            f"use the original weights, {component}={layer.mode} or {component}=none"
         )
-    assert isinstance(layer, PerChannelLinear | Int4Linear)
-    return dense(layer.dequantize(dtype), getattr(layer, "bias", None))
+    return layer if mode == "none" else QUANTIZED_LINEARS[mode].from_linear(layer)
 
 
 def mode_of(layer: nn.Module) -> Mode:
-    if isinstance(layer, Int8Linear | CpuInt8Linear | Int8Conv):
-        return "int8"
-    if isinstance(layer, Fp8Linear):
-        return "fp8"
-    return "int4" if isinstance(layer, Int4Linear) else "none"
+    """Return the mode of a single layer; `none` for float weights."""
+    return layer.mode if isinstance(layer, Quantized) else "none"
 
 
 def modes_of(model: DualAR, codec: Codec | None = None) -> WeightModes:
-    """What the parts are kept in."""
+    """Return the mode of each component: that of its first quantized layer."""
 
     def of(module: nn.Module) -> Mode:
         return next((mode for mode in map(mode_of, module.modules()) if mode != "none"), "none")
@@ -121,36 +118,32 @@ def modes_of(model: DualAR, codec: Codec | None = None) -> WeightModes:
     return WeightModes(of(model.slow), of(model.fast), "none" if codec is None else of(codec))
 
 
-def convert_int8_for_cpu(module: nn.Module, fewest: int | None = None) -> None:
-    """int8 layers as this CPU computes them, in place: large ones from int8, small ones and convolutions in floats."""
+def convert_int8_for_cpu(module: nn.Module, min_weights: int | None = None) -> None:
+    """Convert int8 layers to the form this CPU computes fastest, in place.
+
+    Large matrices stay int8; those with fewer than `min_weights` entries (default MIN_INT8_WEIGHTS) and convolutions
+    are dequantized.
+    """
     for holder, name, layer in list(_linears(module)):
         if isinstance(layer, Int8Linear):
-            setattr(holder, name, _for_cpu(layer, MIN_INT8_WEIGHTS if fewest is None else fewest))
+            setattr(holder, name, _for_cpu(layer, MIN_INT8_WEIGHTS if min_weights is None else min_weights))
     for causal, conv in list(_convolutions(module)):
         if isinstance(conv, Int8Conv):
             causal.conv = conv.dequantize()
 
 
 def benefits_from_int8(module: nn.Module) -> bool:
-    """Whether any matrix is large enough for a CPU to multiply it in integers."""
+    """Return whether any matrix is large enough for int8 to pay off on a CPU."""
     return any(layer.weight.numel() >= MIN_INT8_WEIGHTS for _, _, layer in _linears(module))
 
 
 def is_large_conv(conv: nn.Module) -> TypeGuard[nn.Conv1d | nn.ConvTranspose1d]:
-    """Whether int8 saves anything worth having: depthwise ones are all rows and no columns."""
+    """Return whether a convolution is worth quantizing; depthwise ones have too few weights per scale."""
     return isinstance(conv, nn.Conv1d | nn.ConvTranspose1d) and conv.groups == 1
 
 
-def _quantised(layer: nn.Linear, mode: Mode) -> nn.Module:
-    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
-    if mode == "int4":
-        # Pairs of columns share a byte, and a bias has no place in upstream's layout.
-        return layer if bias is not None or weight.shape[1] % 2 else Int4Linear.from_weight(weight)
-    return Int8Linear.from_weight(weight, bias) if mode == "int8" else Fp8Linear.from_weight(weight, bias)
-
-
-def _for_cpu(layer: Int8Linear, fewest: int) -> nn.Module:
-    if layer.weight.numel() < fewest:
+def _for_cpu(layer: Int8Linear, min_weights: int) -> nn.Module:
+    if layer.weight.numel() < min_weights:
         return dense(layer.dequantize(torch.float32), layer.bias)
     kind = DynamicInt8Linear if has_int8_matmul() else WeightOnlyInt8Linear
     return kind(layer.weight, layer.scales, layer.bias)
@@ -159,7 +152,7 @@ def _for_cpu(layer: Int8Linear, fewest: int) -> nn.Module:
 def _linears(module: nn.Module) -> Iterator[tuple[nn.Module, str, AnyLinear]]:
     for holder in module.modules():
         for name, child in holder.named_children():
-            if isinstance(child, nn.Linear | PerChannelLinear | Int4Linear):
+            if isinstance(child, nn.Linear | QuantizedLinear):
                 yield holder, name, child
 
 
@@ -169,8 +162,8 @@ def _convolutions(module: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
             yield holder, holder.conv
 
 
-def _move_plain(model: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-    """Everything that is not quantised. `Module.to` would cast fp8 weights and rotary tables too."""
+def _move_floats(model: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    """Move and cast the float parameters. `Module.to` would also cast fp8 weights and rotary tables."""
     for module in model.modules():
         for name, weight in module._parameters.items():
             if weight is not None:

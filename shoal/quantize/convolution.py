@@ -4,28 +4,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.model.linear import quantize_rows
+from shoal.model.linear import Quantized, quantize_rows
 
 
-class Int8Conv(nn.Module):
-    """In the place of a plain or transposed convolution without padding or groups."""
+class Int8Conv(Quantized):
+    """Replacement of a plain or transposed 1-D convolution without padding or groups."""
+
+    mode = "int8"
+    weight: Tensor
+    scales: Tensor
+    bias: Tensor | None
 
     def __init__(self, conv: nn.Conv1d | nn.ConvTranspose1d) -> None:
-        """Takes the shape and the storage place of `conv`; `quantise` also its weights."""
+        """Allocate for the shapes and the device of `conv`; `from_conv` also quantizes its weights."""
         super().__init__()
         self.transposed = isinstance(conv, nn.ConvTranspose1d)
         (self.stride,), (self.dilation,) = conv.stride, conv.dilation
         self.register_buffer("weight", torch.empty_like(conv.weight, dtype=torch.int8))
         self.register_buffer("scales", torch.empty(conv.out_channels, dtype=torch.bfloat16, device=conv.weight.device))
         self.register_buffer("bias", None if conv.bias is None else conv.bias.detach())
-        self.weight: Tensor
-        self.scales: Tensor
-        self.bias: Tensor | None
 
     @classmethod
     def from_conv(cls, conv: nn.Conv1d | nn.ConvTranspose1d) -> "Int8Conv":
+        """Quantize a plain convolution."""
         layer = cls(conv)
-        # A transposed convolution has its outputs second.
+        # The output channels of a transposed convolution are its second axis.
         by_output = conv.weight.transpose(0, 1) if layer.transposed else conv.weight
         q, layer.scales = quantize_rows(by_output.contiguous(), torch.int8)
         layer.weight = (q.transpose(0, 1) if layer.transposed else q).contiguous()
@@ -41,11 +44,11 @@ class Int8Conv(nn.Module):
         return y if self.bias is None else y + self.bias.to(x.dtype)[:, None]
 
     def dequantize(self) -> nn.Module:
-        """The plain convolution with the weights that int8 left."""
+        """Return a plain fp32 convolution with the dequantized weights."""
         weight = self.weight.float() * self.scales.float().view((1, -1, 1) if self.transposed else (-1, 1, 1))
-        kind: type[nn.Conv1d | nn.ConvTranspose1d] = nn.ConvTranspose1d if self.transposed else nn.Conv1d
+        conv_type: type[nn.Conv1d | nn.ConvTranspose1d] = nn.ConvTranspose1d if self.transposed else nn.Conv1d
         channels, out = weight.shape[:2] if self.transposed else weight.shape[1::-1]
-        conv = kind(channels, out, weight.shape[2], self.stride, dilation=self.dilation, bias=False, device="meta")
+        conv = conv_type(channels, out, weight.shape[2], self.stride, dilation=self.dilation, bias=False, device="meta")
         conv.weight = nn.Parameter(weight, requires_grad=False)
         conv.bias = None if self.bias is None else nn.Parameter(self.bias, requires_grad=False)
         return conv

@@ -1,4 +1,4 @@
-"""How far a quantised model is from the original: both are fed the same speech, and their distributions compared."""
+"""KL divergence of a quantized model from its original, teacher-forced over the same speech."""
 
 from dataclasses import dataclass
 
@@ -14,35 +14,35 @@ from shoal.model.slow import Head
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Mean KL(reference || model) in nats, per frame for the main token and per code for the codebooks behind it."""
+    """Mean KL(reference || model) in nats."""
 
-    semantic: float
-    codes: float
-    agreement: float  # share of main tokens whose likeliest is the same
+    semantic: float  # per frame, of the semantic token
+    codes: float  # per code of the other codebooks
+    agreement: float  # share of frames in which both models rank the same semantic token first
     frames: int
 
 
 @torch.inference_mode()
-def divergence(reference: DualAR, model: DualAR, columns: Tensor, *, cache: KVCache | None = None) -> Divergence:
-    """Compare over known columns [T, 1 + codebooks] of one utterance, its prompt and frames, teacher-forced.
+def divergence(reference: DualAR, model: DualAR, tokens: Tensor, *, cache: KVCache | None = None) -> Divergence:
+    """Compare two models over the known tokens [T, 1 + codebooks] of one utterance, prompt and frames.
 
-    Only predictions of audio columns count. `cache` takes the place of exact attention in `model`, so that keys and
-    values in another type can be judged; it must be ready for these columns.
+    Only predictions of audio tokens count. `cache` replaces the exact attention of `model`, to judge a quantized KV
+    cache; it must be prepared for these tokens.
     """
     ids = reference.config
-    semantic = (columns[1:, 0] >= ids.semantic_begin_id) & (columns[1:, 0] <= ids.semantic_end_id)
-    expected_main, expected_codes = _logits(reference, columns, semantic, NoKVCache(1))
-    main, codes = _logits(model, columns, semantic, cache or NoKVCache(1))
+    semantic = (tokens[1:, 0] >= ids.semantic_begin_id) & (tokens[1:, 0] <= ids.semantic_end_id)
+    expected_semantic, expected_codes = _logits(reference, tokens, semantic, NoKVCache(1))
+    found_semantic, found_codes = _logits(model, tokens, semantic, cache or NoKVCache(1))
     return Divergence(
-        semantic=_kl(expected_main, main),
-        codes=_kl(expected_codes, codes),
-        agreement=float((expected_main.argmax(-1) == main.argmax(-1)).float().mean()),
+        semantic=_kl(expected_semantic, found_semantic),
+        codes=_kl(expected_codes, found_codes),
+        agreement=float((expected_semantic.argmax(-1) == found_semantic.argmax(-1)).float().mean()),
         frames=int(semantic.sum()),
     )
 
 
 def mean(parts: list[Divergence]) -> Divergence:
-    """Over several utterances, each counted by its frames."""
+    """Average over several utterances, weighted by their frames."""
     frames = sum(part.frames for part in parts)
 
     def over(name: str) -> float:
@@ -51,11 +51,11 @@ def mean(parts: list[Divergence]) -> Divergence:
     return Divergence(over("semantic"), over("codes"), over("agreement"), frames)
 
 
-def _logits(model: DualAR, columns: Tensor, predicted: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
-    """Of the main token [n, legal] and the codes behind the first [n, codebooks - 1, size] of each predicted column."""
-    hidden = model.slow(columns, torch.arange(len(columns), device=columns.device), cache)[:-1][predicted]
+def _logits(model: DualAR, tokens: Tensor, predicted: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
+    """Return logits of the semantic token [n, candidates] and of the other codes [n, codebooks - 1, size]."""
+    hidden = model.slow(tokens, torch.arange(len(tokens), device=tokens.device), cache)[:-1][predicted]
     normed = model.slow.norm(hidden)
-    codes = columns[1:, 1:][predicted]
+    codes = tokens[1:, 1:][predicted]
     residual = model.fast.teacher_forced(model.fast_input(hidden, normed), codes)
     return Head(model.slow)(normed), residual[:, 1:, : model.config.residual_size]
 

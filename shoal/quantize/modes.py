@@ -1,4 +1,4 @@
-"""How the weights of each part are kept: parsed, and held against what a device can do."""
+"""Quantization mode per component: parsing, and what a device supports. Parsing works without torch."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from shoal.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    import torch  # at run time only where it is asked: settings are parsed without it
+    import torch  # imported at run time only where needed: settings are parsed without torch
 
 Mode = Literal["none", "int8", "int4", "fp8"]
 Component = Literal["slow", "fast", "codec"]
@@ -14,14 +14,14 @@ Component = Literal["slow", "fast", "codec"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 CODEC_MODES: tuple[Mode, ...] = ("none", "int8")
-# Matrix units that know fp8: Ada (8.9), Hopper (9.0) and later.
+# Compute capability with fp8 tensor cores: Ada (8.9), Hopper (9.0) and later.
 FP8_CAPABILITY = (8, 9)
-SYNTAX = "none, int8, int4, fp8, or by parts, as slow=int8,fast=fp8,codec=int8 (the codec: none or int8)"
+SYNTAX = "none, int8, int4, fp8, or one mode per component as in slow=int8,fast=fp8,codec=int8 (codec: none or int8)"
 
 
 @dataclass(frozen=True, slots=True)
 class WeightModes:
-    """One mode per part. A word alone means both transformers; the codec is quantised only when it is named."""
+    """One mode per component. A mode without a component name applies to both transformers, never to the codec."""
 
     slow: Mode = "none"
     fast: Mode = "none"
@@ -29,17 +29,14 @@ class WeightModes:
 
     @classmethod
     def parse(cls, text: str) -> "WeightModes":
-        """Raises InvalidRequest naming the word that means nothing."""
+        """Parse `int8` or `slow=int8,fast=fp8`. Raises InvalidRequest naming the invalid word."""
         modes = cls()
         for word in text.replace(" ", "").split(","):
-            part, equals, mode = word.rpartition("=")
-            if (
-                mode not in MODES
-                or (equals and part not in COMPONENTS)
-                or (part == "codec" and mode not in CODEC_MODES)
-            ):
-                raise InvalidRequest(f"cannot quantise to {word!r}: {SYNTAX}")
-            named: tuple[str, ...] = (part,) if equals else ("slow", "fast")
+            component, equals, mode = word.rpartition("=")
+            known = CODEC_MODES if component == "codec" else MODES
+            if mode not in known or (equals and component not in COMPONENTS):
+                raise InvalidRequest(f"cannot quantize to {word!r}: expected {SYNTAX}")
+            named: tuple[str, ...] = (component,) if equals else ("slow", "fast")
             modes = replace(modes, **dict.fromkeys(named, mode))
         return modes
 
@@ -48,16 +45,16 @@ class WeightModes:
 
     def __str__(self) -> str:
         alike = self.slow == self.fast
-        words = {part: mode if alike and part == "slow" else f"{part}={mode}" for part, mode in asdict(self).items()}
-        given = [words[part] for part in COMPONENTS if getattr(self, part) != "none" and not (alike and part == "fast")]
+        words = {name: mode if alike and name == "slow" else f"{name}={mode}" for name, mode in asdict(self).items()}
+        given = [words[name] for name in COMPONENTS if getattr(self, name) != "none" and not (alike and name == "fast")]
         return ",".join(given) or "none"
 
 
-def supported_modes(part: Component, device: "torch.device") -> tuple[Mode, ...]:
-    """What a part may be on this device: what runs there, and has something to gain by it."""
+def supported_modes(component: Component, device: "torch.device") -> tuple[Mode, ...]:
+    """Return the modes a component may have on this device."""
     if device.type == "cpu":
         return ("none", "int8")
-    if part == "codec":
+    if component == "codec":
         return CODEC_MODES
     import torch
 
@@ -66,26 +63,26 @@ def supported_modes(part: Component, device: "torch.device") -> tuple[Mode, ...]
 
 
 def require_supported(modes: WeightModes, device: "torch.device") -> None:
-    """Raises InvalidRequest with what the device can do when it cannot do what is asked."""
-    for part in COMPONENTS:
-        mode, possible = getattr(modes, part), supported_modes(part, device)
-        if mode not in possible:
+    """Raise InvalidRequest, listing what is supported, if the device does not support a mode."""
+    for component in COMPONENTS:
+        mode, supported = getattr(modes, component), supported_modes(component, device)
+        if mode not in supported:
             raise InvalidRequest(
-                f"{part}={mode} cannot be used on {device.type}; here {part} can be {_either(possible)}"
+                f"{component}={mode} is not supported on {device.type}: {component} can be {_either(supported)}"
             )
 
 
 def has_int8_matmul() -> bool:
-    """Return whether this CPU multiplies bytes without overflow (AVX-512 VNNI), by an operator that torch has."""
+    """Return whether torch can multiply int8 matrices on this CPU (AVX-512 VNNI through oneDNN)."""
     import torch
 
-    # ATEN_CPU_CAPABILITY can hold torch back from what the CPU has.
+    # ATEN_CPU_CAPABILITY can restrict torch to less than the CPU offers.
     allowed = "AVX512" in torch.backends.cpu.get_cpu_capability()
     return torch.cpu._is_vnni_supported() and allowed and torch.backends.mkldnn.is_available()
 
 
 def int8_implementation() -> str:
-    """Return what computes int8 weights on this CPU, in the words of the log and of `shoal doctor`."""
+    """Return the name of this CPU's int8 implementation for the log and `shoal doctor`."""
     return "int8 (VNNI, oneDNN)" if has_int8_matmul() else "int8 (weight-only)"
 
 

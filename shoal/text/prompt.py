@@ -10,7 +10,7 @@ engine that has all but the last tail in its KV memory feeds only that. The stop
 back; it is the first column of the tail.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -154,6 +154,13 @@ class ChatPrompts:
 
     def end_of_message(self) -> list[Grid]:
         return [self.grid.control(STOP, "\n")]
+
+
+# Prompt formats by name; a model family names the one it was trained with.
+PROMPT_BUILDERS: dict[str, Callable[[GridBuilder], PromptBuilder]] = {
+    "interleave": InterleavePrompts,
+    "chat": ChatPrompts,
+}
 
 
 def build_prompt(

@@ -8,7 +8,7 @@ by id.
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -99,12 +99,16 @@ class ControlTokens:
 class TiktokenTokenizer(ControlTokens):
     """S1's layout: `tokenizer.tiktoken` holds byte sequences by rank, `special_tokens.json` the names that follow."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, default_specials: Sequence[str] = ()) -> None:
         import tiktoken
 
         ranks = read_ranks(directory / "tokenizer.tiktoken")
         source = directory / "special_tokens.json"
-        super().__init__(read_specials(source, first=len(ranks)), source)
+        if default_specials and not source.is_file():
+            specials = dict(zip(default_specials, range(len(ranks), len(ranks) + len(default_specials)), strict=True))
+        else:
+            specials = read_specials(source, first=len(ranks))
+        super().__init__(specials, source)
         self.vocab_size = len(ranks) + len(self.ids)
         self.encoding = tiktoken.Encoding(
             directory.name, pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=self.ids
@@ -141,12 +145,12 @@ class JsonTokenizer(ControlTokens):
         return encoder.encode(text, add_special_tokens=False).ids
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
+def load_tokenizer(directory: Path, *, default_specials: Sequence[str] = ()) -> Tokenizer:
     """The tokenizer of a checkpoint directory, whichever of the two layouts it has. Raises CheckpointError."""
     if (directory / "tokenizer.json").is_file():
         return JsonTokenizer(directory)
     if (directory / "tokenizer.tiktoken").is_file():
-        return TiktokenTokenizer(directory)
+        return TiktokenTokenizer(directory, default_specials)
     raise CheckpointError(f"{directory}: no tokenizer here, neither tokenizer.json nor tokenizer.tiktoken")
 
 
@@ -198,7 +202,10 @@ def check_ranks(path: Path, ranks: Mapping[bytes, int]) -> None:
 
 def read_specials(path: Path, first: int) -> dict[str, int]:
     """Names in order. Their place in the file is what counts; a stored id that says otherwise is a broken file."""
-    specials = read_object(path)
+    document = read_json(path)
+    if isinstance(document, list) and all(isinstance(name, str) for name in document):
+        return {name: first + place for place, name in enumerate(document)}
+    specials = require_object(document, path)
     for expected, (name, stored) in enumerate(specials.items(), start=first):
         if stored != expected or isinstance(stored, bool):
             raise CheckpointError(f"{path}: {name} has id {stored!r}, its place in the file makes it {expected}")
@@ -222,10 +229,17 @@ def build_encoder(document: Mapping[str, Any], source: Path) -> "Encoder":
 
 
 def read_object(path: Path) -> dict[str, Any]:
+    return require_object(read_json(path), path)
+
+
+def read_json(path: Path) -> object:
     try:
-        document = json.loads(read_text(path))
+        return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from None
+
+
+def require_object(document: object, path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(document).__name__}")
     return document

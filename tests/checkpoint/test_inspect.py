@@ -8,8 +8,9 @@ import torch
 
 from shoal.checkpoint.inspect import as_json, inspect
 from shoal.checkpoint.load import load_checkpoint
+from shoal.checkpoint.model_config import config_document
 from shoal.checkpoint.random import SIZES, write_synthetic_tokenizer
-from shoal.checkpoint.save import config_document, upstream_tensors, write_json
+from shoal.checkpoint.save import upstream_tensors, write_json
 from shoal.errors import CheckpointError, ModelNotFound, UnsafeCheckpoint
 from shoal.model.dual_ar import DualAR
 
@@ -86,7 +87,7 @@ def test_upstreams_int8_is_recognised(golden: Path) -> None:
     assert found.language.quantization == "int8"
     assert found.parameters == whole.parameters
     assert found.bytes < whole.bytes
-    assert found.notes == ["no codec here: to speak, name one with --codec"]
+    assert found.notes == ["no codec: name one with --codec to generate speech"]
     assert found.problems == []
 
 

@@ -138,7 +138,7 @@ def test_upstreams_int8_directory_loads_and_speaks_with_either_head(golden: Path
 
 
 def test_a_quantised_directory_has_no_codec_and_says_where_to_get_one(golden: Path, s1: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no codec here.*name the original's with --codec"):
+    with pytest.raises(CheckpointError, match=r"no codec, expected.*that of the original model with --codec"):
         load_checkpoint(golden / INT8)
     assert load_checkpoint(golden / INT8, codec=s1).codec.can_encode
     assert load_checkpoint(golden / INT8, codec=s1 / "codec.pth").codec.can_encode
@@ -153,7 +153,7 @@ def test_quantisation_is_read_off_the_tensors_whatever_the_directory_is_called(g
 
 
 def test_a_directory_that_does_not_exist_says_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"no such directory\. .*shoal pull s1-mini"):
+    with pytest.raises(ModelNotFound, match=r"no such directory; .*shoal pull s1-mini"):
         load_checkpoint(tmp_path / "nowhere")
 
 
@@ -235,9 +235,7 @@ def test_missing_and_unexpected_tensors_are_named(s1: Path) -> None:
     with pytest.raises(CheckpointError, match=r"1 tensors are missing: slow\.norm\.weight"):
         load(s1)
     change(s1 / "model.pth", {"norm.weight": torch.ones(48), "layers.7.attention.wo.weight": torch.zeros(48, 64)})
-    with pytest.raises(
-        CheckpointError, match=r"1 tensors belong to no part .*: slow\.layers\.7\.attention\.wo\.weight"
-    ):
+    with pytest.raises(CheckpointError, match=r"1 unexpected tensors: slow\.layers\.7\.attention\.wo\.weight"):
         load(s1)
 
 
@@ -280,7 +278,9 @@ def test_a_pickle_of_something_else_is_refused(stored: object, s1: Path) -> None
 
 def test_a_weight_norm_half_without_the_other_is_named(s1: Path) -> None:
     change(s1 / "codec.pth", {"decoder.model.0.conv.parametrizations.weight.original1": None})
-    with pytest.raises(CheckpointError, match=r"decoder\.model\.0\.conv\.parametrizations\.weight\.original0 has no"):
+    with pytest.raises(
+        CheckpointError, match=r"decoder\.model\.0\.conv\.parametrizations\.weight\.original0 is stored without"
+    ):
         load_codec(s1)
 
 
@@ -297,7 +297,7 @@ def dangerous_pickle(evidence: Path) -> object:
 def test_a_pickle_with_code_in_it_is_refused_and_never_run(name: str, zipped: bool, s1: Path, tmp_path: Path) -> None:
     evidence = tmp_path / "it-ran"
     torch.save(dangerous_pickle(evidence), s1 / name, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(UnsafeCheckpoint, match=rf"{name}: this pickle wants to run code") as refusal:
+    with pytest.raises(UnsafeCheckpoint, match=rf"{name}: this pickle would run code") as refusal:
         load_checkpoint(s1)
     assert refusal.value.exit_code == 7
     assert not evidence.exists()
@@ -377,7 +377,7 @@ def test_a_wrong_codec_description_is_named(change: dict[str, object], message: 
 def test_the_configuration_of_another_size_is_noticed(s1: Path, tiny: Checkpoint) -> None:
     document = json.loads((s1 / "config.json").read_text())
     (s1 / "config.json").write_text(json.dumps(document | {"intermediate_size": 97}))
-    with pytest.raises(CheckpointError, match=r"is \[192, 48\], the configuration says \[194, 48\]"):
+    with pytest.raises(CheckpointError, match=r"is \[192, 48\], expected \[194, 48\]"):
         load(s1)
 
 

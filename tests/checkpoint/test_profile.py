@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from shoal.checkpoint.find import BUNDLED_DIRECTORY
-from shoal.checkpoint.profile import FAMILY_PROFILES, PROFILE_FILE, ModelProfile, profile_document, read_profile
+from shoal.checkpoint.profile import PROFILE_FILE, ModelProfile, default_profile, profile_document, read_profile
 from shoal.errors import CheckpointError
+from shoal.model.family import S1, S2
 from shoal.speech import SamplingParams
 
 
@@ -15,15 +16,15 @@ def stored(directory: Path, document: object) -> Path:
 
 
 def test_what_is_left_out_is_the_familys(tmp_path: Path) -> None:
-    assert read_profile(tmp_path, "s2") == FAMILY_PROFILES["s2"]
-    read = read_profile(stored(tmp_path, {"voice": None, "sampling": {"temperature": 1}}), "s2")
+    assert read_profile(tmp_path, S2) == default_profile(S2)
+    read = read_profile(stored(tmp_path, {"voice": None, "sampling": {"temperature": 1}}), S2)
     assert read == ModelProfile(sampling=SamplingParams(temperature=1, top_k=30, repetition_penalty=1.0))
 
 
 def test_a_written_profile_reads_back_as_it_was(tmp_path: Path) -> None:
-    bundled = read_profile(BUNDLED_DIRECTORY, "s1")
+    bundled = read_profile(BUNDLED_DIRECTORY, S1)
     assert bundled.voice == "rms"
-    assert read_profile(stored(tmp_path, profile_document(bundled)), "s1") == bundled
+    assert read_profile(stored(tmp_path, profile_document(bundled)), S1) == bundled
 
 
 @pytest.mark.parametrize(
@@ -48,4 +49,4 @@ def test_a_written_profile_reads_back_as_it_was(tmp_path: Path) -> None:
 )
 def test_what_would_fail_in_every_request_is_refused(document: object, told: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"{PROFILE_FILE}: .*{told}"):
-        read_profile(stored(tmp_path, document), "s1")
+        read_profile(stored(tmp_path, document), S1)

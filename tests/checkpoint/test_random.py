@@ -63,5 +63,5 @@ def test_the_tokenizer_agrees_with_the_configuration(tiny: Checkpoint, tiny_s2: 
 
 
 def test_an_unknown_size_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ModelNotFound, match=r"random:huge: unknown size, there are random:tiny, .*random:s2-pro"):
+    with pytest.raises(ModelNotFound, match=r"random:huge: unknown size, expected one of random:tiny, .*random:s2-pro"):
         random_checkpoint("huge")

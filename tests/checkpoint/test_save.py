@@ -8,9 +8,9 @@ from safetensors import safe_open
 
 from shoal.checkpoint import save
 from shoal.checkpoint.load import Checkpoint
-from shoal.checkpoint.save import atomic_directory, config_document, save_random, upstream_tensors
+from shoal.checkpoint.model_config import TokenIds, config_document, read_config
+from shoal.checkpoint.save import atomic_directory, save_random, upstream_tensors
 from shoal.errors import OutputError
-from shoal.model.config import TokenIds, read_config
 
 
 def test_s1_is_written_as_pickles_under_upstreams_names(saved: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_codec_is_written_with_both_spellings_of_weight_norm(saved: Path) ->
 @pytest.mark.parametrize("family", ["s1", "s2"])
 def test_a_configuration_reads_back_as_it_was(family: str, tiny: Checkpoint, tiny_s2: Checkpoint) -> None:
     config = (tiny if family == "s1" else tiny_s2).model.config
-    tokens = TokenIds(config.semantic_begin_id, config.semantic_end_id, config.stop_id)
+    tokens = TokenIds(config.semantic_begin_id, config.semantic_end_id, config.stop_id, config.family)
     assert read_config(config_document(config), tokens) == config
 
 
@@ -81,7 +81,7 @@ def test_a_full_disk_is_an_output_error_with_its_reason(tmp_path: Path) -> None:
 
 def test_an_existing_directory_is_never_overwritten(saved: Path, tiny: Checkpoint) -> None:
     before = sorted(path.name for path in (saved / "s1").iterdir())
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         save_random(saved / "s1", tiny)
     assert sorted(path.name for path in (saved / "s1").iterdir()) == before
 

@@ -103,7 +103,7 @@ def test_a_voice_changes_what_is_heard(shoal: Shoal, folder: Path, recording: Pa
         (["Hi.", "--model", "./nowhere"], 8, "no such directory"),
         (["Hi.", "--model", "s1-mini"], 8, "shoal pull s1-mini"),
         (["Hi.", "--model", "random:huge"], 8, "random:s1-mini"),
-        (["Hi.", "--codec", "./nowhere"], 6, "no codec here"),
+        (["Hi.", "--codec", "./nowhere"], 6, "no codec, expected"),
         ([""], 3, "the text is empty"),
         ([" \n\t"], 3, "the text is empty"),
         (["?!…"], 3, "nothing to speak"),

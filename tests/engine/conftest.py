@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.checkpoint.profile import FAMILY_PROFILES
-from shoal.model.config import Family
+from shoal.checkpoint.profile import default_profile
+from shoal.model.family import FAMILIES
 from shoal.text.prompt import Reference
 from shoal.tools.verify.golden import Golden
 from shoal.voices.voice import Voice
@@ -40,8 +40,10 @@ def either(request: pytest.FixtureRequest, soloist: Soloist, soloist_s2: Soloist
 @pytest.fixture(scope="session", params=["s1", "s2"])
 def golden_soloist(request: pytest.FixtureRequest, golden: Path) -> Soloist:
     """The stored checkpoints of both families, with the stored codec."""
-    family: Family = request.param
+    family: str = request.param
     stored = Golden(golden, "cpu", torch.float32)
     return Soloist(
-        Checkpoint(family, stored.model(family), stored.codec, stored.tokenizer(family), FAMILY_PROFILES[family])
+        Checkpoint(
+            family, stored.model(family), stored.codec, stored.tokenizer(family), default_profile(FAMILIES[family])
+        )
     )

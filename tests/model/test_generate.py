@@ -74,7 +74,7 @@ def test_a_short_context_is_filled_to_its_end(tiny: Checkpoint) -> None:
 def test_a_prompt_that_is_too_long_is_refused(tiny: Checkpoint) -> None:
     config = tiny.model.config
     assert frame_budget(config, config.max_prompt, 0) > 0
-    with pytest.raises(TextError, match=rf"{config.max_prompt + 1} columns and this model takes {config.max_prompt}"):
+    with pytest.raises(TextError, match=rf"{config.max_prompt + 1} tokens, this model accepts {config.max_prompt}"):
         frame_budget(config, config.max_prompt + 1, 5)
     with pytest.raises(TextError):
         generate(tiny.model, Head(tiny.model.slow), torch.zeros(11, 1500, dtype=torch.long), SamplingParams())

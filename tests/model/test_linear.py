@@ -17,7 +17,7 @@ def int8() -> Int8Linear:
 
 
 def int4() -> Int4Linear:
-    layer = Int4Linear(16, 12, group=8)
+    layer = Int4Linear(16, 12, group_size=8)
     layer.weight.copy_(torch.randint(0, 256, layer.weight.shape))
     layer.scales_and_zeros.copy_(torch.randn(layer.scales_and_zeros.shape) / 10)
     return layer
@@ -58,7 +58,7 @@ def test_int4_is_affine_in_groups_of_columns() -> None:
 
 
 def test_a_last_group_may_be_shorter_than_the_others() -> None:
-    layer = Int4Linear(20, 8, group=16)
+    layer = Int4Linear(20, 8, group_size=16)
     layer.weight.zero_()
     layer.scales_and_zeros.fill_(1.0)
     assert layer.dequantize(torch.float32).shape == (8, 20)

@@ -69,7 +69,7 @@ def test_none_makes_quantised_weights_whole_again(model: DualAR) -> None:
 
 def test_what_is_quantised_is_not_quantised_again_into_something_else(model: DualAR) -> None:
     quantize_model(model, WeightModes.parse("int4"))
-    with pytest.raises(InvalidRequest, match=r"slow is int4 already.*take the original weights"):
+    with pytest.raises(InvalidRequest, match=r"slow is stored as int4.*use the original weights"):
         quantize_model(model, WeightModes.parse("int8"))
 
 
@@ -160,7 +160,7 @@ def test_the_engine_keeps_no_row_of_the_head_that_it_cannot_draw(model: DualAR, 
     assert len(model.slow.output.weight) == len(expected.ids)
     x = torch.randn(3, 48)
     assert torch.equal(Head(model.slow)(x), expected(x))
-    with pytest.raises(AssertionError, match="let go"):
+    with pytest.raises(AssertionError, match="pruned"):
         Head(model.slow, full_vocab=True)
 
 

@@ -105,7 +105,7 @@ def test_the_service_variable_of_kubernetes_is_not_read_as_a_port() -> None:
         ({"SHOAL_CONFIG": "/nowhere.toml"}, {}, "/nowhere.toml"),
         ({}, {"gpu_memory": "5"}, r"gpu_memory \(flag\): gpu_memory = '5' lacks a unit"),
         ({}, {"gpu_memory": "0"}, r"gpu_memory \(flag\): gpu_memory = '0' leaves the engine nothing"),
-        ({"SHOAL_QUANTIZE": "foo"}, {}, r"quantize \(SHOAL_QUANTIZE\): cannot quantise to 'foo'"),
+        ({"SHOAL_QUANTIZE": "foo"}, {}, r"quantize \(SHOAL_QUANTIZE\): cannot quantize to 'foo'"),
         ({"S1_MINI_DEVICE": "abacus"}, {}, r"device \(S1_MINI_DEVICE\): unknown device 'abacus'"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_port_in_use_is_an_error() -> None:
 def test_a_missing_model_is_an_error_before_the_port_is_opened(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     settings = read(model="no-such-model", port=0).settings
-    with pytest.raises(ModelNotFound, match="no such directory, and no known name"):
+    with pytest.raises(ModelNotFound, match="no such directory and not a known name"):
         serve(settings.server(), settings.source(), settings.voice_directory())
     assert "listening" not in caplog.text
 

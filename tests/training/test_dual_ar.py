@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.checkpoint.load import load_model
+from shoal.checkpoint.model_config import TokenIds, config_document, read_config
 from shoal.checkpoint.random import fill_random
-from shoal.checkpoint.save import config_document
 from shoal.model.cache import NoKVCache
-from shoal.model.config import TokenIds, read_config
 from shoal.model.dual_ar import DualAR
+from shoal.model.family import S1
 from shoal.model.generate import generate
 from shoal.model.slow import Head
 from shoal.speech import FinishReason, SamplingParams
@@ -222,10 +222,10 @@ def test_before_training_every_token_is_equally_likely(codes: Path) -> None:
 
 
 def test_the_configuration_survives_its_file() -> None:
-    tokens = TokenIds(SEMANTIC_BEGIN, SEMANTIC_BEGIN + SIZE - 1, STOP_ID)
+    tokens = TokenIds(SEMANTIC_BEGIN, SEMANTIC_BEGIN + SIZE - 1, STOP_ID, S1)
     assert read_config(config_document(CONFIG), tokens) == CONFIG
     nano = model_config(SHAPES["nano"], 10, 1024)
-    assert read_config(config_document(nano), TokenIds(271, 1294, 260)) == nano
+    assert read_config(config_document(nano), TokenIds(271, 1294, 260, S1)) == nano
 
 
 def test_muon_is_for_the_matrices_inside_the_layers() -> None:

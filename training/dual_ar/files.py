@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from shoal.checkpoint.model_config import config_document
 from shoal.checkpoint.random import write_synthetic_tokenizer
-from shoal.checkpoint.save import config_document, save_sharded_model, write_json
+from shoal.checkpoint.save import save_sharded_model, write_json
 from shoal.model.dual_ar import DualAR
 from training.codec import PIECE_BYTES
 from training.encode import ABOUT, About

@@ -6,7 +6,7 @@ newest of a voice, alone or in company, so whoever is computed again comes to th
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
@@ -20,7 +20,7 @@ from shoal.kernels.sample_token import SemanticIds, sample_code, sample_semantic
 from shoal.kernels.split_k_linear import split_k_linear
 from shoal.model.dual_ar import DualAR
 from shoal.model.layers import TransformerBlock
-from shoal.model.linear import PerChannelLinear
+from shoal.model.linear import AnyLinear, has_fused_kernels, row_scales
 from shoal.model.slow import Head
 
 # Up to so many rows a layer's products are left in quarters: more have programs enough without.
@@ -38,9 +38,9 @@ class Stream:
         self._partials: Tensor | None = None
         self._scales: Tensor | None = None
 
-    def add(self, inner: Tensor, layer: nn.Linear | PerChannelLinear) -> None:
+    def add(self, inner: Tensor, layer: AnyLinear) -> None:
         """x += inner through a layer; `x` holds it after the next norm."""
-        scales = layer.scales if isinstance(layer, PerChannelLinear) else None
+        scales = row_scales(layer)
         if len(self.x) > SPLIT_K_ROWS or inner.shape[1] % 128:
             linear(inner, layer.weight, scales=scales, residual=self.x, out=self.x)
         else:
@@ -120,7 +120,7 @@ class FusedFrame(FusedTokens):
         config, fast = model.config, model.config.fast
         self._memory, self._rows = states.memory, rows
         self._ids = SemanticIds(head.first, head.count, head.stop_id, config.codebook_size)
-        assert isinstance(head.output, nn.Linear | PerChannelLinear), "the fused frame reads rows of weights"
+        assert has_fused_kernels(head.output), "the fused kernels need float or per-channel weights"
         self._head = head.output
         self.tokens = torch.zeros(rows, 1 + config.num_codebooks, dtype=torch.long, device=model.device)
         # The first two positions of a frame are known together, so the weights are read once for both.
@@ -149,7 +149,7 @@ class FusedFrame(FusedTokens):
         logits = project(hidden, self._head)
         self._opening[: self._rows].copy_(model.fast.project_in(hidden if config.norm_fastlayer_input else stream.x))
         table, code = model.fast.embeddings.weight, self._opening[self._rows :]
-        sample_semantic(logits, self.slots, self._memory, self._ids, self.tokens, table, code, config.family == "s2")
+        sample_semantic(logits, self.slots, self._memory, self._ids, self.tokens, table, code, config.family.uses_ras)
 
     def _open(self) -> Stream:
         """Positions 0, the slow model's hidden state, and 1, the first code; hidden states of the latter."""
@@ -179,7 +179,7 @@ class FusedFrame(FusedTokens):
         fast, config = self.model.fast, self.model.config
         logits = project(stream.normed(fast.norm), fast.output, config.residual_size)
         following = torch.empty_like(stream.x)
-        table, penalised = fast.embeddings.weight, config.family == "s1"
+        table, penalised = fast.embeddings.weight, config.family.uses_penalty
         sample_code(logits, self.slots, self._memory, codebook, self.tokens, table, following, penalised)
         return following
 
@@ -189,10 +189,10 @@ class FusedFrame(FusedTokens):
         ]
 
 
-def project(x: Tensor, layer: nn.Linear | PerChannelLinear, count: int | None = None, *, gated: bool = False) -> Tensor:
+def project(x: Tensor, layer: AnyLinear, count: int | None = None, *, gated: bool = False) -> Tensor:
     """`linear` over the weights of a layer, plain or with a scale per row; or over the first `count` of them."""
-    scales = layer.scales[:count] if isinstance(layer, PerChannelLinear) else None
-    return linear(x, layer.weight[:count], scales=scales, gated=gated)
+    scales = row_scales(layer)
+    return linear(x, layer.weight[:count], scales=None if scales is None else scales[:count], gated=gated)
 
 
 def feed_forward(stream: Stream, block: TransformerBlock) -> None:

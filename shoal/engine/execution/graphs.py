@@ -19,7 +19,7 @@ from shoal.engine.scheduler import Batch, Prefill
 from shoal.kernels.cuda_graph import CapturedGraph, HostBuffer, compile_ahead
 from shoal.kernels.jit import kernels_available
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import CpuInt8Linear, Int4Linear
+from shoal.model.linear import has_fused_kernels
 from shoal.model.slow import Head
 
 PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
@@ -27,8 +27,7 @@ PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
 
 def supported(model: DualAR) -> bool:
     """Whether the fused frame can run this model: kernels for its device, and for the kind of its weights."""
-    strange = any(isinstance(each, Int4Linear | CpuInt8Linear) for each in model.modules())
-    return kernels_available(model.device) and not strange
+    return kernels_available(model.device) and all(has_fused_kernels(module) for module in model.modules())
 
 
 class FusedRunner:

@@ -221,10 +221,10 @@ class GraphParts(PlainParts):
         x = frame._opening[:count]
 
         def work() -> None:
-            s2 = config.family == "s2"
-            sample_semantic(mains, frame.slots, frame._memory, frame._ids, frame.tokens, table, x, s2)
+            ras, penalty = config.family.uses_ras, config.family.uses_penalty
+            sample_semantic(mains, frame.slots, frame._memory, frame._ids, frame.tokens, table, x, ras)
             for codebook in range(1, config.num_codebooks):
-                sample_code(codes, frame.slots, frame._memory, codebook, frame.tokens, table, x, not s2)
+                sample_code(codes, frame.slots, frame._memory, codebook, frame.tokens, table, x, penalty)
 
         return _captured(work)
 

@@ -20,7 +20,6 @@ from shoal.checkpoint.weight_norm import codec_tensors
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
 from shoal.errors import CheckpointError
-from shoal.model.config import Family
 from shoal.model.dual_ar import DualAR
 from shoal.text.prompt import Codes, Grid
 from shoal.text.tokenizer import Tokenizer, load_tokenizer
@@ -51,7 +50,7 @@ class Golden:
     device: str
     dtype: torch.dtype
     _tensors: dict[str, TensorFile] = field(default_factory=dict)
-    _models: dict[Family, DualAR] = field(default_factory=dict)
+    _models: dict[str, DualAR] = field(default_factory=dict)
 
     def tensors(self, part: str) -> TensorFile:
         if part not in self._tensors:
@@ -87,10 +86,10 @@ class Golden:
         """Return a stored prompt grid [1 + codebooks, T] on the device of the model."""
         return self.tensors(f"{family}/prefill.safetensors")[f"{name}.grid"].long().to(self.device)
 
-    def tokenizer(self, family: Family) -> Tokenizer:
+    def tokenizer(self, family: str) -> Tokenizer:
         return load_tokenizer(self.directory / family / "checkpoint")
 
-    def model(self, family: Family) -> DualAR:
+    def model(self, family: str) -> DualAR:
         if family not in self._models:
             self._models[family] = self._load(self.directory / family / "checkpoint")
         return self._models[family]

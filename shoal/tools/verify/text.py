@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from shoal.model.config import Family
-from shoal.text.prompt import ChatPrompts, Grid, GridBuilder, InterleavePrompts, PromptBuilder, Reference, build_prompt
+from shoal.model.family import FAMILIES
+from shoal.text.prompt import PROMPT_BUILDERS, Grid, GridBuilder, PromptBuilder, Reference, build_prompt
 from shoal.text.split import split_dialogue
 from shoal.tools.verify.comparison import ParityComparison, equal, equal_lists
 from shoal.tools.verify.golden import Case, Golden, codes_of
 
 
-def tokenizer(golden: Golden, family: Family) -> Iterator[ParityComparison]:
+def tokenizer(golden: Golden, family: str) -> Iterator[ParityComparison]:
     ours = golden.tokenizer(family)
     for case in golden.cases(f"{family}/tokenizer_cases.json"):
         ids = ours.encode(case["text"], specials=True)
@@ -45,11 +45,11 @@ def s2_batches(golden: Golden) -> Iterator[ParityComparison]:
         yield ParityComparison("s2/batches", case["name"], float(unequal), 0.0)
 
 
-def _builder(golden: Golden, family: Family, stored: Mapping[str, Grid]) -> PromptBuilder:
+def _builder(golden: Golden, family: str, stored: Mapping[str, Grid]) -> PromptBuilder:
     codebooks = max((len(grid) - 1 for grid in stored.values()), default=0)
     # One stored prompt spells out control tokens in its text, which upstream interprets.
     columns = GridBuilder(golden.tokenizer(family), codebooks, specials=True)
-    return InterleavePrompts(columns) if family == "s1" else ChatPrompts(columns)
+    return PROMPT_BUILDERS[FAMILIES[family].prompt_format](columns)
 
 
 def _references(case: Case) -> list[Reference]:
