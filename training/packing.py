@@ -2,7 +2,9 @@
 
 A row is what the engine would send for a long conversation in one voice: the opening token, then text, frames and stop
 token of one utterance after another, cut where the row ends. Since every utterance's frames are to be predicted, one
-row teaches speaking without a reference (its first utterance), with one, and with several or as a continuation.
+row teaches speaking without a reference (its first utterance), with one, and with several or as a continuation. When a
+voice has no more utterances, the row goes on with another opening token and another voice: an utterance that came twice
+in a row would teach the model to copy codes.
 
 Encoded shards hold these columns ready to be used (`training.encode` writes them), so reading one is a copy.
 """
@@ -82,6 +84,7 @@ class Library:
         self.starts: list[int] = []
         self.lengths: list[int] = []
         self.by_voice: dict[str, list[int]] = {}
+        self.voices: list[str] = []  # the voice of each utterance
         self.frames = 0
         self._seen: set[str] = set()
 
@@ -106,6 +109,7 @@ class Library:
         start = self.filled
         for length, voice in zip(shard.lengths.tolist(), shard.voices, strict=True):
             self.by_voice.setdefault(voice, []).append(len(self.starts))
+            self.voices.append(voice)
             self.starts.append(start)
             self.lengths.append(length)
             start += length
@@ -122,7 +126,7 @@ class Rows:
 
 
 class Packer:
-    """Draws rows. Each voice's utterances come in random order, all of them before any comes again.
+    """Draws rows. A voice is as likely as it has utterances; they come in random order, all before any comes again.
 
     Utterances that arrive are mixed into those of their voice that have not been drawn yet.
     """
@@ -136,21 +140,28 @@ class Packer:
     def draw(self) -> Rows:
         positions = np.zeros((self.rows, self.length), np.int64)
         lowered = np.zeros((self.rows, self.length), np.bool_)
-        voices = sorted(self.library.by_voice)
         for row in range(self.rows):
-            self._fill(voices[self.random.integers(len(voices))], positions[row], lowered[row])
+            self._fill(positions[row], lowered[row])
         return Rows(positions, lowered)
 
-    def _fill(self, voice: str, positions: NDArray[np.int64], lowered: NDArray[np.bool_]) -> None:
-        """One row: the opening token stays at its place, then utterances until there is no room."""
-        at = 1
+    def _fill(self, positions: NDArray[np.int64], lowered: NDArray[np.bool_]) -> None:
+        """Fill one row with voices: for each the opening token, which is position 0, then its utterances."""
+        at = 0
         while at < self.length:
-            utterance = self._next(voice)
+            voice = self.library.voices[self.random.integers(len(self.library))]
+            at = self._fill_voice(voice, at + 1, positions, lowered)
+
+    def _fill_voice(self, voice: str, at: int, positions: NDArray[np.int64], lowered: NDArray[np.bool_]) -> int:
+        """Add utterances of a voice, none twice, until there is no room; return where they end."""
+        used: set[int] = set()
+        while at < self.length and (utterance := self._next(voice)) not in used:
+            used.add(utterance)
             end = min(at + self.library.lengths[utterance], self.length)
             start = self.library.starts[utterance]
             positions[at:end] = np.arange(start, start + end - at)
             lowered[at:end] = self.random.random() < self.lowered
             at = end
+        return at
 
     def _next(self, voice: str) -> int:
         waiting, everything = self.waiting.setdefault(voice, []), self.library.by_voice[voice]

@@ -151,6 +151,25 @@ def test_each_utterance_of_a_voice_comes_once_before_any_comes_again(codes: Path
             assert len({packer._next(voice) for _ in range(count)}) == count
 
 
+def test_no_utterance_comes_twice_behind_one_opening_token(codes: Path) -> None:
+    library = library_of(codes)
+    for positions in Packer(library, rows=20, length=400, seed=2).draw().positions:
+        opened = np.flatnonzero(positions == 0)
+        assert opened[0] == 0
+        assert len(opened) > 1
+        for part in np.split(positions, opened[1:]):
+            assert len(set(part)) == len(part)
+            voices = {library.voices[np.searchsorted(library.starts, place, "right") - 1] for place in part[1:]}
+            assert len(voices) <= 1
+
+
+def test_a_voice_is_drawn_as_often_as_it_has_utterances(codes: Path) -> None:
+    library = library_of(codes)
+    first = Packer(library, rows=2000, length=3).draw().positions[:, 1]
+    voices = [library.voices[np.searchsorted(library.starts, place, "right") - 1] for place in first]
+    assert voices.count("ann") / 2000 == pytest.approx(3 / 5, abs=0.05)
+
+
 def test_utterances_that_arrive_are_mixed_into_those_that_wait(codes: Path, prompts: InterleavePrompts) -> None:
     library = library_of(codes)
     packer = Packer(library, rows=1, length=10)

@@ -40,6 +40,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--utterances", type=Path, nargs="+", required=True, help="phonemized files to train on")
     parser.add_argument("--heldout", type=Path, required=True, help="phonemized held-out sentences, both accents")
     parser.add_argument("--out", type=Path, required=True, help="folder for the shards")
+    parser.add_argument("--heldout-out", type=Path, help="folder for shard 0 (default: the same folder)")
     parser.add_argument("--hours", type=float, default=50.0, help="stop after about so many hours of speech")
     parser.add_argument("--mixed", type=float, default=0.6, help="share of utterances by mixed speakers")
     parser.add_argument("--scaled", type=float, default=0.12, help="share of batches with a scaled vocal tract")
@@ -67,10 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(options.seed)
     rng = random.Random(options.seed)
-    options.out.mkdir(parents=True, exist_ok=True)
+    heldout_out = options.heldout_out or options.out
+    for folder in (options.out, heldout_out):
+        folder.mkdir(parents=True, exist_ok=True)
     teacher = Teacher(options.model, options.device, torch.float16 if options.device == "cuda" else torch.float32)
     heldout = heldout_utterances(list(read_phonemized([options.heldout])), rng)
-    write_recordings(options.out, 0, record(teacher, heldout, rng, 0.0, options.batch_seconds))
+    write_recordings(heldout_out, 0, record(teacher, heldout, rng, 0.0, options.batch_seconds))
     utterances = training_utterances(list(read_phonemized(options.utterances)), rng, options.mixed)
     produce(teacher, utterances, options, rng)
 
