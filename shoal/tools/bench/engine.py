@@ -1,13 +1,13 @@
-"""The engine by itself: no server, no network, no thread but this one.
+"""Benchmark of the engine core in this thread, without server and network.
 
-    throughput      N listeners who each ask for the next text when theirs has ended, under every admission policy
-    prefix cache    time to first audio with a voice whose prompt is known, and with one that is not
-    arrivals        time to first audio of requests that come at random, at seven tenths of what was just reached
-    step            one frame of all voices, the codec left out; on a GPU also how much of the time it is at work
-    scheduler       steps per second with a model that takes no time: what Python costs
+    throughput      closed loop of N clients under every admission policy
+    prefix cache    time to first audio with a cached and with an uncached voice
+    arrivals        time to first audio of Poisson arrivals at 70 % of the measured throughput
+    step            one step of the whole batch without the codec; on a GPU also its utilisation
+    scheduler       scheduler steps per second without a model: the CPU cost of Python
 
-Wall time is what a machine with other work to do makes of it, so every figure comes with counts that are the same on
-every run: steps, frames, voices per step. They also let two runs be compared tenth by tenth: each did the same work.
+Wall time depends on the load of the machine, so every figure comes with counts that are equal in every run: steps,
+frames, frames per step. Since every run does the same work, two runs can be compared tenth by tenth.
 """
 
 import json
@@ -45,13 +45,13 @@ from shoal.tools.bench.progress import progress_bar
 from shoal.voices.voice import Voice
 
 POLICIES: tuple[Policy, ...] = ("continuous", "dynamic", "static")
-BATCHES = (1, 4, 16)  # voices at a time
+BATCHES = (1, 4, 16)
 TEXT = "The harbour was quiet in the morning, and the boats lay still on the water."
-# What the scheduler has to carry: 64 voices at 500 steps per second leave it three times the time it needs.
+# Target in sequence-steps per second: three times the need of 64 sequences at 500 steps per second.
 SCHEDULER_TARGET = 100_000
-# Requests that come at random ask for so much of what listeners without a pause were given.
+# Rate of the Poisson arrivals as a share of the measured throughput.
 LOAD = 0.7
-# Stretches that the steps of a measurement are cut into: how restless the machine was shows between them.
+# The steps of a measurement are split into this many parts; the variation between them shows disturbances.
 PARTS = 10
 
 Result = dict[str, Any]
@@ -60,19 +60,19 @@ Tick = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class BenchSize:
-    """How much is measured."""
+    """Amount of work per measurement."""
 
-    frames: int  # of the longest utterance; the others have a quarter, a half and three quarters of it
-    utterances: int  # per listener
+    frames: int  # frames of the longest utterance; the others have 1/4, 1/2 and 3/4 of it
+    utterances: int  # utterances per client
     first_audios: int  # measurements of time to first audio
     scheduler_steps: int
 
     def frames_of(self, number: int) -> int:
-        """Of an utterance; lengths differ, so that they do not all end at once."""
+        """Return the frames of an utterance; lengths differ, so that utterances do not all end in the same step."""
         return self.frames * (4 - number % 4) // 4
 
 
-# A GPU has spoken what a CPU takes a minute for before it has begun to show what it can do.
+# GPUs are so fast that the default size would be over before the batch is full.
 LONG = BenchSize(frames=200, utterances=3, first_audios=15, scheduler_steps=2000)
 DEFAULT = BenchSize(frames=64, utterances=3, first_audios=7, scheduler_steps=2000)
 QUICK = BenchSize(frames=8, utterances=2, first_audios=3, scheduler_steps=200)
@@ -91,9 +91,9 @@ class Throughput:
     codec_seconds: float
     audio_seconds: float
     parts: list[float]  # seconds of each tenth of the steps
-    waits: list[float]  # seconds from asking to the first chunk, of every utterance
-    decodes: list[Result]  # what the codec took, by the size of its calls
-    full_audio_per_second: float  # as long as every listener has a text
+    waits: list[float]  # time to first audio of every utterance in seconds
+    decodes: list[Result]  # codec calls and their seconds, by size
+    full_audio_per_second: float  # throughput while every client has a request in flight
 
     @property
     def figures(self) -> Result:
@@ -110,7 +110,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class FirstAudio:
-    """One request's way to its first chunk."""
+    """Cost of the first chunk of one request."""
 
     seconds: float
     cpu_seconds: float
@@ -125,7 +125,7 @@ def run_engine_bench(
     quick: bool = False,
     progress: bool = True,
 ) -> Document:
-    """Measure everything. An interrupt keeps what is done. Raises what loading the model raises."""
+    """Run all measurements; an interrupt keeps the finished ones. Raises the errors of loading the model."""
     core = _load(model, device, max(batches))
     settings = {"model": model, "device": device, "voices": list(batches), "quick": quick}
     document = new_document("engine", dict(machine(core.checkpoint.model.device)), settings)
@@ -149,11 +149,11 @@ def _usual(core: EngineCore) -> BenchSize:
 
 
 def measure(core: EngineCore, batches: tuple[int, ...], size: BenchSize, run: Result, tick: Tick) -> None:
-    """Fill in the figures one after the other, so that what an interrupt leaves is whole as far as it goes."""
+    """Fill `run` with one measurement after the other, so that an interrupt leaves only complete ones."""
     with tick("scheduler"):
         run["scheduler"] = measure_scheduler(size.scheduler_steps)
     for voices in batches:
-        _throughput(core, "continuous", voices, QUICK)  # the first of a batch size is not like the others
+        _throughput(core, "continuous", voices, QUICK)  # warm-up of this batch size
         for policy in POLICIES:
             with tick(f"{voices} voices, {policy}"):
                 run["throughput"].append(_throughput(core, policy, voices, size).figures)
@@ -169,7 +169,7 @@ def measure(core: EngineCore, batches: tuple[int, ...], size: BenchSize, run: Re
 
 
 def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: int = 200) -> Result:
-    """The scheduler with a model that takes no time: voices come and go, all slots are always taken."""
+    """Measure the scheduler without a model, with sequences starting and ending and all slots occupied."""
     scheduler = Scheduler(
         BlockPool(voices * 32, 16), slots=voices, token_budget=512, stop_id=-1, max_tokens=prompt + frames
     )
@@ -179,7 +179,7 @@ def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: i
     for _ in range(steps):
         while scheduler.active < voices:
             id = next(ids)
-            # Lengths differ, so that they do not all end at once.
+            # Lengths differ, so that sequences do not all end in the same step.
             sampling = SamplingParams(max_frames=frames - id % 64)
             scheduler.add(Sequence.start(id, np.full((prompt, 11), id, np.int32), sampling, prompt + frames))
         batch = scheduler.plan()
@@ -202,16 +202,16 @@ def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: i
 
 
 def measure_first_audio(core: EngineCore, times: int, seconds: float = 10.0) -> Result:
-    """Time to first audio with a voice of so many seconds: its prompt computed anew, and known from before."""
+    """Measure the time to first audio with a voice of `seconds` seconds, with an empty and a filled prefix cache."""
     voice = random_voice(core.checkpoint, seconds)
     columns = len(build_turns(TEXT, voice, core.checkpoint)[0].prompt)
     figures: Result = {"voice_seconds": voice.seconds, "prompt_columns": columns}
     runs: dict[str, list[FirstAudio]] = {"unknown": [], "known": []}
     for number in range(times):
-        # In turn, so that whatever else the machine does falls on both.
+        # Both cases alternate, so that disturbances affect both.
         core.pool.clear_cache()
         for name, measured in runs.items():
-            # Another text every time: only the voice is shared.
+            # A different text every time, so that only the voice is shared.
             measured.append(_first_audio(core, _utterance(core, 2, number, voice, f"{number}, {name}. {TEXT}")))
     for name, measured in runs.items():
         figures[name] = {
@@ -225,7 +225,7 @@ def measure_first_audio(core: EngineCore, times: int, seconds: float = 10.0) -> 
 
 
 def _arrivals(core: EngineCore, reached: Result, size: BenchSize) -> Result:
-    """Of requests for the lengths that `reached` its frames per second, all of one voice."""
+    """Measure Poisson arrivals of the utterances of `reached`, a throughput row, with one voice."""
     voice, voices = random_voice(core.checkpoint, 10.0), reached["voices"]
     utterances = [
         _utterance(core, size.frames_of(number), number, voice, f"{number}. {TEXT}")
@@ -236,7 +236,7 @@ def _arrivals(core: EngineCore, reached: Result, size: BenchSize) -> Result:
 
 
 def _gpu_busy(core: EngineCore, voices: int, before: int = 40, steps: int = 25) -> float:
-    """While all voices speak and none begins."""
+    """Measure GPU utilisation with a full batch in steady state."""
     utterances = [_utterance(core, 2 * (before + steps), number) for number in range(voices)]
     for utterance in utterances:
         core.add(utterance)
@@ -251,29 +251,29 @@ def _gpu_busy(core: EngineCore, voices: int, before: int = 40, steps: int = 25) 
 
 
 def random_voice(checkpoint: Checkpoint, seconds: float) -> Voice:
-    """Nobody's voice, as long as somebody's: what it costs does not depend on how it sounds."""
+    """Return a voice of random codes: its cost depends on the length only."""
     codec = checkpoint.codec.config
-    # Half a prompt at most: the text comes after it.
+    # At most half of the prompt, which also has to hold the text.
     frames = min(round(seconds * codec.frame_rate), checkpoint.model.config.max_prompt // 2)
-    most = min(codec.codebook_size, checkpoint.model.config.codebook_size)
-    codes = np.random.default_rng(0).integers(0, most, (codec.num_codebooks, frames)).astype(np.int32)
+    size = min(codec.codebook_size, checkpoint.model.config.codebook_size)
+    codes = np.random.default_rng(0).integers(0, size, (codec.num_codebooks, frames)).astype(np.int32)
     return Voice(None, (Reference(TEXT, codes),), codec.frame_rate)
 
 
 def last_line(document: Document) -> str:
-    """The whole document as one line of JSON."""
+    """Return the document as one line of JSON."""
     return json.dumps(document)
 
 
 def _load(model: str, device: str, slots: int) -> EngineCore:
     where = choose_device(device)
     checkpoint = resolve_model(model, dtype=choose_dtype(None, where), device=where, encoder=False)
-    # A second try with other dice would be somebody else's time.
+    # The guard would retry bad audio with another seed, which changes the amount of work.
     return build_core(checkpoint, EngineConfig(slots=slots, guard=False))
 
 
 def _throughput(core: EngineCore, policy: Policy, voices: int, size: BenchSize) -> Throughput:
-    """So many listeners, each with the next text when theirs has ended."""
+    """Run a closed loop of `voices` clients, each of which sends its next request when the last one has ended."""
     core.scheduler.policy = admission_policy(policy, voices, 0.05)
     before, total, asked = _counts(core), voices * size.utterances, 0
     started_at: dict[int, float] = {}
@@ -313,14 +313,14 @@ def _throughput(core: EngineCore, policy: Policy, voices: int, size: BenchSize) 
 
 
 class CodecCalls:
-    """Calls of the codec, by the chunks they decoded at once, the frames of the longest, and those of all together."""
+    """Codec calls and their seconds, by number of chunks, frames of the longest chunk and frames of all chunks."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core, self._seconds = core, core.audio_decoder.seconds
         self._calls: dict[tuple[int, int, int], list[float]] = {}
 
     def note(self, events: list[Event]) -> None:
-        """What came of a step."""
+        """Count the codec call of one step."""
         frame = self._core.checkpoint.codec.config.frame_length
         chunks = [len(event.chunk.samples) // frame for event in events if event.chunk is not None]
         chunks = [frames for frames in chunks if frames]
@@ -337,14 +337,14 @@ class CodecCalls:
 
 
 def _parts(moments: list[float]) -> list[float]:
-    """Seconds of each tenth of the steps, from the moments between them."""
+    """Return the seconds of each tenth of the steps, from the times between them."""
     steps = len(moments) - 1
     cuts = [moments[steps * part // PARTS] for part in range(PARTS + 1)]
     return [end - begin for begin, end in pairwise(cuts)]
 
 
 def _counts(core: EngineCore) -> dict[str, Any]:
-    """What the engine has counted since it was made."""
+    """Return the counters of the engine."""
     return {
         "frames": core.tracker.stats.frames,
         "steps": core.stats.steps,
@@ -363,7 +363,7 @@ def _utterance(core: EngineCore, frames: int, seed: int, voice: Voice | None = N
 
 
 def _first_audio(core: EngineCore, utterance: Utterance) -> FirstAudio:
-    """Until the first samples of it are there; the rest is left unsaid."""
+    """Run an utterance until its first chunk, then cancel it."""
     saved, started, cpu_started = core.pool.stats.tokens_saved, time.perf_counter(), time.process_time()
     core.add(utterance)
     heard = False
@@ -382,17 +382,17 @@ def _first_audio(core: EngineCore, utterance: Utterance) -> FirstAudio:
 
 def _check(event: Event) -> None:
     if event.error is not None:
-        raise GenerationFailed(f"the benchmark cannot go on: {event.error}") from event.error
+        raise GenerationFailed(f"a request of the benchmark failed: {event.error}") from event.error
 
 
 @contextmanager
 def _bar(batches: int, *, shown: bool) -> Iterator[Tick]:
-    """A bar that names what is measured and moves when it is done."""
+    """Show a progress bar; yield a context manager that names and then completes one measurement."""
     with progress_bar(1 + batches * len(POLICIES) + 3, shown=shown) as bar:
 
         @contextmanager
-        def tick(what: str) -> Iterator[None]:
-            bar.describe(what)
+        def tick(name: str) -> Iterator[None]:
+            bar.describe(name)
             yield
             bar.advance()
 

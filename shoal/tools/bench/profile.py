@@ -1,8 +1,8 @@
-"""Where the time of a request goes, part by part, and how close each part is to what the memory can deliver.
+"""Profile of a request: time of every part and its memory bandwidth against that of the device.
 
-The model's and the codec's parts are timed by themselves, on the rung that the engine runs on; where it runs them in
-turn, what a step of the whole engine takes beyond them is the host's. Once per request: tokenize, prefill, encode. Once
-per frame: all others.
+Parts of model and codec are timed separately, on the backend of the engine. If the engine runs model and codec one
+after the other, the rest of a step is host time ("host gaps"). Tokenize, prefill and encode run once per request, all
+other parts once per step.
 """
 
 import json
@@ -38,16 +38,16 @@ from shoal.speech import SamplingParams
 from shoal.tools.bench.machine import machine
 
 TEXT = "The harbour was quiet in the morning, and the boats lay still on the water."
-FRAMES = 64  # of the request that shares are counted over
-SECONDS = 0.3  # spent on timing one part
-CONTEXT = 256  # columns that a timed step looks back on
+FRAMES = 64  # frames of the request that the shares refer to
+SECONDS = 0.3  # time spent on measuring one part
+CONTEXT = 256  # tokens in the KV cache of a timed step
 
 TimedCall = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledPart:
-    """One row of the table. `milliseconds` once per request, or once per step of all voices."""
+    """One row of the table. `milliseconds` are per request or per step of the whole batch, as `per` says."""
 
     name: str
     milliseconds: float
@@ -55,11 +55,11 @@ class ProfiledPart:
     bytes_read: int = 0
 
     def of_request(self, voices: int) -> float:
-        """Milliseconds of one request."""
+        """Return the milliseconds that one request of FRAMES frames spends in this part."""
         return self.milliseconds if self.per == "request" else self.milliseconds * FRAMES / voices
 
     def bandwidth(self) -> float:
-        """Bytes per second."""
+        """Return bytes per second."""
         return self.bytes_read / self.milliseconds * 1e3 if self.milliseconds else 0.0
 
 
@@ -69,10 +69,10 @@ class RequestProfile:
     machine: dict[str, str | int]
     rung: str
     voices: int
-    ceiling: float  # bytes per second that a copy moves, read and written
+    ceiling: float  # memory bandwidth of a copy in bytes per second, reads plus writes
     parts: list[ProfiledPart]
     steps: dict[int, float]  # milliseconds of a step by batch size
-    beside: bool = False  # the codec runs beside the model, not after it
+    beside: bool = False  # the codec runs concurrently with the model
 
     @property
     def bottlenecks(self) -> list[ProfiledPart]:
@@ -83,15 +83,15 @@ class RequestProfile:
 
 
 def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: str | None = None) -> RequestProfile:
-    """Load a model and time its parts with so many voices at once. Raises what loading raises.
+    """Load a model and time its parts at batch size `voices`. Raises the errors of loading.
 
-    Without `quantize` its weights are as they are stored.
+    Without `quantize` the weights keep their stored dtype.
     """
     where = choose_device(device)
     dtype = choose_dtype(None, where)
     choose = weight_chooser(EngineConfig(quantize=quantize), torch.device(where), dtype) if quantize else None
     checkpoint = resolve_model(model, dtype=dtype, device=where, encoder=False, quantize=choose)
-    # No more memory than it takes: some parts are built a second time to be timed.
+    # Not `build_core`, which reserves all memory for the KV cache: some parts are built twice to be timed.
     core = EngineCore(checkpoint, EngineConfig(slots=voices, guard=False))
     core.warm_up()
     bench = parts_of(core)
@@ -109,7 +109,7 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: 
         ProfiledPart("encode", _time(lambda: _encode(checkpoint.codec.config.sample_rate), "cpu"), "request"),
     ]
     beside = core.audio_decoder.overlap
-    if not beside:  # else a step takes less than its parts, and nobody knows what of it is the host's
+    if not beside:  # with overlap a step takes less than the sum of its parts, so host time cannot be told
         parts.append(ProfiledPart("host gaps", max(0.0, _engine_step(core, voices) - step - codec), "step"))
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size <= voices]
     steps = {size: _time(bench.step(size), where) for size in sizes}
@@ -118,20 +118,20 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: 
 
 
 def parts_of(core: EngineCore) -> "PlainParts":
-    """What can be timed by itself on the rung that the engine is on; nobody may be speaking."""
+    """Return the separately timed parts for the backend of the engine, which must be idle."""
     launcher = core.runner.runner.launcher
     return GraphParts(core, launcher) if isinstance(launcher, FusedRunner) else PlainParts(core, core.runner._eager)
 
 
 def step_seconds(core: EngineCore, voices: int) -> float:
-    """One frame of so many voices with a context of 256 columns each, without the codec."""
+    """Return the seconds of one step of `voices` sequences with a context of 256 tokens, without the codec."""
     seconds = _time(parts_of(core).step(voices), str(core.checkpoint.model.device)) / 1e3
-    core.pool.clear_cache()  # the step has written over what was kept
+    core.pool.clear_cache()  # the step has overwritten cached blocks
     return seconds
 
 
 class PlainParts:
-    """The parts of a step with plain operators."""
+    """Parts of a step with plain PyTorch operators."""
 
     def __init__(self, core: EngineCore, runner: EagerRunner) -> None:
         self.core, self.runner = core, runner
@@ -169,7 +169,7 @@ class PlainParts:
         return work
 
     def codec(self, voices: int) -> TimedCall:
-        """One frame of every voice."""
+        """Return a codec call for one frame of every sequence."""
         box = self.core.audio_decoder
         codes = np.zeros((voices, box.codec.config.num_codebooks, 1), np.int64)
 
@@ -187,7 +187,7 @@ class PlainParts:
         return Batch([], sequences, [0] * voices)
 
     def _sequence(self, slot: int, columns: np.ndarray) -> Sequence:
-        """A sequence that stands in a slot, in whatever blocks its table names."""
+        """Return a sequence in a slot, with the blocks that its table happens to name."""
         sequence = Sequence.start(next(self._ids), columns, SamplingParams(), len(columns) + FRAMES)
         sequence.slot, sequence.computed = slot, len(columns)
         return sequence
@@ -198,7 +198,7 @@ class PlainParts:
 
 
 class GraphParts(PlainParts):
-    """The parts of a step as the kernels run them, each captured by itself."""
+    """Parts of a step with the fused kernels, each captured in its own CUDA graph."""
 
     def __init__(self, core: EngineCore, runner: FusedRunner) -> None:
         super().__init__(core, runner.eager)
@@ -234,7 +234,7 @@ class GraphParts(PlainParts):
         inputs = self.fused._spare_rows(rows, 2)
         inputs[0, :voices], inputs[1, :voices] = np.arange(voices), CONTEXT - 1
         captured.host_buffer.upload(inputs)
-        # A context of its own for every voice, as far as there is memory: shared ones would come out of the cache.
+        # Every sequence gets its own blocks, as far as memory allows: shared ones would be read from the L2 cache.
         tables, need = self.fused._padded.copy(), self.core.pool.needed(CONTEXT)
         for slot in range(voices):
             tables[slot, :need] = np.arange(slot * need, (slot + 1) * need) % self.core.pool.count
@@ -253,7 +253,7 @@ def _captured(work: TimedCall) -> TimedCall:
 
 
 def _time(work: TimedCall, device: str) -> float:
-    """Median milliseconds, after a first run that does not count."""
+    """Return the median milliseconds of a call, after one warm-up call."""
     work()
     _wait(device)
     times: list[float] = []
@@ -271,7 +271,7 @@ def _wait(device: str) -> None:
 
 
 def _engine_step(core: EngineCore, voices: int) -> float:
-    """Milliseconds per step of the whole engine, with every slot speaking."""
+    """Return the milliseconds per step of the whole engine with a full batch."""
     turns = build_turns(TEXT, None, core.checkpoint)
     for number in range(voices):
         core.add(Utterance(-2 - number, turns, SamplingParams(seed=number, max_frames=FRAMES)))
@@ -279,7 +279,7 @@ def _engine_step(core: EngineCore, voices: int) -> float:
     while not core.idle:
         for event in core.step():
             if event.error is not None:
-                raise GenerationFailed(f"the profile cannot go on: {event.error}") from event.error
+                raise GenerationFailed(f"a request of the profile failed: {event.error}") from event.error
     return (time.perf_counter() - started) / max(1, core.stats.steps - before) * 1e3
 
 
@@ -299,7 +299,9 @@ def _bytes(module: nn.Module) -> int:
 
 
 def _fast_bytes(core: EngineCore) -> int:
-    """The fast transformer is read once for the first two positions of a frame, then once per codebook."""
+    """Return the bytes read per step: the fast transformer runs once for the first two positions of a frame, then
+    once per codebook.
+    """
     config, fast = core.checkpoint.model.config, core.checkpoint.model.fast
     head = config.residual_size * config.fast.dim * core.checkpoint.model.dtype.itemsize
     passes = config.num_codebooks - 1 if core.runner.backend != "eager" else config.num_codebooks
@@ -307,9 +309,9 @@ def _fast_bytes(core: EngineCore) -> int:
 
 
 def _whole(profile: RequestProfile) -> str:
-    """What shares are shares of."""
+    """Describe the total that the shares refer to."""
     request = f"a request of {FRAMES} frames"
-    return f"the work of {request}; the codec's is done beside the model's" if profile.beside else request
+    return f"the work of {request}; codec and model run concurrently" if profile.beside else request
 
 
 def render(profile: RequestProfile) -> RenderableType:
@@ -333,4 +335,4 @@ def render(profile: RequestProfile) -> RenderableType:
     for size, milliseconds in profile.steps.items():
         sizes.add_row(str(size), f"{milliseconds:.3f} ms", f"{size / milliseconds * 1e3:,.0f}")
     names = ", ".join(f"{part.name} ({part.of_request(profile.voices) / total:.0%})" for part in profile.bottlenecks)
-    return Group(heading, table, f"most of the time: {names}", sizes)
+    return Group(heading, table, f"bottlenecks: {names}", sizes)

@@ -1,7 +1,7 @@
-"""`shoal bench quality`: the same sentences under every configuration, judged, so that an optimisation shows its price.
+"""`shoal bench quality`: speech quality of the same sentences under every configuration.
 
-Speech is judged by the project's own `training.evaluate` in a process of its own; the judges are optional, and neither
-they nor `training` are part of the installed package.
+The clips are judged by `training.evaluate` in its own process. Neither `training` nor the models that judge are part
+of the installed package.
 """
 
 import json
@@ -31,7 +31,7 @@ Clip = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class QualityPlan:
-    """What is said, in which ways. The first configuration is what the others are held against."""
+    """Sentences, voices and configurations to judge. The first configuration is the baseline."""
 
     model: str
     device: str
@@ -42,7 +42,10 @@ class QualityPlan:
 
 
 def run_quality(plan: QualityPlan, folder: Path | None = None, *, progress: bool = True) -> Document:
-    """Speak, judge, compare. `folder`, a new one, keeps the clips. Raises MissingExtra where nobody can judge."""
+    """Generate the clips, judge them and compare the configurations.
+
+    The clips are kept in `folder`, which must not exist. Raises MissingExtra if the judges are not installed.
+    """
     require_judges()
     sentences = read_sentences(plan)
     from shoal.tools.bench.sweep import machine_of
@@ -73,16 +76,16 @@ def read_sentences(plan: QualityPlan) -> list[str]:
         raise InvalidRequest(f"{plan.text}: {problem}") from problem
     found = [line.strip() for line in lines if line.strip()][: plan.sentences]
     if len(found) < 2:
-        raise InvalidRequest(f"{plan.text}: at least two sentences, one on each line")
+        raise InvalidRequest(f"{plan.text}: needs at least two sentences, one per line")
     return found
 
 
 def speak_all(plan: QualityPlan, sentences: list[str], folder: Path, bar: BenchProgress) -> dict[str, str]:
-    """Clips and the manifest that names them; returns why configurations could not be had."""
+    """Write the clips and their manifest; return the reasons of configurations that are not available."""
     reasons: dict[str, str] = {}
     clips: list[Clip] = []
     for configuration in plan.configurations:
-        bar.describe(f"{configuration.name}: speaking")
+        bar.describe(f"{configuration.name}: generating")
         missing = missing_settings(configuration)
         try:
             if missing is not None:
@@ -91,7 +94,7 @@ def speak_all(plan: QualityPlan, sentences: list[str], folder: Path, bar: BenchP
         except (InvalidRequest, MissingExtra) as problem:
             reasons[configuration.name] = str(problem)
     if not any(clip["system"] == plan.configurations[0].name for clip in clips):
-        raise GenerationFailed(f"nothing to compare with: {plan.configurations[0].name} said nothing. {reasons}")
+        raise GenerationFailed(f"the baseline {plan.configurations[0].name} generated no speech: {reasons}")
     (folder / "manifest.jsonl").write_text("".join(json.dumps(clip) + "\n" for clip in clips), encoding="utf-8")
     return reasons
 
@@ -99,7 +102,7 @@ def speak_all(plan: QualityPlan, sentences: list[str], folder: Path, bar: BenchP
 def speak(
     plan: QualityPlan, configuration: Configuration, sentences: list[str], folder: Path, bar: BenchProgress
 ) -> list[Clip]:
-    """Every sentence in every voice; the same seeds under every configuration."""
+    """Generate every sentence in every voice, with the same seeds under every configuration."""
     from shoal.audio.encode import encode_file
     from shoal.config import EngineConfig
     from shoal.engine.load import load
@@ -117,7 +120,7 @@ def speak(
                     speech = engine.speak(sentence, voice=voice, sampling=replace(usual, seed=number))
                     (place / name).write_bytes(encode_file(speech.samples, "wav", speech.sample_rate))
                 except GenerationFailed:
-                    pass  # no file: the judges count it as a fault
+                    pass  # without a file, the judges count the clip as a fault
                 path = f"{place.name}/{name}"
                 clips.append(
                     {"path": path, "text": sentence, "voice": voice or OWN_VOICE, "system": configuration.name}
@@ -127,7 +130,7 @@ def speak(
 
 
 def judge(folder: Path, reference: str) -> dict[str, Any]:
-    """What `training.evaluate` says of the clips of a folder; it shows its own progress."""
+    """Run `training.evaluate` on the clips of a folder and return its report. It shows its own progress."""
     out = folder / "report.json"
     command = [sys.executable, "-m", "training.evaluate", str(folder / "manifest.jsonl")]
     finished = subprocess.run(
@@ -138,13 +141,13 @@ def judge(folder: Path, reference: str) -> dict[str, Any]:
         text=True,
     )
     if finished.returncode not in (0, INTERRUPTED) or not out.is_file():
-        raise GenerationFailed(f"the clips could not be judged (exit code {finished.returncode})")
+        raise GenerationFailed(f"judging the clips failed with exit code {finished.returncode}")
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return found
 
 
 def run_of(configuration: Configuration, report: dict[str, Any], reasons: dict[str, str]) -> dict[str, Any]:
-    """One configuration's part of the judges' report."""
+    """Return the run of one configuration from the report of the judges."""
     name = configuration.name
     own = next((each for each in report["systems"] if each["system"] == name and each["voice"] == "all"), None)
     compared = [
@@ -162,10 +165,10 @@ def run_of(configuration: Configuration, report: dict[str, Any], reasons: dict[s
 
 def require_judges() -> None:
     if not (ROOT / "training" / "evaluate").is_dir():
-        raise MissingExtra("Judging speech needs a checkout of the project: the judges are not part of the package")
+        raise MissingExtra("judging speech needs a checkout of the project: the judges are not part of the package")
     missing = [name for name in JUDGES if find_spec(name) is None]
     if missing:
-        raise MissingExtra(f"Judging speech needs {', '.join(missing)}: type make quality in the checkout")
+        raise MissingExtra(f"judging speech needs {', '.join(missing)}: run `make quality` in the checkout")
 
 
 def _new_folder(folder: Path) -> Path:
@@ -173,6 +176,6 @@ def _new_folder(folder: Path) -> Path:
         folder.mkdir(parents=True)
     except OSError as problem:
         raise OutputError(
-            f"{folder}: {problem.strerror or problem}; give a folder that does not exist yet"
+            f"{folder}: {problem.strerror or problem}; give a directory that does not exist yet"
         ) from problem
     return folder.resolve()

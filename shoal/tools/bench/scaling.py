@@ -1,6 +1,6 @@
-"""`shoal bench scaling`: how time grows with length, measured part by part and held against what theory says.
+"""`shoal bench scaling`: growth of the time of every part with its length, compared with theory.
 
-Parts are run plainly, one request, no engine: a curve shows the algorithm, not the scheduling around it.
+Parts run one request with plain operators and without the engine, so that a curve shows the algorithm only.
 """
 
 import time
@@ -25,9 +25,9 @@ from shoal.tools.bench.progress import progress_bar
 if TYPE_CHECKING:
     from shoal.checkpoint.load import Checkpoint
 
-CHUNK = 8  # frames of a chunk where audio is made piece by piece
+CHUNK = 8  # frames per chunk of streamed audio
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
-SHORT_LENGTHS = (16, 32, 64, 128, 256)  # for what grows with the square
+SHORT_LENGTHS = (16, 32, 64, 128, 256)  # for parts with quadratic cost
 BATCHES = (1, 2, 4, 8, 16, 32)
 
 Workload = Callable[[], object]
@@ -35,11 +35,11 @@ Workload = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class ScalingCase:
-    """Workload of a size: `prepare` makes what is not measured and returns what is."""
+    """One curve. `prepare` sets up a size, without being measured, and returns the function to measure."""
 
     name: str
     law: str
-    expected: float  # exponent, at lengths where it has set in
+    expected: float  # asymptotic exponent
     measure: str
     unit: str
     sizes: tuple[int, ...]
@@ -49,7 +49,7 @@ class ScalingCase:
 def run_scaling(
     model: str, *, device: str = "auto", samples: int = 5, quick: bool = False, progress: bool = True
 ) -> Document:
-    """Raises what loading the model raises. An interrupt keeps the parts that are done."""
+    """Measure all parts; an interrupt keeps the finished ones. Raises the errors of loading the model."""
     from shoal.checkpoint.resolve import resolve_model
 
     where = choose_device(device)
@@ -90,9 +90,9 @@ def curve(part: ScalingCase, samples: int, device: torch.device, *, quick: bool 
 
 
 def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
-    """Exponent and factor of factor * size ** exponent, through the longer half: short work has fixed costs."""
-    kept = slice(-max(2, (len(sizes) + 1) // 2), None)
-    exponent, offset = np.polyfit(np.log(sizes[kept]), np.log(seconds[kept]), 1)
+    """Fit factor * size ** exponent to the larger half of the sizes, where fixed costs matter least."""
+    larger = slice(-max(2, (len(sizes) + 1) // 2), None)
+    exponent, offset = np.polyfit(np.log(sizes[larger]), np.log(seconds[larger]), 1)
     return float(exponent), float(np.exp(offset))
 
 
@@ -101,49 +101,57 @@ def parts_of(checkpoint: "Checkpoint") -> Iterator[ScalingCase]:
     longest = bench.longest
     lengths = tuple(size for size in LENGTHS if size <= longest)
     short = tuple(size for size in SHORT_LENGTHS if size <= longest)
-    columns, frames = "columns of prompt", "frames"
-    yield ScalingCase("Prefill", "n, and n² of attention", 1.0, "seconds per prompt", columns, lengths, bench.prefill)
+    tokens, frames = "prompt tokens", "frames"
+    yield ScalingCase("Prefill", "n, plus n² for attention", 1.0, "seconds per prompt", tokens, lengths, bench.prefill)
     yield ScalingCase(
-        "A frame, with KV cache",
-        "1, and n of attention",
+        "One frame with KV cache",
+        "1, plus n for attention",
         0.0,
         "seconds per frame",
-        "columns before it",
+        "tokens before it",
         lengths,
         bench.step,
     )
     yield ScalingCase(
-        "All frames, with KV cache", "n, and n² of attention", 1.0, "seconds", frames, short, bench.cached_speech
+        "All frames, with KV cache", "n, plus n² for attention", 1.0, "seconds", frames, short, bench.cached_speech
     )
     yield ScalingCase(
-        "All frames, without KV cache", "n², and n³ of attention", 2.0, "seconds", frames, short, bench.uncached_speech
+        "All frames, without KV cache",
+        "n², plus n³ for attention",
+        2.0,
+        "seconds",
+        frames,
+        short,
+        bench.uncached_speech,
     )
     yield ScalingCase(
-        "Codec, whole", "n: attention looks back a fixed way", 1.0, "seconds", frames, lengths, bench.codec_whole
+        "Codec, whole utterance", "n: attention has a fixed window", 1.0, "seconds", frames, lengths, bench.codec_whole
     )
     yield ScalingCase(
-        "Codec, a chunk of a stream",
-        "1: the past is kept",
+        "Codec, one streamed chunk",
+        "1: the past is stored per slot",
         0.0,
         "seconds per chunk",
         "frames before it",
         lengths,
         bench.codec_chunk,
     )
-    yield ScalingCase("Codec, a stream decoded anew", "n² / chunk", 2.0, "seconds", frames, short, bench.codec_repeated)
     yield ScalingCase(
-        "A frame of many voices",
+        "Codec, stream decoded from the start", "n² / chunk", 2.0, "seconds", frames, short, bench.codec_repeated
+    )
+    yield ScalingCase(
+        "One step of a batch",
         "less than n: weights are read once",
         1.0,
         "seconds per step",
-        "voices",
+        "sequences",
         BATCHES,
         bench.batch_step,
     )
 
 
 class ScalingWorkloads:
-    """The parts of one model, ready to be run at a size."""
+    """Functions of one model to be timed, by size."""
 
     def __init__(self, checkpoint: "Checkpoint") -> None:
         self.model, self.codec = checkpoint.model, checkpoint.codec
@@ -163,7 +171,7 @@ class ScalingWorkloads:
         return self._frame(voices, min(128, self.longest))
 
     def _frame(self, voices: int, length: int) -> Workload:
-        """One frame after so many columns; the cache is set back, so that every frame is the same one."""
+        """Return one step after `length` tokens; the cache is rewound, so that every call does the same work."""
         cache, state, columns = self._filled(voices, length), self._state(voices), self._columns(voices)
         positions = torch.full((voices,), length, device=self.device)
 
@@ -174,7 +182,7 @@ class ScalingWorkloads:
         return work
 
     def cached_speech(self, frames: int) -> Workload:
-        """The slow transformer alone: the fast one begins anew with every frame, whatever came before."""
+        """Run the slow transformer only: the fast one has no state across frames."""
         columns, positions = self._columns(frames), torch.arange(frames, device=self.device)
 
         def work() -> None:
@@ -185,7 +193,7 @@ class ScalingWorkloads:
         return work
 
     def uncached_speech(self, frames: int) -> Workload:
-        """Everything before a frame is computed again for it."""
+        """Recompute the whole prefix for every frame."""
         columns, positions = self._columns(frames), torch.arange(frames, device=self.device)
 
         def work() -> None:
@@ -225,7 +233,7 @@ class ScalingWorkloads:
         return DenseKVCache(self.config.slow, rows, length, self.dtype, self.device)
 
     def _filled(self, rows: int, length: int) -> DenseKVCache:
-        """Zeros will do: what is in a cache does not change how long it takes to read."""
+        """Return a cache of zeros: the time of reading it does not depend on its content."""
         cache = self._cache(rows, length + 1)
         cache.filled = length
         return cache
@@ -236,7 +244,7 @@ class ScalingWorkloads:
 
 @torch.inference_mode()
 def _timed(work: Workload, device: torch.device) -> float:
-    """Seconds of the device. A CPU's are counted where it works for us, so that others on it do not bend the curve."""
+    """Return the seconds of one call: CPU time on a CPU, so that other processes do not distort it, else wall time."""
     if device.type == "cpu":
         started = time.process_time()
         work()

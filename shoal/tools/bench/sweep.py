@@ -1,7 +1,7 @@
-"""`shoal bench`: the same texts under every configuration, each in a process of its own, one after the other.
+"""`shoal bench`: the same texts under every configuration, each in its own process, one after the other.
 
-Every configuration is started twice: once with empty caches of compiled code, as on a new machine, and once with what
-the first start left there. The second one is measured.
+Every configuration is started twice: cold, with empty compiler caches, and warm, with the caches of the cold start.
+The warm process is measured.
 """
 
 import json
@@ -25,7 +25,7 @@ from shoal.tools.bench.percentiles import summarize
 from shoal.tools.bench.progress import BenchProgress, progress_bar
 from shoal.tools.bench.trial import TrialConfig
 
-# Where compilers keep what they made; pointed at an empty folder, every start is the first.
+# Cache directories of the compilers; pointed at an empty directory for a cold start.
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 
 Run = dict[str, Any]
@@ -35,12 +35,12 @@ Command = Callable[[], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to measure, and what an hour of the device costs."""
+    """Configurations to measure, and the price of the machine."""
 
     job: TrialConfig
     configurations: list[Configuration]
     cold: bool = True
-    price: float | None = None  # per hour
+    price: float | None = None  # price of one hour
     currency: str = "USD"
 
 
@@ -49,9 +49,9 @@ def trial_command() -> list[str]:
 
 
 def run_sweep(sweep: Sweep, *, progress: bool = True, command: Command = trial_command) -> Document:
-    """Measure all configurations. An interrupt keeps what is done, and `complete` stays false.
+    """Measure all configurations. An interrupt keeps the finished measurements and leaves `complete` false.
 
-    Raises what is wrong with the model itself; a configuration that cannot be had is a run with a `reason`.
+    Raises errors of the model itself. A configuration that is not available becomes a run with a `reason`.
     """
     document = new_document("bench", machine_of(sweep.job.device), _settings(sweep))
     others = BackgroundLoad()
@@ -71,7 +71,7 @@ def run_sweep(sweep: Sweep, *, progress: bool = True, command: Command = trial_c
 
 
 def measure(configuration: Configuration, sweep: Sweep, run: Run, bar: BenchProgress, command: Command) -> None:
-    """Fill in one run, as far as it comes."""
+    """Measure one configuration and fill in its run as results arrive."""
     run["reason"] = missing_settings(configuration)
     job = replace(sweep.job, settings=configuration.settings)
     with _compiler_caches() as caches:
@@ -85,45 +85,45 @@ def measure(configuration: Configuration, sweep: Sweep, run: Run, bar: BenchProg
 def _follow(
     job: TrialConfig, run: Run, temperature: str, bar: BenchProgress, command: Command, caches: dict[str, str]
 ) -> None:
-    with tempfile.TemporaryFile() as complaints, _child(command(), job, complaints, caches) as child:
+    with tempfile.TemporaryFile() as stderr, _child(command(), job, stderr, caches) as child:
         assert child.stdout is not None
         for line in child.stdout:
             _take(json.loads(line), run, temperature, bar)
         if child.wait() != 0 and run["reason"] is None:
-            run["reason"] = f"its process ended with {_ending(child.returncode)}{_last_line(complaints)}"
+            run["reason"] = f"its process ended with {_ending(child.returncode)}{_last_line(stderr)}"
 
 
-def _take(told: dict[str, Any], run: Run, temperature: str, bar: BenchProgress) -> None:
-    """One line of a trial."""
-    if "refused" in told:
-        run["reason"] = _refusal(told["refused"])
-    if "failed" in told:
-        run["reason"] = told["failed"]
-    if "start" in told:
-        run.setdefault("startup", {"cold": None, "warm": None})[temperature] = told["start"]
+def _take(message: dict[str, Any], run: Run, temperature: str, bar: BenchProgress) -> None:
+    """Process one message of a trial."""
+    if "refused" in message:
+        run["reason"] = _refusal(message["refused"])
+    if "failed" in message:
+        run["reason"] = message["failed"]
+    if "start" in message:
+        run.setdefault("startup", {"cold": None, "warm": None})[temperature] = message["start"]
     for name in ("memory", "engine"):
-        if name in told:
-            run[name] = told[name]
-    if "peak" in told:
-        run["memory"]["peak"] = told["peak"]
-    if "round" in told:
-        run.setdefault("rounds", []).append(told["round"])
-        bar.describe(f"{run['name']}: {told['round']['voices']} at a time")
-    if "edge" in told:
-        run.setdefault("edges", []).append(told["edge"])
-    bar.advance(told.get("done", 0))
+        if name in message:
+            run[name] = message[name]
+    if "peak" in message:
+        run["memory"]["peak"] = message["peak"]
+    if "round" in message:
+        run.setdefault("rounds", []).append(message["round"])
+        bar.describe(f"{run['name']}: batch size {message['round']['voices']}")
+    if "edge" in message:
+        run.setdefault("edges", []).append(message["edge"])
+    bar.advance(message.get("done", 0))
 
 
-def _refusal(told: dict[str, str]) -> str:
-    """Why this configuration cannot be had; what is wrong with the model is wrong with all of them, and raised."""
-    kind = getattr(errors, told["error"], ShoalError)
+def _refusal(message: dict[str, str]) -> str:
+    """Return why this configuration is not available; raise errors of the model, which concern all configurations."""
+    kind = getattr(errors, message["error"], ShoalError)
     if issubclass(kind, ModelNotFound | CheckpointError | VoiceNotFound):
-        raise kind(told["message"])
-    return told["message"]
+        raise kind(message["message"])
+    return message["message"]
 
 
 def summarize_run(run: Run, price: float | None) -> Run:
-    """A run with its figures: what was measured stays beside them, one entry per request."""
+    """Add the figures of every batch size to a run; the individual requests stay in it."""
     rounds = run.pop("rounds", [])
     voices = list(dict.fromkeys(each["voices"] for each in rounds))
     run["batches"] = [figures(n, [each for each in rounds if each["voices"] == n], price) for n in voices]
@@ -132,10 +132,10 @@ def summarize_run(run: Run, price: float | None) -> Run:
 
 
 def figures(voices: int, rounds: list[dict[str, Any]], price: float | None) -> dict[str, Any]:
-    """One batch size over all of its rounds."""
+    """Return the figures of one batch size over all of its rounds."""
     requests = [request for each in rounds for request in each["requests"]]
     good = [request for request in requests if request["error"] is None]
-    heard = [request for request in good if request["audio_seconds"]]  # a text may end before its first frame
+    audible = [request for request in good if request["audio_seconds"]]  # a request may end before its first frame
     seconds = sum(each["seconds"] for each in rounds)
     audio = sum(request["audio_seconds"] for request in good)
     pace = audio / seconds
@@ -152,8 +152,8 @@ def figures(voices: int, rounds: list[dict[str, Any]], price: float | None) -> d
         "cpu_per_audio_second": sum(each["cpu_seconds"] for each in rounds) / audio if audio else None,
         "cost_per_audio_hour": price / pace if price is not None and pace else None,
         "latency": summarize(request["seconds"] for request in good),
-        "first_audio": summarize(request["first_audio"] for request in heard),
-        "request_rtf": summarize(request["seconds"] / request["audio_seconds"] for request in heard),
+        "first_audio": summarize(request["first_audio"] for request in audible),
+        "request_rtf": summarize(request["seconds"] / request["audio_seconds"] for request in audible),
         "rounds": [
             {
                 "seconds": each["seconds"],
@@ -167,13 +167,13 @@ def figures(voices: int, rounds: list[dict[str, Any]], price: float | None) -> d
 
 
 @contextmanager
-def _child(command: list[str], job: TrialConfig, complaints: IO[bytes], caches: dict[str, str]) -> Iterator[Child]:
-    """In a session of its own: an interrupt is for us, and we say when it ends."""
+def _child(command: list[str], job: TrialConfig, stderr: IO[bytes], caches: dict[str, str]) -> Iterator[Child]:
+    """Run a trial in its own session, so that Ctrl-C reaches this process only, which then kills the child."""
     child = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=complaints,
+        stderr=stderr,
         text=True,
         env=os.environ | caches,
         start_new_session=True,
@@ -201,9 +201,9 @@ def _ending(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _last_line(complaints: IO[bytes]) -> str:
-    complaints.seek(0)
-    lines = complaints.read().decode(errors="replace").strip().splitlines()
+def _last_line(stderr: IO[bytes]) -> str:
+    stderr.seek(0)
+    lines = stderr.read().decode(errors="replace").strip().splitlines()
     return f": {lines[-1]}" if lines else ""
 
 
@@ -223,7 +223,7 @@ def machine_of(device: str) -> dict[str, Any]:
 
 
 def _settings(sweep: Sweep) -> dict[str, Any]:
-    """As asked for; a configuration's own settings stand with its run."""
+    """Return the settings of the document; those of a configuration are stored in its run."""
     job = {name: value for name, value in asdict(sweep.job).items() if name not in ("settings", "start_only")}
     return {
         **job,
@@ -235,9 +235,9 @@ def _settings(sweep: Sweep) -> dict[str, Any]:
 
 
 def require_figures(document: Document) -> None:
-    """Raises GenerationFailed when nothing at all could be measured, or nobody heard anything."""
+    """Raise GenerationFailed if a complete document contains no audio at all."""
     batches = [batch for run in document["runs"] for batch in run["batches"]]
     if document["complete"] and not any(batch["audio_seconds"] for batch in batches):
         reasons = [f"{run['name']}: {run['reason']}" for run in document["runs"] if run["reason"]]
         errors = [request["error"] for batch in batches for request in batch["requests"] if request["error"]]
-        raise GenerationFailed("nothing could be measured. " + "; ".join(reasons + errors[:1]))
+        raise GenerationFailed("nothing could be measured: " + "; ".join(reasons + errors[:1]))

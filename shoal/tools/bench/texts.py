@@ -1,4 +1,4 @@
-"""What is said while time is taken. No two texts are the same, so that no cache answers for the engine."""
+"""Texts for benchmarks, all different, so that no cache serves a request."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -21,32 +21,32 @@ WHEN = ("on Monday morning", "before the storm", "after supper", "in early sprin
 # fmt: on
 SENTENCES = len(WHO) * len(DID) * len(WHERE) * len(WHEN)
 
-LONGEST = 5000
+LONG_TEXT = 5000  # characters
 
 
 def sentence(number: int) -> str:
-    """The sentence of that number; the first `SENTENCES` of them differ."""
-    # The sizes of the lists have no common divisor, so the four wheels meet again only after all of their teeth.
+    """Return a sentence by number; the first `SENTENCES` of them differ."""
+    # The lengths of the lists are coprime, so all combinations occur before one repeats.
     who, did, where, when = (words[number % len(words)] for words in (WHO, DID, WHERE, WHEN))
     return f"{when[0].upper()}{when[1:]}, {who} {did} {where}."
 
 
 def texts(sentences: int = 1, first: int = 0) -> Iterator[str]:
-    """Texts of so many sentences, without end, beginning with that sentence."""
+    """Yield texts of `sentences` sentences without end, starting at text `first`."""
     for number in count(first):
         yield " ".join(sentence(number * sentences + each) for each in range(sentences))
 
 
 def text_of(characters: int) -> str:
-    """A text of exactly that many characters, as ordinary as they allow."""
-    said = ""
+    """Return a text of exactly that many characters."""
+    text = ""
     for number in count():
-        said += (" " if said else "") + sentence(number)
-        if len(said) >= characters:
+        text += (" " if text else "") + sentence(number)
+        if len(text) >= characters:
             break
-    return f"{said[: characters - 1].rstrip(' ,.').ljust(characters - 1, 'm')}."
+    return f"{text[: characters - 1].rstrip(' ,.').ljust(characters - 1, 'm')}."
 
 
 def edge_cases() -> dict[str, str]:
-    """The shortest and the longest thing people ask for."""
-    return {"one word": "Hello.", "5,000 characters": text_of(LONGEST)}
+    """Return the shortest and the longest typical text, by name."""
+    return {"one word": "Hello.", "5,000 characters": text_of(LONG_TEXT)}

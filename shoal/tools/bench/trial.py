@@ -1,7 +1,7 @@
-"""Measure one configuration in its own process (`python -m shoal.tools.bench.trial`): start-up and memory are its own.
+"""Measurement of one configuration in its own process (`python -m shoal.tools.bench.trial`).
 
-A job comes in as one JSON object on standard input; what is measured goes out as one JSON object per line, as soon as
-it is known. Whoever reads them loses nothing when this process is interrupted or dies.
+Reads a TrialConfig as one JSON object from standard input and writes every result as one line of JSON as soon as it is
+known, so that the parent loses nothing if this process dies.
 """
 
 import asyncio
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from shoal.engine.utterance import Utterance
     from shoal.voices.voice import Voice
 
-CHARACTERS_PER_SECOND = 15.0  # of ordinary English; random weights do not know when to stop
+CHARACTERS_PER_SECOND = 15.0  # of spoken English; limits random weights, which do not generate a stop token
 
 Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class TrialConfig:
-    """What to measure; everything crosses as JSON."""
+    """Settings of a trial, passed to the process as JSON."""
 
     model: str
     device: str
     settings: dict[str, Any]
     voices: tuple[int, ...]  # batch sizes
-    samples: int  # rounds, each of which says every text once
-    texts: int  # per round, at least one for each voice
-    sentences: int  # per text
-    warm_up: int  # rounds that do not count
-    unique: bool  # another text every time
-    voice: str | None  # a stored voice; without it a random one for random weights, else the model's own
-    edges: bool
-    max_frames: int  # of any turn; 0: as the model likes
+    samples: int  # measured rounds, each of which generates every text once
+    texts: int  # texts per round; raised to the batch size where that is larger
+    sentences: int  # sentences per text
+    warm_up: int  # rounds before the measured ones
+    unique: bool  # different texts in every round
+    voice: str | None  # stored voice; None: a random one for random weights, else the model's own
+    edges: bool  # also measure the edge cases
+    max_frames: int  # maximum frames per turn; 0: no limit
     start_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """One request as its listener saw it; times in seconds from asking."""
+    """One request. Times are in seconds from its start."""
 
     text: int
     seconds: float
@@ -61,7 +61,7 @@ class RequestResult:
 
 
 def run(job: TrialConfig, emit: Emit) -> None:
-    """Start, warm up, measure; each result is told when it is there. Raises what loading the model raises."""
+    """Load the model, warm up and measure; every result is emitted at once. Raises the errors of loading."""
     engine, voice = start(job, emit)
     with engine:
         if not job.start_only:
@@ -93,7 +93,7 @@ def start(job: TrialConfig, emit: Emit) -> tuple["Engine", "Voice | None"]:
 
 
 def _engine(core: "EngineCore") -> dict[str, str | int]:
-    """What the settings came to on this machine."""
+    """Describe the engine that the settings resulted in."""
     from shoal.quantize.apply import modes_of
 
     checkpoint = core.checkpoint
@@ -108,23 +108,23 @@ def _engine(core: "EngineCore") -> dict[str, str | int]:
 async def measure(engine: "Engine", voice: "Voice | None", job: TrialConfig, emit: Emit) -> None:
     from shoal.tools.bench.memory import MemoryGauge
 
-    listener = TrialClient(engine, voice, job)
+    client = TrialClient(engine, voice, job)
     for voices in job.voices:
         for number in range(-job.warm_up, job.samples):
             began, cpu_began = time.perf_counter(), time.process_time()
-            heard = await listener.round(voices)
+            results = await client.round(voices)
             spent = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
             if number >= 0:
-                emit({"round": {"voices": voices, **spent, "requests": [asdict(each) for each in heard]}})
+                emit({"round": {"voices": voices, **spent, "requests": [asdict(each) for each in results]}})
             emit({"done": 1})
     for name, text in edge_cases().items() if job.edges else ():
-        heard_edge = await listener.listen(text, 0)
-        emit({"edge": {"name": name, "characters": len(text), **asdict(heard_edge)}, "done": 1})
+        edge = await client.request(text, 0)
+        emit({"edge": {"name": name, "characters": len(text), **asdict(edge)}, "done": 1})
     emit({"peak": MemoryGauge(engine.service.core.checkpoint.model.device).peak()})
 
 
 class TrialClient:
-    """Asks an engine for speech the way programs do, and looks at the clock."""
+    """Sends requests to an engine through its asynchronous API and times them."""
 
     def __init__(self, engine: "Engine", voice: "Voice | None", job: TrialConfig) -> None:
         self._engine, self._voice, self._job = engine, voice, job
@@ -133,18 +133,18 @@ class TrialClient:
         self._asked = 0
 
     async def round(self, voices: int) -> list[RequestResult]:
-        """Every text of a round once, at most `voices` of them at one time."""
+        """Generate every text of a round once, at most `voices` of them concurrently."""
         queue = iter(list(enumerate(self._texts(voices))))
-        heard: list[RequestResult] = []
+        results: list[RequestResult] = []
 
-        async def one_after_another() -> None:
+        async def worker() -> None:
             for at, text in queue:
-                heard.append(await self.listen(text, at))
+                results.append(await self.request(text, at))
 
-        await asyncio.gather(*(one_after_another() for _ in range(voices)))
-        return sorted(heard, key=lambda each: each.text)
+        await asyncio.gather(*(worker() for _ in range(voices)))
+        return sorted(results, key=lambda each: each.text)
 
-    async def listen(self, text: str, number: int) -> RequestResult:
+    async def request(self, text: str, number: int) -> RequestResult:
         rate, began = self._engine.sample_rate, time.perf_counter()
         first, samples, error = 0.0, 0, None
         try:
@@ -161,7 +161,7 @@ class TrialClient:
         return RequestResult(number, seconds, first, samples / rate, samples // frame, error)
 
     def _texts(self, voices: int) -> list[str]:
-        """The same texts in the same order every time, so that two runs can be laid side by side."""
+        """Return the texts of a round, equal in every run, so that runs can be compared pairwise."""
         count = max(self._job.texts, voices)
         first = self._asked if self._job.unique else 0
         self._asked += count
@@ -180,7 +180,7 @@ class TrialClient:
         return utterance
 
     def _limit(self, characters: float) -> int:
-        """Frames of a turn; random weights get as many as somebody would need to say the text."""
+        """Return the maximum frames of a turn, 0 for no limit; random weights get as many as the text would take."""
         rate = self._engine.service.core.checkpoint.codec.config.frame_rate
         spoken = max(1, round(characters / CHARACTERS_PER_SECOND * rate)) if self._random else 0
         return min(filter(None, (spoken, self._job.max_frames)), default=0)
@@ -196,22 +196,22 @@ def _voice(engine: "Engine", job: TrialConfig) -> "Voice | None":
 
 
 def main() -> None:
-    """Whatever goes wrong is told too: the one who reads has nothing else to go by."""
+    """Run the trial on standard input and output; errors are emitted as messages as well."""
     fields = json.loads(sys.stdin.read())
     job = TrialConfig(**{**fields, "voices": tuple(fields["voices"])})
 
-    # What a library prints must not stand between the lines that are read.
+    # Prints of libraries must not mix with the messages.
     out, sys.stdout = sys.stdout, sys.stderr
 
-    def emit(what: dict[str, Any]) -> None:
-        out.write(json.dumps(what) + "\n")
+    def emit(message: dict[str, Any]) -> None:
+        out.write(json.dumps(message) + "\n")
         out.flush()
 
     try:
         run(job, emit)
     except ShoalError as problem:
         emit({"refused": {"error": type(problem).__name__, "message": str(problem)}})
-    except Exception as problem:  # noqa: BLE001 - the edge of this process
+    except Exception as problem:  # noqa: BLE001 - process edge: the parent reports the error
         emit({"failed": f"{type(problem).__name__}: {problem}"})
 
 

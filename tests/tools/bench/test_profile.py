@@ -63,7 +63,7 @@ def test_no_gaps_are_told_where_model_and_codec_run_beside_each_other(monkeypatc
     assert "host gaps" not in [part.name for part in told.parts]
     console = Console(width=200, file=StringIO())
     console.print(profile.render(told))
-    assert "the codec's is done beside the model's" in console.file.getvalue()
+    assert "codec and model run concurrently" in console.file.getvalue()
 
 
 def test_what_is_done_once_per_step_is_shared_by_the_voices() -> None:

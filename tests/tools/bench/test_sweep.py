@@ -218,7 +218,7 @@ def test_a_benchmark_of_which_nobody_heard_anything_ends_with_the_reason() -> No
     rounds = [{"voices": 1, "seconds": 1.0, "cpu_seconds": 1.0, "requests": [request]}]
     run = {"name": "default", "reason": None, "batches": [figures(1, rounds, None)]}
     document: Document = {"complete": True, "runs": [run]}
-    with pytest.raises(GenerationFailed, match=r"nothing could be measured\. the model did not produce speech"):
+    with pytest.raises(GenerationFailed, match=r"nothing could be measured: the model did not produce speech"):
         require_figures(document)
     request["error"], request["audio_seconds"], request["first_audio"] = None, 2.0, 0.5
     run["batches"] = [figures(1, rounds, None)]
