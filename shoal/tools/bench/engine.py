@@ -136,7 +136,7 @@ def run_engine_bench(
     others = BackgroundLoad()
     with _bar(len(batches), shown=progress) as tick:
         try:
-            measure(core, batches, QUICK if quick else _usual(core), run, tick)
+            measure(core, batches, QUICK if quick else _default_size(core), run, tick)
             document["complete"] = True
         except INTERRUPTS:
             pass
@@ -144,7 +144,7 @@ def run_engine_bench(
     return document
 
 
-def _usual(core: EngineCore) -> BenchSize:
+def _default_size(core: EngineCore) -> BenchSize:
     return LONG if core.checkpoint.model.device.type == "cuda" else DEFAULT
 
 

@@ -109,7 +109,7 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: 
         ProfiledPart("encode", _time(lambda: _encode(checkpoint.codec.config.sample_rate), "cpu"), "request"),
     ]
     beside = core.audio_decoder.overlap
-    if not beside:  # with overlap a step takes less than the sum of its parts, so host time cannot be told
+    if not beside:  # with overlap a step takes less than the sum of its parts, so host time is unknown
         parts.append(ProfiledPart("host gaps", max(0.0, _engine_step(core, voices) - step - codec), "step"))
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size <= voices]
     steps = {size: _time(bench.step(size), where) for size in sizes}
@@ -315,9 +315,9 @@ def _whole(profile: RequestProfile) -> str:
 
 
 def render(profile: RequestProfile) -> RenderableType:
-    told, total = profile.machine, sum(part.of_request(profile.voices) for part in profile.parts)
+    host, total = profile.machine, sum(part.of_request(profile.voices) for part in profile.parts)
     heading = (
-        f"{profile.model} on {told['device']}, {profile.rung}, {profile.voices} voices; torch {told['torch']}. "
+        f"{profile.model} on {host['device']}, {profile.rung}, batch size {profile.voices}; torch {host['torch']}. "
         f"Share: of {_whole(profile)}. Memory: {profile.ceiling / 1e9:,.0f} GB/s."
     )
     table = Table("part", "time", "per", "share", "GB/s", "of memory", box=SIMPLE_HEAD, padding=(0, 1))
@@ -331,7 +331,7 @@ def render(profile: RequestProfile) -> RenderableType:
             f"{rate / 1e9:,.0f}" if rate else "",
             f"{rate / profile.ceiling:.0%}" if rate else "",
         )
-    sizes = Table("voices", "step", "frames/s", box=SIMPLE_HEAD, padding=(0, 1))
+    sizes = Table("batch", "step", "frames/s", box=SIMPLE_HEAD, padding=(0, 1))
     for size, milliseconds in profile.steps.items():
         sizes.add_row(str(size), f"{milliseconds:.3f} ms", f"{size / milliseconds * 1e3:,.0f}")
     names = ", ".join(f"{part.name} ({part.of_request(profile.voices) / total:.0%})" for part in profile.bottlenecks)

@@ -112,12 +112,12 @@ def speak(
     place.mkdir()
     clips = []
     with load(plan.model, device=plan.device, config=EngineConfig(**fields), **keywords) as engine:
-        usual = engine.service.default_sampling
+        defaults = engine.service.default_sampling
         for voice in plan.voices or (None,):
             for number, sentence in enumerate(sentences):
                 name = f"{voice or OWN_VOICE}-{number:04d}.wav"
                 try:
-                    speech = engine.speak(sentence, voice=voice, sampling=replace(usual, seed=number))
+                    speech = engine.speak(sentence, voice=voice, sampling=replace(defaults, seed=number))
                     (place / name).write_bytes(encode_file(speech.samples, "wav", speech.sample_rate))
                 except GenerationFailed:
                     pass  # without a file, the judges count the clip as a fault

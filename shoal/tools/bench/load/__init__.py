@@ -1,1 +1,1 @@
-"""A server under load, seen from outside: what its listeners hear, and when."""
+"""Load tests of a server as its clients see it: latency, throughput and playback stalls."""

@@ -1,18 +1,18 @@
-"""Seconds of audio in a body that is still arriving: bare 16-bit PCM, or WAV, which says itself what it is."""
+"""Duration of audio in a streamed response body: raw 16-bit PCM, or WAV, recognised by its header."""
 
 import struct
 
 from shoal.errors import AudioError
 
-LONGEST_HEADER = 4096
+MAX_HEADER_BYTES = 4096
 
 
 class AudioMeter:
-    """Fed with bytes, tells how many seconds of audio were in them. Raises AudioError for a WAV that is none."""
+    """Converts received bytes to seconds of audio. Raises AudioError for an invalid WAV header."""
 
     def __init__(self, sample_rate: int) -> None:
-        self._bytes_per_second = 2 * sample_rate  # of bare PCM: 16 bits, one channel
-        self._held: bytes | None = b""  # what has not shown yet whether it is a WAV header
+        self._bytes_per_second = 2 * sample_rate  # raw PCM: 16 bits, one channel
+        self._held: bytes | None = b""  # bytes that may be part of a WAV header; None after the header
 
     def feed(self, content: bytes) -> float:
         if self._held is not None:
@@ -20,12 +20,12 @@ class AudioMeter:
         return len(content) / self._bytes_per_second
 
     def end(self) -> float:
-        """Of what was held back because it might have been the beginning of a header."""
+        """Return the seconds of audio in bytes that were held back as a possible header."""
         held, self._held = self._held or b"", None
         return len(held) / self._bytes_per_second
 
     def _header(self, content: bytes) -> bytes:
-        """The audio in what has come so far; nothing while a header may still be going on."""
+        """Return the audio after the header; nothing while the header is incomplete."""
         self._held = content
         if len(content) < 12 and b"RIFF".startswith(content[:4]):
             return b""
@@ -40,12 +40,12 @@ class AudioMeter:
             if name == b"fmt " and at + 24 <= len(content):
                 rate = struct.unpack_from("<I", content, at + 16)[0]  # bytes per second
             at += 8 + size + size % 2
-        if len(content) > LONGEST_HEADER:
-            raise AudioError("a WAV file without samples")
+        if len(content) > MAX_HEADER_BYTES:
+            raise AudioError("the WAV file has no data chunk")
         return b""
 
     def _begin(self, content: bytes, rate: int) -> bytes:
         if not rate:
-            raise AudioError("a WAV file that does not say its rate")
+            raise AudioError("the WAV file has no sample rate")
         self._held, self._bytes_per_second = None, rate
         return content

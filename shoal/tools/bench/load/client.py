@@ -1,4 +1,4 @@
-"""One request to a speech server, and when its audio came. Speaks the OpenAI and the Fish API."""
+"""Client of one request to a speech server with the OpenAI or Fish API; records when audio arrives."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 Api = Literal["openai", "fish"]
 
 ROUTES: dict[Api, str] = {"openai": "/v1/audio/speech", "fish": "/v1/tts"}
-# What each API sends when it says nothing: OpenAI's pcm; Fish streams wav, which has a header.
+# Sample rates of PCM without an x-sample-rate header. Fish servers stream WAV, whose header has the rate.
 RATES: dict[Api, int] = {"openai": 24_000, "fish": 44_100}
 SOUNDS = ("audio/pcm", "audio/wav", "audio/wave", "audio/x-wav", "audio/l16", "application/octet-stream", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server and how it is asked."""
+    """A server and the parameters of its requests."""
 
-    url: str  # of its speech route
+    url: str  # URL of the speech route
     api: Api
     model: str | None = None
     voice: str | None = None
@@ -36,7 +36,7 @@ class Target:
         return urlsplit(self.url).netloc
 
     def body(self, text: str, number: int) -> dict[str, Any]:
-        """Audio that can be timed, streamed; fields every server of the API knows."""
+        """Return a request for streamed PCM or WAV, with fields that every server of the API supports."""
         if self.api == "fish":
             body: dict[str, Any] = {"text": text, "format": "wav", "streaming": True, "seed": number}
             return body | ({"reference_id": self.voice} if self.voice else {})
@@ -54,39 +54,39 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """One request as the load generator saw it; times in seconds, from the moment it was due."""
+    """One request as the load generator saw it. Times are in seconds from its due time."""
 
     number: int
-    due: float  # from the beginning of the stage
-    late: float  # until it was really sent: the delay of the load generator, part of the other times
+    due: float  # seconds from the start of the stage
+    late: float  # delay until it was sent by the load generator, included in the other times
     first_audio: float | None
     seconds: float
     audio_seconds: float
-    stalled: tuple[float, ...]  # with each of BUFFERS
+    stalled: tuple[float, ...]  # seconds of stalled playback with each of BUFFERS
     error: str | None = None
 
 
 def parse_target(url: str, api: str | None = None, **wishes: str | None) -> Target:
-    """A URL with or without the route; the route tells the API where `api` does not."""
+    """Parse a URL with or without the route; without `api`, the route decides the API. Raises InvalidRequest."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise InvalidRequest(f"{url!r} is not the address of a server; for example http://127.0.0.1:8080")
+        raise InvalidRequest(f"{url!r} is not the URL of a server, such as http://127.0.0.1:8080")
     if parts.username is not None or parts.password is not None:
-        raise InvalidRequest("no names or passwords in the address, which is kept with the figures; use --key")
+        raise InvalidRequest("the URL must not contain a user name or password, since results store it: use --key")
     found = next((name for name, route in ROUTES.items() if parts.path.endswith(route)), None)
     if api is not None and api not in ROUTES:
-        raise InvalidRequest(f"unknown API {api!r}: {' or '.join(ROUTES)}")
+        raise InvalidRequest(f"unknown API {api!r}: use {' or '.join(ROUTES)}")
     chosen = next((name for name in ROUTES if name == api), None) or found or "openai"
     if found not in (None, chosen):
-        raise InvalidRequest(f"{url} is the route of the {found} API, and --api says {chosen}")
+        raise InvalidRequest(f"{url} is a route of the {found} API, but --api is {chosen}")
     base = url.rstrip("/").removesuffix("/v1")
     return Target(url if found else base + ROUTES[chosen], chosen, **wishes)
 
 
-async def listen(
+async def send_request(
     http: "httpx.AsyncClient", target: Target, text: str, number: int, due: float, began: float
 ) -> RequestOutcome:
-    """Ask, and note when audio arrives. `due` and `began` (of the stage) are on the clock of the event loop."""
+    """Send one request and record when audio arrives. `due` and `began` (start of the stage) are event loop times."""
     import httpx
 
     clock = asyncio.get_running_loop().time
@@ -119,7 +119,7 @@ async def listen(
 
 
 async def _audio(http: "httpx.AsyncClient", target: Target, text: str, number: int) -> AsyncIterator[float]:
-    """Seconds of audio in every piece that arrives."""
+    """Yield the seconds of audio in every piece that arrives."""
     async with http.stream("POST", target.url, json=target.body(text, number), headers=target.headers) as answer:
         answer.raise_for_status()
         kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()

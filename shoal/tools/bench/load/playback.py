@@ -1,17 +1,16 @@
-"""What a listener would have heard: whether audio that arrives in pieces runs out while it is played."""
+"""Playback of streamed audio: how long a player stalls because the next chunk is late."""
 
 from collections.abc import Sequence
 
-# (seconds when a piece arrived, seconds of audio in it)
+# (arrival time of a chunk, seconds of audio in it)
 Arrivals = Sequence[tuple[float, float]]
 
 BUFFERS = (0.05, 0.1, 0.2)
 
 
 def stalled_seconds(arrivals: Arrivals, buffer: float) -> float:
-    """Silence in the middle of a speech, for a player that begins `buffer` seconds after the first audio arrives.
-
-    A player that has run dry goes on as soon as there is audio again.
+    """Return the seconds of silence within an utterance, for a player that starts `buffer` seconds after the first
+    audio and resumes as soon as more arrives.
     """
     if not arrivals:
         return 0.0

@@ -1,4 +1,4 @@
-"""`shoal load`: stages of load on one or several servers, in turn, so that whatever else happens falls on all."""
+"""`shoal load`: stages of load on one or several servers. Servers alternate, so that disturbances affect all."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import GenerationFailed, MissingExtra
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
-from shoal.tools.bench.load.client import RequestOutcome, Target, listen
+from shoal.tools.bench.load.client import RequestOutcome, Target, send_request
 from shoal.tools.bench.load.search import MAX_TRIALS, highest_rate
 from shoal.tools.bench.load.stage import LoadStage, run_stage
 from shoal.tools.bench.load.summary import Objective, summarize_stage
@@ -26,20 +26,20 @@ TICK = 0.25
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What to do to every target. With `search` the rates are found out, beginning with the first stage's."""
+    """Stages to run on every target. With `search`, the highest rate is searched, starting with the first stage's."""
 
     stages: list[LoadStage]
     objective: Objective = field(default_factory=Objective)
     search: bool = False
-    warm_up: int = 2  # requests that do not count
-    sentences: int = 1  # per text
+    warm_up: int = 2  # requests before the measured ones
+    sentences: int = 1  # sentences per text
     timeout: float = 60.0
     seed: int = 0
 
 
 @dataclass(slots=True)
 class TargetRun:
-    """One target's way through the plan."""
+    """Results of one target."""
 
     target: Target
     name: str
@@ -68,13 +68,13 @@ def run_load(
     progress: bool = True,
     transport: "httpx.AsyncBaseTransport | None" = None,
 ) -> Document:
-    """Raises GenerationFailed when a server answers no request at all. An interrupt keeps what was measured."""
+    """Run a load test; an interrupt keeps finished requests. Raises GenerationFailed if warm-up fails."""
     document = new_document("load", dict(describe_client()), _settings(plan))
     runs = [TargetRun(target, name) for target, name in zip(targets, target_names(targets), strict=True)]
     seconds = sum(stage.seconds for stage in plan.stages) * len(targets) * (MAX_TRIALS // 2 if plan.search else 1)
     with progress_bar(seconds, shown=progress) as bar:
         try:
-            asyncio.run(_courses(runs, plan, bar, transport))
+            asyncio.run(_run_targets(runs, plan, bar, transport))
             document["complete"] = True
         except INTERRUPTS:
             pass
@@ -83,14 +83,14 @@ def run_load(
 
 
 def target_names(targets: Sequence[Target]) -> list[str]:
-    """Host and port, with the API where that does not tell them apart."""
+    """Return a unique name for each target: host and port, with API and number where needed."""
     alone = Counter(target.name for target in targets)
     names = [target.name if alone[target.name] == 1 else f"{target.name} {target.api}" for target in targets]
     taken = Counter(names)
     return [name if taken[name] == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
-async def _courses(
+async def _run_targets(
     runs: list[TargetRun], plan: LoadPlan, bar: BenchProgress, transport: "httpx.AsyncBaseTransport | None"
 ) -> None:
     async with _client(plan, transport) as http:
@@ -120,20 +120,20 @@ async def _search(http: "httpx.AsyncClient", run: TargetRun, plan: LoadPlan, bar
 async def _run(
     http: "httpx.AsyncClient", run: TargetRun, stage: LoadStage, plan: LoadPlan, bar: BenchProgress, number: int
 ) -> list[RequestOutcome]:
-    """One stage; its outcomes are with the run from the first one on."""
+    """Run one stage. Outcomes are added to the run as they arrive, so that an interrupt keeps them."""
     outcomes: list[RequestOutcome] = []
     run.outcomes.append((stage, outcomes))
     began = asyncio.get_running_loop().time()
-    # Another piece of the supply of sentences for every stage, the same for every target.
+    # Different sentences in every stage, equal for all targets.
     supply = texts(plan.sentences, first=number * SENTENCES // 7)
     words = list(islice(supply, SENTENCES // plan.sentences))
 
-    async def ask(at: int, due: float) -> RequestOutcome:
-        return await listen(http, run.target, words[at % len(words)], at, due, began)
+    async def send(at: int, due: float) -> RequestOutcome:
+        return await send_request(http, run.target, words[at % len(words)], at, due, began)
 
     try:
         with _ticking(bar, f"{run.name}: {stage.name}", stage.seconds):
-            await run_stage(stage, ask, outcomes.append, plan.seed + number)
+            await run_stage(stage, send, outcomes.append, plan.seed + number)
     except (asyncio.CancelledError, *INTERRUPTS):
         # Rates of an interrupted stage refer to the time it ran. SIGTERM raises in whichever task is running.
         run.outcomes[-1] = (replace(stage, seconds=asyncio.get_running_loop().time() - began), outcomes)
@@ -145,17 +145,17 @@ async def _warm_up(http: "httpx.AsyncClient", target: Target, plan: LoadPlan) ->
     clock, problem = asyncio.get_running_loop().time, None
     for number, text in enumerate(islice(texts(plan.sentences, first=SENTENCES - 100), plan.warm_up)):
         now = clock()
-        problem = (await listen(http, target, text, number, now, now)).error
+        problem = (await send_request(http, target, text, number, now, now)).error
     if problem is not None:
         raise GenerationFailed(
-            f"{target.url} does not speak ({problem}); is it up, is it the {target.api} API (--api), and does it know "
-            "this --voice and --key?"
+            f"{target.url} failed a warm-up request ({problem}): check that the server is running, has the "
+            f"{target.api} API (--api), and accepts --voice and --key"
         )
 
 
 @contextmanager
 def _ticking(bar: BenchProgress, what: str, seconds: float) -> Iterator[None]:
-    """The bar moves with the clock: how long a stage takes is known beforehand."""
+    """Advance the bar with the clock: the duration of a stage is known."""
     bar.describe(what)
 
     async def tick() -> None:
@@ -174,8 +174,8 @@ def _client(plan: LoadPlan, transport: "httpx.AsyncBaseTransport | None") -> "ht
     try:
         import httpx
     except ModuleNotFoundError:
-        raise MissingExtra("Load tests need httpx: pip install 'shoal[bench]'") from None
-    # No proxy from the environment: it would be measured too. No bound on connections: waiting is the server's part.
+        raise MissingExtra("load tests need httpx: pip install 'shoal[bench]'") from None
+    # No proxy, which would be measured too, and no connection limit: queueing must happen in the server.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
     return httpx.AsyncClient(timeout=plan.timeout, limits=limits, trust_env=False, transport=transport)
 

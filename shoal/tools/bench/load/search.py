@@ -1,30 +1,30 @@
-"""The highest rate that keeps the promise: doubled until it breaks, then halved in between."""
+"""Search for the highest rate that meets the objective: double until it fails, then bisect."""
 
 from collections.abc import Awaitable, Callable
 
-# Whether a rate kept the promise.
+# Run a rate and return whether it met the objective.
 Trial = Callable[[float], Awaitable[bool]]
 
-FINENESS = 1.1  # the answer is at most a tenth below the rate that broke
-LEAST = 1 / 64
+PRECISION = 1.1  # the result is at most 10 % below a rate that fails
+MIN_RATE = 1 / 64
 MAX_TRIALS = 14
 
 
 async def highest_rate(trial: Trial, first: float) -> float | None:
-    """Requests per second; None if not even the least rate keeps it. Every rate is tried once."""
-    kept, broken, rate = 0.0, float("inf"), first
+    """Return the highest rate in requests per second; None if even the lowest fails. Every rate is tried once."""
+    met, failed, rate = 0.0, float("inf"), first
     for _ in range(MAX_TRIALS):
         if await trial(rate):
-            kept = rate
+            met = rate
         else:
-            broken = rate
-        if (kept and broken / kept <= FINENESS) or (not kept and rate < LEAST):
+            failed = rate
+        if (met and failed / met <= PRECISION) or (not met and rate < MIN_RATE):
             break
-        rate = _between(kept, broken)
-    return kept or None
+        rate = _between(met, failed)
+    return met or None
 
 
-def _between(kept: float, broken: float) -> float:
-    if not kept:
-        return broken / 4
-    return kept * 2 if broken == float("inf") else (kept * broken) ** 0.5
+def _between(met: float, failed: float) -> float:
+    if not met:
+        return failed / 4
+    return met * 2 if failed == float("inf") else (met * failed) ** 0.5

@@ -1,7 +1,7 @@
-"""Who asks when.
+"""Stages of a load test.
 
-Closed loop: so many clients, each of which asks again when it has been answered. Open loop: requests come by the clock,
-at random moments (Poisson), whether or not earlier ones have been answered, as the public does.
+Closed loop: N clients, each of which sends its next request when the last one has ended. Open loop: requests arrive at
+random times (Poisson), whether or not earlier ones have ended, as with independent users.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ from shoal.tools.bench.load.client import RequestOutcome
 
 # Beyond this the load generator itself would be the bottleneck.
 MAX_IN_FLIGHT = 4000
-# Of a client that was refused: one who asks again at once would only count how fast a server says no.
+# Seconds a closed-loop client waits after an error, so that it does not just measure how fast errors are returned.
 PAUSE = 0.1
 
-# Number of the request, and when it is due on the clock of the event loop.
-Ask = Callable[[int, float], Awaitable[RequestOutcome]]
+# Arguments: number of the request and its due time on the clock of the event loop.
+SendRequest = Callable[[int, float], Awaitable[RequestOutcome]]
 OnOutcome = Callable[[RequestOutcome], None]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStage:
-    """`seconds` of one kind of load. What has been asked by then is waited for. It may grow from `first` to `last`."""
+    """Load for `seconds`, constant or a ramp from `first` to `last`. Requests in flight at the end are completed."""
 
     open: bool
-    first: float  # requests per second, or clients
+    first: float  # requests per second (open loop) or clients (closed loop)
     last: float
     seconds: float
 
@@ -40,7 +40,7 @@ class LoadStage:
 
 
 def parse_stages(text: str, *, open: bool, seconds: float) -> list[LoadStage]:
-    """`2`, `1,2,4` (one stage each) or `1..8` (a ramp)."""
+    """Parse `2`, `1,2,4` (one stage each) or `1..8` (a ramp). Raises InvalidRequest."""
     stages = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
@@ -51,60 +51,62 @@ def parse_stages(text: str, *, open: bool, seconds: float) -> list[LoadStage]:
         whole = open or all(each.is_integer() for each in load)
         if not all(0 < each <= 10_000 for each in load) or not whole:
             what = "a rate" if open else "a number of clients"
-            raise InvalidRequest(f"{part!r} is not {what}; for example 2, or 1,2,4 for stages, or 1..8 for a ramp")
+            raise InvalidRequest(f"{part!r} is not {what}, such as 2, or 1,2,4 for stages, or 1..8 for a ramp")
         stages.append(LoadStage(open, *load, seconds))
     return stages
 
 
-async def run_stage(stage: LoadStage, ask: Ask, heard: OnOutcome, seed: int) -> None:
-    """Tells `heard` of every request as it ends. Leaving early abandons those under way."""
+async def run_stage(stage: LoadStage, send: SendRequest, on_outcome: OnOutcome, seed: int) -> None:
+    """Run a stage and call `on_outcome` for every request as it ends. Cancellation drops the requests in flight."""
     async with asyncio.TaskGroup() as group:
         if stage.open:
-            await _open_loop(stage, ask, heard, seed, group)
+            await _open_loop(stage, send, on_outcome, seed, group)
         else:
-            _closed_loop(stage, ask, heard, group)
+            _closed_loop(stage, send, on_outcome, group)
 
 
 def arrival_times(stage: LoadStage, seed: int) -> Iterator[float]:
-    """Seconds from the beginning; on a ramp, candidates of the highest rate are thinned to the rate of the moment."""
-    dice, at, most = random.Random(seed), 0.0, max(stage.first, stage.last)
+    """Yield arrival times in seconds; a ramp is a Poisson process at the peak rate, thinned to the current rate."""
+    rng, at, peak = random.Random(seed), 0.0, max(stage.first, stage.last)
     while True:
-        at += dice.expovariate(most)
+        at += rng.expovariate(peak)
         if at >= stage.seconds:
             return
         now = stage.first + (stage.last - stage.first) * at / stage.seconds
-        if dice.random() * most < now:
+        if rng.random() * peak < now:
             yield at
 
 
-async def _open_loop(stage: LoadStage, ask: Ask, heard: OnOutcome, seed: int, group: asyncio.TaskGroup) -> None:
-    clock, under_way = asyncio.get_running_loop().time, 0
+async def _open_loop(
+    stage: LoadStage, send: SendRequest, on_outcome: OnOutcome, seed: int, group: asyncio.TaskGroup
+) -> None:
+    clock, in_flight = asyncio.get_running_loop().time, 0
     began = clock()
 
     async def one(number: int, due: float) -> None:
-        nonlocal under_way
-        heard(await ask(number, due))
-        under_way -= 1
+        nonlocal in_flight
+        on_outcome(await send(number, due))
+        in_flight -= 1
 
     for number, at in enumerate(arrival_times(stage, seed)):
         await asyncio.sleep(began + at - clock())
-        if under_way < MAX_IN_FLIGHT:
-            under_way += 1
+        if in_flight < MAX_IN_FLIGHT:
+            in_flight += 1
             group.create_task(one(number, began + at))
         else:
-            heard(RequestOutcome(number, at, 0.0, None, 0.0, 0.0, (), "not sent: too many under way"))
+            on_outcome(RequestOutcome(number, at, 0.0, None, 0.0, 0.0, (), "not sent: too many in flight"))
 
 
-def _closed_loop(stage: LoadStage, ask: Ask, heard: OnOutcome, group: asyncio.TaskGroup) -> None:
+def _closed_loop(stage: LoadStage, send: SendRequest, on_outcome: OnOutcome, group: asyncio.TaskGroup) -> None:
     clock = asyncio.get_running_loop().time
     began, count = clock(), round(max(stage.first, stage.last))
     numbers = iter(range(1 << 62))
 
-    async def client(joins: float, leaves: float) -> None:
-        await asyncio.sleep(joins)
-        while clock() - began < leaves:
-            outcome = await ask(next(numbers), clock())
-            heard(outcome)
+    async def client(starts: float, stops: float) -> None:
+        await asyncio.sleep(starts)
+        while clock() - began < stops:
+            outcome = await send(next(numbers), clock())
+            on_outcome(outcome)
             if outcome.error is not None:
                 await asyncio.sleep(PAUSE)
 
@@ -113,7 +115,7 @@ def _closed_loop(stage: LoadStage, ask: Ask, heard: OnOutcome, group: asyncio.Ta
 
 
 def _presence(stage: LoadStage, client: int) -> tuple[float, float]:
-    """When a client joins and leaves: on a ramp one after the other, at even distances."""
+    """Return when a client starts and stops; on a ramp, clients start or stop at even intervals."""
     few, change = min(stage.first, stage.last), abs(stage.last - stage.first)
     if client < few:
         return 0.0, stage.seconds

@@ -1,4 +1,4 @@
-"""Outcomes of many requests -> the figures of a stage."""
+"""Figures of a stage from the outcomes of its requests."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from shoal.tools.bench.load.playback import BUFFERS
 from shoal.tools.bench.load.stage import LoadStage
 from shoal.tools.bench.percentiles import Percentiles, summarize
 
-WINDOWS = 40  # of the timeline
+WINDOWS = 40  # windows of the timeline
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a listener is owed. A request is good if its audio begins in time and then never runs out."""
+    """Service level objective. A request is good if its audio starts in time and playback never stalls."""
 
-    first_audio: float = 0.5  # seconds
-    buffer: float = 0.1  # seconds; one of BUFFERS
-    share: float = 0.99  # of requests that must be good
+    first_audio: float = 0.5  # maximum time to first audio in seconds
+    buffer: float = 0.1  # playback buffer in seconds; one of BUFFERS
+    share: float = 0.99  # minimum share of good requests
 
     def met_by(self, outcome: RequestOutcome) -> bool:
         return (
@@ -30,12 +30,12 @@ class Objective:
         )
 
     def kept_by(self, outcomes: Sequence[RequestOutcome]) -> bool:
-        """Where nobody came, nothing was shown."""
+        """Return whether enough requests are good; False without any requests."""
         return bool(outcomes) and sum(map(self.met_by, outcomes)) >= self.share * len(outcomes)
 
 
 def summarize_stage(stage: LoadStage, outcomes: Sequence[RequestOutcome], objective: Objective) -> dict[str, Any]:
-    """Rates are per second of the whole stage, until the last request has ended."""
+    """Return the figures of a stage. Rates refer to the time until the last request has ended."""
     outcomes = sorted(outcomes, key=lambda each: each.number)
     done = [each for each in outcomes if each.error is None]
     seconds = max([stage.seconds, *(each.due + each.seconds for each in outcomes)])
@@ -73,7 +73,7 @@ def starvation(done: Sequence[RequestOutcome], at: int) -> dict[str, Any]:
 
 
 def timeline(outcomes: Sequence[RequestOutcome], seconds: float) -> list[dict[str, Any]]:
-    """How it went over time, by the moment requests were due: a soak that slowly fills up shows here."""
+    """Return errors and latency over time, by due time; shows a queue that slowly grows in a soak test."""
     width, rows = seconds / WINDOWS, list[dict[str, Any]]()
     for window in range(WINDOWS):
         here = [each for each in outcomes if window <= each.due / width < window + 1]

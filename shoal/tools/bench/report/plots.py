@@ -207,14 +207,7 @@ def strips(label: str, rows: Sequence[Strip], form: Format, *, mark: tuple[float
         _label_rows(plot.axes, list(range(len(rows))), [row.label for row in rows])
         plot.axes.set_ylim(len(rows) - 0.5, -0.5)
         plot.axes.set_xlim(0.0, 1.04 * max([v for row in rows for v in row.values] + ([mark[0]] if mark else [])))
-        plot.axes.annotate(
-            "P50",
-            (1.0, 1.0),
-            xycoords="axes fraction",
-            xytext=(8, 7),
-            textcoords="offset points",
-            color=COLOURS["faint"],
-        )
+        _text(plot.axes, "P50", (1.0, 1.0), "axes fraction", (8, 7), color=COLOURS["faint"])
         _value_axis(plot.axes.xaxis, form)
         _reference_line(plot.axes, mark)
         return plot.svg()
@@ -235,11 +228,8 @@ def lines(label: str, series: Sequence[LineSeries], spec: AxesSpec) -> str:
         plot.axes.set_title(spec.y_name, loc="left", fontsize=12, color=COLOURS["faint"])
         if spec.mark is not None:
             plot.axes.axhline(spec.mark[0], color=COLOURS["s6"], linestyle=(0, (4, 4)), linewidth=1)
-            words, where = spec.mark[1], (0.0, spec.mark[0])
-            plot.axes.annotate(
-                words, where, xycoords=("axes fraction", "data"), xytext=(6, 5), textcoords="offset points",
-                color=COLOURS["faint"],
-            )  # fmt: skip
+            where = (0.0, spec.mark[0])
+            _text(plot.axes, spec.mark[1], where, ("axes fraction", "data"), (6, 5), color=COLOURS["faint"])
         return plot.svg()
 
 
@@ -266,7 +256,7 @@ def _draw_bar(plot: Plot, bar: StackedBar, at: float) -> None:
         (patch,) = plot.axes.barh(at, value, BAR - 4.0, left=start, color=COLOURS[kind])
         plot.add_tips(patch, [tip])
         start += value
-    plot.axes.annotate(bar.words, (start, at), xytext=(6, 0), textcoords="offset points", va="center_baseline")
+    _text(plot.axes, bar.words, (start, at), "data", (6, 0), va="center_baseline")
 
 
 def _draw_strip(plot: Plot, row: Strip, at: int, form: Format) -> None:
@@ -278,10 +268,7 @@ def _draw_strip(plot: Plot, row: Strip, at: int, form: Format) -> None:
     for name, value, kind in (("P50", row.p50, "q1"), ("P95", row.p95, "q2"), ("P99", row.p99, "q3")):
         line = plot.axes.vlines(value, at - 0.34, at + 0.34, color=COLOURS[kind], linewidth=3.0, zorder=3)
         plot.add_tips(line, [f"{name} {form(value)}"])
-    plot.axes.annotate(
-        form(row.p50), (1.0, at), xycoords=("axes fraction", "data"), xytext=(8, 0), textcoords="offset points",
-        va="center_baseline",
-    )  # fmt: skip
+    _text(plot.axes, form(row.p50), (1.0, at), ("axes fraction", "data"), (8, 0), va="center_baseline")
 
 
 def _draw_line(plot: Plot, line: LineSeries, spec: AxesSpec) -> None:
@@ -335,10 +322,13 @@ def _reference_line(axes: "Axes", mark: tuple[float, str] | None) -> None:
     if mark is None:
         return
     axes.axvline(mark[0], color=COLOURS["s6"], linestyle=(0, (4, 4)), linewidth=1)
-    axes.annotate(
-        mark[1], (mark[0], 1.0), xycoords=("data", "axes fraction"), xytext=(0, 7), textcoords="offset points",
-        ha="center", color=COLOURS["faint"],
-    )  # fmt: skip
+    _text(axes, mark[1], (mark[0], 1.0), ("data", "axes fraction"), (0, 7), ha="center", color=COLOURS["faint"])
+
+
+def _text(
+    axes: "Axes", words: str, at: tuple[float, float], coordinates: Any, offset: tuple[int, int], **style: Any
+) -> None:
+    axes.annotate(words, at, xycoords=coordinates, xytext=offset, textcoords="offset points", **style)
 
 
 def _themed(svg: str) -> str:
