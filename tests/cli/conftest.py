@@ -21,7 +21,7 @@ class Run:
 
     @property
     def said(self) -> str:
-        """Standard error as one line, however it was wrapped."""
+        """Standard error as one line, without wrapping."""
         return " ".join(self.err.split())
 
 
@@ -30,7 +30,7 @@ Shoal = Callable[..., Run]
 
 @pytest.fixture
 def shoal(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[Shoal]:
-    """The command as a shell would run it, without a new process: `shoal("say", "Hello.", "-o", path)`."""
+    """Run the command in this process: `shoal("say", "Hello.", "-o", path)`."""
     before = signal.getsignal(signal.SIGTERM)
 
     def run(*arguments: object, stdin: bytes | None = None) -> Run:
@@ -47,7 +47,7 @@ def shoal(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[by
 
 
 class Terminal(io.TextIOWrapper):
-    """Nobody types."""
+    """Standard input that is a terminal without input."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO())

@@ -1,4 +1,4 @@
-"""The edge: what every command has in common."""
+"""Behaviour shared by all commands: help, completion, errors and exit codes."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ GROUPS = ("Speak", "Serve", "Models", "Measure", "This machine")
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that does something, with the words that call it."""
+    """Yield every leaf command with the words that call it."""
     group = group or typer.main.get_command(cli.app)
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
@@ -30,18 +30,18 @@ COMMANDS = dict(commands())
 
 
 def test_the_help_groups_every_command_by_what_it_is_for(shoal: Shoal) -> None:
-    told = shoal("--help").text
-    places = [told.index(f"─ {group} ─") for group in GROUPS]
+    ran = shoal("--help").text
+    places = [ran.index(f"─ {group} ─") for group in GROUPS]
     assert places == sorted(places)
-    assert all(f"│ {path[0]} " in told for path in COMMANDS)
-    assert "─ Commands ─" not in told, "a command has no group"
+    assert all(f"│ {path[0]} " in ran for path in COMMANDS)
+    assert "─ Commands ─" not in ran, "a command has no group"
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_every_command_explains_itself(shoal: Shoal, path: tuple[str, ...]) -> None:
-    told = shoal(*path, "--help")
-    assert told.code == 0
-    assert "Example: " in told.text or path == ("version",)
+def test_every_command_has_help_for_every_parameter(shoal: Shoal, path: tuple[str, ...]) -> None:
+    ran = shoal(*path, "--help")
+    assert ran.code == 0
+    assert "Example: " in ran.text or path == ("version",)
     silent = [each.name for each in COMMANDS[path].params if not getattr(each, "help", None)]
     assert silent == []
 
@@ -64,12 +64,12 @@ def test_the_shell_completes(typed: str, offered: str, tmp_path: Path) -> None:
     assert offered in ran.stdout.split()
 
 
-def test_the_version_is_told_both_ways(shoal: Shoal) -> None:
+def test_the_version_command_and_flag_agree(shoal: Shoal) -> None:
     assert shoal("--version").text == shoal("version").text == f"shoal {__version__}\n"
 
 
-def test_the_help_comes_without_torch() -> None:
-    """Importing torch takes seconds; who asks for help should not wait for it."""
+def test_the_cli_imports_without_torch() -> None:
+    """Importing torch takes seconds, which `--help` must not."""
     code = "import sys, shoal.cli; sys.exit([name for name in ('torch', 'numpy', 'rich') if name in sys.modules] or 0)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")

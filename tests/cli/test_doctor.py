@@ -10,7 +10,7 @@ from shoal.tools.doctor import examine
 from tests.cli.conftest import Shoal
 
 
-def test_it_names_what_it_looked_at_and_what_will_be_used(shoal: Shoal) -> None:
+def test_doctor_lists_its_findings_and_the_defaults(shoal: Shoal) -> None:
     ran = shoal("doctor")
     assert ran.code == 0
     for subject in ("Python", "torch", "CPU", "memory", "GPU", "Triton", "audio formats", "models", "will be used"):
@@ -54,7 +54,7 @@ def test_a_torch_that_cannot_be_imported_is_a_finding(monkeypatch: pytest.Monkey
     assert "libtorch.so" in report.findings[-1].value
 
 
-def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     (finding,) = doctor._compiler()
@@ -62,7 +62,7 @@ def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch
     assert "g++" in finding.advice
 
 
-def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_limit_of_the_container_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "/proc/meminfo": "MemTotal: 64000000 kB\nMemAvailable: 60000000 kB\n",
         "/sys/fs/cgroup/memory.max": "2000000000\n",
@@ -74,13 +74,13 @@ def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert finding.mark == "warn"
 
 
-def test_models_of_the_cache_are_those_that_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_complete_models_of_the_cache_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     needed = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": ""}
-    cached(tmp_path, "models--reef--small", needed)  # quantised: it borrows its codec
+    cached(tmp_path, "models--reef--small", needed)  # quantized models use the codec of another model
     cached(tmp_path, "models--reef--half", {"config.json": "{}"})
     cached(tmp_path, "models--reef--broken", needed | {"model.safetensors.index.json": '{"weight_map": []}'})
-    cached(tmp_path, "models--fishaudio--s2-pro", needed)  # Fish's own bring it along
+    cached(tmp_path, "models--fishaudio--s2-pro", needed)  # released models need their own codec
     cached(tmp_path, "models--no--name--at--all", needed)
     assert next(found for found in doctor._models() if found.subject == "models").value == "nano, reef/small"
 
@@ -94,7 +94,7 @@ def cached(cache: Path, folder: str, files: dict[str, str]) -> None:
         (snapshot / name).write_text(content)
 
 
-def test_it_tells_how_many_voices_common_cards_hold(shoal: Shoal) -> None:
+def test_plan_shows_the_capacity_of_common_gpus(shoal: Shoal) -> None:
     document = json.loads(shoal("doctor", "--plan", "--json").out)
     assert {(row["card"], row["model"]) for row in document["cards"]} >= {(8, "s1-mini"), (141, "s2-pro")}
     shown = shoal("doctor", "--plan").text

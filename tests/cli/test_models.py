@@ -28,7 +28,7 @@ def test_a_random_model_never_overwrites(shoal: Shoal, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", ["huge", "random:huge", ""])
-def test_an_unknown_size_is_refused(shoal: Shoal, tmp_path: Path, size: str) -> None:
+def test_an_unknown_size_is_rejected(shoal: Shoal, tmp_path: Path, size: str) -> None:
     ran = shoal("random", size, tmp_path / "model")
     assert ran.code == 8
     assert "random:s1-mini" in ran.said
@@ -108,13 +108,13 @@ def test_a_pull_without_a_network_fails_at_once(shoal: Shoal, monkeypatch: pytes
     assert "shoal pull s1-mini" in ran.said
 
 
-def test_a_name_the_hub_cannot_have_is_refused(shoal: Shoal) -> None:
+def test_a_name_the_hub_cannot_have_is_rejected(shoal: Shoal) -> None:
     ran = shoal("pull", "../secrets")
     assert ran.code == 2
     assert "OWNER/NAME" in ran.said
 
 
-def test_verification_says_what_holds(shoal: Shoal, golden: Path) -> None:
+def test_verification_reports_the_selected_groups(shoal: Shoal, golden: Path) -> None:
     ran = shoal("verify", golden, "--only", "s1/tokenizer", "--only", "s1/fast", "--json")
     assert ran.code == 0
     document = json.loads(ran.out)
@@ -124,7 +124,7 @@ def test_verification_says_what_holds(shoal: Shoal, golden: Path) -> None:
 
 
 def test_verification_that_fails_has_its_exit_code(shoal: Shoal, golden: Path) -> None:
-    """Half the precision cannot stay within the tolerances of fp32."""
+    """bfloat16 exceeds the tolerances of fp32."""
     ran = shoal("verify", golden, "--only", "s1/fast", "--dtype", "bfloat16")
     assert ran.code == 12
     assert "comparisons failed" in ran.said
@@ -138,7 +138,7 @@ def test_verification_that_fails_has_its_exit_code(shoal: Shoal, golden: Path) -
         (["--device", "abacus"], "unknown device"),
     ],
 )
-def test_verification_refuses_what_it_does_not_know(shoal: Shoal, golden: Path, flags: list[str], reason: str) -> None:
+def test_verification_rejects_unknown_values(shoal: Shoal, golden: Path, flags: list[str], reason: str) -> None:
     ran = shoal("verify", golden, *flags)
     assert ran.code == 2
     assert reason in ran.said
@@ -148,7 +148,7 @@ def test_verification_needs_a_directory(shoal: Shoal) -> None:
     assert shoal("verify", "./nowhere").code == 2
 
 
-def test_a_model_is_quantised_saved_and_speaks(shoal: Shoal, tmp_path: Path) -> None:
+def test_a_quantized_model_is_saved_and_speaks(shoal: Shoal, tmp_path: Path) -> None:
     save_random(tmp_path / "model", random_checkpoint("tiny"))
     small = tmp_path / "small"
     assert shoal("quantize", tmp_path / "model", "--mode", "int8,codec=int8", "-o", small).text == f"{small}\n"
@@ -171,7 +171,7 @@ def test_a_model_is_quantised_saved_and_speaks(shoal: Shoal, tmp_path: Path) -> 
         ),
     ],
 )
-def test_what_cannot_be_quantised_is_refused(
+def test_invalid_quantization_is_rejected(
     shoal: Shoal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], code: int, reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`shoal say` without -o plays. The player of these tests is a program that keeps what it hears."""
+"""Playback by `shoal say`, with a fake player that stores its input."""
 
 import json
 import os
@@ -23,7 +23,7 @@ BROKEN = "#!/bin/sh\necho starting >&2\necho 'no sound card' >&2\nexit 3\n"
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with no player of its own; programs are put into `bin`."""
+    """A PATH without players; tests install programs into `bin`."""
     (tmp_path / "bin").mkdir()
     for tool in ("cat", "cp", "sh"):
         (tmp_path / "bin" / tool).symlink_to(f"/bin/{tool}")
@@ -39,7 +39,7 @@ def install(machine: Path, name: str, script: str) -> None:
 
 
 @pytest.mark.parametrize("name", [player.name for player in KNOWN])
-def test_every_known_player_hears_what_a_file_would_hold(shoal: Shoal, machine: Path, name: str) -> None:
+def test_every_known_player_receives_the_samples_of_the_file(shoal: Shoal, machine: Path, name: str) -> None:
     streams = next(player.streams for player in KNOWN if player.name == name)
     install(machine, name, KEEPS_INPUT if streams else KEEPS_FILE)
     assert find_player().name == name
@@ -50,13 +50,13 @@ def test_every_known_player_hears_what_a_file_would_hold(shoal: Shoal, machine: 
     assert len(heard) - 2 * len(written) in (0, 44)
 
 
-def test_the_rate_is_told_to_those_who_get_bare_samples(shoal: Shoal, machine: Path) -> None:
+def test_players_of_raw_samples_get_the_sample_rate(shoal: Shoal, machine: Path) -> None:
     install(machine, "aplay", KEEPS_INPUT)
     assert shoal("say", "Hello there.", *TINY).code == 0
     assert "-r 16000" in (machine / "called").read_text()
 
 
-def test_a_command_of_ones_own_goes_first(shoal: Shoal, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_player_takes_precedence(shoal: Shoal, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(machine, "aplay", KEEPS_INPUT)
     install(machine, "mine", KEEPS_INPUT)
     monkeypatch.setenv("SHOAL_PLAYER", "mine --loud")
@@ -75,21 +75,21 @@ def test_without_a_player_the_error_says_what_to_do(shoal: Shoal, machine: Path)
     assert "SHOAL_PLAYER" in ran.said
 
 
-def test_a_player_that_fails_is_an_error_with_its_last_word(shoal: Shoal, machine: Path) -> None:
+def test_a_failing_player_is_an_error_with_its_last_line(shoal: Shoal, machine: Path) -> None:
     install(machine, "aplay", BROKEN)
     ran = shoal("say", "Hello there.", *TINY)
     assert ran.code == 10
     assert "aplay failed: no sound card" in ran.said
 
 
-def test_a_format_is_for_a_file(shoal: Shoal, machine: Path) -> None:
+def test_a_format_needs_an_output_file(shoal: Shoal, machine: Path) -> None:
     install(machine, "aplay", KEEPS_INPUT)
     ran = shoal("say", "Hello there.", "--format", "mp3", *TINY)
     assert (ran.code, "-o" in ran.said) == (2, True)
 
 
-def test_an_interrupt_silences_the_player(machine: Path) -> None:
-    """It plays while the rest is made, and ends with the command."""
+def test_an_interrupt_stops_the_player(machine: Path) -> None:
+    """The player starts before generation ends, and is killed with the command."""
     install(machine, "aplay", KEEPS_INPUT.replace("exec cat", "echo $$ > {folder}/pid; exec cat"))
     command = [sys.executable, "-m", "shoal.cli", "say", "A long story. " * 500, *LONG]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)

@@ -17,7 +17,7 @@ TINY = ("--model", "random:tiny", "--max-frames", "12", "--quiet")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where speech goes; bad requests must leave it empty."""
+    """Output directory; failed requests must leave it empty."""
     (tmp_path / "out").mkdir()
     return tmp_path / "out"
 
@@ -43,7 +43,7 @@ def samples_of(path: Path) -> np.ndarray:
 
 
 def same(a: Path, b: Path) -> bool:
-    """Equal to the last step of 16 bits: a machine too busy to keep pace cuts its chunks elsewhere."""
+    """Return whether the samples differ by at most one 16-bit step: chunk boundaries depend on the load."""
     x, y = samples_of(a), samples_of(b)
     return len(x) == len(y) and bool(np.abs(x - y).max() <= 1)
 
@@ -90,7 +90,7 @@ def test_the_numbers_come_as_json(shoal: Shoal, folder: Path) -> None:
     assert document["finish"] in ("stop", "length")
 
 
-def test_a_voice_changes_what_is_heard(shoal: Shoal, folder: Path, recording: Path) -> None:
+def test_a_voice_changes_the_audio(shoal: Shoal, folder: Path, recording: Path) -> None:
     assert shoal("say", "Hello there.", "-o", folder / "a.wav", *TINY).code == 0
     ran = shoal("say", "Hello.", "-o", folder / "b.wav", "--voice", recording, "--transcript", "La la.", *TINY)
     assert (ran.code, ran.err) == (0, "")
@@ -127,7 +127,7 @@ def test_a_voice_changes_what_is_heard(shoal: Shoal, folder: Path, recording: Pa
         (["Hi.", "--voice", "../nobody"], 2, "cannot name a voice"),
     ],
 )  # fmt: skip
-def test_a_bad_request_is_refused_and_leaves_nothing(
+def test_a_bad_request_is_rejected_and_leaves_nothing(
     shoal: Shoal, folder: Path, arguments: list[str], code: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder.parent / "cache"))
@@ -154,7 +154,7 @@ def not_numbers(path: Path) -> None:
 def ten_hours(path: Path) -> None:
     write_wav(path, np.zeros((1, 1)))
     with path.open("r+b") as file:
-        file.truncate(10 * 3600 * 16000 * 4)  # a hole: it takes no room on the disk
+        file.truncate(10 * 3600 * 16000 * 4)  # a sparse file
 
 
 def silence(path: Path) -> None:
@@ -173,7 +173,7 @@ def silence(path: Path) -> None:
         (silence, "silent"),
     ],
 )
-def test_a_bad_recording_is_refused_and_leaves_nothing(
+def test_a_bad_recording_is_rejected_and_leaves_nothing(
     shoal: Shoal, folder: Path, tmp_path: Path, make: object, reason: str
 ) -> None:
     make(tmp_path / "bad.wav")  # type: ignore[operator]
@@ -184,7 +184,7 @@ def test_a_bad_recording_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(("transcript", "code"), [(None, 2), ("", 3), ("la " * 5000, 3)])
-def test_a_recording_needs_its_words(
+def test_a_recording_needs_a_transcript(
     shoal: Shoal, folder: Path, recording: Path, transcript: str | None, code: int
 ) -> None:
     words = () if transcript is None else ("--transcript", transcript)
@@ -193,7 +193,7 @@ def test_a_recording_needs_its_words(
     assert "transcript" in ran.said
 
 
-def test_a_directory_of_the_name_of_a_voice_does_not_make_it_a_recording(
+def test_a_directory_named_like_a_voice_is_not_a_recording(
     shoal: Shoal, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_VOICES", str(folder / "voices"))
@@ -206,13 +206,13 @@ def test_a_directory_of_the_name_of_a_voice_does_not_make_it_a_recording(
 @pytest.mark.parametrize(
     ("place", "code"), [("nowhere/a.wav", 10), (".", 2), ("a.tape", 2), ("noname", 2), ("/proc/a.wav", 10)]
 )
-def test_an_output_that_cannot_be_written_is_refused(shoal: Shoal, folder: Path, place: str, code: int) -> None:
+def test_an_output_that_cannot_be_written_is_rejected(shoal: Shoal, folder: Path, place: str, code: int) -> None:
     ran = shoal("say", "Hi.", "-o", folder / place, *TINY)
     assert (ran.code, list(folder.iterdir())) == (code, [])
     assert ran.err.startswith("error: ")
 
 
-def test_a_file_that_was_there_survives_a_request_that_fails(shoal: Shoal, folder: Path) -> None:
+def test_an_existing_file_survives_a_failed_request(shoal: Shoal, folder: Path) -> None:
     (folder / "a.wav").write_bytes(b"precious")
     assert shoal("say", "Hello <|im_end|>", "-o", folder / "a.wav", *TINY).code == 3
     assert (folder / "a.wav").read_bytes() == b"precious"
@@ -237,9 +237,9 @@ def said(process: subprocess.Popen[bytes]) -> str:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_who_is_stopped_leaves_nothing_behind(folder: Path, signum: signal.Signals, code: int) -> None:
+def test_an_interrupted_command_leaves_no_files(folder: Path, signum: signal.Signals, code: int) -> None:
     process = start("-o", folder / "a.wav", *LONG)
-    while not list(folder.iterdir()) and process.poll() is None:  # the hidden file appears when speech begins
+    while not list(folder.iterdir()) and process.poll() is None:  # the temporary file appears with the first audio
         time.sleep(0.05)
     process.send_signal(signum)
     err = said(process)
@@ -247,7 +247,7 @@ def test_who_is_stopped_leaves_nothing_behind(folder: Path, signum: signal.Signa
     assert "Traceback" not in err
 
 
-def test_a_listener_who_leaves_ends_the_speech() -> None:
+def test_a_closed_pipe_ends_the_command() -> None:
     process = start("-o", "-", *LONG, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.read(4) == b"RIFF"
@@ -258,8 +258,8 @@ def test_a_listener_who_leaves_ends_the_speech() -> None:
     assert err == "error: cannot write standard output: Broken pipe\n"
 
 
-def test_the_compiler_is_left_alone_until_somebody_compiles(tmp_path: Path) -> None:
-    """Importing it takes longer than everything else before the first sound."""
+def test_torch_dynamo_is_not_imported_without_compiling(tmp_path: Path) -> None:
+    """Importing it takes longer than everything else before the first audio."""
     heavy = "[name for name in ('torch._dynamo', 'sympy') if name in sys.modules]"
     code = f"import sys, shoal.cli\ntry: shoal.cli.main()\nfinally: print({heavy})"
     flags = ["-o", str(tmp_path / "a.wav"), "--max-frames", "2", "--quiet", "--model", "random:tiny"]

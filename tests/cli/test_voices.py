@@ -24,7 +24,7 @@ def own(shoal: Shoal) -> list[str]:
     return [voice["name"] for voice in listed if not voice["builtin"]]
 
 
-def test_a_voice_is_kept_used_renamed_and_removed(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
+def test_a_voice_is_added_used_renamed_and_removed(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
     added = shoal("voices", "add", "narrator", recording, "--transcript", "La la.")
     assert (added.code, "--voice narrator" in added.err) == (0, True)
     assert own(shoal) == ["narrator"]
@@ -37,19 +37,19 @@ def test_a_voice_is_kept_used_renamed_and_removed(shoal: Shoal, recording: Path,
     assert own(shoal) == []
 
 
-def test_a_name_with_a_space_is_told_as_the_shell_wants_it(shoal: Shoal, recording: Path) -> None:
+def test_a_name_with_a_space_is_quoted_for_the_shell(shoal: Shoal, recording: Path) -> None:
     added = shoal("voices", "add", "my voice", recording, "--transcript", "La la.")
     assert "--voice 'my voice' --model s1-mini" in added.err
     assert "new one" in shoal("voices", "rename", "my voice", "new one").err
 
 
-def test_whoever_gives_nano_a_recording_is_told(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
+def test_cloning_with_nano_prints_a_note(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.wav"
-    told = shoal("say", "Hi.", "--voice", recording, "--transcript", "La la.", "-o", out, "--max-frames", "4")
-    assert "barely clones voices" in told.err
+    ran = shoal("say", "Hi.", "--voice", recording, "--transcript", "La la.", "-o", out, "--max-frames", "4")
+    assert "barely clones voices" in ran.err
 
 
-def test_what_cannot_be_a_voice_is_refused(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
+def test_invalid_voices_are_rejected(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
     assert shoal("voices", "add", "../x", recording, "--transcript", "La.").code == 2
     assert shoal("voices", "add", "x", tmp_path / "nowhere.wav", "--transcript", "La.").code == 4
     assert shoal("voices", "add", "x", recording, "--transcript", "").code == 3

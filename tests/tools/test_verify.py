@@ -1,4 +1,4 @@
-"""The build computes what upstream computes, and `verify` would notice if it did not."""
+"""Parity with upstream, and sensitivity of `verify` to bugs."""
 
 import json
 import shutil
@@ -17,8 +17,8 @@ from shoal.codec.layers import WindowTransformer, window_mask
 from shoal.codec.streaming import Past
 from shoal.errors import CheckpointError, InvalidRequest, VerificationFailed
 from shoal.kernels.sample import probabilities
-from shoal.model import cache as cache_room
-from shoal.model import frame as frame_room
+from shoal.model import cache as cache_module
+from shoal.model import frame as frame_module
 from shoal.model import layers as model_layers
 from shoal.model.fast import FastTransformer
 from shoal.model.frame import FrameSampler
@@ -27,7 +27,7 @@ from shoal.model.slow import SlowTransformer
 from shoal.tools.verify import GROUPS, ParityComparison, as_json, as_table, require_all, verify
 from shoal.tools.verify import model as verified_model
 
-# What lies in the golden directory, file by file, and the groups that read it.
+# Files of the golden directory and the groups that read them.
 READERS = {
     "s1/tokenizer_cases.json": ["s1/tokenizer"],
     "s2/tokenizer_cases.json": ["s2/tokenizer"],
@@ -62,7 +62,7 @@ READERS = {
 
 @pytest.fixture(scope="module")
 def compared(golden: Path) -> dict[str, list[ParityComparison]]:
-    """All comparisons over the stored data, by group, in the order they were made."""
+    """All comparisons of the stored data by group, in order."""
     found: dict[str, list[ParityComparison]] = {}
     for comparison in verify(golden):
         found.setdefault(comparison.group, []).append(comparison)
@@ -87,7 +87,7 @@ def test_every_group_is_run_under_its_own_name_and_in_order(compared: dict[str, 
 
 
 def test_every_stored_tensor_is_compared_or_an_input(golden: Path, compared: dict[str, list[ParityComparison]]) -> None:
-    """As many comparisons as the files have outputs: a group that skipped a case would be noticed here."""
+    """The number of comparisons equals that of stored outputs, so that no group skips a case."""
     assert {group: len(found) for group, found in compared.items()} == {
         "s1/tokenizer": 32, "s2/tokenizer": 32, "s1/prompts": 15, "s2/prompts": 19, "s2/batches": 15,
         "s1/prefill": 15, "s2/prefill": 14, "s1/fast": 1, "s2/fast": 1, "s1/sampler": 42, "s2/sampler": 48,
@@ -110,7 +110,7 @@ def test_every_comparison_of_a_group_holds_on_the_gpu(group: str, golden: Path) 
     require_all(verify(golden, device="cuda", only=[group]))
 
 
-# Mistakes are noticed
+# Bugs are detected
 
 
 Alteration = Callable[[pytest.MonkeyPatch], None]
@@ -141,7 +141,7 @@ def positions_from_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_causal_mask(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cache_room, "causal_mask", lambda new, seen, device: torch.ones(new, seen, dtype=torch.bool))
+    patch.setattr(cache_module, "causal_mask", lambda new, seen, device: torch.ones(new, seen, dtype=torch.bool))
 
 
 def unscaled_embeddings(patch: pytest.MonkeyPatch) -> None:
@@ -196,22 +196,22 @@ def penalty_by_own_history(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_penalty(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(frame_room, "apply_repetition_penalty", lambda logits, columns, penalty: logits)
+    patch.setattr(frame_module, "apply_repetition_penalty", lambda logits, columns, penalty: logits)
 
 
 def first_frame_remembered(patch: pytest.MonkeyPatch) -> None:
-    fresh = frame_room.FrameState.initial.__func__  # type: ignore[attr-defined]
+    fresh = frame_module.FrameState.initial.__func__  # type: ignore[attr-defined]
 
-    def from_one(cls: type[frame_room.FrameState], config: Any, settings: SamplingTensors) -> frame_room.FrameState:
-        state: frame_room.FrameState = fresh(cls, config, settings)
+    def from_one(cls: type[frame_module.FrameState], config: Any, settings: SamplingTensors) -> frame_module.FrameState:
+        state: frame_module.FrameState = fresh(cls, config, settings)
         state.frame += 1
         return state
 
-    patch.setattr(frame_room.FrameState, "initial", classmethod(from_one))
+    patch.setattr(frame_module.FrameState, "initial", classmethod(from_one))
 
 
 def no_redraw_of_repeated_tokens(patch: pytest.MonkeyPatch) -> None:
-    def draw(self: FrameSampler, logits: Tensor, state: frame_room.FrameState) -> Tensor:
+    def draw(self: FrameSampler, logits: Tensor, state: frame_module.FrameState) -> Tensor:
         settings = state.settings
         return self._race(logits, settings.temperature, settings.top_p, state, self._semantic_noise(state, 0))
 
@@ -267,7 +267,7 @@ def codes_not_clamped(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_a_mistake_in_the_code_fails_the_groups_it_touches(
+def test_a_bug_fails_the_groups_that_it_affects(
     alter: Alteration, groups: list[str], golden: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alter(monkeypatch)
@@ -320,7 +320,7 @@ def failing(comparisons: list[ParityComparison]) -> list[str]:
     return list(dict.fromkeys(comparison.group for comparison in comparisons if not comparison.ok))
 
 
-# Directories that are not as they should be
+# Invalid directories
 
 
 @pytest.mark.parametrize(("part", "groups"), READERS.items(), ids=list(READERS))
@@ -346,7 +346,7 @@ def test_an_empty_directory_names_the_first_part_it_lacks(tmp_path: Path) -> Non
         verify(tmp_path)
 
 
-def test_a_group_nobody_knows_is_refused_with_those_there_are(golden: Path) -> None:
+def test_an_unknown_group_is_rejected_with_the_list_of_groups(golden: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"called s3/prefill; the groups are s1/tokenizer, "):
         verify(golden, only=["s3/prefill"])
 
@@ -382,7 +382,7 @@ def test_a_tensor_that_is_missing_in_its_file_is_named(copy: Path) -> None:
 # Reports
 
 
-def test_progress_hears_of_each_group_before_it_begins(golden: Path) -> None:
+def test_progress_is_called_with_each_group_before_it_runs(golden: Path) -> None:
     heard: list[str] = []
     verify(golden, only=["s1/tokenizer", "prompts", "s2/batches"][::2], progress=heard.append)
     assert heard == ["s1/tokenizer", "s2/batches"]
@@ -421,19 +421,19 @@ def test_json_holds_every_comparison_and_the_verdict() -> None:
     assert json.loads(as_json([EXACT]))["ok"] is True
 
 
-def test_what_is_no_number_fails_and_is_null_in_json() -> None:
+def test_nan_fails_and_is_null_in_json() -> None:
     assert not NAN.ok
     assert json.loads(as_json([NAN]))["comparisons"][0]["difference"] is None
 
 
-def test_failures_raise_with_their_groups_and_an_exit_code_of_their_own() -> None:
+def test_failures_raise_an_error_with_their_groups_and_its_own_exit_code() -> None:
     require_all([EXACT])
     with pytest.raises(VerificationFailed, match="3 of 4 comparisons failed, in a, b") as failure:
         require_all([FAILED, NAN, EXACT, UNEQUAL])
     assert failure.value.exit_code == 12
 
 
-def test_results_of_another_shape_fail_whatever_their_values() -> None:
+def test_results_of_a_different_shape_fail() -> None:
     from shoal.tools.verify.comparison import close, equal
 
     assert not close("g", "n", torch.zeros(2), torch.zeros(3), 1.0).ok

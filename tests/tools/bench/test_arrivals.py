@@ -27,7 +27,7 @@ def utterances(core: EngineCore, count: int, **limits: float) -> list[Utterance]
     ]
 
 
-def test_whoever_comes_is_heard_also_beyond_the_slots(core: EngineCore) -> None:
+def test_all_arrivals_complete_even_beyond_the_number_of_slots(core: EngineCore) -> None:
     found = measure_arrivals(core, utterances(core, 5), rate=1000.0)
     assert core.idle
     assert found["requests"] == found["first_audio"]["count"] == 5
@@ -35,7 +35,7 @@ def test_whoever_comes_is_heard_also_beyond_the_slots(core: EngineCore) -> None:
     assert 0 <= found["starved"] <= 5
 
 
-def test_it_lasts_until_the_last_has_come(core: EngineCore) -> None:
+def test_the_measurement_lasts_until_the_last_arrival(core: EngineCore) -> None:
     found = measure_arrivals(core, utterances(core, 4), rate=50.0, seed=3)
     assert found["seconds"] > np.random.default_rng(3).exponential(1 / 50.0, 4).sum()
 
@@ -49,5 +49,5 @@ def test_a_request_that_fails_ends_the_measurement(core: EngineCore) -> None:
     ("spans", "length"),
     [([], 0), ([(1, 3)], 2), ([(4, 5), (1, 3)], 3), ([(1, 4), (2, 3), (3, 6)], 5), ([(1, 2), (1, 5), (2, 2)], 4)],
 )
-def test_time_that_several_cover_counts_once(spans: list[tuple[float, float]], length: float) -> None:
+def test_overlapping_spans_count_once(spans: list[tuple[float, float]], length: float) -> None:
     assert union_length(spans) == length

@@ -54,28 +54,28 @@ def test_the_codec_of_a_cpu_pads_its_chunks(run: dict[str, Any]) -> None:
     assert run["packed"] is False
 
 
-def test_whoever_may_join_at_any_frame_needs_fewer_steps(run: dict[str, Any]) -> None:
+def test_continuous_batching_needs_fewer_steps_than_static(run: dict[str, Any]) -> None:
     steps = {(row["voices"], row["policy"]): row["steps"] for row in run["throughput"]}
     for voices in (4, 16):
         assert steps[voices, "continuous"] < steps[voices, "static"]
 
 
-def test_a_known_voice_saves_its_columns(run: dict[str, Any]) -> None:
+def test_a_cached_voice_saves_its_tokens(run: dict[str, Any]) -> None:
     first = run["first_audio"]
     assert first["unknown"]["columns_saved"] == 0
     assert first["known"]["columns_saved"] > first["prompt_columns"] / 2
     assert first["known"]["cpu_seconds"] > 0
 
 
-def test_requests_come_at_random_at_a_share_of_what_was_reached(run: dict[str, Any]) -> None:
-    told = run["arrivals"]
+def test_arrivals_have_a_share_of_the_measured_throughput(run: dict[str, Any]) -> None:
+    arrivals = run["arrivals"]
     reached = next(row for row in run["throughput"] if row["voices"] == 16 and row["policy"] == "continuous")
-    assert told["requests"] == told["first_audio"]["count"] == reached["utterances"]
-    mean = sum(map(QUICK.frames_of, range(told["requests"]))) / told["requests"]
-    assert told["rate"] == pytest.approx(0.7 * reached["frames_per_second"] / mean)
+    assert arrivals["requests"] == arrivals["first_audio"]["count"] == reached["utterances"]
+    mean = sum(map(QUICK.frames_of, range(arrivals["requests"]))) / arrivals["requests"]
+    assert arrivals["rate"] == pytest.approx(0.7 * reached["frames_per_second"] / mean)
 
 
-def test_steps_are_timed_by_themselves_and_no_gpu_is_claimed(run: dict[str, Any]) -> None:
+def test_steps_are_timed_separately_without_gpu_utilisation_on_a_cpu(run: dict[str, Any]) -> None:
     assert [row["voices"] for row in run["steps"]] == [1, 4, 16]
     assert all(row["seconds"] > 0 for row in run["steps"])
     assert "gpu_busy" not in run
@@ -104,7 +104,7 @@ def test_the_tables_show_what_was_measured(document: Document) -> None:
         assert words in text
 
 
-def test_what_is_slower_in_every_part_is_told_from_what_is_not(document: Document) -> None:
+def test_a_slowdown_of_every_part_is_detected(document: Document) -> None:
     before = {**document, "machine": {**document["machine"], "others_cpu": 0.0}}
     slower = json.loads(json.dumps(before))
     for row in slower["runs"][0]["throughput"]:
@@ -123,7 +123,7 @@ def test_the_scheduler_keeps_all_slots_busy() -> None:
     assert figures["sequence_steps_per_cpu_second"] > 0
 
 
-def test_an_interrupt_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupt_keeps_finished_measurements(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -138,14 +138,14 @@ def test_an_interrupt_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch, t
     assert "interrupted" in answer.stderr
 
 
-def test_what_cannot_be_measured_or_written_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_models_and_unwritable_files_raise_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         run_engine_bench("random:huge", device="cpu", progress=False)
-    # The place is there when the measurement begins, and gone at its end.
+    # The directory exists when the measurement starts and is gone at its end.
     place = tmp_path / "gone"
     place.mkdir()
     monkeypatch.setattr(bench, "measure", lambda *_: shutil.rmtree(place, ignore_errors=True))
     answer = CliRunner().invoke(app, [*RUN, "--quiet", "--json", str(place / "run.json")])
     assert isinstance(answer.exception, OutputError)
-    # What was measured is not lost.
+    # The measurement is not lost.
     assert json.loads(answer.stdout)["kind"] == "engine"

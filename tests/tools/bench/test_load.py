@@ -1,4 +1,4 @@
-"""A server under load: what is measured is what happened."""
+"""Load tests against servers with known delays."""
 
 import asyncio
 import contextlib
@@ -45,12 +45,12 @@ def measured(server: VirtualServer, stages: str, *, open: bool, seconds: float =
 
 
 @pytest.mark.usefixtures("virtual")
-def test_known_delays_come_back() -> None:
+def test_known_delays_are_measured_exactly() -> None:
     stage = measured(VirtualServer(first=0.25, gap=0.05, pieces=11), "3", open=False)["stages"][0]
     assert stage["first_audio"]["p50"] == pytest.approx(0.25)
     assert stage["latency"]["p99"] == pytest.approx(0.25 + 10 * 0.05)
     assert stage["rtf"]["mean"] == pytest.approx(0.75 / 1.1)
-    # Three clients, 0.75 s each: four a second, 1.1 s of audio in every one.
+    # Three clients with requests of 0.75 s: four requests per second with 1.1 s of audio each.
     assert stage["throughput"] == pytest.approx(4, rel=0.05)
     assert stage["audio_per_second"] == pytest.approx(4.4, rel=0.05)
     assert stage["errors"] == {}
@@ -58,8 +58,8 @@ def test_known_delays_come_back() -> None:
 
 
 @pytest.mark.usefixtures("virtual")
-def test_open_loop_waiting_for_a_slot_is_part_of_the_answer() -> None:
-    """One slot, 0.1 s of work, 8 requests a second: M/D/1 waits rho / (2 mu (1 - rho)) = 0.2 s on average."""
+def test_open_loop_latency_includes_the_time_in_the_queue() -> None:
+    """One slot, 0.1 s of work, 8 requests/s: the M/D/1 queue waits rho / (2 mu (1 - rho)) = 0.2 s on average."""
     server = VirtualServer(first=0.1, pieces=1, slots=1)
     stage = measured(server, "8", open=True, seconds=1000.0)["stages"][0]
     assert stage["requests"] == pytest.approx(8_000, rel=0.03)
@@ -67,8 +67,8 @@ def test_open_loop_waiting_for_a_slot_is_part_of_the_answer() -> None:
 
 
 @pytest.mark.usefixtures("virtual")
-def test_the_highest_rate_is_found_between_what_holds_and_what_breaks() -> None:
-    """Four slots of 0.5 s serve eight a second; beyond that the queue grows and audio begins too late."""
+def test_the_search_finds_the_highest_rate_that_meets_the_objective() -> None:
+    """Four slots of 0.5 s serve eight requests per second; beyond that the queue grows and audio starts too late."""
     server = VirtualServer(first=0.5, pieces=1, slots=4)
     run = measured(server, "1", open=True, seconds=300.0, search=True, objective=Objective(first_audio=1.5, share=0.95))
     assert 6.0 < run["highest_rate"] < 8.0
@@ -79,13 +79,13 @@ def test_the_highest_rate_is_found_between_what_holds_and_what_breaks() -> None:
 
 
 @pytest.mark.usefixtures("virtual")
-def test_a_server_that_never_keeps_the_promise_has_no_highest_rate() -> None:
+def test_a_server_that_never_meets_the_objective_has_no_highest_rate() -> None:
     server = VirtualServer(first=2.0)
     assert measured(server, "4", open=True, search=True)["highest_rate"] is None
 
 
 @pytest.mark.usefixtures("virtual")
-def test_errors_are_counted_by_kind_and_cost_goodput() -> None:
+def test_errors_are_counted_by_kind_and_lower_goodput() -> None:
     stage = measured(VirtualServer(fails=4), "2", open=False, warm_up=0)["stages"][0]
     refused = stage["errors"]["HTTP 429"]
     assert refused == stage["requests"] // 4
@@ -94,7 +94,7 @@ def test_errors_are_counted_by_kind_and_cost_goodput() -> None:
 
 
 @pytest.mark.usefixtures("virtual")
-def test_audio_that_comes_too_slowly_starves_the_listener() -> None:
+def test_audio_slower_than_real_time_stalls_playback() -> None:
     """0.1 s of audio every 0.13 s: 30 ms are missing after each of 4 pieces, until the buffer is used up."""
     stage = measured(VirtualServer(gap=0.13, pieces=5), "1", open=False)["stages"][0]
     starved = {each["buffer"]: each for each in stage["starved"]}
@@ -106,7 +106,7 @@ def test_audio_that_comes_too_slowly_starves_the_listener() -> None:
 
 
 @pytest.mark.usefixtures("virtual")
-def test_two_servers_hear_the_same_texts_and_stand_side_by_side() -> None:
+def test_compared_servers_receive_the_same_texts() -> None:
     servers = {"fast:1": VirtualServer(first=0.1), "slow:1": VirtualServer(first=0.4)}
 
     class Both(httpx.AsyncBaseTransport):
@@ -167,7 +167,7 @@ def wav(seconds: float, rate: int = 44_100, extra: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("step", [1, 7, 45, 100_000])
 @pytest.mark.parametrize("extra", [b"", b"LIST\x03\0\0\0abc\0"])
-def test_a_wav_header_is_no_audio_however_it_is_cut(step: int, extra: bytes) -> None:
+def test_a_wav_header_is_not_counted_however_it_is_split(step: int, extra: bytes) -> None:
     content, meter = wav(0.1, extra=extra), AudioMeter(8000)
     seconds = sum(meter.feed(content[at : at + step]) for at in range(0, len(content), step)) + meter.end()
     assert seconds == pytest.approx(0.1)
@@ -179,7 +179,7 @@ def test_bare_pcm_counts_from_the_first_byte() -> None:
     assert AudioMeter(8000).feed(b"\1\2" * 8000) == pytest.approx(1.0)
 
 
-def test_the_route_tells_the_api() -> None:
+def test_the_route_decides_the_api() -> None:
     assert parse_target("http://a:1").url == "http://a:1/v1/audio/speech"
     assert parse_target("http://a:1/v1/").url == "http://a:1/v1/audio/speech"
     assert parse_target("http://a:1", "fish") == Target("http://a:1/v1/tts", "fish")
@@ -195,7 +195,7 @@ def test_the_route_tells_the_api() -> None:
             parse_target(url, api)
 
 
-def test_servers_are_told_apart_by_as_little_as_it_takes() -> None:
+def test_target_names_are_unique_and_short() -> None:
     urls = ("http://a:1", "http://b:1", "http://b:1/v1/tts", "http://c:1", "http://c:1")
     assert target_names([parse_target(url) for url in urls]) == [
         "a:1", "b:1 openai", "b:1 fish", "c:1 openai (4)", "c:1 openai (5)"
@@ -203,7 +203,7 @@ def test_servers_are_told_apart_by_as_little_as_it_takes() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "x", "1..", "1.5", "99999", "1,,2"])
-def test_loads_that_make_no_sense_are_refused(text: str) -> None:
+def test_invalid_loads_are_rejected(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_stages(text, open=False, seconds=1.0)
 
@@ -219,7 +219,7 @@ def test_loads_that_make_no_sense_are_refused(text: str) -> None:
         ("nowhere",),
     ],
 )
-def test_a_command_that_makes_no_sense_is_refused_before_anything_is_sent(shoal: Shoal, arguments: tuple[str]) -> None:  # noqa: F811
+def test_invalid_flags_are_rejected_before_any_request(shoal: Shoal, arguments: tuple[str]) -> None:  # noqa: F811
     assert shoal("load", *arguments).code == 2
 
 
@@ -324,7 +324,7 @@ def test_over_real_sockets_known_delays_are_found_within_five_percent(
 ) -> None:
     plan = LoadPlan(parse_stages("8", open=False, seconds=2.5), warm_up=1)
     server = SlowServer(first=1.0, gap=0.25, pieces=5, path=short_path / "door")
-    # Both ends in one loop whose clock stands still while bytes are under way; TCP may hand them over later.
+    # Both ends in one loop whose clock stands still while bytes are in transit; TCP may hand them over later.
     monkeypatch.setattr("asyncio.events.new_event_loop", server.virtual_loop)
     through = httpx.AsyncHTTPTransport(uds=str(short_path / "door"))
     with server.door:
@@ -336,7 +336,7 @@ def test_over_real_sockets_known_delays_are_found_within_five_percent(
         assert stage["latency"][kind] == pytest.approx(2.0, rel=0.05)
 
 
-def test_a_server_that_is_not_there_or_sends_something_else_is_named() -> None:
+def test_unreachable_servers_and_wrong_content_types_are_reported() -> None:
     plan = LoadPlan(parse_stages("1", open=False, seconds=1.0))
     with pytest.raises(GenerationFailed, match="no connection"):
         run_load([parse_target("http://127.0.0.1:9")], plan, progress=False)
@@ -345,11 +345,11 @@ def test_a_server_that_is_not_there_or_sends_something_else_is_named() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_keeps_what_was_measured(slow_server: SlowServer, tmp_path: Path, how: signal.Signals) -> None:
+def test_an_interrupt_keeps_finished_measurements(slow_server: SlowServer, tmp_path: Path, how: signal.Signals) -> None:
     path = tmp_path / "load.json"
     command = [sys.executable, "-m", "shoal.cli", "load", slow_server.url, "--clients", "2", "--seconds", "3600"]
     child = subprocess.Popen([*command, "--json", str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    # Whoever asks again has heard the answer before; the first two of all are for warming up.
+    # A client sends its next request after the last has ended; the first two requests are the warm-up.
     while slow_server.answered < 8 and child.poll() is None:
         time.sleep(0.05)
     os.kill(child.pid, how)

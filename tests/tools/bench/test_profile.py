@@ -19,13 +19,13 @@ needs_vnni = pytest.mark.skipif(not has_int8_matmul(), reason="this CPU has no V
 def test_every_part_of_a_request_is_timed_and_the_largest_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "SECONDS", 0.0)
     monkeypatch.setattr(profile, "FRAMES", 4)
-    told = json.loads(profile.run_profile("random:tiny", device="cpu", voices=2).as_json())
-    assert [part["name"] for part in told["parts"]] == [
+    result = json.loads(profile.run_profile("random:tiny", device="cpu", voices=2).as_json())
+    assert [part["name"] for part in result["parts"]] == [
         "tokenize", "prefill", "slow step", "fast steps", "sampling", "codec", "encode", "host gaps"
     ]  # fmt: skip
-    assert set(told["steps"]) == {"1", "2"}
-    assert told["ceiling"] > 0
-    assert len(told["bottlenecks"]) == 3
+    assert set(result["steps"]) == {"1", "2"}
+    assert result["ceiling"] > 0
+    assert len(result["bottlenecks"]) == 3
 
 
 def test_only_the_codec_is_timed_not_the_clearing_of_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,38 +53,38 @@ def test_only_the_codec_is_timed_not_the_clearing_of_its_slots(monkeypatch: pyte
     assert not any(resets)
 
 
-def test_no_gaps_are_told_where_model_and_codec_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_gaps_are_omitted_when_codec_and_model_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "SECONDS", 0.0)
     monkeypatch.setattr(profile, "FRAMES", 4)
-    # As on a GPU, whatever the engine makes of it here.
+    # Pretend that the codec overlaps with the model, as on a GPU.
     monkeypatch.setattr(AudioDecoder, "overlap", property(lambda box: True, lambda box, asked: None), raising=False)
-    told = profile.run_profile("random:tiny", device="cpu", voices=1)
-    assert told.beside
-    assert "host gaps" not in [part.name for part in told.parts]
+    result = profile.run_profile("random:tiny", device="cpu", voices=1)
+    assert result.beside
+    assert "host gaps" not in [part.name for part in result.parts]
     console = Console(width=200, file=StringIO())
-    console.print(profile.render(told))
+    console.print(profile.render(result))
     assert "codec and model run concurrently" in console.file.getvalue()
 
 
-def test_what_is_done_once_per_step_is_shared_by_the_voices() -> None:
+def test_the_time_of_a_step_is_shared_by_the_batch() -> None:
     parts = [ProfiledPart("prefill", 10.0, "request"), ProfiledPart("codec", 4.0, "step", bytes_read=8_000_000)]
-    told = RequestProfile("m", {"device": "d", "torch": "t"}, "eager", 64, 1e9, parts, {1: 1.0})
-    assert [part.name for part in told.bottlenecks] == ["prefill", "codec"]
+    result = RequestProfile("m", {"device": "d", "torch": "t"}, "eager", 64, 1e9, parts, {1: 1.0})
+    assert [part.name for part in result.bottlenecks] == ["prefill", "codec"]
     assert parts[1].of_request(64) == 4.0 * profile.FRAMES / 64
     assert parts[1].bandwidth() == 2e9
 
 
 @pytest.mark.parametrize("integers", [pytest.param(True, marks=needs_vnni), False])
-def test_weights_can_be_quantised_to_be_timed(monkeypatch: pytest.MonkeyPatch, integers: bool) -> None:
+def test_weights_can_be_quantized_for_the_profile(monkeypatch: pytest.MonkeyPatch, integers: bool) -> None:
     monkeypatch.setattr(apply, "has_int8_matmul", lambda: integers)
     monkeypatch.setattr(profile, "SECONDS", 0.0)
     monkeypatch.setattr(profile, "FRAMES", 4)
-    monkeypatch.setattr(apply, "MIN_INT8_WEIGHTS", 1000)  # else these are too small to gain by it
+    monkeypatch.setattr(apply, "MIN_INT8_WEIGHTS", 1000)  # the weights of this model are below the default minimum
     plain, small = (profile.run_profile("random:tiny", device="cpu", quantize=each) for each in (None, "int8"))
-    read = [next(part.bytes_read for part in told.parts if part.name == "slow step") for told in (plain, small)]
+    read = [next(part.bytes_read for part in result.parts if part.name == "slow step") for result in (plain, small)]
     assert read[1] < 0.6 * read[0]
 
 
-def test_weights_that_nobody_knows_are_refused() -> None:
+def test_unknown_weight_modes_are_rejected() -> None:
     with pytest.raises(InvalidRequest, match="int9"):
         profile.run_profile("random:tiny", device="cpu", quantize="int9")

@@ -1,4 +1,4 @@
-"""Quality before and after: the same sentences, spoken and judged."""
+"""`shoal bench quality`: clips of every configuration and their comparison."""
 
 import json
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ def plan(*configurations: Configuration, **changes: object) -> QualityPlan:
     return QualityPlan("random:tiny", "cpu", list(configurations) or parse_configurations(["default"]), 2, **changes)  # type: ignore[arg-type]
 
 
-def test_every_configuration_says_the_same_sentences(tmp_path: Path) -> None:
+def test_every_configuration_speaks_the_same_sentences(tmp_path: Path) -> None:
     wanted = plan(*parse_configurations(["default", "no-prefix-cache"]), Configuration("new", {"antigravity": 1}))
     with progress_bar(1, shown=False) as bar:
         reasons = speak_all(wanted, ["Hello.", "Good night."], tmp_path, bar)
@@ -31,12 +31,12 @@ def test_every_configuration_says_the_same_sentences(tmp_path: Path) -> None:
     assert "antigravity" in reasons["new"]
 
 
-def test_without_the_first_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
+def test_a_missing_baseline_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GenerationFailed), progress_bar(1, shown=False) as bar:
         speak_all(plan(Configuration("new", {"antigravity": 1})), ["a", "b"], tmp_path, bar)
 
 
-def test_sentences_come_from_a_file_or_are_our_own(tmp_path: Path) -> None:
+def test_sentences_come_from_a_file_or_are_built_in(tmp_path: Path) -> None:
     assert len(read_sentences(plan())) == 2
     path = tmp_path / "text"
     path.write_text("One.\n\n Two. \nThree.\n")
@@ -66,7 +66,7 @@ def test_the_judges_report_becomes_a_run() -> None:
     assert (missing["reason"], missing["clips"], missing["metrics"]) == ("not on this CPU", 0, {})
 
 
-def test_without_judges_or_checkout_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_judges_or_checkout_raise_an_error_with_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(quality, "JUDGES", ("no_such_judge",))
     with pytest.raises(MissingExtra, match="make quality"):
         run_quality(plan(), progress=False)
@@ -77,7 +77,7 @@ def test_without_judges_or_checkout_it_says_what_to_do(monkeypatch: pytest.Monke
 
 @pytest.mark.quality
 @pytest.mark.skipif(any(find_spec(name) is None for name in JUDGES), reason="needs the judges: make quality")
-def test_the_real_judges_hear_every_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_judges_rate_every_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     wanted = plan(*parse_configurations(["default", "no-prefix-cache"]))
     document = run_quality(wanted, tmp_path / "clips", progress=False)

@@ -1,4 +1,4 @@
-"""What was measured, shown: the page opens anywhere, and a change is told from noise."""
+"""Reports: documents, charts, the HTML page, and the comparison of runs."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from shoal.tools.bench.report.metrics import metrics
 from shoal.tools.bench.report.page import page
 from shoal.tools.bench.report.plots import VARIABLES, AxesSpec, LineSeries, lines
 from shoal.tools.bench.report.tables import duration, size, tables
-from shoal.tools.bench.sweep import figures
+from shoal.tools.bench.sweep import figures as batch_figures
 from tests.browser import chromium
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
 from tests.tools.bench.documents import bench_document, check_schema
@@ -47,7 +47,7 @@ def load_document(*, slower: float = 1.0, seed: int = 0, search: bool = False) -
 def engine_document() -> Document:
     document = new_document("engine", dict(describe_client()), {"model": "made up", "quick": False})
     document["complete"] = True
-    told = {"seconds": 0.09, "best_seconds": 0.08, "cpu_seconds": 0.09, "columns_saved": 0.0, "waits": [0.08, 0.09]}
+    figures = {"seconds": 0.09, "best_seconds": 0.08, "cpu_seconds": 0.09, "columns_saved": 0.0, "waits": [0.08, 0.09]}
     run: dict[str, Any] = {"name": "made up", "engine": {"dtype": "float32", "rung": "eager"}}
     run["throughput"] = [
         Throughput(
@@ -69,7 +69,7 @@ def engine_document() -> Document:
         for voices in (1, 4, 16)
         for policy in POLICIES
     ]
-    run["first_audio"] = {"voice_seconds": 10.0, "prompt_columns": 240, "known": told, "unknown": told}
+    run["first_audio"] = {"voice_seconds": 10.0, "prompt_columns": 240, "known": figures, "unknown": figures}
     run["scheduler"] = measure_scheduler(20, voices=4, prompt=8, frames=70)
     document["runs"].append(run)
     return document
@@ -79,9 +79,9 @@ def quality_document() -> Document:
     document = new_document("quality", dict(describe_client()), {"model": "made up", "sentences": 25})
     document["complete"] = True
     for name, wer in (("fp32", 8.2), ("int8", 8.4)):
-        told: dict[str, Any] = {"name": name, "settings": {}, "reason": None, "clips": 25, "differences": {}}
-        told["metrics"] = {"wer": wer, "cer": 4.0, "mos": 2.8, "similarity": 0.9, "faults": 0.0}
-        document["runs"].append(told)
+        figures: dict[str, Any] = {"name": name, "settings": {}, "reason": None, "clips": 25, "differences": {}}
+        figures["metrics"] = {"wer": wer, "cer": 4.0, "mos": 2.8, "similarity": 0.9, "faults": 0.0}
+        document["runs"].append(figures)
     document["runs"][1]["differences"]["wer"] = {"difference": 0.2, "low": -0.4, "high": 0.8}
     return document
 
@@ -108,7 +108,7 @@ ALL = (
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_documents_survive_the_file_and_are_what_the_schema_says(make: Any, tmp_path: Path) -> None:
+def test_documents_round_trip_and_match_the_schema(make: Any, tmp_path: Path) -> None:
     document = make()
     check_schema(document)
     write_document(tmp_path / "a.json", document)
@@ -162,7 +162,7 @@ def test_the_page_opens_from_disk_without_network_and_every_chart_is_drawn(tmp_p
         light = tab.evaluate(ground)
         tab.locator("#theme").click()
         assert tab.evaluate(ground) != light
-        # On a telephone nothing pushes the page sideways.
+        # On a phone the page does not scroll horizontally.
         tab.set_viewport_size({"width": 390, "height": 800})
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     assert complaints == []
@@ -202,7 +202,7 @@ def test_the_page_escapes_what_it_is_given() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_same_machine_twice_is_no_change_and_a_third_slower_is_one(seed: int) -> None:
+def test_a_repeated_run_is_no_change_and_a_slower_one_is(seed: int) -> None:
     before = bench_document(2 * seed)
     assert compare(before, bench_document(2 * seed + 1)).changed == []
     slow = compare(before, bench_document(2 * seed + 1, slower=1.3))
@@ -217,19 +217,19 @@ def test_the_same_machine_twice_is_no_change_and_a_third_slower_is_one(seed: int
     assert len(fast.changed) == 12
 
 
-def test_a_load_test_run_twice_is_no_change_and_a_slower_server_is_one() -> None:
+def test_a_repeated_load_test_is_no_change_and_a_slower_server_is() -> None:
     before = load_document(seed=1)
     assert compare(before, load_document(seed=1)).changed == []
     slower = compare(before, load_document(seed=1, slower=1.3))
     assert {"time to first audio", "latency"} <= {change.metric for change in slower.worse}
 
 
-def test_a_few_percent_are_nobodys_business_however_sure() -> None:
+def test_a_change_within_the_tolerance_is_ignored() -> None:
     before, after = bench_document(1, noise=0.0), bench_document(1, noise=0.0, slower=1.03)
     assert compare(before, after).changed == []
 
 
-def test_on_a_machine_that_others_use_a_slower_time_proves_nothing() -> None:
+def test_changes_on_a_loaded_machine_are_unsure() -> None:
     before, after = bench_document(1), bench_document(2, slower=1.3)
     after["machine"]["others_cpu"] = 0.5
     found = compare(before, after)
@@ -239,7 +239,7 @@ def test_on_a_machine_that_others_use_a_slower_time_proves_nothing() -> None:
     assert "unsure" in page([before, after])
 
 
-def test_runs_on_another_machine_or_with_other_settings_are_remarked_on() -> None:
+def test_differences_of_machine_and_settings_are_noted() -> None:
     before, after = bench_document(1), bench_document(2, names=("int8",))
     after["machine"]["device"] = "another"
     after["settings"]["price"] = 3.0
@@ -252,7 +252,7 @@ def test_runs_on_another_machine_or_with_other_settings_are_remarked_on() -> Non
     assert pairs([before, quality_document()]) == []
 
 
-def test_the_command_shows_compares_and_fails_when_asked_to(shoal: Shoal, tmp_path: Path) -> None:  # noqa: F811
+def test_the_report_command_compares_and_fails_with_strict(shoal: Shoal, tmp_path: Path) -> None:  # noqa: F811
     paths = [tmp_path / f"{name}.json" for name in ("before", "same", "slow")]
     for path, document in zip(
         paths, (bench_document(1), bench_document(2), bench_document(3, slower=1.3)), strict=True
@@ -277,7 +277,7 @@ def test_the_command_shows_compares_and_fails_when_asked_to(shoal: Shoal, tmp_pa
     ["", "[]", "{}", "\x00", '{"schema": "shoal.bench/2"}', '{"schema": "shoal.bench/1", "kind": "bench", "runs": 3}',
      '{"schema": "shoal.bench/1", "kind": "bench", "machine": {}, "settings": {}, "runs": [{"name": "a"}]}'],
 )  # fmt: skip
-def test_files_that_are_none_of_ours_are_refused_by_name(shoal: Shoal, tmp_path: Path, content: str) -> None:  # noqa: F811
+def test_invalid_files_are_rejected_by_name(shoal: Shoal, tmp_path: Path, content: str) -> None:  # noqa: F811
     path = tmp_path / "wrong.json"
     path.write_text(content)
     run = shoal("report", path)
@@ -304,18 +304,18 @@ def test_axes_contain_every_point_and_have_a_few_ticks(highest: float, log: bool
     assert 3 <= len(ticks) <= 9
 
 
-def test_units_are_those_people_read() -> None:
+def test_durations_and_sizes_have_readable_units() -> None:
     assert [duration(each) for each in (None, 0.0, 2e-5, 0.0123, 0.5, 2.345, 75.0)] == [
         "–", "0 s", "20 µs", "12.3 ms", "500 ms", "2.35 s", "75 s"
     ]  # fmt: skip
     assert [size(each) for each in (12, 1_500, 2_340_000, 7.5e9)] == ["12 B", "1.5 kB", "2.34 MB", "7.5 GB"]
 
 
-def test_a_benchmark_of_which_nothing_was_heard_is_shown_all_the_same() -> None:
+def test_a_benchmark_without_audio_can_be_reported() -> None:
     document = bench_document(1)
     for run in document["runs"]:
         rounds = [{"voices": 1, "seconds": 1.0, "cpu_seconds": 1.0, "requests": [SILENT]}]
-        run["batches"] = [figures(1, rounds, 1.0)] if run["batches"] else []
+        run["batches"] = [batch_figures(1, rounds, 1.0)] if run["batches"] else []
     check_schema(document)
     assert "Request latency" in page([document])
     assert "bf16" in markdown([document])

@@ -1,4 +1,4 @@
-"""How time grows."""
+"""`shoal bench scaling`."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from shoal.tools.bench.scaling import fit, run_scaling
 from tests.tools.bench.documents import check_schema
 
 
-def test_a_fit_finds_the_exponent_where_it_has_set_in() -> None:
+def test_a_fit_finds_the_asymptotic_exponent() -> None:
     sizes = [16, 32, 64, 128, 256, 512]
     exponent, factor = fit(sizes, [1e-6 * n**2 for n in sizes])
     assert (exponent, factor) == (pytest.approx(2.0), pytest.approx(1e-6))

@@ -1,4 +1,4 @@
-"""`shoal bench`: every configuration measured alike, and nothing lost."""
+"""`shoal bench`: measurement of configurations in their own processes."""
 
 import json
 import os
@@ -28,8 +28,8 @@ from tests.tools.bench.documents import check_schema
 
 
 def job(**changes: object) -> TrialConfig:
-    usual = TrialConfig("random:tiny", "cpu", {}, (1, 3), 2, 2, 1, 1, True, None, True, 6)
-    return TrialConfig(**{name: changes.get(name, getattr(usual, name)) for name in TrialConfig.__slots__})
+    default = TrialConfig("random:tiny", "cpu", {}, (1, 3), 2, 2, 1, 1, True, None, True, 6)
+    return TrialConfig(**{name: changes.get(name, getattr(default, name)) for name in TrialConfig.__slots__})
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_configuration_is_measured_from_its_start_to_its_edge_cases(document: 
     assert all(edge["error"] is None and edge["audio_seconds"] > 0 for edge in run["edges"])
 
 
-def test_figures_follow_from_what_was_heard(document: Document) -> None:
+def test_figures_follow_from_the_requests(document: Document) -> None:
     one, three = document["runs"][0]["batches"]
     assert (one["voices"], three["voices"]) == (1, 3)
     assert (len(one["requests"]), len(three["requests"])) == (2 * 2, 2 * 3)
@@ -70,7 +70,7 @@ def test_figures_follow_from_what_was_heard(document: Document) -> None:
         assert all(0 < each["first_audio"] <= each["seconds"] for each in batch["requests"])
 
 
-def test_what_this_build_or_machine_cannot_do_is_said_and_the_rest_goes_on(document: Document) -> None:
+def test_unavailable_configurations_get_a_reason_and_the_others_run(document: Document) -> None:
     missing = {run["name"]: run["reason"] for run in document["runs"] if run["reason"]}
     assert missing["from the future"] == "this build has no setting antigravity"
     assert "int3" in missing["impossible"]
@@ -117,7 +117,7 @@ def test_every_preset_is_made_of_settings_this_build_has() -> None:
     assert len(parse_configurations(["all", "bf16"])) == len(PRESETS)
 
 
-def test_settings_are_parsed_by_their_kind() -> None:
+def test_settings_are_parsed_by_their_type() -> None:
     found = parse_configurations(["token_budget=64,prefix_cache=false,quantize=slow=int8,codec=int8"])[0].settings
     assert found == {"token_budget": 64, "prefix_cache": False, "quantize": "slow=int8,codec=int8"}
     assert parse_configurations(["buckets=1,8,rung=fused"])[0].settings == {"buckets": (1, 8), "rung": "fused"}
@@ -134,20 +134,20 @@ def test_settings_are_parsed_by_their_kind() -> None:
     assert {"dtype", "policy", "rung"} <= available_settings().keys()
 
 
-def test_a_model_that_is_not_there_is_an_error_not_a_row() -> None:
+def test_a_missing_model_raises_an_error() -> None:
     with pytest.raises(ModelNotFound):
         run_sweep(Sweep(job(model="random:huge"), parse_configurations([]), cold=False), progress=False)
 
 
-def test_a_process_that_dies_is_a_reason() -> None:
+def test_a_killed_trial_becomes_the_reason_of_its_run() -> None:
     dies = [sys.executable, "-c", "import os, sys; sys.stderr.write('out of memory\\n'); os.kill(os.getpid(), 9)"]
     sweep = Sweep(job(), parse_configurations(["default"]), cold=False)
     run = run_sweep(sweep, progress=False, command=lambda: dies)["runs"][0]
     assert run["reason"] == "its process ended with signal SIGKILL: out of memory"
 
 
-def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
-    """A whole `shoal bench`, ended in the middle of its second configuration."""
+def test_an_interrupt_keeps_finished_measurements(tmp_path: Path) -> None:
+    """Interrupt a complete `shoal bench` during its second configuration."""
     path = tmp_path / "run.json"
     command = [sys.executable, "-m", "shoal.cli", "bench", "--model", "random:tiny", "--device", "cpu", "--quick"]
     command += ["--voices", "1", "--no-edge-cases", "-c", "default", "-c", "slow", "--json", str(path)]
@@ -157,12 +157,12 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         "import sys, time\n"
         "from shoal.tools.bench import configurations, sweep\n"
         "configurations.PRESETS['slow'] = {}\n"
-        "usual = sweep.measure\n"
+        "default = sweep.measure\n"
         "def measure(configuration, *rest):\n"
         "    if configuration.name == 'slow':\n"
         "        print('waiting', file=sys.stderr, flush=True)\n"
         "        time.sleep(60)\n"
-        "    usual(configuration, *rest)\n"
+        "    default(configuration, *rest)\n"
         "sweep.measure = measure\n"
         f"sys.argv = {['shoal', *command[3:]]!r}\n"
         "from shoal.cli import main\n"
@@ -189,7 +189,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     assert "interrupted" in error
 
 
-def test_flags_of_one_command_are_not_lost_before_another(shoal: Shoal) -> None:  # noqa: F811
+def test_flags_before_a_subcommand_are_rejected(shoal: Shoal) -> None:  # noqa: F811
     run = shoal("bench", "--model", "random:tiny", "engine")
     assert run.code == 2
     assert "belongs after engine" in run.said
@@ -201,7 +201,7 @@ def test_texts_differ_and_edge_cases_have_their_length() -> None:
     assert [len(text_of(length)) for length in (2, 40, 5000)] == [2, 40, 5000]
 
 
-def test_a_spread_is_what_people_mean_by_it() -> None:
+def test_percentiles_of_known_values() -> None:
     found = Percentiles.of(range(1, 101))
     assert found is not None
     assert (found.count, found.mean, found.p50, found.least, found.most) == (100, 50.5, 50.5, 1, 100)
@@ -213,7 +213,7 @@ def test_a_spread_is_what_people_mean_by_it() -> None:
     assert (single.std, single.p99) == (0.0, 3.0)
 
 
-def test_a_benchmark_of_which_nobody_heard_anything_ends_with_the_reason() -> None:
+def test_a_benchmark_without_any_audio_fails_with_the_reason() -> None:
     request = {"error": "the model did not produce speech", "seconds": 1.0, "audio_seconds": 0.0, "frames": 0}
     rounds = [{"voices": 1, "seconds": 1.0, "cpu_seconds": 1.0, "requests": [request]}]
     run = {"name": "default", "reason": None, "batches": [figures(1, rounds, None)]}
@@ -227,7 +227,7 @@ def test_a_benchmark_of_which_nobody_heard_anything_ends_with_the_reason() -> No
 
 @pytest.mark.parametrize("place", ["nowhere/run.json", "."])
 @pytest.mark.parametrize("flag", ["--json", "--html", "--markdown"])
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+def test_an_unwritable_file_is_rejected_before_the_measurement(
     shoal: Shoal,  # noqa: F811
     tmp_path: Path,
     flag: str,

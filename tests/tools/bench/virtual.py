@@ -1,7 +1,4 @@
-"""An event loop whose clock jumps, and a speech server in it whose delays are known exactly.
-
-What a load test measures there depends on nothing but its own arithmetic.
-"""
+"""An event loop with a virtual clock and a speech server with exact delays, so that load tests are deterministic."""
 
 import asyncio
 import selectors
@@ -15,7 +12,7 @@ RATE = 24_000
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Never waits: when nothing is left to do, it is the time of the next thing."""
+    """Event loop that advances its clock to the next timer instead of waiting."""
 
     _now = 1000.0
     _scheduled: list[asyncio.TimerHandle]
@@ -33,20 +30,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @dataclass
 class VirtualServer(httpx.AsyncBaseTransport):
-    """Answers after `first` seconds, then sends `pieces` of audio `gap` seconds apart; speaks for `slots` at a time."""
+    """Responds after `first` seconds, then sends `pieces` chunks `gap` seconds apart; at most `slots` concurrently."""
 
     first: float = 0.2
     gap: float = 0.05
     pieces: int = 10
     piece_seconds: float = 0.1
     slots: int = 1000
-    jitter: float = 0.0  # every delay is up to this share longer
-    fails: int = 0  # every so many requests one is refused
+    jitter: float = 0.0  # every delay is longer by up to this share
+    fails: int = 0  # every n-th request is rejected
     seed: int = 0
     bodies: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._dice, self._free = Random(self.seed), asyncio.Semaphore(self.slots)
+        self._rng, self._free = Random(self.seed), asyncio.Semaphore(self.slots)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.bodies.append(await request.aread())
@@ -57,7 +54,7 @@ class VirtualServer(httpx.AsyncBaseTransport):
         return httpx.Response(200, headers={"content-type": "audio/pcm"}, stream=_Stream(self))
 
     def _delay(self, seconds: float) -> float:
-        return seconds * (1 + self.jitter * self._dice.random())
+        return seconds * (1 + self.jitter * self._rng.random())
 
     async def speak(self) -> AsyncIterator[bytes]:
         try:

@@ -1,4 +1,4 @@
-"""`shoal simulate` from files that the other commands wrote."""
+"""`shoal simulate` with files written by `bench engine` and `load`."""
 
 import json
 from pathlib import Path
@@ -25,25 +25,25 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_fleet_is_simulated_from_a_benchmark_of_the_engine(costs: Path) -> None:
     flags = ["--rate", "2", "--seconds", "10", "--gpus", "2", "--strategy", "round-robin"]
-    told = json.loads(CliRunner().invoke(app, ["simulate", "--costs", str(costs), *flags, "--json"]).stdout)
-    assert [(run["strategy"], run["gpus"], run["failed"]) for run in told["runs"]] == [("round-robin", 2, 0)]
+    document = json.loads(CliRunner().invoke(app, ["simulate", "--costs", str(costs), *flags, "--json"]).stdout)
+    assert [(run["strategy"], run["gpus"], run["failed"]) for run in document["runs"]] == [("round-robin", 2, 0)]
 
 
 def runs(*arguments: str) -> list[dict[str, float]]:
-    told = json.loads(CliRunner().invoke(app, ["simulate", *arguments, "--json"]).stdout)
-    return list(told["runs"])
+    document = json.loads(CliRunner().invoke(app, ["simulate", *arguments, "--json"]).stdout)
+    return list(document["runs"])
 
 
 def test_a_cell_of_a_fleet_waits_as_long_as_a_fleet_of_its_size(costs: Path) -> None:
-    usual = ("--costs", str(costs), "--seconds", "20", "--strategy", "least-connections", "--seed", "1")
-    (whole,) = runs(*usual, "--rate", "84", "--cells", "20", "--gpus", "40")
-    (cell,) = runs(*usual, "--rate", "4.2", "--gpus", "2")
+    common = ("--costs", str(costs), "--seconds", "20", "--strategy", "least-connections", "--seed", "1")
+    (whole,) = runs(*common, "--rate", "84", "--cells", "20", "--gpus", "40")
+    (cell,) = runs(*common, "--rate", "4.2", "--gpus", "2")
     assert whole["first_audio_p95"] == cell["first_audio_p95"]
     assert (whole["gpus"], whole["requests"]) == (40, 20 * cell["requests"])
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         ("--gpus 2 --cells 3", "2 GPUs cannot be divided into 3 equal cells"),
         ("--gpus 41 --cells 20", "use a multiple of --cells"),
@@ -52,13 +52,13 @@ def test_a_cell_of_a_fleet_waits_as_long_as_a_fleet_of_its_size(costs: Path) -> 
         ("--rate 0.001 --seconds 1", "the traffic has no requests"),
     ],
 )
-def test_a_fleet_that_cannot_be_simulated_is_refused_with_what_to_change(costs: Path, flags: str, told: str) -> None:
+def test_an_invalid_fleet_is_rejected_with_advice(costs: Path, flags: str, message: str) -> None:
     result = CliRunner().invoke(app, ["simulate", "--costs", str(costs), *flags.split()])
     assert isinstance(result.exception, InvalidRequest)
-    assert told in str(result.exception)
+    assert message in str(result.exception)
 
 
-def test_every_figure_is_whole_in_a_terminal_of_80_columns(costs: Path) -> None:
+def test_every_figure_fits_into_a_terminal_of_80_columns(costs: Path) -> None:
     flags = ["--rate", "2", "--seconds", "10", "--gpus", "2", "--gpu-hour", "1234.5"]
     shown = CliRunner().invoke(app, ["simulate", "--costs", str(costs), *flags], env={"COLUMNS": "80"}).stdout
     assert all(name in shown for name in ("round-robin", "least-connections", "voice-affinity", "TTFA p50"))
@@ -67,7 +67,7 @@ def test_every_figure_is_whole_in_a_terminal_of_80_columns(costs: Path) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_a_load_test_is_simulated_with_its_own_requests(
+def test_a_check_simulates_the_requests_of_the_load_test(
     costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncio.events.new_event_loop", VirtualLoop)
@@ -76,8 +76,8 @@ def test_a_load_test_is_simulated_with_its_own_requests(
     measured = run_load([parse_target("http://fake:1")], plan, progress=False, transport=server)
     write_document(tmp_path / "load.json", measured)
     check = ["simulate", "--costs", str(costs), "--check", str(tmp_path / "load.json")]
-    told = json.loads(CliRunner().invoke(app, [*check, "--json"]).stdout)
-    first = next(each for each in told["figures"] if each["figure"] == "first audio P50")
+    document = json.loads(CliRunner().invoke(app, [*check, "--json"]).stdout)
+    first = next(each for each in document["figures"] if each["figure"] == "first audio P50")
     assert first["stage"] == "1 requests/s"
     assert first["measured"] == pytest.approx(measured["runs"][0]["stages"][0]["first_audio"]["p50"], rel=0.05)
     assert first["off"] == pytest.approx(first["simulated"] / first["measured"] - 1, abs=1e-3)

@@ -14,7 +14,7 @@ LENGTH = 42  # frames of an utterance
 
 
 def decodes(voices: int) -> list[dict[str, Any]]:
-    """Calls for one chunk and for one of each voice, of two and of eight frames."""
+    """Return calls for one chunk and for one per sequence, of two and of eight frames."""
     sizes = {(chunks, frames) for chunks in (1, voices) for frames in (2, 8)}
     return [
         {"chunks": chunks, "frames": frames, "calls": 5, "seconds": 5 * (CALL + chunks * (CHUNK + FRAME * frames))}
@@ -23,7 +23,7 @@ def decodes(voices: int) -> list[dict[str, Any]]:
 
 
 def row(voices: int, **changed: Any) -> dict[str, Any]:
-    """As of a machine whose steps take 10 ms and 1 ms per frame; what its codec takes is above."""
+    """Return a throughput row of a machine whose steps take 10 ms plus 1 ms per frame."""
     utterances, steps = 3 * voices, 3 * LENGTH
     frames, model, calls = utterances * LENGTH, steps * (STEP + 0.001 * voices), decodes(voices)
     codec = sum(each["seconds"] for each in calls)
@@ -45,20 +45,20 @@ RUN = {
 DOCUMENT = {"machine": {"device": "cpu"}, "runs": [RUN]}
 
 
-def test_costs_are_those_of_the_machine_that_was_measured() -> None:
+def test_fitted_costs_equal_those_of_the_measured_machine() -> None:
     costs = fit(DOCUMENT)
     for frames in (1, 2, 4, 10, 16, 32):
         assert costs.of_step(frames, 0) == pytest.approx(STEP + 0.001 * frames)
     assert costs.of_step(1, 100) == pytest.approx(STEP + 0.001 + 100 * TOKEN)
     assert costs.of_decoding([10]) == pytest.approx(CALL + CHUNK + 10 * FRAME)
-    # Those that are decoded together are as long as the longest of them.
+    # Without packing, chunks are padded to the longest.
     assert costs.of_decoding([2, 10, 4]) == pytest.approx(CALL + 3 * (CHUNK + 10 * FRAME))
     assert costs.of_decoding([]) == 0
     assert costs.frame_rate == 20
     assert costs.source == "random:tiny on cpu"
 
 
-def test_packed_chunks_cost_their_own_frames_and_no_more() -> None:
+def test_packed_chunks_cost_only_their_own_frames() -> None:
     calls = [
         {"chunks": chunks, "frames": longest, "all_frames": all, "calls": 5, "seconds": 5 * seconds}
         for chunks, longest, all in ((1, 2, 2), (1, 8, 8), (16, 16, 31), (16, 16, 256))
@@ -70,8 +70,8 @@ def test_packed_chunks_cost_their_own_frames_and_no_more() -> None:
     assert costs.of_decoding([2, 10, 4]) == pytest.approx(CALL + 3 * CHUNK + 16 * FRAME)
 
 
-def test_no_part_of_decoding_costs_less_than_nothing() -> None:
-    # Longer chunks that took less: the machine was restless, and length is not known to cost anything.
+def test_fitted_decoding_costs_are_never_negative() -> None:
+    # Noise made longer chunks faster, so the fitted cost per frame is 0.
     restless = [
         {"chunks": 1, "frames": 2, "calls": 1, "seconds": 0.009},
         {"chunks": 1, "frames": 8, "calls": 1, "seconds": 0.007},
@@ -83,13 +83,13 @@ def test_no_part_of_decoding_costs_less_than_nothing() -> None:
     assert costs.of_decoding([8] * 4) == pytest.approx(0.020, rel=0.05)
 
 
-def test_a_curve_is_straight_between_its_points_and_flat_before_them() -> None:
+def test_a_curve_is_linear_between_its_points_and_constant_before_them() -> None:
     curve = CostCurve(((2, 1.0), (4, 3.0), (8, 3.0)))
     assert [curve.at(batch) for batch in (1, 2, 3, 4, 6, 100)] == [1.0, 1.0, 2.0, 3.0, 3.0, 3.0]
 
 
 def interrupted() -> str:
-    """Of the engine, but not all of it."""
+    """Return an incomplete engine benchmark."""
     document = new_document("engine", dict(describe_client()), {})
     document["runs"].append({"name": "random:tiny", "engine": {"dtype": "float32", "rung": "eager"}, "throughput": []})
     return json.dumps(document)
@@ -98,7 +98,7 @@ def interrupted() -> str:
 @pytest.mark.parametrize(
     "broken", ["{", "[]", "{}", json.dumps(new_document("load", dict(describe_client()), {})), interrupted()]
 )
-def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path, broken: str) -> None:
+def test_a_file_that_is_not_a_benchmark_is_rejected(tmp_path: Path, broken: str) -> None:
     (tmp_path / "bench.json").write_text(broken)
     with pytest.raises(InvalidRequest, match=r"bench\.json"):
         read_costs(tmp_path / "bench.json")
