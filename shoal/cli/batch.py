@@ -25,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 def batch(
     lines: Annotated[
-        Path, typer.Argument(metavar="IN.JSONL", help="InputFile file: one JSON request body of /v1/tts per line.")
+        Path, typer.Argument(metavar="IN.JSONL", help="Input file: one JSON request body of /v1/tts per line.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the audio files and manifest.jsonl.")],
     voice: Annotated[str | None, typer.Option(help="Stored voice for lines without a voice.")] = None,

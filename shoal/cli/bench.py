@@ -29,7 +29,7 @@ Voices = Annotated[str, typer.Option(help="Batch sizes to measure: concurrent re
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(help="Measure speed, memory, scaling and speech quality on this machine.")
+    group = typer.Typer()
     group.callback(invoke_without_command=True)(bench)
     group.command()(engine)
     group.command()(quality)

@@ -66,7 +66,7 @@ def say(
     transcript: Annotated[str | None, typer.Option(help="Words spoken in the recording given with --voice.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same audio.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="SamplingParams temperature, 0 to 2; lower varies less. Default: the model's.")
+        float | None, typer.Option(help="Sampling temperature, 0 to 2; lower varies less. Default: the model's.")
     ] = None,
     top_p: Annotated[
         float | None, typer.Option(help="Nucleus sampling, above 0 up to 1; lower varies less. Default: the model's.")
@@ -88,7 +88,7 @@ def say(
         typer.Option(help="Audio format: wav, flac, mp3, opus, aac, webm or pcm. Default: by the suffix of --output."),
     ] = None,
     device: Device = "auto",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: by device.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Dtype: float32, bfloat16 or float16. Default: by device.")] = None,
     quantize: Quantize = None,
     json: Json = False,
     quiet: Quiet = False,
