@@ -44,9 +44,9 @@ async def read_model(
     body = await read_body(request, limits, budget)
     if kind == MULTIPART and from_form:
         boundary = _boundary(request)
-        return await _parse(body, lambda: validated(model, from_form(parse_form(body, boundary)), lax=True))
+        return await parse_body(body, lambda: validated(model, from_form(parse_form(body, boundary)), lax=True))
     parse = unpack if kind == MSGPACK else parse_json
-    return await _parse(body, lambda: validated(model, parse(body)))
+    return await parse_body(body, lambda: validated(model, parse(body)))
 
 
 async def read_form(request: Request, limits: Limits, budget: BodyBudget) -> Form:
@@ -55,7 +55,7 @@ async def read_form(request: Request, limits: Limits, budget: BodyBudget) -> For
     if kind != MULTIPART:
         raise UnknownMediaType(f"send {MULTIPART}, not {kind or 'nothing'}", (MULTIPART,))
     boundary, body = _boundary(request), await read_body(request, limits, budget)
-    return await _parse(body, lambda: parse_form(body, boundary))
+    return await parse_body(body, lambda: parse_form(body, boundary))
 
 
 async def read_body(request: Request, limits: Limits, budget: BodyBudget) -> bytes:
@@ -94,7 +94,8 @@ def media_type(request: Request) -> str:
     return MSGPACK if kind in MSGPACK_NAMES else kind
 
 
-async def _parse(body: bytes, parse: Callable[[], T]) -> T:
+async def parse_body(body: bytes, parse: Callable[[], T]) -> T:
+    """Run `parse` inline for a small body, else in a thread."""
     return parse() if len(body) < INLINE_BYTES else await asyncio.to_thread(parse)
 
 

@@ -14,6 +14,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import ormsgpack
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
@@ -31,6 +32,7 @@ from shoal.api.state import ServerState
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
+from shoal.server.request_body import parse_body
 from shoal.server.state import state_of, websocket_caller
 from shoal.server.streaming_response import close_connection
 
@@ -133,7 +135,7 @@ class LiveSession:
     async def _start(self) -> tuple[SpeechJob, TextBuffer]:
         message = await self._message()
         self._reservation.grow(len(message))  # held for the whole session: each text uses its recordings
-        body = await asyncio.to_thread(parse_start, message)
+        body = await parse_body(message, partial(parse_start, message))
         body = body.model_copy(update={"streaming": True})
         limits = self._state.config.limits
         job = fish_job(body, self._engine, limits, self._key, self._id, api="live")
