@@ -1,7 +1,7 @@
-"""Requests in, chunks out: resolves the voice, writes the turns, and follows the utterance to its end.
+"""In-process speech service: resolves voices, tokenizes requests and submits them to the engine thread.
 
-Everything here runs on the caller's threads or event loop; steps are the loop's. Recordings are encoded, and codes that
-somebody sent decoded, by whoever asks for it; for event loops a thread does both.
+Runs on the caller's threads or event loop; only steps run on the engine thread. Recordings are encoded and codes
+decoded on the calling thread; the async variants use one codec thread.
 """
 
 import asyncio
@@ -24,25 +24,25 @@ from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Utterance
 from shoal.speech import AudioChunk, Samples, Sampling, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes, check_codes
-from shoal.voices.cache import VoiceCache, VoiceSource
+from shoal.voices.cache import VoiceCache, VoiceLookup, VoiceSource
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.voice import Voice, voice_limits
 
 
 class Service:
-    """An engine in this process, as servers and programs use it."""
+    """Engine in this process, with the interface that servers and `Engine` use. Thread-safe."""
 
     def __init__(self, core: EngineCore, voices: VoiceCache) -> None:
         self.core, self.voices = core, voices
         self.thread = EngineThread(core)
         self._encoder = CodecEncoder(core.checkpoint.codec, max_seconds=core.config.reference_seconds)
-        # One: the memory that is planned with holds one piece of a recording.
+        # One thread: the memory profile reserves room for encoding one piece of one recording.
         self._codec_thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-codec")
         self._ids = itertools.count()
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """What a request gets that does not choose."""
+        """Sampling of requests, and of single fields, that are not given."""
         return self.core.checkpoint.profile.sampling
 
     @property
@@ -58,7 +58,6 @@ class Service:
         return self.thread.running
 
     def model_info(self) -> ModelInfo:
-        """What callers may want to know without waiting for the engine."""
         checkpoint = self.core.checkpoint
         return ModelInfo(
             default_sampling=self.default_sampling,
@@ -72,63 +71,87 @@ class Service:
         )
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
-        """Chunks as they are made, the last with the reason of the end. Leaving the generator cancels."""
+        """Yield chunks as they are generated; the last carries the finish reason. Closing the generator cancels."""
         utterance = await self.prepare(request)
         async with aclosing(self.thread.aspeak(utterance)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     def speak_blocking(self, request: SpeechRequest, voice: Voice | None = None) -> "UtteranceStream":
-        """The same for threads that may wait. A `voice` at hand goes before what the request names."""
-        utterance = self.write(request, voice or self.resolve_blocking(request))
+        """Start an utterance from a thread that may block. `voice` overrides the voice that the request names."""
+        deadline = self.deadline_of(request)
+        utterance = self.build_utterance(request, voice or self.resolve_blocking(request), deadline)
         return UtteranceStream(utterance, self.thread.speak(utterance))
 
     def resolve_blocking(self, request: SpeechRequest) -> Voice | None:
-        """The voice a request asks for; encoded first if it is new."""
-        wanted = self._wanted(request)
-        return None if wanted is None else self.voices.resolve_blocking(wanted)
+        """Return the voice of a request, encoding it first if it is not cached."""
+        source = self._voice_source(request)
+        return None if source is None else self.voices.resolve_blocking(source)
 
-    async def prepare(self, request: SpeechRequest, voice: Voice | None = None) -> Utterance:
-        """Everything before the engine, off the event loop. A `voice` at hand goes before what the request names."""
-        wanted = self._wanted(request)
-        if voice is None and wanted is not None:
-            voice = await self.voices.resolve(wanted)
-        return await asyncio.to_thread(self.write, request, voice)
+    def deadline_of(self, request: SpeechRequest) -> float | None:
+        """Return the absolute deadline, on the engine's clock, of a request that is admitted now."""
+        return None if request.timeout is None else self.core.clock() + request.timeout
 
-    def write(self, request: SpeechRequest, voice: Voice | None) -> Utterance:
-        """Split, tokenize and lay out a request; raises TextError for what cannot be spoken."""
+    async def prepare(
+        self, request: SpeechRequest, voice: Voice | None = None, *, deadline: float | None = None
+    ) -> Utterance:
+        """Resolve the voice and tokenize, off the event loop: in one thread hop unless the voice has to be encoded.
+
+        `voice` overrides the voice that the request names. Without `deadline` the request's timeout starts now, so
+        that encoding the voice counts.
+        """
+        deadline = self.deadline_of(request) if deadline is None else deadline
+        prepared = await asyncio.to_thread(self._prepare_cached, request, voice, deadline)
+        if isinstance(prepared, Utterance):
+            return prepared
+        voice = await self.voices.load(prepared)
+        return await asyncio.to_thread(self.build_utterance, request, voice, deadline)
+
+    def build_utterance(self, request: SpeechRequest, voice: Voice | None, deadline: float | None) -> Utterance:
+        """Split and tokenize a request. Raises TextError if the text cannot be spoken."""
         turns = build_turns(request.text, voice, self.core.checkpoint, request.chunk_bytes, prepared=request.normalize)
-        deadline = None if request.timeout is None else self.core.clock() + request.timeout
         sampling = (request.sampling or Sampling()).resolve(self.default_sampling)
         return Utterance(next(self._ids), turns, sampling, whole=request.whole, deadline=deadline)
 
-    def _wanted(self, request: SpeechRequest) -> VoiceSource | None:
+    def _prepare_cached(
+        self, request: SpeechRequest, voice: Voice | None, deadline: float | None
+    ) -> Utterance | VoiceLookup:
+        """Return the utterance, or the lookup of a voice that is not in memory and has to be awaited first."""
+        source = self._voice_source(request)
+        if voice is None and source is not None:
+            lookup = self.voices.look_up(source)
+            voice = self.voices.cached(lookup)
+            if voice is None:
+                return lookup
+        return self.build_utterance(request, voice, deadline)
+
+    def _voice_source(self, request: SpeechRequest) -> VoiceSource | None:
         if request.recordings:
             return [(recording.audio, recording.transcript) for recording in request.recordings]
         return request.voice or self.default_voice
 
     def encode(self, audio: bytes) -> Codes:
-        """The codes [codebooks, frames] of a recording."""
+        """Return the codes [codebooks, frames] of a recording."""
         limits = voice_limits(self.core.config.reference_seconds).audio
         return self._encoder.encode(read_audio(audio, self.sample_rate, limits).samples)
 
     def decode(self, codes: Codes) -> Samples:
-        """The samples of codes [codebooks, frames]."""
+        """Return the samples of codes [codebooks, frames]."""
         codec = self.core.checkpoint.codec
         check_codes(codes, codec.config.num_codebooks, codec.config.semantic_codebook_size)
         samples = codec.decode(torch.from_numpy(codes.astype(np.int64))[None].to(codec.device))
         return samples[0].float().cpu().numpy()
 
     async def aencode(self, audio: bytes) -> Codes:
-        """The same for an event loop: one after the other, and leaving before it has begun takes it out of the row."""
+        """`encode` on the codec thread, in order of arrival. Cancelling removes a call that has not started."""
         return await asyncio.get_running_loop().run_in_executor(self._codec_thread, self.encode, audio)
 
     async def adecode(self, codes: Codes) -> Samples:
-        """As `aencode`, in the same row."""
+        """`decode` on the codec thread; queued and cancelled as in `aencode`."""
         return await asyncio.get_running_loop().run_in_executor(self._codec_thread, self.decode, codes)
 
     def statistics(self) -> dict[str, Any]:
-        """Figures of the moment, by room."""
+        """Return current gauges and counters, nested by component; the server's metrics are read from these keys."""
         core = self.core
         return {
             "live": self.thread.active,
@@ -152,7 +175,7 @@ class Service:
 
 
 class UtteranceStream:
-    """An utterance under way: iterate over its chunks, and ask for its codes at the end."""
+    """Chunks of a submitted utterance, and its codes once it has ended."""
 
     def __init__(self, utterance: Utterance, chunks: Generator[AudioChunk, None, None]) -> None:
         self._utterance, self._chunks = utterance, chunks
@@ -165,9 +188,9 @@ class UtteranceStream:
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Turns begun so far, and of how many."""
+        """Turns started so far, and turns in total."""
         return self._utterance.turn + 1, len(self._utterance.turns)
 
     def close(self) -> None:
-        """Cancel what has not been said."""
+        """Cancel the rest of the utterance."""
         self._chunks.close()

@@ -1,7 +1,7 @@
-"""The engine on a thread of its own, and the iterators through which its chunks come out.
+"""The engine thread, and the generators through which callers receive chunks.
 
-Orders go in through a queue, events come out through the caller's own queue; only the engine's thread touches the
-engine. Leaving an iterator, for whatever reason, cancels the utterance at the next step.
+Commands reach the thread through a queue, events leave through the caller's queue; only the engine thread touches the
+core. Closing a generator cancels its utterance at the next step.
 """
 
 import asyncio
@@ -26,63 +26,63 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Deliver = Callable[[Event], None]
-Order = Callable[[], None]
 
-# While requests wait for a batch to fill there is nothing to run, and nothing will wake us when their time is up.
-NAP_SECONDS = 0.002
+# Poll interval while requests wait for a batch to fill: no command wakes the thread when their waiting time is up.
+POLL_SECONDS = 0.002
 
 
-# A program may end, or fail, while somebody speaks: a thread that computes while Python is ending aborts the process.
-OPEN: "WeakSet[EngineThread]" = WeakSet()
+# Closed at exit: a thread that still computes while the interpreter shuts down aborts the process.
+OPEN_THREADS: "WeakSet[EngineThread]" = WeakSet()
 
 
 @atexit.register
 def close_all() -> None:
-    for loop in list(OPEN):
-        loop.close()
+    for thread in list(OPEN_THREADS):
+        thread.close()
 
 
 class EngineThread:
-    def __init__(self, engine: "EngineCore") -> None:
-        self.engine = engine
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    """Runs an EngineCore on a daemon thread. All public methods are thread-safe."""
+
+    def __init__(self, core: "EngineCore") -> None:
+        self.core = core
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._sinks: dict[int, tuple[Utterance, Deliver]] = {}
-        # Reentrant: chunks that nobody keeps are cancelled wherever garbage is collected, also within these sections.
+        # Reentrant: a generator that is garbage-collected inside one of these sections cancels its utterance.
         self._lock = threading.RLock()
-        self._live: set[int] = set()  # ids of utterances that have been taken and have not ended
-        self._leaving: set[int] = set()  # those of them that are cancelled, until the next step lets go of them
-        self._stopping = False  # takes nothing new
-        self._ended = False  # the engine is not touched any more
+        self._active: set[int] = set()  # ids of utterances that are submitted and have not ended
+        self._cancelled: set[int] = set()  # the part of `_active` that the next step releases
+        self._stopping = False  # accepts no new utterances
+        self._ended = False  # the core is not used any more
         self._failure: BaseException | None = None
-        self.on_failure: Callable[[], None] | None = None  # called when the engine breaks, before anybody hears of it
+        self.on_failure: Callable[[], None] | None = None  # called when the core raises, before callers get the error
         self._thread = threading.Thread(target=self._run, name="shoal-engine", daemon=True)
         self._thread.start()
-        OPEN.add(self)
+        OPEN_THREADS.add(self)
 
     @property
     def active(self) -> int:
-        """Utterances that have been taken and have not ended."""
-        return len(self._live)
+        """Utterances that are submitted and have not ended."""
+        return len(self._active)
 
     @property
     def running(self) -> bool:
         return self._thread.is_alive() and not self._stopping
 
     def speak(self, utterance: Utterance) -> Generator[AudioChunk, None, None]:
-        """The chunks of an utterance as they come. Close the iterator to cancel."""
+        """Submit an utterance and return the generator of its chunks. Closing the generator cancels."""
         chunks = self._chunks(utterance)
-        # Begun at once, which submits: closing a generator that has not begun would run none of its code.
+        # Advance to the first yield, which submits: closing a generator that was never started runs no `finally`.
         next(chunks)
         return chunks
 
     async def aspeak(self, utterance: Utterance) -> AsyncGenerator[AudioChunk, None]:
-        """The same for an event loop, which is never blocked."""
+        """Submit an utterance and yield its chunks without blocking the event loop. Closing cancels."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 
         def deliver(event: Event) -> None:
-            # The loop may be gone by the time the engine speaks; then nobody listens any more.
-            with suppress(RuntimeError):
+            with suppress(RuntimeError):  # the event loop was closed, and the caller with it
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         self.submit(utterance, deliver)
@@ -97,44 +97,47 @@ class EngineThread:
                 self.cancel(utterance)
 
     def submit(self, utterance: Utterance, deliver: Deliver) -> None:
-        """Hand an utterance to the engine; `deliver` is called on the engine's thread and must not block."""
-        config = self.engine.config
+        """Hand an utterance to the engine. `deliver` is called on the engine thread and must not block.
+
+        Raises EngineStopped, or EngineBusy if `slots + max_waiting` utterances are active.
+        """
+        config = self.core.config
         with self._lock:
             if self._stopping or not self._thread.is_alive():
                 raise EngineStopped("the engine is closed") from self._failure
-            # Whoever leaves makes room at once, however long the step under way takes: orders are taken in turn, so
-            # the engine has let go of the one before it hears of the next.
-            wanted = len(self._live) - len(self._leaving)
-            if wanted >= config.slots + config.max_waiting:
-                raise EngineBusy(f"{wanted} requests are under way and the queue is full; try again later")
-            self._live.add(utterance.id)
-            # Under the lock: an order that is in before the end is answered, one that comes after is refused above.
-            self._orders.put(lambda: self._add(utterance, deliver))
+            # A cancelled utterance stops counting immediately, however long the current step takes: commands run in
+            # order, so the engine releases it before it adds this one.
+            active = len(self._active) - len(self._cancelled)
+            if active >= config.slots + config.max_waiting:
+                raise EngineBusy(f"{active} requests are active and the queue is full; try again later")
+            self._active.add(utterance.id)
+            # Under the lock: a command queued before the thread ends is answered, a later one is refused above.
+            self._commands.put(lambda: self._add(utterance, deliver))
 
     def cancel(self, utterance: Utterance) -> None:
-        """Free what an utterance holds, at the next step; unknown or ended ones are left alone."""
+        """Release an utterance at the next step; unknown and ended utterances are ignored."""
         with self._lock:
-            if utterance.id in self._live:
-                self._leaving.add(utterance.id)
-            self._orders.put(lambda: self._cancel(utterance))
+            if utterance.id in self._active:
+                self._cancelled.add(utterance.id)
+            self._commands.put(lambda: self._cancel(utterance))
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
-        """Stop. With `drain`, what has been taken is spoken to its end first, for at most `timeout` seconds."""
+        """Stop the thread. With `drain`, active utterances finish first, for at most `timeout` seconds."""
         with self._lock:
             self._stopping = True
-        self._orders.put(lambda: None)
+        self._commands.put(lambda: None)
         if drain:
             self._thread.join(timeout)
-        self._orders.put(self._cancel_all)
+        self._commands.put(self._cancel_all)
         self._thread.join()
 
     def _chunks(self, utterance: Utterance) -> Generator[AudioChunk, None, None]:
-        """An empty chunk once the utterance is submitted, then its own."""
+        """Submit, yield one empty chunk, then yield the chunks of the utterance."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.submit(utterance, events.put)
         ended = False
         try:
-            yield AudioChunk(np.zeros(0, np.float32), self.engine.checkpoint.codec.config.sample_rate)
+            yield AudioChunk(np.zeros(0, np.float32), self.core.checkpoint.codec.config.sample_rate)
             while not ended:
                 event = events.get()
                 ended = event.last
@@ -145,79 +148,79 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            # Not `idle`: what has been taken may still lie among the orders.
-            while not (self._stopping and not self._live):
-                self._take_orders()
-                for event in self.engine.step():
-                    self._tell(event)
-        except BaseException as failure:  # the edge: whatever it is, every caller must hear of it
-            logger.exception("the engine stopped")
+            # Not `core.idle`: submitted utterances may still be queued commands.
+            while not (self._stopping and not self._active):
+                self._run_commands()
+                for event in self.core.step():
+                    self._dispatch(event)
+        except BaseException as failure:  # edge of the engine thread: every caller has to receive an error
+            logger.exception("engine thread failed")
             self._failure = failure
             if self.on_failure is not None:
                 self.on_failure()
         finally:
-            self._refuse_the_rest()
+            self._fail_remaining()
 
-    def _take_orders(self) -> None:
+    def _run_commands(self) -> None:
         with suppress(queue.Empty):
-            if self.engine.idle:
-                self._orders.get()()
-            elif not self.engine.scheduler.running:
-                self._orders.get(timeout=NAP_SECONDS)()
+            if self.core.idle:
+                self._commands.get()()
+            elif not self.core.scheduler.running:
+                self._commands.get(timeout=POLL_SECONDS)()
             while True:
-                self._orders.get_nowait()()
+                self._commands.get_nowait()()
 
     def _add(self, utterance: Utterance, deliver: Deliver) -> None:
         self._sinks[utterance.id] = (utterance, deliver)
         try:
             if not self._ended:
-                self.engine.add(utterance)
+                self.core.add(utterance)
         except ShoalError as error:
-            self._tell(Event(utterance, error=error))
+            self._dispatch(Event(utterance, error=error))
 
     def _cancel(self, utterance: Utterance) -> None:
         if self._sinks.pop(utterance.id, None) is not None:
             self._forget(utterance)
             if not self._ended:
-                self.engine.cancel(utterance)
+                self.core.cancel(utterance)
 
     def _cancel_all(self) -> None:
         if self._ended:
             return
         for utterance, _ in list(self._sinks.values()):
-            self._tell(self.engine.tracker.fail(utterance, EngineStopped("the engine was closed")))
+            self._dispatch(self.core.tracker.fail(utterance, EngineStopped("the engine was closed")))
 
-    def _tell(self, event: Event) -> None:
+    def _dispatch(self, event: Event) -> None:
         _, deliver = self._sinks[event.utterance.id]
         if event.last:
             del self._sinks[event.utterance.id]
             self._forget(event.utterance)
         try:
             deliver(event)
-        except Exception:  # theirs, not ours: the other voices go on
-            about = {"job": event.utterance.id}
-            logger.exception("utterance %d: its listener failed and has left", event.utterance.id, extra=about)
+        except Exception:  # edge to the caller's code: a failing callback must not stop the other utterances
+            extra = {"job": event.utterance.id}
+            logger.exception("utterance %d: delivery callback failed; cancelling", event.utterance.id, extra=extra)
             self._cancel(event.utterance)
 
     def _forget(self, utterance: Utterance) -> None:
         with self._lock:
-            self._live.discard(utterance.id)
-            self._leaving.discard(utterance.id)
+            self._active.discard(utterance.id)
+            self._cancelled.discard(utterance.id)
 
-    def _refuse_the_rest(self) -> None:
-        """The thread ends: answer whoever still waits, without touching an engine that may be broken."""
+    def _fail_remaining(self) -> None:
+        """Answer all waiting callers with EngineStopped, without touching a core that may be broken."""
         with self._lock:
             self._stopping = True
         self._ended = True
         with suppress(queue.Empty):
             while True:
-                self._orders.get_nowait()()
+                self._commands.get_nowait()()
         for utterance, _ in list(self._sinks.values()):
-            self._tell(Event(utterance, error=EngineStopped("the engine stopped")))
+            self._dispatch(Event(utterance, error=EngineStopped("the engine stopped")))
 
 
 def chunk_of(event: Event) -> AudioChunk:
-    """The chunk an event carries; raises the error it carries instead."""
+    """Return the chunk of an event, or raise its error."""
     if event.error is not None:
         raise event.error
     assert event.chunk is not None, "an event has a chunk or an error"

@@ -1,11 +1,11 @@
-"""Voices in memory, by what was asked for.
+"""In-memory cache of encoded voices.
 
-A stored voice is remembered under its name and the stamp of its files, a recording that came with a request under the
-hash of its bytes and its transcript. So nothing has to be told when a voice is renamed, deleted or made anew, by this
-process or another: it is asked for under another key, and what is not asked for ages out.
+A stored voice is keyed by its name and the stamp of its files, recordings of a request by the hash of their bytes and
+transcripts. So no invalidation is needed when this or another process renames, deletes or replaces a voice: it is then
+looked up under another key, and the old entry ages out.
 
-Encoding runs in threads of the cache's own. Hashing and looking at files run in asyncio's, so that a voice in memory
-never waits behind a recording that is being encoded.
+Encoding runs in the cache's own threads. Hashing and reading file stamps run in the caller's thread, so that a voice in
+memory never queues behind a recording that is being encoded.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ import hashlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeAlias
@@ -32,7 +32,7 @@ from shoal.voices.voice import (
     VoiceLimits,
     audio_bytes,
     check_transcript,
-    feed,
+    hash_parts,
     voice_from_recordings,
 )
 
@@ -43,11 +43,11 @@ VoiceSource: TypeAlias = str | Sequence[Clip]  # the name of a stored voice, or 
 
 @dataclass(frozen=True, slots=True)
 class VoiceCacheStats:
-    """Counted since the start, but for `entries`."""
+    """Counters since the start; `entries` is the current number of cached voices."""
 
     entries: int = 0
     hits: int = 0
-    joins: int = 0  # asked for while somebody else's encoding of it was under way
+    joins: int = 0  # lookups that joined an encoding in flight
     misses: int = 0
     encodes: int = 0
     failures: int = 0
@@ -57,7 +57,7 @@ class VoiceCacheStats:
 
 @dataclass(frozen=True, slots=True)
 class VoiceLookup:
-    """What was asked for: the key to remember it by, and how to make it."""
+    """Cache key of a voice, and the function that makes the voice on a miss."""
 
     key: Hashable
     make: Callable[[], Voice]
@@ -65,7 +65,7 @@ class VoiceLookup:
 
 @dataclass(slots=True, eq=False)
 class PendingVoice:
-    """A voice in the making, and how many wait for it."""
+    """A voice that is being made, and the number of callers that wait for it."""
 
     key: Hashable
     future: Future[Voice]
@@ -73,10 +73,7 @@ class PendingVoice:
 
 
 class VoiceCache:
-    """The last `entries` voices that were used. A voice that cannot be made is forgotten and tried anew when asked for.
-
-    Safe to use from any thread and any event loop. `with` closes it.
-    """
+    """LRU cache of at most `entries` voices. Failures are not cached. Thread-safe; `with` closes it."""
 
     def __init__(
         self,
@@ -89,53 +86,70 @@ class VoiceCache:
     ) -> None:
         self._store = store
         self._encoder = CountingEncoder(encoder, self._count_encode)
-        self._most = entries
+        self._max_entries = entries
         self._limits = limits
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="shoal-voices")
         self._lock = threading.Lock()
-        # Under the lock: everything below. The voice used last stands last.
-        self._voices: OrderedDict[Hashable, Voice] = OrderedDict()
-        self._flights: dict[Hashable, PendingVoice] = {}
-        self._warmings: list[VoicePreload] = []
+        # Guarded by the lock: everything below.
+        self._voices: OrderedDict[Hashable, Voice] = OrderedDict()  # least recently used first
+        self._pending: dict[Hashable, PendingVoice] = {}
+        self._preloads: list[VoicePreload] = []
         self._counts = VoiceCacheStats()
         self._closed = False
 
-    async def resolve(self, wanted: VoiceSource) -> Voice:
-        """The voice of that name, or of these recordings. Raises what `VoiceStore.get` or `voice_from_recordings` do.
+    async def resolve(self, source: VoiceSource) -> Voice:
+        """Return the voice of that name, or of these recordings, without blocking the event loop.
 
-        Leaving early is safe: others who wait for the same voice get it, and if nobody does, it is not encoded unless
-        that has begun.
+        Raises what `VoiceStore.get` or `voice_from_recordings` raise. Cancelling is safe: other callers that wait for
+        the same voice get it, and without any the encoding is cancelled unless it has started.
         """
-        found = self._look_up(await asyncio.to_thread(self._order, wanted))
-        if isinstance(found, Voice):
-            return found
-        try:
-            return await _landed(found.future)
-        finally:
-            self._leave(found)
+        return await self.load(await asyncio.to_thread(self.look_up, source))
 
-    def resolve_blocking(self, wanted: VoiceSource) -> Voice:
-        """The same for threads that may wait."""
-        found = self._look_up(self._order(wanted))
+    def resolve_blocking(self, source: VoiceSource) -> Voice:
+        """`resolve` for threads that may block."""
+        found = self._get_or_start(self.look_up(source))
         if isinstance(found, Voice):
             return found
-        try:
+        with self._waiting(found):
             return found.future.result()
-        finally:
-            self._leave(found)
 
-    def warm(self, names: Sequence[str] | None = None) -> "VoicePreload":
-        """Load stored voices, all of them if none are named, in the background, as many as there is room for.
+    def look_up(self, source: VoiceSource) -> VoiceLookup:
+        """Return the key of a voice. Reads file stamps or hashes recordings, so it does not belong on an event loop."""
+        if isinstance(source, str):
+            name = source
+            return VoiceLookup((name, self._store.stamp(name)), lambda: self._store.get(name, self._encoder))
+        clips = [(audio_bytes(audio, self._limits), check_transcript(text, self._limits)) for audio, text in source]
+        digest = hashlib.sha256()
+        for audio, text in clips:
+            hash_parts(digest, audio, text.encode())
+        return VoiceLookup(digest.digest(), lambda: voice_from_recordings(clips, self._encoder, self._limits))
 
-        They come one at a time, so that requests overtake.
-        """
-        chosen = self._store.names() if names is None else names
-        warming = VoicePreload(self, chosen[: self._most])
+    def cached(self, lookup: VoiceLookup) -> Voice | None:
+        """Return the voice if it is in memory; never encodes."""
         with self._lock:
             self._check_open()
-            self._warmings = [*(other for other in self._warmings if not other.finished), warming]
-            warming.start()
-        return warming
+            return self._hit(lookup.key)
+
+    async def load(self, lookup: VoiceLookup) -> Voice:
+        """Return the voice, after encoding it if it is not in memory."""
+        found = self._get_or_start(lookup)
+        if isinstance(found, Voice):
+            return found
+        with self._waiting(found):
+            return await _result(found.future)
+
+    def warm(self, names: Sequence[str] | None = None) -> "VoicePreload":
+        """Load stored voices in the background, by default all, up to the capacity of the cache.
+
+        They are loaded one at a time, so that requests overtake them.
+        """
+        chosen = self._store.names() if names is None else names
+        preload = VoicePreload(self, chosen[: self._max_entries])
+        with self._lock:
+            self._check_open()
+            self._preloads = [*(other for other in self._preloads if not other.finished), preload]
+            preload.start()
+        return preload
 
     @property
     def statistics(self) -> VoiceCacheStats:
@@ -143,15 +157,15 @@ class VoiceCache:
             return replace(self._counts, entries=len(self._voices))
 
     def close(self) -> None:
-        """Stop. Encoding that has begun is waited for; those who wait for the rest get an error."""
+        """Stop. Waits for an encoding that has started; callers that wait for others get EngineStopped."""
         with self._lock:
             self._closed = True
-            warmings = self._warmings
-        for warming in warmings:
-            warming.stop()
+            preloads = self._preloads
+        for preload in preloads:
+            preload.stop()
         self._pool.shutdown()
-        for warming in warmings:
-            warming.wait()
+        for preload in preloads:
+            preload.wait()
 
     def __enter__(self) -> "VoiceCache":
         return self
@@ -159,61 +173,63 @@ class VoiceCache:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _order(self, wanted: VoiceSource) -> VoiceLookup:
-        if isinstance(wanted, str):
-            name = wanted
-            return VoiceLookup((name, self._store.stamp(name)), lambda: self._store.get(name, self._encoder))
-        clips = [(audio_bytes(audio, self._limits), check_transcript(text, self._limits)) for audio, text in wanted]
-        digest = hashlib.sha256()
-        for audio, text in clips:
-            feed(digest, audio, text.encode())
-        return VoiceLookup(digest.digest(), lambda: voice_from_recordings(clips, self._encoder, self._limits))
-
-    def _look_up(self, order: VoiceLookup) -> Voice | PendingVoice:
+    def _get_or_start(self, lookup: VoiceLookup) -> Voice | PendingVoice:
         with self._lock:
             self._check_open()
-            if order.key in self._voices:
-                self._count(hits=1)
-                self._voices.move_to_end(order.key)
-                return self._voices[order.key]
-            flight = self._flights.get(order.key)
-            if flight is None:
+            voice = self._hit(lookup.key)
+            if voice is not None:
+                return voice
+            pending = self._pending.get(lookup.key)
+            if pending is None:
                 self._count(misses=1)
-                flight = PendingVoice(order.key, self._pool.submit(self._fly, order))
-                self._flights[order.key] = flight
+                pending = PendingVoice(lookup.key, self._pool.submit(self._make, lookup))
+                self._pending[lookup.key] = pending
             else:
                 self._count(joins=1)
-                flight.waiting += 1
-            return flight
+                pending.waiting += 1
+            return pending
 
-    def _fly(self, order: VoiceLookup) -> Voice:
-        """In a thread of the pool. The voice is in its place before the flight ends: nobody finds neither."""
+    def _hit(self, key: Hashable) -> Voice | None:
+        """Return a cached voice and mark it as used. The lock is held."""
+        if key not in self._voices:
+            return None
+        self._count(hits=1)
+        self._voices.move_to_end(key)
+        return self._voices[key]
+
+    def _make(self, lookup: VoiceLookup) -> Voice:
+        """Make a voice in a thread of the pool. It enters the cache as it leaves `_pending`, under one lock."""
         voice = None
         try:
             with self._lock:
                 self._check_open()
-            voice = order.make()
+            voice = lookup.make()
         finally:
             with self._lock:
-                del self._flights[order.key]
+                del self._pending[lookup.key]
                 if voice is None:
                     self._count(failures=1)
                 else:
-                    self._remember(order.key, voice)
+                    self._insert(lookup.key, voice)
         return voice
 
-    def _remember(self, key: Hashable, voice: Voice) -> None:
+    def _insert(self, key: Hashable, voice: Voice) -> None:
         self._voices[key] = voice
-        while len(self._voices) > self._most:
+        while len(self._voices) > self._max_entries:
             self._voices.popitem(last=False)
             self._count(evictions=1)
 
-    def _leave(self, flight: PendingVoice) -> None:
-        with self._lock:
-            flight.waiting -= 1
-            # True only for a flight that waits in the pool's queue and nobody wants any more.
-            if flight.waiting == 0 and flight.future.cancel():
-                del self._flights[flight.key]
+    @contextmanager
+    def _waiting(self, pending: PendingVoice) -> Iterator[None]:
+        """Count the caller out on exit; without callers an encoding that has not started is cancelled."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                pending.waiting -= 1
+                # `cancel` succeeds only while the call is queued in the pool.
+                if pending.waiting == 0 and pending.future.cancel():
+                    del self._pending[pending.key]
 
     def _count_encode(self, seconds: float) -> None:
         with self._lock:
@@ -228,7 +244,7 @@ class VoiceCache:
 
 
 class VoicePreload:
-    """The loading of stored voices in the background. Those that fail are logged and counted."""
+    """Background loading of stored voices. Voices that fail are logged and counted."""
 
     def __init__(self, cache: VoiceCache, names: Sequence[str]) -> None:
         self.total = len(names)
@@ -241,18 +257,18 @@ class VoicePreload:
 
     @property
     def finished(self) -> bool:
-        """All are done, or it was stopped."""
+        """Whether all voices are done, or the preload was stopped."""
         return not self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """No further voice is begun."""
+        """Stop before the next voice."""
         self._stopping.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it finished within that time."""
+        """Wait at most `seconds` and return whether it has finished."""
         self._thread.join(seconds)
         return self.finished
 
@@ -263,19 +279,19 @@ class VoicePreload:
             try:
                 self._cache.resolve_blocking(name)
                 self.loaded += 1
-            except ShoalError as problem:
+            except ShoalError as error:
                 if self._stopping.is_set():
                     return
                 self.failed += 1
-                logger.warning("voice %s was not loaded: %s", name, problem)
-            except Exception:
+                logger.warning("voice %s was not loaded: %s", name, error)
+            except Exception:  # edge of the preload thread: one broken voice must not stop the others
                 self.failed += 1
                 logger.exception("voice %s was not loaded", name)
 
 
 @dataclass(frozen=True, slots=True)
 class CountingEncoder:
-    """An encoder that tells how many seconds it has encoded."""
+    """VoiceEncoder that reports the seconds of audio it encodes."""
 
     encoder: VoiceEncoder
     count: Callable[[float], None]
@@ -298,15 +314,14 @@ class CountingEncoder:
         return codes
 
 
-async def _landed(flight: Future[Voice]) -> Voice:
-    """Wait without owning: a waiter that is cancelled takes nothing from the others."""
-    loop, landed = asyncio.get_running_loop(), asyncio.Event()
+async def _result(future: Future[Voice]) -> Voice:
+    """Await a future that others await as well: cancelling the caller does not cancel the future."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def wake(_: Future[Voice]) -> None:
-        # A closed loop: the waiter went with it.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(landed.set)
+        with suppress(RuntimeError):  # the event loop was closed, and the caller with it
+            loop.call_soon_threadsafe(done.set)
 
-    flight.add_done_callback(wake)
-    await landed.wait()
-    return flight.result()
+    future.add_done_callback(wake)
+    await done.wait()
+    return future.result()

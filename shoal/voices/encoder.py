@@ -1,4 +1,4 @@
-"""A codec as the encoder of voices."""
+"""Voice encoder on top of a codec, and the fingerprint that identifies a codec."""
 
 import hashlib
 import json
@@ -12,23 +12,23 @@ from shoal.audio.pcm import Samples
 from shoal.codec.dac import Codec
 from shoal.errors import CheckpointError
 from shoal.text.prompt import Codes
-from shoal.voices.voice import DEFAULT_LIMITS, feed
+from shoal.voices.voice import DEFAULT_LIMITS, hash_parts
 
-# The first few channels of the decoder's Snakes tell codecs apart that were trained on from the same codebooks.
+# Channels per Snake activation that enter the fingerprint: they tell apart codecs fine-tuned from one set of codebooks.
 CHANNELS = 16
 
 
 class CodecEncoder:
-    """Encodes beside a running decoder: on a stream of its own, and touching nothing that decoding reads.
+    """Encodes concurrently with a running decoder: on its own CUDA stream, without touching the decoder's state.
 
-    A codec that was built without its encoder will do for voices whose codes are stored already.
+    A codec without its encoder is enough for voices whose codes are stored.
     """
 
     def __init__(self, codec: Codec, *, max_seconds: float = DEFAULT_LIMITS.audio.max_seconds) -> None:
         self._codec = codec
-        # Tables that grow later would be swapped under a decoder's feet.
+        # Reserve the tables now: growing them later would replace tensors that a running decoder reads.
         codec.reserve(ceil(max_seconds * codec.config.frame_rate))
-        self._stream = _stream_beside(codec.device)
+        self._stream = _encoding_stream(codec.device)
 
     @property
     def sample_rate(self) -> int:
@@ -43,42 +43,42 @@ class CodecEncoder:
         return codec_fingerprint(self._codec)
 
     def encode(self, samples: Samples) -> Codes:
-        """[n] -> [codebooks, frames]"""
+        """Return the codes [codebooks, frames] of samples [n]. Raises CheckpointError without an encoder."""
         if not self._codec.can_encode:
-            raise CheckpointError("This codec was loaded without its encoder: only stored codes can be used.")
-        with self._aside():
+            raise CheckpointError("the codec was loaded without its encoder: only voices with stored codes can be used")
+        with self._on_own_stream():
             batch = torch.from_numpy(samples)[None].to(self._codec.device)
             codes: Codes = self._codec.encode(batch)[0].to("cpu", torch.int32).numpy()
         return codes
 
-    def _aside(self) -> AbstractContextManager[object]:
+    def _on_own_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
-def _stream_beside(device: torch.device) -> torch.cuda.Stream | None:
+def _encoding_stream(device: torch.device) -> torch.cuda.Stream | None:
     if device.type != "cuda":
         return None
     stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))  # the weights may still be on their way
+    stream.wait_stream(torch.cuda.current_stream(device))  # the weights may still be copying
     return stream
 
 
 def codec_fingerprint(codec: Codec) -> str:
-    """16 hexadecimal digits: the same with and without the encoder, on every device.
+    """Return 16 hexadecimal digits that are the same with and without the encoder, on every device.
 
-    Hashed are the configuration and what gives codes their meaning: the codebooks and a little of the decoder. These
-    tensors are stored as they are used; the folded ones may differ by a bit where they were folded.
+    Hashes the configuration and what gives codes their meaning: the codebooks and part of the decoder. Only tensors
+    that are stored unchanged are used; folded ones may differ by a bit between machines.
     """
     digest = hashlib.sha256()
-    feed(digest, json.dumps(codec.config.to_dict(), sort_keys=True).encode())
+    hash_parts(digest, json.dumps(codec.config.to_dict(), sort_keys=True).encode())
     for name, tensor in sorted(codec.state_dict().items()):
         if name.endswith("codebook.weight"):
-            feed(digest, name.encode(), _rounded_bytes(tensor))
+            hash_parts(digest, name.encode(), _rounded_bytes(tensor))
         elif name.startswith("decoder.") and name.endswith("alpha"):
-            feed(digest, name.encode(), _rounded_bytes(tensor.flatten()[:CHANNELS]))
+            hash_parts(digest, name.encode(), _rounded_bytes(tensor.flatten()[:CHANNELS]))
     return digest.hexdigest()[:16]
 
 
 def _rounded_bytes(tensor: torch.Tensor) -> bytes:
-    """In bfloat16, whatever type the codec runs in."""
+    """Return the bytes in bfloat16, whatever dtype the codec runs in."""
     return tensor.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes()

@@ -1,12 +1,12 @@
-"""One voice on disk: a directory of recordings, each with a transcript of the same stem.
+"""One voice on disk: a directory of recordings, each with a transcript file of the same stem.
 
-    sample.wav                       as it came, in any of SUFFIXES; any number of them, in the order of their names
-    sample.lab                       what is said in it, UTF-8
-    voice.json                       ours: when it was added, and what the recordings were
-    codes-<fingerprint>-<hash>.npy   ours: the frames of the recording of that hash, by the codec of that fingerprint
+    sample.wav                       the uploaded file, in any of SUFFIXES; any number of them, ordered by name
+    sample.lab                       its transcript, UTF-8
+    voice.json                       written by Shoal: creation time and details of the recordings
+    codes-<fingerprint>-<hash>.npy   written by Shoal: codes of the recording with that hash, by that codec
 
-The first two are upstream's layout, and enough. A directory is held open while it is read and nothing in it is followed
-elsewhere: whatever is renamed or linked meanwhile, every read is of a plain file in this directory.
+The first two are upstream's layout and are sufficient. The directory is held open while it is read and links are not
+followed: even during a concurrent rename, every read is of a regular file in this directory.
 """
 
 import errno
@@ -37,14 +37,14 @@ DETAILS = "voice.json"
 CODES = "codes-*.npy"
 DETAILS_BYTES = 1 << 20
 
-# What numpy writes before an array [C, frames] of int32: magic, version 1.0, length of the rest, and the rest.
+# The .npy header of an int32 array [codebooks, frames]: magic, version 1.0, header length, header.
 CODES_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00v\x00{'descr': '<i4', 'fortran_order': False, 'shape': \(([1-9]\d*), ([1-9]\d*)\), } *\n"
 )
 CODES_HEADER_BYTES = 128
 
-# (offset, bytes, suffix): how the files of each suffix begin.
-BEGINNINGS = (
+# (offset, magic bytes, suffix)
+MAGIC_BYTES = (
     (8, b"WAVE", ".wav"),
     (0, b"fLaC", ".flac"),
     (0, b"OggS", ".ogg"),
@@ -59,21 +59,21 @@ BEGINNINGS = (
     (0, b"\x30\x26\xb2\x75", ".wma"),
 )
 
-Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]  # per file: name, inode, bytes, time of change
+Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]  # per file: name, inode, size, mtime in ns
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingDetails:
     file: str
     seconds: float
-    sample_rate: int  # of the file, before resampling
+    sample_rate: int  # of the file, before resampling to the codec's rate
     channels: int
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
 class VoiceDetails:
-    """What voice.json says. The name is not in it: the directory's name is the voice's."""
+    """Content of voice.json. The name of the voice is the name of the directory."""
 
     created: str  # ISO 8601, UTC
     recordings: tuple[RecordingDetails, ...]
@@ -85,7 +85,7 @@ class VoiceDetails:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """An open voice directory. Its methods raise BrokenVoice, naming the voice and the file."""
+    """An open voice directory. Its methods raise BrokenVoice, which names the voice and the file."""
 
     name: str
     path: Path
@@ -93,7 +93,7 @@ class Folder:
 
     @property
     def moved(self) -> bool:
-        """Renamed or deleted since it was opened, whatever bears its name now."""
+        """Whether the directory was renamed or deleted after it was opened."""
         try:
             return not os.path.samestat(os.fstat(self.fd), self.path.lstat())
         except OSError:
@@ -105,12 +105,12 @@ class Folder:
 
     @property
     def complete(self) -> bool:
-        """At least one recording has its transcript; upstream lists no other directories."""
+        """Whether at least one recording has its transcript; upstream lists no other directories."""
         files = [file for file, plain in self._files().items() if plain]
         return any(transcript_name(file) in files for file in audio_names(files))
 
     def foreign(self) -> list[str]:
-        """What is no part of a voice, not even of a broken one. Links may go: what they point to stays."""
+        """Return the names that are not part of a voice. Links are not reported: deleting a link keeps its target."""
         try:
             with os.scandir(self.fd) as entries:
                 return sorted(entry.name for entry in entries if not (entry.is_symlink() or belongs(entry)))
@@ -118,18 +118,18 @@ class Folder:
             raise self.broken(None, reason(problem)) from problem
 
     def recordings(self) -> list[str]:
-        """File names of the recordings. Every one has a transcript beside it."""
+        """Return the file names of the recordings. Raises BrokenVoice if there is none, or one without transcript."""
         files = self._files()
         recordings = audio_names(files)
         if not recordings:
-            raise self.broken(None, "it holds no recording")
+            raise self.broken(None, "contains no recording")
         for recording in recordings:
             if transcript_name(recording) not in files:
-                raise self.broken(recording, f"its transcript {transcript_name(recording)!r} is missing")
+                raise self.broken(recording, f"the transcript {transcript_name(recording)!r} is missing")
         return recordings
 
     def stamp(self) -> Stamp:
-        """Changes when a recording or a transcript does; not when codes are added."""
+        """Return a value that changes with any recording or transcript, but not when codes are added."""
         files = [file for recording in self.recordings() for file in (recording, transcript_name(recording))]
         return tuple(self._stamp(file) for file in files)
 
@@ -138,7 +138,7 @@ class Folder:
 
     def transcript(self, recording: str, limits: VoiceLimits) -> str:
         file = transcript_name(recording)
-        # A character takes four bytes at most; the rest is room for white space.
+        # A UTF-8 character has at most four bytes; the extra bytes allow for white space.
         stored = self.read(file, 4 * limits.max_transcript + 1024)
         try:
             return check_transcript(stored.decode("utf-8-sig"), limits)
@@ -146,7 +146,7 @@ class Folder:
             raise self.broken(file, problem) from problem
 
     def details(self) -> VoiceDetails | None:
-        """None for a directory that was not made by us."""
+        """Return the details, or None for a directory that was not created by a store."""
         if DETAILS not in self._files():
             return None
         try:
@@ -154,32 +154,32 @@ class Folder:
             recordings = tuple(RecordingDetails(**recording) for recording in stored.pop("recordings"))
             return VoiceDetails(recordings=recordings, **stored)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
-            raise self.broken(DETAILS, f"it cannot be read: {problem}") from problem
+            raise self.broken(DETAILS, f"cannot be parsed: {problem}") from problem
 
     def codes(self, file: str) -> Codes | None:
-        """Stored codes, memory-mapped; None where there are none, or none that can be used."""
+        """Return stored codes, memory-mapped, or None if the file is missing or invalid."""
         try:
             with self._open(file) as opened:
                 return map_codes(opened)
         except (OSError, ValueError, OverflowError):
             return None
 
-    def read(self, file: str, most: int) -> bytes:
+    def read(self, file: str, max_bytes: int) -> bytes:
         try:
             with self._open(file) as opened:
-                content = opened.read(most + 1)
+                content = opened.read(max_bytes + 1)
         except OSError as problem:
             raise self.broken(file, reason(problem)) from problem
-        if len(content) > most:
-            raise self.broken(file, f"it is larger than {most} bytes")
+        if len(content) > max_bytes:
+            raise self.broken(file, f"larger than {max_bytes} bytes")
         return content
 
     def broken(self, file: str | None, problem: object) -> BrokenVoice:
-        place = f"Voice {self.name!r}" if file is None else f"Voice {self.name!r}, file {file!r}"
+        place = f"voice {self.name!r}" if file is None else f"voice {self.name!r}, file {file!r}"
         return BrokenVoice(f"{place}: {problem}")
 
     def _files(self) -> dict[str, bool]:
-        """Every name, and whether it is a plain file."""
+        """Return all names, and whether each is a regular file."""
         try:
             with os.scandir(self.fd) as entries:
                 return {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
@@ -195,25 +195,25 @@ class Folder:
 
     @contextmanager
     def _open(self, file: str) -> Iterator[BinaryIO]:
-        # Without O_NONBLOCK a planted pipe would hold us until somebody writes to it.
+        # O_NONBLOCK: opening a FIFO that was placed here would otherwise block until it is written to.
         fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "it is not a plain file")
+            raise OSError(errno.EINVAL, "not a regular file")
         with os.fdopen(fd, "rb") as opened:
             yield opened
 
 
 @contextmanager
 def open_folder(root: Path, name: str) -> Iterator[Folder]:
-    """Raises FileNotFoundError, or BrokenVoice for what is no directory. `name` has been checked."""
+    """Open the directory of a checked name. Raises FileNotFoundError, or BrokenVoice if it is not a directory."""
     path = root / name
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as problem:
-        raise BrokenVoice(f"Voice {name!r}: {reason(problem)}") from problem
+        raise BrokenVoice(f"voice {name!r}: {reason(problem)}") from problem
     try:
         yield Folder(name, path, fd)
     finally:
@@ -221,7 +221,7 @@ def open_folder(root: Path, name: str) -> Iterator[Folder]:
 
 
 def write_folder(path: Path, clips: Sequence[tuple[bytes, str, str]], recordings: Sequence[DecodedAudio]) -> None:
-    """Make the directory of a voice from (audio, suffix, transcript) and what reading the audio gave."""
+    """Write a voice directory from clips of (audio, suffix, transcript) and the decoded recordings."""
     path.mkdir()
     details = []
     for stem, (audio, suffix, transcript), recording in zip(stems(len(clips)), clips, recordings, strict=True):
@@ -242,26 +242,26 @@ def write_folder(path: Path, clips: Sequence[tuple[bytes, str, str]], recordings
 
 
 def stems(count: int) -> list[str]:
-    """Upstream's name for one recording; for more, names that sort in their order."""
+    """Return file stems that sort in order; a single recording gets upstream's name."""
     if count == 1:
         return ["sample"]
     return [f"sample-{place:0{len(str(count))}}" for place in range(1, count + 1)]
 
 
 def audio_suffix(audio: bytes, path: Path | None = None) -> str:
-    """The suffix to store a recording under: its own, or what its first bytes say, or upstream's .wav."""
+    """Return the suffix of the path, else the one of the magic bytes, else upstream's .wav."""
     if path is not None and path.suffix.lower() in SUFFIXES:
         return path.suffix.lower()
-    return next((suffix for offset, start, suffix in BEGINNINGS if audio.startswith(start, offset)), ".wav")
+    return next((suffix for offset, start, suffix in MAGIC_BYTES if audio.startswith(start, offset)), ".wav")
 
 
 def audio_names(files: Iterable[str]) -> list[str]:
-    # Names with a dot before them are other programs' notes, such as the ._sample.wav of a Mac.
+    # Hidden files belong to other programs, such as the ._sample.wav of macOS.
     return sorted(file for file in files if Path(file).suffix.lower() in SUFFIXES and not file.startswith("."))
 
 
 def belongs(entry: os.DirEntry[str]) -> bool:
-    """By its name; of the notes of other programs only plain files, since a hidden directory may hold anything."""
+    """Whether an entry is part of a voice by its name. Hidden files pass; a hidden directory may hold anything."""
     if entry.name.startswith("."):
         return entry.is_file(follow_symlinks=False)
     return (
@@ -287,8 +287,8 @@ def write_codes(path: Path, codes: Codes) -> None:
 
 
 def map_codes(file: BinaryIO) -> Codes:
-    """Codes [C, frames] of a .npy file, read when they are looked at. ValueError for anything else."""
-    # numpy's own reader maps paths only, and a path can be swapped for a link; nor has its parser an end of surprises.
+    """Memory-map the codes [codebooks, frames] of a .npy file. Raises ValueError for any other content."""
+    # numpy maps only paths, which could be replaced by a link, and its header parser accepts far more than this.
     header = CODES_HEADER.fullmatch(file.read(CODES_HEADER_BYTES))
     if header is None:
         raise ValueError("not codes")
@@ -305,5 +305,5 @@ def write_file(path: Path, content: bytes) -> None:
 
 def reason(problem: OSError) -> str:
     if problem.errno in (errno.ELOOP, errno.ENOTDIR):
-        return "it is a link or not a directory, and is not followed"
+        return "a link or not a directory; links are not followed"
     return problem.strerror or str(problem)

@@ -1,9 +1,9 @@
-"""Voices on disk, by name.
+"""Directory of stored voices.
 
-Nothing is ever changed where it lies. What is new is made in a workspace, a hidden directory beside the voices, and put
-in its place by one rename; what goes is renamed into a workspace and removed there. So a crash leaves the old or the
-new, and of two processes that add one name the file system lets one win. A workspace left by a crash is removed when a
-store is opened while no other process is writing.
+Nothing is modified in place. A new voice is written in a workspace (a hidden directory beside the voices) and published
+by one rename; a deleted voice is renamed into a workspace and removed there. So a crash leaves the old or the new
+state, and of two processes that add the same name one succeeds. Workspaces left by a crash are removed when a store is
+opened while no other process writes.
 """
 
 import errno
@@ -49,11 +49,11 @@ from shoal.voices.voice import (
 
 logger = logging.getLogger(__name__)
 
-WORKSPACE = ".shoal-"  # no voice is named so: names have no dots
+WORKSPACE = ".shoal-"  # never the name of a voice: names have no dots
 
 
 def voice_directory() -> Path:
-    """Where a person's own voices are kept: SHOAL_VOICES, or the data directory of the desktop standard."""
+    """Return the default directory of voices: $SHOAL_VOICES, else under the XDG data directory."""
     chosen = os.environ.get("SHOAL_VOICES")
     if chosen:
         return Path(chosen)
@@ -61,17 +61,16 @@ def voice_directory() -> Path:
 
 
 class VoiceStore:
-    """The voices of one directory, and of read-only ones such as a model's built-in voices.
+    """The voices of one writable directory and of read-only ones, such as a model's built-in voices.
 
-    Other things may lie there as well: a directory that holds anything but the files of a voice is neither renamed nor
-    deleted.
+    A directory with files that are not part of a voice is neither renamed nor deleted.
 
-    A built-in voice cannot be renamed or deleted, nor its name be taken; a directory that was put beside the voices by
-    hand hides it only if it holds a voice itself. Codes of built-in voices are not kept: packages bring them along.
+    A built-in voice cannot be renamed, deleted or replaced; a directory added by hand shadows it only if it contains a
+    voice. Codes of built-in voices are not stored: packages ship them.
 
-    `sample_rate` is the codec's: a new recording is checked by reading it as it will be read. Names are checked
-    everywhere and raise InvalidRequest; what cannot be written raises OutputError. All methods read or write files and
-    none keeps anything in memory, so threads and processes may share a directory.
+    `sample_rate` is the codec's: a new recording is checked by decoding it at that rate. Invalid names raise
+    InvalidRequest, failed writes OutputError. The store keeps no state in memory, so threads and processes may share a
+    directory.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class VoiceStore:
         sample_rate: int = 44_100,
         limits: VoiceLimits = DEFAULT_LIMITS,
     ) -> None:
-        with _as_output_error(f"The directory of voices {directory}"):
+        with _as_output_error(f"the voice directory {directory}"):
             directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory.resolve()
         self._builtin = tuple(root.resolve() for root in builtin)
@@ -91,7 +90,7 @@ class VoiceStore:
         self._sweep()
 
     def names(self) -> list[str]:
-        """All directories with at least one recording and its transcript, sorted."""
+        """Return the sorted names of all directories with at least one recording and its transcript."""
         names = {name for root in self._roots for name in _names(root)}
         return sorted(name for name in names if self.exists(name))
 
@@ -100,39 +99,38 @@ class VoiceStore:
         return any(_holds_voice(root, name) for root in self._roots)
 
     def is_builtin(self, name: str) -> bool:
-        """Whether a voice that exists came with the model."""
+        """Whether an existing voice is built in."""
         return not _holds_voice(self._directory, check_name(name))
 
     def add(self, name: str, audio: bytes | Path, transcript: str) -> None:
-        """Raises VoiceExists, and AudioError or TextError for what cannot be a reference."""
+        """Add a voice with one recording. Raises VoiceExists, or AudioError or TextError for an unusable reference."""
         self.add_recordings(name, [(audio, transcript)])
 
     def add_recordings(self, name: str, clips: Sequence[Clip]) -> None:
-        """One voice of several recordings, in this order."""
+        """Add a voice with several recordings, in this order."""
         self._check_free(name)
         if not clips:
-            raise InvalidRequest("A voice needs at least one recording.")
+            raise InvalidRequest("a voice needs at least one recording")
         checked = [self._checked(clip) for clip in clips]
         recordings = read_recordings([audio for audio, _, _ in checked], self._sample_rate, self._limits)
-        with _as_output_error(f"Voice {name!r}"), self._workspace() as workspace:
+        with _as_output_error(f"voice {name!r}"), self._workspace() as workspace:
             write_folder(workspace / "voice", checked, recordings)
             self._publish(workspace / "voice", name)
 
     def get(self, name: str, encoder: VoiceEncoder) -> Voice:
-        """The voice, its codes memory-mapped. What this codec has not encoded yet is encoded now and kept.
+        """Return a voice with memory-mapped codes. Recordings this codec has not encoded yet are encoded and stored.
 
-        Raises VoiceNotFound, and BrokenVoice naming the file at fault.
+        Raises VoiceNotFound, or BrokenVoice, which names the file.
         """
         with self._open(name) as folder:
-            promised = _promised_hashes(folder)
+            hashes = _recorded_hashes(folder)
             references = [
-                self._reference(folder, recording, promised.get(recording), encoder)
-                for recording in folder.recordings()
+                self._reference(folder, recording, hashes.get(recording), encoder) for recording in folder.recordings()
             ]
         return Voice(name, tuple(references), encoder.frame_rate)
 
     def details(self, name: str) -> VoiceDetails | None:
-        """When a voice was added and what its recordings were; None for a directory that was not made by a store."""
+        """Return creation time and recordings, or None for a directory that was not created by a store."""
         with self._open(name) as folder:
             return folder.details()
 
@@ -142,22 +140,25 @@ class VoiceStore:
             return folder.stamp()
 
     def rename(self, old: str, new: str) -> None:
-        """Raises VoiceNotFound, VoiceExists, or InvalidRequest for a built-in voice or what is more than a voice."""
-        path = self._own(old)
+        """Rename a voice.
+
+        Raises VoiceNotFound, VoiceExists, or InvalidRequest for a built-in voice or a directory with other files.
+        """
+        path = self._writable(old)
         self._check_free(new)
-        with _as_output_error(f"Voice {old!r}"):
+        with _as_output_error(f"voice {old!r}"):
             try:
                 self._publish(path, new)
             except FileNotFoundError:
                 raise _not_found(old) from None
 
     def delete(self, name: str) -> None:
-        """Raises VoiceNotFound, or InvalidRequest for a built-in voice or what is more than a voice.
+        """Delete a voice. Requests that use it continue, because its codes stay mapped.
 
-        Voices in use go on: they stay mapped.
+        Raises VoiceNotFound, or InvalidRequest for a built-in voice or a directory with other files.
         """
-        path = self._own(name)
-        with _as_output_error(f"Voice {name!r}"), self._workspace() as workspace:
+        path = self._writable(name)
+        with _as_output_error(f"voice {name!r}"), self._workspace() as workspace:
             try:
                 path.rename(workspace / "voice")
             except FileNotFoundError:
@@ -170,7 +171,7 @@ class VoiceStore:
 
     @contextmanager
     def _open(self, name: str) -> Iterator[Folder]:
-        """The first directory of that name that holds a voice; else the first that is not empty, to name its fault."""
+        """Open the first complete directory of that name, else the first non-empty one, which raises what it lacks."""
         check_name(name)
         with ExitStack() as stack:
             folders: list[Folder] = []
@@ -188,22 +189,22 @@ class VoiceStore:
             try:
                 yield found[0]
             except BrokenVoice:
-                # Perhaps only deleted under our hands, file by file.
+                # It may have been deleted, file by file, while it was read.
                 if found[0].moved:
                     raise _not_found(name) from None
                 raise
 
-    def _own(self, name: str) -> Path:
-        """The directory of a voice, whole or broken. What else people keep beside the voices is not ours to move."""
+    def _writable(self, name: str) -> Path:
+        """Return the path of a voice that may be renamed or deleted: not built in, and without other files."""
         path = self._directory / check_name(name)
         if path.is_dir() and not path.is_symlink():
-            self._check_own_files(name)
+            self._check_no_other_files(name)
             return path
         if self.exists(name):
-            raise InvalidRequest(f"Voice {name!r} is built in: it can be neither renamed nor deleted.")
+            raise InvalidRequest(f"voice {name!r} is built in: it can be neither renamed nor deleted")
         raise _not_found(name)
 
-    def _check_own_files(self, name: str) -> None:
+    def _check_no_other_files(self, name: str) -> None:
         try:
             with open_folder(self._directory, name) as folder:
                 foreign = folder.foreign()
@@ -211,8 +212,8 @@ class VoiceStore:
             raise _not_found(name) from None
         if foreign:
             raise InvalidRequest(
-                f"The directory {name!r} holds {foreign[0]!r}, which is no part of a voice, and is left as it is: "
-                "move that elsewhere first."
+                f"the directory {name!r} contains {foreign[0]!r}, which is not part of a voice, and is left as it is: "
+                "move that file elsewhere first"
             )
 
     def _check_free(self, name: str) -> None:
@@ -224,17 +225,17 @@ class VoiceStore:
         suffix = audio_suffix(audio, clip[0] if isinstance(clip[0], Path) else None)
         return audio, suffix, check_new_transcript(clip[1], self._limits)
 
-    def _reference(self, folder: Folder, recording: str, promised: str | None, encoder: VoiceEncoder) -> Reference:
+    def _reference(self, folder: Folder, recording: str, expected_hash: str | None, encoder: VoiceEncoder) -> Reference:
         transcript = folder.transcript(recording, self._limits)
         audio = folder.audio(recording, self._limits)
         digest = hashlib.sha256(audio).hexdigest()
-        if promised not in (None, digest):
-            raise folder.broken(recording, "it is not the recording that was added (its SHA-256 differs)")
+        if expected_hash not in (None, digest):
+            raise folder.broken(recording, "not the recording that was added (its SHA-256 differs)")
         file = codes_name(encoder.fingerprint, digest)
         codes = folder.codes(file)
         if codes is None:
             codes = self._encode(folder, recording, audio, encoder)
-            codes = self._keep(folder, file, codes)
+            codes = self._store_codes(folder, file, codes)
         return Reference(transcript, codes)
 
     def _encode(self, folder: Folder, recording: str, audio: bytes, encoder: VoiceEncoder) -> Codes:
@@ -244,23 +245,23 @@ class VoiceStore:
             raise folder.broken(recording, problem) from problem
         return encode_recording(heard, encoder)
 
-    def _keep(self, folder: Folder, file: str, codes: Codes) -> Codes:
-        """The codes as stored. A disk that cannot take them costs time at the next start, not this request."""
+    def _store_codes(self, folder: Folder, file: str, codes: Codes) -> Codes:
+        """Store codes and return them memory-mapped. A failed write is logged; it only costs a later re-encoding."""
         if folder.path.parent != self._directory:
             return codes
         try:
             with self._workspace() as workspace:
                 write_codes(workspace / "codes", codes)
-                # By the open directory: it may have another name by now, or none.
+                # Relative to the open directory, which may have been renamed or deleted.
                 os.rename(workspace / "codes", file, dst_dir_fd=folder.fd)
         except OSError as problem:
-            logger.warning("voice %s: its codes could not be stored: %s", folder.name, problem)
+            logger.warning("voice %s: storing its codes failed: %s", folder.name, problem)
             return codes
         stored = folder.codes(file)
         return codes if stored is None else stored
 
     def _publish(self, made: Path, name: str) -> None:
-        """Rename into place. A directory with something in it is never replaced, not even by a race."""
+        """Rename into place. A non-empty directory is never replaced, not even in a race."""
         try:
             made.rename(self._directory / name)
         except OSError as problem:
@@ -271,7 +272,7 @@ class VoiceStore:
 
     @contextmanager
     def _workspace(self) -> Iterator[Path]:
-        """A new directory on the same file system, removed at the end. The lock tells others that its owner lives."""
+        """Yield a new directory on the same file system, removed on exit. The shared lock marks it as in use."""
         with file_lock(self._directory, shared=True):
             path = self._directory / f"{WORKSPACE}{secrets.token_hex(8)}"
             path.mkdir()
@@ -281,21 +282,21 @@ class VoiceStore:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _sweep(self) -> None:
-        """Remove what crashes left. With the exclusive lock nobody is writing, so every workspace is abandoned."""
+        """Remove workspaces left by crashes. Under the exclusive lock no process writes, so all of them are stale."""
         try:
             with file_lock(self._directory, wait=False):
                 for path in self._directory.glob(f"{WORKSPACE}*"):
-                    logger.info("removing %s, left by an interrupted write", path.name)
+                    logger.info("removing workspace %s of an interrupted write", path.name)
                     shutil.rmtree(path, ignore_errors=True)
         except OSError:
-            return  # somebody is writing, or the file system has no locks: the next start may do it
+            return  # another process writes, or the file system has no locks: a later start cleans up
 
 
 def _names(root: Path) -> list[str]:
     try:
         return [path.name for path in root.iterdir() if is_name(path.name)]
     except OSError as problem:
-        logger.warning("the voices of %s cannot be listed: %s", root, reason(problem))
+        logger.warning("cannot list the voices of %s: %s", root, reason(problem))
         return []
 
 
@@ -307,7 +308,7 @@ def _holds_voice(root: Path, name: str) -> bool:
         return False
 
 
-def _promised_hashes(folder: Folder) -> dict[str, str]:
+def _recorded_hashes(folder: Folder) -> dict[str, str]:
     details = folder.details()
     return {} if details is None else {recording.file: recording.sha256 for recording in details.recordings}
 
@@ -317,12 +318,12 @@ def _as_output_error(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise OutputError(f"{what} could not be written: {problem.strerror or problem}.") from problem
+        raise OutputError(f"cannot write {what}: {problem.strerror or problem}") from problem
 
 
 def _exists(name: str) -> VoiceExists:
-    return VoiceExists(f"There is a voice {name!r} already.")
+    return VoiceExists(f"voice {name!r} exists already")
 
 
 def _not_found(name: str) -> VoiceNotFound:
-    return VoiceNotFound(f"There is no voice {name!r}.")
+    return VoiceNotFound(f"there is no voice {name!r}")

@@ -1,4 +1,4 @@
-"""What a voice is: the frames of its recordings and what is said in them."""
+"""Voices: the codes of reference recordings and their transcripts."""
 
 import hashlib
 import re
@@ -16,22 +16,22 @@ from shoal.errors import AudioError, InvalidRequest, TextError
 from shoal.text.prompt import Codes, Reference
 from shoal.text.tokenizer import CONTROL_SPELLING, SPEAKER_TAG
 
-Clip: TypeAlias = tuple[bytes | Path, str]  # a recording as it came, and its transcript
+Clip: TypeAlias = tuple[bytes | Path, str]  # encoded audio file and its transcript
 
 MAX_NAME_LENGTH = 255
 NAME = re.compile(r"[a-zA-Z0-9\-_ ]+")
 
 
 class VoiceExists(InvalidRequest):
-    """The name is taken."""
+    """A voice with this name exists already."""
 
 
 class BrokenVoice(InvalidRequest):
-    """The voice is there and cannot be used; the message says which file is wrong and why."""
+    """The voice exists but cannot be used; the message names the file and the cause."""
 
 
 class VoiceEncoder(Protocol):
-    """Samples to codes."""
+    """Encodes samples into codes."""
 
     @property
     def sample_rate(self) -> int: ...
@@ -41,18 +41,18 @@ class VoiceEncoder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for codecs whose codes mean the same; letters and digits, since files are named by it."""
+        """Identifier shared by codecs with interchangeable codes; alphanumeric, because it is part of file names."""
 
     def encode(self, samples: Samples) -> Codes:
-        """Mono samples [n] at `sample_rate` -> codes [C, frames]. Called from worker threads."""
+        """Return the codes [codebooks, frames] of mono samples [n] at `sample_rate`. Called from worker threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class VoiceLimits:
-    """What one recording may be, and how much of them together. Stored voices may have any number of recordings."""
+    """Limits of one recording, and of all recordings of a voice. Stored voices may have any number of recordings."""
 
     audio: AudioLimits = field(default=AudioLimits(max_seconds=90.0))
-    max_transcript: int = 4_000  # characters; fast speech has 25 a second
+    max_transcript: int = 4_000  # characters; fast speech has 25 per second
     max_total_seconds: float = 300.0
 
 
@@ -60,14 +60,14 @@ DEFAULT_LIMITS = VoiceLimits()
 
 
 def voice_limits(seconds: float) -> VoiceLimits:
-    """The usual limits, with recordings of at most so many seconds."""
+    """Return the default limits, with a maximum recording length of `seconds`."""
     total = max(seconds, DEFAULT_LIMITS.max_total_seconds)
     return VoiceLimits(audio=AudioLimits(max_seconds=seconds), max_total_seconds=total)
 
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """References in the order a prompt lists them. Codes are read-only: requests share them."""
+    """References in prompt order. The codes are read-only, because requests share them."""
 
     name: str | None
     references: tuple[Reference, ...]
@@ -75,15 +75,15 @@ class Voice:
 
     def __post_init__(self) -> None:
         if not self.references:
-            raise InvalidRequest("A voice needs at least one recording.")
+            raise InvalidRequest("a voice needs at least one recording")
 
     @cached_property
     def key(self) -> str:
-        """Hash of all codes and transcripts, whatever the name: voices of one key have the same prompt prefix."""
+        """Hash of all codes and transcripts, without the name: voices with equal keys have the same prompt prefix."""
         digest = hashlib.sha256()
         for reference in self.references:
             codes = np.ascontiguousarray(reference.codes, "<i4")
-            feed(digest, reference.text.encode(), repr(codes.shape).encode(), codes.tobytes())
+            hash_parts(digest, reference.text.encode(), repr(codes.shape).encode(), codes.tobytes())
         return digest.hexdigest()
 
     @property
@@ -96,9 +96,9 @@ class Voice:
 
 
 def voice_from_recordings(clips: Sequence[Clip], encoder: VoiceEncoder, limits: VoiceLimits = DEFAULT_LIMITS) -> Voice:
-    """A voice without a name. Everything is read and checked before the first recording is encoded.
+    """Return a voice without a name. All recordings are read and checked before the first one is encoded.
 
-    Raises AudioError, TextError, or InvalidRequest when there is no recording.
+    Raises AudioError, TextError, or InvalidRequest without a recording.
     """
     transcripts = [check_transcript(transcript, limits) for _, transcript in clips]
     recordings = read_recordings([audio_bytes(audio, limits) for audio, _ in clips], encoder.sample_rate, limits)
@@ -116,7 +116,7 @@ def read_recordings(audios: Sequence[bytes], sample_rate: int, limits: VoiceLimi
         recordings.append(read_recording(audio, sample_rate, limits))
         left -= recordings[-1].seconds
         if left < 0:
-            raise AudioError(f"The recordings together are longer than {limits.max_total_seconds:g} seconds.")
+            raise AudioError(f"the recordings together are longer than {limits.max_total_seconds:g} seconds")
     return recordings
 
 
@@ -137,19 +137,19 @@ def audio_bytes(audio: bytes | Path, limits: VoiceLimits) -> bytes:
         return audio
     try:
         with audio.open("rb") as file:
-            # One more than allowed, so that the limit is noticed.
+            # One byte more than allowed, so that the decoder notices the limit.
             return file.read(limits.audio.max_bytes + 1)
     except OSError as error:
-        raise AudioError(f"Cannot read the recording {audio}: {error.strerror}.") from error
+        raise AudioError(f"cannot read the recording {audio}: {error.strerror}") from error
 
 
 def check_name(name: str) -> str:
-    """The name itself. InvalidRequest unless it is safe as the name of a directory: ASCII, no dots, no slashes."""
+    """Return the name. Raises InvalidRequest unless it is a safe directory name: ASCII, no dots, no slashes."""
     if len(name) > MAX_NAME_LENGTH:
-        raise InvalidRequest(f"The name of a voice may have {MAX_NAME_LENGTH} characters; this one has {len(name)}.")
+        raise InvalidRequest(f"a voice name has at most {MAX_NAME_LENGTH} characters, not {len(name)}")
     if not is_name(name):
         raise InvalidRequest(
-            f"{name!r} cannot name a voice: use the letters a to z, digits, '-', '_', and spaces between them."
+            f"{name!r} cannot name a voice: use the letters a to z, digits, '-', '_', and spaces between them"
         )
     return name
 
@@ -159,34 +159,34 @@ def is_name(name: str) -> bool:
 
 
 def check_transcript(transcript: str, limits: VoiceLimits) -> str:
-    """The transcript without white space around it, which nobody speaks."""
+    """Return the transcript without surrounding white space. Raises TextError."""
     text = transcript.strip()
     if not text:
-        raise TextError("The transcript is empty.")
+        raise TextError("the transcript is empty")
     if len(text) > limits.max_transcript:
-        raise TextError(f"The transcript is longer than {limits.max_transcript} characters.")
+        raise TextError(f"the transcript is longer than {limits.max_transcript} characters")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise TextError("The transcript holds half a character (an unpaired surrogate).") from None
+        raise TextError("the transcript contains an unpaired surrogate (half a character)") from None
     return text
 
 
 def check_new_transcript(transcript: str, limits: VoiceLimits) -> str:
-    """As `check_transcript`, and with no control token of any model: it would fail every request for the voice."""
+    """`check_transcript`, and refuse control tokens of any model, which would fail every request with the voice."""
     text = check_transcript(transcript, limits)
     for spelling in CONTROL_SPELLING.findall(text):
         if not SPEAKER_TAG.fullmatch(spelling):
-            raise TextError(f"The transcript contains {spelling}, the spelling of a control token; remove it.")
+            raise TextError(f"the transcript contains the control token {spelling}; remove it")
     return text
 
 
 class Digest(Protocol):
-    def update(self, piece: bytes, /) -> None: ...
+    def update(self, data: bytes, /) -> None: ...
 
 
-def feed(digest: Digest, *pieces: bytes) -> None:
-    """Each piece with its length before it, so that no two lists of pieces read the same."""
-    for piece in pieces:
-        digest.update(len(piece).to_bytes(8, "little"))
-        digest.update(piece)
+def hash_parts(digest: Digest, *parts: bytes) -> None:
+    """Hash each part prefixed by its length, so that different lists of parts never hash the same bytes."""
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)

@@ -97,7 +97,7 @@ def test_killed_and_interrupted_it_goes_on_where_it_was(tmp_path: Path) -> None:
     told, faults = whole.communicate(timeout=120)
     assert whole.returncode == 1, faults
     assert "line 17: the line is not JSON" in faults
-    assert "line 18: There is no voice 'nobody'." in faults
+    assert "line 18: there is no voice 'nobody'" in faults
     summary = json.loads(told)
     assert (summary["done"] + summary["done_before"], summary["failed"]) == (17, 2)
     assert summary["done_before"] == int(kept[1]) >= 6

@@ -57,7 +57,7 @@ def test_audio_comes_while_it_is_made(cluster: Cluster) -> None:
 def test_errors_keep_their_shapes(cluster: Cluster) -> None:
     with cluster.client() as http:
         fish = http.post("/v1/tts", json={**SHORT, "reference_id": "nobody"})
-        assert (fish.status_code, fish.json()["message"]) == (404, "There is no voice 'nobody'.")
+        assert (fish.status_code, fish.json()["message"]) == (404, "there is no voice 'nobody'")
         spoken = http.post("/v1/audio/speech", json={"model": "tts-1", "input": "Hi.", "voice": "nobody"})
         assert (spoken.status_code, spoken.json()["error"]["code"]) == (404, "voice_not_found")
 

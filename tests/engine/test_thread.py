@@ -55,7 +55,7 @@ class Hall:
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig = PLAIN) -> None:
         self.core = EngineCore(checkpoint, config)
         self.gate = Gate(self.core)
-        self.loop = EngineThread(self.core)
+        self.thread = EngineThread(self.core)
         self.turns = build_turns("hello", None, checkpoint)
         self._ids = iter(range(1000))
 
@@ -64,12 +64,12 @@ class Hall:
 
     def settle(self) -> None:
         """Until nothing is under way."""
-        eventually(lambda: self.loop.active == 0)
+        eventually(lambda: self.thread.active == 0)
         eventually(lambda: self.core.idle)
 
     def close(self) -> None:
         self.gate.open = True
-        self.loop.close()
+        self.thread.close()
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -88,7 +88,7 @@ def hall(tiny: Checkpoint) -> Iterator[Hall]:
     made = Hall(tiny)
     yield made
     made.close()
-    assert not made.loop._thread.is_alive()
+    assert not made.thread._thread.is_alive()
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def open_hall(hall: Hall) -> Hall:
 
 
 def test_chunks_come_in_order_and_the_last_says_why_it_is_the_last(open_hall: Hall, soloist: Soloist) -> None:
-    chunks = list(open_hall.loop.speak(open_hall.utterance()))
+    chunks = list(open_hall.thread.speak(open_hall.utterance()))
     assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.LENGTH]
     solo = soloist.speak(open_hall.turns, SamplingParams(seed=1, max_frames=6))
     assert np.allclose(samples(chunks), solo.samples, atol=1e-5)
@@ -110,7 +110,7 @@ def test_many_threads_are_served_at_once(tiny: Checkpoint, soloist: Soloist) -> 
     heard: dict[int, list[AudioChunk]] = {}
 
     def listen(seed: int) -> None:
-        heard[seed] = list(hall.loop.speak(hall.utterance(seed=seed)))
+        heard[seed] = list(hall.thread.speak(hall.utterance(seed=seed)))
 
     threads = [threading.Thread(target=listen, args=(seed,)) for seed in range(12)]
     for thread in threads:
@@ -125,7 +125,7 @@ def test_many_threads_are_served_at_once(tiny: Checkpoint, soloist: Soloist) -> 
 
 
 def test_closing_the_chunks_cancels_within_a_step(hall: Hall) -> None:
-    chunks = hall.loop.speak(hall.utterance(LONG))
+    chunks = hall.thread.speak(hall.utterance(LONG))
     hall.gate.step(3)
     next(chunks)
     assert len(hall.core.scheduler.running) == 1
@@ -137,14 +137,14 @@ def test_closing_the_chunks_cancels_within_a_step(hall: Hall) -> None:
 
 
 def test_closing_chunks_that_nobody_has_asked_for_cancels_too(hall: Hall) -> None:
-    hall.loop.speak(hall.utterance(LONG)).close()
+    hall.thread.speak(hall.utterance(LONG)).close()
     hall.gate.step(2)
     hall.settle()
     assert_nothing_is_held(hall.core)
 
 
 def test_chunks_that_nobody_keeps_are_cancelled(hall: Hall) -> None:
-    hall.loop.speak(hall.utterance(LONG))
+    hall.thread.speak(hall.utterance(LONG))
     hall.gate.step(2)
     hall.settle()
     assert_nothing_is_held(hall.core)
@@ -153,27 +153,27 @@ def test_chunks_that_nobody_keeps_are_cancelled(hall: Hall) -> None:
 def test_an_utterance_that_cannot_be_spoken_is_refused_and_forgotten(open_hall: Hall, tiny: Checkpoint) -> None:
     too_long = Utterance(900, build_turns("word " * 400, None, tiny, chunk_bytes=4000), SamplingParams())
     with pytest.raises(TextError):
-        list(open_hall.loop.speak(too_long))
-    assert open_hall.loop.active == 0
+        list(open_hall.thread.speak(too_long))
+    assert open_hall.thread.active == 0
 
 
 def test_more_than_slots_and_queue_hold_are_refused_at_once(hall: Hall) -> None:
-    taken = [hall.loop.speak(hall.utterance(2)) for _ in range(4)]
+    taken = [hall.thread.speak(hall.utterance(2)) for _ in range(4)]
     with pytest.raises(EngineBusy, match="4 requests"):
-        hall.loop.speak(hall.utterance(2))
+        hall.thread.speak(hall.utterance(2))
     hall.gate.open = True
     for chunks in taken:
         assert list(chunks)[-1].finish is FinishReason.LENGTH
-    assert list(hall.loop.speak(hall.utterance(2)))
+    assert list(hall.thread.speak(hall.utterance(2)))
 
 
 def test_whoever_leaves_makes_room_at_once_although_a_step_is_under_way(hall: Hall) -> None:
-    taken = [hall.loop.speak(hall.utterance(LONG)) for _ in range(4)]
+    taken = [hall.thread.speak(hall.utterance(LONG)) for _ in range(4)]
     eventually(lambda: bool(hall.core.scheduler.running))  # and the device does not get on
     taken[0].close()
-    taken.append(hall.loop.speak(hall.utterance(2)))
+    taken.append(hall.thread.speak(hall.utterance(2)))
     with pytest.raises(EngineBusy, match="4 requests"):
-        hall.loop.speak(hall.utterance(2))
+        hall.thread.speak(hall.utterance(2))
     for chunks in taken[1:4]:
         chunks.close()
     hall.gate.open = True
@@ -183,7 +183,7 @@ def test_whoever_leaves_makes_room_at_once_although_a_step_is_under_way(hall: Ha
 
 
 def test_a_request_whose_time_is_up_is_told_so(hall: Hall) -> None:
-    chunks = hall.loop.speak(hall.utterance(LONG, deadline=time.monotonic() + 0.05))
+    chunks = hall.thread.speak(hall.utterance(LONG, deadline=time.monotonic() + 0.05))
     hall.gate.step(1)
     time.sleep(0.06)
     hall.gate.step(1)
@@ -193,10 +193,10 @@ def test_a_request_whose_time_is_up_is_told_so(hall: Hall) -> None:
 
 
 def test_closing_ends_everybody_with_a_clear_error(hall: Hall) -> None:
-    running = hall.loop.speak(hall.utterance(LONG))
+    running = hall.thread.speak(hall.utterance(LONG))
     hall.gate.step(3)
     next(running)
-    waiting = [hall.loop.speak(hall.utterance(LONG)) for _ in range(3)]
+    waiting = [hall.thread.speak(hall.utterance(LONG)) for _ in range(3)]
     closing = threading.Thread(target=hall.close)
     closing.start()
     for chunks in (running, *waiting):
@@ -204,17 +204,17 @@ def test_closing_ends_everybody_with_a_clear_error(hall: Hall) -> None:
             list(chunks)
     closing.join(20)
     assert not closing.is_alive()
-    assert hall.loop.active == 0
+    assert hall.thread.active == 0
     assert_nothing_is_held(hall.core)
 
 
 def test_closing_with_drain_speaks_everything_to_its_end(hall: Hall) -> None:
-    taken = [hall.loop.speak(hall.utterance(4, seed=seed)) for seed in range(4)]
-    closing = threading.Thread(target=lambda: hall.loop.close(drain=True))
+    taken = [hall.thread.speak(hall.utterance(4, seed=seed)) for seed in range(4)]
+    closing = threading.Thread(target=lambda: hall.thread.close(drain=True))
     closing.start()
-    eventually(lambda: not hall.loop.running)
+    eventually(lambda: not hall.thread.running)
     with pytest.raises(EngineStopped):
-        hall.loop.speak(hall.utterance())
+        hall.thread.speak(hall.utterance())
     hall.gate.open = True
     for chunks in taken:
         assert list(chunks)[-1].finish is FinishReason.LENGTH
@@ -227,20 +227,20 @@ def test_what_was_taken_just_before_a_drain_is_spoken(tiny: Checkpoint) -> None:
     for _ in range(20):
         hall = Hall(tiny)
         hall.gate.open = True
-        first = hall.loop.speak(hall.utterance(1))
+        first = hall.thread.speak(hall.utterance(1))
         assert next(first).finish is FinishReason.LENGTH
-        second = hall.loop.speak(hall.utterance(1))
-        hall.loop.close(drain=True)
+        second = hall.thread.speak(hall.utterance(1))
+        hall.thread.close(drain=True)
         assert list(second)[-1].finish is FinishReason.LENGTH
 
 
 def test_a_drain_that_takes_too_long_ends_with_a_clear_error(hall: Hall) -> None:
-    chunks = hall.loop.speak(hall.utterance(LONG))
+    chunks = hall.thread.speak(hall.utterance(LONG))
     hall.gate.step(2)
     ticking = threading.Timer(0.3, lambda: setattr(hall.gate, "open", True))
     ticking.start()
     started = time.monotonic()
-    hall.loop.close(drain=True, timeout=0.2)
+    hall.thread.close(drain=True, timeout=0.2)
     assert time.monotonic() - started < 10
     with pytest.raises(EngineStopped):
         list(chunks)
@@ -248,36 +248,36 @@ def test_a_drain_that_takes_too_long_ends_with_a_clear_error(hall: Hall) -> None
 
 
 def test_closing_twice_is_closing_once(open_hall: Hall) -> None:
-    open_hall.loop.close()
-    open_hall.loop.close()
-    open_hall.loop.close(drain=True)
-    assert not open_hall.loop.running
+    open_hall.thread.close()
+    open_hall.thread.close()
+    open_hall.thread.close(drain=True)
+    assert not open_hall.thread.running
 
 
 def test_nothing_is_taken_after_the_end(open_hall: Hall) -> None:
-    open_hall.loop.close()
+    open_hall.thread.close()
     with pytest.raises(EngineStopped, match="closed"):
-        open_hall.loop.speak(open_hall.utterance())
+        open_hall.thread.speak(open_hall.utterance())
 
 
 def test_an_engine_that_dies_answers_everybody(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    running = [hall.loop.speak(hall.utterance(LONG)) for _ in range(2)]
+    running = [hall.thread.speak(hall.utterance(LONG)) for _ in range(2)]
     hall.gate.step(3)
     for chunks in running:
         next(chunks)
-    waiting = hall.loop.speak(hall.utterance(LONG))
+    waiting = hall.thread.speak(hall.utterance(LONG))
     hall.gate.error = MemoryError("the device is gone")
     for chunks in (*running, waiting):
         with pytest.raises(EngineStopped):
             list(chunks)
-    eventually(lambda: not hall.loop._thread.is_alive())
-    assert not hall.loop.running
-    assert hall.loop.active == 0
+    eventually(lambda: not hall.thread._thread.is_alive())
+    assert not hall.thread.running
+    assert hall.thread.active == 0
     with pytest.raises(EngineStopped) as refused:
-        hall.loop.speak(hall.utterance())
+        hall.thread.speak(hall.utterance())
     assert isinstance(refused.value.__cause__, MemoryError)
-    assert "the engine stopped" in caplog.text
-    hall.loop.close(drain=True)
+    assert "engine thread failed" in caplog.text
+    hall.thread.close(drain=True)
 
 
 def test_requests_race_an_engine_that_dies_and_all_are_answered(
@@ -292,7 +292,7 @@ def test_requests_race_an_engine_that_dies_and_all_are_answered(
         def ask(hall: Hall = hall, outcomes: "queue.SimpleQueue[str]" = outcomes) -> None:
             for _ in range(10):
                 try:
-                    outcomes.put(str(list(hall.loop.speak(hall.utterance(2)))[-1].finish))
+                    outcomes.put(str(list(hall.thread.speak(hall.utterance(2)))[-1].finish))
                 except EngineStopped:
                     outcomes.put("stopped")
 
@@ -313,28 +313,28 @@ def test_a_listener_that_breaks_is_one_that_left(
     def broken(event: Event) -> None:
         raise ConnectionError("nobody there")
 
-    hall.loop.submit(hall.utterance(LONG), broken)
-    chunks = hall.loop.speak(hall.utterance())
+    hall.thread.submit(hall.utterance(LONG), broken)
+    chunks = hall.thread.speak(hall.utterance())
     hall.gate.open = True
     solo = soloist.speak(hall.turns, SamplingParams(seed=1, max_frames=6))
     assert np.allclose(samples(list(chunks)), solo.samples, atol=1e-5)
     hall.settle()
-    assert "its listener failed" in caplog.text
+    assert "delivery callback failed" in caplog.text
     assert_nothing_is_held(hall.core)
 
 
 def test_cancelling_what_has_ended_or_never_came_does_nothing(open_hall: Hall) -> None:
     ended = open_hall.utterance(2)
-    list(open_hall.loop.speak(ended))
-    open_hall.loop.cancel(ended)
-    open_hall.loop.cancel(open_hall.utterance())
-    assert list(open_hall.loop.speak(open_hall.utterance(2)))
-    assert open_hall.loop.active == 0
+    list(open_hall.thread.speak(ended))
+    open_hall.thread.cancel(ended)
+    open_hall.thread.cancel(open_hall.utterance())
+    assert list(open_hall.thread.speak(open_hall.utterance(2)))
+    assert open_hall.thread.active == 0
 
 
 def test_the_event_loop_gets_the_same_chunks(open_hall: Hall, soloist: Soloist) -> None:
     async def listen() -> list[AudioChunk]:
-        return [chunk async for chunk in open_hall.loop.aspeak(open_hall.utterance())]
+        return [chunk async for chunk in open_hall.thread.aspeak(open_hall.utterance())]
 
     solo = soloist.speak(open_hall.turns, SamplingParams(seed=1, max_frames=6))
     assert np.allclose(samples(asyncio.run(listen())), solo.samples, atol=1e-5)
@@ -351,7 +351,7 @@ def test_the_event_loop_is_never_blocked(open_hall: Hall) -> None:
         gaps: list[float] = []
         heart = asyncio.create_task(beat(gaps))
         for _ in range(2):
-            async for _chunk in open_hall.loop.aspeak(open_hall.utterance(20)):
+            async for _chunk in open_hall.thread.aspeak(open_hall.utterance(20)):
                 pass
         heart.cancel()
         return gaps
@@ -364,7 +364,7 @@ def test_the_event_loop_is_never_blocked(open_hall: Hall) -> None:
 
 def test_an_async_generator_that_is_closed_early_cancels(hall: Hall) -> None:
     async def leave() -> None:
-        chunks = hall.loop.aspeak(hall.utterance(LONG))
+        chunks = hall.thread.aspeak(hall.utterance(LONG))
         hall.gate.step(3)
         await anext(chunks)
         await chunks.aclose()
@@ -377,7 +377,7 @@ def test_an_async_generator_that_is_closed_early_cancels(hall: Hall) -> None:
 
 def test_a_task_that_is_cancelled_cancels(hall: Hall) -> None:
     async def listen() -> None:
-        async for _ in hall.loop.aspeak(hall.utterance(LONG)):
+        async for _ in hall.thread.aspeak(hall.utterance(LONG)):
             pass
 
     async def leave() -> None:
@@ -397,14 +397,14 @@ def test_a_task_that_is_cancelled_cancels(hall: Hall) -> None:
 
 def test_an_event_loop_that_is_gone_stops_nobody_else(hall: Hall) -> None:
     async def discard() -> None:
-        chunks = hall.loop.aspeak(hall.utterance(LONG))
+        chunks = hall.thread.aspeak(hall.utterance(LONG))
         first = asyncio.ensure_future(anext(chunks))
-        while not hall.loop.active:
+        while not hall.thread.active:
             await asyncio.sleep(0.002)
         first.cancel()
 
     asyncio.run(discard())
-    chunks = hall.loop.speak(hall.utterance(3))
+    chunks = hall.thread.speak(hall.utterance(3))
     hall.gate.open = True
     assert list(chunks)[-1].finish is FinishReason.LENGTH
     hall.settle()
@@ -414,7 +414,7 @@ def test_requests_that_wait_for_their_batch_to_fill_start_without_anybody_coming
     hall = Hall(tiny, replace(PLAIN, policy="dynamic", batch_size=2, batch_seconds=0.05))
     hall.gate.open = True
     started = time.monotonic()
-    assert list(hall.loop.speak(hall.utterance(2)))[-1].finish is FinishReason.LENGTH
+    assert list(hall.thread.speak(hall.utterance(2)))[-1].finish is FinishReason.LENGTH
     assert time.monotonic() - started > 0.05
     hall.close()
 

@@ -87,7 +87,7 @@ def test_damaged_codes_are_as_good_as_none(tmp_path_factory, cut, junk):
 
 def test_a_pipe_is_not_read(root):
     os.mkfifo(root / "anna" / "sample.wav")
-    with open_folder(root, "anna") as folder, pytest.raises(BrokenVoice, match=r"sample\.wav.*not a plain file"):
+    with open_folder(root, "anna") as folder, pytest.raises(BrokenVoice, match=r"sample\.wav.*not a regular file"):
         folder.audio("sample.wav", DEFAULT_LIMITS)
 
 

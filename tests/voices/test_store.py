@@ -101,7 +101,7 @@ def test_an_added_voice_can_be_read_by_others(store, directory, wav):
 
 def test_a_name_is_taken_once(store, encoder, wav):
     store.add("anna", wav(), "first")
-    with pytest.raises(VoiceExists, match="'anna' already"):
+    with pytest.raises(VoiceExists, match="'anna' exists already"):
         store.add("anna", wav(), "second")
     assert store.get("anna", encoder).references[0].text == "first"
 
@@ -317,7 +317,7 @@ BROKEN = {
     break_details: r"voice\.json",
     break_link: r"sample\.wav.*not followed",
     break_transcript_link: r"sample\.lab.*not followed",
-    break_directory: r"sample\.wav.*not a plain file",
+    break_directory: r"sample\.wav.*not a regular file",
 }
 
 
@@ -437,7 +437,7 @@ def test_what_is_more_than_a_voice_can_be_neither_renamed_nor_deleted(store, dir
     keep(directory / "Photos")
     before = files(directory / "Photos")
     for touch in (lambda: store.delete("Photos"), lambda: store.rename("Photos", "Other")):
-        with pytest.raises(InvalidRequest, match=r"'Photos' holds .* no part of a voice.*move"):
+        with pytest.raises(InvalidRequest, match=r"'Photos' contains .* not part of a voice.*move"):
             touch()
     assert files(directory) == ["Photos"]
     assert files(directory / "Photos") == before

@@ -158,7 +158,7 @@ def test_transcripts_that_say_nothing_or_too_much_are_refused(transcript):
 
 def test_a_stored_transcript_may_hold_speaker_tags_and_no_control_token():
     assert check_new_transcript(" <|speaker:1|>Hello. ", DEFAULT_LIMITS) == "<|speaker:1|>Hello."
-    with pytest.raises(TextError, match=r"transcript contains <\|im_end\|>.*remove it"):
+    with pytest.raises(TextError, match=r"transcript contains the control token <\|im_end\|>.*remove it"):
         check_new_transcript("<|speaker:1|>Hello <|im_end|> there.", DEFAULT_LIMITS)
 
 

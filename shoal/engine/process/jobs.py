@@ -1,7 +1,7 @@
-"""JobRunner of the engine process, by number: tasks on an event loop, which has a thread of its own.
+"""Jobs of the engine process: asyncio tasks by job id, on an event loop with its own thread.
 
-A task that waits holds no thread, so that one whose voice is being encoded is in nobody's way, and one that nobody
-wants any more is gone from wherever it waits.
+A job that waits holds no thread, so a job whose voice is being encoded delays no other job, and a cancelled job stops
+wherever it waits.
 """
 
 import asyncio
@@ -9,35 +9,35 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 
-Work = Callable[[], Coroutine[None, None, None]]
+JobCoroutine = Callable[[], Coroutine[None, None, None]]
 
 
 class JobRunner:
-    """For every thread but its own. Lasts as long as the process."""
+    """Starts, cancels and awaits jobs from threads other than its own. Lives as long as the process."""
 
     def __init__(self, threads: int) -> None:
-        """`threads` is how many `asyncio.to_thread` has for all jobs together."""
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # touched by the event loop only
+        """Create the event loop; `threads` is the size of the pool that all jobs share in `asyncio.to_thread`."""
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # accessed on the event loop only
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="shoal-prepare"))
         threading.Thread(target=self._loop.run_forever, name="shoal-jobs", daemon=True).start()
 
-    def begin(self, job: int, work: Work) -> None:
-        self._loop.call_soon_threadsafe(self._begin, job, work)
+    def start(self, job: int, work: JobCoroutine) -> None:
+        self._loop.call_soon_threadsafe(self._start, job, work)
 
     def cancel(self, job: int) -> None:
-        """JobRunner that have ended, or were never started, are left alone."""
+        """Cancel a job; unknown and finished jobs are ignored."""
         self._loop.call_soon_threadsafe(self._cancel, job)
 
     def wait(self, seconds: float | None) -> None:
-        """Until all that have started have ended, or the time is up."""
+        """Block until all started jobs have ended, at most `seconds`."""
         asyncio.run_coroutine_threadsafe(self._wait(seconds), self._loop).result()
 
     def cancel_all(self) -> list[int]:
-        """Those that had not ended."""
+        """Cancel all jobs and return the ids of those that had not ended."""
         return asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
 
-    def _begin(self, job: int, work: Work) -> None:
+    def _start(self, job: int, work: JobCoroutine) -> None:
         self._tasks[job] = task = self._loop.create_task(work())
         task.add_done_callback(lambda _: self._tasks.pop(job))
 

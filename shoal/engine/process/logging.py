@@ -1,6 +1,6 @@
-"""The log of the engine process: its lines go to whoever started it, and are written there like the lines of that one.
+"""Log forwarding: records of the engine process are sent to the parent process and handled there.
 
-So they have its format and its level, and those about a job the id of the request, which is known only there.
+So they get the parent's format and level, and records about a job get its request id, which only the parent knows.
 """
 
 import logging
@@ -22,27 +22,30 @@ class ForwardingHandler(logging.Handler):
             traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
             line = LogLine(record.name, record.levelno, record.getMessage(), traceback)
             self._send(job_of(record), line)
-        except Exception:  # noqa: BLE001 - as all handlers: a line that cannot be written must not fail what it tells of
+        except Exception:  # noqa: BLE001 - edge of logging: as in all handlers, a failed record must not fail the caller
             self.handleError(record)
 
 
 def forward_logs(send: Callable[[int, LogLine], None], level: int) -> None:
-    """For the engine's own process only. `level` is that of Shoal's lines; of others, warnings are enough."""
+    """Send all records of this process through `send`: Shoal's from `level` on, other loggers' from WARNING on.
+
+    Replaces the root handlers, so it is for the engine process only.
+    """
     logging.basicConfig(handlers=[ForwardingHandler(send)], level=logging.WARNING, force=True)
     logging.getLogger("shoal").setLevel(level)
     logging.captureWarnings(True)
 
 
 def job_of(record: logging.LogRecord) -> int:
-    """The job a line is about; 0 if it is about none.
+    """Return the job a record is about, 0 for none.
 
-    Several utterances are spoken by one thread: a line about one of them says so, and its number is that of its job.
+    The engine thread serves many utterances, so its records carry the job as an extra; elsewhere the context has it.
     """
     return int(getattr(record, "job", current_job.get()))
 
 
 def write_line(line: LogLine) -> None:
-    """On the other side: to the handlers there."""
+    """Pass a forwarded line to the handlers of this process."""
     logger = logging.getLogger(line.logger)
     if logger.isEnabledFor(line.level):
         parts = {"name": line.logger, "levelno": line.level, "levelname": logging.getLevelName(line.level)}

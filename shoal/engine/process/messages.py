@@ -1,4 +1,8 @@
-"""What supervisor and engine process say to each other. Plain values only: both sides may be of different ages."""
+"""Messages between the supervisor and the engine process: commands in, replies out.
+
+Only plain picklable values. On the pipe every message travels as `(job, message)`; job 0 is the process itself.
+Audio has no envelope of its own: an `AudioChunk` is sent as it is.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +16,7 @@ from shoal.text.prompt import Codes
 @dataclass(frozen=True, slots=True)
 class Speak:
     request: SpeechRequest
+    deadline: float | None = None  # absolute, in `time.monotonic()` seconds, which processes of one machine share
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +45,21 @@ class Close:
     timeout: float | None
 
 
-Order = Speak | Encode | Decode | GetStats | Cancel | Close
+Command = Speak | Encode | Decode | GetStats | Cancel | Close
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What callers may ask of an engine without waiting for it."""
+    """Constants of a loaded model, known without a round trip to the engine."""
 
     default_sampling: SamplingParams
-    default_voice: str | None  # of requests that choose none
+    default_voice: str | None  # for requests that name no voice
     sample_rate: int
     frame_rate: float
     model: str
     device: str
     backend: str
-    builtin_voices: tuple[Path, ...]  # directories of voices that come with it
+    builtin_voices: tuple[Path, ...]  # directories of the voices that come with the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sign of life: steps taken so far, and utterances under way."""
+    """Steps run since the start, and the number of active requests."""
 
     steps: int
     active: int
@@ -72,7 +77,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of the log."""
+    """One formatted log record."""
 
     logger: str
     level: int
@@ -81,12 +86,7 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    chunk: AudioChunk
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Result:
     value: Any
 
 
@@ -95,5 +95,5 @@ class Failed:
     error: ShoalError
 
 
-# On the pipe each comes with the number of its job; 0 for those that belong to none.
-Reply = Ready | Heartbeat | LogLine | Spoken | Answer | Failed
+JobReply = AudioChunk | Result | Failed
+Reply = Ready | Heartbeat | LogLine | JobReply

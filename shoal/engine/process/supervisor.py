@@ -1,7 +1,7 @@
-"""The engine in a process of its own, watched: a fault of the device ends that process, not the server.
+"""Supervisor of the engine process: a device fault kills that process, not the server.
 
-A request belongs to one engine process at a time. When that dies, requests that have sent no audio are given to the
-next one as if they had just come, since nobody has heard anything of them; the others end with a clear error.
+A request belongs to one engine process at a time. When that process dies, requests that have sent no audio are
+resubmitted to the next process; the others fail with EngineStopped.
 """
 
 import asyncio
@@ -11,29 +11,29 @@ import multiprocessing
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.engine.process.logging import write_line
 from shoal.engine.process.messages import (
-    Answer,
     Cancel,
     Close,
+    Command,
     Decode,
     Encode,
     Failed,
     GetStats,
     Heartbeat,
+    JobReply,
     LogLine,
     ModelInfo,
-    Order,
     Ready,
     Reply,
+    Result,
     Speak,
-    Spoken,
 )
 from shoal.engine.process.worker import EngineSource, run_worker
 from shoal.errors import EngineBusy, EngineStopped, ShoalError
@@ -42,64 +42,59 @@ from shoal.text.prompt import Codes
 
 logger = logging.getLogger(__name__)
 
-Deliver = Callable[[Spoken | Answer | Failed], None]
+Deliver = Callable[[JobReply], None]
 
 
 @dataclass(frozen=True)
 class SupervisorConfig:
-    start_seconds: float = 600.0  # to load a model and warm up
-    hang_seconds: float = 60.0  # without a step while there is work
-    longest_pause: float = 10.0  # between attempts to start
-    attempts: int = 2  # engines one request may be given to: one that kills them must not kill them for ever
+    start_seconds: float = 600.0  # time limit for loading and warming up a model
+    hang_seconds: float = 60.0  # time without a step, with active jobs, after which the engine is killed
+    longest_pause: float = 10.0  # maximum back-off between attempts to start
+    attempts: int = 2  # engine processes one request may be given to, so that it cannot crash them forever
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """A caller's order and how to answer it."""
+class EngineJob:
+    """A command of a caller, and the callback for its replies."""
 
     id: int
-    order: Order
+    command: Command
     deliver: Deliver
-    since: float
     attempts: int = 0
-    heard: bool = False  # audio has left
-    context: Context = field(default_factory=copy_context)  # of the caller: lines of the log are written as if there
+    replied: bool = False  # the caller has received something, so the job cannot be resubmitted
+    context: Context = field(default_factory=copy_context)  # of the caller, for log records about this job
 
 
 class EngineProcess:
-    """One engine process: its pipe, its jobs, and the threads that listen to it and tell it."""
+    """One engine process with its pipe, its jobs, and one thread each for sending and receiving."""
 
     def __init__(self, source: EngineSource, on_reply: Callable[["EngineProcess", int, Reply], None]) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        self._pipe, child_end = context.Pipe()
         level = logging.getLogger("shoal").getEffectiveLevel()
         self.process = context.Process(
-            target=run_worker, args=(theirs, source, level), name="shoal-engine", daemon=True
+            target=run_worker, args=(child_end, source, level), name="shoal-engine", daemon=True
         )
         self.process.start()
-        theirs.close()
-        self.jobs: dict[int, Job] = {}
+        child_end.close()
+        self.jobs: dict[int, EngineJob] = {}
         self.model_info: ModelInfo | None = None
-        self.problem: ShoalError | None = None  # why it could not start
+        self.start_error: ShoalError | None = None
         self.steps = 0
-        self.progress = time.monotonic()  # when it last stepped, or had nothing to do
-        self.started = self.progress
-        self._orders: queue.SimpleQueue[tuple[int, Order] | None] = queue.SimpleQueue()
+        self.progress = time.monotonic()  # time of the last step, or of the last heartbeat without work
+        self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._on_reply = on_reply
-        self.gone = threading.Event()
-        threading.Thread(target=self._listen, name="shoal-listen", daemon=True).start()
-        threading.Thread(target=self._tell, name="shoal-tell", daemon=True).start()
+        self.exited = threading.Event()
+        threading.Thread(target=self._receive_replies, name="shoal-receive", daemon=True).start()
+        threading.Thread(target=self._send_commands, name="shoal-send", daemon=True).start()
 
     @property
-    def lives(self) -> bool:
-        return not self.gone.is_set()
+    def alive(self) -> bool:
+        return not self.exited.is_set()
 
-    def send(self, job: int, order: Order) -> None:
-        """AttentionMetadata an order on, without waiting for anybody to read it: it may be an event loop that sends.
-
-        A dead process takes none; the listening thread deals with that.
-        """
-        self._orders.put((job, order))
+    def send(self, job: int, command: Command) -> None:
+        """Queue a command without blocking, so that event loops may call it. Ignored by a dead process."""
+        self._commands.put((job, command))
 
     def kill(self) -> None:
         self.process.kill()
@@ -108,29 +103,32 @@ class EngineProcess:
         self.process.join(timeout)
         return self.process.exitcode is not None
 
-    def beat(self, beat: Heartbeat) -> None:
-        if beat.active == 0 or beat.steps != self.steps:
+    def record_heartbeat(self, heartbeat: Heartbeat) -> None:
+        if heartbeat.active == 0 or heartbeat.steps != self.steps:
             self.progress = time.monotonic()
-        self.steps = beat.steps
+        self.steps = heartbeat.steps
 
-    def _listen(self) -> None:
+    def _receive_replies(self) -> None:
         with suppress(EOFError, OSError):
             while True:
                 job, reply = self._pipe.recv()
                 self._on_reply(self, job, reply)
         self.process.join()
-        self.gone.set()
-        self._orders.put(None)
-        self._on_reply(self, 0, Failed(EngineStopped(f"the engine process ended with code {self.process.exitcode}")))
+        self.exited.set()
+        self._commands.put(None)
+        self._on_reply(self, 0, Failed(EngineStopped(f"the engine process exited with code {self.process.exitcode}")))
 
-    def _tell(self) -> None:
+    def _send_commands(self) -> None:
         with suppress(OSError):
-            while (order := self._orders.get()) is not None:
-                self._pipe.send(order)
+            while (message := self._commands.get()) is not None:
+                self._pipe.send(message)
 
 
 class Supervisor:
-    """The interface of `Service` across a process boundary. `start` waits until the engine is ready."""
+    """The interface of `Service` across a process boundary, with restarts. Thread-safe.
+
+    `start` blocks until the engine is ready.
+    """
 
     def __init__(self, source: EngineSource, config: SupervisorConfig | None = None) -> None:
         self.source, self.config = source, config or SupervisorConfig()
@@ -140,17 +138,17 @@ class Supervisor:
         self._current: EngineProcess | None = None
         self._retiring: list[EngineProcess] = []
         self._starting: list[EngineProcess] = []
-        self._queued: list[Job] = []  # jobs that wait for an engine
+        self._queued: list[EngineJob] = []  # jobs that wait for an engine process
         self._model_info: ModelInfo | None = None
         self._closing = False
         self._changed = threading.Condition(self._lock)
         self._failures = 0
-        self._watch = threading.Thread(target=self._monitor, name="shoal-watch", daemon=True)
+        self._monitor_thread = threading.Thread(target=self._monitor, name="shoal-monitor", daemon=True)
 
     def start(self) -> None:
-        """Start the engine and wait for it. Raises what kept it from starting."""
+        """Start the engine and wait until it is ready. Raises the error that kept it from starting."""
         self._start_engine(self.source)
-        self._watch.start()
+        self._monitor_thread.start()
 
     @property
     def ready(self) -> bool:
@@ -179,43 +177,46 @@ class Supervisor:
         return self._current.process.pid if self._current is not None else None
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
-        """Chunks as they are made; leaving the generator cancels."""
-        replies: asyncio.Queue[Spoken | Answer | Failed] = asyncio.Queue()
-        job, ended = self._submit(Speak(request), _from_thread(replies)), False
+        """Yield chunks as they are generated. Closing the generator cancels the request.
+
+        The timeout of the request becomes an absolute deadline here; it covers queueing, voice encoding, generation
+        and resubmission to another process.
+        """
+        replies: asyncio.Queue[JobReply] = asyncio.Queue()
+        deadline = None if request.timeout is None else time.monotonic() + request.timeout
+        job, ended = self._submit(Speak(request, deadline), _from_thread(replies)), False
         try:
             while not ended:
-                chunk = _chunk(await replies.get())
-                ended = chunk.finish is not None
-                yield chunk
-        except ShoalError:
-            ended = True
-            raise
+                reply = await replies.get()
+                ended = not isinstance(reply, AudioChunk) or reply.finish is not None
+                yield _chunk(reply)
         finally:
             if not ended:
                 self._cancel(job)
 
     async def aencode(self, audio: bytes) -> Codes:
-        """The codes [codebooks, frames] of a recording; leaving cancels, and what has not started then never does."""
+        """Return the codes [codebooks, frames] of a recording. Cancelling removes a call that has not started."""
         codes: Codes = await self._aask(Encode(audio))
         return codes
 
     async def adecode(self, codes: Codes) -> Samples:
-        """The samples of codes [codebooks, frames]; leaving cancels in the same way."""
+        """Return the samples of codes [codebooks, frames]. Cancelled as in `aencode`."""
         samples: Samples = await self._aask(Decode(codes))
         return samples
 
     def statistics(self) -> dict[str, Any]:
+        """Return the engine's statistics and the number of restarts. Blocks; raises EngineStopped if not ready."""
         if not self.ready:
             raise EngineStopped("the engine is not ready")
-        figures: dict[str, Any] = self._ask(GetStats())
-        return {**figures, "restarts": self.restarts}
+        statistics: dict[str, Any] = self._ask(GetStats())
+        return {**statistics, "restarts": self.restarts}
 
     def reload(self, source: EngineSource) -> None:
-        """Another model, or the same anew: started beside the old one, which speaks what it has to its end."""
+        """Start an engine from `source` beside the current one and switch to it; the old one drains."""
         self._start_engine(source)
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
-        """Stop; with `drain`, after what has been taken is spoken. One that is still starting is ended at once."""
+        """Stop all engine processes; with `drain`, after their active requests. Starting processes are killed."""
         with self._lock:
             self._closing = True
             processes = [each for each in (self._current, *self._retiring) if each is not None]
@@ -228,55 +229,48 @@ class Supervisor:
         for process in processes:
             if not process.join(patience):
                 process.kill()
-            process.gone.wait(5.0)
+            process.exited.wait(5.0)
         self._fail_all(EngineStopped("the engine was closed"))
 
-    def _ask(self, order: Order) -> Any:
-        replies: queue.SimpleQueue[Spoken | Answer | Failed] = queue.SimpleQueue()
-        self._submit(order, replies.put)
+    def _ask(self, command: Command) -> Any:
+        replies: queue.SimpleQueue[JobReply] = queue.SimpleQueue()
+        self._submit(command, replies.put)
         return _value(replies.get())
 
-    async def _aask(self, order: Order) -> Any:
-        replies: asyncio.Queue[Spoken | Answer | Failed] = asyncio.Queue()
-        job = self._submit(order, _from_thread(replies))
+    async def _aask(self, command: Command) -> Any:
+        replies: asyncio.Queue[JobReply] = asyncio.Queue()
+        job = self._submit(command, _from_thread(replies))
         try:
             return _value(await replies.get())
         finally:
-            self._cancel(job)  # nothing, if it has been answered
+            self._cancel(job)  # no effect once the job has been answered
 
-    def _submit(self, order: Order, deliver: Deliver) -> Job:
+    def _submit(self, command: Command, deliver: Deliver) -> EngineJob:
         config = self.source.config
         with self._lock:
             if self._closing:
                 raise EngineStopped("the engine is closed")
-            if isinstance(order, Speak) and self._live() >= config.slots + config.max_waiting:
+            if isinstance(command, Speak) and self._active() >= config.slots + config.max_waiting:
                 raise EngineBusy("the queue is full; try again later")
-            job = Job(next(self._ids), order, deliver, time.monotonic())
-            self._place(job)
+            job = EngineJob(next(self._ids), command, deliver)
+            self._assign(job)
             return job
 
-    def _live(self) -> int:
+    def _active(self) -> int:
         processes = [each for each in (self._current, *self._retiring) if each is not None]
         return len(self._queued) + sum(len(process.jobs) for process in processes)
 
-    def _place(self, job: Job) -> None:
-        """Give a job to the engine, or let it wait for one. Under the lock."""
+    def _assign(self, job: EngineJob) -> None:
+        """Send a job to the current engine, or queue it until there is one. The lock is held."""
         current = self._current
         if current is None or current.model_info is None:
             self._queued.append(job)
             return
         job.attempts += 1
         current.jobs[job.id] = job
-        current.send(job.id, self._remaining(job))
+        current.send(job.id, job.command)
 
-    def _remaining(self, job: Job) -> Order:
-        """The order with the time it has left, for it may have waited or been given to another engine before."""
-        if isinstance(job.order, Speak) and job.order.request.timeout is not None:
-            left = job.order.request.timeout - (time.monotonic() - job.since)
-            return Speak(replace(job.order.request, timeout=max(left, 1e-3)))
-        return job.order
-
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: EngineJob) -> None:
         with self._lock:
             if job in self._queued:
                 self._queued.remove(job)
@@ -284,127 +278,133 @@ class Supervisor:
                 if process is not None and process.jobs.pop(job.id, None) is not None:
                     process.send(job.id, Cancel())
 
-    def _on_reply(self, process: EngineProcess, number: int, reply: Reply) -> None:
-        """Called on a process's listening thread."""
+    def _on_reply(self, process: EngineProcess, job_id: int, reply: Reply) -> None:
+        """Handle a reply on the receiving thread of its process."""
         if isinstance(reply, Heartbeat):
-            process.beat(reply)
+            process.record_heartbeat(reply)
         elif isinstance(reply, Ready):
             with self._lock:
                 process.model_info = self._model_info = reply.model_info
-                process.progress = time.monotonic()  # loading is no hang
+                process.progress = time.monotonic()  # the time spent loading is not a hang
                 self._changed.notify_all()
         elif isinstance(reply, LogLine):
-            self._log(process, number, reply)
-        elif number == 0 and isinstance(reply, Failed):
+            self._log(process, job_id, reply)
+        elif job_id == 0 and isinstance(reply, Failed):
             self._on_end(process, reply.error)
         else:
-            self._deliver(process, number, reply)
+            self._deliver(process, job_id, reply)
 
-    def _log(self, process: EngineProcess, number: int, line: LogLine) -> None:
+    def _log(self, process: EngineProcess, job_id: int, line: LogLine) -> None:
         with self._lock:
-            job = process.jobs.get(number)
-        # Its own copy: a context is entered by one thread at a time.
+            job = process.jobs.get(job_id)
+        # A copy, because only one thread at a time can enter a context.
         (Context() if job is None else job.context.copy()).run(write_line, line)
 
-    def _deliver(self, process: EngineProcess, number: int, reply: Spoken | Answer | Failed) -> None:
+    def _deliver(self, process: EngineProcess, job_id: int, reply: JobReply) -> None:
         with self._lock:
-            job = process.jobs.get(number)
+            job = process.jobs.get(job_id)
             if job is None:
-                return  # cancelled meanwhile
-            job.heard = True
-            if not isinstance(reply, Spoken) or reply.chunk.finish is not None:
-                del process.jobs[number]
+                return  # the job was cancelled
+            job.replied = True
+            if not isinstance(reply, AudioChunk) or reply.finish is not None:
+                del process.jobs[job_id]
         job.deliver(reply)
 
     def _on_end(self, process: EngineProcess, error: ShoalError) -> None:
-        """A process said why it cannot start, or is gone: find its jobs another home or tell them."""
+        """Record why a process cannot start; once it has exited, resubmit its jobs or fail them."""
         with self._lock:
-            process.problem = process.problem or error
-            if not process.gone.is_set():
+            process.start_error = process.start_error or error
+            if not process.exited.is_set():
                 return
             process.model_info = None
             lost_jobs, process.jobs = list(process.jobs.values()), {}
             self._retiring = [each for each in self._retiring if each is not process]
-            lost = [job for job in lost_jobs if job.heard or job.attempts >= self.config.attempts or self._closing]
+            failed = [job for job in lost_jobs if job.replied or job.attempts >= self.config.attempts or self._closing]
             for job in lost_jobs:
-                if job not in lost:
-                    self._place(job)
+                if job not in failed:
+                    self._assign(job)
             self._changed.notify_all()
-        for job in lost:
-            job.deliver(Failed(EngineStopped("the engine failed while it spoke; send the request again")))
+        for job in failed:
+            job.deliver(Failed(EngineStopped("the engine failed while processing the request; send it again")))
 
-    def _start_engine(self, source: EngineSource, *, if_none_lives: bool = False) -> None:
-        """Start an engine and make it the current one when it is ready. The one before speaks what it has to its end.
+    def _start_engine(self, source: EngineSource, *, if_none_alive: bool = False) -> None:
+        """Start an engine and make it the current one when it is ready; the previous one drains.
 
-        With `if_none_lives` the fresh one goes again if another has been started meanwhile. Raises what kept it from
-        starting, and EngineStopped when we are closed meanwhile.
+        With `if_none_alive` the new one is retired if another has become current in the meantime. Raises the error
+        that kept it from starting, or EngineStopped if the supervisor was closed.
         """
         fresh = EngineProcess(source, self._on_reply)
-        with self._lock:
-            self._starting.append(fresh)
-            if self._closing:
-                fresh.kill()
-        try:
+        with self._registered_as_starting(fresh):
             self._await_ready(fresh)
-        finally:
-            with self._lock:
-                self._starting.remove(fresh)
         with self._lock:
             if self._closing:
                 fresh.kill()
                 raise EngineStopped("the engine was closed")
-            if if_none_lives and self._lives():
+            if if_none_alive and self._alive():
                 self._retire(fresh)
                 return
             old, self._current, self.source, self._failures = self._current, fresh, source, 0
-            if old is not None and old.lives:
+            if old is not None and old.alive:
                 self._retire(old)
             waiting, self._queued = self._queued, []
             for job in waiting:
-                self._place(job)
+                self._assign(job)
 
-    def _lives(self) -> bool:
-        return self._current is not None and self._current.lives
+    @contextmanager
+    def _registered_as_starting(self, process: EngineProcess) -> Iterator[None]:
+        """Let `close` find and kill the process while it starts."""
+        with self._lock:
+            self._starting.append(process)
+            if self._closing:
+                process.kill()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._starting.remove(process)
+
+    def _alive(self) -> bool:
+        return self._current is not None and self._current.alive
 
     def _retire(self, process: EngineProcess) -> None:
-        """Let it speak what it has, and end. Under the lock."""
+        """Let a process drain and exit. The lock is held."""
         self._retiring.append(process)
         process.send(0, Close(drain=True, timeout=None))
 
     def _await_ready(self, process: EngineProcess) -> None:
         deadline = time.monotonic() + self.config.start_seconds
         with self._changed:
-            while process.model_info is None and not process.gone.is_set() and time.monotonic() < deadline:
+            while process.model_info is None and not process.exited.is_set() and time.monotonic() < deadline:
                 self._changed.wait(0.5)
         if process.model_info is None:
             process.kill()
-            raise process.problem or EngineStopped(f"the engine was not ready in {self.config.start_seconds:g} s")
+            raise process.start_error or EngineStopped(f"the engine was not ready in {self.config.start_seconds:g} s")
 
     def _monitor(self) -> None:
-        """Restart an engine that died, and end one that hangs, for as long as this supervisor lives."""
+        """Restart an engine that died and kill one that hangs, until the supervisor is closed."""
         while not self._closing:
             current = self._current
-            if current is None or current.gone.wait(0.1):
+            if current is None or current.exited.wait(0.1):
                 self._restart()
             elif current.jobs and time.monotonic() - current.progress > self.config.hang_seconds:
-                logger.error("the engine has not stepped for %.0f s; ending it", self.config.hang_seconds)
+                logger.error("no engine step for %.0f s; killing the engine process", self.config.hang_seconds)
                 current.kill()
-                current.gone.wait()
+                current.exited.wait()
 
     def _restart(self) -> None:
         if self._closing:
             return
         self.restarts += 1
-        logger.warning("the engine process is gone; starting it again (%d)", self.restarts)
+        logger.warning("engine process exited; restarting it (restart %d)", self.restarts)
         try:
-            self._start_engine(self.source, if_none_lives=True)
+            self._start_engine(self.source, if_none_alive=True)
         except ShoalError as error:
-            if self._closing or self._lives():
+            if self._closing or self._alive():
                 return
             self._failures += 1
-            logger.error("the engine does not start: %s", error)
-            # Why is for whoever reads the log: it tells of files that are nobody else's business.
-            self._fail_all(EngineStopped("the engine does not start at the moment; try again later"))
+            logger.error("engine process cannot start: %s", error)
+            # The cause may name files of this machine, so it is logged and not sent to clients.
+            self._fail_all(EngineStopped("the engine cannot start at the moment; try again later"))
             time.sleep(min(0.1 * 2**self._failures, self.config.longest_pause))
 
     def _fail_all(self, error: ShoalError) -> None:
@@ -417,26 +417,26 @@ class Supervisor:
             job.deliver(Failed(error))
 
 
-def _from_thread(replies: "asyncio.Queue[Spoken | Answer | Failed]") -> Deliver:
-    """Puts replies into a queue of the event loop that runs now."""
+def _from_thread(replies: "asyncio.Queue[JobReply]") -> Deliver:
+    """Return a callback that puts replies into a queue of the running event loop from any thread."""
     loop = asyncio.get_running_loop()
 
-    def deliver(reply: Spoken | Answer | Failed) -> None:
-        with suppress(RuntimeError):  # the event loop is gone: nobody listens
+    def deliver(reply: JobReply) -> None:
+        with suppress(RuntimeError):  # the event loop was closed, and the caller with it
             loop.call_soon_threadsafe(replies.put_nowait, reply)
 
     return deliver
 
 
-def _value(reply: Spoken | Answer | Failed) -> Any:
+def _value(reply: JobReply) -> Any:
     if isinstance(reply, Failed):
         raise reply.error
-    assert isinstance(reply, Answer), "questions get answers"
+    assert isinstance(reply, Result), "Encode, Decode and GetStats are answered by a Result"
     return reply.value
 
 
-def _chunk(reply: Spoken | Answer | Failed) -> AudioChunk:
+def _chunk(reply: JobReply) -> AudioChunk:
     if isinstance(reply, Failed):
         raise reply.error
-    assert isinstance(reply, Spoken), "speech comes in chunks"
-    return reply.chunk
+    assert isinstance(reply, AudioChunk), "Speak is answered by chunks"
+    return reply

@@ -1,6 +1,6 @@
-"""The engine process: loads a model, takes orders from a pipe, sends back chunks.
+"""Main program of the engine process: loads a model, runs commands from a pipe and sends replies back.
 
-It ends when the pipe does, so it never outlives whoever started it.
+The process exits when the pipe closes, so it never outlives its parent.
 """
 
 import asyncio
@@ -21,34 +21,32 @@ from shoal.config import EngineConfig
 from shoal.engine.process.jobs import JobRunner
 from shoal.engine.process.logging import current_job, forward_logs
 from shoal.engine.process.messages import (
-    Answer,
     Cancel,
     Close,
+    Command,
     Decode,
     Encode,
     Failed,
     GetStats,
     Heartbeat,
-    Order,
     Ready,
     Reply,
+    Result,
     Speak,
-    Spoken,
 )
-from shoal.engine.utterance import Event
+from shoal.engine.utterance import Event, Utterance
 from shoal.errors import EngineStopped, ShoalError
-from shoal.speech import SpeechRequest
 
 logger = logging.getLogger(__name__)
 
-BEAT_SECONDS = 0.5
-DONE, BROKEN = 0, 70  # exit codes; the other is for a fault of the software
-PREPARING_THREADS = 8  # that hash recordings, write turns and send answers; what encodes has its own
+HEARTBEAT_SECONDS = 0.5
+EXIT_DONE, EXIT_BROKEN = 0, 70  # 70 is EX_SOFTWARE
+PREPARE_THREADS = 8  # for hashing recordings, tokenizing and sending results; encoding has its own thread
 
 
 @dataclass(frozen=True)
 class EngineSource:
-    """Everything an engine is made from; it can be sent to another process."""
+    """Everything an engine is built from. Picklable, so that it can be sent to another process."""
 
     model: str = "nano"
     device: str = "auto"
@@ -59,71 +57,71 @@ class EngineSource:
 
 
 def run_worker(pipe: Connection, source: EngineSource, log_level: int) -> None:
-    """The whole life of the process."""
-    # Ctrl-C goes to the whole terminal group, and a service manager's SIGTERM to every process of the service: the
-    # supervisor decides when this one ends, after what it speaks is spoken.
+    """Entry point of the process: load, serve the pipe, exit."""
+    # Ctrl-C reaches the whole terminal group, and a service manager's SIGTERM every process of the service. The
+    # supervisor decides when this process ends, after it has drained.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    outbox = ReplyChannel(pipe)
-    forward_logs(outbox.send, log_level)
+    replies = ReplyChannel(pipe)
+    forward_logs(replies.send, log_level)
     try:
-        worker = Worker(pipe, outbox, source)
+        worker = Worker(pipe, replies, source)
     except ShoalError as error:
-        outbox.send(0, Failed(error))
+        replies.send(0, Failed(error))
         return
-    except Exception:
-        logger.exception("the engine could not be loaded")
-        end_process(BROKEN)
+    except Exception:  # edge of the process: the supervisor sees only the exit code, so the cause is logged here
+        logger.exception("loading the engine failed")
+        exit_process(EXIT_BROKEN)
     worker.run()
-    end_process(DONE)
+    exit_process(EXIT_DONE)
 
 
-def end_process(code: int) -> NoReturn:
-    """At once: Python would wait for threads that encode what nobody wants any more.
+def exit_process(code: int) -> NoReturn:
+    """Exit at once; a normal exit would wait for threads that still encode recordings of cancelled requests.
 
-    With `BROKEN` the supervisor starts another, and gives it the requests that nobody has heard anything of.
+    After `EXIT_BROKEN` the supervisor starts a new process and resubmits the requests that have sent no audio.
     """
     logging.shutdown()
     os._exit(code)
 
 
 class ReplyChannel:
-    """The way out of this process, for all its threads."""
+    """Sending side of the pipe, shared by all threads of this process."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._sending = pipe, threading.Lock()
 
     def send(self, job: int, reply: Reply) -> None:
-        # Without anybody at the other end the reading side notices, and ends the process.
+        # A closed pipe is handled by the reading side, which ends the process.
         with suppress(OSError), self._sending:
             self._pipe.send((job, reply))
 
 
 class Worker:
-    def __init__(self, pipe: Connection, outbox: ReplyChannel, source: EngineSource) -> None:
+    def __init__(self, pipe: Connection, replies: ReplyChannel, source: EngineSource) -> None:
         from shoal.engine.load import load_service
 
-        self._pipe, self._send = pipe, outbox.send
+        self._pipe, self._send = pipe, replies.send
         self._service = load_service(source)
-        self._service.thread.on_failure = partial(end_process, BROKEN)
-        # Whoever reads orders never sends: the other side may be waiting for its order to be read before it reads on.
-        self._jobs = JobRunner(PREPARING_THREADS)
+        self._service.thread.on_failure = partial(exit_process, EXIT_BROKEN)
+        # The thread that reads commands never sends: with both pipe buffers full, each side would wait for the other.
+        self._jobs = JobRunner(PREPARE_THREADS)
 
     def run(self) -> None:
-        """Serve the pipe until it closes or says so."""
+        """Run commands until the pipe closes or a Close command arrives."""
         self._send(0, Ready(self._service.model_info()))
-        threading.Thread(target=self._beat, name="shoal-beat", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="shoal-heartbeat", daemon=True).start()
         with suppress(EOFError, OSError):
             while True:
-                job, order = self._pipe.recv()
-                if isinstance(order, Close):
-                    self._go_down(order)
+                job, command = self._pipe.recv()
+                if isinstance(command, Close):
+                    self._shut_down(command)
                     return
-                self._take(job, order)
+                self._run_command(job, command)
 
-    def _go_down(self, order: Close) -> None:
-        """End what has been taken, the way that was asked for; who leaves meanwhile is still let go."""
-        closing = threading.Thread(target=self._close, args=(order,), name="shoal-close", daemon=True)
+    def _shut_down(self, command: Close) -> None:
+        """Close in a thread, and keep handling Cancel commands until it is done."""
+        closing = threading.Thread(target=self._close, args=(command,), name="shoal-close", daemon=True)
         closing.start()
         while closing.is_alive():
             if self._pipe.poll(0.02):
@@ -131,71 +129,77 @@ class Worker:
                 if isinstance(late, Cancel):
                     self._jobs.cancel(job)
 
-    def _close(self, order: Close) -> None:
-        if order.drain:
-            self._jobs.wait(order.timeout)
+    def _close(self, command: Close) -> None:
+        if command.drain:
+            self._jobs.wait(command.timeout)
         for job in self._jobs.cancel_all():
             self._send(job, Failed(EngineStopped("the engine was closed")))
         self._service.thread.close()
 
-    def _take(self, job: int, order: Order) -> None:
+    def _run_command(self, job: int, command: Command) -> None:
         service = self._service
-        if isinstance(order, Cancel):
+        if isinstance(command, Cancel):
             self._jobs.cancel(job)
-        elif isinstance(order, Speak):
-            self._jobs.begin(job, lambda: self._speak(job, order.request))
-        elif isinstance(order, Encode):
-            self._jobs.begin(job, lambda: self._answer(job, lambda: service.aencode(order.audio)))
-        elif isinstance(order, Decode):
-            self._jobs.begin(job, lambda: self._answer(job, lambda: service.adecode(order.codes)))
-        elif isinstance(order, GetStats):
-            self._jobs.begin(job, lambda: self._answer(job, lambda: asyncio.to_thread(service.statistics)))
+        elif isinstance(command, Speak):
+            self._jobs.start(job, partial(self._speak, job, command))
+        elif isinstance(command, Encode):
+            self._jobs.start(job, lambda: self._reply(job, lambda: service.aencode(command.audio)))
+        elif isinstance(command, Decode):
+            self._jobs.start(job, lambda: self._reply(job, lambda: service.adecode(command.codes)))
+        elif isinstance(command, GetStats):
+            self._jobs.start(job, lambda: self._reply(job, lambda: asyncio.to_thread(service.statistics)))
 
-    async def _speak(self, job: int, request: SpeechRequest) -> None:
-        with self._answering(job):
-            utterance = await self._service.prepare(request)
-            del request  # its recordings may be long, and speaking takes a while
-            utterance.id = job  # by which the log knows whom a line is about
+    async def _speak(self, job: int, command: Speak) -> None:
+        with self._reporting_errors(job):
+            utterance = await self._service.prepare(command.request, deadline=command.deadline)
+            del command  # frees the recordings of the request while the utterance runs
+            utterance.id = job  # log records carry the utterance id as their job
             ended = asyncio.get_running_loop().create_future()
-            self._service.thread.submit(utterance, partial(self._pass_on, job, ended))
-            try:
+            self._service.thread.submit(utterance, partial(self._send_event, job, ended))
+            with self._cancelling(utterance):
                 await ended
-            except asyncio.CancelledError:
-                self._service.thread.cancel(utterance)
-                raise
 
-    def _pass_on(self, job: int, ended: "asyncio.Future[None]", event: Event) -> None:
-        """On the engine's thread, which sends chunks itself: they are not to wait for another one."""
+    @contextmanager
+    def _cancelling(self, utterance: Utterance) -> Iterator[None]:
+        """Cancel the utterance when the job is cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._service.thread.cancel(utterance)
+            raise
+
+    def _send_event(self, job: int, ended: "asyncio.Future[None]", event: Event) -> None:
+        """Send a chunk or an error from the engine thread itself, which saves a hand-off per chunk."""
         if event.error is not None:
             self._send(job, Failed(event.error))
         elif event.chunk is not None:
-            self._send(job, Spoken(event.chunk))
+            self._send(job, event.chunk)
         if event.last:
             ended.get_loop().call_soon_threadsafe(_settle, ended)
 
-    async def _answer(self, job: int, ask: Callable[[], Awaitable[object]]) -> None:
-        with self._answering(job):
+    async def _reply(self, job: int, ask: Callable[[], Awaitable[object]]) -> None:
+        with self._reporting_errors(job):
             value = await ask()
-            await asyncio.to_thread(self._send, job, Answer(value))
+            await asyncio.to_thread(self._send, job, Result(value))
 
     @contextmanager
-    def _answering(self, job: int) -> Iterator[None]:
-        """The edge of this process: whatever goes wrong with a job, its caller hears of it."""
+    def _reporting_errors(self, job: int) -> Iterator[None]:
+        """Send any error of a job to its caller."""
         current_job.set(job)
         try:
             yield
         except ShoalError as error:
             self._send(job, Failed(error))
-        except Exception as problem:
+        except Exception as error:  # edge of the process: the caller waits in another one
             logger.exception("job %d failed", job)
-            self._send(job, Failed(EngineStopped(f"internal error: {problem}")))
+            self._send(job, Failed(EngineStopped(f"internal error: {error}")))
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while True:
-            time.sleep(BEAT_SECONDS)
+            time.sleep(HEARTBEAT_SECONDS)
             self._send(0, Heartbeat(self._service.core.stats.steps, self._service.thread.active))
 
 
 def _settle(ended: "asyncio.Future[None]") -> None:
-    if not ended.done():  # cancelled meanwhile
+    if not ended.done():  # else the job was cancelled
         ended.set_result(None)

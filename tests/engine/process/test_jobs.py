@@ -21,7 +21,7 @@ def test_jobs_are_waited_for(jobs: JobRunner) -> None:
         done.append(1)
 
     for number in range(3):
-        jobs.begin(number, work)
+        jobs.start(number, work)
     jobs.wait(None)
     assert done == [1, 1, 1]
     assert jobs.cancel_all() == []
@@ -37,7 +37,7 @@ def test_a_cancelled_job_ends_where_it_waits(jobs: JobRunner) -> None:
         finally:
             ended.set()
 
-    jobs.begin(1, work)
+    jobs.start(1, work)
     assert started.wait(10)
     jobs.cancel(2)  # nobody's
     jobs.cancel(1)
@@ -58,9 +58,9 @@ def test_a_job_that_is_cancelled_at_once_does_nothing(jobs: JobRunner) -> None:
     async def work() -> None:
         done.append(1)
 
-    jobs.begin(1, hold)
+    jobs.start(1, hold)
     assert held.wait(10)
-    jobs.begin(2, work)
+    jobs.start(2, work)
     jobs.cancel(2)
     free.set()
     jobs.wait(None)
@@ -71,7 +71,7 @@ def test_the_wait_ends_with_its_time_and_the_rest_can_be_cancelled(jobs: JobRunn
     async def work() -> None:
         await asyncio.sleep(3600)
 
-    jobs.begin(7, work)
+    jobs.start(7, work)
     jobs.wait(0.01)
     assert jobs.cancel_all() == [7]
     jobs.wait(None)

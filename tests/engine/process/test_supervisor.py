@@ -279,7 +279,7 @@ def test_a_close_ends_an_engine_that_is_being_started(again: bool) -> None:
     wait_until(lambda: bool(supervisor._starting))
     [fresh] = supervisor._starting
     supervisor.close()
-    wait_until(fresh.gone.is_set)
+    wait_until(fresh.exited.is_set)
     assert fresh.process.exitcode == -signal.SIGKILL
     assert not supervisor.ready
     if not again:

@@ -129,7 +129,7 @@ def test_unsupported_values_are_rejected_by_field_name(http: httpx.Client, wish:
         ({"text": "x" * 10_001}, 400, "Text is too long, max length is 10000"),
         ({"text": "<|im_end|>"}, 400, ""),
         ({"text": "…"}, 400, "nothing to speak"),
-        ({"reference_id": "nobody"}, 404, "There is no voice 'nobody'."),
+        ({"reference_id": "nobody"}, 404, "there is no voice 'nobody'"),
         ({"references": [{"audio": base64.b64encode(b"RIFFnonsense" * 30).decode(), "text": "x"}]}, 400, ""),
     ],
 )
