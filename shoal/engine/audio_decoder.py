@@ -1,7 +1,7 @@
-"""Frames of all live voices -> samples: decides whose frames are due and decodes them in one call.
+"""Incremental codec decoding: chooses which frames to decode and decodes those of all utterances in one call.
 
 A call is begun in one step and collected in the same one, or in the next with `overlap`: a GPU then decodes through
-graphs beside the model, and the host waits for neither.
+graphs concurrently with the model, and the host waits for neither.
 """
 
 import logging
@@ -25,30 +25,30 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """The next `frames` frames of an utterance are to become samples; `ended` if no more will come."""
+    """The next `frames` frames of an utterance to decode; `ended` if no more will follow."""
 
     utterance: Utterance
     frames: int
     ended: bool
 
 
-TOO_LONG = f"a speech of more than {MAX_POSITIONS:,} frames; send the text in several requests"
+TOO_LONG = f"the speech has more than {MAX_POSITIONS:,} frames; split the text into several requests"
 Fetch = Callable[[], list[Samples]]
-Answer = Samples | GenerationFailed
+DecodeResult = Samples | GenerationFailed
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCall:
-    """What was due when a call was begun; `fetch` waits for the samples of those who are not answered already."""
+    """A codec call in flight. `fetch` waits for the samples of `intact`; the other chunks have `results` already."""
 
-    due: list[PlannedChunk]
-    answers: dict[int, Answer]
+    chunks: list[PlannedChunk]
+    results: dict[int, DecodeResult]
     intact: list[PlannedChunk]
     fetch: Fetch
 
 
 class AudioDecoder:
-    """The codec's end of every slot. Slot numbers are those of the sequences."""
+    """Streaming decoder state of every slot. Slot numbers are those of the sequences."""
 
     def __init__(
         self,
@@ -61,159 +61,156 @@ class AudioDecoder:
         fused: bool = False,
         overlap: bool = False,
     ) -> None:
-        """With `fused` the codec runs in half precision through kernels and graphs, as long as they work."""
+        """With `fused` the codec runs in half precision through kernels and graphs, until they fail."""
         self.codec = codec
         self.clock = clock
-        self.seconds = 0.0  # of the host: launching calls, and waiting for them
-        self._slots, self._first, self._most = slots, first_frames, max_frames
+        self.seconds = 0.0  # host time spent launching calls and waiting for them
+        self._slots, self._first, self._max_frames = slots, first_frames, max_frames
         self._decoder = (fused and self._build_fused()) or StreamingDecoder(codec, slots)
-        # Only graphs run by themselves: plain operators are waited for within the step, so their samples are there.
+        # Only graphs run asynchronously; the eager decoder finishes within the step.
         self.overlap = overlap and isinstance(self._decoder, FusedDecoder)
-        self._lost: set[int] = set()  # slots whose past went with a decoder that broke
-        self._left: set[int] = set()  # slots that somebody left, and that still hold the past of it
-        self._call: DecodeCall | None = None  # begun, not collected
+        self._lost: set[int] = set()  # slots whose state was lost with a decoder that failed
+        self._stale: set[int] = set()  # released slots that still hold the state of their last utterance
+        self._call: DecodeCall | None = None  # submitted, not collected
 
     @property
     def backend(self) -> str:
         return "graph" if isinstance(self._decoder, FusedDecoder) else "eager"
 
-    def due(self, utterance: Utterance, *, ended: bool, pausing: bool = False) -> PlannedChunk | None:
-        """What of an utterance to decode now: nothing until a chunk worth sending has gathered, all at the end.
+    def next_chunk(self, utterance: Utterance, *, ended: bool, pausing: bool = False) -> PlannedChunk | None:
+        """Return the chunk of an utterance to decode now, or None until enough frames have gathered.
 
-        Nor is anything kept back when `pausing`: the next frame has to wait for a prompt. A listener who has been
-        sent more than has been heard can wait for a larger chunk, which costs less to decode.
+        All frames are decoded at the end, and when `pausing`, because the next frame has to wait for a prefill. A
+        client that is ahead of playback gets larger chunks, which cost less to decode.
         """
         if ended:
             return PlannedChunk(utterance, utterance.backlog, ended=True)
-        wanted = 1 if pausing else self._worthwhile(utterance)
+        wanted = 1 if pausing else self._chunk_frames(utterance)
         return PlannedChunk(utterance, utterance.backlog, ended=False) if utterance.backlog >= wanted else None
 
-    def begin(self, due: list[PlannedChunk]) -> None:
-        """Decode these; `collect` has to come before the next call is begun."""
-        assert self._call is None, "a call is under way"
+    def submit(self, chunks: list[PlannedChunk]) -> None:
+        """Start decoding these chunks; `collect` has to be called before the next `submit`."""
+        assert self._call is None, "a call is in flight"
         started = time.perf_counter()
-        filled = [each for each in due if each.frames]
+        filled = [each for each in chunks if each.frames]
         if filled:
-            self._clean()
+            self._reset_stale()
         lost = [each for each in filled if each.utterance.sequence.slot in self._lost]
-        answers = {each.utterance.id: self._decode_again(each) for each in lost}
-        answers |= {each.utterance.id: GenerationFailed(TOO_LONG) for each in filled if not self._fits(each)}
-        intact = [each for each in filled if each.utterance.id not in answers]
+        results = {each.utterance.id: self._redecode(each) for each in lost}
+        results |= {each.utterance.id: GenerationFailed(TOO_LONG) for each in filled if not self._fits(each)}
+        intact = [each for each in filled if each.utterance.id not in results]
         try:
             fetch = self._start(intact)
-        except Exception as problem:
-            if not self._survivable(problem):
-                raise
-            answers |= self._rescue(intact)
+        except self._retryable:
+            results |= self._rescue(intact)
             intact, fetch = [], list
-        self._call = DecodeCall(due, answers, intact, fetch)
+        self._call = DecodeCall(chunks, results, intact, fetch)
         self.seconds += time.perf_counter() - started
 
-    def collect(self) -> list[tuple[PlannedChunk, Answer]]:
-        """The samples of all that was begun, less those of whoever has left. Who cannot be decoded fails alone."""
+    def collect(self) -> list[tuple[PlannedChunk, DecodeResult]]:
+        """Return the samples of all submitted chunks, except of released utterances. Failures are per utterance."""
         if self._call is None:
             return []
         started = time.perf_counter()
         call, self._call = self._call, None
-        answers = call.answers | self._finish(call)
+        results = call.results | self._finish(call)
         self.seconds += time.perf_counter() - started
-        nothing = np.zeros(0, np.float32)
-        return [(each, answers.get(each.utterance.id, nothing)) for each in call.due if _present(each)]
+        empty = np.zeros(0, np.float32)
+        return [(each, results.get(each.utterance.id, empty)) for each in call.chunks if _present(each)]
 
-    def rehearse(self) -> None:
-        """Decode the most there can be at once: the longest chunk of every slot. Nothing of it stays."""
+    def run_largest_batch(self) -> None:
+        """Decode the largest possible call, the longest chunk in every slot, for memory profiling. State is reset."""
         slots = list(range(self._slots))
-        codes = np.zeros((len(slots), self.codec.config.num_codebooks, self._most), np.int64)
+        codes = np.zeros((len(slots), self.codec.config.num_codebooks, self._max_frames), np.int64)
         self._run(codes, slots)()
         self._decoder.reset(slots)
 
     def clear(self, slot: int) -> None:
-        """The next frame of this slot is the first of another voice."""
+        """Mark a slot as released: its next frame belongs to another utterance."""
         self._lost.discard(slot)
-        self._left.add(slot)
+        self._stale.add(slot)
 
-    def _clean(self) -> None:
-        """Forget the past of all who have left: together, since many leave in one step and it costs a launch."""
-        if self._left:
-            self._decoder.reset(sorted(self._left))
-            self._left.clear()
+    def _reset_stale(self) -> None:
+        """Reset all released slots in one call, because a reset costs a launch."""
+        if self._stale:
+            self._decoder.reset(sorted(self._stale))
+            self._stale.clear()
 
-    def _finish(self, call: DecodeCall) -> dict[int, Answer]:
-        """The samples of whoever was not answered at once."""
+    def _finish(self, call: DecodeCall) -> dict[int, DecodeResult]:
+        """Wait for a call and return its samples by utterance id."""
         try:
             rows = call.fetch()
-        except Exception as problem:
-            if not self._survivable(problem):
-                raise
+        except self._retryable:
             return self._rescue([each for each in call.intact if _present(each)])
         for each in call.intact:
             each.utterance.decoded += each.frames
         return {each.utterance.id: row for each, row in zip(call.intact, rows, strict=True)}
 
-    def _fits(self, due: PlannedChunk) -> bool:
-        """Whether the graphs know so many positions of one stream; plain operators know as many as they have to."""
+    def _fits(self, chunk: PlannedChunk) -> bool:
+        """Whether the stream stays within the positions that the graphs support; eager operators have no limit."""
         decoder = self._decoder
-        return not isinstance(decoder, FusedDecoder) or decoder.can_extend(due.utterance.sequence.slot, due.frames)
+        return not isinstance(decoder, FusedDecoder) or decoder.can_extend(chunk.utterance.sequence.slot, chunk.frames)
 
-    def _survivable(self, problem: Exception) -> bool:
-        """Whatever graphs raise is theirs; of plain operators only what the device raises."""
-        return isinstance(self._decoder, FusedDecoder) or isinstance(problem, RuntimeError)
+    @property
+    def _retryable(self) -> type[Exception]:
+        """Errors after which decoding is retried: any error of the graphs, device errors of the eager decoder."""
+        return Exception if isinstance(self._decoder, FusedDecoder) else RuntimeError
 
-    def _rescue(self, due: list[PlannedChunk]) -> dict[int, Answer]:
-        """A call failed: leave the graphs, if there are any, and decode one by one."""
-        logger.exception("codec call over %d voices failed; decoding them one by one", len(due))
-        self._step_down()
-        return {each.utterance.id: self._decode_again(each) for each in due}
+    def _rescue(self, chunks: list[PlannedChunk]) -> dict[int, DecodeResult]:
+        """Fall back to the eager decoder after a failed call, and decode the chunks one by one."""
+        logger.exception("codec call over %d utterances failed; decoding them one by one", len(chunks))
+        self._downgrade()
+        return {each.utterance.id: self._redecode(each) for each in chunks}
 
     def _build_fused(self) -> FusedDecoder | None:
         try:
             return FusedDecoder(self.codec, self._slots, torch.float16, capture=self.codec.device.type == "cuda")
-        except Exception:  # compilers raise anything; the plain decoder is built from what is there
-            logger.exception("the codec's graphs cannot be built here")
+        except Exception:  # edge to the compiler, which raises anything; the eager decoder always works
+            logger.exception("the fused codec cannot be built; using the eager codec")
             return None
 
-    def _step_down(self) -> None:
-        """Leave the graphs, and with them what they remember of every voice: it is decoded anew when it is due."""
+    def _downgrade(self) -> None:
+        """Switch to the eager decoder. The state of all slots is lost and recomputed with their next chunk."""
         if isinstance(self._decoder, FusedDecoder):
-            self._lost = {slot for slot, seen in enumerate(self._decoder._seen) if seen} - self._left
-            self._left.clear()
+            self._lost = {slot for slot, seen in enumerate(self._decoder._seen) if seen} - self._stale
+            self._stale.clear()
             self._decoder = StreamingDecoder(self.codec, self._slots)
             self.overlap = False
 
-    def _worthwhile(self, utterance: Utterance) -> int:
-        """Frames that make a chunk worth sending now."""
+    def _chunk_frames(self, utterance: Utterance) -> int:
+        """Return the frames an utterance needs before a chunk is decoded."""
         if utterance.whole:
-            return self._most
+            return self._max_frames
         lead = utterance.sent - (self.clock() - utterance.first_sent) * self.codec.config.frame_rate
-        return chunk_frames(utterance.sent, lead, self._first, self._most)
+        return chunk_frames(utterance.sent, lead, self._first, self._max_frames)
 
-    def _start(self, due: list[PlannedChunk]) -> Fetch:
-        """All of them in one call."""
-        if not due:
+    def _start(self, chunks: list[PlannedChunk]) -> Fetch:
+        """Launch one call over all chunks."""
+        if not chunks:
             return list
-        codes = np.zeros((len(due), self.codec.config.num_codebooks, max(each.frames for each in due)), np.int64)
-        for row, each in enumerate(due):
+        codes = np.zeros((len(chunks), self.codec.config.num_codebooks, max(each.frames for each in chunks)), np.int64)
+        for row, each in enumerate(chunks):
             begin = each.utterance.decoded
             codes[row, :, : each.frames] = np.stack(each.utterance.codes[begin : begin + each.frames], axis=1)
-        return self._run(codes, [each.utterance.sequence.slot for each in due], [each.frames for each in due])
+        return self._run(codes, [each.utterance.sequence.slot for each in chunks], [each.frames for each in chunks])
 
-    def _decode_again(self, due: PlannedChunk) -> Answer:
-        """A failed call leaves the slot half written: bring it back by decoding the utterance from its first frame."""
-        utterance, slot = due.utterance, due.utterance.sequence.slot
-        end = utterance.decoded + due.frames
+    def _redecode(self, chunk: PlannedChunk) -> DecodeResult:
+        """Rebuild a slot whose state is lost or half written, by decoding the utterance from its first frame."""
+        utterance, slot = chunk.utterance, chunk.utterance.sequence.slot
+        end = utterance.decoded + chunk.frames
         try:
             self._lost.discard(slot)
             self._decoder.reset([slot])
             codes = np.stack(utterance.codes[:end], axis=1)[None].astype(np.int64)
-            pieces = [codes[..., i : i + self._most] for i in range(0, end, self._most)]
-            samples = np.concatenate([self._run(piece, [slot])()[0] for piece in pieces])
+            chunks = [codes[..., i : i + self._max_frames] for i in range(0, end, self._max_frames)]
+            samples = np.concatenate([self._run(chunk, [slot])()[0] for chunk in chunks])
         except RuntimeError as problem:
             return GenerationFailed(f"the codec failed: {problem}")
         utterance.decoded = end
-        return samples[-due.frames * self.codec.config.frame_length :]
+        return samples[-chunk.frames * self.codec.config.frame_length :]
 
     def _run(self, codes: np.ndarray, slots: list[int], lengths: list[int] | None = None) -> Fetch:
-        """Begin to decode codes [n, codebooks, T], of which the first lengths[i] of row i are real."""
+        """Start decoding codes [n, codebooks, T]; only the first lengths[i] frames of row i are valid."""
         real = lengths or [codes.shape[-1]] * len(slots)
         if isinstance(self._decoder, FusedDecoder):
             return self._decoder.launch(codes, slots, real).wait
@@ -223,6 +220,6 @@ class AudioDecoder:
         return lambda: [row[: length * step] for row, length in zip(samples, real, strict=True)]
 
 
-def _present(due: PlannedChunk) -> bool:
-    """Whether its utterance is still in the slot it was begun in: whoever leaves gives it back."""
-    return due.utterance.sequence.slot >= 0
+def _present(chunk: PlannedChunk) -> bool:
+    """Whether the utterance still has a slot; a cancelled utterance has released it."""
+    return chunk.utterance.sequence.slot >= 0

@@ -1,8 +1,8 @@
-"""Pages of KV memory: who holds which, what the full ones contain, and which may be taken back.
+"""KV block pool: reference counts, prefix cache keyed by content hash, LRU eviction.
 
-A block is free, held by one or more sequences, or cached: full, held by nobody, and kept in case a prompt with the
-same beginning comes. A full block is known by the hash of everything up to its end, all codebooks included, so equal
-keys mean equal keys-and-values. A block that is still being filled has no key and exactly one holder.
+A block is free, held by one or more sequences, or cached: full and unreferenced, kept for prompts with the same prefix.
+The key of a full block hashes all tokens up to its end, all codebooks included, so equal keys mean equal keys and
+values. A partially filled block has no key and exactly one holder.
 """
 
 from collections import OrderedDict, deque
@@ -20,31 +20,31 @@ ROOT: Key = b""
 
 @dataclass(slots=True)
 class BlockStats:
-    hits: int = 0  # prompts that found at least one block of theirs
-    tokens_saved: int = 0  # tokens that did not have to be computed
+    hits: int = 0  # prompts that reused at least one block
+    tokens_saved: int = 0  # tokens that were not recomputed
     evictions: int = 0
-    host_hits: int = 0  # blocks brought back from host memory
+    host_hits: int = 0  # blocks restored from host memory
 
 
 def block_key(before: Key, tokens: NDArray[np.int32]) -> Key:
-    """The key of a full block: its tokens [size, 1 + codebooks] and, through `before`, all tokens in front of it."""
+    """Return the key of a full block: the hash of its tokens [size, 1 + codebooks] and of the previous key."""
     return blake2b(before + tokens.tobytes(), digest_size=16).digest()
 
 
 class BlockStore(Protocol):
-    """Where blocks are kept that had to make room."""
+    """Second-level storage for evicted blocks."""
 
     def __contains__(self, key: Key) -> bool: ...
 
     def save(self, block: int, key: Key) -> None:
-        """Keep what is in a block; it may be overwritten afterwards."""
+        """Copy the content of a block, which may be overwritten afterwards."""
 
     def restore(self, key: Key, block: int) -> bool:
-        """Bring back what is kept under `key`; False if nothing is."""
+        """Copy the content stored under `key` into a block; False if there is none."""
 
 
 class BlockPool:
-    """Hands out blocks by number; the memory behind them belongs to the runner."""
+    """Allocates blocks by index; the memory belongs to PagedKV."""
 
     def __init__(self, count: int, size: int, *, caching: bool = True) -> None:
         self.size = size
@@ -56,12 +56,12 @@ class BlockPool:
         self._key: list[Key | None] = [None] * count
         self._by_key: dict[Key, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._reused = [False] * count  # whether a second prompt has asked for it
+        self._reused = [False] * count  # whether a second prompt has used the block
         self.host_cache: BlockStore | None = None
 
     @property
     def available(self) -> int:
-        """Blocks that `take` could hand out now."""
+        """Blocks that `take` can allocate now: free and cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -73,30 +73,30 @@ class BlockPool:
         return len(self._cached)
 
     def needed(self, tokens: int) -> int:
-        """Blocks that hold this many tokens."""
+        """Return the number of blocks for this many tokens."""
         return -(-tokens // self.size)
 
     def take(self) -> int:
-        """A block of one's own, empty. The caller has checked `available`."""
+        """Allocate an empty block, evicting a cached one if needed. The caller has checked `available`."""
         block = self._free.popleft() if self._free else self._evict()
         self._holders[block] = 1
         return block
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give up one hold on each. Deepest first: the beginning of a prompt is what others can share."""
+        """Drop one reference to each block, last block first, so that prompt prefixes are evicted last."""
         for block in reversed(list(blocks)):
             self._holders[block] -= 1
             if self._holders[block] == 0:
                 self._retire(block)
 
     def seal(self, block: int, key: Key) -> None:
-        """The block is full and its content is known by `key`; from now on it can be shared and is never written."""
+        """Register a full block under its key; from now on it is shared and read-only."""
         if self._caching and key not in self._by_key:
             self._key[block] = key
             self._by_key[key] = block
 
     def in_use(self, keys: Iterable[Key]) -> int:
-        """How many blocks of the beginning of `keys` somebody holds: to share these takes nothing from `available`."""
+        """Return how many blocks of the known prefix of `keys` are referenced; sharing them needs no free block."""
         count = 0
         for key in keys:
             block = self._by_key.get(key)
@@ -106,7 +106,7 @@ class BlockPool:
         return count
 
     def match(self, keys: Iterable[Key]) -> list[int]:
-        """Hold the blocks of the longest known beginning of `keys` and return them."""
+        """Reference and return the blocks of the longest cached prefix of `keys`."""
         found: list[int] = []
         for key in keys:
             block = self._find(key)
@@ -119,7 +119,7 @@ class BlockPool:
         return found
 
     def clear_cache(self) -> None:
-        """Forget everything that nobody holds, for good: nothing of it is put anywhere."""
+        """Drop all unreferenced blocks without saving them to the host cache."""
         while self._cached:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
@@ -135,11 +135,11 @@ class BlockPool:
         return block
 
     def _fetch(self, key: Key) -> int | None:
-        """Bring a block back from the tier below, if it is there and there is room."""
+        """Restore a block from the host cache, if it is there and a block is available."""
         if self.host_cache is None or key not in self.host_cache or not self.available:
             return None
         block = self.take()
-        if not self.host_cache.restore(key, block):  # the one that made room for it may have taken its place
+        if not self.host_cache.restore(key, block):  # evicting a block for it may have replaced it in the host cache
             self.release([block])
             return None
         self.stats.host_hits += 1
@@ -154,15 +154,15 @@ class BlockPool:
             self._cached[block] = None
 
     def _evict(self) -> int:
-        """Empty the block that was used least recently.
+        """Evict the least recently used cached block and return it.
 
-        It is kept below only if it has been of use: most are the ends of speeches, of which nobody will ask again, and
-        they would drive out the voices.
+        Only blocks that were reused go to the host cache: most blocks are ends of utterances that never match again
+        and would displace the voices.
         """
         block, _ = self._cached.popitem(last=False)
-        worth_keeping = self._reused[block]
+        reused = self._reused[block]
         key = self._forget(block)
-        if worth_keeping and self.host_cache is not None:
+        if reused and self.host_cache is not None:
             self.host_cache.save(block, key)
         self.stats.evictions += 1
         return block

@@ -1,4 +1,4 @@
-"""The only owner of the device. `step` is the whole of it; the rest is who and when."""
+"""EngineCore owns the device and runs one schedule -> execute -> decode step at a time."""
 
 import logging
 import time
@@ -28,7 +28,7 @@ from shoal.speech import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-# For keys and values where nobody has planned: on a CPU, and in cores that are made by hand.
+# Size of the KV cache without a memory profile: on a CPU, and in cores that are built directly.
 DEFAULT_KV_BYTES = 1 << 30
 
 
@@ -41,7 +41,7 @@ class StepStats:
 
 
 class EngineCore:
-    """Many voices at once. Not thread-safe: one thread calls `add`, `cancel` and `step`."""
+    """Continuous batching over one model and codec. Not thread-safe: one thread calls `add`, `cancel` and `step`."""
 
     def __init__(
         self, checkpoint: Checkpoint, config: EngineConfig | None = None, clock: Callable[[], float] = time.monotonic
@@ -72,35 +72,35 @@ class EngineCore:
             max_frames=config.max_chunk_frames,
             clock=clock,
             overlap=self.runner.lag > 0,
-            # The fused codec packs plain weights; quantised ones are computed by the layers they are in.
+            # The fused codec packs unquantized weights; quantized codecs run through their own layers.
             fused=self.runner.backend == "graph" and modes_of(model, checkpoint.codec).codec == "none",
         )
         self.tracker = RequestTracker(self.scheduler, self.audio_decoder, model.config, config, clock)
         self._suspects: deque[tuple[Sequence, int]] = deque()  # with the tokens each had when it was set back
-        self._starved = False  # whether the last failure was one of memory
+        self._out_of_memory = False  # cause of the last failed step
 
     @property
     def idle(self) -> bool:
         return not self.tracker.active
 
     def add(self, utterance: Utterance) -> None:
-        """Queue an utterance. Raises TextError or InvalidRequest for one that could never be spoken."""
+        """Queue an utterance. Raises TextError or InvalidRequest if it can never run."""
         self.tracker.add(utterance)
 
     def cancel(self, utterance: Utterance) -> None:
-        """Free everything an utterance holds; it will be heard of no more."""
+        """Release everything an utterance holds; no further events are emitted for it."""
         self.tracker.cancel(utterance)
 
     def warm_up(self) -> None:
-        """Speak a few frames of nothing, so that no caller pays for what is done only once; leaves no trace.
+        """Run a few frames of a dummy prompt, so that no request pays for one-time work. Caches and stats are reset.
 
-        Raises GenerationFailed if the model does not run at all: better now than at the first request.
+        Raises GenerationFailed if the model does not run.
         """
         prompt = np.zeros((2 * self.config.block_size + 1, 1 + self.checkpoint.model.config.num_codebooks), np.int32)
         frames = self.config.first_chunk_frames + 2
-        nobody = Utterance(-1, [Turn("", prompt, prompt)], SamplingParams(max_frames=frames))
-        self.tracker.add(nobody)
-        nobody.guard = None
+        dummy = Utterance(-1, [Turn("", prompt, prompt)], SamplingParams(max_frames=frames))
+        self.tracker.add(dummy)
+        dummy.guard = None
         while not self.idle:
             for event in self.step():
                 if event.error is not None:
@@ -110,21 +110,21 @@ class EngineCore:
         self.scheduler.stats = SchedulerStats()
 
     def step(self) -> list[Event]:
-        """One frame of every running voice, and what it is made of: plan, run, hear, commit, decode."""
+        """Generate one frame for every running sequence: schedule, run, collect audio, commit, submit to the codec."""
         events = self.tracker.expire()
         batch = self._plan()
         drawn = self._run(batch)
         if drawn is None:
-            return events + self._isolate(batch)
-        # Before the commit: whoever fails now, or starts over, has not drawn these frames.
+            return events + self._handle_failure(batch)
+        # Before the commit: an utterance that fails or restarts here must not receive these frames.
         events += self.tracker.collect_audio()
         progress = self.scheduler.commit(drawn)
         return events + self.tracker.submit_audio(progress)
 
     def _plan(self) -> Batch:
-        """Return the next step; an empty one while others are in flight before a suspect that has to run alone.
+        """Return the next batch; empty while other sequences are in flight and a suspect has to run alone.
 
-        A step that fails with the suspect would otherwise accuse them too, and none would ever be found.
+        Otherwise a failing step would make them suspects as well, and the culprit would never be found.
         """
         suspect = self._suspect()
         in_flight = (sequence for batch in self.runner.in_flight for sequence in batch.sequences())
@@ -133,44 +133,44 @@ class EngineCore:
         return self.scheduler.plan(alone=suspect)
 
     def _run(self, batch: Batch) -> StepOutput | None:
-        """The step's frames, or None if the device refused."""
+        """Return the frames of a step, or None if it failed."""
         if not batch and not self.runner.in_flight:
-            return StepOutput.nothing(batch)
+            return StepOutput.empty(batch)
         started = time.perf_counter()
         try:
             return self.runner.run(batch)
         except RuntimeError as problem:
             logger.exception("step over %d sequences failed", len(batch.sequences()))
-            self._starved = is_out_of_memory(problem)
+            self._out_of_memory = is_out_of_memory(problem)
             self.stats.failed += 1
             return None
         finally:
             self.stats.steps += 1
             self.stats.seconds += time.perf_counter() - started
 
-    def _isolate(self, batch: Batch) -> list[Event]:
-        """A step failed: the backend is at fault, if there is one below; else whoever fails alone, and ends.
+    def _handle_failure(self, batch: Batch) -> list[Event]:
+        """Recover from a failed step: reduce concurrency if out of memory, else fall back to the next backend.
 
-        Of several that fail on the lowest backend, each has to show itself alone.
+        On the last backend each sequence of the step becomes a suspect and runs alone; one that fails alone ends.
         """
         failed = [sequence for each in (*self.runner.in_flight, batch) for sequence in each.sequences()]
-        # Who has drawn the last frame already wants nothing of this step.
+        # Sequences that have finished need nothing from this step.
         sequences = [each for each in dict.fromkeys(failed) if each.id in self.tracker.active and each.finish is None]
-        if self._starved and self._make_do():
+        if self._out_of_memory and self._reduce_concurrency():
             self._requeue(sequences)
             return []
-        lower = self.runner.downgrade()
-        if len(sequences) == 1 and not lower:
+        downgraded = self.runner.downgrade()
+        if len(sequences) == 1 and not downgraded:
             utterance = self.tracker.active[sequences[0].id]
             return [self.tracker.fail(utterance, GenerationFailed("the model failed on this request"))]
         self._requeue(sequences)
-        self._suspects = deque() if lower else deque((each, each.length) for each in sequences)
+        self._suspects = deque() if downgraded else deque((each, each.length) for each in sequences)
         return []
 
-    def _make_do(self) -> bool:
-        """Memory ran out: free what is cached, and go on with fewer voices at once; False if there is only one.
+    def _reduce_concurrency(self) -> bool:
+        """Free cached device memory and lower the concurrency limit; return False if only one sequence was running.
 
-        What was computing is computed again, as after any failure.
+        Steps in flight are discarded and recomputed.
         """
         self.stats.out_of_memory += 1
         if self.config.clear_on_oom:
@@ -178,7 +178,10 @@ class EngineCore:
         if not self.scheduler.concurrency.shrink(len(self.scheduler.running)):
             return False
         self.runner.discard()
-        logger.warning("at most %d voices at once until it has been calm for a while", self.scheduler.concurrency.most)
+        limit = self.scheduler.concurrency
+        logger.warning(
+            "out of GPU memory: limiting concurrency to %d sequences for %.0f s", limit.limit, limit.cooldown_seconds
+        )
         return True
 
     def _requeue(self, sequences: list[Sequence]) -> None:
@@ -186,7 +189,7 @@ class EngineCore:
             self.scheduler.requeue(sequence)
 
     def _suspect(self) -> Sequence | None:
-        """Return the sequence that has to show that it runs alone, until a frame of it has landed or it has ended."""
+        """Return the sequence that has to run alone, until one of its frames is committed or it has ended."""
         while self._suspects:
             first, length = self._suspects[0]
             if first.id in self.tracker.active and first.length == length and first.finish is None:
@@ -202,7 +205,7 @@ def block_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
 
 
 def block_count(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    """As many blocks as the memory allows, and no more than all slots could fill."""
+    """Return the number of blocks that fit the KV memory, at most what all slots can fill."""
     affordable = (config.kv_bytes or DEFAULT_KV_BYTES) // block_bytes(checkpoint, config)
     usable = config.slots * -(-checkpoint.model.config.slow.max_seq_len // config.block_size)
     if affordable < 1:

@@ -1,4 +1,4 @@
-"""What a program gets from `shoal.load`: say a text, hear it whole or while it is made."""
+"""Engine: the public Python API for generating speech in this process."""
 
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
@@ -16,9 +16,9 @@ from shoal.voices.voice import Voice
 
 
 class Engine:
-    """Many voices at once, from any thread or event loop. `close` it, or use it in a `with`.
+    """Generates speech for concurrent callers on any thread or event loop. `close` it, or use it in a `with`.
 
-    A voice is the name of a stored one, a `Voice`, or None for whatever voice the model takes by itself.
+    A voice is the name of a stored voice, a `Voice`, or None for the model's default.
     """
 
     def __init__(self, core: EngineCore, voices: VoiceCache) -> None:
@@ -46,27 +46,27 @@ class Engine:
     def speak(
         self, text: str, *, voice: Voice | str | None = None, sampling: Sampling | None = None, stream: bool = False
     ) -> Speech | Generator[AudioChunk, None, None]:
-        """The whole speech, or with `stream` its chunks as they are made; closing that generator cancels."""
+        """Return the whole speech, or with `stream` a generator of its chunks; closing the generator cancels."""
         request = SpeechRequest(text, voice=_name(voice), sampling=sampling, whole=not stream)
-        speaking = self.service.speak_blocking(request, voice if isinstance(voice, Voice) else None)
-        return iter(speaking) if stream else join(list(speaking), speaking.codes())
+        utterance = self.service.speak_blocking(request, voice if isinstance(voice, Voice) else None)
+        return iter(utterance) if stream else join(list(utterance), utterance.codes())
 
     async def astream(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
-        """Chunks as they are made, for an event loop, which is never blocked; leaving the generator cancels."""
+        """Yield chunks as they are generated, without blocking the event loop. Closing the generator cancels."""
         async with aclosing(self.service.speak(request)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def aspeak(self, text: str, *, voice: Voice | str | None = None, sampling: Sampling | None = None) -> Speech:
-        """`speak` for an event loop; cancelling the task cancels the utterance."""
+        """`speak` without blocking the event loop. Cancelling the task cancels the utterance."""
         request = SpeechRequest(text, voice=_name(voice), sampling=sampling, whole=True)
         utterance = await self.service.prepare(request, voice if isinstance(voice, Voice) else None)
         async with aclosing(self.service.thread.aspeak(utterance)) as chunks:
-            said = [chunk async for chunk in chunks]
-        return join(said, utterance.all_codes())
+            collected = [chunk async for chunk in chunks]
+        return join(collected, utterance.all_codes())
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
-        """Stop; with `drain`, after what has been taken is spoken, for at most `timeout` seconds."""
+        """Stop; with `drain`, after active requests have finished, for at most `timeout` seconds."""
         self.service.close(drain=drain, timeout=timeout)
 
     def __enter__(self) -> "Engine":
@@ -77,14 +77,14 @@ class Engine:
 
 
 def _name(voice: Voice | str | None) -> str | None:
-    """Raises InvalidRequest for what is no voice, such as a path: the usual one is not what was meant."""
+    """Return the name of a stored voice, or None. Raises InvalidRequest for other types, such as a path."""
     if not isinstance(voice, Voice | str | None):
-        raise InvalidRequest(f"voice is the name of a stored voice, a Voice or None, not {voice!r:.80}")
+        raise InvalidRequest(f"voice must be the name of a stored voice, a Voice or None, not {voice!r:.80}")
     return voice if isinstance(voice, str) else None
 
 
 def join(chunks: list[AudioChunk], codes: np.ndarray) -> Speech:
-    """One speech of all chunks; the last one says how it ended."""
+    """Concatenate all chunks into one speech; the last one carries the finish reason."""
     finish = chunks[-1].finish
     assert finish is not None, "the last chunk carries the finish"
     return Speech(np.concatenate([chunk.samples for chunk in chunks]), chunks[-1].sample_rate, finish, codes)

@@ -1,4 +1,4 @@
-"""The memory behind the block pool, as the cache that the slow transformer writes to and attends over."""
+"""Paged KV cache of the slow transformer, and its host-memory tier."""
 
 import logging
 from collections import OrderedDict
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PrefillSegment:
-    """Tokens of one sequence's prefill: rows [first, first + count) of the pass, ending at token `end`."""
+    """Prefill of one sequence: rows [first, first + count) of the pass; the last has position `end - 1`."""
 
     first: int
     count: int
@@ -28,16 +28,16 @@ class PrefillSegment:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Which token belongs where. Prefill segments come first, then one token per decoding sequence."""
+    """Layout of one forward pass: prefill segments first, then one token per decoding sequence."""
 
-    where: Tensor  # [tokens] place in memory: block * size + offset
+    where: Tensor  # [tokens] cache location: block * size + offset
     segments: list[PrefillSegment]
     tables: Tensor  # [decodes, blocks]
-    lengths: Tensor  # [decodes], the new token included
+    lengths: Tensor  # [decodes], including the new token
 
 
 class PagedKV:
-    """`dtype` is the type that keys and values are kept in: that of the model, or a byte with scales beside it."""
+    """Keys and values in blocks of `size` tokens. `dtype` is the model's, or an 8-bit type with scales."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class PagedKV:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        # One block more than can be handed out, for rows that only fill up a batch of fixed size.
+        # One extra block for the padding rows of batches of fixed size.
         shape = (config.n_layer, blocks + 1, size, config.n_local_heads, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -67,11 +67,11 @@ class PagedKV:
         return sum(part.nbytes for part in self.parts())
 
     def parts(self) -> list[Tensor]:
-        """Everything a block is made of: [layers, blocks, ...] each."""
+        """Return all tensors of the cache, [layers, blocks, ...] each."""
         return [part for part in (self.keys, self.values, self.key_scales, self.value_scales) if part is not None]
 
     def begin_pass(self, plan: AttentionMetadata) -> None:
-        """The tokens of the next forward pass."""
+        """Set the layout of the next forward pass."""
         self._pass = plan
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -98,62 +98,63 @@ class PagedKV:
 
 
 class HostCache:
-    """Blocks that had to leave the device, kept in host memory until room is needed; least recently used go first.
+    """Evicted blocks in pinned host memory, with LRU replacement.
 
-    Nobody waits for a copy: all of them, and whatever reads or overwrites a block, are in order on one stream.
+    Copies need no synchronization: they and all kernels that read or write a block are ordered on one stream.
     """
 
-    def __init__(self, kv: PagedKV, most_bytes: int) -> None:
+    def __init__(self, kv: PagedKV, max_bytes: int) -> None:
         self.kv = kv
-        self.most = most_bytes // max(1, sum(part[:, 0].nbytes for part in kv.parts()))
-        pinned = self.most > 0 and kv.keys.device.type == "cuda"
+        self.capacity = max_bytes // max(1, sum(part[:, 0].nbytes for part in kv.parts()))
+        pinned = self.capacity > 0 and kv.keys.device.type == "cuda"
         try:
-            self._places = [
-                torch.empty((self.most, *part[:, 0].shape), dtype=part.dtype, pin_memory=pinned) for part in kv.parts()
+            self._slots = [
+                torch.empty((self.capacity, *part[:, 0].shape), dtype=part.dtype, pin_memory=pinned)
+                for part in kv.parts()
             ]
-        except RuntimeError as problem:  # a container may not let anybody have memory that stays where it is
-            logger.warning("no host memory for keys and values that leave the device, so none are kept: %s", problem)
-            self.most, self._places = 0, []
-        self._free = list(range(self.most))
-        self._kept: OrderedDict[Key, int] = OrderedDict()
+        except RuntimeError as problem:  # containers may limit pinned memory
+            logger.warning("cannot allocate pinned memory; the host KV cache is disabled: %s", problem)
+            self.capacity, self._slots = 0, []
+        self._free = list(range(self.capacity))
+        self._by_key: OrderedDict[Key, int] = OrderedDict()
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._kept
+        return key in self._by_key
 
     def save(self, block: int, key: Key) -> None:
-        if self.most == 0:
+        if self.capacity == 0:
             return
-        place = self._place(key)
-        for part, places in zip(self.kv.parts(), self._places, strict=True):
-            places[place].copy_(part[:, block], non_blocking=True)
+        slot = self._slot(key)
+        for part, slots in zip(self.kv.parts(), self._slots, strict=True):
+            slots[slot].copy_(part[:, block], non_blocking=True)
 
     def restore(self, key: Key, block: int) -> bool:
-        """Copy what is kept under `key` into `block`; False if nothing is."""
-        if key not in self._kept:
+        """Copy the block stored under `key` into `block`; False if there is none."""
+        if key not in self._by_key:
             return False
-        place = self._place(key)
-        for part, places in zip(self.kv.parts(), self._places, strict=True):
-            part[:, block].copy_(places[place], non_blocking=True)
+        slot = self._slot(key)
+        for part, slots in zip(self.kv.parts(), self._slots, strict=True):
+            part[:, block].copy_(slots[slot], non_blocking=True)
         return True
 
-    def _place(self, key: Key) -> int:
-        """Where a key has its place; a new one takes that of the least recently used if there is no other."""
-        place = self._kept.pop(key, None)
-        if place is None:
-            place = self._free.pop() if self._free else self._kept.popitem(last=False)[1]
-        self._kept[key] = place
-        return place
+    def _slot(self, key: Key) -> int:
+        """Return the slot of a key and mark it as used; a new key takes a free slot or the least recently used one."""
+        slot = self._by_key.pop(key, None)
+        if slot is None:
+            slot = self._free.pop() if self._free else self._by_key.popitem(last=False)[1]
+        self._by_key[key] = slot
+        return slot
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._by_key)
 
 
 def resolve_kv_dtype(name: str, model: torch.dtype, device: torch.device) -> torch.dtype:
-    """A setting: auto, int8 or fp8. Raises InvalidRequest, with what there is, for what a device cannot do."""
-    kinds = {"auto": model, "int8": torch.int8}
-    # The kernels convert fp8 on Ada, Hopper and later; a CPU does it in software.
+    """Return the dtype of the setting `kv_dtype` (auto, int8 or fp8). Raises InvalidRequest if unsupported here."""
+    dtypes = {"auto": model, "int8": torch.int8}
+    # The kernels convert fp8 from compute capability 8.9 (Ada) on; a CPU converts in software.
     if device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9):
-        kinds["fp8"] = torch.float8_e4m3fn
-    if name not in kinds:
-        raise InvalidRequest(f"kv_dtype = {name!r} cannot be used on {device.type}; here it can be {', '.join(kinds)}")
-    return kinds[name]
+        dtypes["fp8"] = torch.float8_e4m3fn
+    if name not in dtypes:
+        raise InvalidRequest(f"kv_dtype = {name!r} is not supported on {device.type}: use {', '.join(dtypes)}")
+    return dtypes[name]

@@ -1,4 +1,4 @@
-"""A model's name -> an engine that is ready to speak."""
+"""Build an engine from the name of a model."""
 
 import logging
 import sys
@@ -43,20 +43,19 @@ def load(
     config: EngineConfig | None = None,
     warm: bool = False,
 ) -> Engine:
-    """Load a model by name or directory and put an engine around it. Close the engine, or use it in a `with`.
+    """Load a model by name or directory and return an engine. Close the engine, or use it in a `with`.
 
-    Without `dtype` it is bfloat16 on a GPU and float32 on a CPU; `config.quantize` says what becomes of the weights.
-    `codec` names the codec of models that have none. `voices` is the directory of stored voices; those that come with
-    the model are always there. With `warm` the first request finds everything done that is done only once, and stored
-    voices are read in the background.
+    `dtype` defaults to bfloat16 on a GPU and float32 on a CPU; `config.quantize` selects the weight quantization.
+    `codec` is the codec of models that come without one. `voices` is the directory of stored voices, in addition to
+    the model's built-in ones. `warm` runs one-time work before returning and loads stored voices in the background.
     """
     device, config = choose_device(device), config or EngineConfig()
     try:
         return _load(model, device, dtype, codec, voices, config, warm=warm)
     except torch.OutOfMemoryError as problem:
         raise InvalidRequest(
-            f"{model} does not fit the memory that is free on {device}: lower slots, quantise "
-            "(--quantize int8,codec=int8), or end what else runs there"
+            f"{model} does not fit into the free memory of {device}: lower slots, quantize "
+            "(--quantize int8,codec=int8), or stop other processes on the device"
         ) from problem
 
 
@@ -80,7 +79,7 @@ def _load(
     if device == "cpu":
         to_column_major(checkpoint.model)
     carried = config.carried_columns or checkpoint.profile.carried_columns
-    # Random weights make noise; there is nothing to judge.
+    # Random weights generate noise, which the speech guard would reject.
     guard = config.guard and not model.startswith(RANDOM_PREFIX)
     core = build_core(checkpoint, replace(config, carried_columns=carried, guard=guard))
     cache = voice_cache(checkpoint, Path(voices) if voices else voice_directory(), config)
@@ -91,14 +90,14 @@ def _load(
 
 
 def build_core(checkpoint: Checkpoint, config: EngineConfig) -> EngineCore:
-    """An engine that takes of its device what it may. Raises InvalidRequest if that is too little."""
+    """Return a core with a KV cache sized to the device's memory limit. Raises InvalidRequest if that is too small."""
     if checkpoint.model.device.type == "cuda":
         config = plan_memory(checkpoint, config)
     return EngineCore(checkpoint, config)
 
 
 def load_service(source: EngineSource) -> Service:
-    """The engine of a process that serves: the first request finds everything done that is done only once."""
+    """Return the warmed-up service of an engine process."""
     return load(
         source.model,
         device=source.device,
@@ -111,7 +110,7 @@ def load_service(source: EngineSource) -> Service:
 
 
 def voice_cache(checkpoint: Checkpoint, directory: Path, config: EngineConfig | None = None) -> VoiceCache:
-    """The voices of a directory and those that come with the model, encoded by the model's codec when first used."""
+    """Return the cache of the voices of a directory and of the model, encoded by its codec on first use."""
     config = config or EngineConfig()
     limits, rate = voice_limits(config.reference_seconds), checkpoint.codec.config.sample_rate
     store = VoiceStore(directory, checkpoint.builtin_voices, sample_rate=rate, limits=limits)
@@ -120,9 +119,9 @@ def voice_cache(checkpoint: Checkpoint, directory: Path, config: EngineConfig | 
 
 
 def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ChooseModes:
-    """What to make of a model's weights when they are read. Raises InvalidRequest for what this device cannot do."""
+    """Return the function that selects weight modes at load time. Raises InvalidRequest if the device lacks them."""
     check_requested(config.quantize, device)
-    # Without a GPU there is nothing to cap; what means nothing is refused all the same.
+    # A CPU has no limit to apply, but an invalid gpu_memory is refused all the same.
     memory = (
         device_memory_limit(config, device)
         if device.type == "cuda"
@@ -145,9 +144,9 @@ def choose_device(device: str) -> str:
     except RuntimeError:
         found = torch.device("meta")
     if found.type not in ("cpu", "cuda"):
-        raise InvalidRequest(f"unknown device {device!r}: auto, cpu, cuda or cuda:N")
+        raise InvalidRequest(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequest(f"{device}: this machine has no usable CUDA device; `shoal doctor` says why")
+        raise InvalidRequest(f"{device}: this machine has no usable CUDA device; run `shoal doctor` for the cause")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise InvalidRequest(f"{device}: this machine has {torch.cuda.device_count()} CUDA devices, counted from 0")
     return device

@@ -1,4 +1,4 @@
-"""When waiting sequences may start. The scheduler asks; slots and memory have the last word."""
+"""Admission policies: how many waiting sequences may start. The scheduler also applies slot and memory limits."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -10,12 +10,12 @@ PolicyName = Literal["continuous", "dynamic", "static"]
 
 class AdmissionPolicy(Protocol):
     def quota(self, waiting: int, running: int, oldest_wait: float) -> int:
-        """How many of `waiting` may start beside `running`; the oldest has waited `oldest_wait` seconds."""
+        """Return how many of `waiting` sequences may start; the oldest has waited `oldest_wait` seconds."""
 
 
 @dataclass(frozen=True)
 class Continuous:
-    """Whoever comes starts at the next frame."""
+    """Admit every sequence at the next step."""
 
     def quota(self, waiting: int, running: int, oldest_wait: float) -> int:
         return waiting
@@ -23,7 +23,7 @@ class Continuous:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """Collect a batch of `size`, or what has come after `seconds`; run it to its end; then the next."""
+    """Collect a batch of `size`, or fewer after `seconds`, and run it to its end before the next."""
 
     size: int = 4
     seconds: float = 0.05
@@ -36,7 +36,7 @@ class Dynamic:
 
 @dataclass(frozen=True)
 class Static:
-    """Whatever waits when the device falls idle, up to `size`, is one batch; nobody joins it."""
+    """Start up to `size` waiting sequences as one batch when the device is idle; no sequence joins it."""
 
     size: int = 4
 
@@ -45,11 +45,11 @@ class Static:
 
 
 def admission_policy(name: PolicyName, size: int, seconds: float) -> AdmissionPolicy:
-    """The policy of that name; `size` and `seconds` are for those that collect."""
+    """Return the policy of that name; `size` and `seconds` apply to those that collect batches."""
     if name == "continuous":
         return Continuous()
     if name == "dynamic":
         return Dynamic(size, seconds)
     if name == "static":
         return Static(size)
-    raise InvalidRequest(f"unknown batching policy {name!r}: continuous, dynamic or static")
+    raise InvalidRequest(f"unknown batching policy {name!r}: use continuous, dynamic or static")

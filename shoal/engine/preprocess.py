@@ -1,4 +1,4 @@
-"""A text and a voice -> the turns an utterance speaks. Runs off the engine's thread: it may take a while."""
+"""Text preprocessing: clean, normalize, split and tokenize a text into turns. Runs off the engine thread."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def build_turns(
     *,
     prepared: bool = True,
 ) -> list[Turn]:
-    """The turns of a text, as the model needs it if `prepared`. Raises TextError for what cannot be spoken."""
+    """Return the turns of a text, normalized if `prepared`. Raises TextError if the text cannot be spoken."""
     profile = checkpoint.profile
     text = clean_text(text)
     check_text(text, max_characters=profile.max_characters, tokenizer=checkpoint.tokenizer)
@@ -29,11 +29,11 @@ def build_turns(
         text = normalize(text)
         check_spoken_length(text, max_characters=profile.max_characters)
     prompts = prompt_builder(checkpoint)
-    # Once, however many turns there are: a voice is a hundred times as long as a short sentence.
-    beginning = _columns(prompts.prefix(voice.references if voice is not None else ()))
+    # Shared by all turns: a voice is a hundred times as long as a short sentence.
+    prefix = _tokens(prompts.prefix(voice.references if voice is not None else ()))
     return [
-        Turn(piece, _columns(prompts.first_turn(piece)), _columns(prompts.next_turn(piece)), beginning)
-        for piece in split(text, checkpoint, chunk_bytes or profile.chunk_bytes)
+        Turn(turn, _tokens(prompts.first_turn(turn)), _tokens(prompts.next_turn(turn)), prefix)
+        for turn in split(text, checkpoint, chunk_bytes or profile.chunk_bytes)
     ]
 
 
@@ -44,11 +44,11 @@ def prompt_builder(checkpoint: Checkpoint) -> PromptBuilder:
 
 
 def split(text: str, checkpoint: Checkpoint, chunk_bytes: int) -> list[str]:
-    """Dialogue by its turns, as S2 was trained; anything else by sentences."""
+    """Split dialogue by speaker turns, as S2 was trained, and other text by sentences."""
     if checkpoint.model.config.family.splits_dialogue and SPEAKER_TAG.search(text):
         return split_dialogue(text, chunk_bytes)
     return split_text(text, chunk_bytes)
 
 
-def _columns(grid: Grid) -> Tokens:
+def _tokens(grid: Grid) -> Tokens:
     return np.ascontiguousarray(grid.T)

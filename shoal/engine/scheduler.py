@@ -1,7 +1,7 @@
-"""What the next step computes: who starts, who goes on, who has to give way.
+"""Continuous-batching scheduler: admission, chunked prefill, decode, and preemption by recompute.
 
-Pure bookkeeping, no tensors. The promise behind every line: a block has one writer, every sequence ends exactly
-once, and whoever is preempted comes back and is computed to the same result.
+Pure bookkeeping without tensors. Invariants: a block has one writer, every sequence ends exactly once, and a preempted
+sequence is recomputed to the same result.
 """
 
 import time
@@ -22,7 +22,7 @@ from shoal.speech import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Known tokens [start, end) of a sequence; with `samples_frame`, a frame follows the last of them."""
+    """Known tokens [start, end) of a sequence; with `samples_frame`, a frame is sampled after the last of them."""
 
     sequence: Sequence
     epoch: int
@@ -33,11 +33,11 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's work. Rows that draw a frame: the prefills that say so, then all decodes."""
+    """Work of one step. Rows that sample a frame: prefills with `samples_frame`, then all decodes."""
 
     prefills: list[Prefill] = field(default_factory=list)
     decodes: list[Sequence] = field(default_factory=list)
-    epochs: list[int] = field(default_factory=list)  # of the decodes, when they were planned
+    epochs: list[int] = field(default_factory=list)  # epochs of the decodes when they were planned
 
     def __bool__(self) -> bool:
         return bool(self.prefills or self.decodes)
@@ -52,19 +52,19 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step drew: tokens [rows, 1 + codebooks], rows as in `batch.sampled()`."""
+    """Sampled tokens [rows, 1 + codebooks] of a step, rows as in `batch.sampled()`."""
 
     batch: Batch
     tokens: Tokens
 
     @classmethod
-    def nothing(cls, batch: Batch) -> "StepOutput":
+    def empty(cls, batch: Batch) -> "StepOutput":
         return cls(batch, np.zeros((0, 1), np.int32))
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A sequence that has new frames, or has ended its turn, or both."""
+    """A sequence with `frames` new frames, or that has ended its turn, or both."""
 
     sequence: Sequence
     frames: int
@@ -101,7 +101,7 @@ class Scheduler:
         self.tables: NDArray[np.int32] = np.zeros((slots, pool.needed(max_tokens + 1)), np.int32)
         self.concurrency = ConcurrencyLimit(slots, clock)
         self._free_slots = list(reversed(range(slots)))
-        self._since: dict[int, float] = {}
+        self._waiting_since: dict[int, float] = {}
         self._arrivals = 0
 
     @property
@@ -109,52 +109,52 @@ class Scheduler:
         return len(self.waiting) + len(self.running)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. One that could never fit is refused here rather than left to wait for ever."""
-        if not self.fits(sequence.length, sequence.sampling, sequence.most):
+        """Queue a sequence. Raises InvalidRequest for one that can never fit, instead of letting it wait forever."""
+        if not self.fits(sequence.length, sequence.sampling, sequence.max_length):
             raise InvalidRequest(
-                f"a prompt of {sequence.length} tokens and its frames may not fit the KV memory of "
-                f"{self.pool.count * self.pool.size}: shorten the text or lower max_frames"
+                f"a prompt of {sequence.length} tokens and its frames do not fit the KV cache of "
+                f"{self.pool.count * self.pool.size} tokens: shorten the text or lower max_frames"
             )
         self.waiting.append(sequence)
-        self._since[sequence.id] = self.clock()
+        self._waiting_since[sequence.id] = self.clock()
 
-    def fits(self, prompt: int, sampling: SamplingParams, most: int) -> bool:
-        """Whether a turn with this prompt could run to its end if it had the memory to itself."""
-        longest = min(most, prompt + sampling.max_frames) if sampling.max_frames else most
+    def fits(self, prompt: int, sampling: SamplingParams, max_length: int) -> bool:
+        """Whether a turn with a prompt of `prompt` tokens could run to its end with the whole KV cache to itself."""
+        longest = min(max_length, prompt + sampling.max_frames) if sampling.max_frames else max_length
         return self.pool.needed(longest) <= self.pool.count
 
     def plan(self, alone: Sequence | None = None) -> Batch:
-        """Decide the next step and count it as done: what it computes is in memory for whoever is planned next.
+        """Return the next batch and advance all sequences as if it had run: later plans may use what it computes.
 
-        With `alone`, that sequence is all there is to the step.
+        With `alone`, the batch holds only that sequence.
         """
-        self._start_waiting()
-        # Memory that others hold may keep the lone one from starting; then they have to go on first.
+        self._admit_waiting()
+        # If memory held by others keeps `alone` from starting, they have to run first.
         eligible = [alone] if alone in self.running else list(self.running)
         decodes = self._plan_decodes(eligible)
-        # A prompt always gets on, however many voices run: they may never become fewer.
+        # At least one prefill token per step, so that prompts progress however many sequences decode.
         prefills = self._plan_prefills(eligible, max(1, self.token_budget - len(decodes)))
-        # Making room for one may have set back another that was already planned; its epoch tells.
-        kept = [(sequence, epoch) for sequence, epoch in decodes if sequence.epoch == epoch]
+        # Reserving a block may have preempted a sequence that was already planned; its epoch has changed then.
+        valid = [(sequence, epoch) for sequence, epoch in decodes if sequence.epoch == epoch]
         return Batch(
             [prefill for prefill in prefills if prefill.sequence.epoch == prefill.epoch],
-            [sequence for sequence, _ in kept],
-            [epoch for _, epoch in kept],
+            [sequence for sequence, _ in valid],
+            [epoch for _, epoch in valid],
         )
 
-    def commit(self, drawn: StepOutput) -> list[Progress]:
-        """Take in what a step drew; frames of sequences that have since ended or been set back are dropped."""
+    def commit(self, output: StepOutput) -> list[Progress]:
+        """Append the frames of a step; frames of sequences that have ended or been preempted since are dropped."""
         progress = []
-        mains = drawn.tokens[:, 0].tolist()
-        for row, (sequence, epoch) in enumerate(drawn.batch.sampled()):
+        semantic = output.tokens[:, 0].tolist()
+        for row, (sequence, epoch) in enumerate(output.batch.sampled()):
             if sequence.epoch == epoch:
-                progress.append(self._take_in(sequence, drawn.tokens[row], mains[row]))
-        for prefill in drawn.batch.prefills:
+                progress.append(self._append_frame(sequence, output.tokens[row], semantic[row]))
+        for prefill in output.batch.prefills:
             self._seal(prefill.sequence)
         return progress
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence is over: everything it holds goes back."""
+        """Release the slot and blocks of a sequence that has ended."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._release_blocks(sequence)
@@ -163,7 +163,7 @@ class Scheduler:
         if sequence.slot >= 0:
             self._free_slots.append(sequence.slot)
             sequence.slot = -1
-        self._since.pop(sequence.id, None)
+        self._waiting_since.pop(sequence.id, None)
         self.stats.finished += sequence.finish is not FinishReason.CANCELLED
         self.stats.cancelled += sequence.finish is FinishReason.CANCELLED
 
@@ -173,18 +173,18 @@ class Scheduler:
         self.release(sequence)
 
     def restart(self, sequence: Sequence, prompt: Tokens, sampling: SamplingParams) -> None:
-        """Speak from another prompt in the same slot, as soon as there is room: others came later."""
+        """Replace the prompt; the sequence keeps its slot and waits at the front of the queue."""
         self.requeue(sequence)
         sequence.clear()
         sequence.begin_turn(prompt, sampling)
 
     def requeue(self, sequence: Sequence) -> None:
-        """Take a running sequence's memory; it waits in front of the queue and is computed again."""
+        """Release the blocks of a running sequence and put it at the front of the queue, to be recomputed."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._release_blocks(sequence)
             self.waiting.appendleft(sequence)
-            self._since.setdefault(sequence.id, self.clock())
+            self._waiting_since.setdefault(sequence.id, self.clock())
         sequence.reset_kv()
 
     def _plan_decodes(self, eligible: list[Sequence]) -> list[tuple[Sequence, int]]:
@@ -192,47 +192,47 @@ class Scheduler:
         for sequence in eligible:
             if not sequence.decoding or sequence.exhausted or sequence.finish is not None:
                 continue
-            if self._make_room(sequence, sequence.computed + 1):
+            if self._reserve(sequence, sequence.computed + 1):
                 sequence.computed += 1
                 sequence.planned += 1
                 planned.append((sequence, sequence.epoch))
         return planned
 
-    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Memory for `tokens` tokens, taken from the youngest if need be; False if that was the sequence itself."""
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Allocate blocks for `tokens` tokens, preempting the latest sequences; False if it preempted itself."""
         while len(sequence.blocks) * self.pool.size < tokens:
             if not self.pool.available:
-                youngest = max(self.running, key=lambda other: other.arrived)
-                self._preempt(youngest)
-                if youngest is sequence:
+                latest = max(self.running, key=lambda other: other.arrived)
+                self._preempt(latest)
+                if latest is sequence:
                     return False
             else:
-                self._give_block(sequence, self.pool.take())
+                self._append_block(sequence, self.pool.take())
         return True
 
-    def _start_waiting(self) -> None:
+    def _admit_waiting(self) -> None:
         if not self.waiting:
             return
-        oldest = self.clock() - self._since[self.waiting[0].id]
-        # Whoever was preempted has a slot and has been admitted once; no policy holds it up again.
+        oldest = self.clock() - self._waiting_since[self.waiting[0].id]
+        # Preempted sequences keep their slot and are not subject to the admission policy again.
         quota = self.policy.quota(len(self.waiting), len(self.running), oldest)
-        if len(self.running) >= self.concurrency.most:
-            self.concurrency.ask()
-        while self.waiting and len(self.running) < self.concurrency.most and (quota > 0 or self.waiting[0].slot >= 0):
+        if len(self.running) >= self.concurrency.limit:
+            self.concurrency.maybe_grow()
+        while self.waiting and len(self.running) < self.concurrency.limit and (quota > 0 or self.waiting[0].slot >= 0):
             quota -= self.waiting[0].slot < 0
             if not self._start(self.waiting[0]):
                 return
             self.running.append(self.waiting.popleft())
 
     def _start(self, sequence: Sequence) -> bool:
-        """Give a sequence its slot and the memory of its known tokens; False if there is not enough of either."""
+        """Assign a slot and the blocks of the known tokens; False if either is not available."""
         if sequence.slot < 0 and not self._free_slots:
             return False
         sequence.extend_keys(self.pool.size)
-        # The last token is always computed, since the frame is drawn from it.
+        # The last token is always computed, because the next frame is sampled from its logits.
         shareable = sequence.keys[: (sequence.length - 1) // self.pool.size]
         wanted = self.pool.needed(sequence.length + 1)
-        # Asked before anything is touched: whoever has to wait here is asked again at every step.
+        # Checked before any change: a waiting sequence comes here at every step.
         if wanted - self.pool.in_use(shareable) > self.pool.available:
             return False
         shared = self.pool.match(shareable)
@@ -246,9 +246,9 @@ class Scheduler:
             self._arrivals += 1
             self.stats.admitted += 1
         for block in shared:
-            self._give_block(sequence, block)
+            self._append_block(sequence, block)
         for _ in range(wanted):
-            self._give_block(sequence, self.pool.take())
+            self._append_block(sequence, self.pool.take())
         sequence.computed = len(shared) * self.pool.size
         sequence.sealed = len(shared)
 
@@ -258,8 +258,8 @@ class Scheduler:
             todo = sequence.length - sequence.computed
             if budget <= 0 or todo <= 0 or sequence.planned > sequence.length or sequence.decoding:
                 continue
-            # A sequence without blocks was set back since, or has not started.
-            if sequence.finish is not None or not sequence.blocks or not self._make_room(sequence, sequence.length):
+            # A sequence without blocks was preempted in this plan, or has not started.
+            if sequence.finish is not None or not sequence.blocks or not self._reserve(sequence, sequence.length):
                 continue
             prefills.append(self._prefill(sequence, min(todo, budget)))
             budget -= min(todo, budget)
@@ -274,14 +274,14 @@ class Scheduler:
             sequence.bound = True
         return Prefill(sequence, sequence.epoch, start, end, samples_frame)
 
-    def _take_in(self, sequence: Sequence, token: Tokens, main: int) -> Progress:
-        if main == self.stop_id:
+    def _append_frame(self, sequence: Sequence, token: Tokens, semantic: int) -> Progress:
+        if semantic == self.stop_id:
             sequence.finish = FinishReason.STOP
             sequence.epoch += 1
             return Progress(sequence, 0)
         sequence.append(token)
-        most = sequence.sampling.max_frames
-        if sequence.length >= sequence.most or (most > 0 and sequence.frames >= most):
+        max_frames = sequence.sampling.max_frames
+        if sequence.length >= sequence.max_length or (max_frames > 0 and sequence.frames >= max_frames):
             sequence.finish = FinishReason.LENGTH
             sequence.epoch += 1
         if sequence.length % self.pool.size == 0:
@@ -289,7 +289,7 @@ class Scheduler:
         return Progress(sequence, 1)
 
     def _seal(self, sequence: Sequence) -> None:
-        """Let others share the blocks that are full, computed and known."""
+        """Register blocks that are full, computed and known in the prefix cache."""
         sequence.extend_keys(self.pool.size)
         full = min(len(sequence.keys), sequence.computed // self.pool.size, len(sequence.blocks))
         for index in range(sequence.sealed, full):
@@ -304,6 +304,6 @@ class Scheduler:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
 
-    def _give_block(self, sequence: Sequence, block: int) -> None:
+    def _append_block(self, sequence: Sequence, block: int) -> None:
         self.tables[sequence.slot, len(sequence.blocks)] = block
         sequence.blocks.append(block)

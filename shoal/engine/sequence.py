@@ -1,10 +1,10 @@
-"""One live voice: its tokens, where it stands, and what it holds.
+"""One sequence of the scheduler: its tokens, progress, and KV blocks.
 
-Tokens of a sequence, with the host up to one step behind the device:
+Positions of a sequence, with the host up to one step behind the device:
 
     |<------ prompt ------>|<- frames of this turn ->|<- in flight ->|
-    0                    turn_start                     length         planned
-    |<-- computed: keys and values are in memory, or will be when the step that is under way ends -->|
+    0                  turn_start                 length          planned
+    |<-- computed: keys and values are in the cache, or will be after the step in flight -->|
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ Tokens = NDArray[np.int32]  # [length, 1 + codebooks]
 class Sequence:
     id: int
     sampling: SamplingParams
-    most: int  # tokens this sequence may ever have
+    max_length: int  # in tokens
     tokens: Tokens
     length: int = 0
     turn_start: int = 0
@@ -30,38 +30,38 @@ class Sequence:
     computed: int = 0
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
-    keys: list[Key] = field(default_factory=list)  # of all full blocks of known tokens
-    sealed: int = 0  # how many of them the pool knows
-    bound: bool = False  # the device knows this slot's newest token
-    epoch: int = 0  # raised whenever what is in flight has become worthless
-    arrived: int = 0  # order of admission; the youngest is preempted first
+    keys: list[Key] = field(default_factory=list)  # hashes of all full blocks of known tokens
+    sealed: int = 0  # number of blocks registered in the pool by their key
+    bound: bool = False  # the device has the newest token of this slot
+    epoch: int = 0  # incremented to invalidate what is in flight
+    arrived: int = 0  # order of admission; the latest is preempted first
     finish: FinishReason | None = None
 
     @classmethod
-    def start(cls, id: int, prompt: Tokens, sampling: SamplingParams, most: int) -> "Sequence":
-        """A sequence that has its prompt [T, 1 + codebooks] and nothing else."""
-        sequence = cls(id, sampling, most, np.zeros((max(len(prompt), 64), prompt.shape[1]), np.int32))
+    def start(cls, id: int, prompt: Tokens, sampling: SamplingParams, max_length: int) -> "Sequence":
+        """Return a new sequence with a prompt [T, 1 + codebooks]."""
+        sequence = cls(id, sampling, max_length, np.zeros((max(len(prompt), 64), prompt.shape[1]), np.int32))
         sequence.begin_turn(prompt, sampling)
         return sequence
 
     @property
     def frames(self) -> int:
-        """Frames of this turn that the host knows."""
+        """Frames of the current turn that the host has received."""
         return self.length - self.turn_start
 
     @property
     def decoding(self) -> bool:
-        """Whether only the newest token is to be computed, and the device has it."""
+        """Whether only the newest token, which is on the device, remains to be computed."""
         return self.bound and self.planned - self.computed == 1
 
     @property
     def exhausted(self) -> bool:
-        """Whether as many frames are planned as this turn may have."""
-        most = self.sampling.max_frames
-        return self.planned >= self.most or (most > 0 and self.planned - self.turn_start >= most)
+        """Whether the maximum number of frames of this turn is planned."""
+        max_frames = self.sampling.max_frames
+        return self.planned >= self.max_length or (max_frames > 0 and self.planned - self.turn_start >= max_frames)
 
     def begin_turn(self, prompt: Tokens, sampling: SamplingParams) -> None:
-        """What has been said so far and `prompt` lead to what is said next."""
+        """Append the prompt of the next turn; earlier turns stay in the context."""
         self.extend(prompt)
         self.sampling = sampling
         self.turn_start = self.planned = self.length
@@ -79,35 +79,35 @@ class Sequence:
         self.length = need
 
     def append(self, token: Tokens) -> None:
-        """One more known token; the hot path of `extend`."""
+        """Append one token [1 + codebooks]; the hot path of `extend`."""
         if self.length == len(self.tokens):
             self.tokens = np.concatenate((self.tokens, np.zeros_like(self.tokens)))
         self.tokens[self.length] = token
         self.length += 1
 
-    def recent(self, most: int) -> Tokens:
-        """The last `most` frames of this turn that repetition rules look at; its first frame is not among them."""
+    def recent(self, count: int) -> Tokens:
+        """Return the last `count` frames of this turn for the repetition rules, which exclude its first frame."""
         first = min(self.turn_start + 1, self.length)
-        return self.tokens[max(first, self.length - most) : self.length]
+        return self.tokens[max(first, self.length - count) : self.length]
 
     def discard_in_flight(self) -> None:
-        """What the device is drawing for this sequence no longer counts."""
+        """Invalidate the frames that the device is generating for this sequence."""
         self.planned = self.length
         self.bound = False
         self.epoch += 1
 
     def reset_kv(self) -> None:
-        """The blocks are gone: everything is to be computed again, to the same result."""
+        """Forget the KV blocks; all tokens are recomputed, to the same result."""
         self.discard_in_flight()
         self.blocks, self.computed, self.sealed = [], 0, 0
 
     def clear(self) -> None:
-        """Forget everything that was said; the slot stays."""
+        """Drop all tokens; the slot stays."""
         self.length = 0
         self.keys.clear()
 
     def extend_keys(self, size: int) -> None:
-        """Bring `keys` up to date with the known tokens."""
+        """Hash the full blocks of known tokens that have no key yet."""
         while (len(self.keys) + 1) * size <= self.length:
             start = len(self.keys) * size
             before = self.keys[-1] if self.keys else ROOT

@@ -22,6 +22,7 @@ from shoal.engine.preprocess import build_turns
 from shoal.engine.process.messages import ModelInfo
 from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Utterance
+from shoal.errors import DeadlineExceeded
 from shoal.speech import AudioChunk, Samples, Sampling, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes, check_codes
 from shoal.voices.cache import VoiceCache, VoiceLookup, VoiceSource
@@ -97,10 +98,18 @@ class Service:
     ) -> Utterance:
         """Resolve the voice and tokenize, off the event loop: in one thread hop unless the voice has to be encoded.
 
-        `voice` overrides the voice that the request names. Without `deadline` the request's timeout starts now, so
-        that encoding the voice counts.
+        `voice` overrides the voice that the request names. Without `deadline` the request's timeout starts now. Raises
+        DeadlineExceeded when the deadline passes first, for instance while the voice is encoded.
         """
         deadline = self.deadline_of(request) if deadline is None else deadline
+        remaining = None if deadline is None else deadline - self.core.clock()
+        try:
+            async with asyncio.timeout(remaining):
+                return await self._prepare(request, voice, deadline)
+        except TimeoutError:
+            raise DeadlineExceeded("the request timed out while its voice and text were prepared") from None
+
+    async def _prepare(self, request: SpeechRequest, voice: Voice | None, deadline: float | None) -> Utterance:
         prepared = await asyncio.to_thread(self._prepare_cached, request, voice, deadline)
         if isinstance(prepared, Utterance):
             return prepared

@@ -1,4 +1,4 @@
-"""One request on its way through the engine: the turns it speaks, and the frames that wait to become samples."""
+"""One request inside the engine: its turns, generated frames and delivery state."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,50 +10,49 @@ from shoal.engine.sequence import Sequence, Tokens
 from shoal.errors import ShoalError
 from shoal.speech import AudioChunk, Samples, SamplingParams
 
-# Odd, so that the seeds of all turns and attempts differ.
+# Odd multipliers, so that the seeds of all turns and attempts differ modulo 2**64.
 TURN_STRIDE = 0x9E3779B97F4A7C15
 ATTEMPT_STRIDE = 0xD1B54A32D192ED03
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One piece of a long text, as tokens [T, 1 + codebooks]."""
+    """One segment of a long text, as tokens [T, 1 + codebooks]."""
 
     text: str
-    own: Tokens
-    tail: Tokens  # what leads here from the end of the turn before
-    voice: Tokens | None = None  # what comes before `own` in a prompt for this turn alone; all turns share it
+    body: Tokens
+    continuation: Tokens  # appended after the previous turn
+    prefix: Tokens | None = None  # precedes `body` when this turn starts a sequence; shared by all turns
 
     @property
     def prompt(self) -> Tokens:
-        """A prompt for this turn alone."""
-        return self.own if self.voice is None else np.concatenate((self.voice, self.own))
+        """Prompt of a sequence that starts with this turn."""
+        return self.body if self.prefix is None else np.concatenate((self.prefix, self.body))
 
     @property
-    def tokens(self) -> int:
-        """Of the opening."""
-        return len(self.own) + (0 if self.voice is None else len(self.voice))
+    def prompt_length(self) -> int:
+        return len(self.body) + (0 if self.prefix is None else len(self.prefix))
 
 
 @dataclass(slots=True, eq=False)
 class Utterance:
-    """`whole` holds all audio back until the end: nothing has been heard, so a failure can still be tried again."""
+    """`whole` buffers all audio until the end, so that output that is not speech can be regenerated at any point."""
 
     id: int
     turns: list[Turn]
     sampling: SamplingParams
     whole: bool = False
-    deadline: float | None = None  # on the engine's clock
+    deadline: float | None = None  # absolute, on the engine's clock
     sequence: Sequence = field(init=False)
     guard: SpeechGuard | None = None
     turn: int = 0
-    cut: bool = False  # a turn was longer than the caller wanted
+    truncated: bool = False  # a turn reached max_frames or the context length
     attempt: int = 0
     codes: list[NDArray[np.int32]] = field(default_factory=list)  # [codebooks] per frame, of all turns
-    decoded: int = 0  # frames that have become samples
-    sent: int = 0  # frames that have left the engine
+    decoded: int = 0  # frames that have been decoded to samples
+    sent: int = 0  # frames whose audio was sent to the caller
     first_sent: float = 0.0
-    held: list[Samples] = field(default_factory=list)
+    buffered: list[Samples] = field(default_factory=list)
 
     @property
     def backlog(self) -> int:
@@ -64,27 +63,27 @@ class Utterance:
         return " ".join(turn.text for turn in self.turns)
 
     def turn_sampling(self) -> SamplingParams:
-        """The settings of this turn of this attempt; the first of both has the seed the caller gave."""
+        """Return the sampling of the current turn and attempt; the first turn and attempt have the given seed."""
         seed = self.sampling.seed + self.turn * TURN_STRIDE + self.attempt * ATTEMPT_STRIDE
         return replace(self.sampling, seed=seed % 2**64)
 
     def restart(self) -> None:
-        """Nothing has been said yet, and the dice are others."""
+        """Reset to the first turn, with the seed of the next attempt."""
         self.attempt += 1
         self.turn = self.decoded = self.sent = 0
-        self.cut = False
+        self.truncated = False
         self.codes.clear()
-        self.held.clear()
+        self.buffered.clear()
 
     def all_codes(self) -> NDArray[np.int32]:
-        """[codebooks, frames]"""
-        width = self.turns[0].own.shape[1] - 1
+        """Return the codes [codebooks, frames] of all turns."""
+        width = self.turns[0].body.shape[1] - 1
         return np.stack(self.codes, axis=1) if self.codes else np.zeros((width, 0), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something to tell the one who asked: a chunk, or why there will be no more."""
+    """A chunk of an utterance, or the error that ended it."""
 
     utterance: Utterance
     chunk: AudioChunk | None = None

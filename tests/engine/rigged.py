@@ -75,10 +75,10 @@ def reject_the_first() -> None:
     from shoal.engine.request_tracker import RequestTracker
     from shoal.engine.utterance import Utterance
 
-    judge, findings = RequestTracker._judge, [SpeechDefect.SILENT]
+    judge, findings = RequestTracker._check_speech, [SpeechDefect.SILENT]
 
     def judge_or_reject(self: RequestTracker, utterance: Utterance, *given: Any, **named: Any) -> SpeechDefect | None:
         asked_for = utterance.id >= 0  # others warm up
         return findings.pop() if findings and asked_for else judge(self, utterance, *given, **named)
 
-    RequestTracker._judge = judge_or_reject  # type: ignore[method-assign]
+    RequestTracker._check_speech = judge_or_reject  # type: ignore[method-assign]

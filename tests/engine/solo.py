@@ -58,9 +58,9 @@ class Soloist:
 
     def _prompt(self, before: Tokens | None, turn: Turn) -> Tokens:
         longest = self.carried_columns or self.checkpoint.model.config.max_prompt
-        if before is None or len(before) + len(turn.tail) > longest:
+        if before is None or len(before) + len(turn.continuation) > longest:
             return turn.prompt
-        return np.concatenate((before, turn.tail))
+        return np.concatenate((before, turn.continuation))
 
     def _frames(self, codes: Codes) -> Tokens:
         main = codes[:1] + self.checkpoint.model.config.semantic_begin_id
@@ -145,6 +145,6 @@ def assert_nothing_is_held(core: EngineCore) -> None:
     assert (scheduler.active, core.pool.used) == (0, 0)
     assert core.pool.available == core.pool.count
     assert sorted(scheduler._free_slots) == list(range(core.config.slots))
-    assert not scheduler._since
+    assert not scheduler._waiting_since
     seen = {slot for slot, frames in enumerate(core.audio_decoder._decoder._seen) if frames}
-    assert seen <= core.audio_decoder._left
+    assert seen <= core.audio_decoder._stale

@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.checkpoint.load import Checkpoint
 from shoal.codec.fused import MAX_POSITIONS, FrameSpan, FusedDecoder, PendingDecode
 from shoal.codec.streaming import StreamingDecoder
-from shoal.engine.audio_decoder import Answer, AudioDecoder, PlannedChunk
+from shoal.engine.audio_decoder import AudioDecoder, DecodeResult, PlannedChunk
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import GenerationFailed
@@ -45,13 +45,13 @@ def whole(checkpoint: Checkpoint, frames: Codes) -> Samples:
     return samples
 
 
-def sound(answer: Answer) -> Samples:
+def sound(answer: DecodeResult) -> Samples:
     assert not isinstance(answer, GenerationFailed), answer
     return answer
 
 
-def decode(box: AudioDecoder, due: list[PlannedChunk]) -> list[Answer]:
-    box.begin(due)
+def decode(box: AudioDecoder, due: list[PlannedChunk]) -> list[DecodeResult]:
+    box.submit(due)
     return [answer for _, answer in box.collect()]
 
 
@@ -64,7 +64,7 @@ class Listener:
 
     def hear(self, *, ended: bool = False) -> None:
         """Take what is due, as the stage sends it."""
-        due = self.box.due(self.speaker, ended=ended)
+        due = self.box.next_chunk(self.speaker, ended=ended)
         if due is not None:
             if not self.speaker.sent:
                 self.speaker.first_sent = self.clock.now
@@ -81,9 +81,9 @@ class Listener:
 
 def test_the_first_chunk_comes_after_the_first_frames(tiny: Checkpoint) -> None:
     box, speaker = audio_decoder(tiny, first=3), utterance(0, codes(2))
-    assert box.due(speaker, ended=False) is None
+    assert box.next_chunk(speaker, ended=False) is None
     speaker.codes.append(codes(1)[:, 0])
-    assert box.due(speaker, ended=False) == PlannedChunk(speaker, 3, ended=False)
+    assert box.next_chunk(speaker, ended=False) == PlannedChunk(speaker, 3, ended=False)
 
 
 def test_chunks_grow_with_the_lead_over_the_listener(tiny: Checkpoint) -> None:
@@ -112,23 +112,23 @@ def test_chunks_are_cut_at_the_same_places_whatever_the_speed(tiny: Checkpoint, 
 
 def test_nobody_listens_to_a_whole_utterance_before_its_end_so_its_chunks_are_large(tiny: Checkpoint) -> None:
     box, speaker = audio_decoder(tiny, most=8), utterance(0, codes(7), whole=True)
-    assert box.due(speaker, ended=False) is None
+    assert box.next_chunk(speaker, ended=False) is None
     speaker.codes.append(codes(1)[:, 0])
-    assert box.due(speaker, ended=False) == PlannedChunk(speaker, 8, ended=False)
+    assert box.next_chunk(speaker, ended=False) == PlannedChunk(speaker, 8, ended=False)
 
 
 def test_nothing_is_kept_back_while_the_next_turn_is_prepared(tiny: Checkpoint) -> None:
     box, speaker = audio_decoder(tiny, first=4), utterance(0, codes(1))
-    assert box.due(speaker, ended=False) is None
-    assert box.due(speaker, ended=False, pausing=True) == PlannedChunk(speaker, 1, ended=False)
+    assert box.next_chunk(speaker, ended=False) is None
+    assert box.next_chunk(speaker, ended=False, pausing=True) == PlannedChunk(speaker, 1, ended=False)
     speaker.decoded = 1
-    assert box.due(speaker, ended=False, pausing=True) is None
+    assert box.next_chunk(speaker, ended=False, pausing=True) is None
 
 
 def test_the_end_takes_everything_and_may_be_empty(tiny: Checkpoint) -> None:
     box = audio_decoder(tiny)
-    assert box.due(utterance(0, codes(1)), ended=True).frames == 1  # type: ignore[union-attr]
-    nothing = box.due(utterance(1), ended=True)
+    assert box.next_chunk(utterance(0, codes(1)), ended=True).frames == 1  # type: ignore[union-attr]
+    nothing = box.next_chunk(utterance(1), ended=True)
     assert nothing is not None
     assert [len(sound(answer)) for answer in decode(box, [nothing])] == [0]
 
@@ -204,7 +204,7 @@ def test_a_codec_call_that_fails_costs_only_the_one_at_fault(tiny: Checkpoint) -
     speakers = [utterance(slot, codes(11, slot)) for slot in range(3)]
     heard: list[list[Samples]] = [[], [], []]
 
-    def say(frames: int, bad: set[int]) -> list[Answer]:
+    def say(frames: int, bad: set[int]) -> list[DecodeResult]:
         box._decoder = Breaking(box, bad)  # type: ignore[assignment]
         answers = decode(box, [PlannedChunk(each, frames, ended=False) for each in speakers])
         box._decoder = box._decoder._real  # type: ignore[attr-defined]
@@ -290,7 +290,7 @@ def test_a_codec_whose_graphs_break_goes_on_without_them_and_nobody_hears_it(tin
 def test_who_has_left_before_the_call_is_collected_is_not_told(tiny: Checkpoint, works: int) -> None:
     box, speakers = audio_decoder(tiny), [utterance(slot, codes(3, slot)) for slot in range(3)]
     box._decoder = BrokenGraphs(tiny, works, late=True)
-    box.begin([PlannedChunk(each, 3, ended=True) for each in speakers])
+    box.submit([PlannedChunk(each, 3, ended=True) for each in speakers])
     gone = speakers.pop(1)
     gone.sequence.slot = -1
     box.clear(1)

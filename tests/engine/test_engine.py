@@ -388,11 +388,11 @@ def test_turns_share_the_columns_of_their_voice(tiny: Checkpoint, voice: Voice) 
     turns = build_turns("One thing. " * 50, voice, tiny, chunk_bytes=16)
     assert len(turns) > 40
     assert len({id(turn.voice) for turn in turns}) == 1
-    assert all(turn.own.base is None for turn in turns)  # nor does a part keep the whole alive
+    assert all(turn.body.base is None for turn in turns)  # nor does a part keep the whole alive
     for turn in turns[:3]:
         expected = prompt_builder(tiny).prompt(turn.text, voice.references).T
         assert np.array_equal(turn.prompt, expected)
-        assert turn.tokens == len(expected)
+        assert turn.prompt_length == len(expected)
 
 
 def test_room_is_made_for_the_longest_recording_before_anything_speaks(tiny: Checkpoint, tmp_path: Path) -> None:

@@ -211,10 +211,10 @@ class Crowd:
                 for _ in range(min(arrivals, count - self.came)):
                     self._come()
                 if self.dice.random() < 0.05 and not self.core.idle:
-                    self._leave(self.dice.choice(list(self.core.tracker.active)))
+                    self._release(self.dice.choice(list(self.core.tracker.active)))
                 self.clock.now += 0.02
                 self.audience.step()
-                self._judge()
+                self._check_speech()
 
     def _come(self) -> None:
         sampling = SamplingParams(seed=self.dice.randrange(3), max_frames=self.dice.choice([1, 3, 7]))
@@ -223,7 +223,7 @@ class Crowd:
             self.poison.add(self.came)
         self.came += 1
 
-    def _leave(self, id: int) -> None:
+    def _release(self, id: int) -> None:
         self.core.cancel(self.core.tracker.active[id])
         assert self.audience.heard.pop(id).ends == 0
         self.poison.discard(id)
@@ -232,7 +232,7 @@ class Crowd:
     def _unlucky(self, batch: Batch) -> bool:
         return self.dice.random() < 0.01 or any(sequence.id in self.poison for sequence in batch.sequences())
 
-    def _judge(self) -> None:
+    def _check_speech(self) -> None:
         """Say what became of those who have ended, and forget them."""
         for id in [id for id, heard in self.audience.heard.items() if heard.ends]:
             heard = self.audience.heard.pop(id)

@@ -143,12 +143,12 @@ def test_no_success_has_forty_milliseconds_of_audio(tiny: Checkpoint, frames: in
 def test_a_model_that_stops_long_before_its_text_does_has_failed(
     tiny: Checkpoint, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_in = Scheduler._take_in
+    take_in = Scheduler._append_frame
 
     def stop_early(self: Scheduler, sequence: Sequence, token: np.ndarray, main: int) -> Progress:
         return take_in(self, sequence, token, self.stop_id if sequence.frames == 5 else main)
 
-    monkeypatch.setattr(Scheduler, "_take_in", stop_early)
+    monkeypatch.setattr(Scheduler, "_append_frame", stop_early)
     heard, _ = speak(tiny, tone, whole=whole)
     assert isinstance(heard.error, GenerationFailed)
     assert "too short" in str(heard.error)

@@ -189,7 +189,7 @@ class Talks(RuleBasedStateMachine):
         assert not self.active, "somebody starves"
         while self.device.flight:
             assert not self.scheduler.commit(self.device.flight.popleft())
-        assert (self.pool.used, self.scheduler.active, len(self.scheduler._since)) == (0, 0, 0)
+        assert (self.pool.used, self.scheduler.active, len(self.scheduler._waiting_since)) == (0, 0, 0)
         stats = self.scheduler.stats
         assert (stats.finished, stats.cancelled) == (self.finished, self.cancelled)
         assert stats.finished + stats.cancelled == self.started

@@ -91,8 +91,8 @@ def test_every_turn_and_attempt_has_dice_of_its_own() -> None:
 def test_starting_over_forgets_what_was_said() -> None:
     utterance = Utterance(0, [Turn("words", tokens(2), tokens(1))], SamplingParams())
     utterance.codes = [np.zeros(2, np.int32)] * 3
-    utterance.held, utterance.decoded, utterance.turn = [np.zeros(4, np.float32)], 2, 1
+    utterance.buffered, utterance.decoded, utterance.turn = [np.zeros(4, np.float32)], 2, 1
     assert (utterance.backlog, utterance.all_codes().shape) == (1, (2, 3))
     utterance.restart()
-    assert (utterance.backlog, utterance.turn, utterance.attempt, utterance.held) == (0, 0, 1, [])
+    assert (utterance.backlog, utterance.turn, utterance.attempt, utterance.buffered) == (0, 0, 1, [])
     assert utterance.all_codes().shape == (2, 0)

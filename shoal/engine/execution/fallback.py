@@ -1,8 +1,8 @@
-"""A ladder, not a cliff: the fastest way to run a step that works on this machine, and the next one if it breaks.
+"""Backend fallback: the fastest backend that works on this machine, and the next one when it fails.
 
 graph   fused kernels, a whole frame in one CUDA graph
-fused   the same kernels, launch by launch
-eager   plain operators; runs everywhere
+fused   the same kernels, launched one by one
+eager   PyTorch operators; runs everywhere
 """
 
 import logging
@@ -23,7 +23,7 @@ BACKENDS: tuple[Backend, ...] = ("graph", "fused", "eager")
 
 
 class FallbackRunner:
-    """Runs steps on one backend; `downgrade` takes the next. The lowest has none below it."""
+    """Runs steps on one backend; `downgrade` switches to the next one."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class FallbackRunner:
     ) -> None:
         self._eager, self._head, self._buckets = eager, head, buckets
         self._backends = list(BACKENDS[BACKENDS.index(first or best_backend(eager)) :])
-        # A GPU works while the host plans; a CPU would only wait for itself.
+        # On a GPU the host plans the next step while the device runs; on a CPU there is nothing to overlap.
         self.lag = 1 if eager.model.device.type == "cuda" else 0
         self.runner = PipelinedRunner(eager, self.lag)
         self._build()
@@ -46,45 +46,45 @@ class FallbackRunner:
 
     @property
     def in_flight(self) -> list[Batch]:
-        """Steps that have been launched and have not landed, oldest first."""
-        return [flight.batch for flight in self.runner.pending]
+        """Batches that are launched and not yet collected, oldest first."""
+        return [step.batch for step in self.runner.pending]
 
     def run(self, batch: Batch) -> StepOutput:
-        """Launch a planned step, and hand out the oldest that is through; an empty one only waits for the others.
+        """Launch a batch and return the oldest finished step; an empty batch only waits for steps in flight.
 
-        Whatever a backend with another below it raises is a failure of that backend.
+        Any error of a backend that has a fallback is raised as a RuntimeError.
         """
         try:
             return self.runner.run(batch)
-        except Exception as problem:
+        except Exception as problem:  # edge to compilers and kernels, which raise anything
             if self.backend == "eager" or isinstance(problem, RuntimeError):
                 raise
             raise RuntimeError(f"backend {self.backend} failed") from problem
 
     def discard(self) -> None:
-        """Forget what is under way; whoever was in it is computed again."""
+        """Discard the steps in flight; their sequences have to be recomputed."""
         self.runner.pending.clear()
 
     def downgrade(self) -> bool:
-        """Give up the present backend after a failure, and whatever is under way; False if it was the last."""
+        """Switch to the next backend and discard the steps in flight; False if there is no other backend."""
         if self.backend == "eager":
             self.discard()
             return False
-        logger.error("backend %s failed; going on with %s", self.backend, self._backends[1])
+        logger.error("backend %s failed; falling back to %s", self.backend, self._backends[1])
         self._backends.pop(0)
         self._build()
         return True
 
     def _build(self) -> None:
-        """Build the best_backend backend that can be built."""
+        """Build the first backend that can be built."""
         while True:
             try:
                 self.runner = PipelinedRunner(self._builders()[self.backend](), self.lag)
                 return
-            except Exception:  # compilers raise anything; the lowest backend is built from what is there
+            except Exception:  # edge to the compiler, which raises anything; the eager backend needs none
                 if self.backend == "eager":
                     raise
-                logger.exception("backend %s cannot be built here", self.backend)
+                logger.exception("backend %s cannot be built; trying the next one", self.backend)
                 self._backends.pop(0)
 
     def _builders(self) -> dict[Backend, Callable[[], Launcher]]:
@@ -97,15 +97,15 @@ class FallbackRunner:
 
 
 def best_backend(eager: EagerRunner) -> Backend:
-    """Where to begin: graphs are worth trying on a GPU whose kernels run this model."""
+    """Return the first backend to try: graphs on a GPU whose kernels support this model."""
     return "graph" if eager.model.device.type == "cuda" and supported(eager.model) else "eager"
 
 
 def parse_backend(name: str) -> Backend | None:
-    """A setting: a backend to begin with, or `auto` for the best_backend."""
+    """Return the first backend of the setting `rung`, None for `auto`. Raises InvalidRequest."""
     if name == "auto":
         return None
     for backend in BACKENDS:
         if backend == name:
             return backend
-    raise InvalidRequest(f"unknown backend {name!r}: auto, {', '.join(BACKENDS)}")
+    raise InvalidRequest(f"unknown rung {name!r}: use auto, {', '.join(BACKENDS)}")

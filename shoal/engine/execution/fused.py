@@ -1,8 +1,8 @@
-"""Tokens and whole frames through the fused kernels, with fixed shapes and no word to the host.
+"""Prefill and whole frames through the fused kernels, with fixed shapes and without host synchronization.
 
-The same numbers as `SlowTransformer` and `FrameSampler`, in the same order of rounding, in a fraction of the
-launches; this is what CUDA graphs capture. A token is computed the same way whether it is one of a prompt or the
-newest of a voice, alone or in company, so whoever is computed again comes to the same bits.
+Computes the same numbers as `SlowTransformer` and `FrameSampler`, rounded in the same order, with a fraction of the
+launches; CUDA graphs capture this. A token is computed the same way in a prefill or a decode and at any batch size, so
+recomputing a sequence gives identical bits.
 """
 
 import torch
@@ -23,14 +23,14 @@ from shoal.model.layers import TransformerBlock
 from shoal.model.linear import AnyLinear, has_fused_kernels, row_scales
 from shoal.model.slow import Head
 
-# Up to so many rows a layer's products are left in quarters: more have programs enough without.
+# Up to this many rows products use split-K; larger batches fill the GPU without it.
 SPLIT_K_ROWS = 256
 
 
-class Stream:
-    """The residual stream: rows x [n, dim], and what the layer before has to add to them.
+class ResidualStream:
+    """Residual stream x [n, dim], with the split-K partials of the last layer still to be added.
 
-    Every sum is followed by a norm, which adds up on its way; so the products need not wait for each other.
+    Every residual add is followed by a norm, whose kernel reduces the partials, so no separate reduction is launched.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -39,7 +39,7 @@ class Stream:
         self._scales: Tensor | None = None
 
     def add(self, inner: Tensor, layer: AnyLinear) -> None:
-        """x += inner through a layer; `x` holds it after the next norm."""
+        """Add layer(inner) to x; the sum may become visible in `x` only after the next norm."""
         scales = row_scales(layer)
         if len(self.x) > SPLIT_K_ROWS or inner.shape[1] % 128:
             linear(inner, layer.weight, scales=scales, residual=self.x, out=self.x)
@@ -53,25 +53,25 @@ class Stream:
 
 
 class FusedTokens:
-    """The slow transformer over `rows` tokens: row i is token positions[i] of slot slots[i]."""
+    """Slow transformer over `rows` tokens: row i is position positions[i] of slot slots[i]."""
 
     def __init__(self, model: DualAR, kv: PagedKV, tables: Tensor, rows: int) -> None:
         self.model, self.kv, self.tables = model, kv, tables
-        # One tensor, so that a step costs one copy to the device.
+        # One tensor, so that a step needs one copy to the device.
         self.inputs = torch.zeros(2, rows, dtype=torch.int32, device=model.device)
         self.slots, self.positions = self.inputs
         slow = model.config.slow
         self._workspace = DecodeWorkspace.allocate(rows, slow.n_head, slow.n_local_heads, slow.head_dim, model.device)
 
     def embed(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Rows of tokens [any, 1 + codebooks] -> [rows, dim]"""
+        """Embed the given rows of tokens [any, 1 + codebooks] as [rows, dim]."""
         config, slow = self.model.config, self.model.slow
         tables = slow.embeddings.weight, slow.codebook_embeddings.weight
         span = config.semantic_begin_id, config.semantic_end_id
         return embed_tokens(tokens, rows, *tables, *span, config.scale_codebook_embeddings)
 
-    def place(self, stream: Stream, layer: int) -> Tensor:
-        """Write the keys and values of a layer; returns its queries [rows, heads, d]."""
+    def place(self, stream: ResidualStream, layer: int) -> Tensor:
+        """Write the keys and values of a layer and return its queries [rows, heads, head_dim]."""
         block, slow = self._block(layer), self.model.slow
         attention, eps = block.attention, self.model.config.slow.norm_eps
         qkv = project(stream.normed(block.attention_norm), attention.wqkv)
@@ -81,7 +81,7 @@ class FusedTokens:
         scales = self.kv.scales(layer)
         return rope_and_cache(qkv, q_norm, k_norm, eps, slow.rope_table, self.positions, *memory, self.slots, **scales)
 
-    def layer(self, stream: Stream, layer: int) -> None:
+    def layer(self, stream: ResidualStream, layer: int) -> None:
         q, block = self.place(stream, layer), self._block(layer)
         memory = self.kv.keys[layer], self.kv.values[layer], self.tables
         mixed = paged_decode(q, *memory, self.slots, self.positions, self._workspace, **self.kv.scales(layer))
@@ -95,7 +95,7 @@ class FusedTokens:
 
 
 class FusedPrefill(FusedTokens):
-    """Known tokens of any sequences: their keys and values are left in memory, and nothing else is wanted."""
+    """Prefill of known tokens of any sequences: only writes their keys and values."""
 
     def __init__(self, model: DualAR, kv: PagedKV, tables: Tensor, rows: int) -> None:
         super().__init__(model, kv, tables, rows)
@@ -105,7 +105,7 @@ class FusedPrefill(FusedTokens):
         self._rows = torch.arange(rows, dtype=torch.int32, device=model.device)
 
     def run(self) -> None:
-        stream = Stream(self.embed(self.inputs[2:].T.contiguous(), self._rows))
+        stream = ResidualStream(self.embed(self.inputs[2:].T.contiguous(), self._rows))
         last = self.model.config.slow.n_layer - 1
         for layer in range(last):
             self.layer(stream, layer)
@@ -113,7 +113,7 @@ class FusedPrefill(FusedTokens):
 
 
 class FusedFrame(FusedTokens):
-    """The newest token of every row, and the frame drawn after it, which becomes the newest token."""
+    """Decode step: runs the newest token of every row and samples the next frame, which becomes the newest token."""
 
     def __init__(self, model: DualAR, head: Head, kv: PagedKV, states: SlotStates, tables: Tensor, rows: int) -> None:
         super().__init__(model, kv, tables, rows)
@@ -123,7 +123,7 @@ class FusedFrame(FusedTokens):
         assert has_fused_kernels(head.output), "the fused kernels need float or per-channel weights"
         self._head = head.output
         self.tokens = torch.zeros(rows, 1 + config.num_codebooks, dtype=torch.long, device=model.device)
-        # The first two positions of a frame are known together, so the weights are read once for both.
+        # The first two fast positions are known together, so the weights are read once for both.
         self._opening = torch.zeros(2 * rows, fast.dim, dtype=model.dtype, device=model.device)
         shape = (fast.n_layer, rows, fast.n_local_heads, config.num_codebooks, fast.head_dim)
         self._keys, self._values = (torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2))
@@ -134,16 +134,16 @@ class FusedFrame(FusedTokens):
         for codebook in range(1, self.model.config.num_codebooks):
             if codebook > 1:
                 self._advance(stream, codebook)
-            stream = Stream(self._draw_code(stream, codebook))
+            stream = ResidualStream(self._draw_code(stream, codebook))
 
-    def slow(self) -> Stream:
-        """All layers of the slow transformer over the newest tokens."""
-        stream = Stream(self.embed(self._memory.last_tokens, self.slots))
+    def slow(self) -> ResidualStream:
+        """Run all layers of the slow transformer over the newest tokens."""
+        stream = ResidualStream(self.embed(self._memory.last_tokens, self.slots))
         for layer in range(self.model.config.slow.n_layer):
             self.layer(stream, layer)
         return stream
 
-    def _draw_main(self, stream: Stream) -> None:
+    def _draw_main(self, stream: ResidualStream) -> None:
         model, config = self.model, self.model.config
         hidden = stream.normed(model.slow.norm)
         logits = project(hidden, self._head)
@@ -151,21 +151,21 @@ class FusedFrame(FusedTokens):
         table, code = model.fast.embeddings.weight, self._opening[self._rows :]
         sample_semantic(logits, self.slots, self._memory, self._ids, self.tokens, table, code, config.family.uses_ras)
 
-    def _open(self) -> Stream:
-        """Positions 0, the slow model's hidden state, and 1, the first code; hidden states of the latter."""
-        stream, rows, last = Stream(self._opening), self._rows, len(self.model.fast.layers) - 1
+    def _open(self) -> ResidualStream:
+        """Run fast positions 0 (the slow hidden state) and 1 (the semantic code); return the stream of position 1."""
+        stream, rows, last = ResidualStream(self._opening), self._rows, len(self.model.fast.layers) - 1
         for index, block in self._fast_blocks():
             qkv = project(stream.normed(block.attention_norm), block.attention.wqkv)
             mixed = qkv.new_empty(2 * rows, block.attention.wo.weight.shape[1])
             for position, part in enumerate((slice(0, rows), slice(rows, None))):
                 self._attend(qkv[part], position, index, mixed[part])
             if index == last:
-                stream, mixed = Stream(stream.x[rows:]), mixed[rows:]  # nobody asks what follows position 0
+                stream, mixed = ResidualStream(stream.x[rows:]), mixed[rows:]  # the output of position 0 is not needed
             stream.add(mixed, block.attention.wo)
             feed_forward(stream, block)
         return stream
 
-    def _advance(self, stream: Stream, position: int) -> None:
+    def _advance(self, stream: ResidualStream, position: int) -> None:
         for index, block in self._fast_blocks():
             qkv = project(stream.normed(block.attention_norm), block.attention.wqkv)
             stream.add(self._attend(qkv, position, index), block.attention.wo)
@@ -174,8 +174,8 @@ class FusedFrame(FusedTokens):
     def _attend(self, qkv: Tensor, position: int, index: int, out: Tensor | None = None) -> Tensor:
         return fast_attention(qkv, self.model.fast.rope_table, position, self._keys[index], self._values[index], out)
 
-    def _draw_code(self, stream: Stream, codebook: int) -> Tensor:
-        """Draws a code; returns the input it makes for the next position."""
+    def _draw_code(self, stream: ResidualStream, codebook: int) -> Tensor:
+        """Sample a code and return its embedding, the input of the next position."""
         fast, config = self.model.fast, self.model.config
         logits = project(stream.normed(fast.norm), fast.output, config.residual_size)
         following = torch.empty_like(stream.x)
@@ -190,11 +190,11 @@ class FusedFrame(FusedTokens):
 
 
 def project(x: Tensor, layer: AnyLinear, count: int | None = None, *, gated: bool = False) -> Tensor:
-    """`linear` over the weights of a layer, plain or with a scale per row; or over the first `count` of them."""
+    """Apply a layer, with or without per-channel scales; with `count` only its first output channels."""
     scales = row_scales(layer)
     return linear(x, layer.weight[:count], scales=None if scales is None else scales[:count], gated=gated)
 
 
-def feed_forward(stream: Stream, block: TransformerBlock) -> None:
+def feed_forward(stream: ResidualStream, block: TransformerBlock) -> None:
     inner = project(stream.normed(block.ffn_norm), block.feed_forward.w13, gated=True)
     stream.add(inner, block.feed_forward.w2)

@@ -1,8 +1,8 @@
-"""The fast rung: fused tokens and frames of a few fixed sizes, each captured once as a CUDA graph.
+"""The graph and fused backends: prefill and decode at a few fixed batch sizes, each captured as a CUDA graph.
 
-A batch takes the smallest size that holds it; rows it does not fill work on the spare slot and the spare block, where
-nothing is ever read. A prompt is computed up to its last token, which then draws its frame like any newest token:
-the first frame of a voice goes through the same graph as all others.
+A batch uses the smallest size that holds it; padding rows work on the spare slot and the spare block, which are never
+read. A prompt is prefilled up to its last token, which is then decoded like any newest token: the first frame goes
+through the same graph as all others.
 """
 
 from collections.abc import Sequence as Ordered
@@ -26,12 +26,12 @@ PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
 
 
 def supported(model: DualAR) -> bool:
-    """Whether the fused frame can run this model: kernels for its device, and for the kind of its weights."""
+    """Whether the kernels support the device and the weights of this model."""
     return kernels_available(model.device) and all(has_fused_kernels(module) for module in model.modules())
 
 
 class FusedRunner:
-    """Launches steps. Without `capture` they run launch by launch, on any device the kernels know."""
+    """Launches steps through the fused kernels; without `capture` one by one instead of as CUDA graphs."""
 
     def __init__(
         self,
@@ -60,37 +60,37 @@ class FusedRunner:
     def launch(self, batch: Batch) -> PendingStep:
         self._padded[:-1] = self.eager.tables
         self._tables.upload(self._padded)
-        drawing = [prefill for prefill in batch.prefills if prefill.samples_frame]
-        self.eager.slots.bind([prefill.sequence for prefill in drawing])
+        sampled = [prefill for prefill in batch.prefills if prefill.samples_frame]
+        self.eager.slots.bind([prefill.sequence for prefill in sampled])
         self._launch_prompts([replace(each, end=each.end - each.samples_frame) for each in batch.prefills])
         sequences = [sequence for sequence, _ in batch.sampled()]
         if not sequences:
             return PendingStep(batch)
         rows = next(size for size in self._frames if size >= len(sequences))
-        inputs = self._spare_rows(rows, 2)
+        inputs = self._padding_rows(rows, 2)
         inputs[0, : len(sequences)] = [sequence.slot for sequence in sequences]
         inputs[1, : len(sequences)] = [sequence.computed - 1 for sequence in sequences]
         self._frames[rows].run(inputs)
         return PendingStep.of(batch, self._frames[rows].workload.tokens[: len(sequences)])
 
     def _launch_prompts(self, prefills: list[Prefill]) -> None:
-        """All tokens of all prompts, one below the other, in as few pieces as the largest size allows."""
+        """Prefill the tokens of all prompts, concatenated, in chunks of at most the largest captured size."""
         if not any(each.end > each.start for each in prefills):
             return
         tokens = np.concatenate([each.sequence.tokens[each.start : each.end] for each in prefills])
         slots = np.concatenate([np.full(each.end - each.start, each.sequence.slot) for each in prefills])
         positions = np.concatenate([np.arange(each.start, each.end) for each in prefills])
-        most = max(self._prompts)
-        for start in range(0, len(tokens), most):
-            piece = slice(start, start + most)
-            count = len(tokens[piece])
+        largest = max(self._prompts)
+        for start in range(0, len(tokens), largest):
+            chunk = slice(start, start + largest)
+            count = len(tokens[chunk])
             rows = next(size for size in self._prompts if size >= count)
-            inputs = self._spare_rows(rows, 2 + tokens.shape[1])
-            inputs[0, :count], inputs[1, :count], inputs[2:, :count] = slots[piece], positions[piece], tokens[piece].T
+            inputs = self._padding_rows(rows, 2 + tokens.shape[1])
+            inputs[0, :count], inputs[1, :count], inputs[2:, :count] = slots[chunk], positions[chunk], tokens[chunk].T
             self._prompts[rows].run(inputs)
 
-    def _spare_rows(self, rows: int, height: int) -> np.ndarray:
-        """Inputs of rows that stand for nobody: token 0 of the spare slot."""
+    def _padding_rows(self, rows: int, height: int) -> np.ndarray:
+        """Return inputs [height, rows] of padding rows: position 0 of the spare slot."""
         inputs = np.zeros((height, rows), np.int32)
         inputs[0] = self.eager.slots.spare
         return inputs
@@ -100,8 +100,8 @@ class FusedRunner:
         pool = None
         works: list[CapturedGraph[Any]] = [*self._frames.values(), *self._prompts.values()]
         compile_ahead(captured.workload for captured in works)
-        # The largest first: the smaller ones then find all the memory they need in the pool it leaves.
+        # Largest first: the smaller graphs then reuse the memory pool of the largest.
         for captured in sorted(works, key=lambda each: -each.workload.inputs.shape[1]):
             height, rows = captured.workload.inputs.shape
-            captured.host_buffer.upload(self._spare_rows(rows, height))
+            captured.host_buffer.upload(self._padding_rows(rows, height))
             pool = captured.capture(pool)

@@ -1,4 +1,4 @@
-"""Runs planned steps on the device: prefill tokens, decode tokens, and the frames both draw."""
+"""Step execution: the eager runner, and the pipeline that overlaps host and device."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -21,36 +21,36 @@ from shoal.model.slow import Head
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step that has been launched; `land` waits for what it drew."""
+    """A launched step; `wait` returns its sampled tokens."""
 
     batch: Batch
-    tokens: Tensor | None = None  # on the host, filled when `ended` has come
+    tokens: Tensor | None = None  # on the host, valid after the event `ended`
     ended: torch.cuda.Event | None = None
 
     @classmethod
     def of(cls, batch: Batch, tokens: Tensor) -> "PendingStep":
-        """Tokens [rows, 1 + codebooks] on any device; they may be overwritten by the next launch."""
+        """Start copying tokens [rows, 1 + codebooks] to the host; the next launch may overwrite them."""
         host = to_host(tokens)
         return cls(batch, host, torch.cuda.current_stream().record_event() if tokens.device.type == "cuda" else None)
 
     def wait(self) -> StepOutput:
-        """The one place where a step waits for the device."""
+        """Wait for the device; the only synchronization of a step."""
         if self.ended is not None:
             self.ended.synchronize()
         if self.tokens is None:
-            return StepOutput.nothing(self.batch)
+            return StepOutput.empty(self.batch)
         return StepOutput(self.batch, self.tokens.numpy().astype(np.int32))
 
 
 class Launcher(Protocol):
     def launch(self, batch: Batch) -> PendingStep:
-        """Begin a planned step."""
+        """Launch a batch without waiting for it."""
 
 
 class PipelinedRunner:
-    """Runs steps, and hands out what a step drew when the `lag`-th after it has been launched.
+    """Returns the output of a step after `lag` further steps have been launched.
 
-    So the host plans the next step, and decodes the one before, while the device is at work.
+    So the host plans the next step and decodes the audio of the previous one while the device runs.
     """
 
     def __init__(self, launcher: Launcher, lag: int) -> None:
@@ -58,18 +58,18 @@ class PipelinedRunner:
         self.pending: deque[PendingStep] = deque()
 
     def run(self, batch: Batch) -> StepOutput:
-        """Launch a step; an empty one only lets the others land."""
+        """Launch a batch and return the oldest finished step; an empty batch only waits for steps in flight."""
         if batch:
             self.pending.append(self.launcher.launch(batch))
         if self.pending and (len(self.pending) > self.lag or not batch):
-            drawn = self.pending[0].wait()
-            self.pending.popleft()  # after it has landed: of one that fails, somebody has to know who was in it
-            return drawn
-        return StepOutput.nothing(Batch())
+            output = self.pending[0].wait()
+            self.pending.popleft()  # after the wait: the batch of a failed step is needed for recovery
+            return output
+        return StepOutput.empty(Batch())
 
 
 class EagerRunner:
-    """The plain rung: every operator on its own, any batch shape, any device."""
+    """The eager backend: PyTorch operators, any batch shape, any device."""
 
     def __init__(self, model: DualAR, head: Head, kv: PagedKV, tables: np.ndarray, slots: int) -> None:
         self.model, self.kv, self.tables = model, kv, tables
@@ -85,14 +85,14 @@ class EagerRunner:
         self.threads.choose(len(tokens))
         self.kv.begin_pass(self._metadata(batch, where))
         hidden = self.model.slow(tokens, positions, self.kv)
-        drawing = batch.sampled()
-        if not drawing:
+        sampled = batch.sampled()
+        if not sampled:
             return PendingStep(batch)
         return PendingStep.of(
-            batch, self._draw(hidden[self._drawing_rows(batch)], [sequence for sequence, _ in drawing])
+            batch, self._sample(hidden[self._sampled_rows(batch)], [sequence for sequence, _ in sampled])
         )
 
-    def _draw(self, hidden: Tensor, sequences: list[Sequence]) -> Tensor:
+    def _sample(self, hidden: Tensor, sequences: list[Sequence]) -> Tensor:
         slots = self._tensor([sequence.slot for sequence in sequences])
         penalised = any(sequence.sampling.repetition_penalty != 1.0 for sequence in sequences)
         state = self.slots.rows(slots, penalised=penalised)
@@ -101,7 +101,7 @@ class EagerRunner:
         return tokens
 
     def _tokens(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [tokens, 1 + codebooks], positions and places in memory [tokens] of everything in the step."""
+        """Return tokens [n, 1 + codebooks], positions [n] and cache locations [n] of the whole batch."""
         known = [prefill.sequence.tokens[prefill.start : prefill.end] for prefill in batch.prefills]
         slots = [sequence.slot for sequence in batch.decodes]
         tokens = self.slots.newest[self._tensor(slots)]
@@ -129,7 +129,7 @@ class EagerRunner:
         table = self.tables[prefill.sequence.slot, : -(-prefill.end // self.size)]
         return PrefillSegment(first, prefill.end - prefill.start, prefill.end, self._tensor(table))
 
-    def _drawing_rows(self, batch: Batch) -> Tensor:
+    def _sampled_rows(self, batch: Batch) -> Tensor:
         ends = np.cumsum([prefill.end - prefill.start for prefill in batch.prefills], dtype=np.int64)
         last = [int(end) - 1 for end, prefill in zip(ends, batch.prefills, strict=True) if prefill.samples_frame]
         begin = int(ends[-1]) if len(ends) else 0

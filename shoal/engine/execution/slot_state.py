@@ -1,4 +1,4 @@
-"""What the device has to know of every slot between two frames."""
+"""Per-slot sampling state on the device."""
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from shoal.speech import SamplingParams
 
 
 class SlotStates:
-    """SamplingParams settings, frame counters and recent tokens of every slot, on the device.
+    """Sampling parameters, frame counters and recent tokens of every slot, on the device.
 
-    There is one more than asked for: rows that only fill up a batch of fixed size work on the spare one.
+    One extra slot, `spare`, is for the padding rows of batches of fixed size.
     """
 
     def __init__(self, model: DualAR, slots: int) -> None:
@@ -27,14 +27,14 @@ class SlotStates:
 
     @property
     def memory(self) -> SamplingState:
-        """The same tensors, as the kernels take them."""
+        """Return the same tensors in the form the kernels take."""
         settings = {name: getattr(self.state.settings, name) for name in TENSOR_FIELDS}
         return SamplingState(**settings, frame=self.state.frame, window=self.state.window, last_tokens=self.newest)
 
     def bind(self, sequences: list[Sequence]) -> None:
-        """Make slots continue these sequences, wherever they stand: the last known token is the newest.
+        """Load the state of these sequences into their slots; the last known token becomes the newest.
 
-        One copy, which nobody waits for: a double holds every number of a slot exactly.
+        One asynchronous copy of float64 rows, which represent every value of a slot exactly.
         """
         if not sequences:
             return
@@ -53,7 +53,7 @@ class SlotStates:
         state.window[slots] = past[:, width:].unflatten(1, (width, -1))
 
     def _packed(self, sequence: Sequence) -> np.ndarray:
-        """Slot, frame, settings in the order of TENSOR_FIELDS, newest token, window: all of it in one row."""
+        """Slot, frame, settings in the order of TENSOR_FIELDS, newest token and window as one row."""
         settings = SamplingTensors.from_settings([sequence.sampling], torch.device("cpu"))
         window = np.zeros(self.state.window.shape[1:])
         recent = sequence.recent(window.shape[1])

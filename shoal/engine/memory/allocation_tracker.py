@@ -1,4 +1,4 @@
-"""What a computation would take at most, found out without doing it."""
+"""Peak memory of a computation on the meta device, measured without running it."""
 
 import weakref
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from torch.utils._pytree import tree_leaves
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Counts the tensors that are made and live at one time while it is entered. On the meta device none is computed.
+    """Dispatch mode that tracks the bytes of the tensors created while it is active.
 
-    What libraries take for themselves, as workspaces of convolutions, is not seen.
+    Library workspaces, such as those of convolutions, are not counted.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.most = self._now = 0
+        self.peak_bytes = self._now = 0
         self._seen: set[int] = set()
 
     def __torch_dispatch__(
@@ -35,7 +35,7 @@ class AllocationTracker(TorchDispatchMode):
             return
         self._seen.add(storage._cdata)
         self._now += storage.nbytes()
-        self.most = max(self.most, self._now)
+        self.peak_bytes = max(self.peak_bytes, self._now)
         weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
 
     def _free(self, key: int, size: int) -> None:

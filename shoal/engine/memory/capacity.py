@@ -1,4 +1,4 @@
-"""How many voices a card would hold, told without the card: sizes are counted on skeletons, nothing is computed."""
+"""Capacity planning: how many sequences a GPU holds, computed from meta tensors without the GPU."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -20,8 +20,8 @@ from shoal.quantize.sizes import codec_bytes, model_bytes
 
 CARDS = (8, 12, 16, 24, 80, 141)  # GB
 MODELS = ("s1-mini", "s2-pro")
-CONTEXTS = (1024, 4096)  # tokens of one voice: about 47 s of reference and speech, and three minutes of them
-# The rest is the driver's, and for the gaps between allocations.
+CONTEXTS = (1024, 4096)  # tokens per sequence: about 47 s and three minutes of reference and speech
+# The rest is left to the driver and to fragmentation.
 SHARE = float(EngineConfig.gpu_memory)
 GPU, DTYPE = torch.device("cuda"), torch.bfloat16
 KINDS = {"16-bit": DTYPE, "8-bit": torch.int8}
@@ -29,7 +29,7 @@ KINDS = {"16-bit": DTYPE, "8-bit": torch.int8}
 
 @dataclass(frozen=True, slots=True)
 class CardCapacity:
-    """One model on one card. `voices` by tokens of context and type of keys and values."""
+    """One model on one card. `voices` is the number of sequences by context length and KV dtype."""
 
     card: int  # GB
     model: str
@@ -43,7 +43,7 @@ def capacity_table(cards: tuple[int, ...] = CARDS, models: tuple[str, ...] = MOD
 
 
 def card_capacity(card: int, model: str) -> CardCapacity:
-    """What fits into the usual share of a card, with weights as `auto` would have them."""
+    """Return what fits into the default `gpu_memory` of a card, with the weights that `auto` selects."""
     cap = int(SHARE * card * 1e9)
     skeleton, codec = _skeletons(model)
     modes = choose_modes(AUTO, skeleton, codec, device=GPU, dtype=DTYPE, memory=cap).modes
@@ -55,7 +55,7 @@ def card_capacity(card: int, model: str) -> CardCapacity:
         size,
         {
             tokens: {
-                name: max_sequences(cap - size, codec.config, tokens * _column_bytes(skeleton, dtype))
+                name: max_sequences(cap - size, codec.config, tokens * _token_bytes(skeleton, dtype))
                 for name, dtype in KINDS.items()
             }
             for tokens in CONTEXTS
@@ -64,7 +64,7 @@ def card_capacity(card: int, model: str) -> CardCapacity:
 
 
 def weight_bytes(model: DualAR, codec: Codec, modes: WeightModes) -> int:
-    """Everything that stays in memory; beside plain codec weights lie those that the fused decoder packs for itself."""
+    """Return the resident bytes of all weights, including the copy that the fused decoder packs of the codec's."""
     size = model_bytes(model, modes, DTYPE) + codec_bytes(codec, modes.codec)
     if modes.codec == "none":
         with torch.device("meta"):
@@ -72,15 +72,15 @@ def weight_bytes(model: DualAR, codec: Codec, modes: WeightModes) -> int:
     return size
 
 
-def max_sequences(room: int, codec: CodecConfig, kv_bytes: int) -> int:
-    """Voices whose keys and values, streams and largest call of the codec fit into `room` bytes."""
-    voices = 0
-    while (voices + 1) * (kv_bytes + _stream_bytes(codec)) + _work_bytes(codec, voices + 1) <= room:
-        voices += 1
-    return voices
+def max_sequences(available: int, codec: CodecConfig, kv_bytes: int) -> int:
+    """Return how many sequences fit into `available` bytes with KV cache, codec streams and the largest codec call."""
+    count = 0
+    while (count + 1) * (kv_bytes + _stream_bytes(codec)) + _work_bytes(codec, count + 1) <= available:
+        count += 1
+    return count
 
 
-def _column_bytes(model: DualAR, dtype: torch.dtype) -> int:
+def _token_bytes(model: DualAR, dtype: torch.dtype) -> int:
     return PagedKV.bytes_per_block(model.config.slow, 1, dtype)
 
 
@@ -91,9 +91,9 @@ def _skeletons(model: str) -> tuple[DualAR, Codec]:
         return DualAR(config), Codec(sound)
 
 
-def _work_bytes(codec: CodecConfig, voices: int) -> int:
+def _work_bytes(codec: CodecConfig, sequences: int) -> int:
     """The most that one call of the decoder takes; a call takes no more than MAX_FRAMES frames."""
-    frames = min(voices * EngineConfig.max_chunk_frames, MAX_FRAMES)
+    frames = min(sequences * EngineConfig.max_chunk_frames, MAX_FRAMES)
     return _decoding(codec)[0] * frames
 
 
@@ -103,12 +103,12 @@ def _stream_bytes(codec: CodecConfig) -> int:
 
 @cache
 def _decoding(codec: CodecConfig) -> tuple[int, int]:
-    """Bytes to decode one frame of a long chunk, and to remember one stream."""
+    """Return the bytes to decode one frame of a long chunk, and those of the state of one stream."""
     frames = EngineConfig.max_chunk_frames
     with torch.device("meta"), torch.inference_mode():
         decoder = StreamingDecoder(Codec(codec, encoder=False), 1)
         codes = torch.zeros(1, codec.num_codebooks, frames, dtype=torch.long)
-        decoder.decode(codes, [0])  # makes what stays
-        with AllocationTracker() as peak:
+        decoder.decode(codes, [0])  # allocates the persistent state
+        with AllocationTracker() as tracker:
             decoder.decode(codes, [0])
-    return peak.most // frames, decoder.past.nbytes
+    return tracker.peak_bytes // frames, decoder.past.nbytes

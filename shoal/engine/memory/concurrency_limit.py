@@ -1,30 +1,34 @@
-"""How many voices may run at once: one per slot, until the device's memory says otherwise."""
+"""Concurrency limit: one sequence per slot, lowered when the device runs out of memory and raised again slowly."""
 
 from collections.abc import Callable
 
-# Seconds without a failure before one more is let in; longer every time that was too many.
+# Seconds without an out-of-memory error before the limit grows by one; doubled whenever growing failed.
 COOLDOWN_SECONDS = 60.0
 MAX_COOLDOWN_SECONDS = 3600.0
 
 
 class ConcurrencyLimit:
+    """Maximum number of running sequences, `limit`."""
+
     def __init__(self, slots: int, clock: Callable[[], float]) -> None:
-        self.most = slots
+        self.limit = slots
         self._slots, self._clock = slots, clock
-        self._cooldown = COOLDOWN_SECONDS
+        self.cooldown_seconds = COOLDOWN_SECONDS
         self._changed = clock()
-        self._grown = False  # since memory last ran out
+        self._grown = False  # since the last out-of-memory error
 
     def shrink(self, running: int) -> bool:
-        """Memory ran out with so many: fewer from now on; False if that would be none."""
-        self._cooldown = min(2 * self._cooldown, MAX_COOLDOWN_SECONDS) if self._grown else COOLDOWN_SECONDS
+        """Lower the limit to 3/4 of `running` after an out-of-memory error; False if that would be none."""
+        self.cooldown_seconds = (
+            min(2 * self.cooldown_seconds, MAX_COOLDOWN_SECONDS) if self._grown else COOLDOWN_SECONDS
+        )
         self._changed, self._grown = self._clock(), False
         fewer = running * 3 // 4
-        self.most = max(1, fewer)
+        self.limit = max(1, fewer)
         return fewer > 0
 
-    def ask(self) -> None:
-        """Somebody waits although there are slots: one more place, if it has been calm for long enough."""
-        if self.most < self._slots and self._clock() - self._changed >= self._cooldown:
-            self.most += 1
+    def maybe_grow(self) -> None:
+        """Raise the limit by one if the cooldown has passed. Called while sequences wait."""
+        if self.limit < self._slots and self._clock() - self._changed >= self.cooldown_seconds:
+            self.limit += 1
             self._changed, self._grown = self._clock(), True

@@ -1,4 +1,4 @@
-"""What the engine's process holds, on the device and on the host, and how it gives some back."""
+"""Memory of the engine process on host and device, and recovery from out-of-memory errors."""
 
 import logging
 
@@ -10,27 +10,24 @@ logger = logging.getLogger(__name__)
 
 
 def memory_stats(device: torch.device) -> dict[str, dict[str, int]]:
-    """Bytes. `vram` is of the whole device, whoever uses it, and of our tensors; a CPU has none."""
-    figures = {"host": {"resident": rss_bytes()}}
+    """Return bytes by place. `vram` (GPU only): used and total of the device, and allocated by this process."""
+    stats = {"host": {"resident": rss_bytes()}}
     if device.type == "cuda":
-        free, everything = torch.cuda.mem_get_info(device)
+        free, total = torch.cuda.mem_get_info(device)
         allocated = torch.cuda.memory_allocated(device)
-        figures["vram"] = {"used": everything - free, "all": everything, "allocated": allocated}
-    return figures
+        stats["vram"] = {"used": total - free, "all": total, "allocated": allocated}
+    return stats
 
 
-def is_out_of_memory(problem: BaseException) -> bool:
-    """Whether a failure is one of device memory, however deep in its causes."""
-    cause: BaseException | None = problem
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or any of its causes, is a torch.OutOfMemoryError."""
+    cause: BaseException | None = error
     while cause is not None and not isinstance(cause, torch.OutOfMemoryError):
         cause = cause.__cause__
     return cause is not None
 
 
 def release_cached_memory() -> None:
-    """What torch keeps for later and nobody holds goes back to the device.
-
-    What is computed again afterwards then finds memory that is not in pieces too small for it.
-    """
-    logger.warning("out of device memory: giving back what is not in use")
+    """Return cached blocks of the torch allocator to the device, so that recomputation finds unfragmented memory."""
+    logger.warning("out of GPU memory: releasing cached allocator blocks")
     torch.cuda.empty_cache()

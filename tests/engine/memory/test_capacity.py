@@ -14,7 +14,7 @@ def test_what_lives_at_one_time_is_counted_and_what_is_gone_is_not() -> None:
         second = view + 1
         del first, view
         third = torch.zeros(500, dtype=torch.uint8)
-    assert peak.most == 1000 + 990
+    assert peak.peak_bytes == 1000 + 990
     assert len(second) + len(third) == 1490
 
 
@@ -28,7 +28,7 @@ def test_a_skeleton_takes_what_the_real_thing_takes() -> None:
             decoder.decode(codes, [0, 1])
             with AllocationTracker() as peak:
                 decoder.decode(codes, [0, 1])
-        found.append(peak.most)
+        found.append(peak.peak_bytes)
     assert found[0] == found[1] > 0
 
 

@@ -21,42 +21,42 @@ def clock() -> Clock:
 
 
 def test_three_quarters_stay_and_one_at_a_time_comes_back(clock: Clock) -> None:
-    places = ConcurrencyLimit(8, clock)
-    assert places.shrink(running=8)
-    assert places.most == 6
+    limit = ConcurrencyLimit(8, clock)
+    assert limit.shrink(running=8)
+    assert limit.limit == 6
     for expected in (6, 6, 7, 7, 8, 8, 8):
-        places.ask()
-        assert places.most == expected
+        limit.maybe_grow()
+        assert limit.limit == expected
         clock.now += COOLDOWN_SECONDS / 2 + 0.1
 
 
 def test_whoever_was_too_many_is_tried_again_later_and_later(clock: Clock) -> None:
-    places, calm = ConcurrencyLimit(4, clock), COOLDOWN_SECONDS
-    places.shrink(running=4)
+    limit, calm = ConcurrencyLimit(4, clock), COOLDOWN_SECONDS
+    limit.shrink(running=4)
     for _ in range(10):
         clock.now += calm - 0.1
-        places.ask()
-        assert places.most == 3
+        limit.maybe_grow()
+        assert limit.limit == 3
         clock.now += 0.2
-        places.ask()
-        assert places.most == 4
-        places.shrink(running=4)
+        limit.maybe_grow()
+        assert limit.limit == 4
+        limit.shrink(running=4)
         calm = min(2 * calm, MAX_COOLDOWN_SECONDS)
     assert calm == MAX_COOLDOWN_SECONDS
-    places.shrink(running=3)  # not by what came back
+    limit.shrink(running=3)  # not by what came back
     clock.now += COOLDOWN_SECONDS
-    places.ask()
-    assert places.most == 3
+    limit.maybe_grow()
+    assert limit.limit == 3
 
 
 def test_one_always_stays_and_nobody_is_let_in_beyond_the_slots(clock: Clock) -> None:
-    places = ConcurrencyLimit(2, clock)
-    assert not places.shrink(running=1)
-    assert places.most == 1
+    limit = ConcurrencyLimit(2, clock)
+    assert not limit.shrink(running=1)
+    assert limit.limit == 1
     for _ in range(5):
         clock.now += MAX_COOLDOWN_SECONDS
-        places.ask()
-    assert places.most == 2
+        limit.maybe_grow()
+    assert limit.limit == 2
 
 
 def test_a_scheduler_lets_one_more_run_when_somebody_waits(clock: Clock) -> None:

@@ -6,7 +6,7 @@ from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.load import load
-from shoal.engine.memory.profile import MemoryBudget, plan_memory, rehearse, with_few_blocks
+from shoal.engine.memory.profile import MemoryBudget, minimal_kv_config, plan_memory, run_peak_load
 from shoal.errors import InvalidRequest
 from tests.engine.solo import assert_nothing_is_held
 
@@ -22,9 +22,9 @@ def test_what_everything_else_leaves_is_for_keys_and_values() -> None:
 
 
 def test_a_rehearsal_needs_hardly_any_memory_and_leaves_no_trace(tiny: Checkpoint) -> None:
-    core = EngineCore(tiny, with_few_blocks(tiny, EngineConfig(slots=3)))
+    core = EngineCore(tiny, minimal_kv_config(tiny, EngineConfig(slots=3)))
     assert core.pool.count == 8
-    rehearse(core)
+    run_peak_load(core)
     assert_nothing_is_held(core)
 
 
@@ -38,7 +38,7 @@ def test_an_engine_stays_under_its_cap_with_all_its_voices_speaking(kv_dtype: st
     try:
         config = plan_memory(checkpoint, EngineConfig(slots=4, gpu_memory="1GB", kv_dtype=kv_dtype, guard=False))
         assert config.kv_bytes is not None
-        rehearse(EngineCore(checkpoint, config))
+        run_peak_load(EngineCore(checkpoint, config))
         assert torch.cuda.max_memory_reserved() <= 1e9
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -69,7 +69,7 @@ def test_memory_that_runs_out_again_and_again_leaves_fewer_voices_and_all_are_he
         events += core.step()
     assert [event.error for event in events if event.last] == [None] * 8
     assert core.stats.out_of_memory == core.stats.failed == 4  # eight, six, four, three
-    assert core.scheduler.concurrency.most == 2
+    assert core.scheduler.concurrency.limit == 2
 
 
 def test_a_voice_that_memory_does_not_suffice_for_fails_alone(

@@ -63,7 +63,7 @@ def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]
     supervisor.close()
 
 
-def test_requests_are_spoken_and_repeat_exactly(supervisor: Supervisor) -> None:
+def test_requests_with_one_seed_give_the_same_audio(supervisor: Supervisor) -> None:
     async def twice() -> list[list[AudioChunk]]:
         return await asyncio.gather(*(collect(supervisor, short(seed)) for seed in (1, 2, 1)))
 
@@ -74,14 +74,14 @@ def test_requests_are_spoken_and_repeat_exactly(supervisor: Supervisor) -> None:
     assert np.abs(samples_of(first) - samples_of(second)).max() > 1e-3
 
 
-def test_errors_cross_the_process_boundary_as_themselves(supervisor: Supervisor) -> None:
+def test_errors_keep_their_class_across_the_process_boundary(supervisor: Supervisor) -> None:
     with pytest.raises(TextError, match="empty"):
         asyncio.run(collect(supervisor, SpeechRequest("   ")))
     with pytest.raises(InvalidRequest):
         asyncio.run(collect(supervisor, SpeechRequest("hi", recordings=(Recording(b"noise", "words"),))))
 
 
-def test_codes_and_samples_can_be_asked_for(supervisor: Supervisor) -> None:
+def test_recordings_are_encoded_and_codes_decoded(supervisor: Supervisor) -> None:
     codes = np.zeros((10, 3), np.int32)
     assert asyncio.run(supervisor.adecode(codes)).shape == (3 * 640,)
     assert asyncio.run(supervisor.aencode(recording(seconds=1.0))).shape == (10, 25)
@@ -89,22 +89,22 @@ def test_codes_and_samples_can_be_asked_for(supervisor: Supervisor) -> None:
     assert supervisor.sample_rate == 16000
 
 
-def test_leaving_the_generator_frees_the_slot(supervisor: Supervisor) -> None:
-    async def leave() -> None:
+def test_closing_the_generator_frees_the_slot(supervisor: Supervisor) -> None:
+    async def close_early() -> None:
         chunks = supervisor.speak(SpeechRequest("a long one", sampling=ENDLESS))
         await anext(chunks)
         await chunks.aclose()
 
-    asyncio.run(leave())
+    asyncio.run(close_early())
     wait_until(lambda: supervisor.statistics()["running"] == 0)
 
 
-def test_a_killed_engine_comes_back_and_unheard_requests_are_replayed(supervisor: Supervisor) -> None:
+def test_a_killed_engine_restarts_and_requests_without_audio_are_resubmitted(supervisor: Supervisor) -> None:
     async def kill_under_load() -> tuple[list[AudioChunk | BaseException], list[list[AudioChunk]]]:
         heard = supervisor.speak(SpeechRequest("a long one", sampling=ENDLESS))
         await anext(heard)
         assert supervisor.process_id is not None
-        os.kill(supervisor.process_id, signal.SIGSTOP)  # nothing more is heard, so the next ones wait
+        os.kill(supervisor.process_id, signal.SIGSTOP)  # it sends nothing more, so the next requests wait
         waiting = [asyncio.create_task(collect(supervisor, short(seed))) for seed in range(6)]
         await asyncio.sleep(0.05)
         os.kill(supervisor.process_id, signal.SIGKILL)
@@ -129,8 +129,8 @@ async def drain(chunks: AsyncGenerator[AudioChunk, None]) -> AudioChunk:
     return last
 
 
-def test_a_reload_lets_running_requests_end(supervisor: Supervisor) -> None:
-    async def reload_under_way() -> list[AudioChunk]:
+def test_a_reload_drains_running_requests(supervisor: Supervisor) -> None:
+    async def reload_while_speaking() -> list[AudioChunk]:
         speaking = asyncio.create_task(collect(supervisor, short(5, frames=300)))
         await asyncio.sleep(0.2)
         await asyncio.to_thread(supervisor.reload, supervisor.source)
@@ -138,11 +138,11 @@ def test_a_reload_lets_running_requests_end(supervisor: Supervisor) -> None:
         return await speaking
 
     before = supervisor.process_id
-    assert len(samples_of(asyncio.run(reload_under_way()))) > 0
+    assert len(samples_of(asyncio.run(reload_while_speaking()))) > 0
     assert supervisor.process_id != before
 
 
-def test_a_reload_and_a_death_at_once_leave_one_engine() -> None:
+def test_a_reload_and_a_crash_at_once_leave_one_engine() -> None:
     supervisor = Supervisor(SOURCE)
     supervisor.start()
     try:
@@ -159,13 +159,13 @@ def test_a_reload_and_a_death_at_once_leave_one_engine() -> None:
         supervisor.close()
 
 
-def test_an_engine_that_does_not_read_holds_up_nobody(supervisor: Supervisor) -> None:
+def test_an_engine_that_does_not_read_its_pipe_blocks_no_caller(supervisor: Supervisor) -> None:
     engine = supervisor.process_id
     assert engine is not None
     os.kill(engine, signal.SIGSTOP)
     try:
-        order = Encode(bytes(8 << 20))  # more than a pipe holds
-        sending = threading.Thread(target=supervisor._submit, args=(order, lambda reply: None), daemon=True)
+        command = Encode(bytes(8 << 20))  # more than a pipe buffers
+        sending = threading.Thread(target=supervisor._submit, args=(command, lambda reply: None), daemon=True)
         sending.start()
         sending.join(30)
         assert not sending.is_alive()
@@ -173,7 +173,7 @@ def test_an_engine_that_does_not_read_holds_up_nobody(supervisor: Supervisor) ->
         os.kill(engine, signal.SIGCONT)
 
 
-def test_why_an_engine_does_not_start_again_is_not_told_to_everybody(tmp_path: Path) -> None:
+def test_clients_are_not_told_why_an_engine_does_not_restart(tmp_path: Path) -> None:
     model = tmp_path / "model"
     save_random(model, random_checkpoint("tiny"))
     supervisor = Supervisor(replace(SOURCE, model=str(model)))
@@ -183,17 +183,15 @@ def test_why_an_engine_does_not_start_again_is_not_told_to_everybody(tmp_path: P
         assert supervisor.process_id is not None
         os.kill(supervisor.process_id, signal.SIGKILL)
         wait_until(lambda: not supervisor.ready)
-        with pytest.raises(EngineStopped, match="try again later") as told:
+        with pytest.raises(EngineStopped, match="try again later") as raised:
             asyncio.run(collect(supervisor, short(1)))
-        assert str(tmp_path) not in str(told.value)
+        assert str(tmp_path) not in str(raised.value)
     finally:
         supervisor.close()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_signals_to_the_whole_group_do_not_cut_what_is_being_spoken(
-    supervisor: Supervisor, sent: signal.Signals
-) -> None:
+def test_signals_to_the_process_group_do_not_interrupt_requests(supervisor: Supervisor, sent: signal.Signals) -> None:
     async def interrupted() -> list[AudioChunk]:
         chunks = supervisor.speak(short(7, frames=40))
         heard = [await anext(chunks)]
@@ -206,7 +204,7 @@ def test_signals_to_the_whole_group_do_not_cut_what_is_being_spoken(
     assert supervisor.restarts == before
 
 
-def test_an_engine_that_hangs_is_ended_and_replaced(tmp_path: Path) -> None:
+def test_an_engine_that_hangs_is_killed_and_restarted(tmp_path: Path) -> None:
     supervisor = Supervisor(SOURCE, SupervisorConfig(hang_seconds=4.0))
     supervisor.start()
     try:
@@ -248,7 +246,7 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_whose_thread_breaks_is_replaced_and_the_request_spoken(tmp_path: Path) -> None:
+def test_an_engine_whose_thread_fails_is_restarted_and_the_request_resubmitted(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(BROKEN_THREAD)
     done = subprocess.run(
@@ -261,20 +259,20 @@ def test_an_engine_whose_thread_breaks_is_replaced_and_the_request_spoken(tmp_pa
     assert done.stdout.split() == [str(6 * 640), "1", "True"], done.stderr
 
 
-def start_in_vain(supervisor: Supervisor) -> None:
+def start_and_fail(supervisor: Supervisor) -> None:
     with pytest.raises(EngineStopped):
         supervisor.start()
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_close_ends_an_engine_that_is_being_started(again: bool) -> None:
+def test_close_kills_an_engine_that_is_starting(again: bool) -> None:
     supervisor = Supervisor(EngineSource("nano", device="cpu", config=EngineConfig(slots=1)))
     if again:
         supervisor.start()
         assert supervisor.process_id is not None
         os.kill(supervisor.process_id, signal.SIGKILL)
     else:
-        starting = threading.Thread(target=start_in_vain, args=(supervisor,))
+        starting = threading.Thread(target=start_and_fail, args=(supervisor,))
         starting.start()
     wait_until(lambda: bool(supervisor._starting))
     [fresh] = supervisor._starting
@@ -295,7 +293,7 @@ def test_a_drain_waits_for_requests_whose_voice_is_still_being_encoded() -> None
 
     async def drained() -> list[AudioChunk]:
         speaking = asyncio.create_task(collect(supervisor, wanted))
-        await asyncio.sleep(0)  # it is with the engine, which has only started to read the recording
+        await asyncio.sleep(0)  # submitted; the engine has only started to read the recording
         await asyncio.to_thread(supervisor.close, drain=True, timeout=30.0)
         return await speaking
 
@@ -303,7 +301,7 @@ def test_a_drain_waits_for_requests_whose_voice_is_still_being_encoded() -> None
 
 
 class Blocked:
-    """A pipe whose other end does not read yet."""
+    """A pipe whose other end does not read until `read` is set."""
 
     def __init__(self) -> None:
         self.full, self.read = threading.Event(), threading.Event()
@@ -313,12 +311,12 @@ class Blocked:
         self.read.wait()
 
 
-def test_whoever_reads_orders_is_not_held_up_by_answers() -> None:
+def test_reading_commands_is_not_blocked_by_sending_results() -> None:
     worker, pipe = object.__new__(Worker), Blocked()
     worker._send = ReplyChannel(pipe).send  # type: ignore[arg-type]
     worker._jobs = JobRunner(1)
     worker._service = SimpleNamespace(statistics=dict)  # type: ignore[assignment]
-    reading = threading.Thread(target=lambda: [worker._take(job, GetStats()) for job in (1, 2)], daemon=True)
+    reading = threading.Thread(target=lambda: [worker._run_command(job, GetStats()) for job in (1, 2)], daemon=True)
     reading.start()
     assert pipe.full.wait(10)
     reading.join(10)
@@ -327,12 +325,12 @@ def test_whoever_reads_orders_is_not_held_up_by_answers() -> None:
     assert not held_up
 
 
-def test_a_model_that_cannot_be_loaded_is_said_at_start() -> None:
+def test_start_raises_the_error_of_a_model_that_cannot_be_loaded() -> None:
     with pytest.raises(ModelNotFound):
         Supervisor(EngineSource("random:none")).start()
 
 
-def test_an_engine_that_is_closed_after_speaking_ends_without_a_fault() -> None:
+def test_an_engine_that_is_closed_after_a_request_exits_with_code_0() -> None:
     supervisor = Supervisor(EngineSource("nano", device="cpu", config=EngineConfig(slots=1)))
     supervisor.start()
     engine = next(child for child in multiprocessing.active_children() if child.pid == supervisor.process_id)
@@ -341,7 +339,7 @@ def test_an_engine_that_is_closed_after_speaking_ends_without_a_fault() -> None:
     assert engine.exitcode == 0
 
 
-def test_after_close_nothing_is_taken_and_the_process_is_gone(tmp_path: Path) -> None:
+def test_after_close_requests_are_refused_and_the_process_has_exited(tmp_path: Path) -> None:
     supervisor = Supervisor(SOURCE)
     supervisor.start()
     process = supervisor.process_id

@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from shoal.config import EngineConfig
 from shoal.engine.process.supervisor import Supervisor
-from shoal.errors import EngineStopped
+from shoal.errors import DeadlineExceeded, EngineStopped
 from shoal.speech import AudioChunk, Recording, Sampling, SpeechRequest
 from tests.engine.process.test_supervisor import collect, short
 from tests.engine.rigged import Gate, RiggedSource
@@ -157,3 +158,8 @@ def test_a_drain_waits_for_nothing_that_nobody_wants(supervisor: Supervisor, gat
     asyncio.run(leave_behind())
     supervisor.close(drain=True, timeout=3600.0)  # what is being encoded never ends
     assert engine.exitcode == 0
+
+
+def test_the_deadline_of_a_request_includes_encoding_its_voice(supervisor: Supervisor) -> None:
+    with pytest.raises(DeadlineExceeded):  # the gate stays shut, so the encoding never ends
+        asyncio.run(collect(supervisor, replace(in_voice(0), timeout=0.2)))
