@@ -1,1 +1,1 @@
-"""Who runs when, on which memory: continuous batching over paged keys and values."""
+"""Scheduling and execution: continuous batching over a paged KV cache."""

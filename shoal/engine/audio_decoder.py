@@ -85,8 +85,8 @@ class AudioDecoder:
         """
         if ended:
             return PlannedChunk(utterance, utterance.backlog, ended=True)
-        wanted = 1 if pausing else self._chunk_frames(utterance)
-        return PlannedChunk(utterance, utterance.backlog, ended=False) if utterance.backlog >= wanted else None
+        required = 1 if pausing else self._chunk_frames(utterance)
+        return PlannedChunk(utterance, utterance.backlog, ended=False) if utterance.backlog >= required else None
 
     def submit(self, chunks: list[PlannedChunk]) -> None:
         """Start decoding these chunks; `collect` has to be called before the next `submit`."""
@@ -204,8 +204,8 @@ class AudioDecoder:
             codes = np.stack(utterance.codes[:end], axis=1)[None].astype(np.int64)
             chunks = [codes[..., i : i + self._max_frames] for i in range(0, end, self._max_frames)]
             samples = np.concatenate([self._run(chunk, [slot])()[0] for chunk in chunks])
-        except RuntimeError as problem:
-            return GenerationFailed(f"the codec failed: {problem}")
+        except RuntimeError as error:
+            return GenerationFailed(f"the codec failed: {error}")
         utterance.decoded = end
         return samples[-chunk.frames * self.codec.config.frame_length :]
 

@@ -76,7 +76,7 @@ class EngineCore:
             fused=self.runner.backend == "graph" and modes_of(model, checkpoint.codec).codec == "none",
         )
         self.tracker = RequestTracker(self.scheduler, self.audio_decoder, model.config, config, clock)
-        self._suspects: deque[tuple[Sequence, int]] = deque()  # with the tokens each had when it was set back
+        self._suspects: deque[tuple[Sequence, int]] = deque()  # each with its length when the step failed
         self._out_of_memory = False  # cause of the last failed step
 
     @property
@@ -113,12 +113,12 @@ class EngineCore:
         """Generate one frame for every running sequence: schedule, run, collect audio, commit, submit to the codec."""
         events = self.tracker.expire()
         batch = self._plan()
-        drawn = self._run(batch)
-        if drawn is None:
+        output = self._run(batch)
+        if output is None:
             return events + self._handle_failure(batch)
         # Before the commit: an utterance that fails or restarts here must not receive these frames.
         events += self.tracker.collect_audio()
-        progress = self.scheduler.commit(drawn)
+        progress = self.scheduler.commit(output)
         return events + self.tracker.submit_audio(progress)
 
     def _plan(self) -> Batch:
@@ -139,9 +139,9 @@ class EngineCore:
         started = time.perf_counter()
         try:
             return self.runner.run(batch)
-        except RuntimeError as problem:
+        except RuntimeError as error:
             logger.exception("step over %d sequences failed", len(batch.sequences()))
-            self._out_of_memory = is_out_of_memory(problem)
+            self._out_of_memory = is_out_of_memory(error)
             self.stats.failed += 1
             return None
         finally:

@@ -76,7 +76,7 @@ class PagedKV:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan = self._pass
-        assert plan is not None, "open() comes before the forward pass"
+        assert plan is not None, "begin_pass() comes before the forward pass"
         keys, values = self.keys[layer], self.values[layer]
         scales = self.scales(layer)
         write_kv(keys, scales["key_scales"], plan.where, k)
@@ -112,8 +112,8 @@ class HostCache:
                 torch.empty((self.capacity, *part[:, 0].shape), dtype=part.dtype, pin_memory=pinned)
                 for part in kv.parts()
             ]
-        except RuntimeError as problem:  # containers may limit pinned memory
-            logger.warning("cannot allocate pinned memory; the host KV cache is disabled: %s", problem)
+        except RuntimeError as error:  # containers may limit pinned memory
+            logger.warning("cannot allocate pinned memory; the host KV cache is disabled: %s", error)
             self.capacity, self._slots = 0, []
         self._free = list(range(self.capacity))
         self._by_key: OrderedDict[Key, int] = OrderedDict()

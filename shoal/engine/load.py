@@ -52,11 +52,11 @@ def load(
     device, config = choose_device(device), config or EngineConfig()
     try:
         return _load(model, device, dtype, codec, voices, config, warm=warm)
-    except torch.OutOfMemoryError as problem:
+    except torch.OutOfMemoryError as error:
         raise InvalidRequest(
             f"{model} does not fit into the free memory of {device}: lower slots, quantize "
             "(--quantize int8,codec=int8), or stop other processes on the device"
-        ) from problem
+        ) from error
 
 
 def _load(

@@ -231,15 +231,15 @@ class Scheduler:
         sequence.extend_keys(self.pool.size)
         # The last token is always computed, because the next frame is sampled from its logits.
         shareable = sequence.keys[: (sequence.length - 1) // self.pool.size]
-        wanted = self.pool.needed(sequence.length + 1)
+        needed = self.pool.needed(sequence.length + 1)
         # Checked before any change: a waiting sequence comes here at every step.
-        if wanted - self.pool.in_use(shareable) > self.pool.available:
+        if needed - self.pool.in_use(shareable) > self.pool.available:
             return False
         shared = self.pool.match(shareable)
-        self._admit(sequence, shared, wanted - len(shared))
+        self._admit(sequence, shared, needed - len(shared))
         return True
 
-    def _admit(self, sequence: Sequence, shared: list[int], wanted: int) -> None:
+    def _admit(self, sequence: Sequence, shared: list[int], needed: int) -> None:
         if sequence.slot < 0:
             sequence.slot = self._free_slots.pop()
             sequence.arrived = self._arrivals
@@ -247,7 +247,7 @@ class Scheduler:
             self.stats.admitted += 1
         for block in shared:
             self._append_block(sequence, block)
-        for _ in range(wanted):
+        for _ in range(needed):
             self._append_block(sequence, self.pool.take())
         sequence.computed = len(shared) * self.pool.size
         sequence.sealed = len(shared)

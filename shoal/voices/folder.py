@@ -114,8 +114,8 @@ class Folder:
         try:
             with os.scandir(self.fd) as entries:
                 return sorted(entry.name for entry in entries if not (entry.is_symlink() or belongs(entry)))
-        except OSError as problem:
-            raise self.broken(None, reason(problem)) from problem
+        except OSError as error:
+            raise self.broken(None, reason(error)) from error
 
     def recordings(self) -> list[str]:
         """Return the file names of the recordings. Raises BrokenVoice if there is none, or one without transcript."""
@@ -142,8 +142,8 @@ class Folder:
         stored = self.read(file, 4 * limits.max_transcript + 1024)
         try:
             return check_transcript(stored.decode("utf-8-sig"), limits)
-        except (InvalidRequest, UnicodeDecodeError) as problem:
-            raise self.broken(file, problem) from problem
+        except (InvalidRequest, UnicodeDecodeError) as error:
+            raise self.broken(file, error) from error
 
     def details(self) -> VoiceDetails | None:
         """Return the details, or None for a directory that was not created by a store."""
@@ -153,8 +153,8 @@ class Folder:
             stored = json.loads(self.read(DETAILS, DETAILS_BYTES))
             recordings = tuple(RecordingDetails(**recording) for recording in stored.pop("recordings"))
             return VoiceDetails(recordings=recordings, **stored)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
-            raise self.broken(DETAILS, f"cannot be parsed: {problem}") from problem
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise self.broken(DETAILS, f"cannot be parsed: {error}") from error
 
     def codes(self, file: str) -> Codes | None:
         """Return stored codes, memory-mapped, or None if the file is missing or invalid."""
@@ -168,29 +168,29 @@ class Folder:
         try:
             with self._open(file) as opened:
                 content = opened.read(max_bytes + 1)
-        except OSError as problem:
-            raise self.broken(file, reason(problem)) from problem
+        except OSError as error:
+            raise self.broken(file, reason(error)) from error
         if len(content) > max_bytes:
             raise self.broken(file, f"larger than {max_bytes} bytes")
         return content
 
-    def broken(self, file: str | None, problem: object) -> BrokenVoice:
+    def broken(self, file: str | None, error: object) -> BrokenVoice:
         place = f"voice {self.name!r}" if file is None else f"voice {self.name!r}, file {file!r}"
-        return BrokenVoice(f"{place}: {problem}")
+        return BrokenVoice(f"{place}: {error}")
 
     def _files(self) -> dict[str, bool]:
         """Return all names, and whether each is a regular file."""
         try:
             with os.scandir(self.fd) as entries:
                 return {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
-        except OSError as problem:
-            raise self.broken(None, reason(problem)) from problem
+        except OSError as error:
+            raise self.broken(None, reason(error)) from error
 
     def _stamp(self, file: str) -> tuple[str, int, int, int]:
         try:
             found = os.stat(file, dir_fd=self.fd, follow_symlinks=False)
-        except OSError as problem:
-            raise self.broken(file, reason(problem)) from problem
+        except OSError as error:
+            raise self.broken(file, reason(error)) from error
         return file, found.st_ino, found.st_size, found.st_mtime_ns
 
     @contextmanager
@@ -212,8 +212,8 @@ def open_folder(root: Path, name: str) -> Iterator[Folder]:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
-    except OSError as problem:
-        raise BrokenVoice(f"voice {name!r}: {reason(problem)}") from problem
+    except OSError as error:
+        raise BrokenVoice(f"voice {name!r}: {reason(error)}") from error
     try:
         yield Folder(name, path, fd)
     finally:
@@ -303,7 +303,7 @@ def write_file(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def reason(problem: OSError) -> str:
-    if problem.errno in (errno.ELOOP, errno.ENOTDIR):
+def reason(error: OSError) -> str:
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return "a link or not a directory; links are not followed"
-    return problem.strerror or str(problem)
+    return error.strerror or str(error)

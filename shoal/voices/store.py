@@ -175,17 +175,17 @@ class VoiceStore:
         check_name(name)
         with ExitStack() as stack:
             folders: list[Folder] = []
-            problem: BrokenVoice | None = None
+            error: BrokenVoice | None = None
             for root in self._roots:
                 try:
                     folders.append(stack.enter_context(open_folder(root, name)))
                 except FileNotFoundError:
                     continue
                 except BrokenVoice as broken:
-                    problem = problem or broken
+                    error = error or broken
             found = [folder for folder in folders if folder.complete] or [f for f in folders if not f.empty]
             if not found:
-                raise problem or _not_found(name)
+                raise error or _not_found(name)
             try:
                 yield found[0]
             except BrokenVoice:
@@ -240,10 +240,10 @@ class VoiceStore:
 
     def _encode(self, folder: Folder, recording: str, audio: bytes, encoder: VoiceEncoder) -> Codes:
         try:
-            heard = read_recording(audio, encoder.sample_rate, self._limits)
-        except InvalidRequest as problem:
-            raise folder.broken(recording, problem) from problem
-        return encode_recording(heard, encoder)
+            decoded = read_recording(audio, encoder.sample_rate, self._limits)
+        except InvalidRequest as error:
+            raise folder.broken(recording, error) from error
+        return encode_recording(decoded, encoder)
 
     def _store_codes(self, folder: Folder, file: str, codes: Codes) -> Codes:
         """Store codes and return them memory-mapped. A failed write is logged; it only costs a later re-encoding."""
@@ -254,8 +254,8 @@ class VoiceStore:
                 write_codes(workspace / "codes", codes)
                 # Relative to the open directory, which may have been renamed or deleted.
                 os.rename(workspace / "codes", file, dst_dir_fd=folder.fd)
-        except OSError as problem:
-            logger.warning("voice %s: storing its codes failed: %s", folder.name, problem)
+        except OSError as error:
+            logger.warning("voice %s: storing its codes failed: %s", folder.name, error)
             return codes
         stored = folder.codes(file)
         return codes if stored is None else stored
@@ -264,8 +264,8 @@ class VoiceStore:
         """Rename into place. A non-empty directory is never replaced, not even in a race."""
         try:
             made.rename(self._directory / name)
-        except OSError as problem:
-            if problem.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise _exists(name) from None
             raise
         sync_directory(self._directory)
@@ -295,8 +295,8 @@ class VoiceStore:
 def _names(root: Path) -> list[str]:
     try:
         return [path.name for path in root.iterdir() if is_name(path.name)]
-    except OSError as problem:
-        logger.warning("cannot list the voices of %s: %s", root, reason(problem))
+    except OSError as error:
+        logger.warning("cannot list the voices of %s: %s", root, reason(error))
         return []
 
 
@@ -317,8 +317,8 @@ def _recorded_hashes(folder: Folder) -> dict[str, str]:
 def _as_output_error(what: str) -> Iterator[None]:
     try:
         yield
-    except OSError as problem:
-        raise OutputError(f"cannot write {what}: {problem.strerror or problem}") from problem
+    except OSError as error:
+        raise OutputError(f"cannot write {what}: {error.strerror or error}") from error
 
 
 def _exists(name: str) -> VoiceExists:

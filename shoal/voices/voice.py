@@ -111,11 +111,11 @@ def voice_from_recordings(clips: Sequence[Clip], encoder: VoiceEncoder, limits: 
 
 def read_recordings(audios: Sequence[bytes], sample_rate: int, limits: VoiceLimits) -> list[DecodedAudio]:
     recordings: list[DecodedAudio] = []
-    left = limits.max_total_seconds
+    remaining = limits.max_total_seconds
     for audio in audios:
         recordings.append(read_recording(audio, sample_rate, limits))
-        left -= recordings[-1].seconds
-        if left < 0:
+        remaining -= recordings[-1].seconds
+        if remaining < 0:
             raise AudioError(f"the recordings together are longer than {limits.max_total_seconds:g} seconds")
     return recordings
 

@@ -79,14 +79,14 @@ class Listener:
         return self.speaker.sent - heard
 
 
-def test_the_first_chunk_comes_after_the_first_frames(tiny: Checkpoint) -> None:
+def test_the_first_chunk_is_sent_after_first_chunk_frames(tiny: Checkpoint) -> None:
     box, speaker = audio_decoder(tiny, first=3), utterance(0, codes(2))
     assert box.next_chunk(speaker, ended=False) is None
     speaker.codes.append(codes(1)[:, 0])
     assert box.next_chunk(speaker, ended=False) == PlannedChunk(speaker, 3, ended=False)
 
 
-def test_chunks_grow_with_the_lead_over_the_listener(tiny: Checkpoint) -> None:
+def test_chunks_grow_with_the_lead_over_playback(tiny: Checkpoint) -> None:
     clock = FakeClock()
     speaker = utterance(0)
     listener = Listener(audio_decoder(tiny, clock, most=16), clock, speaker)
@@ -110,14 +110,14 @@ def test_chunks_are_cut_at_the_same_places_whatever_the_speed(tiny: Checkpoint, 
     assert listener.chunks[:9] == [2, 2, 2, 3, 4, 6, 9, 14, 16]
 
 
-def test_nobody_listens_to_a_whole_utterance_before_its_end_so_its_chunks_are_large(tiny: Checkpoint) -> None:
+def test_whole_utterances_are_decoded_in_the_largest_chunks(tiny: Checkpoint) -> None:
     box, speaker = audio_decoder(tiny, most=8), utterance(0, codes(7), whole=True)
     assert box.next_chunk(speaker, ended=False) is None
     speaker.codes.append(codes(1)[:, 0])
     assert box.next_chunk(speaker, ended=False) == PlannedChunk(speaker, 8, ended=False)
 
 
-def test_nothing_is_kept_back_while_the_next_turn_is_prepared(tiny: Checkpoint) -> None:
+def test_all_frames_are_decoded_before_the_prefill_of_the_next_turn(tiny: Checkpoint) -> None:
     box, speaker = audio_decoder(tiny, first=4), utterance(0, codes(1))
     assert box.next_chunk(speaker, ended=False) is None
     assert box.next_chunk(speaker, ended=False, pausing=True) == PlannedChunk(speaker, 1, ended=False)
@@ -125,7 +125,7 @@ def test_nothing_is_kept_back_while_the_next_turn_is_prepared(tiny: Checkpoint) 
     assert box.next_chunk(speaker, ended=False, pausing=True) is None
 
 
-def test_the_end_takes_everything_and_may_be_empty(tiny: Checkpoint) -> None:
+def test_the_last_chunk_has_all_remaining_frames_and_may_be_empty(tiny: Checkpoint) -> None:
     box = audio_decoder(tiny)
     assert box.next_chunk(utterance(0, codes(1)), ended=True).frames == 1  # type: ignore[union-attr]
     nothing = box.next_chunk(utterance(1), ended=True)
@@ -135,7 +135,7 @@ def test_the_end_takes_everything_and_may_be_empty(tiny: Checkpoint) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(gaps=st.lists(st.floats(0.01, 0.99), min_size=1, max_size=30), first=st.integers(1, 4), most=st.integers(4, 64))
-def test_playback_never_starves_while_frames_come_faster_than_they_are_heard(
+def test_playback_never_underruns_while_generation_is_faster_than_real_time(
     tiny: Checkpoint, gaps: list[float], first: int, most: int
 ) -> None:
     """A gap is the time from one frame to the next, in frames."""
@@ -150,7 +150,7 @@ def test_playback_never_starves_while_frames_come_faster_than_they_are_heard(
     assert sum(listener.chunks) >= 200 - most
 
 
-def test_a_listener_who_waits_already_gets_chunks_of_the_first_size(tiny: Checkpoint) -> None:
+def test_a_client_after_an_underrun_gets_chunks_of_the_first_size(tiny: Checkpoint) -> None:
     clock = FakeClock()
     listener = Listener(audio_decoder(tiny, clock, first=2), clock, utterance(0))
     for _ in range(20):
@@ -160,7 +160,7 @@ def test_a_listener_who_waits_already_gets_chunks_of_the_first_size(tiny: Checkp
     assert set(listener.chunks) == {2}
 
 
-def test_pieces_of_any_lengths_in_one_call_are_the_whole_of_each(tiny: Checkpoint) -> None:
+def test_chunks_of_any_lengths_in_one_call_equal_whole_decoding(tiny: Checkpoint) -> None:
     box = audio_decoder(tiny)
     speakers = [utterance(slot, codes(12, slot)) for slot in range(3)]
     heard: list[list[Samples]] = [[], [], []]
@@ -173,7 +173,7 @@ def test_pieces_of_any_lengths_in_one_call_are_the_whole_of_each(tiny: Checkpoin
     assert box.seconds > 0
 
 
-def test_a_cleared_slot_has_no_memory_of_the_voice_before(tiny: Checkpoint) -> None:
+def test_a_released_slot_has_no_state_of_the_utterance_before(tiny: Checkpoint) -> None:
     box = audio_decoder(tiny)
     for seed in range(2):
         [answer] = decode(box, [PlannedChunk(utterance(1, codes(6, seed)), 6, ended=True)])
@@ -199,7 +199,7 @@ class Breaking:
         self._real.reset(slots)
 
 
-def test_a_codec_call_that_fails_costs_only_the_one_at_fault(tiny: Checkpoint) -> None:
+def test_a_failing_codec_call_fails_only_the_faulty_utterance(tiny: Checkpoint) -> None:
     box = audio_decoder(tiny, most=4)
     speakers = [utterance(slot, codes(11, slot)) for slot in range(3)]
     heard: list[list[Samples]] = [[], [], []]
@@ -220,7 +220,7 @@ def test_a_codec_call_that_fails_costs_only_the_one_at_fault(tiny: Checkpoint) -
         assert np.allclose(np.concatenate(heard[slot]), whole(tiny, codes(11, slot)), atol=1e-6)
 
 
-def test_a_codec_call_that_fails_once_costs_nobody(tiny: Checkpoint) -> None:
+def test_a_codec_call_that_fails_once_is_recovered(tiny: Checkpoint) -> None:
     box = audio_decoder(tiny)
     box._decoder = Breaking(box, {0, 1}, times=1)  # type: ignore[assignment]
     speakers = [utterance(slot, codes(5, slot)) for slot in range(2)]
@@ -230,7 +230,7 @@ def test_a_codec_call_that_fails_once_costs_nobody(tiny: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2, 5])
-def test_what_is_sent_is_counted_in_frames(tiny: Checkpoint, first: int) -> None:
+def test_sent_audio_is_counted_in_frames(tiny: Checkpoint, first: int) -> None:
     clock = FakeClock()
     listener = Listener(audio_decoder(tiny, clock, first=first), clock, utterance(0, codes(first)))
     listener.hear()
@@ -262,7 +262,7 @@ class BrokenGraphs(FusedDecoder):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_codec_whose_graphs_break_goes_on_without_them_and_nobody_hears_it(tiny: Checkpoint, late: bool) -> None:
+def test_a_codec_whose_graphs_fail_falls_back_without_audible_difference(tiny: Checkpoint, late: bool) -> None:
     box, frames = audio_decoder(tiny), [codes(6, seed) for seed in (1, 2)]
     box._decoder = BrokenGraphs(tiny, works=2, late=late)
     speakers = [utterance(0, frames[0][:, :2]), utterance(1, frames[1][:, :2])]
@@ -287,7 +287,7 @@ def test_a_codec_whose_graphs_break_goes_on_without_them_and_nobody_hears_it(tin
 
 
 @pytest.mark.parametrize("works", [0, 1])
-def test_who_has_left_before_the_call_is_collected_is_not_told(tiny: Checkpoint, works: int) -> None:
+def test_chunks_of_utterances_released_before_collect_are_dropped(tiny: Checkpoint, works: int) -> None:
     box, speakers = audio_decoder(tiny), [utterance(slot, codes(3, slot)) for slot in range(3)]
     box._decoder = BrokenGraphs(tiny, works, late=True)
     box.submit([PlannedChunk(each, 3, ended=True) for each in speakers])
@@ -304,7 +304,7 @@ def test_who_has_left_before_the_call_is_collected_is_not_told(tiny: Checkpoint,
     assert np.allclose(sound(answer), whole(tiny, codes(3, 9)), atol=1e-5)
 
 
-def test_a_stream_that_is_too_long_for_the_graphs_fails_alone_and_they_stay(tiny: Checkpoint) -> None:
+def test_a_stream_too_long_for_the_graphs_fails_alone_and_the_graphs_stay(tiny: Checkpoint) -> None:
     box, speakers = audio_decoder(tiny), [utterance(slot, codes(3, slot)) for slot in range(2)]
     box._decoder = BrokenGraphs(tiny, works=1, late=False)
     box._decoder._seen[0] = MAX_POSITIONS - 2
@@ -315,7 +315,7 @@ def test_a_stream_that_is_too_long_for_the_graphs_fails_alone_and_they_stay(tiny
     assert box.backend == "graph"
 
 
-def test_only_graphs_are_left_to_work_by_themselves(tiny: Checkpoint) -> None:
+def test_only_graphs_overlap_with_the_model(tiny: Checkpoint) -> None:
     """Plain operators are waited for as they are launched: to collect a step later would only make audio late."""
     box = AudioDecoder(tiny.codec, 4, first_frames=2, max_frames=32, overlap=True)
     assert not box.overlap

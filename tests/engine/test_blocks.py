@@ -36,7 +36,7 @@ def sealed(pool: BlockPool, names: list[Key]) -> list[int]:
     return blocks
 
 
-def test_every_block_is_handed_out_once() -> None:
+def test_every_block_is_allocated_once() -> None:
     pool = BlockPool(5, 4)
     assert sorted(pool.take() for _ in range(5)) == [0, 1, 2, 3, 4]
     assert (pool.available, pool.used, pool.cached) == (0, 5, 0)
@@ -48,7 +48,7 @@ def test_a_released_block_that_was_never_full_is_free_again() -> None:
     assert (pool.available, pool.used, pool.cached) == (1, 0, 0)
 
 
-def test_a_released_block_that_was_full_stays_to_be_found() -> None:
+def test_a_released_full_block_stays_in_the_cache() -> None:
     pool = BlockPool(3, 4)
     blocks = sealed(pool, keys(2))
     pool.release(blocks)
@@ -67,14 +67,14 @@ def test_a_shared_block_is_released_by_the_last_of_its_holders() -> None:
     assert pool.used == 0
 
 
-def test_matching_stops_at_the_first_block_that_is_not_there() -> None:
+def test_matching_stops_at_the_first_missing_block() -> None:
     pool = BlockPool(4, 4)
     first, _, third = sealed(pool, [b"a", b"unknown", b"c"])
     assert pool.match([b"a", b"b", b"c"]) == [first]
     assert third not in pool.match([b"b", b"c"])
 
 
-def test_blocks_that_somebody_holds_are_counted_as_far_as_the_beginning_is_known() -> None:
+def test_referenced_blocks_of_the_known_prefix_are_counted() -> None:
     pool = BlockPool(5, 4)
     blocks = sealed(pool, keys(3))
     pool.release(blocks[2:])
@@ -83,7 +83,7 @@ def test_blocks_that_somebody_holds_are_counted_as_far_as_the_beginning_is_known
     assert pool.stats.hits == 0
 
 
-def test_the_least_recently_used_block_is_taken_back_first() -> None:
+def test_the_least_recently_used_block_is_evicted_first() -> None:
     pool = BlockPool(3, 4)
     blocks = {name: sealed(pool, [name])[0] for name in (b"a", b"b", b"c")}
     pool.release(blocks.values())
@@ -95,14 +95,14 @@ def test_the_least_recently_used_block_is_taken_back_first() -> None:
     assert pool.match([b"a"]) == []
 
 
-def test_the_end_of_a_prompt_is_taken_back_before_its_beginning() -> None:
+def test_the_end_of_a_prompt_is_evicted_before_its_beginning() -> None:
     pool = BlockPool(3, 4)
     pool.release(sealed(pool, keys(3)))
     pool.take()
     assert len(pool.match(keys(3))) == 2
 
 
-def test_two_blocks_of_equal_content_are_known_by_the_first() -> None:
+def test_equal_blocks_are_registered_once() -> None:
     pool = BlockPool(3, 4)
     first, second = sealed(pool, [b"a"]), sealed(pool, [b"a"])
     assert pool.match([b"a"]) == first
@@ -110,13 +110,13 @@ def test_two_blocks_of_equal_content_are_known_by_the_first() -> None:
     assert pool.cached == 0  # nobody could find it
 
 
-def test_without_caching_nothing_is_kept_or_found() -> None:
+def test_without_caching_no_block_is_cached_or_matched() -> None:
     pool = BlockPool(2, 4, caching=False)
     pool.release(sealed(pool, keys(2)))
     assert (pool.cached, pool.match(keys(2)), pool.stats.hits) == (0, [], 0)
 
 
-def test_hits_and_saved_columns_are_counted() -> None:
+def test_hits_and_saved_tokens_are_counted() -> None:
     pool = BlockPool(4, 4)
     pool.release(sealed(pool, keys(3)))
     pool.match(keys(2))
@@ -124,7 +124,7 @@ def test_hits_and_saved_columns_are_counted() -> None:
     assert (pool.stats.hits, pool.stats.tokens_saved) == (1, 8)
 
 
-def test_a_cleared_cache_forgets_for_good_what_nobody_holds(kv: PagedKV) -> None:
+def test_clearing_the_cache_drops_unreferenced_blocks_without_saving_them(kv: PagedKV) -> None:
     pool, tier = BlockPool(4, 4), HostCache(kv, 1 << 20)
     pool.host_cache = tier
     held = sealed(pool, keys(1))
@@ -135,7 +135,7 @@ def test_a_cleared_cache_forgets_for_good_what_nobody_holds(kv: PagedKV) -> None
     assert pool.match(keys(3)) == held
 
 
-def test_a_key_tells_every_codebook_and_everything_before_it() -> None:
+def test_a_key_depends_on_every_codebook_and_all_tokens_before() -> None:
     tokens = np.arange(8, dtype=np.int32).reshape(2, 4)
     other = tokens.copy()
     other[1, 3] += 1  # only the last codebook of the last token
@@ -152,7 +152,7 @@ def kv() -> PagedKV:
     return memory
 
 
-def test_an_evicted_block_comes_back_from_host_memory_bit_equal(kv: PagedKV) -> None:
+def test_an_evicted_block_is_restored_from_the_host_cache_bit_identical(kv: PagedKV) -> None:
     pool, tier = BlockPool(3, 4), HostCache(kv, 1 << 20)
     pool.host_cache = tier
     blocks = sealed(pool, keys(2))
@@ -169,7 +169,7 @@ def test_an_evicted_block_comes_back_from_host_memory_bit_equal(kv: PagedKV) -> 
     assert torch.equal(kv.values[:, back], before[1])
 
 
-def test_what_comes_back_from_host_memory_can_be_shared(kv: PagedKV) -> None:
+def test_restored_blocks_can_be_shared(kv: PagedKV) -> None:
     pool, tier = BlockPool(3, 4), HostCache(kv, 1 << 20)
     pool.host_cache = tier
     pool.release(sealed(pool, keys(1)))
@@ -179,7 +179,7 @@ def test_what_comes_back_from_host_memory_can_be_shared(kv: PagedKV) -> None:
     assert pool.stats.host_hits == 1
 
 
-def test_host_memory_is_for_what_was_of_use_to_another(kv: PagedKV) -> None:
+def test_only_reused_blocks_go_to_the_host_cache(kv: PagedKV) -> None:
     pool, tier = BlockPool(3, 4), HostCache(kv, 1 << 20)
     pool.host_cache = tier
     pool.release(sealed(pool, keys(3)))
@@ -190,14 +190,14 @@ def test_host_memory_is_for_what_was_of_use_to_another(kv: PagedKV) -> None:
         pool.release([0])
 
 
-def test_nobody_makes_room_for_what_is_not_there(kv: PagedKV) -> None:
+def test_no_block_is_evicted_for_an_unknown_key(kv: PagedKV) -> None:
     pool = BlockPool(3, 4)
     pool.host_cache = HostCache(kv, 1 << 20)
     pool.release(sealed(pool, keys(3)))
     assert (pool.match([b"nothing of the dtype"]), pool.stats.evictions) == ([], 0)
 
 
-def test_what_its_own_room_was_made_from_may_be_what_drove_it_out(kv: PagedKV) -> None:
+def test_restoring_a_block_may_evict_the_entry_to_restore(kv: PagedKV) -> None:
     pool, tier = BlockPool(1, 4), HostCache(kv, PagedKV.bytes_per_block(SMALL, 4, torch.float32))
     pool.host_cache = tier
     for name in (b"a", b"b"):
@@ -206,7 +206,7 @@ def test_what_its_own_room_was_made_from_may_be_what_drove_it_out(kv: PagedKV) -
     assert (b"a" in tier, pool.match([b"a"]), pool.match([b"b"])) == (True, [], [0])
 
 
-def test_host_memory_keeps_what_was_used_last(kv: PagedKV) -> None:
+def test_the_host_cache_keeps_the_most_recently_used_blocks(kv: PagedKV) -> None:
     tier = HostCache(kv, 2 * PagedKV.bytes_per_block(SMALL, 4, torch.float32))
     for block, name in enumerate((b"a", b"b")):
         tier.save(block, name)
@@ -215,7 +215,7 @@ def test_host_memory_keeps_what_was_used_last(kv: PagedKV) -> None:
     assert (len(tier), tier.restore(b"b", 0), tier.restore(b"a", 0)) == (2, False, True)
 
 
-def test_a_host_that_has_no_memory_for_blocks_keeps_none(
+def test_without_pinned_memory_the_host_cache_is_disabled(
     kv: PagedKV, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch, "empty", Mock(side_effect=RuntimeError("cannot pin")))
@@ -225,14 +225,14 @@ def test_a_host_that_has_no_memory_for_blocks_keeps_none(
     assert "cannot pin" in caplog.text
 
 
-def test_no_host_memory_means_nothing_is_copied(kv: PagedKV) -> None:
+def test_a_host_cache_of_size_0_copies_nothing(kv: PagedKV) -> None:
     tier = HostCache(kv, 0)
     tier.save(0, b"a")
     assert (len(tier), tier.restore(b"a", 0)) == (0, False)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=60))
-def test_free_and_used_and_cached_blocks_are_all_blocks(orders: list[tuple[int, int]]) -> None:
+def test_every_block_is_free_used_or_cached(orders: list[tuple[int, int]]) -> None:
     """Four prompts come and go; each order starts or ends one of a length."""
     pool, held = BlockPool(8, 4), dict[int, list[int]]()
     for prompt, length in orders:

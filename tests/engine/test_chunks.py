@@ -11,16 +11,16 @@ def cut(frames: int, lead: float) -> list[int]:
     return chunks
 
 
-def test_chunks_grow_with_what_has_been_sent() -> None:
+def test_chunks_grow_with_the_frames_sent() -> None:
     chunks = cut(200, lead=50)
     assert chunks[:6] == [2, 2, 2, 3, 4, 6]
     assert max(chunks) == MOST
     assert sum(chunks) == 200
 
 
-def test_a_listener_who_is_about_to_run_dry_gets_every_frame() -> None:
+def test_a_client_about_to_underrun_gets_every_frame() -> None:
     assert cut(6, lead=0.5) == [2, 1, 1, 1, 1]
 
 
-def test_a_listener_who_has_run_dry_gets_small_chunks() -> None:
+def test_a_client_after_an_underrun_gets_small_chunks() -> None:
     assert cut(8, lead=-3) == [2, 2, 2, 2]

@@ -90,16 +90,16 @@ def test_a_step_fits_on_one_screen() -> None:
     assert len(inspect.getsource(EngineCore.step).splitlines()) <= 12
 
 
-def test_one_utterance_is_what_generate_says(either: Soloist, voice: Voice) -> None:
+def test_one_utterance_equals_generate(either: Soloist, voice: Voice) -> None:
     turns = build_turns("hello there", voice, either.checkpoint)
     check(EngineCore(either.checkpoint, PLAIN), [Song(turns, SamplingParams(seed=1, max_frames=30))], either)
 
 
-def test_seventeen_at_once_are_each_what_generate_says(either: Soloist, voice: Voice) -> None:
+def test_seventeen_concurrent_utterances_equal_generate(either: Soloist, voice: Voice) -> None:
     check(EngineCore(either.checkpoint, PLAIN), songs(either.checkpoint, voice), either)
 
 
-def test_seventeen_of_the_golden_models_are_each_what_generate_says(golden_soloist: Soloist, voice: Voice) -> None:
+def test_seventeen_utterances_of_the_golden_models_equal_generate(golden_soloist: Soloist, voice: Voice) -> None:
     checkpoint = golden_soloist.checkpoint
     program = [
         # Frames of the stored codec are long, and take as long to decode.
@@ -109,13 +109,13 @@ def test_seventeen_of_the_golden_models_are_each_what_generate_says(golden_soloi
     check(EngineCore(checkpoint, PLAIN), program, golden_soloist)
 
 
-def test_they_are_the_same_without_the_prefix_cache(either: Soloist, voice: Voice) -> None:
+def test_output_is_the_same_without_the_prefix_cache(either: Soloist, voice: Voice) -> None:
     core = EngineCore(either.checkpoint, replace(PLAIN, prefix_cache=False))
     check(core, songs(either.checkpoint, voice), either)
     assert core.pool.stats.hits == 0
 
 
-def test_they_are_the_same_when_their_prefix_was_computed_by_others(either: Soloist, voice: Voice) -> None:
+def test_output_is_the_same_with_a_prefix_computed_by_another_sequence(either: Soloist, voice: Voice) -> None:
     core = EngineCore(either.checkpoint, PLAIN)
     program = songs(either.checkpoint, voice)
     check(core, program, either)
@@ -125,7 +125,7 @@ def test_they_are_the_same_when_their_prefix_was_computed_by_others(either: Solo
 
 
 @pytest.mark.parametrize("host_blocks", [0, 400])
-def test_they_are_the_same_after_preemption(either: Soloist, voice: Voice, host_blocks: int) -> None:
+def test_output_is_the_same_after_preemption(either: Soloist, voice: Voice, host_blocks: int) -> None:
     checkpoint = either.checkpoint
     program = [replace(song, sampling=replace(song.sampling, max_frames=14)) for song in songs(checkpoint, voice)[:6]]
     size = 4
@@ -141,23 +141,23 @@ def test_they_are_the_same_after_preemption(either: Soloist, voice: Voice, host_
 
 
 @pytest.mark.parametrize("budget", [1, 3, 7, 37])
-def test_they_are_the_same_whatever_piece_of_a_prompt_fits_a_step(either: Soloist, voice: Voice, budget: int) -> None:
+def test_output_is_the_same_for_every_token_budget(either: Soloist, voice: Voice, budget: int) -> None:
     program = songs(either.checkpoint, voice)[:5]
     check(EngineCore(either.checkpoint, replace(PLAIN, token_budget=budget)), program, either)
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "static"])
-def test_they_are_the_same_under_every_policy(soloist: Soloist, voice: Voice, policy: str) -> None:
+def test_output_is_the_same_under_every_policy(soloist: Soloist, voice: Voice, policy: str) -> None:
     config = replace(PLAIN, policy=policy, batch_seconds=0.0)  # type: ignore[arg-type]
     check(EngineCore(soloist.checkpoint, config), songs(soloist.checkpoint, voice)[:7], soloist)
 
 
-def test_they_are_the_same_with_other_sizes_of_blocks_and_chunks(soloist: Soloist, voice: Voice) -> None:
+def test_output_is_the_same_for_other_block_and_chunk_sizes(soloist: Soloist, voice: Voice) -> None:
     config = replace(PLAIN, block_size=5, slots=3, first_chunk_frames=1, max_chunk_frames=3)
     check(EngineCore(soloist.checkpoint, config), songs(soloist.checkpoint, voice)[:7], soloist)
 
 
-def test_an_engine_that_was_started_again_says_the_same(either: Soloist, voice: Voice) -> None:
+def test_a_new_engine_gives_the_same_output(either: Soloist, voice: Voice) -> None:
     program = songs(either.checkpoint, voice)[:4]
     core = EngineCore(either.checkpoint, PLAIN)
     audience = Audience(core)
@@ -176,7 +176,7 @@ def test_every_turn_of_a_long_text_continues_the_ones_before(either: Soloist, vo
     check(EngineCore(either.checkpoint, PLAIN), program, either)
 
 
-def test_turns_that_are_set_back_are_computed_to_the_same_result(soloist: Soloist, voice: Voice) -> None:
+def test_preempted_turns_are_recomputed_to_the_same_result(soloist: Soloist, voice: Voice) -> None:
     turns = build_turns("One thing. Another thing. A third thing.", voice, soloist.checkpoint, chunk_bytes=16)
     program = [Song(turns, SamplingParams(seed=seed, max_frames=5 + seed)) for seed in range(3)]
     config = replace(PLAIN, kv_bytes=blocks_bytes(soloist.checkpoint, 17), token_budget=31)
@@ -185,7 +185,7 @@ def test_turns_that_are_set_back_are_computed_to_the_same_result(soloist: Solois
     assert core.scheduler.stats.preempted > 0
 
 
-def test_what_no_longer_fits_beside_the_next_turn_is_forgotten(either: Soloist, voice: Voice) -> None:
+def test_earlier_turns_that_no_longer_fit_are_dropped(either: Soloist, voice: Voice) -> None:
     turns = build_turns("One thing. Another thing. A third thing.", voice, either.checkpoint, chunk_bytes=16)
     carried = len(turns[0].prompt) + len(turns[1].tail) + 8
     config = replace(PLAIN, carried_columns=carried)
@@ -197,7 +197,7 @@ def test_what_no_longer_fits_beside_the_next_turn_is_forgotten(either: Soloist, 
     )
 
 
-def test_a_turn_that_memory_cannot_hold_with_what_was_said_starts_afresh(soloist: Soloist) -> None:
+def test_a_turn_that_does_not_fit_the_kv_cache_restarts_from_the_voice(soloist: Soloist) -> None:
     checkpoint = soloist.checkpoint
     turns = build_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
     most = len(turns[1].prompt) + 20
@@ -209,7 +209,7 @@ def test_a_turn_that_memory_cannot_hold_with_what_was_said_starts_afresh(soloist
     assert np.array_equal(heard.codes[:, -fresh.codes.shape[1] :], fresh.codes)
 
 
-def test_one_frame_is_one_frame(either: Soloist) -> None:
+def test_max_frames_1_gives_one_frame(either: Soloist) -> None:
     turns = build_turns("hello", None, either.checkpoint)
     [heard] = sing(EngineCore(either.checkpoint, PLAIN), [Song(turns, SamplingParams(seed=4, max_frames=1))])
     assert heard.codes.shape[1] == 1
@@ -254,7 +254,7 @@ def test_a_stop_at_the_very_first_token_is_an_empty_speech(tiny: Checkpoint) -> 
         assert (heard.finish, heard.codes.shape, len(heard.samples)) == (FinishReason.STOP, (10, 0), 0)
 
 
-def test_a_stop_in_the_middle_ends_one_turn_and_leads_to_the_next(tiny: Checkpoint) -> None:
+def test_a_stop_token_ends_the_turn_and_starts_the_next(tiny: Checkpoint) -> None:
     checkpoint = louder_stop(tiny, 3.0)
     soloist = Soloist(checkpoint)
     turns = build_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
@@ -284,7 +284,7 @@ def test_a_prompt_longer_than_the_model_takes_is_refused(tiny: Checkpoint) -> No
     assert_nothing_is_held(core)
 
 
-def test_a_request_larger_than_the_memory_is_refused(tiny: Checkpoint) -> None:
+def test_a_request_larger_than_the_kv_cache_is_refused(tiny: Checkpoint) -> None:
     core = EngineCore(
         tiny, replace(PLAIN, kv_bytes=4 * PagedKV.bytes_per_block(tiny.model.config.slow, 16, tiny.model.dtype))
     )
@@ -293,7 +293,7 @@ def test_a_request_larger_than_the_memory_is_refused(tiny: Checkpoint) -> None:
     assert_nothing_is_held(core)
 
 
-def test_a_cancelled_utterance_is_gone_within_one_step(soloist: Soloist, voice: Voice) -> None:
+def test_a_cancelled_utterance_is_released_within_one_step(soloist: Soloist, voice: Voice) -> None:
     core = EngineCore(soloist.checkpoint, replace(PLAIN, prefix_cache=False))
     turns = build_turns("hello", voice, soloist.checkpoint)
     audience = Audience(core)
@@ -311,7 +311,7 @@ def test_a_cancelled_utterance_is_gone_within_one_step(soloist: Soloist, voice: 
     assert leaves.ends == 0
 
 
-def test_whoever_runs_out_of_time_is_told_so_waiting_or_running(soloist: Soloist) -> None:
+def test_waiting_and_running_utterances_expire_at_their_deadline(soloist: Soloist) -> None:
     clock = FakeClock()
     core = EngineCore(soloist.checkpoint, replace(PLAIN, slots=1), clock)
     turns = build_turns("hello", None, soloist.checkpoint)
@@ -330,16 +330,16 @@ def test_whoever_runs_out_of_time_is_told_so_waiting_or_running(soloist: Soloist
     assert_nothing_is_held(core)
 
 
-def test_memory_is_never_more_than_all_slots_could_fill(tiny: Checkpoint) -> None:
+def test_the_kv_cache_is_at_most_what_all_slots_can_fill(tiny: Checkpoint) -> None:
     assert block_count(tiny, replace(PLAIN, slots=2)) == 2 * 2048 // 16
 
 
-def test_memory_for_less_than_a_block_is_refused(tiny: Checkpoint) -> None:
+def test_a_kv_cache_smaller_than_one_block_is_refused(tiny: Checkpoint) -> None:
     with pytest.raises(InvalidRequest, match="does not hold one block"):
         block_count(tiny, replace(PLAIN, kv_bytes=100))
 
 
-def test_warming_up_leaves_no_trace(tiny: Checkpoint) -> None:
+def test_warm_up_resets_caches_and_stats(tiny: Checkpoint) -> None:
     core = EngineCore(tiny, EngineConfig(slots=2, guard=True))
     core.warm_up()
     assert core.idle
@@ -353,9 +353,7 @@ def test_warming_up_leaves_no_trace(tiny: Checkpoint) -> None:
     )
 
 
-def test_a_model_that_does_not_run_is_found_out_while_warming_up(
-    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warm_up_raises_if_the_model_does_not_run(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
 
     def refuse(batch: object) -> None:

@@ -65,7 +65,7 @@ def settle(engine: Engine) -> None:
         time.sleep(0.002)
 
 
-def test_a_text_becomes_the_speech_that_generate_gives(engine: Engine, soloist: Soloist) -> None:
+def test_speak_equals_generate(engine: Engine, soloist: Soloist) -> None:
     speech = engine.speak("hello there", sampling=SHORT)
     solo = soloist.speak(build_turns("hello there", None, soloist.checkpoint), SHORT)
     assert np.array_equal(speech.codes, solo.codes)
@@ -74,14 +74,14 @@ def test_a_text_becomes_the_speech_that_generate_gives(engine: Engine, soloist: 
     assert speech.seconds == pytest.approx(6 * 640 / 16_000)
 
 
-def test_streamed_chunks_are_the_whole_speech(engine: Engine) -> None:
+def test_streamed_chunks_equal_the_whole_speech(engine: Engine) -> None:
     chunks = list(engine.speak("hello there", sampling=SHORT, stream=True))
     assert len(chunks) > 1
     whole = engine.speak("hello there", sampling=SHORT)
     assert np.allclose(np.concatenate([chunk.samples for chunk in chunks]), whole.samples, atol=1e-6)
 
 
-def test_twenty_tasks_speak_at_once(engine: Engine, soloist: Soloist) -> None:
+def test_twenty_tasks_run_concurrently(engine: Engine, soloist: Soloist) -> None:
     async def speak() -> list[shoal.Speech]:
         return await asyncio.gather(
             *(engine.aspeak("hello", sampling=Sampling(seed=seed, max_frames=2 + seed % 5)) for seed in range(20))
@@ -94,14 +94,14 @@ def test_twenty_tasks_speak_at_once(engine: Engine, soloist: Soloist) -> None:
         )
 
 
-def test_a_voice_at_hand_is_the_voice_that_speaks(engine: Engine, soloist: Soloist, voice: Voice) -> None:
+def test_a_voice_object_is_used_as_given(engine: Engine, soloist: Soloist, voice: Voice) -> None:
     solo = soloist.speak(build_turns("hello", voice, soloist.checkpoint), SHORT)
     assert np.array_equal(engine.speak("hello", voice=voice, sampling=SHORT).codes, solo.codes)
     assert np.array_equal(asyncio.run(engine.aspeak("hello", voice=voice, sampling=SHORT)).codes, solo.codes)
 
 
 @pytest.mark.parametrize("voice", [Path("me.wav"), 5, b"me"])
-def test_what_is_no_voice_is_refused(engine: Engine, voice: Any) -> None:
+def test_values_that_are_no_voice_are_refused(engine: Engine, voice: Any) -> None:
     told = r"voice is the name of a stored voice, a Voice or None, not "
     with pytest.raises(InvalidRequest, match=told):
         engine.speak("hello", voice=voice)
@@ -113,7 +113,7 @@ def test_what_is_no_voice_is_refused(engine: Engine, voice: Any) -> None:
         SpeechRequest("hello", voice=voice)
 
 
-def test_what_nobody_chose_is_the_models_usual(tiny: Checkpoint, soloist: Soloist, tmp_path: Path) -> None:
+def test_fields_that_are_not_given_have_the_models_defaults(tiny: Checkpoint, soloist: Soloist, tmp_path: Path) -> None:
     usual = SamplingParams(
         temperature=1.3, top_p=0.95, top_k=7, repetition_penalty=1.0, repetition="window", max_frames=6
     )
@@ -130,7 +130,7 @@ def test_what_nobody_chose_is_the_models_usual(tiny: Checkpoint, soloist: Solois
             assert np.array_equal(asyncio.run(engine.aspeak("hello", sampling=wish)).codes, expected)
 
 
-def test_a_wish_is_the_same_in_another_process() -> None:
+def test_sampling_survives_pickling() -> None:
     usual, wish = SamplingParams(temperature=0.5, max_frames=9), Sampling(top_p=0.8, seed=3)
     sent = pickle.loads(pickle.dumps(wish))
     assert (
@@ -166,7 +166,7 @@ def test_a_recording_is_encoded_once_and_its_prompt_computed_once(engine: Engine
         (SpeechRequest("hello", recordings=(Recording(recording(), " "),)), TextError),
     ],
 )
-def test_what_cannot_be_spoken_is_refused_before_the_engine_hears_of_it(
+def test_invalid_text_is_refused_before_it_reaches_the_engine(
     engine: Engine, asked: SpeechRequest, error: type[Exception]
 ) -> None:
     async def listen() -> None:
@@ -180,7 +180,7 @@ def test_what_cannot_be_spoken_is_refused_before_the_engine_hears_of_it(
     assert engine.service.core.scheduler.stats.admitted == 0
 
 
-def test_a_askedmay_have_a_deadline(engine: Engine) -> None:
+def test_a_request_may_have_a_timeout(engine: Engine) -> None:
     request = SpeechRequest("hello", sampling=Sampling(seed=1, max_frames=0), timeout=0.05)
     with pytest.raises(DeadlineExceeded):
         list(engine.service.speak_blocking(request))
@@ -196,7 +196,7 @@ def test_closing_a_stream_early_cancels_it(engine: Engine) -> None:
     assert engine.service.core.scheduler.stats.cancelled == 2
 
 
-def test_leaving_a_stream_of_an_event_loop_cancels_it(engine: Engine) -> None:
+def test_closing_an_async_stream_cancels_it(engine: Engine) -> None:
     async def leave() -> None:
         async for _ in engine.astream(SpeechRequest("hello", sampling=Sampling(seed=1, max_frames=0))):
             break
@@ -211,7 +211,7 @@ def test_leaving_a_stream_of_an_event_loop_cancels_it(engine: Engine) -> None:
     settle(engine)
 
 
-def test_a_failing_encoder_fails_its_own_askedand_no_other(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_encoder_fails_only_its_own_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = engine.service.core.checkpoint.codec.encode
 
     def fail(*_: object) -> None:
@@ -227,7 +227,7 @@ def test_a_failing_encoder_fails_its_own_askedand_no_other(engine: Engine, monke
     assert list(engine.service.speak_blocking(request))[-1].finish is FinishReason.LENGTH
 
 
-def test_codes_and_samples_can_be_had_without_a_model(engine: Engine, tiny: Checkpoint) -> None:
+def test_recordings_are_encoded_and_codes_decoded_without_the_model(engine: Engine, tiny: Checkpoint) -> None:
     codes = engine.service.encode(recording(seconds=1.0))
     assert codes.shape == (10, 25)
     assert len(engine.service.decode(codes)) == 25 * 640
@@ -235,7 +235,7 @@ def test_codes_and_samples_can_be_had_without_a_model(engine: Engine, tiny: Chec
         engine.service.decode(codes + 1000)
 
 
-def test_statistics_tell_what_every_room_has_done(engine: Engine) -> None:
+def test_statistics_cover_every_component(engine: Engine) -> None:
     engine.speak("hello", sampling=SHORT)
     settle(engine)
     figures = engine.service.statistics()
@@ -247,7 +247,7 @@ def test_statistics_tell_what_every_room_has_done(engine: Engine) -> None:
     assert figures["codec_seconds"] > 0
 
 
-def test_a_closed_engine_says_so(tiny: Checkpoint, tmp_path: Path) -> None:
+def test_a_closed_engine_raises_engine_stopped(tiny: Checkpoint, tmp_path: Path) -> None:
     engine = Engine(EngineCore(tiny, PLAIN), voice_cache(tiny, tmp_path))
     chunks = engine.speak("hello", sampling=Sampling(seed=1, max_frames=0), stream=True)
     next(chunks)
@@ -263,14 +263,14 @@ def test_a_closed_engine_says_so(tiny: Checkpoint, tmp_path: Path) -> None:
         asyncio.run(engine.aspeak("hello"))
 
 
-def test_a_drained_engine_has_said_everything(tiny: Checkpoint, tmp_path: Path) -> None:
+def test_a_drained_engine_has_finished_all_requests(tiny: Checkpoint, tmp_path: Path) -> None:
     engine = Engine(EngineCore(tiny, PLAIN), voice_cache(tiny, tmp_path))
     streams = [engine.speak("hello", sampling=Sampling(seed=seed, max_frames=5), stream=True) for seed in range(6)]
     engine.close(drain=True)
     assert all(list(chunks)[-1].finish is FinishReason.LENGTH for chunks in streams)
 
 
-def test_a_crowd_of_callers_is_served_as_if_each_were_alone(
+def test_concurrent_callers_get_the_same_output_as_alone(
     engine: Engine, soloist: Soloist, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sixty tasks with voices, recordings that cannot be encoded, and people who hang up."""
@@ -320,12 +320,12 @@ def test_a_crowd_of_callers_is_served_as_if_each_were_alone(
     assert "no voice" in outcomes
 
 
-def test_load_gives_an_engine_that_speaks(tmp_path: Path) -> None:
+def test_load_returns_a_working_engine(tmp_path: Path) -> None:
     with shoal.load("random:tiny", device="cpu", dtype="float32", voices=tmp_path) as engine:
         assert engine.speak("hello", sampling=SHORT).codes.shape == (10, 6)
 
 
-def test_load_refuses_what_is_not_there() -> None:
+def test_load_refuses_unknown_models_and_devices() -> None:
     with pytest.raises(ModelNotFound):
         shoal.load("random:huge")
     with pytest.raises(InvalidRequest, match="unknown dtype"):
@@ -334,7 +334,7 @@ def test_load_refuses_what_is_not_there() -> None:
         shoal.load("random:tiny", device="abacus")
 
 
-def test_devices_and_types_are_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_and_dtype_defaults_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert choose_device("auto") == "cpu"
     with pytest.raises(InvalidRequest, match="no usable CUDA"):
@@ -352,7 +352,7 @@ def test_devices_and_types_are_chosen_by_what_is_there(monkeypatch: pytest.Monke
         ({"HOME": "/home/somebody"}, "/home/somebody/.local/share/shoal/voices"),
     ],
 )
-def test_own_voices_are_kept_where_the_environment_says(
+def test_the_voice_directory_follows_the_environment(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
 ) -> None:
     for name in ("SHOAL_VOICES", "XDG_DATA_HOME"):
@@ -362,20 +362,20 @@ def test_own_voices_are_kept_where_the_environment_says(
     assert voice_directory() == Path(expected)
 
 
-def test_dialogue_is_split_by_its_turns_where_the_model_was_trained_so(tiny_s2: Checkpoint) -> None:
+def test_dialogue_is_split_by_speaker_turns_for_s2(tiny_s2: Checkpoint) -> None:
     dialogue = "<|speaker:0|>Good morning to you.<|speaker:1|>And to you."
     turns = build_turns(dialogue, None, tiny_s2, chunk_bytes=40)
     assert [turn.text for turn in turns] == ["<|speaker:0|>Good morning to you.", "<|speaker:1|>And to you."]
 
 
-def test_numbers_are_spelled_out_where_the_model_wants_it(tiny: Checkpoint) -> None:
+def test_numbers_are_spelled_out_if_the_profile_asks_for_it(tiny: Checkpoint) -> None:
     spelling = replace(tiny, profile=replace(tiny.profile, normalize=True))
     assert [turn.text for turn in build_turns("Room 12.", None, spelling)] == ["Room twelve."]
     assert [turn.text for turn in build_turns("Room 12.", None, tiny)] == ["Room 12."]
     assert [turn.text for turn in build_turns("Room 12.", None, spelling, prepared=False)] == ["Room 12."]
 
 
-def test_a_text_may_not_grow_without_end_when_its_signs_are_written_out(tiny: Checkpoint) -> None:
+def test_normalization_may_not_grow_a_text_beyond_the_limit(tiny: Checkpoint) -> None:
     spelling = replace(tiny, profile=replace(tiny.profile, normalize=True, max_characters=100))
     assert build_turns("In 1984, 99 people paid $5.99 for it. " * 2, None, spelling)
     with pytest.raises(TextError, match="written out, the limit is 400: send it in pieces"):
@@ -383,7 +383,7 @@ def test_a_text_may_not_grow_without_end_when_its_signs_are_written_out(tiny: Ch
     assert build_turns("a " + "≥" * 98, None, spelling, prepared=False)
 
 
-def test_turns_share_the_columns_of_their_voice(tiny: Checkpoint, voice: Voice) -> None:
+def test_turns_share_the_tokens_of_their_voice(tiny: Checkpoint, voice: Voice) -> None:
     """A long text of short turns would else hold its voice hundreds of times, and hundreds of them may wait."""
     turns = build_turns("One thing. " * 50, voice, tiny, chunk_bytes=16)
     assert len(turns) > 40
@@ -395,7 +395,7 @@ def test_turns_share_the_columns_of_their_voice(tiny: Checkpoint, voice: Voice) 
         assert turn.prompt_length == len(expected)
 
 
-def test_room_is_made_for_the_longest_recording_before_anything_speaks(tiny: Checkpoint, tmp_path: Path) -> None:
+def test_codec_tables_are_reserved_for_the_longest_recording_at_load(tiny: Checkpoint, tmp_path: Path) -> None:
     """Tables that grow while somebody speaks would be swapped under the decoder's feet."""
     voice_cache(tiny, tmp_path, EngineConfig(reference_seconds=400.0))
     before = [each.table for each in tiny.codec.modules() if isinstance(each, WindowTransformer)]
@@ -404,7 +404,7 @@ def test_room_is_made_for_the_longest_recording_before_anything_speaks(tiny: Che
     assert all(one is other for one, other in zip(before, after, strict=True))
 
 
-def test_a_model_that_does_not_fit_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -73,7 +73,7 @@ def test_only_the_one_that_poisons_a_step_fails(
     assert_nothing_is_held(core)
 
 
-def test_a_step_that_fails_once_costs_nobody(soloist: Soloist, voice: Voice) -> None:
+def test_a_step_that_fails_once_is_recovered(soloist: Soloist, voice: Voice) -> None:
     core = EngineCore(soloist.checkpoint, PLAIN)
     audience = Audience(core)
     turns = build_turns("hello", voice, soloist.checkpoint)
@@ -89,7 +89,7 @@ def test_a_step_that_fails_once_costs_nobody(soloist: Soloist, voice: Voice) -> 
     assert_nothing_is_held(core)
 
 
-def test_a_fault_that_only_comes_up_while_decoding_ends_too(soloist: Soloist) -> None:
+def test_a_fault_during_decode_fails_its_utterance(soloist: Soloist) -> None:
     core = EngineCore(soloist.checkpoint, PLAIN)
     audience = Audience(core)
     turns = build_turns("hello", None, soloist.checkpoint)
@@ -101,7 +101,7 @@ def test_a_fault_that_only_comes_up_while_decoding_ends_too(soloist: Soloist) ->
     assert_nothing_is_held(core)
 
 
-def test_a_device_that_always_fails_answers_everybody(soloist: Soloist) -> None:
+def test_a_device_that_always_fails_fails_all_utterances(soloist: Soloist) -> None:
     core = EngineCore(soloist.checkpoint, PLAIN)
     audience = Audience(core)
     with poisoned(core, lambda batch: True):
@@ -111,7 +111,7 @@ def test_a_device_that_always_fails_answers_everybody(soloist: Soloist) -> None:
     assert_nothing_is_held(core)
 
 
-def test_a_culprit_is_found_when_memory_is_short(soloist: Soloist, voice: Voice) -> None:
+def test_a_faulty_sequence_is_isolated_when_memory_is_short(soloist: Soloist, voice: Voice) -> None:
     checkpoint = soloist.checkpoint
     turns = build_turns("hello", voice, checkpoint)
     per_block = PagedKV.bytes_per_block(checkpoint.model.config.slow, 16, checkpoint.model.dtype)
@@ -128,7 +128,7 @@ def test_a_culprit_is_found_when_memory_is_short(soloist: Soloist, voice: Voice)
     assert_nothing_is_held(core)
 
 
-def test_a_suspect_that_leaves_is_suspected_no_more(soloist: Soloist) -> None:
+def test_a_cancelled_suspect_is_dropped(soloist: Soloist) -> None:
     core = EngineCore(soloist.checkpoint, PLAIN)
     audience = Audience(core)
     turns = build_turns("hello", None, soloist.checkpoint)
@@ -142,7 +142,7 @@ def test_a_suspect_that_leaves_is_suspected_no_more(soloist: Soloist) -> None:
     assert_nothing_is_held(core)
 
 
-def test_a_step_that_fails_on_landing_is_computed_again_even_if_it_was_somebodys_last(soloist: Soloist) -> None:
+def test_a_step_that_fails_on_wait_is_recomputed_even_if_it_was_the_last_of_a_sequence(soloist: Soloist) -> None:
     core = EngineCore(soloist.checkpoint, PLAIN)
     run_behind(core, 1)
     audience = Audience(core)
@@ -160,7 +160,7 @@ def test_a_step_that_fails_on_landing_is_computed_again_even_if_it_was_somebodys
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_who_has_ended_does_not_fail_with_a_frame_that_nobody_wants(soloist: Soloist, overlap: bool) -> None:
+def test_a_finished_utterance_does_not_fail_with_a_surplus_frame(soloist: Soloist, overlap: bool) -> None:
     turns, sampling = build_turns("hello", None, soloist.checkpoint), SamplingParams(seed=3, max_frames=40)
     core = EngineCore(soloist.checkpoint, PLAIN)
     run_behind(core, 1)
@@ -254,7 +254,9 @@ def objects_and_bytes() -> tuple[int, int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
 @pytest.mark.parametrize("lag", [0, 1])
-def test_five_hundred_who_come_and_go_and_fail_leave_nothing_behind(soloist: Soloist, voice: Voice, lag: int) -> None:
+def test_five_hundred_random_arrivals_cancellations_and_failures_leak_nothing(
+    soloist: Soloist, voice: Voice, lag: int
+) -> None:
     crowd = Crowd(soloist, voice, lag)
     crowd.live_through(250)
     objects, resident = objects_and_bytes()

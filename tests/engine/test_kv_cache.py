@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.int8, 0.5 / 127), (torch.float8_e4m3fn, 1 / 16)])
-def test_a_column_comes_back_within_half_a_step(dtype: torch.dtype, error: float) -> None:
+def test_a_stored_token_is_within_half_a_quantization_step(dtype: torch.dtype, error: float) -> None:
     x = torch.randn(50, 2, 64) * torch.logspace(-2, 3, 50)[:, None, None]
     q, scales = quantize_kv(x, dtype)
     assert (q.dtype, scales.dtype, scales.shape) == (dtype, SCALE_DTYPE, (50, 2))
@@ -34,7 +34,7 @@ def test_a_column_comes_back_within_half_a_step(dtype: torch.dtype, error: float
 
 
 @pytest.mark.parametrize("dtype", KINDS)
-def test_nothing_stays_nothing(dtype: torch.dtype) -> None:
+def test_zeros_stay_zeros(dtype: torch.dtype) -> None:
     q, scales = quantize_kv(torch.zeros(1, 2, 8), dtype)
     assert torch.equal(dequantize_kv(q, scales, torch.float32), torch.zeros(1, 2, 8))
 
@@ -48,7 +48,7 @@ def test_nearly_twice_the_blocks_fit(head_dim: int, gain: float, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *KINDS])
-def test_a_block_takes_what_it_is_said_to_take(tiny: Checkpoint, dtype: torch.dtype) -> None:
+def test_a_block_takes_bytes_per_block_bytes(tiny: Checkpoint, dtype: torch.dtype) -> None:
     kv = PagedKV(tiny.model.config.slow, blocks=9, size=16, dtype=dtype, device="cpu")
     assert kv.nbytes == 10 * PagedKV.bytes_per_block(tiny.model.config.slow, 16, dtype)
 
@@ -62,7 +62,7 @@ def filled(checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> tuple[Pag
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *KINDS])
-def test_a_block_comes_back_from_the_host_as_it_left(tiny: Checkpoint, dtype: torch.dtype) -> None:
+def test_a_block_is_restored_unchanged_from_the_host(tiny: Checkpoint, dtype: torch.dtype) -> None:
     kv, before = filled(tiny, dtype, "cpu")
     tier = HostCache(kv, 1 << 20)
     tier.save(1, b"key")
@@ -73,7 +73,9 @@ def test_a_block_comes_back_from_the_host_as_it_left(tiny: Checkpoint, dtype: to
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *KINDS])
-def test_a_block_leaves_a_gpu_and_comes_back_in_order_while_nobody_waits(tiny: Checkpoint, dtype: torch.dtype) -> None:
+def test_blocks_are_saved_and_restored_in_stream_order_without_synchronization(
+    tiny: Checkpoint, dtype: torch.dtype
+) -> None:
     kv, before = filled(tiny, dtype, "cuda")
     tier = HostCache(kv, 1 << 20)
     busy = torch.randn(4096, 4096, device="cuda")
@@ -96,7 +98,7 @@ def speak(checkpoint: Checkpoint, voice: Voice, ids: list[int], config: EngineCo
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_a_voice_says_the_same_alone_in_company_and_after_it_had_to_give_way(
+def test_output_is_the_same_alone_in_a_batch_and_after_preemption(
     tiny: Checkpoint, voice: Voice, kv_dtype: str
 ) -> None:
     roomy = EngineConfig(slots=8, guard=False, kv_dtype=kv_dtype, token_budget=512)
@@ -111,14 +113,14 @@ def test_a_voice_says_the_same_alone_in_company_and_after_it_had_to_give_way(
         assert np.array_equal(squeezed[id], alone)
 
 
-def test_twice_the_blocks_are_given_out(tiny: Checkpoint) -> None:
+def test_an_8_bit_cache_has_twice_the_blocks(tiny: Checkpoint) -> None:
     counts = {
         name: block_count(tiny, EngineConfig(kv_dtype=name, kv_bytes=1 << 20)) for name in ("auto", "int8", "fp8")
     }
     assert counts["int8"] == counts["fp8"] > 3 * counts["auto"]  # from fp32
 
 
-def test_an_unknown_type_is_refused_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_kv_dtype_is_refused_with_the_supported_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match="kv_dtype = 'int2' cannot be used on cpu; here it can be auto, int8, fp8"):
         resolve_kv_dtype("int2", torch.float32, CPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))

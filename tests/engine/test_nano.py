@@ -63,13 +63,13 @@ def config(**changes: object) -> EngineConfig:
     [{}, {"prefix_cache": False}, {"token_budget": 7}, {"token_budget": 37, "block_size": 5, "first_chunk_frames": 1}],
     ids=str,
 )
-def test_seventeen_sentences_are_each_what_generate_says(
+def test_seventeen_sentences_equal_generate(
     nano: Checkpoint, alone: Soloist, program: list[Song], changes: dict[str, object]
 ) -> None:
     check(EngineCore(nano, config(guard=False, **changes)), program, alone)
 
 
-def test_they_are_the_same_after_preemption(nano: Checkpoint, alone: Soloist) -> None:
+def test_output_is_the_same_after_preemption(nano: Checkpoint, alone: Soloist) -> None:
     sampling = replace(nano.profile.sampling, max_frames=24)
     program = [Song(build_turns(text, None, nano), replace(sampling, seed=n)) for n, text in enumerate(SENTENCES[:6])]
     longest = max(len(song.turns[0].prompt) for song in program) + sampling.max_frames
@@ -88,13 +88,13 @@ def engine() -> Iterator[Engine]:
 @pytest.mark.parametrize(
     "text", ["Hello.", "No", "On May 3rd, 2024, Dr. Smith paid $12.50 for 3 lb of apples.", "What?! (Really...)"]
 )
-def test_it_says_a_text_and_stops_by_itself(engine: Engine, text: str) -> None:
+def test_nano_speaks_a_text_and_stops(engine: Engine, text: str) -> None:
     said = engine.speak(text)
     assert said.finish is FinishReason.STOP
     assert not check_speech(said.samples, said.sample_rate, text)
 
 
-def test_who_names_no_voice_gets_the_usual_one(engine: Engine, nano: Checkpoint) -> None:
+def test_a_request_without_a_voice_gets_the_default_voice(engine: Engine, nano: Checkpoint) -> None:
     unnamed, named = engine.speak("Good evening."), engine.speak("Good evening.", voice=nano.profile.voice)
     assert np.array_equal(unnamed.samples, named.samples)
     assert not np.array_equal(unnamed.codes, engine.speak("Good evening.", voice="slt").codes)

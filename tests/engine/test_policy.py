@@ -42,7 +42,7 @@ class Line:
         return len(batch.sequences())
 
 
-def test_continuous_lets_everybody_join_at_the_next_frame() -> None:
+def test_continuous_admits_all_sequences_at_the_next_step() -> None:
     line = Line(Continuous())
     line.come(2)
     assert line.step() == 2
@@ -64,7 +64,7 @@ def test_dynamic_waits_for_a_full_batch() -> None:
     assert line.step() == 3
 
 
-def test_dynamic_starts_what_has_come_when_the_oldest_has_waited_long_enough() -> None:
+def test_dynamic_starts_a_partial_batch_after_its_waiting_time() -> None:
     line = Line(Dynamic(size=4, seconds=0.05))
     line.come(1)
     assert line.step(0.03) == 0
@@ -81,7 +81,7 @@ def test_dynamic_runs_a_batch_to_its_end_before_the_next() -> None:
     assert line.step() == 1
 
 
-def test_static_takes_what_waits_and_lets_nobody_join() -> None:
+def test_static_starts_the_waiting_sequences_and_admits_no_other() -> None:
     line = Line(Static(size=4))
     line.come(1, frames=3)
     assert line.step() == 1
@@ -91,7 +91,7 @@ def test_static_takes_what_waits_and_lets_nobody_join() -> None:
 
 
 @pytest.mark.parametrize("policy", [Dynamic(size=2, seconds=0.0), Static(size=2)])
-def test_whoever_was_preempted_is_not_held_up_by_the_policy(policy: AdmissionPolicy) -> None:
+def test_preempted_sequences_are_not_subject_to_the_policy(policy: AdmissionPolicy) -> None:
     line = Line(policy)
     line.come(2, frames=4)
     line.step()
@@ -100,7 +100,7 @@ def test_whoever_was_preempted_is_not_held_up_by_the_policy(policy: AdmissionPol
 
 
 @pytest.mark.parametrize("policy", [Continuous(), Dynamic(size=3, seconds=0.05), Static(size=3)])
-def test_under_every_policy_everybody_is_served_in_the_order_they_came(policy: AdmissionPolicy) -> None:
+def test_every_policy_serves_sequences_in_order_of_arrival(policy: AdmissionPolicy) -> None:
     line = Line(policy, slots=4)
     line.come(10)
     seen: list[int] = []

@@ -85,7 +85,7 @@ def speak(
     return heard, core
 
 
-def test_speech_passes(tiny: Checkpoint) -> None:
+def test_speech_passes_the_guard(tiny: Checkpoint) -> None:
     heard, core = speak(tiny, tone)
     assert heard.finish is FinishReason.LENGTH
     assert len(heard.samples) == 16 * FRAME
@@ -95,7 +95,7 @@ def test_speech_passes(tiny: Checkpoint) -> None:
 @pytest.mark.parametrize(("sound", "finding"), [(silence, "silent"), (nonsense, "not finite"), (square, "clipped")])
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("lag", [0, 1])
-def test_what_is_not_speech_is_tried_once_more_and_then_refused(
+def test_output_that_is_not_speech_is_retried_once_and_then_fails(
     tiny: Checkpoint, sound: Sound, finding: str, whole: bool, lag: int
 ) -> None:
     heard, core = speak(tiny, sound, whole=whole, lag=lag)
@@ -110,7 +110,7 @@ def test_what_is_not_speech_is_tried_once_more_and_then_refused(
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_the_second_try_has_other_dice_and_is_as_reproducible(soloist: Soloist, lag: int) -> None:
+def test_a_retry_has_another_seed_and_is_reproducible(soloist: Soloist, lag: int) -> None:
     checkpoint = soloist.checkpoint
     heard, core = speak(checkpoint, silence, tone, whole=True, lag=lag)
     turns = build_turns(TEXT, None, checkpoint)
@@ -122,7 +122,7 @@ def test_the_second_try_has_other_dice_and_is_as_reproducible(soloist: Soloist, 
     assert (core.tracker.stats.retried, core.tracker.stats.spoken) == (1, 1)
 
 
-def test_a_second_try_of_a_long_text_begins_at_its_first_turn(soloist: Soloist) -> None:
+def test_a_retry_of_a_long_text_starts_at_its_first_turn(soloist: Soloist) -> None:
     text, sampling = "One thing. Another thing.", SamplingParams(seed=3, max_frames=6)
     checkpoint = replace(soloist.checkpoint, profile=replace(soloist.checkpoint.profile, chunk_bytes=16))
     heard, core = speak(checkpoint, silence, tone, text=text, sampling=sampling, whole=True)
@@ -132,7 +132,7 @@ def test_a_second_try_of_a_long_text_begins_at_its_first_turn(soloist: Soloist) 
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("frames", [1, 2])
-def test_no_success_has_forty_milliseconds_of_audio(tiny: Checkpoint, frames: int, whole: bool) -> None:
+def test_forty_milliseconds_of_audio_are_a_failure(tiny: Checkpoint, frames: int, whole: bool) -> None:
     heard, core = speak(tiny, tone, sampling=SamplingParams(max_frames=frames), whole=whole)
     assert isinstance(heard.error, GenerationFailed)
     assert "too short" in str(heard.error)
@@ -140,7 +140,7 @@ def test_no_success_has_forty_milliseconds_of_audio(tiny: Checkpoint, frames: in
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_model_that_stops_long_before_its_text_does_has_failed(
+def test_a_model_that_stops_long_before_the_end_of_the_text_fails(
     tiny: Checkpoint, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_in = Scheduler._append_frame
@@ -155,19 +155,19 @@ def test_a_model_that_stops_long_before_its_text_does_has_failed(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_speech_that_was_cut_where_the_caller_wanted_it_is_no_failure(tiny: Checkpoint, whole: bool) -> None:
+def test_speech_truncated_by_max_frames_is_no_failure(tiny: Checkpoint, whole: bool) -> None:
     heard, core = speak(tiny, tone, sampling=SamplingParams(max_frames=5), whole=whole)
     assert (heard.error, heard.finish) == (None, FinishReason.LENGTH)
     assert len(heard.samples) == 5 * FRAME
     assert core.tracker.stats.retried == 0
 
 
-def test_an_empty_speech_of_a_text_without_letters_is_no_success_either(tiny: Checkpoint) -> None:
+def test_empty_speech_of_a_text_without_letters_is_a_failure(tiny: Checkpoint) -> None:
     heard, _ = speak(tiny, silence, text="(laughing)", sampling=SamplingParams(max_frames=1), whole=True)
     assert isinstance(heard.error, GenerationFailed)
 
 
-def test_a_runaway_is_stopped_before_its_end(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runaway_generation_is_stopped_early(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     hasty = partial(SpeechGuard, thresholds=GuardThresholds(slack_seconds=0.0))
     monkeypatch.setattr("shoal.engine.request_tracker.SpeechGuard", hasty)
     for whole, frames in ((False, 6), (True, 2 * 6)):
@@ -177,14 +177,14 @@ def test_a_runaway_is_stopped_before_its_end(tiny: Checkpoint, monkeypatch: pyte
         assert core.tracker.stats.frames == frames
 
 
-def test_without_retries_the_first_failure_counts(tiny: Checkpoint) -> None:
+def test_without_retries_the_first_failure_is_final(tiny: Checkpoint) -> None:
     heard, core = speak(tiny, silence, tone, whole=True, config=replace(GUARDED, retries=0))
     assert isinstance(heard.error, GenerationFailed)
     assert core.tracker.stats.retried == 0
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_others_are_not_disturbed_by_a_second_try(soloist: Soloist, lag: int) -> None:
+def test_a_retry_does_not_affect_other_utterances(soloist: Soloist, lag: int) -> None:
     checkpoint = soloist.checkpoint
     core = EngineCore(checkpoint, replace(GUARDED, slots=2))
     run_behind(core, lag)

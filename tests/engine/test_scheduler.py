@@ -253,20 +253,20 @@ def drew(device: CheckingDevice, steps: int = 1) -> list[int]:
     return [progress.sequence.id for _ in range(steps) for progress in device.step()]
 
 
-def test_a_sequence_that_could_never_fit_is_refused_when_it_comes() -> None:
+def test_a_sequence_that_can_never_fit_is_refused_by_add() -> None:
     line = scheduler(blocks=3)
     with pytest.raises(InvalidRequest, match="KV memory of 12"):
         line.add(sequence(0, tokens=5, frames=8))
     assert line.active == 0
 
 
-def test_a_sequence_that_just_fits_is_spoken_to_its_end() -> None:
+def test_a_sequence_that_just_fits_runs_to_its_end() -> None:
     line = scheduler(blocks=3)
     line.add(sequence(0, tokens=5, frames=7))
     assert drew(CheckingDevice(line), steps=7) == [0] * 7
 
 
-def test_a_long_prompt_does_not_stall_who_is_speaking() -> None:
+def test_a_long_prefill_does_not_stall_decoding_sequences() -> None:
     line = scheduler(budget=4)
     device = CheckingDevice(line)
     line.add(sequence(0, tokens=3, frames=20))
@@ -276,7 +276,7 @@ def test_a_long_prompt_does_not_stall_who_is_speaking() -> None:
     assert drew(device) == [1, 0]
 
 
-def test_a_prompt_gets_on_beside_more_voices_than_the_budget_has_columns() -> None:
+def test_a_prefill_progresses_beside_more_decodes_than_the_token_budget() -> None:
     line = scheduler(budget=1)
     device = CheckingDevice(line)
     for id in range(3):
@@ -287,7 +287,7 @@ def test_a_prompt_gets_on_beside_more_voices_than_the_budget_has_columns() -> No
     assert drew(device) == [3, 0, 1, 2]
 
 
-def test_the_youngest_gives_way_when_blocks_run_out_and_comes_back_first() -> None:
+def test_the_latest_sequence_is_preempted_when_blocks_run_out_and_resumes_first() -> None:
     line = scheduler(blocks=7)
     device = CheckingDevice(line)
     for id in range(3):
@@ -299,7 +299,7 @@ def test_the_youngest_gives_way_when_blocks_run_out_and_comes_back_first() -> No
     assert [each.id for each in line.waiting] == [2, 3]
 
 
-def test_whoever_waits_for_memory_leaves_no_trace_in_the_statistics() -> None:
+def test_waiting_for_memory_does_not_change_the_statistics() -> None:
     line = scheduler(blocks=5)
     device = CheckingDevice(line)
     line.add(sequence(0, tokens=8, frames=8))
@@ -313,7 +313,7 @@ def test_whoever_waits_for_memory_leaves_no_trace_in_the_statistics() -> None:
     assert line.pool.stats.hits == 1
 
 
-def test_a_cancelled_sequence_gives_its_blocks_back_at_once() -> None:
+def test_a_cancelled_sequence_releases_its_blocks_at_once() -> None:
     line = scheduler()
     line.add(sequence(0, tokens=9))
     CheckingDevice(line).step()
@@ -330,7 +330,7 @@ def test_a_cancelled_sequence_that_waits_leaves_the_queue() -> None:
     assert not line.plan()
 
 
-def test_a_prompt_that_is_known_is_not_computed_again() -> None:
+def test_a_cached_prompt_is_not_recomputed() -> None:
     line = scheduler()
     line.add(sequence(0, tokens=12))
     CheckingDevice(line).step()
@@ -341,7 +341,7 @@ def test_a_prompt_that_is_known_is_not_computed_again() -> None:
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_no_frame_is_planned_behind_the_last(lag: int) -> None:
+def test_no_frame_is_planned_beyond_the_last(lag: int) -> None:
     line = scheduler()
     device = CheckingDevice(line, lag)
     line.add(sequence(0, tokens=5, frames=3))

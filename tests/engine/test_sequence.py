@@ -22,7 +22,7 @@ def started(prompt: int = 5, frames: int = 0, max_frames: int = 100) -> Sequence
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=5))
-def test_columns_are_kept_however_they_come(lengths: list[int]) -> None:
+def test_tokens_are_stored_however_they_are_appended(lengths: list[int]) -> None:
     sequence = Sequence.start(0, tokens(lengths[0]), SamplingParams(), 1000)
     for length in lengths[1:]:
         sequence.extend(tokens(length, first=sequence.length))
@@ -31,7 +31,7 @@ def test_columns_are_kept_however_they_come(lengths: list[int]) -> None:
 
 
 @given(st.integers(1, 70), st.integers(1, 9))
-def test_every_full_block_has_a_key_that_names_its_past(length: int, size: int) -> None:
+def test_every_full_block_has_a_key_of_all_tokens_before_it(length: int, size: int) -> None:
     sequence = Sequence.start(0, tokens(length), SamplingParams(), 1000)
     sequence.extend_keys(size)
     before = ROOT
@@ -42,7 +42,7 @@ def test_every_full_block_has_a_key_that_names_its_past(length: int, size: int) 
 
 
 @pytest.mark.parametrize(("frames", "expected"), [(0, 0), (1, 0), (2, 1), (5, 4), (6, 4)])
-def test_repetition_rules_look_at_the_last_frames_but_never_at_the_first(frames: int, expected: int) -> None:
+def test_recent_frames_exclude_the_first_frame(frames: int, expected: int) -> None:
     sequence = started(5, frames)
     assert np.array_equal(sequence.recent(4), tokens(expected, first=5 + frames - expected))
 
@@ -64,7 +64,7 @@ def test_no_limit_means_the_context() -> None:
     assert sequence.exhausted
 
 
-def test_a_turn_keeps_what_was_computed_and_drops_what_is_in_flight() -> None:
+def test_a_new_turn_keeps_the_kv_cache_and_discards_what_is_in_flight() -> None:
     sequence = started(5, frames=3)
     sequence.computed, sequence.planned, sequence.bound, epoch = 9, 10, True, sequence.epoch
     sequence.begin_turn(tokens(4), SamplingParams(seed=2))
@@ -74,7 +74,7 @@ def test_a_turn_keeps_what_was_computed_and_drops_what_is_in_flight() -> None:
     assert sequence.frames == 0
 
 
-def test_every_turn_and_attempt_has_dice_of_its_own() -> None:
+def test_every_turn_and_attempt_has_its_own_seed() -> None:
     turns = [Turn("words", tokens(2), tokens(1))] * 3
     utterance = Utterance(0, turns, SamplingParams(seed=2**64 - 1, temperature=0.5))
     seeds = set()
@@ -88,7 +88,7 @@ def test_every_turn_and_attempt_has_dice_of_its_own() -> None:
     assert utterance.turn_sampling() == utterance.sampling
 
 
-def test_starting_over_forgets_what_was_said() -> None:
+def test_a_restart_drops_all_frames() -> None:
     utterance = Utterance(0, [Turn("words", tokens(2), tokens(1))], SamplingParams())
     utterance.codes = [np.zeros(2, np.int32)] * 3
     utterance.buffered, utterance.decoded, utterance.turn = [np.zeros(4, np.float32)], 2, 1

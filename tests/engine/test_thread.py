@@ -97,7 +97,7 @@ def open_hall(hall: Hall) -> Hall:
     return hall
 
 
-def test_chunks_come_in_order_and_the_last_says_why_it_is_the_last(open_hall: Hall, soloist: Soloist) -> None:
+def test_chunks_are_in_order_and_the_last_has_the_finish_reason(open_hall: Hall, soloist: Soloist) -> None:
     chunks = list(open_hall.thread.speak(open_hall.utterance()))
     assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.LENGTH]
     solo = soloist.speak(open_hall.turns, SamplingParams(seed=1, max_frames=6))
@@ -136,28 +136,28 @@ def test_closing_the_chunks_cancels_within_a_step(hall: Hall) -> None:
     assert hall.core.scheduler.stats.cancelled == 1
 
 
-def test_closing_chunks_that_nobody_has_asked_for_cancels_too(hall: Hall) -> None:
+def test_closing_a_generator_before_its_first_chunk_cancels(hall: Hall) -> None:
     hall.thread.speak(hall.utterance(LONG)).close()
     hall.gate.step(2)
     hall.settle()
     assert_nothing_is_held(hall.core)
 
 
-def test_chunks_that_nobody_keeps_are_cancelled(hall: Hall) -> None:
+def test_a_garbage_collected_generator_cancels(hall: Hall) -> None:
     hall.thread.speak(hall.utterance(LONG))
     hall.gate.step(2)
     hall.settle()
     assert_nothing_is_held(hall.core)
 
 
-def test_an_utterance_that_cannot_be_spoken_is_refused_and_forgotten(open_hall: Hall, tiny: Checkpoint) -> None:
+def test_an_invalid_utterance_is_refused_and_released(open_hall: Hall, tiny: Checkpoint) -> None:
     too_long = Utterance(900, build_turns("word " * 400, None, tiny, chunk_bytes=4000), SamplingParams())
     with pytest.raises(TextError):
         list(open_hall.thread.speak(too_long))
     assert open_hall.thread.active == 0
 
 
-def test_more_than_slots_and_queue_hold_are_refused_at_once(hall: Hall) -> None:
+def test_utterances_beyond_slots_and_queue_are_refused_at_once(hall: Hall) -> None:
     taken = [hall.thread.speak(hall.utterance(2)) for _ in range(4)]
     with pytest.raises(EngineBusy, match="4 requests"):
         hall.thread.speak(hall.utterance(2))
@@ -167,7 +167,7 @@ def test_more_than_slots_and_queue_hold_are_refused_at_once(hall: Hall) -> None:
     assert list(hall.thread.speak(hall.utterance(2)))
 
 
-def test_whoever_leaves_makes_room_at_once_although_a_step_is_under_way(hall: Hall) -> None:
+def test_a_cancelled_utterance_stops_counting_during_the_current_step(hall: Hall) -> None:
     taken = [hall.thread.speak(hall.utterance(LONG)) for _ in range(4)]
     eventually(lambda: bool(hall.core.scheduler.running))  # and the device does not get on
     taken[0].close()
@@ -182,7 +182,7 @@ def test_whoever_leaves_makes_room_at_once_although_a_step_is_under_way(hall: Ha
     assert_nothing_is_held(hall.core)
 
 
-def test_a_request_whose_time_is_up_is_told_so(hall: Hall) -> None:
+def test_a_request_past_its_deadline_gets_deadline_exceeded(hall: Hall) -> None:
     chunks = hall.thread.speak(hall.utterance(LONG, deadline=time.monotonic() + 0.05))
     hall.gate.step(1)
     time.sleep(0.06)
@@ -192,7 +192,7 @@ def test_a_request_whose_time_is_up_is_told_so(hall: Hall) -> None:
     hall.settle()
 
 
-def test_closing_ends_everybody_with_a_clear_error(hall: Hall) -> None:
+def test_close_fails_active_utterances_with_engine_stopped(hall: Hall) -> None:
     running = hall.thread.speak(hall.utterance(LONG))
     hall.gate.step(3)
     next(running)
@@ -208,7 +208,7 @@ def test_closing_ends_everybody_with_a_clear_error(hall: Hall) -> None:
     assert_nothing_is_held(hall.core)
 
 
-def test_closing_with_drain_speaks_everything_to_its_end(hall: Hall) -> None:
+def test_close_with_drain_finishes_active_utterances(hall: Hall) -> None:
     taken = [hall.thread.speak(hall.utterance(4, seed=seed)) for seed in range(4)]
     closing = threading.Thread(target=lambda: hall.thread.close(drain=True))
     closing.start()
@@ -222,7 +222,7 @@ def test_closing_with_drain_speaks_everything_to_its_end(hall: Hall) -> None:
     assert not closing.is_alive()
 
 
-def test_what_was_taken_just_before_a_drain_is_spoken(tiny: Checkpoint) -> None:
+def test_an_utterance_submitted_just_before_a_drain_is_finished(tiny: Checkpoint) -> None:
     """The moment between the last word of one and the first of the next is easily mistaken for the end."""
     for _ in range(20):
         hall = Hall(tiny)
@@ -234,7 +234,7 @@ def test_what_was_taken_just_before_a_drain_is_spoken(tiny: Checkpoint) -> None:
         assert list(second)[-1].finish is FinishReason.LENGTH
 
 
-def test_a_drain_that_takes_too_long_ends_with_a_clear_error(hall: Hall) -> None:
+def test_a_drain_past_its_timeout_fails_with_engine_stopped(hall: Hall) -> None:
     chunks = hall.thread.speak(hall.utterance(LONG))
     hall.gate.step(2)
     ticking = threading.Timer(0.3, lambda: setattr(hall.gate, "open", True))
@@ -247,20 +247,20 @@ def test_a_drain_that_takes_too_long_ends_with_a_clear_error(hall: Hall) -> None
     ticking.join()
 
 
-def test_closing_twice_is_closing_once(open_hall: Hall) -> None:
+def test_close_is_idempotent(open_hall: Hall) -> None:
     open_hall.thread.close()
     open_hall.thread.close()
     open_hall.thread.close(drain=True)
     assert not open_hall.thread.running
 
 
-def test_nothing_is_taken_after_the_end(open_hall: Hall) -> None:
+def test_submit_after_close_is_refused(open_hall: Hall) -> None:
     open_hall.thread.close()
     with pytest.raises(EngineStopped, match="closed"):
         open_hall.thread.speak(open_hall.utterance())
 
 
-def test_an_engine_that_dies_answers_everybody(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_engine_answers_all_callers(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
     running = [hall.thread.speak(hall.utterance(LONG)) for _ in range(2)]
     hall.gate.step(3)
     for chunks in running:
@@ -280,9 +280,7 @@ def test_an_engine_that_dies_answers_everybody(hall: Hall, caplog: pytest.LogCap
     hall.thread.close(drain=True)
 
 
-def test_requests_race_an_engine_that_dies_and_all_are_answered(
-    tiny: Checkpoint, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_requests_racing_a_failing_engine_are_all_answered(tiny: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL")
     for attempt in range(5):
         hall = Hall(tiny, replace(PLAIN, max_waiting=1000))
@@ -307,7 +305,7 @@ def test_requests_race_an_engine_that_dies_and_all_are_answered(
         assert outcomes.qsize() == 40
 
 
-def test_a_listener_that_breaks_is_one_that_left(
+def test_a_failing_delivery_callback_cancels_its_utterance(
     hall: Hall, soloist: Soloist, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(event: Event) -> None:
@@ -323,7 +321,7 @@ def test_a_listener_that_breaks_is_one_that_left(
     assert_nothing_is_held(hall.core)
 
 
-def test_cancelling_what_has_ended_or_never_came_does_nothing(open_hall: Hall) -> None:
+def test_cancelling_ended_or_unknown_utterances_has_no_effect(open_hall: Hall) -> None:
     ended = open_hall.utterance(2)
     list(open_hall.thread.speak(ended))
     open_hall.thread.cancel(ended)

@@ -49,7 +49,7 @@ def test_recordings_in_another_order_are_another_voice(cache, wav):
     assert cache.resolve_blocking([one, two]).key != cache.resolve_blocking([two, one]).key
 
 
-def test_a_path_is_the_recording_it_leads_to(cache, wav, tmp_path):
+def test_a_path_is_keyed_by_the_content_of_its_file(cache, wav, tmp_path):
     (tmp_path / "a.wav").write_bytes(wav())
     assert cache.resolve_blocking([(tmp_path / "a.wav", "hi")]) is cache.resolve_blocking([(wav(), "hi")])
 
@@ -70,7 +70,7 @@ def test_stored_codes_are_not_encoded_again(store, encoder, wav):
     assert encoder.encoded == 1
 
 
-def test_what_happens_on_disk_is_noticed(cache, store, wav):
+def test_changes_on_disk_are_noticed(cache, store, wav):
     store.add("anna", wav(), "old")
     assert cache.resolve_blocking("anna").references[0].text == "old"
     store.rename("anna", "bell")
@@ -81,7 +81,7 @@ def test_what_happens_on_disk_is_noticed(cache, store, wav):
     assert cache.resolve_blocking("anna").references[0].text == "new"
 
 
-def test_the_voice_used_longest_ago_goes_first(store, encoder, wav):
+def test_the_least_recently_used_voice_is_evicted_first(store, encoder, wav):
     clips = {name: [(wav(), name)] for name in "abc"}
     with VoiceCache(store, encoder, entries=2) as cache:
         for name in ("a", "b", "a", "c", "a", "b"):
@@ -90,12 +90,12 @@ def test_the_voice_used_longest_ago_goes_first(store, encoder, wav):
     assert (statistics.entries, statistics.evictions, statistics.hits, encoder.encoded) == (2, 2, 2, 4)
 
 
-def test_statistics_tell_how_much_was_encoded(cache, wav):
+def test_statistics_count_the_encoded_seconds(cache, wav):
     cache.resolve_blocking([(wav(1.5), "a"), (wav(0.5), "b")])
     assert (cache.statistics.encodes, cache.statistics.seconds_encoded) == (2, 2.0)
 
 
-def test_the_real_codec_speaks_through_the_cache(store, tiny, wav):
+def test_the_cache_works_with_the_real_codec(store, tiny, wav):
     encoder = CodecEncoder(tiny.codec)
     store.add("anna", wav(), "hi")
     with VoiceCache(store, encoder) as cache:
@@ -169,14 +169,14 @@ def test_neither_the_loop_nor_a_known_voice_waits_for_an_encoding(cache, encoder
         ([(b"", " ")], TextError),
     ],
 )
-def test_both_forms_refuse_alike(cache, wanted, error):
+def test_both_variants_raise_the_same_errors(cache, wanted, error):
     with pytest.raises(error):
         cache.resolve_blocking(wanted)
     with pytest.raises(error):
         asyncio.run(cache.resolve(wanted))
 
 
-def test_a_failed_encoding_is_told_to_all_and_tried_anew(cache, encoder, wav):
+def test_a_failed_encoding_is_raised_to_all_callers_and_retried(cache, encoder, wav):
     encoder.error = RuntimeError("out of memory")
     encoder.gate.clear()
     with ThreadPoolExecutor(3) as askers:
@@ -189,7 +189,7 @@ def test_a_failed_encoding_is_told_to_all_and_tried_anew(cache, encoder, wav):
     assert cache.resolve_blocking([(wav(), "hi")]).frames == 10
 
 
-def test_one_who_leaves_takes_nothing_from_the_others(cache, encoder, wav):
+def test_a_cancelled_caller_does_not_affect_the_others(cache, encoder, wav):
     async def ask() -> None:
         encoder.gate.clear()
         leaving, staying = (asyncio.create_task(cache.resolve([(wav(), "hi")])) for _ in range(2))
@@ -204,7 +204,7 @@ def test_one_who_leaves_takes_nothing_from_the_others(cache, encoder, wav):
     asyncio.run(ask())
 
 
-def test_what_nobody_waits_for_any_more_is_not_encoded(cache, encoder, wav):
+def test_an_encoding_without_callers_is_cancelled(cache, encoder, wav):
     async def ask() -> None:
         encoder.gate.clear()
         first = asyncio.create_task(cache.resolve([(wav(), "first")]))
@@ -224,7 +224,7 @@ def test_what_nobody_waits_for_any_more_is_not_encoded(cache, encoder, wav):
     assert cache.resolve_blocking([(wav(), "left")]).frames == 10
 
 
-def test_a_loop_that_ends_during_an_encoding_leaves_no_noise(cache, encoder, wav, caplog):
+def test_an_event_loop_closed_during_an_encoding_logs_no_error(cache, encoder, wav, caplog):
     async def leave() -> None:
         task = asyncio.create_task(cache.resolve([(wav(), "hi")]))
         while not encoder.threads:
@@ -241,7 +241,7 @@ def test_a_loop_that_ends_during_an_encoding_leaves_no_noise(cache, encoder, wav
 # Closing
 
 
-def test_closing_stops_the_threads_and_answers_everybody(store, encoder, wav):
+def test_close_stops_the_threads_and_answers_all_callers(store, encoder, wav):
     before = set(threading.enumerate())
     encoder.gate.clear()
     cache = VoiceCache(store, encoder)
@@ -282,7 +282,7 @@ def test_a_warm_cache_answers_from_memory(cache, store, wav):
     assert cache.statistics.hits == 5
 
 
-def test_warming_goes_on_past_a_broken_voice(cache, store, directory, encoder, wav, caplog):
+def test_preloading_continues_past_a_broken_voice(cache, store, directory, encoder, wav, caplog):
     names = add_voices(store, wav, 3)
     (directory / names[1] / "sample.lab").unlink()
     warming = cache.warm([*names, "nobody"])
@@ -296,7 +296,7 @@ def test_warming_goes_on_past_a_broken_voice(cache, store, directory, encoder, w
     assert again.failed == 1
 
 
-def test_requests_overtake_the_warming(cache, store, encoder, wav):
+def test_requests_overtake_the_preload(cache, store, encoder, wav):
     names = add_voices(store, wav, 10)
     encoder.gate.clear()
     warming = cache.warm(names)
@@ -312,7 +312,7 @@ def test_requests_overtake_the_warming(cache, store, encoder, wav):
     assert seen[0] <= 2
 
 
-def test_warming_can_be_stopped(cache, store, encoder, wav):
+def test_a_preload_can_be_stopped(cache, store, encoder, wav):
     names = add_voices(store, wav, 10)
     encoder.gate.clear()
     warming = cache.warm(names)
@@ -324,7 +324,7 @@ def test_warming_can_be_stopped(cache, store, encoder, wav):
     assert warming.loaded == 1
 
 
-def test_closing_stops_the_warming(store, encoder, wav):
+def test_close_stops_the_preload(store, encoder, wav):
     names = add_voices(store, wav, 10)
     cache = VoiceCache(store, encoder)
     warming = cache.warm(names)
@@ -332,7 +332,7 @@ def test_closing_stops_the_warming(store, encoder, wav):
     assert warming.finished
 
 
-def test_no_more_is_warmed_than_there_is_room_for(store, encoder, wav):
+def test_a_preload_is_limited_to_the_cache_size(store, encoder, wav):
     names = add_voices(store, wav, 4)
     with VoiceCache(store, encoder, entries=2) as cache:
         warming = cache.warm(names)
@@ -343,7 +343,7 @@ def test_no_more_is_warmed_than_there_is_room_for(store, encoder, wav):
 # Everything at once
 
 
-def test_many_threads_get_the_voices_they_asked_for(store, encoder, wav):
+def test_many_threads_get_the_requested_voices(store, encoder, wav):
     clips = [[(wav(0.1 * length), f"number {length}")] for length in range(1, 13)]
     random = np.random.default_rng(0)
     asked = random.integers(0, len(clips), 400)

@@ -56,7 +56,7 @@ def test_one_changed_weight_changes_the_fingerprint(tiny, part):
     assert codec_fingerprint(codec) != codec_fingerprint(tiny.codec)
 
 
-def test_a_codec_without_its_encoder_says_so(tiny):
+def test_encoding_without_the_encoder_is_refused(tiny):
     encoder = CodecEncoder(Codec(tiny.codec.config, encoder=False))
     with pytest.raises(CheckpointError, match="without its encoder"):
         encoder.encode(samples())
@@ -70,7 +70,7 @@ def test_encoding_does_not_replace_tables_that_a_decoder_reads(tiny):
     assert codec.quantizer.post_module.table is table
 
 
-def test_threads_may_encode_at_once(tiny):
+def test_threads_may_encode_concurrently(tiny):
     encoder = CodecEncoder(tiny.codec)
     expected, results = encoder.encode(samples()), []
     threads = [threading.Thread(target=lambda: results.append(encoder.encode(samples()))) for _ in range(4)]
@@ -83,7 +83,7 @@ def test_threads_may_encode_at_once(tiny):
 
 
 @pytest.mark.gpu
-def test_a_device_gives_the_same_fingerprint_and_encodes_on_a_stream_of_its_own(tiny):
+def test_a_gpu_has_the_same_fingerprint_and_encodes_on_its_own_stream(tiny):
     codec = copy.deepcopy(tiny.codec).to("cuda")
     encoder = CodecEncoder(codec)
     assert encoder.fingerprint == codec_fingerprint(tiny.codec)

@@ -37,7 +37,7 @@ def test_stems_sort_in_the_order_of_the_recordings(count):
         (b"\x1aE\xdf\xa3webm", ".wav"),
     ],
 )
-def test_bytes_get_the_suffix_they_begin_like(beginning, suffix):
+def test_bytes_get_the_suffix_of_their_magic_bytes(beginning, suffix):
     assert audio_suffix(beginning) == suffix
 
 
@@ -75,7 +75,7 @@ def test_arrays_that_are_not_codes_are_refused(array):
 
 @settings(deadline=None)
 @given(st.integers(0, 200), st.binary(max_size=8))
-def test_damaged_codes_are_as_good_as_none(tmp_path_factory, cut, junk):
+def test_damaged_codes_are_ignored(tmp_path_factory, cut, junk):
     root = tmp_path_factory.mktemp("voices")
     (root / "anna").mkdir()
     write_codes(root / "whole", np.ones((2, 10), np.int32))
@@ -85,7 +85,7 @@ def test_damaged_codes_are_as_good_as_none(tmp_path_factory, cut, junk):
     assert codes is None or codes.shape == (2, 10)
 
 
-def test_a_pipe_is_not_read(root):
+def test_a_fifo_is_not_read(root):
     os.mkfifo(root / "anna" / "sample.wav")
     with open_folder(root, "anna") as folder, pytest.raises(BrokenVoice, match=r"sample\.wav.*not a regular file"):
         folder.audio("sample.wav", DEFAULT_LIMITS)
@@ -107,7 +107,7 @@ def test_reads_stay_in_the_directory_that_was_opened(root):
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"recordings": 3}', b"\xff", b'{"recordings": [], "x": 1}'])
-def test_details_that_cannot_be_read_are_named(root, content):
+def test_details_that_cannot_be_parsed_are_named(root, content):
     (root / "anna" / "voice.json").write_bytes(content)
     with open_folder(root, "anna") as folder, pytest.raises(BrokenVoice, match=r"'anna', file 'voice\.json'"):
         folder.details()

@@ -46,7 +46,7 @@ def both(directory: Path, builtin: Path) -> VoiceStore:
 # Adding and getting
 
 
-def test_a_voice_comes_back_as_it_was_added(store, encoder, wav):
+def test_a_voice_is_loaded_as_it_was_added(store, encoder, wav):
     store.add("anna", wav(), "Hello there.")
     voice = store.get("anna", encoder)
     assert voice.name == "anna"
@@ -66,7 +66,7 @@ def test_several_recordings_keep_their_order(store, encoder, wav):
     assert store.get("anna", encoder).key == voice_from_recordings(clips, encoder).key
 
 
-def test_a_voice_lies_on_disk_in_the_layout_of_upstream(store, directory, wav):
+def test_a_voice_is_stored_in_the_layout_of_upstream(store, directory, wav):
     store.add("anna", wav(), "Grüße\n")
     assert files(directory / "anna") == ["sample.lab", "sample.wav", "voice.json"]
     assert (directory / "anna" / "sample.wav").read_bytes() == wav()
@@ -82,7 +82,7 @@ def test_a_recording_keeps_its_suffix(store, directory, encoder, wav, tmp_path):
     assert store.get("anna", encoder).seconds == 2.0
 
 
-def test_details_tell_what_was_added(store, wav):
+def test_details_describe_what_was_added(store, wav):
     store.add("anna", wav(0.5, rate=44_100), "hi")
     details = store.details("anna")
     recording = details.recordings[0]
@@ -99,14 +99,14 @@ def test_an_added_voice_can_be_read_by_others(store, directory, wav):
     assert (directory / "anna").stat().st_mode & 0o777 == 0o777 & ~umask
 
 
-def test_a_name_is_taken_once(store, encoder, wav):
+def test_a_name_can_be_added_once(store, encoder, wav):
     store.add("anna", wav(), "first")
     with pytest.raises(VoiceExists, match="'anna' exists already"):
         store.add("anna", wav(), "second")
     assert store.get("anna", encoder).references[0].text == "first"
 
 
-def test_what_cannot_be_a_reference_is_refused_and_leaves_nothing(store, directory, wav):
+def test_an_unusable_reference_is_refused_and_leaves_no_files(store, directory, wav):
     for audio, transcript, error in [
         (b"", "hi", AudioError),
         (b"junk" * 100, "hi", AudioError),
@@ -184,7 +184,7 @@ def test_codes_of_another_codec_are_never_used(store, encoder, another_encoder, 
     assert len(list((directory / "anna").glob("codes-*.npy"))) == 2
 
 
-def test_damaged_codes_are_made_anew(store, directory, encoder, wav):
+def test_damaged_codes_are_encoded_again(store, directory, encoder, wav):
     store.add("anna", wav(), "hi")
     key = store.get("anna", encoder).key
     (codes,) = (directory / "anna").glob("codes-*.npy")
@@ -205,7 +205,7 @@ def test_codes_that_cannot_be_stored_are_used_all_the_same(store, encoder, wav, 
     assert "No space left" in caplog.text
 
 
-def test_a_deleted_voice_can_be_spoken_to_its_end(store, encoder, wav):
+def test_a_deleted_voice_stays_usable_for_running_requests(store, encoder, wav):
     store.add("anna", wav(), "hi")
     voice = store.get("anna", encoder)
     codes = voice.references[0].codes.copy()
@@ -242,7 +242,7 @@ def test_every_suffix_of_upstream_is_a_recording(directory, encoder, wav, suffix
     assert VoiceStore(directory).get("anna", encoder).references[0].text == "hello"
 
 
-def test_a_recording_exchanged_by_hand_is_encoded_anew(directory, encoder, wav):
+def test_a_recording_replaced_by_hand_is_encoded_again(directory, encoder, wav):
     upstream_voice(directory / "anna", wav, "a")
     store = VoiceStore(directory)
     before = store.get("anna", encoder)
@@ -260,7 +260,7 @@ def test_an_empty_directory_is_no_voice_and_may_become_one(directory, encoder, w
     assert store.names() == ["anna"]
 
 
-def test_a_directory_with_other_things_in_it_is_not_written_over(directory, wav):
+def test_a_directory_with_other_files_is_not_overwritten(directory, wav):
     (directory / "anna").mkdir(parents=True)
     (directory / "anna" / "notes.txt").write_text("keep")
     store = VoiceStore(directory, sample_rate=RATE)
@@ -400,7 +400,7 @@ def test_a_renamed_voice_is_the_same_voice(store, encoder, wav):
     assert store.names() == ["bell"]
 
 
-def test_renaming_replaces_nobody(store, encoder, wav):
+def test_renaming_never_replaces_a_voice(store, encoder, wav):
     store.add("anna", wav(), "hi")
     store.add("bell", wav(), "bye")
     for name in ("bell", "anna"):
@@ -409,7 +409,7 @@ def test_renaming_replaces_nobody(store, encoder, wav):
     assert store.get("bell", encoder).references[0].text == "bye"
 
 
-def test_what_is_not_there_can_be_neither_renamed_nor_deleted(store):
+def test_an_unknown_voice_can_be_neither_renamed_nor_deleted(store):
     with pytest.raises(VoiceNotFound):
         store.rename("nobody", "anna")
     with pytest.raises(VoiceNotFound):
@@ -430,7 +430,7 @@ def repository(folder: Path) -> None:
 
 @pytest.mark.parametrize("keep", [photograph, album, repository])
 @pytest.mark.parametrize("voice", [False, True])
-def test_what_is_more_than_a_voice_can_be_neither_renamed_nor_deleted(store, directory, wav, keep, voice):
+def test_a_directory_with_other_files_can_be_neither_renamed_nor_deleted(store, directory, wav, keep, voice):
     (directory / "Photos").mkdir()
     if voice:
         store.add("Photos", wav(), "hi")
@@ -443,7 +443,7 @@ def test_what_is_more_than_a_voice_can_be_neither_renamed_nor_deleted(store, dir
     assert files(directory / "Photos") == before
 
 
-def test_a_voice_goes_with_its_codes_and_the_notes_of_other_programs(directory, encoder, wav):
+def test_deleting_a_voice_removes_its_codes_and_hidden_files(directory, encoder, wav):
     upstream_voice(directory / "anna", wav, "a")
     (directory / "anna" / "b.FLAC").write_bytes(b"no transcript")
     (directory / "anna" / ".DS_Store").write_bytes(b"\0")
@@ -481,13 +481,13 @@ def test_a_stamp_changes_with_the_voice_and_not_with_its_codes(store, directory,
 # Built-in voices
 
 
-def test_built_in_voices_stand_beside_ones_own(both, encoder, wav):
+def test_built_in_voices_are_listed_with_stored_ones(both, encoder, wav):
     both.add("anna", wav(), "hi")
     assert both.names() == ["anna", "narrator"]
     assert both.get("narrator", encoder).references[0].text == "Once upon a time."
 
 
-def test_built_in_voices_cannot_be_touched(both, builtin, encoder, wav):
+def test_built_in_voices_cannot_be_changed(both, builtin, encoder, wav):
     before = files(builtin / "narrator")
     both.get("narrator", encoder)
     for touch in (lambda: both.delete("narrator"), lambda: both.rename("narrator", "anna")):
@@ -500,7 +500,7 @@ def test_built_in_voices_cannot_be_touched(both, builtin, encoder, wav):
     assert files(builtin / "narrator") == before
 
 
-def test_codes_of_built_in_voices_are_used_where_they_lie(both, builtin, encoder):
+def test_codes_of_built_in_voices_are_used_in_place(both, builtin, encoder):
     VoiceStore(builtin).get("narrator", encoder)
     both.get("narrator", encoder)
     assert encoder.encoded == 1
@@ -564,7 +564,7 @@ def test_a_fault_at_any_step_leaves_the_old_or_the_new(tmp_path, encoder, operat
         assert states[0] == old
 
 
-def test_of_many_processes_that_add_one_name_exactly_one_wins(tmp_path, encoder):
+def test_of_many_processes_that_add_one_name_one_succeeds(tmp_path, encoder):
     for number, results in enumerate(run_script("race.py", 6, tmp_path)):
         counted = Counter(result.rstrip("01234567") for result in results)
         assert counted == {"won": 1, "VoiceExists": 7}
@@ -573,7 +573,7 @@ def test_of_many_processes_that_add_one_name_exactly_one_wins(tmp_path, encoder)
     assert workspaces(tmp_path) == []
 
 
-def test_opening_a_store_does_not_disturb_one_that_is_writing(store, directory, encoder, wav, monkeypatch):
+def test_opening_a_store_keeps_the_workspaces_of_a_writer(store, directory, encoder, wav, monkeypatch):
     write = shoal.voices.store.write_folder
 
     def interrupted(path: Path, *rest: object) -> None:
@@ -585,7 +585,7 @@ def test_opening_a_store_does_not_disturb_one_that_is_writing(store, directory, 
     assert store.get("anna", encoder).frames == 10
 
 
-def test_readers_meet_a_whole_voice_or_none_while_writers_work(store, encoder, wav):
+def test_readers_see_a_complete_voice_or_none_during_writes(store, encoder, wav):
     stop, problems, met = threading.Event(), [], Counter()
 
     def read() -> None:
@@ -612,7 +612,7 @@ def test_readers_meet_a_whole_voice_or_none_while_writers_work(store, encoder, w
     assert sum(met.values()) > 0
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+def test_a_directory_that_cannot_be_created_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError, match="file"):
         VoiceStore(tmp_path / "file" / "voices")

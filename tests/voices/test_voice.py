@@ -57,18 +57,18 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_names_that_are_not_plain_are_refused(name):
+def test_unsafe_names_are_refused(name):
     with pytest.raises(InvalidRequest):
         check_name(name)
 
 
 @pytest.mark.parametrize("name", ["anna", "Anna Bell", "a", "-", "speaker_01", "con", "a" * 255])
-def test_the_names_of_upstream_are_taken(name):
+def test_the_names_of_upstream_are_accepted(name):
     assert check_name(name) == name
 
 
 @given(st.text(alphabet=st.one_of(st.characters(), st.sampled_from(SAFE + "./\\")), max_size=12))
-def test_an_accepted_name_is_one_plain_step_below_its_root(name):
+def test_an_accepted_name_is_one_path_component(name):
     try:
         check_name(name)
     except InvalidRequest:
@@ -112,7 +112,7 @@ def test_voices_of_other_content_have_other_keys(one, other):
     assert (voice(*one).key == voice(*other).key) == (one == other)
 
 
-def test_a_voice_knows_its_length():
+def test_a_voice_has_a_length_in_frames_and_seconds():
     made = voice(("a", [[1, 2, 3]]), ("b", [[4, 5]]))
     assert made.frames == 5
     assert made.seconds == 0.5
@@ -123,7 +123,7 @@ def test_a_voice_without_recordings_is_refused(encoder):
         voice_from_recordings([], encoder)
 
 
-def test_recordings_become_the_codes_that_the_codec_gives(tiny, wav, tmp_path):
+def test_recordings_are_encoded_by_the_codec(tiny, wav, tmp_path):
     encoder, audio = CodecEncoder(tiny.codec), wav(0.7, rate=22_050)
     (tmp_path / "b.wav").write_bytes(wav(0.5, 330))
     made = voice_from_recordings([(audio, " one\n"), (tmp_path / "b.wav", "two")], encoder)
@@ -151,7 +151,7 @@ def test_everything_is_checked_before_anything_is_encoded(encoder, wav):
 
 
 @pytest.mark.parametrize("transcript", ["", "  \n", "a" * 4001, "half \ud83d"])
-def test_transcripts_that_say_nothing_or_too_much_are_refused(transcript):
+def test_empty_and_too_long_transcripts_are_refused(transcript):
     with pytest.raises(TextError):
         check_transcript(transcript, DEFAULT_LIMITS)
 
@@ -168,7 +168,7 @@ def test_a_recording_may_last_ninety_seconds(encoder, wav):
         voice_from_recordings([(wav(90.1), "longer")], encoder)
 
 
-def test_recordings_together_have_a_limit_too(encoder, wav):
+def test_the_total_length_of_recordings_is_limited(encoder, wav):
     limits = replace(DEFAULT_LIMITS, max_total_seconds=2.5)
     assert voice_from_recordings([(wav(), "a"), (wav(), "b")], encoder, limits).frames == 20
     with pytest.raises(AudioError, match=r"together are longer than 2\.5 seconds"):
@@ -176,7 +176,7 @@ def test_recordings_together_have_a_limit_too(encoder, wav):
     assert encoder.encoded == 2
 
 
-def test_a_recording_may_have_only_so_many_bytes(encoder, wav, tmp_path):
+def test_the_size_of_a_recording_is_limited(encoder, wav, tmp_path):
     limits = VoiceLimits(audio=AudioLimits(max_bytes=1000))
     path = tmp_path / "long.wav"
     path.write_bytes(wav())
@@ -185,7 +185,7 @@ def test_a_recording_may_have_only_so_many_bytes(encoder, wav, tmp_path):
             voice_from_recordings([(audio, "hi")], encoder, limits)
 
 
-def test_silence_has_no_voice(encoder, wav):
+def test_silence_is_refused(encoder, wav):
     with pytest.raises(AudioError, match="silent"):
         voice_from_recordings([(wav(pitch=0.0), "hi")], encoder)
 

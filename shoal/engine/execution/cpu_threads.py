@@ -19,6 +19,6 @@ class CPUThreads:
 
     def choose(self, tokens: int) -> None:
         """Set the thread count for a step over `tokens` tokens."""
-        wanted = 1 if tokens <= self._few else self.max_threads
-        if torch.get_num_threads() != wanted:
-            torch.set_num_threads(wanted)
+        threads = 1 if tokens <= self._few else self.max_threads
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)

@@ -56,10 +56,10 @@ class FallbackRunner:
         """
         try:
             return self.runner.run(batch)
-        except Exception as problem:  # edge to compilers and kernels, which raise anything
-            if self.backend == "eager" or isinstance(problem, RuntimeError):
+        except Exception as error:  # edge to compilers and kernels, which raise anything
+            if self.backend == "eager" or isinstance(error, RuntimeError):
                 raise
-            raise RuntimeError(f"backend {self.backend} failed") from problem
+            raise RuntimeError(f"backend {self.backend} failed") from error
 
     def discard(self) -> None:
         """Discard the steps in flight; their sequences have to be recomputed."""

@@ -65,7 +65,7 @@ class SlotStates:
         state = self.state
         return FrameState(state.settings.select(slots, has_penalty=penalised), state.frame[slots], state.window[slots])
 
-    def put(self, slots: Tensor, drawn: FrameState, tokens: Tensor) -> None:
-        self.state.frame[slots] = drawn.frame
-        self.state.window[slots] = drawn.window
+    def put(self, slots: Tensor, state: FrameState, tokens: Tensor) -> None:
+        self.state.frame[slots] = state.frame
+        self.state.window[slots] = state.window
         self.newest[slots] = tokens

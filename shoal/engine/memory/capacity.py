@@ -92,7 +92,7 @@ def _skeletons(model: str) -> tuple[DualAR, Codec]:
 
 
 def _work_bytes(codec: CodecConfig, sequences: int) -> int:
-    """The most that one call of the decoder takes; a call takes no more than MAX_FRAMES frames."""
+    """Return the workspace of the largest decoder call, which has at most MAX_FRAMES frames."""
     frames = min(sequences * EngineConfig.max_chunk_frames, MAX_FRAMES)
     return _decoding(codec)[0] * frames
 

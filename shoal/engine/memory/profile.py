@@ -78,13 +78,13 @@ def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryB
     try:
         core = EngineCore(checkpoint, minimal_kv_config(checkpoint, config))
         run_peak_load(core)
-    except (torch.OutOfMemoryError, GenerationFailed) as problem:
-        if isinstance(problem, GenerationFailed) and not core.stats.out_of_memory:
+    except (torch.OutOfMemoryError, GenerationFailed) as error:
+        if isinstance(error, GenerationFailed) and not core.stats.out_of_memory:
             raise
         raise InvalidRequest(
             f"{limit / 1e9:.1f} GB do not hold the peak load of this model with {config.slots} slots: lower "
             "slots, quantize (--quantize int8,codec=int8), or raise gpu_memory"
-        ) from problem
+        ) from error
     torch.cuda.synchronize(device)
     needed = torch.cuda.max_memory_reserved(device) - core.host_cache.kv.nbytes
     budget = MemoryBudget(limit, needed, max(0, _outside(device) - outside))

@@ -17,7 +17,7 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_few_columns_of_a_small_model_take_one_thread(tiny: Checkpoint) -> None:
+def test_a_few_tokens_of_a_small_model_use_one_thread(tiny: Checkpoint) -> None:
     chosen = CPUThreads(tiny.model)
     for tokens, expected in ((1, 1), (FEW_COLUMNS, 1), (FEW_COLUMNS + 1, 2), (2, 1), (300, 2)):
         chosen.choose(tokens)

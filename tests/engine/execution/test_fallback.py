@@ -51,7 +51,7 @@ def some(checkpoint: Checkpoint, count: int) -> list[Utterance]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
-def test_fused_frames_speak_what_the_plain_path_speaks(tiny: Checkpoint) -> None:
+def test_fused_frames_equal_the_eager_path(tiny: Checkpoint) -> None:
     pytest.importorskip("triton")
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
     assert core.runner.backend == "fused"
@@ -81,7 +81,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, IndexError])
-def test_a_rung_that_breaks_is_left_and_every_request_still_finishes(tiny: Checkpoint, kind: type[Exception]) -> None:
+def test_a_failing_backend_falls_back_and_every_request_finishes(tiny: Checkpoint, kind: type[Exception]) -> None:
     core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
     core.runner._backends = ["fused", "eager"]  # as if the present runner were a backend with another below it
     Broken(kind).wrap(core)
@@ -94,7 +94,7 @@ def test_a_rung_that_breaks_is_left_and_every_request_still_finishes(tiny: Check
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ImportError, IndexError, ValueError])
-def test_a_rung_that_cannot_be_built_is_passed_over(
+def test_a_backend_that_cannot_be_built_is_skipped(
     tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -105,7 +105,7 @@ def test_a_rung_that_cannot_be_built_is_passed_over(
     assert core.runner.backend == "eager"
 
 
-def test_a_batch_of_nobody_works_on_the_spare_slot_and_block(tiny: Checkpoint) -> None:
+def test_padding_rows_use_the_spare_slot_and_block(tiny: Checkpoint) -> None:
     """What a graph is captured with: no row may touch what a voice holds."""
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
     runner = core.runner.runner
@@ -114,7 +114,7 @@ def test_a_batch_of_nobody_works_on_the_spare_slot_and_block(tiny: Checkpoint) -
     assert set(runner.launcher._tables.target.flatten().tolist()) == {core.pool.count}
 
 
-def test_there_is_a_batch_of_every_size_that_was_asked_for_and_slots_can_fill(tiny: Checkpoint) -> None:
+def test_there_is_a_graph_for_every_configured_bucket_up_to_the_slots(tiny: Checkpoint) -> None:
     config = EngineConfig(slots=4, guard=False, rung="fused", kv_bytes=1 << 20, buckets=(1, 3, 64))
     launcher = EngineCore(tiny, config).runner.runner.launcher
     assert isinstance(launcher, FusedRunner)
@@ -122,7 +122,7 @@ def test_there_is_a_batch_of_every_size_that_was_asked_for_and_slots_can_fill(ti
 
 
 @pytest.mark.parametrize("lag", [1, 2])
-def test_a_device_that_runs_behind_speaks_the_same(tiny: Checkpoint, lag: int) -> None:
+def test_a_lagging_device_gives_the_same_output(tiny: Checkpoint, lag: int) -> None:
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
     run_behind(core, lag)
     utterances = some(tiny, 5)
@@ -131,7 +131,7 @@ def test_a_device_that_runs_behind_speaks_the_same(tiny: Checkpoint, lag: int) -
         assert np.array_equal(each.all_codes(), expected(tiny, each))
 
 
-def test_what_was_under_way_when_a_rung_broke_is_computed_again(tiny: Checkpoint) -> None:
+def test_steps_in_flight_are_recomputed_after_a_fallback(tiny: Checkpoint) -> None:
     core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
     core.runner._backends = ["fused", "eager"]
     core.runner.runner = PipelinedRunner(core.runner._eager, 1)
@@ -143,10 +143,10 @@ def test_what_was_under_way_when_a_rung_broke_is_computed_again(tiny: Checkpoint
         assert np.array_equal(each.all_codes(), expected(tiny, each))
 
 
-def test_a_cpu_begins_on_the_plain_rung(tiny: Checkpoint) -> None:
+def test_a_cpu_starts_on_the_eager_backend(tiny: Checkpoint) -> None:
     assert EngineCore(tiny, EngineConfig(slots=2, guard=False)).runner.backend == "eager"
 
 
-def test_an_unknown_rung_is_refused_by_name() -> None:
+def test_an_unknown_backend_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="warp"):
         parse_backend("warp")

@@ -88,7 +88,7 @@ def fused_frames(checkpoint: Checkpoint, lengths: torch.Tensor, steps: int) -> t
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
 @pytest.mark.parametrize("family", ["tiny", "tiny_s2"])
-def test_the_fused_frame_draws_what_the_plain_path_draws(family: str, request: pytest.FixtureRequest) -> None:
+def test_the_fused_frame_samples_what_the_eager_path_samples(family: str, request: pytest.FixtureRequest) -> None:
     checkpoint: Checkpoint = request.getfixturevalue(family)
     lengths = torch.tensor([5, 17, 40])
     assert torch.equal(fused_frames(checkpoint, lengths, 1), plain_frames(checkpoint, lengths, 1))
@@ -97,7 +97,7 @@ def test_the_fused_frame_draws_what_the_plain_path_draws(family: str, request: p
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
 @torch.inference_mode()
-def test_a_fused_prompt_leaves_the_memory_that_the_plain_path_leaves(tiny: Checkpoint) -> None:
+def test_a_fused_prefill_writes_the_same_kv_cache_as_the_eager_path(tiny: Checkpoint) -> None:
     (ours, _), (theirs, _) = prepare(tiny), prepare(tiny)
     width = 1 + tiny.model.config.num_codebooks
     tokens = torch.randint(0, 100, (7, width), generator=torch.Generator().manual_seed(1))

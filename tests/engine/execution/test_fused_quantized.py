@@ -40,7 +40,7 @@ def prepare(model: DualAR) -> tuple[PagedKV, SlotStates]:
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
 @torch.inference_mode()
-def test_the_fused_frame_draws_what_the_plain_path_draws(tiny: Checkpoint) -> None:
+def test_the_fused_frame_samples_what_the_eager_path_samples(tiny: Checkpoint) -> None:
     model, table = copy.deepcopy(tiny.model), torch.tensor([[0, 1]])
     quantize_model(model, WeightModes(slow="int8", fast="fp8"))
     head = Head(model.slow)

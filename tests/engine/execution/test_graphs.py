@@ -84,7 +84,7 @@ def engine(checkpoint: Checkpoint, slots: int, backend: str) -> EngineCore:
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 1e-5, "top_p": 0.5}, {"repetition_penalty": 1.3}], ids=str)
-def test_every_backend_speaks_the_same_frames(small: Checkpoint, settings: dict[str, float]) -> None:
+def test_every_backend_generates_the_same_frames(small: Checkpoint, settings: dict[str, float]) -> None:
     plain = said(engine(small, 3, "eager"), 3, 12, **settings)
     for backend in ("fused", "graph"):
         frames = said(engine(small, 3, backend), 3, 12, **settings)
@@ -92,7 +92,7 @@ def test_every_backend_speaks_the_same_frames(small: Checkpoint, settings: dict[
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 0.7])
-def test_nano_speaks_the_same_frames_on_every_backend(nano: Checkpoint, temperature: float, tmp_path: Path) -> None:
+def test_nano_generates_the_same_frames_on_every_backend(nano: Checkpoint, temperature: float, tmp_path: Path) -> None:
     spoken = {
         backend: sentences(engine(nano, 2, backend), temperature, tmp_path) for backend in ("eager", "fused", "graph")
     }
@@ -101,7 +101,7 @@ def test_nano_speaks_the_same_frames_on_every_backend(nano: Checkpoint, temperat
         assert all(map(np.array_equal, spoken[backend], spoken["eager"])), backend
 
 
-def test_a_request_speaks_the_same_alone_and_in_company(full: Checkpoint) -> None:
+def test_a_request_gives_the_same_frames_alone_and_in_a_batch(full: Checkpoint) -> None:
     core = engine(full, 20, "graph")
     together = said(core, 20, 10)
     alone = said(core, 2, 10)
@@ -110,7 +110,7 @@ def test_a_request_speaks_the_same_alone_and_in_company(full: Checkpoint) -> Non
 
 
 @torch.inference_mode()
-def test_the_kernels_are_as_close_to_fp32_as_the_plain_path_is(full: Checkpoint) -> None:
+def test_the_kernels_are_as_close_to_fp32_as_the_eager_path(full: Checkpoint) -> None:
     model = full.model
     tokens = torch.randint(0, 1000, (ROWS, 1 + model.config.num_codebooks), device="cuda")
     tokens[ROWS // 2 :, 0] += model.config.semantic_begin_id
@@ -130,7 +130,7 @@ def test_the_kernels_are_as_close_to_fp32_as_the_plain_path_is(full: Checkpoint)
     assert (logits[2] - logits[0]).norm() <= 1.1 * (logits[1] - logits[0]).norm()
 
 
-def test_the_codec_in_graphs_streams_exactly_and_close_to_the_plain_one(full: Checkpoint) -> None:
+def test_the_graph_codec_streams_exactly_and_close_to_the_eager_one(full: Checkpoint) -> None:
     decoder = FusedDecoder(full.codec, 3, torch.float16, capture=True)
     codes = torch.randint(0, 1000, (2, 10, 20))
     whole = decoder.decode(codes, [0, 2])

@@ -7,7 +7,7 @@ from shoal.engine.memory.allocation_tracker import AllocationTracker
 from shoal.engine.memory.capacity import CONTEXTS, capacity_table, card_capacity, max_sequences
 
 
-def test_what_lives_at_one_time_is_counted_and_what_is_gone_is_not() -> None:
+def test_live_tensors_are_counted_and_freed_ones_are_not() -> None:
     with torch.device("meta"), AllocationTracker() as peak:
         first = torch.zeros(1000, dtype=torch.uint8)
         view = first[10:]  # no memory of its own
@@ -18,7 +18,7 @@ def test_what_lives_at_one_time_is_counted_and_what_is_gone_is_not() -> None:
     assert len(second) + len(third) == 1490
 
 
-def test_a_skeleton_takes_what_the_real_thing_takes() -> None:
+def test_meta_tensors_give_the_memory_of_real_ones() -> None:
     """One pass of the codec, without and with weights."""
     found = []
     for device in ("meta", "cpu"):
@@ -32,14 +32,14 @@ def test_a_skeleton_takes_what_the_real_thing_takes() -> None:
     assert found[0] == found[1] > 0
 
 
-def test_voices_fill_the_room_and_no_more() -> None:
+def test_max_sequences_fills_the_memory_and_no_more() -> None:
     roomy = max_sequences(10**9, TINY_CODEC, kv_bytes=10**6)
     assert 100 < roomy < 1000
     assert max_sequences(10**9, TINY_CODEC, kv_bytes=10**8) < roomy
     assert max_sequences(0, TINY_CODEC, kv_bytes=1) == 0
 
 
-def test_smaller_keys_and_values_hold_nearly_twice_the_voices() -> None:
+def test_an_8_bit_kv_cache_holds_nearly_twice_the_sequences() -> None:
     for holding in capacity_table((24, 80)):
         assert holding.voices[4096]["8-bit"] >= 1.9 * holding.voices[4096]["16-bit"]
 

@@ -20,7 +20,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_three_quarters_stay_and_one_at_a_time_comes_back(clock: Clock) -> None:
+def test_the_limit_shrinks_to_three_quarters_and_grows_by_one(clock: Clock) -> None:
     limit = ConcurrencyLimit(8, clock)
     assert limit.shrink(running=8)
     assert limit.limit == 6
@@ -30,7 +30,7 @@ def test_three_quarters_stay_and_one_at_a_time_comes_back(clock: Clock) -> None:
         clock.now += COOLDOWN_SECONDS / 2 + 0.1
 
 
-def test_whoever_was_too_many_is_tried_again_later_and_later(clock: Clock) -> None:
+def test_the_cooldown_doubles_whenever_growing_failed(clock: Clock) -> None:
     limit, calm = ConcurrencyLimit(4, clock), COOLDOWN_SECONDS
     limit.shrink(running=4)
     for _ in range(10):
@@ -49,7 +49,7 @@ def test_whoever_was_too_many_is_tried_again_later_and_later(clock: Clock) -> No
     assert limit.limit == 3
 
 
-def test_one_always_stays_and_nobody_is_let_in_beyond_the_slots(clock: Clock) -> None:
+def test_the_limit_stays_between_one_and_the_slots(clock: Clock) -> None:
     limit = ConcurrencyLimit(2, clock)
     assert not limit.shrink(running=1)
     assert limit.limit == 1
@@ -59,7 +59,7 @@ def test_one_always_stays_and_nobody_is_let_in_beyond_the_slots(clock: Clock) ->
     assert limit.limit == 2
 
 
-def test_a_scheduler_lets_one_more_run_when_somebody_waits(clock: Clock) -> None:
+def test_a_scheduler_raises_the_limit_when_a_sequence_waits(clock: Clock) -> None:
     scheduler = Scheduler(BlockPool(64, 16), slots=4, token_budget=64, stop_id=-1, max_tokens=60, clock=clock)
     for id in range(4):
         scheduler.add(Sequence.start(id, np.zeros((5, 3), np.int32), SamplingParams(max_frames=50), 60))

@@ -11,18 +11,18 @@ TOTAL = 24 * 10**9
     [("0.9", 21.6e9), ("1", TOTAL), (".5", 12e9), ("4GB", 4e9), ("4 gb", 4e9), ("2GiB", 2 << 30), ("500MB", 5e8),
      ("3000000000", 3e9)],
 )  # fmt: skip
-def test_a_cap_is_a_share_or_a_size(text: str, bytes: float) -> None:
+def test_a_memory_limit_is_a_fraction_or_a_size(text: str, bytes: float) -> None:
     assert parse_memory_limit(text, TOTAL) == int(bytes)
 
 
 @pytest.mark.parametrize("text", ["", "a lot", "-1", "4 TB", "90%", "1e9GB", "nan"])
-def test_what_is_neither_is_refused(text: str) -> None:
+def test_other_values_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"neither a share such as 0\.9 nor a size such as 4GB"):
         parse_memory_limit(text, TOTAL)
 
 
 @pytest.mark.parametrize("text", ["3", "90"])
-def test_a_number_that_is_too_large_for_a_share_and_too_small_for_a_size_is_refused(text: str) -> None:
+def test_a_number_too_large_for_a_fraction_and_too_small_for_a_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="lacks a unit"):
         parse_memory_limit(text, TOTAL)
 
@@ -30,6 +30,6 @@ def test_a_number_that_is_too_large_for_a_share_and_too_small_for_a_size_is_refu
 @pytest.mark.parametrize(
     ("text", "told"), [("0", "nothing"), ("0GB", "nothing"), ("25GB", r"this device has 24\.0 GB")]
 )
-def test_more_than_there_is_or_nothing_is_refused(text: str, told: str) -> None:
+def test_zero_and_more_than_the_device_has_are_refused(text: str, told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         parse_memory_limit(text, TOTAL)

@@ -11,17 +11,17 @@ from shoal.errors import InvalidRequest
 from tests.engine.solo import assert_nothing_is_held
 
 
-def test_a_cap_that_means_nothing_is_refused_without_a_gpu_too() -> None:
+def test_an_invalid_memory_limit_is_refused_without_a_gpu_too() -> None:
     with pytest.raises(InvalidRequest, match="gpu_memory = 'banana'"):
         load("random:tiny", device="cpu", config=EngineConfig(gpu_memory="banana"))
 
 
-def test_what_everything_else_leaves_is_for_keys_and_values() -> None:
+def test_the_kv_cache_gets_the_memory_that_is_left() -> None:
     budget = MemoryBudget(cap=10_000, needed=6_000, outside=500)
     assert budget.for_kv == 9_900 - 6_500
 
 
-def test_a_rehearsal_needs_hardly_any_memory_and_leaves_no_trace(tiny: Checkpoint) -> None:
+def test_the_peak_load_needs_few_blocks_and_leaves_no_state(tiny: Checkpoint) -> None:
     core = EngineCore(tiny, minimal_kv_config(tiny, EngineConfig(slots=3)))
     assert core.pool.count == 8
     run_peak_load(core)
@@ -30,7 +30,7 @@ def test_a_rehearsal_needs_hardly_any_memory_and_leaves_no_trace(tiny: Checkpoin
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_an_engine_stays_under_its_cap_with_all_its_voices_speaking(kv_dtype: str) -> None:
+def test_an_engine_stays_within_its_memory_limit_at_full_load(kv_dtype: str) -> None:
     checkpoint = random_checkpoint("tiny", device="cuda")
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
@@ -46,7 +46,7 @@ def test_an_engine_stays_under_its_cap_with_all_its_voices_speaking(kv_dtype: st
 
 
 @pytest.mark.gpu
-def test_a_cap_that_holds_nothing_says_what_to_do() -> None:
+def test_a_memory_limit_that_is_too_small_is_refused_with_advice() -> None:
     checkpoint = random_checkpoint("tiny", device="cuda")
     try:
         with pytest.raises(InvalidRequest, match="lower slots, quantise"):

@@ -12,21 +12,21 @@ from shoal.errors import GenerationFailed
 from shoal.speech import SamplingParams
 
 
-def test_a_process_knows_what_it_holds() -> None:
+def test_memory_stats_include_the_resident_set() -> None:
     figures = memory_stats(torch.device("cpu"))
     assert figures.keys() == {"host"}
     assert figures["host"]["resident"] > 50 << 20
 
 
 @pytest.mark.gpu
-def test_a_device_tells_what_is_used_of_it() -> None:
+def test_memory_stats_of_a_gpu_include_used_total_and_allocated() -> None:
     held = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
     vram = memory_stats(held.device)["vram"]
     assert 64 << 20 <= vram["allocated"] <= vram["used"] <= vram["all"]
 
 
 @pytest.mark.parametrize(("clear", "times"), [(True, 1), (False, 0)])
-def test_memory_that_ran_out_is_given_back_before_the_next_try(
+def test_cached_memory_is_released_after_an_out_of_memory_error(
     tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, clear: bool, times: int
 ) -> None:
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, clear_on_oom=clear))
@@ -48,7 +48,7 @@ def test_memory_that_ran_out_is_given_back_before_the_next_try(
     assert [event.error for event in events if event.last] == [None, None]
 
 
-def test_memory_that_runs_out_again_and_again_leaves_fewer_voices_and_all_are_heard(
+def test_repeated_out_of_memory_errors_lower_concurrency_and_all_requests_finish(
     tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device holds two voices at once, and eight ask for more."""
@@ -72,9 +72,7 @@ def test_memory_that_runs_out_again_and_again_leaves_fewer_voices_and_all_are_he
     assert core.scheduler.concurrency.limit == 2
 
 
-def test_a_voice_that_memory_does_not_suffice_for_fails_alone(
-    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_that_alone_runs_out_of_memory_fails(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 

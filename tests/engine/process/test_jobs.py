@@ -13,7 +13,7 @@ def jobs() -> JobRunner:
     return JobRunner(2)
 
 
-def test_jobs_are_waited_for(jobs: JobRunner) -> None:
+def test_wait_blocks_until_all_jobs_have_ended(jobs: JobRunner) -> None:
     done: list[int] = []
 
     async def work() -> None:
@@ -27,7 +27,7 @@ def test_jobs_are_waited_for(jobs: JobRunner) -> None:
     assert jobs.cancel_all() == []
 
 
-def test_a_cancelled_job_ends_where_it_waits(jobs: JobRunner) -> None:
+def test_a_cancelled_job_ends_at_its_await(jobs: JobRunner) -> None:
     started, ended = threading.Event(), threading.Event()
 
     async def work() -> None:
@@ -46,7 +46,7 @@ def test_a_cancelled_job_ends_where_it_waits(jobs: JobRunner) -> None:
     jobs.wait(None)
 
 
-def test_a_job_that_is_cancelled_at_once_does_nothing(jobs: JobRunner) -> None:
+def test_a_job_cancelled_before_it_starts_does_not_run(jobs: JobRunner) -> None:
     """Both orders are there before the event loop looks."""
     held, free = threading.Event(), threading.Event()
     done: list[int] = []
@@ -67,7 +67,7 @@ def test_a_job_that_is_cancelled_at_once_does_nothing(jobs: JobRunner) -> None:
     assert not done
 
 
-def test_the_wait_ends_with_its_time_and_the_rest_can_be_cancelled(jobs: JobRunner) -> None:
+def test_wait_ends_at_its_timeout_and_the_rest_can_be_cancelled(jobs: JobRunner) -> None:
     async def work() -> None:
         await asyncio.sleep(3600)
 

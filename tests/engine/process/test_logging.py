@@ -40,7 +40,7 @@ def heard() -> Iterator[Heard]:
     shoal.setLevel(before)
 
 
-def test_lines_of_the_engine_come_out_here_at_our_level_and_know_their_request(heard: Heard, tmp_path: Path) -> None:
+def test_engine_log_records_are_forwarded_with_the_parents_level_and_request_id(heard: Heard, tmp_path: Path) -> None:
     config = EngineConfig(slots=2)
     supervisor = Supervisor(RiggedSource("nano", "cpu", config=config, voices=tmp_path, rig=reject_the_first))
     supervisor.start()
@@ -63,7 +63,7 @@ def record(message: str, *given: object, job: int | None = None, problem: Except
     return made
 
 
-def test_a_line_is_about_the_job_it_names_or_the_one_at_hand() -> None:
+def test_a_log_line_belongs_to_the_job_of_its_extra_or_of_the_context() -> None:
     assert job_of(record("utterance %d: %s", 7, "silent", job=7)) == 7
     assert job_of(record("the device is warm")) == 0
     token = current_job.set(3)
@@ -71,7 +71,7 @@ def test_a_line_is_about_the_job_it_names_or_the_one_at_hand() -> None:
     current_job.reset(token)
 
 
-def test_a_traceback_comes_along(heard: Heard) -> None:
+def test_tracebacks_are_forwarded(heard: Heard) -> None:
     sent: list[tuple[int, LogLine]] = []
     handler = ForwardingHandler(lambda job, line: sent.append((job, line)))
     handler.handle(record("utterance %d broke", 7, job=7, problem=ValueError("why")))
@@ -84,6 +84,6 @@ def test_a_traceback_comes_along(heard: Heard) -> None:
     assert heard.lines == [("shoal.somewhere", "utterance 7 broke", "nobody")]
 
 
-def test_what_is_below_the_level_here_is_not_written(heard: Heard) -> None:
+def test_lines_below_the_parents_level_are_dropped(heard: Heard) -> None:
     write_line(LogLine("shoal.somewhere", logging.DEBUG, "detail", None))
     assert not heard.lines

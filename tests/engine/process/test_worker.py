@@ -75,7 +75,7 @@ def speaking(supervisor: Supervisor, number: int) -> "asyncio.Task[list[AudioChu
     return asyncio.create_task(spoken())
 
 
-def test_voices_of_those_who_left_are_not_encoded(supervisor: Supervisor, gate: Gate) -> None:
+def test_voices_of_cancelled_requests_are_not_encoded(supervisor: Supervisor, gate: Gate) -> None:
     async def come_and_go() -> None:
         first = speaking(supervisor, 0)
         await until(lambda: gate.seen == 1)
@@ -93,7 +93,7 @@ def test_voices_of_those_who_left_are_not_encoded(supervisor: Supervisor, gate: 
     assert gate.seen == 2
 
 
-def test_who_needs_no_encoding_does_not_wait_for_it(supervisor: Supervisor, gate: Gate) -> None:
+def test_requests_without_encoding_do_not_wait_for_it(supervisor: Supervisor, gate: Gate) -> None:
     async def overtake() -> None:
         waiting = [speaking(supervisor, number) for number in range(MANY)]
         waiting += [asyncio.create_task(supervisor.aencode(recording())) for _ in range(MANY)]
@@ -114,7 +114,7 @@ ASK: list[Callable[[Supervisor], Coroutine[Any, Any, np.ndarray]]] = [
 
 
 @pytest.mark.parametrize("ask", ASK, ids=["encode", "decode"])
-def test_recordings_and_codes_of_those_who_left_are_not_begun(
+def test_cancelled_codec_calls_are_not_started(
     supervisor: Supervisor, gate: Gate, ask: Callable[[Supervisor], Coroutine[Any, Any, np.ndarray]]
 ) -> None:
     async def come_and_go() -> np.ndarray:
@@ -133,7 +133,7 @@ def test_recordings_and_codes_of_those_who_left_are_not_begun(
     assert gate.seen == 2
 
 
-def test_a_drain_ends_when_its_time_is_up(supervisor: Supervisor, gate: Gate) -> None:
+def test_a_drain_ends_at_its_timeout(supervisor: Supervisor, gate: Gate) -> None:
     engine = engine_of(supervisor)
 
     async def drain() -> list[AudioChunk | BaseException]:
@@ -147,7 +147,7 @@ def test_a_drain_ends_when_its_time_is_up(supervisor: Supervisor, gate: Gate) ->
     assert engine.exitcode == 0  # it went by itself, and was not killed
 
 
-def test_a_drain_waits_for_nothing_that_nobody_wants(supervisor: Supervisor, gate: Gate) -> None:
+def test_a_drain_does_not_wait_for_cancelled_requests(supervisor: Supervisor, gate: Gate) -> None:
     engine = engine_of(supervisor)
 
     async def leave_behind() -> None:
