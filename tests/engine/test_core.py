@@ -288,7 +288,7 @@ def test_a_request_larger_than_the_kv_cache_is_refused(tiny: Checkpoint) -> None
     core = EngineCore(
         tiny, replace(PLAIN, kv_bytes=4 * PagedKV.bytes_per_block(tiny.model.config.slow, 16, tiny.model.dtype))
     )
-    with pytest.raises(InvalidRequest, match="do not fit the KV memory"):
+    with pytest.raises(InvalidRequest, match="do not fit the KV cache"):
         core.add(Utterance(0, build_turns("hello", None, tiny), SamplingParams(max_frames=100)))
     assert_nothing_is_held(core)
 

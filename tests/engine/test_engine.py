@@ -102,12 +102,12 @@ def test_a_voice_object_is_used_as_given(engine: Engine, soloist: Soloist, voice
 
 @pytest.mark.parametrize("voice", [Path("me.wav"), 5, b"me"])
 def test_values_that_are_no_voice_are_refused(engine: Engine, voice: Any) -> None:
-    told = r"voice is the name of a stored voice, a Voice or None, not "
-    with pytest.raises(InvalidRequest, match=told):
+    message = r"voice must be the name of a stored voice, a Voice or None, not "
+    with pytest.raises(InvalidRequest, match=message):
         engine.speak("hello", voice=voice)
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=message):
         engine.speak("hello", voice=voice, stream=True)
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=message):
         asyncio.run(engine.aspeak("hello", voice=voice))
     with pytest.raises(InvalidRequest, match="voice must be the name of a stored voice or None"):
         SpeechRequest("hello", voice=voice)

@@ -121,8 +121,8 @@ def test_an_8_bit_cache_has_twice_the_blocks(tiny: Checkpoint) -> None:
 
 
 def test_an_unknown_kv_dtype_is_refused_with_the_supported_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidRequest, match="kv_dtype = 'int2' cannot be used on cpu; here it can be auto, int8, fp8"):
+    with pytest.raises(InvalidRequest, match="kv_dtype = 'int2' is not supported on cpu: use auto, int8, fp8"):
         resolve_kv_dtype("int2", torch.float32, CPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    with pytest.raises(InvalidRequest, match=r"on cuda; here it can be auto, int8$"):
+    with pytest.raises(InvalidRequest, match=r"on cuda: use auto, int8$"):
         resolve_kv_dtype("fp8", torch.bfloat16, torch.device("cuda"))

@@ -191,8 +191,8 @@ def test_a_retry_does_not_affect_other_utterances(soloist: Soloist, lag: int) ->
     turns = build_turns(TEXT, None, checkpoint)
     audience = Audience(core)
     heard = [audience.add(Utterance(seed, turns, replace(LONG, seed=seed), whole=True)) for seed in range(2)]
-    judged = core.tracker._judge
-    core.tracker._judge = lambda utterance, samples, ended: (  # type: ignore[method-assign]
+    judged = core.tracker._check_speech
+    core.tracker._check_speech = lambda utterance, samples, ended: (  # type: ignore[method-assign]
         judged(
             utterance,
             silence(len(samples)) if utterance.id == 0 and utterance.attempt == 0 else tone(len(samples)),

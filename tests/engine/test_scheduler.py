@@ -255,7 +255,7 @@ def drew(device: CheckingDevice, steps: int = 1) -> list[int]:
 
 def test_a_sequence_that_can_never_fit_is_refused_by_add() -> None:
     line = scheduler(blocks=3)
-    with pytest.raises(InvalidRequest, match="KV memory of 12"):
+    with pytest.raises(InvalidRequest, match="KV cache of 12"):
         line.add(sequence(0, tokens=5, frames=8))
     assert line.active == 0
 

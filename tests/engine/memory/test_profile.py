@@ -49,7 +49,7 @@ def test_an_engine_stays_within_its_memory_limit_at_full_load(kv_dtype: str) -> 
 def test_a_memory_limit_that_is_too_small_is_refused_with_advice() -> None:
     checkpoint = random_checkpoint("tiny", device="cuda")
     try:
-        with pytest.raises(InvalidRequest, match="lower slots, quantise"):
+        with pytest.raises(InvalidRequest, match="lower slots, quantize"):
             plan_memory(checkpoint, EngineConfig(slots=64, gpu_memory="20MB", guard=False))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
