@@ -1,4 +1,4 @@
-"""Time that passes when told to."""
+"""A clock that tests advance by hand."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,8 @@
-"""A device that computes nothing and checks everything: what a scheduler plans is held against what it promised.
+"""A fake device that checks the invariants of the scheduler.
 
-A place of memory holds the hash of all tokens up to it. Whoever computes a token must find the hashes of its own
-past in the places its table names, so a block that was shared wrongly, handed out twice or written by a stranger is
-noticed by the first token that looks back at it. Frames are a function of that past, the seed and the frame's number.
+A cache location holds the hash of all tokens up to it. Every computed token must find the hashes of its own past at the
+locations of its block table, so a block that was shared wrongly, allocated twice or written by another sequence is
+detected by the first token that attends to it. Frames are a function of that past, the seed and the frame number.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ def draw(past: bytes, seed: int, frame: int) -> Tokens:
 
 
 def alone(prompt: Tokens, sampling: SamplingParams, most: int) -> tuple[Tokens, FinishReason]:
-    """The frames [n, 2] this prompt leads to when nobody else is there."""
+    """Return the frames [n, 2] of a prompt that runs alone."""
     past = START
     for token in prompt:
         past = advance(past, token)
@@ -113,7 +113,7 @@ class CheckingDevice:
         newest = expected = self.cells[self._address(slot, place - 1)].here
         for before in reversed(range(place)):
             cell = self.cells[self._address(slot, before)]
-            assert cell.here == expected, f"token {before} of slot {slot} holds somebody else's past"
+            assert cell.here == expected, f"token {before} of slot {slot} holds the past of another sequence"
             expected = cell.past
         assert expected == START, "the past does not reach back to the first token"
         return newest

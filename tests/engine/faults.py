@@ -1,4 +1,4 @@
-"""Devices that refuse, on command."""
+"""Fault injection for runners and codecs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,10 +14,10 @@ Poisonous = Callable[[Batch], bool]
 
 
 class Lost:
-    """A flight that never comes down."""
+    """A pending step whose wait fails."""
 
-    def __init__(self, flight: PendingStep) -> None:
-        self.batch = flight.batch
+    def __init__(self, step: PendingStep) -> None:
+        self.batch = step.batch
 
     def wait(self) -> StepOutput:
         raise RuntimeError("the device failed")
@@ -25,9 +25,9 @@ class Lost:
 
 @contextmanager
 def poisoned(core: EngineCore, poisonous: Poisonous, *, after: bool = False) -> Iterator[list[Batch]]:
-    """Batches for which `poisonous` holds fail when they are launched; yields those that did.
+    """Fail the launch of batches for which `poisonous` holds; yield those that failed.
 
-    With `after` they fail when they land: the device has written, and the step before has landed and counts.
+    With `after` their wait fails: the device has written, and the step before has been committed.
     """
     launcher, failed = core.runner.runner.launcher, list[Batch]()
     launch = launcher.launch
@@ -48,15 +48,15 @@ def poisoned(core: EngineCore, poisonous: Poisonous, *, after: bool = False) -> 
 
 
 def holds(*ids: int) -> Poisonous:
-    """Whatever has one of these in it."""
+    """Match batches that contain one of these ids."""
     return lambda batch: any(sequence.id in ids for sequence in batch.sequences())
 
 
 class FlakyDecoder:
-    """A streaming decoder some of whose calls fail, half of them after they have written."""
+    """Streaming decoder that fails some calls, half of them after writing its state."""
 
-    def __init__(self, core: EngineCore, chance: Callable[[], bool], dice: Random) -> None:
-        self._real, self._chance, self._dice = core.audio_decoder._decoder, chance, dice
+    def __init__(self, core: EngineCore, chance: Callable[[], bool], rng: Random) -> None:
+        self._real, self._chance, self._rng = core.audio_decoder._decoder, chance, rng
         self.past = self._real.past
         self.failed = 0
 
@@ -66,7 +66,7 @@ class FlakyDecoder:
 
     def decode(self, codes: Tensor, slots: Sequence[int], lengths: Sequence[int] | None = None) -> Tensor:
         fails = self._chance()
-        if fails and self._dice.random() < 0.5:
+        if fails and self._rng.random() < 0.5:
             self._fail()
         samples = self._real.decode(codes, slots, lengths)
         if fails:

@@ -1,4 +1,4 @@
-"""Engines that misbehave in a process of their own, where a test cannot reach them."""
+"""Fault injection for engines in another process."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Rig = Callable[[], None]
 
 @dataclass(frozen=True)
 class RiggedSource(EngineSource):
-    """Calls `rig` where it arrives, before the engine is loaded there."""
+    """Calls `rig` in the engine process, before the engine is loaded."""
 
     rig: Rig = lambda: None
 
@@ -29,7 +29,7 @@ def _arrive(rig: Rig, plain: dict[str, Any]) -> EngineSource:
 
 
 class Gate:
-    """Recordings are encoded, and codes decoded, only while it is open; it counts how many came up to it."""
+    """Blocks encoding and decoding in the engine process until it is opened, and counts the calls."""
 
     def __init__(self, place: Path) -> None:
         self._open, self._seen = place / "open", place / "seen"
@@ -70,7 +70,7 @@ def _behind(gate: Gate, work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reject_the_first() -> None:
-    """The first speech that somebody asks for is taken for none, and tried again."""
+    """Reject the output of the first request, so that it is retried."""
     from shoal.audio.guard import SpeechDefect
     from shoal.engine.request_tracker import RequestTracker
     from shoal.engine.utterance import Utterance
@@ -78,7 +78,7 @@ def reject_the_first() -> None:
     judge, findings = RequestTracker._check_speech, [SpeechDefect.SILENT]
 
     def judge_or_reject(self: RequestTracker, utterance: Utterance, *given: Any, **named: Any) -> SpeechDefect | None:
-        asked_for = utterance.id >= 0  # others warm up
+        asked_for = utterance.id >= 0  # negative ids are warm-up
         return findings.pop() if findings and asked_for else judge(self, utterance, *given, **named)
 
     RequestTracker._check_speech = judge_or_reject  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from shoal.speech import Samples, SamplingParams
 from shoal.text.prompt import Codes
 from tests.engine.clock import FakeClock
 
-NO_COLUMNS = np.zeros((1, 11), np.int32)
+NO_TOKENS = np.zeros((1, 11), np.int32)
 
 
 def codes(frames: int, seed: int = 0) -> Codes:
@@ -27,8 +27,8 @@ def codes(frames: int, seed: int = 0) -> Codes:
 
 def utterance(slot: int, frames: Codes | None = None, *, whole: bool = False) -> Utterance:
     """An utterance in a slot, with frames that wait to be decoded."""
-    made = Utterance(slot, [Turn("words", NO_COLUMNS, NO_COLUMNS)], SamplingParams(), whole=whole)
-    made.sequence = Sequence.start(slot, NO_COLUMNS, SamplingParams(), 100)
+    made = Utterance(slot, [Turn("words", NO_TOKENS, NO_TOKENS)], SamplingParams(), whole=whole)
+    made.sequence = Sequence.start(slot, NO_TOKENS, SamplingParams(), 100)
     made.sequence.slot = slot
     made.codes = [] if frames is None else list(frames.T)
     return made
@@ -92,7 +92,7 @@ def test_chunks_grow_with_the_lead_over_playback(tiny: Checkpoint) -> None:
     listener = Listener(audio_decoder(tiny, clock, most=16), clock, speaker)
     for _ in range(300):
         clock.now += 1 / (10 * tiny.codec.config.frame_rate)
-        speaker.codes.append(NO_COLUMNS[0, 1:])
+        speaker.codes.append(NO_TOKENS[0, 1:])
         listener.hear()
     assert listener.chunks[:2] == [2, 2]
     assert listener.chunks == sorted(listener.chunks)
@@ -105,7 +105,7 @@ def test_chunks_are_cut_at_the_same_places_whatever_the_speed(tiny: Checkpoint, 
     listener = Listener(audio_decoder(tiny, clock, most=16), clock, utterance(0))
     for _ in range(100):
         clock.now += 1 / (speed * tiny.codec.config.frame_rate)
-        listener.speaker.codes.append(NO_COLUMNS[0, 1:])
+        listener.speaker.codes.append(NO_TOKENS[0, 1:])
         listener.hear()
     assert listener.chunks[:9] == [2, 2, 2, 3, 4, 6, 9, 14, 16]
 
@@ -145,7 +145,7 @@ def test_playback_never_underruns_while_generation_is_faster_than_real_time(
     for frame in range(200):
         clock.now += gaps[frame % len(gaps)] / tiny.codec.config.frame_rate
         assert not speaker.sent or listener.lead > 0
-        speaker.codes.append(NO_COLUMNS[0, 1:])
+        speaker.codes.append(NO_TOKENS[0, 1:])
         listener.hear()
     assert sum(listener.chunks) >= 200 - most
 
@@ -155,7 +155,7 @@ def test_a_client_after_an_underrun_gets_chunks_of_the_first_size(tiny: Checkpoi
     listener = Listener(audio_decoder(tiny, clock, first=2), clock, utterance(0))
     for _ in range(20):
         clock.now += 3 / tiny.codec.config.frame_rate
-        listener.speaker.codes.append(NO_COLUMNS[0, 1:])
+        listener.speaker.codes.append(NO_TOKENS[0, 1:])
         listener.hear()
     assert set(listener.chunks) == {2}
 
@@ -241,7 +241,7 @@ class BrokenGraphs(FusedDecoder):
     """Graphs that work for a while and then fail for ever, having written half of what they should."""
 
     def __init__(self, checkpoint: Checkpoint, works: int, *, late: bool) -> None:
-        """With `late` nobody knows of it before the samples are fetched, as on a device that works by itself."""
+        """With `late` the call fails only when the samples are fetched, as on an asynchronous device."""
         self.eager = StreamingDecoder(checkpoint.codec, 4)
         self.left, self.late = works, late
         self._seen = self.eager._seen
@@ -294,9 +294,9 @@ def test_chunks_of_utterances_released_before_collect_are_dropped(tiny: Checkpoi
     gone = speakers.pop(1)
     gone.sequence.slot = -1
     box.clear(1)
-    told = box.collect()
-    assert [due.utterance for due, _ in told] == speakers
-    for due, answer in told:
+    collected = box.collect()
+    assert [due.utterance for due, _ in collected] == speakers
+    for due, answer in collected:
         assert np.allclose(sound(answer), whole(tiny, codes(3, due.utterance.id)), atol=1e-5)
     # The slot is another's now, who begins with a clean one.
     newcomer = utterance(1, codes(3, 9))

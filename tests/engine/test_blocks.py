@@ -107,7 +107,7 @@ def test_equal_blocks_are_registered_once() -> None:
     first, second = sealed(pool, [b"a"]), sealed(pool, [b"a"])
     assert pool.match([b"a"]) == first
     pool.release(second)
-    assert pool.cached == 0  # nobody could find it
+    assert pool.cached == 0  # no key, so it cannot be matched
 
 
 def test_without_caching_no_block_is_cached_or_matched() -> None:

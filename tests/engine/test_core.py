@@ -1,4 +1,4 @@
-"""The engine says what the plain `generate` says, whoever else is speaking and however little memory there is."""
+"""The engine gives the output of `generate`, independent of batch, memory pressure and scheduling."""
 
 import inspect
 import random
@@ -17,16 +17,16 @@ from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, Tex
 from shoal.speech import FinishReason, SamplingParams
 from shoal.voices.voice import Voice
 from tests.engine.clock import FakeClock
-from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held
+from tests.engine.oracle import Oracle, Received, StepDriver, assert_nothing_leaked
 
-# Random weights do not speak, so nothing that comes out of them is judged.
+# Random weights generate noise, so the speech guard is off.
 PLAIN = EngineConfig(slots=8, guard=False)
 SHORT = SamplingParams(seed=3, max_frames=7)
 
 
 @dataclass
-class Song:
-    """A request and the step it comes at."""
+class TimedRequest:
+    """A request and the step at which it arrives."""
 
     turns: list[Turn]
     sampling: SamplingParams
@@ -36,11 +36,11 @@ class Song:
         return Utterance(id, self.turns, self.sampling, whole=whole)
 
 
-def songs(checkpoint: Checkpoint, voice: Voice, count: int = 17) -> list[Song]:
-    """Requests of many lengths and settings, some with a voice; they come in twos and threes."""
+def timed_requests(checkpoint: Checkpoint, voice: Voice, count: int = 17) -> list[TimedRequest]:
+    """Return requests of many lengths and settings, some with a voice; three arrive per step."""
     chosen = random.Random(count)
     return [
-        Song(
+        TimedRequest(
             build_turns("word " * chosen.randint(1, 12) + str(number), voice if number % 3 else None, checkpoint),
             SamplingParams(
                 temperature=chosen.choice([0.5, 0.8, 1.0]),
@@ -57,18 +57,18 @@ def songs(checkpoint: Checkpoint, voice: Voice, count: int = 17) -> list[Song]:
     ]
 
 
-def sing(core: EngineCore, program: list[Song]) -> list[Heard]:
-    """Everybody comes at their step; all are heard to their end, and nothing stays behind."""
-    audience = Audience(core)
-    heard: list[Heard] = []
+def run_requests(core: EngineCore, program: list[TimedRequest]) -> list[Received]:
+    """Submit each request at its step, run all to their end and check that nothing leaked."""
+    driver = StepDriver(core)
+    heard: list[Received] = []
     step = 0
     while len(heard) < len(program) or not core.idle:
         while len(heard) < len(program) and program[len(heard)].at <= step:
             number = len(heard)
-            heard.append(audience.add(program[number].utterance(number, whole=number % 2 == 0)))
-        audience.step()
+            heard.append(driver.add(program[number].utterance(number, whole=number % 2 == 0)))
+        driver.step()
         step += 1
-    assert_nothing_is_held(core)
+    assert_nothing_leaked(core)
     assert [each.ends for each in heard] == [1] * len(program)
     return heard
 
@@ -77,11 +77,11 @@ def blocks_bytes(checkpoint: Checkpoint, blocks: int, size: int = PLAIN.block_si
     return blocks * PagedKV.bytes_per_block(checkpoint.model.config.slow, size, checkpoint.model.dtype)
 
 
-def check(core: EngineCore, program: list[Song], soloist: Soloist) -> None:
+def check(core: EngineCore, program: list[TimedRequest], oracle: Oracle) -> None:
     wrong = [
         number
-        for number, (heard, song) in enumerate(zip(sing(core, program), program, strict=True))
-        if not heard.equals(soloist.speak(song.turns, song.sampling))
+        for number, (heard, song) in enumerate(zip(run_requests(core, program), program, strict=True))
+        if not heard.equals(oracle.speak(song.turns, song.sampling))
     ]
     assert not wrong
 
@@ -90,34 +90,34 @@ def test_a_step_fits_on_one_screen() -> None:
     assert len(inspect.getsource(EngineCore.step).splitlines()) <= 12
 
 
-def test_one_utterance_equals_generate(either: Soloist, voice: Voice) -> None:
+def test_one_utterance_equals_generate(either: Oracle, voice: Voice) -> None:
     turns = build_turns("hello there", voice, either.checkpoint)
-    check(EngineCore(either.checkpoint, PLAIN), [Song(turns, SamplingParams(seed=1, max_frames=30))], either)
+    check(EngineCore(either.checkpoint, PLAIN), [TimedRequest(turns, SamplingParams(seed=1, max_frames=30))], either)
 
 
-def test_seventeen_concurrent_utterances_equal_generate(either: Soloist, voice: Voice) -> None:
-    check(EngineCore(either.checkpoint, PLAIN), songs(either.checkpoint, voice), either)
+def test_seventeen_concurrent_utterances_equal_generate(either: Oracle, voice: Voice) -> None:
+    check(EngineCore(either.checkpoint, PLAIN), timed_requests(either.checkpoint, voice), either)
 
 
-def test_seventeen_utterances_of_the_golden_models_equal_generate(golden_soloist: Soloist, voice: Voice) -> None:
-    checkpoint = golden_soloist.checkpoint
+def test_seventeen_utterances_of_the_golden_models_equal_generate(golden_oracle: Oracle, voice: Voice) -> None:
+    checkpoint = golden_oracle.checkpoint
     program = [
         # Frames of the stored codec are long, and take as long to decode.
         replace(song, sampling=replace(song.sampling, max_frames=1 + number % 6))
-        for number, song in enumerate(songs(checkpoint, voice))
+        for number, song in enumerate(timed_requests(checkpoint, voice))
     ]
-    check(EngineCore(checkpoint, PLAIN), program, golden_soloist)
+    check(EngineCore(checkpoint, PLAIN), program, golden_oracle)
 
 
-def test_output_is_the_same_without_the_prefix_cache(either: Soloist, voice: Voice) -> None:
+def test_output_is_the_same_without_the_prefix_cache(either: Oracle, voice: Voice) -> None:
     core = EngineCore(either.checkpoint, replace(PLAIN, prefix_cache=False))
-    check(core, songs(either.checkpoint, voice), either)
+    check(core, timed_requests(either.checkpoint, voice), either)
     assert core.pool.stats.hits == 0
 
 
-def test_output_is_the_same_with_a_prefix_computed_by_another_sequence(either: Soloist, voice: Voice) -> None:
+def test_output_is_the_same_with_a_prefix_computed_by_another_sequence(either: Oracle, voice: Voice) -> None:
     core = EngineCore(either.checkpoint, PLAIN)
-    program = songs(either.checkpoint, voice)
+    program = timed_requests(either.checkpoint, voice)
     check(core, program, either)
     before = core.pool.stats.tokens_saved
     check(core, program, either)
@@ -125,9 +125,11 @@ def test_output_is_the_same_with_a_prefix_computed_by_another_sequence(either: S
 
 
 @pytest.mark.parametrize("host_blocks", [0, 400])
-def test_output_is_the_same_after_preemption(either: Soloist, voice: Voice, host_blocks: int) -> None:
+def test_output_is_the_same_after_preemption(either: Oracle, voice: Voice, host_blocks: int) -> None:
     checkpoint = either.checkpoint
-    program = [replace(song, sampling=replace(song.sampling, max_frames=14)) for song in songs(checkpoint, voice)[:6]]
+    program = [
+        replace(song, sampling=replace(song.sampling, max_frames=14)) for song in timed_requests(checkpoint, voice)[:6]
+    ]
     size = 4
     longest = max(len(song.turns[0].prompt) for song in program) + 14
     few = blocks_bytes(checkpoint, -(-longest // size) + 8, size)
@@ -141,77 +143,77 @@ def test_output_is_the_same_after_preemption(either: Soloist, voice: Voice, host
 
 
 @pytest.mark.parametrize("budget", [1, 3, 7, 37])
-def test_output_is_the_same_for_every_token_budget(either: Soloist, voice: Voice, budget: int) -> None:
-    program = songs(either.checkpoint, voice)[:5]
+def test_output_is_the_same_for_every_token_budget(either: Oracle, voice: Voice, budget: int) -> None:
+    program = timed_requests(either.checkpoint, voice)[:5]
     check(EngineCore(either.checkpoint, replace(PLAIN, token_budget=budget)), program, either)
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "static"])
-def test_output_is_the_same_under_every_policy(soloist: Soloist, voice: Voice, policy: str) -> None:
+def test_output_is_the_same_under_every_policy(oracle: Oracle, voice: Voice, policy: str) -> None:
     config = replace(PLAIN, policy=policy, batch_seconds=0.0)  # type: ignore[arg-type]
-    check(EngineCore(soloist.checkpoint, config), songs(soloist.checkpoint, voice)[:7], soloist)
+    check(EngineCore(oracle.checkpoint, config), timed_requests(oracle.checkpoint, voice)[:7], oracle)
 
 
-def test_output_is_the_same_for_other_block_and_chunk_sizes(soloist: Soloist, voice: Voice) -> None:
+def test_output_is_the_same_for_other_block_and_chunk_sizes(oracle: Oracle, voice: Voice) -> None:
     config = replace(PLAIN, block_size=5, slots=3, first_chunk_frames=1, max_chunk_frames=3)
-    check(EngineCore(soloist.checkpoint, config), songs(soloist.checkpoint, voice)[:7], soloist)
+    check(EngineCore(oracle.checkpoint, config), timed_requests(oracle.checkpoint, voice)[:7], oracle)
 
 
-def test_a_new_engine_gives_the_same_output(either: Soloist, voice: Voice) -> None:
-    program = songs(either.checkpoint, voice)[:4]
+def test_a_new_engine_gives_the_same_output(either: Oracle, voice: Voice) -> None:
+    program = timed_requests(either.checkpoint, voice)[:4]
     core = EngineCore(either.checkpoint, PLAIN)
-    audience = Audience(core)
+    driver = StepDriver(core)
     for number, song in enumerate(program):
-        audience.add(song.utterance(number))
+        driver.add(song.utterance(number))
     for _ in range(3):
-        audience.step()
+        driver.step()
     # It dies in the middle; another takes its place.
     check(EngineCore(either.checkpoint, PLAIN), program, either)
 
 
-def test_every_turn_of_a_long_text_continues_the_ones_before(either: Soloist, voice: Voice) -> None:
+def test_every_turn_of_a_long_text_continues_the_ones_before(either: Oracle, voice: Voice) -> None:
     turns = build_turns("One thing. Another thing. A third thing.", voice, either.checkpoint, chunk_bytes=16)
     assert len(turns) == 3
-    program = [Song(turns, SamplingParams(seed=seed, max_frames=5 + seed), at=seed) for seed in range(3)]
+    program = [TimedRequest(turns, SamplingParams(seed=seed, max_frames=5 + seed), at=seed) for seed in range(3)]
     check(EngineCore(either.checkpoint, PLAIN), program, either)
 
 
-def test_preempted_turns_are_recomputed_to_the_same_result(soloist: Soloist, voice: Voice) -> None:
-    turns = build_turns("One thing. Another thing. A third thing.", voice, soloist.checkpoint, chunk_bytes=16)
-    program = [Song(turns, SamplingParams(seed=seed, max_frames=5 + seed)) for seed in range(3)]
-    config = replace(PLAIN, kv_bytes=blocks_bytes(soloist.checkpoint, 17), token_budget=31)
-    core = EngineCore(soloist.checkpoint, config)
-    check(core, program, soloist)
+def test_preempted_turns_are_recomputed_to_the_same_result(oracle: Oracle, voice: Voice) -> None:
+    turns = build_turns("One thing. Another thing. A third thing.", voice, oracle.checkpoint, chunk_bytes=16)
+    program = [TimedRequest(turns, SamplingParams(seed=seed, max_frames=5 + seed)) for seed in range(3)]
+    config = replace(PLAIN, kv_bytes=blocks_bytes(oracle.checkpoint, 17), token_budget=31)
+    core = EngineCore(oracle.checkpoint, config)
+    check(core, program, oracle)
     assert core.scheduler.stats.preempted > 0
 
 
-def test_earlier_turns_that_no_longer_fit_are_dropped(either: Soloist, voice: Voice) -> None:
+def test_earlier_turns_that_no_longer_fit_are_dropped(either: Oracle, voice: Voice) -> None:
     turns = build_turns("One thing. Another thing. A third thing.", voice, either.checkpoint, chunk_bytes=16)
     carried = len(turns[0].prompt) + len(turns[1].tail) + 8
     config = replace(PLAIN, carried_columns=carried)
-    soloist = Soloist(either.checkpoint, carried)
-    song = Song(turns, SamplingParams(seed=1, max_frames=6))
-    check(EngineCore(either.checkpoint, config), [song, replace(song, at=2)], soloist)
+    oracle = Oracle(either.checkpoint, carried)
+    song = TimedRequest(turns, SamplingParams(seed=1, max_frames=6))
+    check(EngineCore(either.checkpoint, config), [song, replace(song, at=2)], oracle)
     assert not np.array_equal(
-        soloist.speak(turns, song.sampling).codes[:, -1], either.speak(turns, song.sampling).codes[:, -1]
+        oracle.speak(turns, song.sampling).codes[:, -1], either.speak(turns, song.sampling).codes[:, -1]
     )
 
 
-def test_a_turn_that_does_not_fit_the_kv_cache_restarts_from_the_voice(soloist: Soloist) -> None:
-    checkpoint = soloist.checkpoint
+def test_a_turn_that_does_not_fit_the_kv_cache_restarts_from_the_voice(oracle: Oracle) -> None:
+    checkpoint = oracle.checkpoint
     turns = build_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
     most = len(turns[1].prompt) + 20
     core = EngineCore(checkpoint, replace(PLAIN, kv_bytes=blocks_bytes(checkpoint, -(-most // 16))))
-    heard = sing(core, [Song(turns, SamplingParams(seed=1, max_frames=20))])[0]
-    fresh = soloist.speak(
-        [turns[1]], Utterance(0, turns, SamplingParams(seed=1, max_frames=20), turn=1).turn_sampling()
-    )
+    heard = run_requests(core, [TimedRequest(turns, SamplingParams(seed=1, max_frames=20))])[0]
+    fresh = oracle.speak([turns[1]], Utterance(0, turns, SamplingParams(seed=1, max_frames=20), turn=1).turn_sampling())
     assert np.array_equal(heard.codes[:, -fresh.codes.shape[1] :], fresh.codes)
 
 
-def test_max_frames_1_gives_one_frame(either: Soloist) -> None:
+def test_max_frames_1_gives_one_frame(either: Oracle) -> None:
     turns = build_turns("hello", None, either.checkpoint)
-    [heard] = sing(EngineCore(either.checkpoint, PLAIN), [Song(turns, SamplingParams(seed=4, max_frames=1))])
+    [heard] = run_requests(
+        EngineCore(either.checkpoint, PLAIN), [TimedRequest(turns, SamplingParams(seed=4, max_frames=1))]
+    )
     assert heard.codes.shape[1] == 1
     assert heard.finish is FinishReason.LENGTH
     assert heard.equals(either.speak(turns, SamplingParams(seed=4, max_frames=1)))
@@ -228,12 +230,12 @@ def short_context(checkpoint: Checkpoint, tokens: int) -> Checkpoint:
 
 def test_without_a_limit_the_context_is_filled_and_not_overrun(tiny: Checkpoint) -> None:
     checkpoint = short_context(tiny, 32)
-    soloist = Soloist(checkpoint)
+    oracle = Oracle(checkpoint)
     turns = build_turns("hi", None, checkpoint)
-    program = [Song(turns, SamplingParams(seed=seed, max_frames=0)) for seed in range(2)]
+    program = [TimedRequest(turns, SamplingParams(seed=seed, max_frames=0)) for seed in range(2)]
     core = EngineCore(checkpoint, PLAIN)
-    check(core, program, soloist)
-    assert soloist.speak(turns, program[0].sampling).codes.shape[1] == 32 - len(turns[0].prompt)
+    check(core, program, oracle)
+    assert oracle.speak(turns, program[0].sampling).codes.shape[1] == 32 - len(turns[0].prompt)
 
 
 def louder_stop(checkpoint: Checkpoint, times: float) -> Checkpoint:
@@ -246,32 +248,36 @@ def louder_stop(checkpoint: Checkpoint, times: float) -> Checkpoint:
 
 def test_a_stop_at_the_very_first_token_is_an_empty_speech(tiny: Checkpoint) -> None:
     checkpoint = louder_stop(tiny, 50.0)
-    soloist = Soloist(checkpoint)
-    program = [Song(build_turns(word, None, checkpoint), SamplingParams(max_frames=4)) for word in ("a", "b", "c", "d")]
-    program = [song for song in program if not soloist.speak(song.turns, song.sampling).codes.size]
+    oracle = Oracle(checkpoint)
+    program = [
+        TimedRequest(build_turns(word, None, checkpoint), SamplingParams(max_frames=4)) for word in ("a", "b", "c", "d")
+    ]
+    program = [song for song in program if not oracle.speak(song.turns, song.sampling).codes.size]
     assert program
-    for heard in sing(EngineCore(checkpoint, PLAIN), program):
+    for heard in run_requests(EngineCore(checkpoint, PLAIN), program):
         assert (heard.finish, heard.codes.shape, len(heard.samples)) == (FinishReason.STOP, (10, 0), 0)
 
 
 def test_a_stop_token_ends_the_turn_and_starts_the_next(tiny: Checkpoint) -> None:
     checkpoint = louder_stop(tiny, 3.0)
-    soloist = Soloist(checkpoint)
+    oracle = Oracle(checkpoint)
     turns = build_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
-    program = [Song(turns, SamplingParams(seed=seed, temperature=1.5, top_p=0.98, max_frames=8)) for seed in range(6)]
-    check(EngineCore(checkpoint, PLAIN), program, soloist)
-    frames = [soloist.speak(song.turns, song.sampling).codes.shape[1] for song in program]
+    program = [
+        TimedRequest(turns, SamplingParams(seed=seed, temperature=1.5, top_p=0.98, max_frames=8)) for seed in range(6)
+    ]
+    check(EngineCore(checkpoint, PLAIN), program, oracle)
+    frames = [oracle.speak(song.turns, song.sampling).codes.shape[1] for song in program]
     assert min(frames) < 16
 
 
-def test_streamed_and_whole_utterances_have_the_same_samples(soloist: Soloist) -> None:
-    turns = build_turns("hello there", None, soloist.checkpoint)
-    audience = Audience(EngineCore(soloist.checkpoint, PLAIN))
+def test_streamed_and_whole_utterances_have_the_same_samples(oracle: Oracle) -> None:
+    turns = build_turns("hello there", None, oracle.checkpoint)
+    driver = StepDriver(EngineCore(oracle.checkpoint, PLAIN))
     sampling = SamplingParams(seed=5, max_frames=20)
     streamed, whole = (
-        audience.add(Utterance(id, turns, sampling, whole=whole)) for id, whole in enumerate((False, True))
+        driver.add(Utterance(id, turns, sampling, whole=whole)) for id, whole in enumerate((False, True))
     )
-    audience.listen()
+    driver.run()
     assert len(streamed.chunks) > 3
     assert len(whole.chunks) == 1
     assert np.allclose(streamed.samples, whole.samples, atol=1e-6)
@@ -281,7 +287,7 @@ def test_a_prompt_longer_than_the_model_takes_is_refused(tiny: Checkpoint) -> No
     core = EngineCore(tiny, PLAIN)
     with pytest.raises(TextError, match="shorten the text"):
         core.add(Utterance(0, build_turns("word " * 400, None, tiny, chunk_bytes=4000), SHORT))
-    assert_nothing_is_held(core)
+    assert_nothing_leaked(core)
 
 
 def test_a_request_larger_than_the_kv_cache_is_refused(tiny: Checkpoint) -> None:
@@ -290,44 +296,44 @@ def test_a_request_larger_than_the_kv_cache_is_refused(tiny: Checkpoint) -> None
     )
     with pytest.raises(InvalidRequest, match="do not fit the KV cache"):
         core.add(Utterance(0, build_turns("hello", None, tiny), SamplingParams(max_frames=100)))
-    assert_nothing_is_held(core)
+    assert_nothing_leaked(core)
 
 
-def test_a_cancelled_utterance_is_released_within_one_step(soloist: Soloist, voice: Voice) -> None:
-    core = EngineCore(soloist.checkpoint, replace(PLAIN, prefix_cache=False))
-    turns = build_turns("hello", voice, soloist.checkpoint)
-    audience = Audience(core)
-    stays = audience.add(Utterance(0, turns, SHORT))
-    leaves = audience.add(Utterance(1, turns, SHORT))
+def test_a_cancelled_utterance_is_released_within_one_step(oracle: Oracle, voice: Voice) -> None:
+    core = EngineCore(oracle.checkpoint, replace(PLAIN, prefix_cache=False))
+    turns = build_turns("hello", voice, oracle.checkpoint)
+    driver = StepDriver(core)
+    stays = driver.add(Utterance(0, turns, SHORT))
+    leaves = driver.add(Utterance(1, turns, SHORT))
     for _ in range(3):
-        audience.step()
+        driver.step()
     used = core.pool.used
     core.cancel(leaves.utterance)
     core.cancel(leaves.utterance)
     assert core.pool.used == used // 2
     assert len(core.scheduler._free_slots) == 7
-    audience.listen()
-    assert stays.equals(soloist.speak(turns, SHORT))
+    driver.run()
+    assert stays.equals(oracle.speak(turns, SHORT))
     assert leaves.ends == 0
 
 
-def test_waiting_and_running_utterances_expire_at_their_deadline(soloist: Soloist) -> None:
+def test_waiting_and_running_utterances_expire_at_their_deadline(oracle: Oracle) -> None:
     clock = FakeClock()
-    core = EngineCore(soloist.checkpoint, replace(PLAIN, slots=1), clock)
-    turns = build_turns("hello", None, soloist.checkpoint)
-    audience = Audience(core)
-    first = audience.add(Utterance(0, turns, SHORT, deadline=clock.now + 5))
-    second = audience.add(Utterance(1, turns, SHORT, deadline=clock.now + 5))
-    third = audience.add(Utterance(2, turns, SHORT))
-    audience.step()
+    core = EngineCore(oracle.checkpoint, replace(PLAIN, slots=1), clock)
+    turns = build_turns("hello", None, oracle.checkpoint)
+    driver = StepDriver(core)
+    first = driver.add(Utterance(0, turns, SHORT, deadline=clock.now + 5))
+    second = driver.add(Utterance(1, turns, SHORT, deadline=clock.now + 5))
+    third = driver.add(Utterance(2, turns, SHORT))
+    driver.step()
     clock.now += 6
-    audience.step()
+    driver.step()
     for late in (first, second):
         assert isinstance(late.error, DeadlineExceeded)
         assert late.ends == 1
-    audience.listen()
-    assert third.equals(soloist.speak(turns, SHORT))
-    assert_nothing_is_held(core)
+    driver.run()
+    assert third.equals(oracle.speak(turns, SHORT))
+    assert_nothing_leaked(core)
 
 
 def test_the_kv_cache_is_at_most_what_all_slots_can_fill(tiny: Checkpoint) -> None:

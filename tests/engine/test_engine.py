@@ -35,7 +35,7 @@ from shoal.errors import (
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SamplingParams, SpeechRequest
 from shoal.voices.store import voice_directory
 from shoal.voices.voice import Voice
-from tests.engine.solo import Soloist, assert_nothing_is_held
+from tests.engine.oracle import Oracle, assert_nothing_leaked
 
 pytestmark = pytest.mark.timeout(60)
 SHORT = SamplingParams(seed=1, max_frames=6)
@@ -54,22 +54,22 @@ def engine(tiny: Checkpoint, tmp_path: Path) -> Iterator[Engine]:
     with Engine(EngineCore(tiny, PLAIN), voice_cache(tiny, tmp_path / "voices")) as made:
         yield made
         settle(made)
-        assert_nothing_is_held(made.service.core)
+        assert_nothing_leaked(made.service.core)
 
 
 def settle(engine: Engine) -> None:
-    """Until nothing is under way; cancelled ones are gone at the next step."""
+    """Wait until no utterance is active; cancelled ones are released at the next step."""
     end = time.monotonic() + 20
     while engine.service.thread.active or not engine.service.core.idle:
         assert time.monotonic() < end
         time.sleep(0.002)
 
 
-def test_speak_equals_generate(engine: Engine, soloist: Soloist) -> None:
+def test_speak_equals_generate(engine: Engine, oracle: Oracle) -> None:
     speech = engine.speak("hello there", sampling=SHORT)
-    solo = soloist.speak(build_turns("hello there", None, soloist.checkpoint), SHORT)
-    assert np.array_equal(speech.codes, solo.codes)
-    assert np.allclose(speech.samples, solo.samples, atol=1e-5)
+    expected_output = oracle.speak(build_turns("hello there", None, oracle.checkpoint), SHORT)
+    assert np.array_equal(speech.codes, expected_output.codes)
+    assert np.allclose(speech.samples, expected_output.samples, atol=1e-5)
     assert (speech.finish, speech.sample_rate) == (FinishReason.LENGTH, engine.sample_rate)
     assert speech.seconds == pytest.approx(6 * 640 / 16_000)
 
@@ -81,23 +81,23 @@ def test_streamed_chunks_equal_the_whole_speech(engine: Engine) -> None:
     assert np.allclose(np.concatenate([chunk.samples for chunk in chunks]), whole.samples, atol=1e-6)
 
 
-def test_twenty_tasks_run_concurrently(engine: Engine, soloist: Soloist) -> None:
+def test_twenty_tasks_run_concurrently(engine: Engine, oracle: Oracle) -> None:
     async def speak() -> list[shoal.Speech]:
         return await asyncio.gather(
             *(engine.aspeak("hello", sampling=Sampling(seed=seed, max_frames=2 + seed % 5)) for seed in range(20))
         )
 
-    turns = build_turns("hello", None, soloist.checkpoint)
+    turns = build_turns("hello", None, oracle.checkpoint)
     for seed, speech in enumerate(asyncio.run(speak())):
         assert np.array_equal(
-            speech.codes, soloist.speak(turns, SamplingParams(seed=seed, max_frames=2 + seed % 5)).codes
+            speech.codes, oracle.speak(turns, SamplingParams(seed=seed, max_frames=2 + seed % 5)).codes
         )
 
 
-def test_a_voice_object_is_used_as_given(engine: Engine, soloist: Soloist, voice: Voice) -> None:
-    solo = soloist.speak(build_turns("hello", voice, soloist.checkpoint), SHORT)
-    assert np.array_equal(engine.speak("hello", voice=voice, sampling=SHORT).codes, solo.codes)
-    assert np.array_equal(asyncio.run(engine.aspeak("hello", voice=voice, sampling=SHORT)).codes, solo.codes)
+def test_a_voice_object_is_used_as_given(engine: Engine, oracle: Oracle, voice: Voice) -> None:
+    expected_output = oracle.speak(build_turns("hello", voice, oracle.checkpoint), SHORT)
+    assert np.array_equal(engine.speak("hello", voice=voice, sampling=SHORT).codes, expected_output.codes)
+    assert np.array_equal(asyncio.run(engine.aspeak("hello", voice=voice, sampling=SHORT)).codes, expected_output.codes)
 
 
 @pytest.mark.parametrize("voice", [Path("me.wav"), 5, b"me"])
@@ -113,19 +113,19 @@ def test_values_that_are_no_voice_are_refused(engine: Engine, voice: Any) -> Non
         SpeechRequest("hello", voice=voice)
 
 
-def test_fields_that_are_not_given_have_the_models_defaults(tiny: Checkpoint, soloist: Soloist, tmp_path: Path) -> None:
+def test_fields_that_are_not_given_have_the_models_defaults(tiny: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
     usual = SamplingParams(
         temperature=1.3, top_p=0.95, top_k=7, repetition_penalty=1.0, repetition="window", max_frames=6
     )
     model = replace(tiny, profile=replace(tiny.profile, sampling=usual))
-    turns = build_turns("hello", None, soloist.checkpoint)
+    turns = build_turns("hello", None, oracle.checkpoint)
     with Engine(EngineCore(model, PLAIN), voice_cache(model, tmp_path / "voices")) as engine:
         for wish, drawn in (
             (Sampling(seed=7), replace(usual, seed=7)),
             (Sampling(seed=7, temperature=0.8), replace(usual, seed=7, temperature=0.8)),
             (replace(Sampling(seed=6), seed=7), replace(usual, seed=7)),
         ):
-            expected = soloist.speak(turns, drawn).codes
+            expected = oracle.speak(turns, drawn).codes
             assert np.array_equal(engine.speak("hello", sampling=wish).codes, expected)
             assert np.array_equal(asyncio.run(engine.aspeak("hello", sampling=wish)).codes, expected)
 
@@ -271,28 +271,28 @@ def test_a_drained_engine_has_finished_all_requests(tiny: Checkpoint, tmp_path: 
 
 
 def test_concurrent_callers_get_the_same_output_as_alone(
-    engine: Engine, soloist: Soloist, voice: Voice, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, oracle: Oracle, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sixty tasks with voices, recordings that cannot be encoded, and people who hang up."""
-    dice = Random(2)
+    rng = Random(2)
     encode = engine.service.core.checkpoint.codec.encode
 
     def flaky(*samples: object) -> object:
-        if dice.random() < 0.5:
+        if rng.random() < 0.5:
             raise RuntimeError("the encoder broke")
         return encode(*samples)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine.service.core.checkpoint.codec, "encode", flaky)
     solos = {
-        (seed, someone is None): soloist.speak(
-            build_turns("hello", someone, soloist.checkpoint), SamplingParams(seed=seed, max_frames=2 + seed)
+        (seed, someone is None): oracle.speak(
+            build_turns("hello", someone, oracle.checkpoint), SamplingParams(seed=seed, max_frames=2 + seed)
         )
         for seed in range(4)
         for someone in (None, voice)
     }
 
     async def one(number: int) -> str:
-        await asyncio.sleep(dice.random() * 0.5)
+        await asyncio.sleep(rng.random() * 0.5)
         kind, seed = number % 4, number % 4
         sampling = SamplingParams(seed=seed, max_frames=2 + seed)
         if kind == 0:
@@ -396,7 +396,7 @@ def test_turns_share_the_tokens_of_their_voice(tiny: Checkpoint, voice: Voice) -
 
 
 def test_codec_tables_are_reserved_for_the_longest_recording_at_load(tiny: Checkpoint, tmp_path: Path) -> None:
-    """Tables that grow while somebody speaks would be swapped under the decoder's feet."""
+    """Tables that grow later would replace tensors that a running decoder reads."""
     voice_cache(tiny, tmp_path, EngineConfig(reference_seconds=400.0))
     before = [each.table for each in tiny.codec.modules() if isinstance(each, WindowTransformer)]
     tiny.codec.reserve(round(400 * tiny.codec.config.frame_rate))

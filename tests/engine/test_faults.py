@@ -1,4 +1,4 @@
-"""Whoever breaks a step ends; everybody else is heard as if nothing had happened."""
+"""A request that breaks a step fails; all others get their normal output."""
 
 import gc
 import logging
@@ -24,9 +24,9 @@ from shoal.speech import FinishReason, SamplingParams
 from shoal.voices.voice import Voice
 from tests.engine.clock import FakeClock
 from tests.engine.faults import FlakyDecoder, Lost, Poisonous, holds, poisoned
-from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held, run_behind
+from tests.engine.oracle import Oracle, Received, StepDriver, assert_nothing_leaked, run_with_lag
 
-DICE = 4
+SEED = 4
 PLAIN = EngineConfig(slots=8, guard=False, token_budget=40)
 
 
@@ -46,154 +46,154 @@ def decode_of(*ids: int) -> Poisonous:
     return lambda batch: any(sequence.id in ids for sequence in batch.decodes)
 
 
-def five(audience: Audience, turns: list[Turn]) -> list[Heard]:
-    return [audience.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=4 + id))) for id in range(5)]
+def five(driver: StepDriver, turns: list[Turn]) -> list[Received]:
+    return [driver.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=4 + id))) for id in range(5)]
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("poisonous", [holds(2), prefill_of(2)])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_only_the_one_that_poisons_a_step_fails(
-    soloist: Soloist, voice: Voice, lag: int, poisonous: Poisonous, after: bool
+    oracle: Oracle, voice: Voice, lag: int, poisonous: Poisonous, after: bool
 ) -> None:
-    core = EngineCore(soloist.checkpoint, PLAIN)
-    run_behind(core, lag)
-    audience = Audience(core)
-    turns = build_turns("hello", voice, soloist.checkpoint)
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    run_with_lag(core, lag)
+    driver = StepDriver(core)
+    turns = build_turns("hello", voice, oracle.checkpoint)
     with poisoned(core, poisonous, after=after) as failed:
-        heard = five(audience, turns)
-        audience.listen(most=500)
+        heard = five(driver, turns)
+        driver.run(max_steps=500)
     for id, each in enumerate(heard):
         if id == 2:
             assert isinstance(each.error, GenerationFailed)
         else:
-            assert each.equals(soloist.speak(turns, each.utterance.sampling))
+            assert each.equals(oracle.speak(turns, each.utterance.sampling))
     assert failed[-1].sequences() == [heard[2].utterance.sequence]
     assert 0 < core.stats.failed <= len(failed), "a step in flight behind one that failed is abandoned"
-    assert_nothing_is_held(core)
+    assert_nothing_leaked(core)
 
 
-def test_a_step_that_fails_once_is_recovered(soloist: Soloist, voice: Voice) -> None:
-    core = EngineCore(soloist.checkpoint, PLAIN)
-    audience = Audience(core)
-    turns = build_turns("hello", voice, soloist.checkpoint)
-    heard = five(audience, turns)
+def test_a_step_that_fails_once_is_recovered(oracle: Oracle, voice: Voice) -> None:
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    driver = StepDriver(core)
+    turns = build_turns("hello", voice, oracle.checkpoint)
+    heard = five(driver, turns)
     for _ in range(5):
-        audience.step()
+        driver.step()
     with poisoned(core, lambda batch: True, after=True):
-        audience.step()
-    audience.listen()
+        driver.step()
+    driver.run()
     for each in heard:
-        assert each.equals(soloist.speak(turns, each.utterance.sampling))
+        assert each.equals(oracle.speak(turns, each.utterance.sampling))
     assert core.stats.failed == 1
-    assert_nothing_is_held(core)
+    assert_nothing_leaked(core)
 
 
-def test_a_fault_during_decode_fails_its_utterance(soloist: Soloist) -> None:
-    core = EngineCore(soloist.checkpoint, PLAIN)
-    audience = Audience(core)
-    turns = build_turns("hello", None, soloist.checkpoint)
+def test_a_fault_during_decode_fails_its_utterance(oracle: Oracle) -> None:
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    driver = StepDriver(core)
+    turns = build_turns("hello", None, oracle.checkpoint)
     with poisoned(core, decode_of(2)):
-        heard = five(audience, turns)
-        audience.listen(most=500)
+        heard = five(driver, turns)
+        driver.run(max_steps=500)
     for id in (0, 1, 3, 4):
-        assert heard[id].equals(soloist.speak(turns, heard[id].utterance.sampling))
-    assert_nothing_is_held(core)
+        assert heard[id].equals(oracle.speak(turns, heard[id].utterance.sampling))
+    assert_nothing_leaked(core)
 
 
-def test_a_device_that_always_fails_fails_all_utterances(soloist: Soloist) -> None:
-    core = EngineCore(soloist.checkpoint, PLAIN)
-    audience = Audience(core)
+def test_a_device_that_always_fails_fails_all_utterances(oracle: Oracle) -> None:
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    driver = StepDriver(core)
     with poisoned(core, lambda batch: True):
-        heard = five(audience, build_turns("hello", None, soloist.checkpoint))
-        audience.listen(most=50)
+        heard = five(driver, build_turns("hello", None, oracle.checkpoint))
+        driver.run(max_steps=50)
     assert all(isinstance(each.error, GenerationFailed) for each in heard)
-    assert_nothing_is_held(core)
+    assert_nothing_leaked(core)
 
 
-def test_a_faulty_sequence_is_isolated_when_memory_is_short(soloist: Soloist, voice: Voice) -> None:
-    checkpoint = soloist.checkpoint
+def test_a_faulty_sequence_is_isolated_when_memory_is_short(oracle: Oracle, voice: Voice) -> None:
+    checkpoint = oracle.checkpoint
     turns = build_turns("hello", voice, checkpoint)
     per_block = PagedKV.bytes_per_block(checkpoint.model.config.slow, 16, checkpoint.model.dtype)
     blocks = 2 * (len(turns[0].prompt) // 16 + 2)
     config = replace(PLAIN, kv_bytes=blocks * per_block, prefix_cache=False)
     core = EngineCore(checkpoint, config)
-    audience = Audience(core)
+    driver = StepDriver(core)
     with poisoned(core, holds(1)):
-        heard = five(audience, turns)
-        audience.listen(most=500)
+        heard = five(driver, turns)
+        driver.run(max_steps=500)
     assert isinstance(heard[1].error, GenerationFailed)
     for id in (0, 2, 3, 4):
-        assert heard[id].equals(soloist.speak(turns, heard[id].utterance.sampling))
-    assert_nothing_is_held(core)
+        assert heard[id].equals(oracle.speak(turns, heard[id].utterance.sampling))
+    assert_nothing_leaked(core)
 
 
-def test_a_cancelled_suspect_is_dropped(soloist: Soloist) -> None:
-    core = EngineCore(soloist.checkpoint, PLAIN)
-    audience = Audience(core)
-    turns = build_turns("hello", None, soloist.checkpoint)
-    heard = five(audience, turns)
+def test_a_cancelled_suspect_is_dropped(oracle: Oracle) -> None:
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    driver = StepDriver(core)
+    turns = build_turns("hello", None, oracle.checkpoint)
+    heard = five(driver, turns)
     with poisoned(core, lambda batch: len(batch.sequences()) > 1):
-        audience.step()
+        driver.step()
     core.cancel(heard[0].utterance)
-    audience.listen()
+    driver.run()
     for each in heard[1:]:
-        assert each.equals(soloist.speak(turns, each.utterance.sampling))
-    assert_nothing_is_held(core)
+        assert each.equals(oracle.speak(turns, each.utterance.sampling))
+    assert_nothing_leaked(core)
 
 
-def test_a_step_that_fails_on_wait_is_recomputed_even_if_it_was_the_last_of_a_sequence(soloist: Soloist) -> None:
-    core = EngineCore(soloist.checkpoint, PLAIN)
-    run_behind(core, 1)
-    audience = Audience(core)
-    turns = build_turns("hello", None, soloist.checkpoint)
-    heard = [audience.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=4 + 2 * id))) for id in range(2)]
+def test_a_step_that_fails_on_wait_is_recomputed_even_if_it_was_the_last_of_a_sequence(oracle: Oracle) -> None:
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    run_with_lag(core, 1)
+    driver = StepDriver(core)
+    turns = build_turns("hello", None, oracle.checkpoint)
+    heard = [driver.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=4 + 2 * id))) for id in range(2)]
     while not heard[0].utterance.sequence.exhausted:
-        audience.step()
+        driver.step()
     flights = core.runner.runner.pending
     flights[0] = Lost(flights[0])  # type: ignore[assignment]
-    audience.listen()
+    driver.run()
     assert core.stats.failed == 1
     for each in heard:
-        assert each.equals(soloist.speak(turns, each.utterance.sampling))
-    assert_nothing_is_held(core)
+        assert each.equals(oracle.speak(turns, each.utterance.sampling))
+    assert_nothing_leaked(core)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_finished_utterance_does_not_fail_with_a_surplus_frame(soloist: Soloist, overlap: bool) -> None:
-    turns, sampling = build_turns("hello", None, soloist.checkpoint), SamplingParams(seed=3, max_frames=40)
-    core = EngineCore(soloist.checkpoint, PLAIN)
-    run_behind(core, 1)
+def test_a_finished_utterance_does_not_fail_with_a_surplus_frame(oracle: Oracle, overlap: bool) -> None:
+    turns, sampling = build_turns("hello", None, oracle.checkpoint), SamplingParams(seed=3, max_frames=40)
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    run_with_lag(core, 1)
     core.audio_decoder.overlap = overlap
-    audience = Audience(core)
-    sixth = int(soloist.speak(turns, sampling).codes[0, 6]) + soloist.checkpoint.model.config.semantic_begin_id
+    driver = StepDriver(core)
+    sixth = int(oracle.speak(turns, sampling).codes[0, 6]) + oracle.checkpoint.model.config.semantic_begin_id
     core.scheduler.stop_id = sixth
-    heard = audience.add(Utterance(0, turns, sampling))
+    heard = driver.add(Utterance(0, turns, sampling))
     while heard.utterance.sequence.finish is None:
-        audience.step()
+        driver.step()
     flights = core.runner.runner.pending
     for number, flight in enumerate(flights):
         flights[number] = Lost(flight)  # type: ignore[assignment]
-    audience.listen()
+    driver.run()
     assert (heard.error, heard.finish) == (None, FinishReason.STOP)
-    assert_nothing_is_held(core)
+    assert_nothing_leaked(core)
 
 
-class Crowd:
-    """Many who come, speak, leave early or are hit by a fault, all by one throw of dice."""
+class RandomLoad:
+    """Random arrivals, cancellations and faults from one seeded generator."""
 
-    def __init__(self, soloist: Soloist, voice: Voice, lag: int) -> None:
-        checkpoint = soloist.checkpoint
+    def __init__(self, oracle: Oracle, voice: Voice, lag: int) -> None:
+        checkpoint = oracle.checkpoint
         per_block = PagedKV.bytes_per_block(checkpoint.model.config.slow, 4, checkpoint.model.dtype)
-        # So little memory that somebody always has to give way.
+        # So little memory that some sequence is always preempted.
         tight = replace(PLAIN, block_size=4, kv_bytes=70 * per_block, host_kv_bytes=50 * per_block, max_chunk_frames=4)
-        # When a chunk is due depends on the time, and the dice on how often the codec is called.
+        # Chunk sizes depend on the clock, and the random sequence on the number of codec calls.
         self.clock = FakeClock()
         self.core = EngineCore(checkpoint, tight, self.clock)
-        run_behind(self.core, lag)
-        self.audience = Audience(self.core)
-        self.soloist, self.dice = soloist, Random(DICE)
-        self.decoder = FlakyDecoder(self.core, lambda: self.dice.random() < 0.02, self.dice)
+        run_with_lag(self.core, lag)
+        self.driver = StepDriver(self.core)
+        self.oracle, self.rng = oracle, Random(SEED)
+        self.decoder = FlakyDecoder(self.core, lambda: self.rng.random() < 0.02, self.rng)
         self.core.audio_decoder._decoder = self.decoder  # type: ignore[assignment]
         texts = ["Yes.", "No, not at all.", "One thing. Another thing."]
         self.turns = [
@@ -207,41 +207,41 @@ class Crowd:
         """Go on until so many have come and gone."""
         with poisoned(self.core, self._unlucky, after=True):
             while self.came < count or not self.core.idle:
-                arrivals = self.dice.choice([0, 0, 1, 1, 2, 3]) if len(self.core.tracker.active) < 20 else 0
+                arrivals = self.rng.choice([0, 0, 1, 1, 2, 3]) if len(self.core.tracker.active) < 20 else 0
                 for _ in range(min(arrivals, count - self.came)):
                     self._come()
-                if self.dice.random() < 0.05 and not self.core.idle:
-                    self._release(self.dice.choice(list(self.core.tracker.active)))
+                if self.rng.random() < 0.05 and not self.core.idle:
+                    self._release(self.rng.choice(list(self.core.tracker.active)))
                 self.clock.now += 0.02
-                self.audience.step()
+                self.driver.step()
                 self._check_speech()
 
     def _come(self) -> None:
-        sampling = SamplingParams(seed=self.dice.randrange(3), max_frames=self.dice.choice([1, 3, 7]))
-        self.audience.add(Utterance(self.came, self.dice.choice(self.turns), sampling, whole=self.dice.random() < 0.3))
-        if self.dice.random() < 0.04:
+        sampling = SamplingParams(seed=self.rng.randrange(3), max_frames=self.rng.choice([1, 3, 7]))
+        self.driver.add(Utterance(self.came, self.rng.choice(self.turns), sampling, whole=self.rng.random() < 0.3))
+        if self.rng.random() < 0.04:
             self.poison.add(self.came)
         self.came += 1
 
     def _release(self, id: int) -> None:
         self.core.cancel(self.core.tracker.active[id])
-        assert self.audience.heard.pop(id).ends == 0
+        assert self.driver.heard.pop(id).ends == 0
         self.poison.discard(id)
         self.ends["left"] += 1
 
     def _unlucky(self, batch: Batch) -> bool:
-        return self.dice.random() < 0.01 or any(sequence.id in self.poison for sequence in batch.sequences())
+        return self.rng.random() < 0.01 or any(sequence.id in self.poison for sequence in batch.sequences())
 
     def _check_speech(self) -> None:
         """Say what became of those who have ended, and forget them."""
-        for id in [id for id, heard in self.audience.heard.items() if heard.ends]:
-            heard = self.audience.heard.pop(id)
+        for id in [id for id, heard in self.driver.heard.items() if heard.ends]:
+            heard = self.driver.heard.pop(id)
             if heard.error is not None:
                 assert isinstance(heard.error, GenerationFailed)
                 self.ends["failed"] += 1
             else:
-                solo = self.soloist.speak(heard.utterance.turns, heard.utterance.sampling)
-                self.ends["as alone" if heard.equals(solo) else "otherwise"] += 1
+                expected_output = self.oracle.speak(heard.utterance.turns, heard.utterance.sampling)
+                self.ends["as alone" if heard.equals(expected_output) else "otherwise"] += 1
 
 
 def objects_and_bytes() -> tuple[int, int]:
@@ -255,22 +255,22 @@ def objects_and_bytes() -> tuple[int, int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
 @pytest.mark.parametrize("lag", [0, 1])
 def test_five_hundred_random_arrivals_cancellations_and_failures_leak_nothing(
-    soloist: Soloist, voice: Voice, lag: int
+    oracle: Oracle, voice: Voice, lag: int
 ) -> None:
-    crowd = Crowd(soloist, voice, lag)
-    crowd.live_through(250)
+    load = RandomLoad(oracle, voice, lag)
+    load.live_through(250)
     objects, resident = objects_and_bytes()
-    # The same dice again, so that the same shapes come up: oneDNN keeps kernels for every shape it has met.
-    crowd.dice.seed(DICE)
-    crowd.live_through(500)
+    # The same seed again, so that the same shapes occur: oneDNN caches kernels per shape.
+    load.rng.seed(SEED)
+    load.live_through(500)
     objects_now, resident_now = objects_and_bytes()
-    assert crowd.ends.total() == 500
-    assert crowd.ends["otherwise"] == 0
-    assert crowd.ends["as alone"] > 350
-    assert len(crowd.poison) <= crowd.ends["failed"] < 100
-    core = crowd.core
-    assert_nothing_is_held(core)
-    assert not crowd.audience.heard
+    assert load.ends.total() == 500
+    assert load.ends["otherwise"] == 0
+    assert load.ends["as alone"] > 350
+    assert len(load.poison) <= load.ends["failed"] < 100
+    core = load.core
+    assert_nothing_leaked(core)
+    assert not load.driver.heard
     assert abs(objects_now - objects) < 250, "not one per request"
     # Slack for the few shapes that come up for the first time all the same: what is cached differs.
     assert resident_now - resident < 8 << 20
@@ -278,5 +278,5 @@ def test_five_hundred_random_arrivals_cancellations_and_failures_leak_nothing(
     assert core._suspect() is None
     assert core.scheduler.stats.preempted > 0
     assert core.pool.stats.host_hits > 0
-    assert core.stats.failed > len(crowd.poison)
-    assert crowd.decoder.failed > 0
+    assert core.stats.failed > len(load.poison)
+    assert load.decoder.failed > 0

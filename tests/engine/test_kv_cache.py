@@ -1,4 +1,4 @@
-"""Keys and values in other types than the model's: smaller, and the same whoever computes them when."""
+"""Quantized KV cache: smaller, and independent of batch and preemption."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from shoal.model.config import BlockConfig
 from shoal.speech import SamplingParams
 from shoal.text.prompt import Codes
 from shoal.voices.voice import Voice
-from tests.engine.solo import Audience
+from tests.engine.oracle import StepDriver
 
 KINDS = [torch.int8, torch.float8_e4m3fn]
 CPU = torch.device("cpu")
@@ -90,10 +90,10 @@ def test_blocks_are_saved_and_restored_in_stream_order_without_synchronization(
 
 
 def speak(checkpoint: Checkpoint, voice: Voice, ids: list[int], config: EngineConfig) -> dict[int, Codes]:
-    audience = Audience(EngineCore(checkpoint, config))
+    driver = StepDriver(EngineCore(checkpoint, config))
     turns = build_turns("hello there", voice, checkpoint)
-    heard = {id: audience.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=12))) for id in ids}
-    audience.listen()
+    heard = {id: driver.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=12))) for id in ids}
+    driver.run()
     return {id: each.codes for id, each in heard.items()}
 
 

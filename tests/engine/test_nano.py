@@ -18,8 +18,8 @@ from shoal.engine.kv_cache import PagedKV
 from shoal.engine.load import voice_cache
 from shoal.engine.preprocess import build_turns
 from shoal.speech import FinishReason
-from tests.engine.solo import Soloist
-from tests.engine.test_core import Song, check
+from tests.engine.oracle import Oracle
+from tests.engine.test_core import TimedRequest, check
 
 SENTENCES = (
     "Good morning.", "The kettle is on.", "Nobody was at home.", "It rained all day.", "We met in June.", "Yes.",
@@ -35,17 +35,17 @@ def nano() -> Checkpoint:
 
 
 @pytest.fixture(scope="module")
-def alone(nano: Checkpoint) -> Soloist:
-    return Soloist(nano, nano.profile.carried_columns)
+def alone(nano: Checkpoint) -> Oracle:
+    return Oracle(nano, nano.profile.carried_columns)
 
 
 @pytest.fixture(scope="module")
-def program(nano: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[Song]:
+def program(nano: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[TimedRequest]:
     """Seventeen sentences of many lengths in all the voices and in none; they come in twos and threes."""
     voices = voice_cache(nano, tmp_path_factory.mktemp("voices"))
     known = [None, *map(voices.resolve_blocking, ("awb", "gb_f", "gb_m", "rms", "slt", "us_b", "us_f", "us_m"))]
     return [
-        Song(
+        TimedRequest(
             build_turns(sentence, known[number % len(known)], nano),
             replace(nano.profile.sampling, seed=number, max_frames=6 + 2 * number),
             at=number // 3,
@@ -64,14 +64,16 @@ def config(**changes: object) -> EngineConfig:
     ids=str,
 )
 def test_seventeen_sentences_equal_generate(
-    nano: Checkpoint, alone: Soloist, program: list[Song], changes: dict[str, object]
+    nano: Checkpoint, alone: Oracle, program: list[TimedRequest], changes: dict[str, object]
 ) -> None:
     check(EngineCore(nano, config(guard=False, **changes)), program, alone)
 
 
-def test_output_is_the_same_after_preemption(nano: Checkpoint, alone: Soloist) -> None:
+def test_output_is_the_same_after_preemption(nano: Checkpoint, alone: Oracle) -> None:
     sampling = replace(nano.profile.sampling, max_frames=24)
-    program = [Song(build_turns(text, None, nano), replace(sampling, seed=n)) for n, text in enumerate(SENTENCES[:6])]
+    program = [
+        TimedRequest(build_turns(text, None, nano), replace(sampling, seed=n)) for n, text in enumerate(SENTENCES[:6])
+    ]
     longest = max(len(song.turns[0].prompt) for song in program) + sampling.max_frames
     memory = (-(-longest // 4) + 8) * PagedKV.bytes_per_block(nano.model.config.slow, 4, nano.model.dtype)
     core = EngineCore(nano, config(guard=False, block_size=4, kv_bytes=memory))

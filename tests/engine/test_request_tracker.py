@@ -1,4 +1,4 @@
-"""What comes out is judged: not speech is tried once more with other dice, then refused."""
+"""Output that is not speech is retried once with another seed, then fails."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
@@ -20,7 +20,7 @@ from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import FinishReason, Samples, SamplingParams
-from tests.engine.solo import Audience, Heard, Soloist, assert_nothing_is_held, run_behind
+from tests.engine.oracle import Oracle, Received, StepDriver, assert_nothing_leaked, run_with_lag
 
 GUARDED = EngineConfig(slots=4)
 TEXT = "Nine letters or so, and a few more."  # half a second at the very least
@@ -73,15 +73,15 @@ def speak(
     whole: bool = False,
     config: EngineConfig = GUARDED,
     lag: int = 0,
-) -> tuple[Heard, EngineCore]:
+) -> tuple[Received, EngineCore]:
     core = EngineCore(checkpoint, config)
-    run_behind(core, lag)
+    run_with_lag(core, lag)
     core.audio_decoder._decoder = Sounds(*sounds)  # type: ignore[assignment]
-    audience = Audience(core)
-    heard = audience.add(Utterance(0, build_turns(text, None, checkpoint), sampling, whole=whole))
-    audience.listen()
+    driver = StepDriver(core)
+    heard = driver.add(Utterance(0, build_turns(text, None, checkpoint), sampling, whole=whole))
+    driver.run()
     assert heard.ends == 1
-    assert_nothing_is_held(core)
+    assert_nothing_leaked(core)
     return heard, core
 
 
@@ -110,11 +110,11 @@ def test_output_that_is_not_speech_is_retried_once_and_then_fails(
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_a_retry_has_another_seed_and_is_reproducible(soloist: Soloist, lag: int) -> None:
-    checkpoint = soloist.checkpoint
+def test_a_retry_has_another_seed_and_is_reproducible(oracle: Oracle, lag: int) -> None:
+    checkpoint = oracle.checkpoint
     heard, core = speak(checkpoint, silence, tone, whole=True, lag=lag)
     turns = build_turns(TEXT, None, checkpoint)
-    first, second = (soloist.speak(turns, LONG, attempt).codes for attempt in (0, 1))
+    first, second = (oracle.speak(turns, LONG, attempt).codes for attempt in (0, 1))
     assert heard.finish is FinishReason.LENGTH
     assert np.array_equal(heard.codes, second)
     assert not np.array_equal(first, second)
@@ -122,11 +122,11 @@ def test_a_retry_has_another_seed_and_is_reproducible(soloist: Soloist, lag: int
     assert (core.tracker.stats.retried, core.tracker.stats.spoken) == (1, 1)
 
 
-def test_a_retry_of_a_long_text_starts_at_its_first_turn(soloist: Soloist) -> None:
+def test_a_retry_of_a_long_text_starts_at_its_first_turn(oracle: Oracle) -> None:
     text, sampling = "One thing. Another thing.", SamplingParams(seed=3, max_frames=6)
-    checkpoint = replace(soloist.checkpoint, profile=replace(soloist.checkpoint.profile, chunk_bytes=16))
+    checkpoint = replace(oracle.checkpoint, profile=replace(oracle.checkpoint.profile, chunk_bytes=16))
     heard, core = speak(checkpoint, silence, tone, text=text, sampling=sampling, whole=True)
-    assert np.array_equal(heard.codes, soloist.speak(build_turns(text, None, checkpoint), sampling, 1).codes)
+    assert np.array_equal(heard.codes, oracle.speak(build_turns(text, None, checkpoint), sampling, 1).codes)
     assert core.tracker.stats.retried == 1
 
 
@@ -184,13 +184,13 @@ def test_without_retries_the_first_failure_is_final(tiny: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_a_retry_does_not_affect_other_utterances(soloist: Soloist, lag: int) -> None:
-    checkpoint = soloist.checkpoint
+def test_a_retry_does_not_affect_other_utterances(oracle: Oracle, lag: int) -> None:
+    checkpoint = oracle.checkpoint
     core = EngineCore(checkpoint, replace(GUARDED, slots=2))
-    run_behind(core, lag)
+    run_with_lag(core, lag)
     turns = build_turns(TEXT, None, checkpoint)
-    audience = Audience(core)
-    heard = [audience.add(Utterance(seed, turns, replace(LONG, seed=seed), whole=True)) for seed in range(2)]
+    driver = StepDriver(core)
+    heard = [driver.add(Utterance(seed, turns, replace(LONG, seed=seed), whole=True)) for seed in range(2)]
     judged = core.tracker._check_speech
     core.tracker._check_speech = lambda utterance, samples, ended: (  # type: ignore[method-assign]
         judged(
@@ -199,6 +199,6 @@ def test_a_retry_does_not_affect_other_utterances(soloist: Soloist, lag: int) ->
             ended=ended,
         )
     )
-    audience.listen()
-    assert heard[0].equals(soloist.speak(turns, replace(LONG, seed=0), attempt=1))
-    assert heard[1].equals(soloist.speak(turns, replace(LONG, seed=1)))
+    driver.run()
+    assert heard[0].equals(oracle.speak(turns, replace(LONG, seed=0), attempt=1))
+    assert heard[1].equals(oracle.speak(turns, replace(LONG, seed=1)))

@@ -28,7 +28,7 @@ VOICES = [np.arange(2 * n, dtype=np.int32).reshape(n, 2) + 1000 * n for n in (5,
 
 
 @dataclass
-class Talk:
+class TrackedSequence:
     """What one sequence was asked for, and what the scheduler made of it."""
 
     sequence: Sequence
@@ -43,7 +43,7 @@ class Talk:
         assert self.sequence.finish is finish
 
 
-class Talks(RuleBasedStateMachine):
+class SchedulerMachine(RuleBasedStateMachine):
     lag = 0
 
     @initialize(
@@ -67,7 +67,7 @@ class Talks(RuleBasedStateMachine):
         )
         self.slots = slots
         self.device = CheckingDevice(self.scheduler, self.lag)
-        self.active: dict[int, Talk] = {}
+        self.active: dict[int, TrackedSequence] = {}
         self.started = self.finished = self.cancelled = 0
 
     @rule(
@@ -86,7 +86,9 @@ class Talks(RuleBasedStateMachine):
             )
             self.started += 1
             self.scheduler.add(sequence)
-            self.active[sequence.id] = Talk(sequence, prompt, [np.full((n, 2), 700 + n, np.int32) for n in tails])
+            self.active[sequence.id] = TrackedSequence(
+                sequence, prompt, [np.full((n, 2), 700 + n, np.int32) for n in tails]
+            )
 
     @rule(seconds=st.sampled_from([0.0, 0.03, 0.1]), times=st.integers(1, 6))
     def step(self, seconds: float, times: int = 1) -> None:
@@ -106,7 +108,7 @@ class Talks(RuleBasedStateMachine):
     @precondition(lambda self: self.active)
     @rule(data=st.data(), seed=st.integers(0, 5), voice=st.sampled_from(VOICES))
     def restart(self, data: st.DataObject, seed: int, voice: Tokens) -> None:
-        """What was said is not speech, or does not fit beside what comes: another prompt, and other dice."""
+        """Restart with another prompt and seed, as after a rejected output or a full context."""
         talk = self._pick(data)
         if talk.sequence.slot >= 0:
             sampling = SamplingParams(seed=seed, max_frames=talk.sequence.sampling.max_frames)
@@ -122,7 +124,7 @@ class Talks(RuleBasedStateMachine):
     @precondition(lambda self: self.lag == 0)
     @rule()
     def fail(self) -> None:
-        """The device refuses a step: everybody in it is set back, and the first of them runs alone."""
+        """Fail a step: all its sequences are requeued, and the first of them runs alone."""
         batch = self.scheduler.plan()
         for sequence in sorted(batch.sequences(), key=lambda each: each.arrived, reverse=True):
             self.scheduler.requeue(sequence)
@@ -178,15 +180,15 @@ class Talks(RuleBasedStateMachine):
             assert (sequence.computed, sequence.planned, sequence.bound) == (0, sequence.length, False)
 
     def teardown(self) -> None:
-        if not hasattr(self, "live"):
+        if not hasattr(self, "active"):
             return
-        # The oldest gets on at every step, by one token at least, whatever is set back for it; so this is a bound.
+        # A bound: the oldest sequence progresses by at least one token per step, whatever is preempted for it.
         for _ in range(20 + 12 * MOST * (1 + len(self.active))):
             if not self.active:
                 break
             self.step(0.1)
             self.every_block_is_free_or_used_or_cached()
-        assert not self.active, "somebody starves"
+        assert not self.active, "a sequence starves"
         while self.device.flight:
             assert not self.scheduler.commit(self.device.flight.popleft())
         assert (self.pool.used, self.scheduler.active, len(self.scheduler._waiting_since)) == (0, 0, 0)
@@ -194,7 +196,7 @@ class Talks(RuleBasedStateMachine):
         assert (stats.finished, stats.cancelled) == (self.finished, self.cancelled)
         assert stats.finished + stats.cancelled == self.started
 
-    def _pick(self, data: st.DataObject) -> Talk:
+    def _pick(self, data: st.DataObject) -> TrackedSequence:
         return self.active[data.draw(st.sampled_from(sorted(self.active)))]
 
     def _hear(self, progress: Progress) -> None:
@@ -212,31 +214,31 @@ class Talks(RuleBasedStateMachine):
             self.finished += 1
             self._end(talk, sequence.finish)
 
-    def _next_turn(self, talk: Talk) -> None:
+    def _next_turn(self, talk: TrackedSequence) -> None:
         said = np.array(talk.frames, np.int32).reshape(-1, 2)
         tail = talk.tails.pop(0)
         talk.prompt = np.concatenate((talk.prompt, said, tail))
         talk.frames.clear()
         talk.sequence.begin_turn(tail, talk.sequence.sampling)
 
-    def _end(self, talk: Talk, finish: FinishReason) -> None:
+    def _end(self, talk: TrackedSequence, finish: FinishReason) -> None:
         assert talk.sequence.finish is finish
         assert talk.sequence.slot == -1
         del self.active[talk.sequence.id]
 
 
-class TalksAStepBehind(Talks):
+class LaggingSchedulerMachine(SchedulerMachine):
     lag = 1
 
 
 MANY = settings(max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-class TestTalks(Talks.TestCase):  # type: ignore[name-defined,misc]
+class TestScheduler(SchedulerMachine.TestCase):  # type: ignore[name-defined,misc]
     settings = MANY
 
 
-class TestTalksAStepBehind(TalksAStepBehind.TestCase):  # type: ignore[name-defined,misc]
+class TestLaggingScheduler(LaggingSchedulerMachine.TestCase):  # type: ignore[name-defined,misc]
     settings = MANY
 
 

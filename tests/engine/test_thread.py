@@ -21,7 +21,7 @@ from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeadlineExceeded, EngineBusy, EngineStopped, TextError
 from shoal.speech import AudioChunk, FinishReason, Samples, SamplingParams
-from tests.engine.solo import Soloist, assert_nothing_is_held
+from tests.engine.oracle import Oracle, assert_nothing_leaked
 
 pytestmark = pytest.mark.timeout(60)
 PLAIN = EngineConfig(slots=2, max_waiting=2, guard=False)
@@ -49,8 +49,8 @@ class Gate:
         self._steps.release(times)
 
 
-class Hall:
-    """A loop, its gate, and utterances for it."""
+class ThreadHarness:
+    """An engine thread, a gate for its steps, and utterances for it."""
 
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig = PLAIN) -> None:
         self.core = EngineCore(checkpoint, config)
@@ -63,7 +63,7 @@ class Hall:
         return Utterance(next(self._ids), self.turns, SamplingParams(seed=seed, max_frames=frames), deadline=deadline)
 
     def settle(self) -> None:
-        """Until nothing is under way."""
+        """Wait until no utterance is active."""
         eventually(lambda: self.thread.active == 0)
         eventually(lambda: self.core.idle)
 
@@ -84,138 +84,138 @@ def samples(chunks: list[AudioChunk]) -> Samples:
 
 
 @pytest.fixture
-def hall(tiny: Checkpoint) -> Iterator[Hall]:
-    made = Hall(tiny)
+def harness(tiny: Checkpoint) -> Iterator[ThreadHarness]:
+    made = ThreadHarness(tiny)
     yield made
     made.close()
     assert not made.thread._thread.is_alive()
 
 
 @pytest.fixture
-def open_hall(hall: Hall) -> Hall:
-    hall.gate.open = True
-    return hall
+def open_harness(harness: ThreadHarness) -> ThreadHarness:
+    harness.gate.open = True
+    return harness
 
 
-def test_chunks_are_in_order_and_the_last_has_the_finish_reason(open_hall: Hall, soloist: Soloist) -> None:
-    chunks = list(open_hall.thread.speak(open_hall.utterance()))
+def test_chunks_are_in_order_and_the_last_has_the_finish_reason(open_harness: ThreadHarness, oracle: Oracle) -> None:
+    chunks = list(open_harness.thread.speak(open_harness.utterance()))
     assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.LENGTH]
-    solo = soloist.speak(open_hall.turns, SamplingParams(seed=1, max_frames=6))
-    assert np.allclose(samples(chunks), solo.samples, atol=1e-5)
+    expected_output = oracle.speak(open_harness.turns, SamplingParams(seed=1, max_frames=6))
+    assert np.allclose(samples(chunks), expected_output.samples, atol=1e-5)
 
 
-def test_many_threads_are_served_at_once(tiny: Checkpoint, soloist: Soloist) -> None:
-    hall = Hall(tiny, replace(PLAIN, slots=4, max_waiting=100))
-    hall.gate.open = True
+def test_many_threads_are_served_at_once(tiny: Checkpoint, oracle: Oracle) -> None:
+    harness = ThreadHarness(tiny, replace(PLAIN, slots=4, max_waiting=100))
+    harness.gate.open = True
     heard: dict[int, list[AudioChunk]] = {}
 
     def listen(seed: int) -> None:
-        heard[seed] = list(hall.thread.speak(hall.utterance(seed=seed)))
+        heard[seed] = list(harness.thread.speak(harness.utterance(seed=seed)))
 
     threads = [threading.Thread(target=listen, args=(seed,)) for seed in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    hall.close()
+    harness.close()
     for seed in range(12):
-        solo = soloist.speak(hall.turns, SamplingParams(seed=seed, max_frames=6))
-        assert np.allclose(samples(heard[seed]), solo.samples, atol=1e-5)
-    assert_nothing_is_held(hall.core)
+        expected_output = oracle.speak(harness.turns, SamplingParams(seed=seed, max_frames=6))
+        assert np.allclose(samples(heard[seed]), expected_output.samples, atol=1e-5)
+    assert_nothing_leaked(harness.core)
 
 
-def test_closing_the_chunks_cancels_within_a_step(hall: Hall) -> None:
-    chunks = hall.thread.speak(hall.utterance(LONG))
-    hall.gate.step(3)
+def test_closing_the_chunks_cancels_within_a_step(harness: ThreadHarness) -> None:
+    chunks = harness.thread.speak(harness.utterance(LONG))
+    harness.gate.step(3)
     next(chunks)
-    assert len(hall.core.scheduler.running) == 1
+    assert len(harness.core.scheduler.running) == 1
     chunks.close()
-    hall.gate.step(1)
-    hall.settle()
-    assert_nothing_is_held(hall.core)
-    assert hall.core.scheduler.stats.cancelled == 1
+    harness.gate.step(1)
+    harness.settle()
+    assert_nothing_leaked(harness.core)
+    assert harness.core.scheduler.stats.cancelled == 1
 
 
-def test_closing_a_generator_before_its_first_chunk_cancels(hall: Hall) -> None:
-    hall.thread.speak(hall.utterance(LONG)).close()
-    hall.gate.step(2)
-    hall.settle()
-    assert_nothing_is_held(hall.core)
+def test_closing_a_generator_before_its_first_chunk_cancels(harness: ThreadHarness) -> None:
+    harness.thread.speak(harness.utterance(LONG)).close()
+    harness.gate.step(2)
+    harness.settle()
+    assert_nothing_leaked(harness.core)
 
 
-def test_a_garbage_collected_generator_cancels(hall: Hall) -> None:
-    hall.thread.speak(hall.utterance(LONG))
-    hall.gate.step(2)
-    hall.settle()
-    assert_nothing_is_held(hall.core)
+def test_a_garbage_collected_generator_cancels(harness: ThreadHarness) -> None:
+    harness.thread.speak(harness.utterance(LONG))
+    harness.gate.step(2)
+    harness.settle()
+    assert_nothing_leaked(harness.core)
 
 
-def test_an_invalid_utterance_is_refused_and_released(open_hall: Hall, tiny: Checkpoint) -> None:
+def test_an_invalid_utterance_is_refused_and_released(open_harness: ThreadHarness, tiny: Checkpoint) -> None:
     too_long = Utterance(900, build_turns("word " * 400, None, tiny, chunk_bytes=4000), SamplingParams())
     with pytest.raises(TextError):
-        list(open_hall.thread.speak(too_long))
-    assert open_hall.thread.active == 0
+        list(open_harness.thread.speak(too_long))
+    assert open_harness.thread.active == 0
 
 
-def test_utterances_beyond_slots_and_queue_are_refused_at_once(hall: Hall) -> None:
-    taken = [hall.thread.speak(hall.utterance(2)) for _ in range(4)]
+def test_utterances_beyond_slots_and_queue_are_refused_at_once(harness: ThreadHarness) -> None:
+    taken = [harness.thread.speak(harness.utterance(2)) for _ in range(4)]
     with pytest.raises(EngineBusy, match="4 requests"):
-        hall.thread.speak(hall.utterance(2))
-    hall.gate.open = True
+        harness.thread.speak(harness.utterance(2))
+    harness.gate.open = True
     for chunks in taken:
         assert list(chunks)[-1].finish is FinishReason.LENGTH
-    assert list(hall.thread.speak(hall.utterance(2)))
+    assert list(harness.thread.speak(harness.utterance(2)))
 
 
-def test_a_cancelled_utterance_stops_counting_during_the_current_step(hall: Hall) -> None:
-    taken = [hall.thread.speak(hall.utterance(LONG)) for _ in range(4)]
-    eventually(lambda: bool(hall.core.scheduler.running))  # and the device does not get on
+def test_a_cancelled_utterance_stops_counting_during_the_current_step(harness: ThreadHarness) -> None:
+    taken = [harness.thread.speak(harness.utterance(LONG)) for _ in range(4)]
+    eventually(lambda: bool(harness.core.scheduler.running))  # and the device does not get on
     taken[0].close()
-    taken.append(hall.thread.speak(hall.utterance(2)))
+    taken.append(harness.thread.speak(harness.utterance(2)))
     with pytest.raises(EngineBusy, match="4 requests"):
-        hall.thread.speak(hall.utterance(2))
+        harness.thread.speak(harness.utterance(2))
     for chunks in taken[1:4]:
         chunks.close()
-    hall.gate.open = True
+    harness.gate.open = True
     assert list(taken[4])[-1].finish is FinishReason.LENGTH
-    hall.settle()
-    assert_nothing_is_held(hall.core)
+    harness.settle()
+    assert_nothing_leaked(harness.core)
 
 
-def test_a_request_past_its_deadline_gets_deadline_exceeded(hall: Hall) -> None:
-    chunks = hall.thread.speak(hall.utterance(LONG, deadline=time.monotonic() + 0.05))
-    hall.gate.step(1)
+def test_a_request_past_its_deadline_gets_deadline_exceeded(harness: ThreadHarness) -> None:
+    chunks = harness.thread.speak(harness.utterance(LONG, deadline=time.monotonic() + 0.05))
+    harness.gate.step(1)
     time.sleep(0.06)
-    hall.gate.step(1)
+    harness.gate.step(1)
     with pytest.raises(DeadlineExceeded):
         list(chunks)
-    hall.settle()
+    harness.settle()
 
 
-def test_close_fails_active_utterances_with_engine_stopped(hall: Hall) -> None:
-    running = hall.thread.speak(hall.utterance(LONG))
-    hall.gate.step(3)
+def test_close_fails_active_utterances_with_engine_stopped(harness: ThreadHarness) -> None:
+    running = harness.thread.speak(harness.utterance(LONG))
+    harness.gate.step(3)
     next(running)
-    waiting = [hall.thread.speak(hall.utterance(LONG)) for _ in range(3)]
-    closing = threading.Thread(target=hall.close)
+    waiting = [harness.thread.speak(harness.utterance(LONG)) for _ in range(3)]
+    closing = threading.Thread(target=harness.close)
     closing.start()
     for chunks in (running, *waiting):
         with pytest.raises(EngineStopped):
             list(chunks)
     closing.join(20)
     assert not closing.is_alive()
-    assert hall.thread.active == 0
-    assert_nothing_is_held(hall.core)
+    assert harness.thread.active == 0
+    assert_nothing_leaked(harness.core)
 
 
-def test_close_with_drain_finishes_active_utterances(hall: Hall) -> None:
-    taken = [hall.thread.speak(hall.utterance(4, seed=seed)) for seed in range(4)]
-    closing = threading.Thread(target=lambda: hall.thread.close(drain=True))
+def test_close_with_drain_finishes_active_utterances(harness: ThreadHarness) -> None:
+    taken = [harness.thread.speak(harness.utterance(4, seed=seed)) for seed in range(4)]
+    closing = threading.Thread(target=lambda: harness.thread.close(drain=True))
     closing.start()
-    eventually(lambda: not hall.thread.running)
+    eventually(lambda: not harness.thread.running)
     with pytest.raises(EngineStopped):
-        hall.thread.speak(hall.utterance())
-    hall.gate.open = True
+        harness.thread.speak(harness.utterance())
+    harness.gate.open = True
     for chunks in taken:
         assert list(chunks)[-1].finish is FinishReason.LENGTH
     closing.join(20)
@@ -225,72 +225,72 @@ def test_close_with_drain_finishes_active_utterances(hall: Hall) -> None:
 def test_an_utterance_submitted_just_before_a_drain_is_finished(tiny: Checkpoint) -> None:
     """The moment between the last word of one and the first of the next is easily mistaken for the end."""
     for _ in range(20):
-        hall = Hall(tiny)
-        hall.gate.open = True
-        first = hall.thread.speak(hall.utterance(1))
+        harness = ThreadHarness(tiny)
+        harness.gate.open = True
+        first = harness.thread.speak(harness.utterance(1))
         assert next(first).finish is FinishReason.LENGTH
-        second = hall.thread.speak(hall.utterance(1))
-        hall.thread.close(drain=True)
+        second = harness.thread.speak(harness.utterance(1))
+        harness.thread.close(drain=True)
         assert list(second)[-1].finish is FinishReason.LENGTH
 
 
-def test_a_drain_past_its_timeout_fails_with_engine_stopped(hall: Hall) -> None:
-    chunks = hall.thread.speak(hall.utterance(LONG))
-    hall.gate.step(2)
-    ticking = threading.Timer(0.3, lambda: setattr(hall.gate, "open", True))
+def test_a_drain_past_its_timeout_fails_with_engine_stopped(harness: ThreadHarness) -> None:
+    chunks = harness.thread.speak(harness.utterance(LONG))
+    harness.gate.step(2)
+    ticking = threading.Timer(0.3, lambda: setattr(harness.gate, "open", True))
     ticking.start()
     started = time.monotonic()
-    hall.thread.close(drain=True, timeout=0.2)
+    harness.thread.close(drain=True, timeout=0.2)
     assert time.monotonic() - started < 10
     with pytest.raises(EngineStopped):
         list(chunks)
     ticking.join()
 
 
-def test_close_is_idempotent(open_hall: Hall) -> None:
-    open_hall.thread.close()
-    open_hall.thread.close()
-    open_hall.thread.close(drain=True)
-    assert not open_hall.thread.running
+def test_close_is_idempotent(open_harness: ThreadHarness) -> None:
+    open_harness.thread.close()
+    open_harness.thread.close()
+    open_harness.thread.close(drain=True)
+    assert not open_harness.thread.running
 
 
-def test_submit_after_close_is_refused(open_hall: Hall) -> None:
-    open_hall.thread.close()
+def test_submit_after_close_is_refused(open_harness: ThreadHarness) -> None:
+    open_harness.thread.close()
     with pytest.raises(EngineStopped, match="closed"):
-        open_hall.thread.speak(open_hall.utterance())
+        open_harness.thread.speak(open_harness.utterance())
 
 
-def test_a_failing_engine_answers_all_callers(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    running = [hall.thread.speak(hall.utterance(LONG)) for _ in range(2)]
-    hall.gate.step(3)
+def test_a_failing_engine_answers_all_callers(harness: ThreadHarness, caplog: pytest.LogCaptureFixture) -> None:
+    running = [harness.thread.speak(harness.utterance(LONG)) for _ in range(2)]
+    harness.gate.step(3)
     for chunks in running:
         next(chunks)
-    waiting = hall.thread.speak(hall.utterance(LONG))
-    hall.gate.error = MemoryError("the device is gone")
+    waiting = harness.thread.speak(harness.utterance(LONG))
+    harness.gate.error = MemoryError("the device is gone")
     for chunks in (*running, waiting):
         with pytest.raises(EngineStopped):
             list(chunks)
-    eventually(lambda: not hall.thread._thread.is_alive())
-    assert not hall.thread.running
-    assert hall.thread.active == 0
+    eventually(lambda: not harness.thread._thread.is_alive())
+    assert not harness.thread.running
+    assert harness.thread.active == 0
     with pytest.raises(EngineStopped) as refused:
-        hall.thread.speak(hall.utterance())
+        harness.thread.speak(harness.utterance())
     assert isinstance(refused.value.__cause__, MemoryError)
     assert "engine thread failed" in caplog.text
-    hall.thread.close(drain=True)
+    harness.thread.close(drain=True)
 
 
 def test_requests_racing_a_failing_engine_are_all_answered(tiny: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL")
     for attempt in range(5):
-        hall = Hall(tiny, replace(PLAIN, max_waiting=1000))
-        hall.gate.open = True
+        harness = ThreadHarness(tiny, replace(PLAIN, max_waiting=1000))
+        harness.gate.open = True
         outcomes: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-        def ask(hall: Hall = hall, outcomes: "queue.SimpleQueue[str]" = outcomes) -> None:
+        def ask(harness: ThreadHarness = harness, outcomes: "queue.SimpleQueue[str]" = outcomes) -> None:
             for _ in range(10):
                 try:
-                    outcomes.put(str(list(hall.thread.speak(hall.utterance(2)))[-1].finish))
+                    outcomes.put(str(list(harness.thread.speak(harness.utterance(2)))[-1].finish))
                 except EngineStopped:
                     outcomes.put("stopped")
 
@@ -298,7 +298,7 @@ def test_requests_racing_a_failing_engine_are_all_answered(tiny: Checkpoint, cap
         for thread in threads:
             thread.start()
         time.sleep(0.01 * attempt)
-        hall.gate.error = OSError("gone")
+        harness.gate.error = OSError("gone")
         for thread in threads:
             thread.join(20)
             assert not thread.is_alive()
@@ -306,39 +306,39 @@ def test_requests_racing_a_failing_engine_are_all_answered(tiny: Checkpoint, cap
 
 
 def test_a_failing_delivery_callback_cancels_its_utterance(
-    hall: Hall, soloist: Soloist, caplog: pytest.LogCaptureFixture
+    harness: ThreadHarness, oracle: Oracle, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(event: Event) -> None:
-        raise ConnectionError("nobody there")
+        raise ConnectionError("connection closed")
 
-    hall.thread.submit(hall.utterance(LONG), broken)
-    chunks = hall.thread.speak(hall.utterance())
-    hall.gate.open = True
-    solo = soloist.speak(hall.turns, SamplingParams(seed=1, max_frames=6))
-    assert np.allclose(samples(list(chunks)), solo.samples, atol=1e-5)
-    hall.settle()
+    harness.thread.submit(harness.utterance(LONG), broken)
+    chunks = harness.thread.speak(harness.utterance())
+    harness.gate.open = True
+    expected_output = oracle.speak(harness.turns, SamplingParams(seed=1, max_frames=6))
+    assert np.allclose(samples(list(chunks)), expected_output.samples, atol=1e-5)
+    harness.settle()
     assert "delivery callback failed" in caplog.text
-    assert_nothing_is_held(hall.core)
+    assert_nothing_leaked(harness.core)
 
 
-def test_cancelling_ended_or_unknown_utterances_has_no_effect(open_hall: Hall) -> None:
-    ended = open_hall.utterance(2)
-    list(open_hall.thread.speak(ended))
-    open_hall.thread.cancel(ended)
-    open_hall.thread.cancel(open_hall.utterance())
-    assert list(open_hall.thread.speak(open_hall.utterance(2)))
-    assert open_hall.thread.active == 0
+def test_cancelling_ended_or_unknown_utterances_has_no_effect(open_harness: ThreadHarness) -> None:
+    ended = open_harness.utterance(2)
+    list(open_harness.thread.speak(ended))
+    open_harness.thread.cancel(ended)
+    open_harness.thread.cancel(open_harness.utterance())
+    assert list(open_harness.thread.speak(open_harness.utterance(2)))
+    assert open_harness.thread.active == 0
 
 
-def test_the_event_loop_gets_the_same_chunks(open_hall: Hall, soloist: Soloist) -> None:
+def test_the_event_loop_gets_the_same_chunks(open_harness: ThreadHarness, oracle: Oracle) -> None:
     async def listen() -> list[AudioChunk]:
-        return [chunk async for chunk in open_hall.thread.aspeak(open_hall.utterance())]
+        return [chunk async for chunk in open_harness.thread.aspeak(open_harness.utterance())]
 
-    solo = soloist.speak(open_hall.turns, SamplingParams(seed=1, max_frames=6))
-    assert np.allclose(samples(asyncio.run(listen())), solo.samples, atol=1e-5)
+    expected_output = oracle.speak(open_harness.turns, SamplingParams(seed=1, max_frames=6))
+    assert np.allclose(samples(asyncio.run(listen())), expected_output.samples, atol=1e-5)
 
 
-def test_the_event_loop_is_never_blocked(open_hall: Hall) -> None:
+def test_the_event_loop_is_never_blocked(open_harness: ThreadHarness) -> None:
     async def beat(gaps: list[float]) -> None:
         while True:
             before = time.monotonic()
@@ -349,7 +349,7 @@ def test_the_event_loop_is_never_blocked(open_hall: Hall) -> None:
         gaps: list[float] = []
         heart = asyncio.create_task(beat(gaps))
         for _ in range(2):
-            async for _chunk in open_hall.thread.aspeak(open_hall.utterance(20)):
+            async for _chunk in open_harness.thread.aspeak(open_harness.utterance(20)):
                 pass
         heart.cancel()
         return gaps
@@ -360,61 +360,61 @@ def test_the_event_loop_is_never_blocked(open_hall: Hall) -> None:
     assert sorted(gaps)[len(gaps) // 2] < 0.1
 
 
-def test_an_async_generator_that_is_closed_early_cancels(hall: Hall) -> None:
+def test_an_async_generator_that_is_closed_early_cancels(harness: ThreadHarness) -> None:
     async def leave() -> None:
-        chunks = hall.thread.aspeak(hall.utterance(LONG))
-        hall.gate.step(3)
+        chunks = harness.thread.aspeak(harness.utterance(LONG))
+        harness.gate.step(3)
         await anext(chunks)
         await chunks.aclose()
 
     asyncio.run(leave())
-    hall.gate.step()
-    hall.settle()
-    assert_nothing_is_held(hall.core)
+    harness.gate.step()
+    harness.settle()
+    assert_nothing_leaked(harness.core)
 
 
-def test_a_task_that_is_cancelled_cancels(hall: Hall) -> None:
+def test_a_task_that_is_cancelled_cancels(harness: ThreadHarness) -> None:
     async def listen() -> None:
-        async for _ in hall.thread.aspeak(hall.utterance(LONG)):
+        async for _ in harness.thread.aspeak(harness.utterance(LONG)):
             pass
 
     async def leave() -> None:
         task = asyncio.create_task(listen())
-        hall.gate.step(3)
-        while not hall.core.scheduler.running:
+        harness.gate.step(3)
+        while not harness.core.scheduler.running:
             await asyncio.sleep(0.002)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(leave())
-    hall.gate.step(2)
-    hall.settle()
-    assert_nothing_is_held(hall.core)
+    harness.gate.step(2)
+    harness.settle()
+    assert_nothing_leaked(harness.core)
 
 
-def test_an_event_loop_that_is_gone_stops_nobody_else(hall: Hall) -> None:
+def test_a_closed_event_loop_does_not_affect_other_callers(harness: ThreadHarness) -> None:
     async def discard() -> None:
-        chunks = hall.thread.aspeak(hall.utterance(LONG))
+        chunks = harness.thread.aspeak(harness.utterance(LONG))
         first = asyncio.ensure_future(anext(chunks))
-        while not hall.thread.active:
+        while not harness.thread.active:
             await asyncio.sleep(0.002)
         first.cancel()
 
     asyncio.run(discard())
-    chunks = hall.thread.speak(hall.utterance(3))
-    hall.gate.open = True
+    chunks = harness.thread.speak(harness.utterance(3))
+    harness.gate.open = True
     assert list(chunks)[-1].finish is FinishReason.LENGTH
-    hall.settle()
+    harness.settle()
 
 
 def test_requests_that_wait_for_their_batch_to_fill_start_without_anybody_coming(tiny: Checkpoint) -> None:
-    hall = Hall(tiny, replace(PLAIN, policy="dynamic", batch_size=2, batch_seconds=0.05))
-    hall.gate.open = True
+    harness = ThreadHarness(tiny, replace(PLAIN, policy="dynamic", batch_size=2, batch_seconds=0.05))
+    harness.gate.open = True
     started = time.monotonic()
-    assert list(hall.thread.speak(hall.utterance(2)))[-1].finish is FinishReason.LENGTH
+    assert list(harness.thread.speak(harness.utterance(2)))[-1].finish is FinishReason.LENGTH
     assert time.monotonic() - started > 0.05
-    hall.close()
+    harness.close()
 
 
 LEFT_OPEN = """

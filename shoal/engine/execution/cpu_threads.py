@@ -6,7 +6,7 @@ from shoal.model.dual_ar import DualAR
 
 # Measured with nano on two cores: one sequence is 20 % faster on one thread, sixteen are 20 % faster on two.
 SMALL_MODEL = 100_000_000  # parameters
-FEW_COLUMNS = 8
+FEW_TOKENS = 8
 
 
 class CPUThreads:
@@ -15,7 +15,7 @@ class CPUThreads:
     def __init__(self, model: DualAR) -> None:
         self.max_threads = torch.get_num_threads()
         small = sum(weight.numel() for weight in model.parameters()) < SMALL_MODEL
-        self._few = FEW_COLUMNS if small and model.device.type == "cpu" else 0
+        self._few = FEW_TOKENS if small and model.device.type == "cpu" else 0
 
     def choose(self, tokens: int) -> None:
         """Set the thread count for a step over `tokens` tokens."""

@@ -5,7 +5,7 @@ import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.execution import cpu_threads as threads
-from shoal.engine.execution.cpu_threads import FEW_COLUMNS, CPUThreads
+from shoal.engine.execution.cpu_threads import FEW_TOKENS, CPUThreads
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("two_threads")
 def test_a_few_tokens_of_a_small_model_use_one_thread(tiny: Checkpoint) -> None:
     chosen = CPUThreads(tiny.model)
-    for tokens, expected in ((1, 1), (FEW_COLUMNS, 1), (FEW_COLUMNS + 1, 2), (2, 1), (300, 2)):
+    for tokens, expected in ((1, 1), (FEW_TOKENS, 1), (FEW_TOKENS + 1, 2), (2, 1), (300, 2)):
         chosen.choose(tokens)
         assert torch.get_num_threads() == expected
 

@@ -1,4 +1,4 @@
-"""Rungs give the same frames, and a broken one costs nobody a request."""
+"""All backends give the same frames, and a failing backend fails no request."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from shoal.errors import InvalidRequest
 from shoal.model.generate import generate
 from shoal.model.slow import Head
 from shoal.speech import SamplingParams
-from tests.engine.solo import run_behind
+from tests.engine.oracle import run_with_lag
 
 FRAMES = 2
 
@@ -124,7 +124,7 @@ def test_there_is_a_graph_for_every_configured_bucket_up_to_the_slots(tiny: Chec
 @pytest.mark.parametrize("lag", [1, 2])
 def test_a_lagging_device_gives_the_same_output(tiny: Checkpoint, lag: int) -> None:
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
-    run_behind(core, lag)
+    run_with_lag(core, lag)
     utterances = some(tiny, 5)
     speak_all(core, utterances)
     for each in utterances:

@@ -1,4 +1,4 @@
-"""Quantised weights, keys and values through the fused kernels: what the plain path draws."""
+"""Quantized weights and KV cache through the fused kernels give what the eager path samples."""
 
 import copy
 

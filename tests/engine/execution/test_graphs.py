@@ -13,7 +13,7 @@ from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.fused import FusedDecoder
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.execution.fused import FusedPrefill, Stream
+from shoal.engine.execution.fused import FusedPrefill, ResidualStream
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.load import voice_cache
 from shoal.engine.preprocess import build_turns
@@ -121,7 +121,7 @@ def test_the_kernels_are_as_close_to_fp32_as_the_eager_path(full: Checkpoint) ->
     kv = PagedKV(model.config.slow, 8, 16, torch.bfloat16, "cuda")
     prompt = FusedPrefill(model, kv, torch.arange(8, dtype=torch.int32, device="cuda")[None], ROWS)
     prompt.positions.copy_(positions)
-    stream = Stream(prompt.embed(tokens, prompt._rows))
+    stream = ResidualStream(prompt.embed(tokens, prompt._rows))
     for layer in range(model.config.slow.n_layer):
         prompt.layer(stream, layer)
     stream.normed(model.slow.norm)  # adds up

@@ -8,7 +8,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.load import load
 from shoal.engine.memory.profile import MemoryBudget, minimal_kv_config, plan_memory, run_peak_load
 from shoal.errors import InvalidRequest
-from tests.engine.solo import assert_nothing_is_held
+from tests.engine.oracle import assert_nothing_leaked
 
 
 def test_an_invalid_memory_limit_is_refused_without_a_gpu_too() -> None:
@@ -25,7 +25,7 @@ def test_the_peak_load_needs_few_blocks_and_leaves_no_state(tiny: Checkpoint) ->
     core = EngineCore(tiny, minimal_kv_config(tiny, EngineConfig(slots=3)))
     assert core.pool.count == 8
     run_peak_load(core)
-    assert_nothing_is_held(core)
+    assert_nothing_leaked(core)
 
 
 @pytest.mark.gpu

@@ -39,7 +39,7 @@ def test_a_cancelled_job_ends_at_its_await(jobs: JobRunner) -> None:
 
     jobs.start(1, work)
     assert started.wait(10)
-    jobs.cancel(2)  # nobody's
+    jobs.cancel(2)  # unknown job
     jobs.cancel(1)
     assert ended.wait(10)
     jobs.cancel(1)

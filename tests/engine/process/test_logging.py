@@ -18,7 +18,7 @@ from tests.engine.rigged import RiggedSource, reject_the_first
 asking: ContextVar[str] = ContextVar("asking", default="nobody")
 
 
-class Heard(logging.Handler):
+class Received(logging.Handler):
     """Lines, each with who had asked when it was written."""
 
     def __init__(self) -> None:
@@ -30,8 +30,8 @@ class Heard(logging.Handler):
 
 
 @pytest.fixture
-def heard() -> Iterator[Heard]:
-    handler, shoal = Heard(), logging.getLogger("shoal")
+def heard() -> Iterator[Received]:
+    handler, shoal = Received(), logging.getLogger("shoal")
     before = shoal.level
     shoal.addHandler(handler)
     shoal.setLevel(logging.INFO)
@@ -40,7 +40,9 @@ def heard() -> Iterator[Heard]:
     shoal.setLevel(before)
 
 
-def test_engine_log_records_are_forwarded_with_the_parents_level_and_request_id(heard: Heard, tmp_path: Path) -> None:
+def test_engine_log_records_are_forwarded_with_the_parents_level_and_request_id(
+    heard: Received, tmp_path: Path
+) -> None:
     config = EngineConfig(slots=2)
     supervisor = Supervisor(RiggedSource("nano", "cpu", config=config, voices=tmp_path, rig=reject_the_first))
     supervisor.start()
@@ -71,7 +73,7 @@ def test_a_log_line_belongs_to_the_job_of_its_extra_or_of_the_context() -> None:
     current_job.reset(token)
 
 
-def test_tracebacks_are_forwarded(heard: Heard) -> None:
+def test_tracebacks_are_forwarded(heard: Received) -> None:
     sent: list[tuple[int, LogLine]] = []
     handler = ForwardingHandler(lambda job, line: sent.append((job, line)))
     handler.handle(record("utterance %d broke", 7, job=7, problem=ValueError("why")))
@@ -84,6 +86,6 @@ def test_tracebacks_are_forwarded(heard: Heard) -> None:
     assert heard.lines == [("shoal.somewhere", "utterance 7 broke", "nobody")]
 
 
-def test_lines_below_the_parents_level_are_dropped(heard: Heard) -> None:
+def test_lines_below_the_parents_level_are_dropped(heard: Received) -> None:
     write_line(LogLine("shoal.somewhere", logging.DEBUG, "detail", None))
     assert not heard.lines

@@ -1,4 +1,4 @@
-"""What a request gives when it has the machine to itself: the plain `generate`, and the codec over all of it."""
+"""Test oracle: the output of `generate` and of the codec over a whole utterance."""
 
 from dataclasses import dataclass, field
 
@@ -18,31 +18,31 @@ from shoal.text.prompt import Codes
 
 
 @dataclass(frozen=True)
-class Solo:
+class OracleOutput:
     codes: Codes
     finish: FinishReason
     samples: Samples
 
 
 @dataclass
-class Soloist:
-    """Speaks requests one by one, and remembers what came out: the plain way is slow."""
+class Oracle:
+    """Generates the expected output of requests one by one, cached, because `generate` is slow."""
 
     checkpoint: Checkpoint
     carried_columns: int = 0
-    _known: dict[tuple[object, ...], Solo] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], OracleOutput] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.head = Head(self.checkpoint.model.slow)
 
-    def speak(self, turns: list[Turn], sampling: SamplingParams, attempt: int = 0) -> Solo:
+    def speak(self, turns: list[Turn], sampling: SamplingParams, attempt: int = 0) -> OracleOutput:
         key = (*(turn.prompt.tobytes() for turn in turns), sampling, attempt, self.carried_columns)
         if key not in self._known:
             self._known[key] = self._speak(Utterance(0, turns, sampling, attempt=attempt))
         return self._known[key]
 
-    def _speak(self, utterance: Utterance) -> Solo:
-        said, tokens, finish = list[Codes](), None, None
+    def _speak(self, utterance: Utterance) -> OracleOutput:
+        collected, tokens, finish = list[Codes](), None, None
         for number, turn in enumerate(utterance.turns):
             utterance.turn = number
             prompt = self._prompt(tokens, turn)
@@ -50,11 +50,11 @@ class Soloist:
                 self.checkpoint.model, self.head, torch.from_numpy(prompt.T.copy()), utterance.turn_sampling()
             )
             codes, finish = answer.codes.numpy().astype(np.int32), answer.finish
-            said.append(codes)
+            collected.append(codes)
             tokens = np.concatenate((prompt, self._frames(codes)))
         assert finish is not None
-        codes = np.concatenate(said, axis=1)
-        return Solo(codes, finish, self._samples(codes))
+        codes = np.concatenate(collected, axis=1)
+        return OracleOutput(codes, finish, self._samples(codes))
 
     def _prompt(self, before: Tokens | None, turn: Turn) -> Tokens:
         longest = self.carried_columns or self.checkpoint.model.config.max_prompt
@@ -74,8 +74,8 @@ class Soloist:
 
 
 @dataclass
-class Heard:
-    """Everything that came of one utterance."""
+class Received:
+    """Everything received of one utterance."""
 
     utterance: Utterance
     chunks: list[Samples] = field(default_factory=list)
@@ -91,55 +91,55 @@ class Heard:
     def codes(self) -> Codes:
         return self.utterance.all_codes()
 
-    def equals(self, solo: Solo) -> bool:
+    def equals(self, expected_output: OracleOutput) -> bool:
         return (
-            self.finish is solo.finish
+            self.finish is expected_output.finish
             and self.error is None
-            and np.array_equal(self.codes, solo.codes)
-            and len(self.samples) == len(solo.samples)
-            and np.allclose(self.samples, solo.samples, rtol=0, atol=1e-5)
+            and np.array_equal(self.codes, expected_output.codes)
+            and len(self.samples) == len(expected_output.samples)
+            and np.allclose(self.samples, expected_output.samples, rtol=0, atol=1e-5)
         )
 
 
-class Audience:
-    """Steps a core and listens to everybody in it."""
+class StepDriver:
+    """Steps a core and collects the output of all its utterances."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        self.heard: dict[int, Heard] = {}
+        self.heard: dict[int, Received] = {}
 
-    def add(self, utterance: Utterance) -> Heard:
-        self.heard[utterance.id] = Heard(utterance)
+    def add(self, utterance: Utterance) -> Received:
+        self.heard[utterance.id] = Received(utterance)
         self.core.add(utterance)
         return self.heard[utterance.id]
 
     def step(self) -> None:
         for event in self.core.step():
             heard = self.heard[event.utterance.id]
-            assert not heard.ends, "nothing comes after the end"
+            assert not heard.ends, "no event after the last one"
             heard.ends += event.last
             heard.error = event.error
             if event.chunk is not None:
                 heard.chunks.append(event.chunk.samples)
                 heard.finish = event.chunk.finish
 
-    def listen(self, most: int = 5000) -> None:
-        """Step until everybody has ended."""
-        for _ in range(most):
+    def run(self, max_steps: int = 5000) -> None:
+        """Step until all utterances have ended."""
+        for _ in range(max_steps):
             if self.core.idle:
                 return
             self.step()
-        raise AssertionError(f"not at an end after {most} steps")
+        raise AssertionError(f"not finished after {max_steps} steps")
 
 
-def run_behind(core: EngineCore, lag: int) -> None:
-    """As on a GPU: frames are handed out `lag` steps after they were asked for, and samples one."""
+def run_with_lag(core: EngineCore, lag: int) -> None:
+    """Emulate a GPU: frames are returned `lag` steps after their launch, samples one step later."""
     core.runner.lag, core.audio_decoder.overlap = lag, lag > 0
     core.runner.runner = PipelinedRunner(core.runner.runner.launcher, lag)
 
 
-def assert_nothing_is_held(core: EngineCore) -> None:
-    """No slot, no block, no sequence, no voice in the codec but those that are forgotten before its next call."""
+def assert_nothing_leaked(core: EngineCore) -> None:
+    """Check that no slot, block, sequence or codec state is left, except codec slots that the next call resets."""
     scheduler = core.scheduler
     assert core.idle
     assert (scheduler.active, core.pool.used) == (0, 0)
