@@ -387,7 +387,7 @@ def test_turns_share_the_tokens_of_their_voice(tiny: Checkpoint, voice: Voice) -
     """A long text of short turns would else hold its voice hundreds of times, and hundreds of them may wait."""
     turns = build_turns("One thing. " * 50, voice, tiny, chunk_bytes=16)
     assert len(turns) > 40
-    assert len({id(turn.voice) for turn in turns}) == 1
+    assert len({id(turn.prefix) for turn in turns}) == 1
     assert all(turn.body.base is None for turn in turns)  # nor does a part keep the whole alive
     for turn in turns[:3]:
         expected = prompt_builder(tiny).prompt(turn.text, voice.references).T

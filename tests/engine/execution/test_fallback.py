@@ -110,7 +110,7 @@ def test_padding_rows_use_the_spare_slot_and_block(tiny: Checkpoint) -> None:
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
     runner = core.runner.runner
     assert isinstance(runner.launcher, FusedRunner)
-    assert runner.launcher._spare_rows(2, 3).tolist() == [[2, 2], [0, 0], [0, 0]]
+    assert runner.launcher._padding_rows(2, 3).tolist() == [[2, 2], [0, 0], [0, 0]]
     assert set(runner.launcher._tables.target.flatten().tolist()) == {core.pool.count}
 
 

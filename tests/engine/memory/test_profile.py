@@ -17,7 +17,7 @@ def test_an_invalid_memory_limit_is_refused_without_a_gpu_too() -> None:
 
 
 def test_the_kv_cache_gets_the_memory_that_is_left() -> None:
-    budget = MemoryBudget(cap=10_000, needed=6_000, outside=500)
+    budget = MemoryBudget(limit=10_000, needed=6_000, outside=500)
     assert budget.for_kv == 9_900 - 6_500
 
 
