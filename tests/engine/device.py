@@ -24,7 +24,7 @@ def advance(past: bytes, token: Tokens) -> bytes:
 
 
 def draw(past: bytes, seed: int, frame: int) -> Tokens:
-    """One token [2]; a stop in about one of twenty-five."""
+    """Return one token [2]; about one of 25 is a stop token."""
     roll = int.from_bytes(blake2b(past + bytes([seed, frame % 256]), digest_size=4).digest(), "little")
     return np.array([STOP_ID if roll % 25 == 0 else 100 + roll % 50, roll % 50], np.int32)
 
@@ -47,13 +47,13 @@ def alone(prompt: Tokens, sampling: SamplingParams, most: int) -> tuple[Tokens, 
 
 @dataclass(slots=True)
 class Cell:
-    past: bytes = b""  # of everything before this token
-    here: bytes = b""  # with this token
+    past: bytes = b""  # hash of everything before this token
+    here: bytes = b""  # hash including this token
 
 
 @dataclass
 class CheckingDevice:
-    """Runs batches at once, in order, as a stream of kernels would; hands out what they drew `lag` steps later."""
+    """Runs batches in order, as a CUDA stream would, and returns their output `lag` steps later."""
 
     scheduler: Scheduler
     lag: int = 0
@@ -61,13 +61,13 @@ class CheckingDevice:
     newest: dict[int, Tokens] = field(default_factory=dict)  # by slot, as are the two below
     seeds: dict[int, int] = field(default_factory=dict)
     frames: dict[int, int] = field(default_factory=dict)
-    flight: deque[StepOutput] = field(default_factory=deque)
+    pending: deque[StepOutput] = field(default_factory=deque)
 
     def step(self) -> list[Progress]:
-        """Plan, run, and take in what is through."""
+        """Plan, run, and commit the oldest finished step."""
         self.launch(self.scheduler.plan())
-        drawn = self.landed()
-        return [] if drawn is None else self.scheduler.commit(drawn)
+        output = self.finished()
+        return [] if output is None else self.scheduler.commit(output)
 
     def launch(self, batch: Batch) -> None:
         for prefill in batch.prefills:
@@ -79,11 +79,11 @@ class CheckingDevice:
         ends += [self._decode(sequence) for sequence in batch.decodes]
         slots = [sequence.slot for sequence, _ in batch.sampled()]
         drawn = [self._draw(slot, end) for slot, end in zip(slots, ends, strict=True)]
-        self.flight.append(StepOutput(batch, np.array(drawn, np.int32).reshape(-1, 2)))
+        self.pending.append(StepOutput(batch, np.array(drawn, np.int32).reshape(-1, 2)))
 
-    def landed(self) -> StepOutput | None:
-        """The oldest step that is through; None while the device is `lag` steps ahead of nothing."""
-        return self.flight.popleft() if len(self.flight) > self.lag else None
+    def finished(self) -> StepOutput | None:
+        """Return the oldest finished step; None until `lag` steps are in flight."""
+        return self.pending.popleft() if len(self.pending) > self.lag else None
 
     def _prefill(self, sequence: Sequence, start: int, end: int) -> bytes:
         past = self._past(sequence.slot, start)
@@ -107,7 +107,7 @@ class CheckingDevice:
         return here
 
     def _past(self, slot: int, place: int) -> bytes:
-        """The hash of everything before `place`; every cell on the way back has to be part of the same past."""
+        """Return the hash of everything before `place`; every cell on the way back has to belong to the same past."""
         if place == 0:
             return START
         newest = expected = self.cells[self._address(slot, place - 1)].here

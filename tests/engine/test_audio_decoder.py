@@ -26,7 +26,7 @@ def codes(frames: int, seed: int = 0) -> Codes:
 
 
 def utterance(slot: int, frames: Codes | None = None, *, whole: bool = False) -> Utterance:
-    """An utterance in a slot, with frames that wait to be decoded."""
+    """Return an utterance in a slot, with frames to decode."""
     made = Utterance(slot, [Turn("words", NO_TOKENS, NO_TOKENS)], SamplingParams(), whole=whole)
     made.sequence = Sequence.start(slot, NO_TOKENS, SamplingParams(), 100)
     made.sequence.slot = slot
@@ -56,14 +56,14 @@ def decode(box: AudioDecoder, due: list[PlannedChunk]) -> list[DecodeResult]:
 
 
 class Listener:
-    """Plays an utterance from its first chunk on, at the speed of sound."""
+    """Plays an utterance in real time from its first chunk on."""
 
     def __init__(self, box: AudioDecoder, clock: FakeClock, speaker: Utterance) -> None:
         self.box, self.clock, self.speaker = box, clock, speaker
         self.chunks: list[int] = []
 
     def hear(self, *, ended: bool = False) -> None:
-        """Take what is due, as the stage sends it."""
+        """Decode the next chunk, as the request tracker does."""
         due = self.box.next_chunk(self.speaker, ended=ended)
         if due is not None:
             if not self.speaker.sent:
@@ -74,7 +74,7 @@ class Listener:
 
     @property
     def lead(self) -> float:
-        """Frames that have come and have not been heard."""
+        """Frames that were received and not yet played."""
         heard = (self.clock.now - self.speaker.first_sent) * self.box.codec.config.frame_rate
         return self.speaker.sent - heard
 
@@ -138,7 +138,7 @@ def test_the_last_chunk_has_all_remaining_frames_and_may_be_empty(tiny: Checkpoi
 def test_playback_never_underruns_while_generation_is_faster_than_real_time(
     tiny: Checkpoint, gaps: list[float], first: int, most: int
 ) -> None:
-    """A gap is the time from one frame to the next, in frames."""
+    """A gap is the time between two frames, in frames."""
     clock = FakeClock()
     speaker = utterance(0)
     listener = Listener(audio_decoder(tiny, clock, first, most), clock, speaker)
@@ -182,7 +182,7 @@ def test_a_released_slot_has_no_state_of_the_utterance_before(tiny: Checkpoint) 
 
 
 class Breaking:
-    """A decoder that fails on some slots, after it has written what it was about to."""
+    """Decoder that fails on some slots after writing its state."""
 
     def __init__(self, box: AudioDecoder, bad: set[int], times: int = 1_000_000) -> None:
         self._real, self.bad, self.times = box._decoder, bad, times
@@ -238,7 +238,7 @@ def test_sent_audio_is_counted_in_frames(tiny: Checkpoint, first: int) -> None:
 
 
 class BrokenGraphs(FusedDecoder):
-    """Graphs that work for a while and then fail for ever, having written half of what they should."""
+    """Graph decoder that fails after some calls, with its state half written."""
 
     def __init__(self, checkpoint: Checkpoint, works: int, *, late: bool) -> None:
         """With `late` the call fails only when the samples are fetched, as on an asynchronous device."""
@@ -278,7 +278,7 @@ def test_a_codec_whose_graphs_fail_falls_back_without_audible_difference(tiny: C
     speakers[0].codes += list(frames[0][:, 2:4].T)
     hear(0)
     speakers[0].codes += list(frames[0][:, 4:].T)
-    hear(0)  # breaks; the other one is not due
+    hear(0)  # fails; the other utterance has no chunk in this call
     assert box.backend == "eager"
     speakers[1].codes += list(frames[1][:, 2:].T)
     hear(1)
@@ -298,7 +298,7 @@ def test_chunks_of_utterances_released_before_collect_are_dropped(tiny: Checkpoi
     assert [due.utterance for due, _ in collected] == speakers
     for due, answer in collected:
         assert np.allclose(sound(answer), whole(tiny, codes(3, due.utterance.id)), atol=1e-5)
-    # The slot is another's now, who begins with a clean one.
+    # The slot belongs to another utterance now and has been reset.
     newcomer = utterance(1, codes(3, 9))
     [answer] = decode(box, [PlannedChunk(newcomer, 3, ended=True)])
     assert np.allclose(sound(answer), whole(tiny, codes(3, 9)), atol=1e-5)
@@ -316,7 +316,7 @@ def test_a_stream_too_long_for_the_graphs_fails_alone_and_the_graphs_stay(tiny: 
 
 
 def test_only_graphs_overlap_with_the_model(tiny: Checkpoint) -> None:
-    """Plain operators are waited for as they are launched: to collect a step later would only make audio late."""
+    """Eager operators finish when they are launched: collecting a step later would only delay the audio."""
     box = AudioDecoder(tiny.codec, 4, first_frames=2, max_frames=32, overlap=True)
     assert not box.overlap
     box._decoder, box.overlap = BrokenGraphs(tiny, works=0, late=False), True

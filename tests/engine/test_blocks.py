@@ -29,7 +29,7 @@ def keys(count: int, first: int = 0) -> list[Key]:
 
 
 def sealed(pool: BlockPool, names: list[Key]) -> list[int]:
-    """Blocks of one's own that are full, and known by these keys."""
+    """Return allocated full blocks, registered under these keys."""
     blocks = [pool.take() for _ in names]
     for block, key in zip(blocks, names, strict=True):
         pool.seal(block, key)
@@ -184,7 +184,7 @@ def test_only_reused_blocks_go_to_the_host_cache(kv: PagedKV) -> None:
     pool.host_cache = tier
     pool.release(sealed(pool, keys(3)))
     pool.release(pool.match(keys(1)))
-    for _ in range(2):  # what came back is worth keeping again
+    for _ in range(2):  # a restored block counts as reused
         pool.release([pool.take() for _ in range(3)])
         assert (len(tier), len(pool.match(keys(3)))) == (1, 1)
         pool.release([0])
@@ -233,7 +233,7 @@ def test_a_host_cache_of_size_0_copies_nothing(kv: PagedKV) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=60))
 def test_every_block_is_free_used_or_cached(orders: list[tuple[int, int]]) -> None:
-    """Four prompts come and go; each order starts or ends one of a length."""
+    """Four prompts; each command starts or ends one of a given length."""
     pool, held = BlockPool(8, 4), dict[int, list[int]]()
     for prompt, length in orders:
         if prompt in held:

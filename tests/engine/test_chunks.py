@@ -4,7 +4,7 @@ FIRST, MOST = 2, 32
 
 
 def cut(frames: int, lead: float) -> list[int]:
-    """The chunks of that many frames when a listener is always so far behind what was sent."""
+    """Return the chunk sizes for that many frames at a constant lead over playback."""
     chunks: list[int] = []
     while (sent := sum(chunks)) < frames:
         chunks.append(min(chunk_frames(sent, lead, FIRST, MOST), frames - sent))

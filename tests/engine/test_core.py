@@ -80,8 +80,8 @@ def blocks_bytes(checkpoint: Checkpoint, blocks: int, size: int = PLAIN.block_si
 def check(core: EngineCore, program: list[TimedRequest], oracle: Oracle) -> None:
     wrong = [
         number
-        for number, (heard, song) in enumerate(zip(run_requests(core, program), program, strict=True))
-        if not heard.equals(oracle.speak(song.turns, song.sampling))
+        for number, (heard, request) in enumerate(zip(run_requests(core, program), program, strict=True))
+        if not heard.equals(oracle.speak(request.turns, request.sampling))
     ]
     assert not wrong
 
@@ -102,9 +102,9 @@ def test_seventeen_concurrent_utterances_equal_generate(either: Oracle, voice: V
 def test_seventeen_utterances_of_the_golden_models_equal_generate(golden_oracle: Oracle, voice: Voice) -> None:
     checkpoint = golden_oracle.checkpoint
     program = [
-        # Frames of the stored codec are long, and take as long to decode.
-        replace(song, sampling=replace(song.sampling, max_frames=1 + number % 6))
-        for number, song in enumerate(timed_requests(checkpoint, voice))
+        # Frames of the stored codec are long and slow to decode.
+        replace(request, sampling=replace(request.sampling, max_frames=1 + number % 6))
+        for number, request in enumerate(timed_requests(checkpoint, voice))
     ]
     check(EngineCore(checkpoint, PLAIN), program, golden_oracle)
 
@@ -121,17 +121,18 @@ def test_output_is_the_same_with_a_prefix_computed_by_another_sequence(either: O
     check(core, program, either)
     before = core.pool.stats.tokens_saved
     check(core, program, either)
-    assert core.pool.stats.tokens_saved > before + sum(len(song.turns[0].prompt) - 16 for song in program) / 2
+    assert core.pool.stats.tokens_saved > before + sum(len(request.turns[0].prompt) - 16 for request in program) / 2
 
 
 @pytest.mark.parametrize("host_blocks", [0, 400])
 def test_output_is_the_same_after_preemption(either: Oracle, voice: Voice, host_blocks: int) -> None:
     checkpoint = either.checkpoint
     program = [
-        replace(song, sampling=replace(song.sampling, max_frames=14)) for song in timed_requests(checkpoint, voice)[:6]
+        replace(request, sampling=replace(request.sampling, max_frames=14))
+        for request in timed_requests(checkpoint, voice)[:6]
     ]
     size = 4
-    longest = max(len(song.turns[0].prompt) for song in program) + 14
+    longest = max(len(request.turns[0].prompt) for request in program) + 14
     few = blocks_bytes(checkpoint, -(-longest // size) + 8, size)
     config = replace(PLAIN, block_size=size, kv_bytes=few, host_kv_bytes=blocks_bytes(checkpoint, host_blocks, size))
     core = EngineCore(checkpoint, config)
@@ -163,11 +164,11 @@ def test_a_new_engine_gives_the_same_output(either: Oracle, voice: Voice) -> Non
     program = timed_requests(either.checkpoint, voice)[:4]
     core = EngineCore(either.checkpoint, PLAIN)
     driver = StepDriver(core)
-    for number, song in enumerate(program):
-        driver.add(song.utterance(number))
+    for number, request in enumerate(program):
+        driver.add(request.utterance(number))
     for _ in range(3):
         driver.step()
-    # It dies in the middle; another takes its place.
+    # The first engine is dropped in the middle; another one runs the requests.
     check(EngineCore(either.checkpoint, PLAIN), program, either)
 
 
@@ -192,10 +193,10 @@ def test_earlier_turns_that_no_longer_fit_are_dropped(either: Oracle, voice: Voi
     carried = len(turns[0].prompt) + len(turns[1].continuation) + 8
     config = replace(PLAIN, carried_columns=carried)
     oracle = Oracle(either.checkpoint, carried)
-    song = TimedRequest(turns, SamplingParams(seed=1, max_frames=6))
-    check(EngineCore(either.checkpoint, config), [song, replace(song, at=2)], oracle)
+    request = TimedRequest(turns, SamplingParams(seed=1, max_frames=6))
+    check(EngineCore(either.checkpoint, config), [request, replace(request, at=2)], oracle)
     assert not np.array_equal(
-        oracle.speak(turns, song.sampling).codes[:, -1], either.speak(turns, song.sampling).codes[:, -1]
+        oracle.speak(turns, request.sampling).codes[:, -1], either.speak(turns, request.sampling).codes[:, -1]
     )
 
 
@@ -220,7 +221,7 @@ def test_max_frames_1_gives_one_frame(either: Oracle) -> None:
 
 
 def short_context(checkpoint: Checkpoint, tokens: int) -> Checkpoint:
-    """The same model with less room."""
+    """Return the same model with a shorter context."""
     model = checkpoint.model
     slow = replace(model.config.slow, max_seq_len=tokens)
     smaller = type(model)(replace(model.config, slow=slow))
@@ -239,7 +240,7 @@ def test_without_a_limit_the_context_is_filled_and_not_overrun(tiny: Checkpoint)
 
 
 def louder_stop(checkpoint: Checkpoint, times: float) -> Checkpoint:
-    """The same model, with a stop token that is far more often among the likeliest."""
+    """Return the same model with a more likely stop token."""
     model = type(checkpoint.model)(checkpoint.model.config)
     model.load_state_dict(checkpoint.model.state_dict())
     model.slow.output.weight.requires_grad_(False)[model.config.stop_id] *= times
@@ -252,7 +253,7 @@ def test_a_stop_at_the_very_first_token_is_an_empty_speech(tiny: Checkpoint) -> 
     program = [
         TimedRequest(build_turns(word, None, checkpoint), SamplingParams(max_frames=4)) for word in ("a", "b", "c", "d")
     ]
-    program = [song for song in program if not oracle.speak(song.turns, song.sampling).codes.size]
+    program = [request for request in program if not oracle.speak(request.turns, request.sampling).codes.size]
     assert program
     for heard in run_requests(EngineCore(checkpoint, PLAIN), program):
         assert (heard.finish, heard.codes.shape, len(heard.samples)) == (FinishReason.STOP, (10, 0), 0)
@@ -266,7 +267,7 @@ def test_a_stop_token_ends_the_turn_and_starts_the_next(tiny: Checkpoint) -> Non
         TimedRequest(turns, SamplingParams(seed=seed, temperature=1.5, top_p=0.98, max_frames=8)) for seed in range(6)
     ]
     check(EngineCore(checkpoint, PLAIN), program, oracle)
-    frames = [oracle.speak(song.turns, song.sampling).codes.shape[1] for song in program]
+    frames = [oracle.speak(request.turns, request.sampling).codes.shape[1] for request in program]
     assert min(frames) < 16
 
 

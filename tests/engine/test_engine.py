@@ -1,4 +1,4 @@
-"""What programs and servers use: texts and voices in, chunks out."""
+"""Engine and Service: texts and voices in, chunks out."""
 
 import asyncio
 import pickle
@@ -273,7 +273,7 @@ def test_a_drained_engine_has_finished_all_requests(tiny: Checkpoint, tmp_path: 
 def test_concurrent_callers_get_the_same_output_as_alone(
     engine: Engine, oracle: Oracle, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sixty tasks with voices, recordings that cannot be encoded, and people who hang up."""
+    """Sixty tasks with voices, failing recordings and early cancellations."""
     rng = Random(2)
     encode = engine.service.core.checkpoint.codec.encode
 
@@ -384,11 +384,11 @@ def test_normalization_may_not_grow_a_text_beyond_the_limit(tiny: Checkpoint) ->
 
 
 def test_turns_share_the_tokens_of_their_voice(tiny: Checkpoint, voice: Voice) -> None:
-    """A long text of short turns would else hold its voice hundreds of times, and hundreds of them may wait."""
+    """Otherwise a long text of short turns would hold hundreds of copies of its voice."""
     turns = build_turns("One thing. " * 50, voice, tiny, chunk_bytes=16)
     assert len(turns) > 40
     assert len({id(turn.prefix) for turn in turns}) == 1
-    assert all(turn.body.base is None for turn in turns)  # nor does a part keep the whole alive
+    assert all(turn.body.base is None for turn in turns)  # a view would keep the whole grid alive
     for turn in turns[:3]:
         expected = prompt_builder(tiny).prompt(turn.text, voice.references).T
         assert np.array_equal(turn.prompt, expected)

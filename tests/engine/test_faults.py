@@ -32,7 +32,7 @@ PLAIN = EngineConfig(slots=8, guard=False, token_budget=40)
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Everything fails here, and the test runner keeps every record with its traceback, which would be counted."""
+    """Disable log capture: pytest keeps every record with its traceback, which would count as a leak."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -203,8 +203,8 @@ class RandomLoad:
         self.came = 0
         self.ends: Counter[str] = Counter()
 
-    def live_through(self, count: int) -> None:
-        """Go on until so many have come and gone."""
+    def run(self, count: int) -> None:
+        """Run until this many requests have ended."""
         with poisoned(self.core, self._unlucky, after=True):
             while self.came < count or not self.core.idle:
                 arrivals = self.rng.choice([0, 0, 1, 1, 2, 3]) if len(self.core.tracker.active) < 20 else 0
@@ -233,7 +233,7 @@ class RandomLoad:
         return self.rng.random() < 0.01 or any(sequence.id in self.poison for sequence in batch.sequences())
 
     def _check_speech(self) -> None:
-        """Say what became of those who have ended, and forget them."""
+        """Check the output of ended requests and drop them."""
         for id in [id for id, heard in self.driver.heard.items() if heard.ends]:
             heard = self.driver.heard.pop(id)
             if heard.error is not None:
@@ -245,7 +245,7 @@ class RandomLoad:
 
 
 def objects_and_bytes() -> tuple[int, int]:
-    """What this process holds: Python's objects, and resident memory as far as the C library cannot give it back."""
+    """Return the number of Python objects, and the resident memory after trimming the C heap."""
     gc.collect()
     CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -258,11 +258,11 @@ def test_five_hundred_random_arrivals_cancellations_and_failures_leak_nothing(
     oracle: Oracle, voice: Voice, lag: int
 ) -> None:
     load = RandomLoad(oracle, voice, lag)
-    load.live_through(250)
+    load.run(250)
     objects, resident = objects_and_bytes()
     # The same seed again, so that the same shapes occur: oneDNN caches kernels per shape.
     load.rng.seed(SEED)
-    load.live_through(500)
+    load.run(500)
     objects_now, resident_now = objects_and_bytes()
     assert load.ends.total() == 500
     assert load.ends["otherwise"] == 0
@@ -272,9 +272,9 @@ def test_five_hundred_random_arrivals_cancellations_and_failures_leak_nothing(
     assert_nothing_leaked(core)
     assert not load.driver.heard
     assert abs(objects_now - objects) < 250, "not one per request"
-    # Slack for the few shapes that come up for the first time all the same: what is cached differs.
+    # Slack for shapes that occur for the first time: the cached kernels differ.
     assert resident_now - resident < 8 << 20
-    # Everything that can happen did.
+    # All kinds of events have occurred.
     assert core._suspect() is None
     assert core.scheduler.stats.preempted > 0
     assert core.pool.stats.host_hits > 0

@@ -18,7 +18,7 @@ from shoal.text.prompt import Codes
 from shoal.voices.voice import Voice
 from tests.engine.oracle import StepDriver
 
-KINDS = [torch.int8, torch.float8_e4m3fn]
+DTYPES = [torch.int8, torch.float8_e4m3fn]
 CPU = torch.device("cpu")
 
 
@@ -28,40 +28,40 @@ def test_a_stored_token_is_within_half_a_quantization_step(dtype: torch.dtype, e
     q, scales = quantize_kv(x, dtype)
     assert (q.dtype, scales.dtype, scales.shape) == (dtype, SCALE_DTYPE, (50, 2))
     away = (dequantize_kv(q, scales, torch.float32) - x).abs()
-    # int8 errs by a share of the largest value of its token, fp8 by a share of each value.
+    # The error of int8 is relative to the largest value of its token, that of fp8 to each value.
     size = x.abs().amax(-1, keepdim=True) if dtype == torch.int8 else x.abs() + x.abs().amax(-1, keepdim=True) / 256
     assert (away / size).max() <= error * 1.1
 
 
-@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_zeros_stay_zeros(dtype: torch.dtype) -> None:
     q, scales = quantize_kv(torch.zeros(1, 2, 8), dtype)
     assert torch.equal(dequantize_kv(q, scales, torch.float32), torch.zeros(1, 2, 8))
 
 
 @pytest.mark.parametrize(("head_dim", "gain"), [(64, 1.9), (128, 1.96)])
-@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_nearly_twice_the_blocks_fit(head_dim: int, gain: float, dtype: torch.dtype) -> None:
     config = BlockConfig(28, 1024, 16, 8, head_dim, 3072, 1e6, 1e-6, True, 8192)
     plain, small = (PagedKV.bytes_per_block(config, 16, each) for each in (torch.bfloat16, dtype))
     assert plain / small >= gain
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *KINDS])
+@pytest.mark.parametrize("dtype", [torch.float32, *DTYPES])
 def test_a_block_takes_bytes_per_block_bytes(tiny: Checkpoint, dtype: torch.dtype) -> None:
     kv = PagedKV(tiny.model.config.slow, blocks=9, size=16, dtype=dtype, device="cpu")
     assert kv.nbytes == 10 * PagedKV.bytes_per_block(tiny.model.config.slow, 16, dtype)
 
 
 def filled(checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> tuple[PagedKV, list[torch.Tensor]]:
-    """Four blocks of anything, and what is in block 1."""
+    """Return a cache of four random blocks, and the content of block 1."""
     kv = PagedKV(checkpoint.model.config.slow, blocks=4, size=16, dtype=dtype, device=device)
     for part in kv.parts():
         part.copy_(torch.randn(part.shape))
     return kv, [part[:, 1].clone() for part in kv.parts()]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *KINDS])
+@pytest.mark.parametrize("dtype", [torch.float32, *DTYPES])
 def test_a_block_is_restored_unchanged_from_the_host(tiny: Checkpoint, dtype: torch.dtype) -> None:
     kv, before = filled(tiny, dtype, "cpu")
     tier = HostCache(kv, 1 << 20)
@@ -72,7 +72,7 @@ def test_a_block_is_restored_unchanged_from_the_host(tiny: Checkpoint, dtype: to
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, *KINDS])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *DTYPES])
 def test_blocks_are_saved_and_restored_in_stream_order_without_synchronization(
     tiny: Checkpoint, dtype: torch.dtype
 ) -> None:
@@ -80,7 +80,7 @@ def test_blocks_are_saved_and_restored_in_stream_order_without_synchronization(
     tier = HostCache(kv, 1 << 20)
     busy = torch.randn(4096, 4096, device="cuda")
     for _ in range(20):
-        busy = busy @ busy  # the copies come long after the calls
+        busy = busy @ busy  # delays the copies on the stream
     tier.save(1, b"key")
     for part in kv.parts():
         part.copy_(torch.zeros(part.shape))

@@ -1,4 +1,4 @@
-"""The bundled model in the engine: what it says alone is what it says in company, and it stops by itself."""
+"""The bundled model in the engine: same output alone and in a batch, and it stops at the end of the text."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,7 +41,7 @@ def alone(nano: Checkpoint) -> Oracle:
 
 @pytest.fixture(scope="module")
 def program(nano: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[TimedRequest]:
-    """Seventeen sentences of many lengths in all the voices and in none; they come in twos and threes."""
+    """Return seventeen sentences of many lengths, with every voice and without; three arrive per step."""
     voices = voice_cache(nano, tmp_path_factory.mktemp("voices"))
     known = [None, *map(voices.resolve_blocking, ("awb", "gb_f", "gb_m", "rms", "slt", "us_b", "us_f", "us_m"))]
     return [
@@ -74,7 +74,7 @@ def test_output_is_the_same_after_preemption(nano: Checkpoint, alone: Oracle) ->
     program = [
         TimedRequest(build_turns(text, None, nano), replace(sampling, seed=n)) for n, text in enumerate(SENTENCES[:6])
     ]
-    longest = max(len(song.turns[0].prompt) for song in program) + sampling.max_frames
+    longest = max(len(request.turns[0].prompt) for request in program) + sampling.max_frames
     memory = (-(-longest // 4) + 8) * PagedKV.bytes_per_block(nano.model.config.slow, 4, nano.model.dtype)
     core = EngineCore(nano, config(guard=False, block_size=4, kv_bytes=memory))
     check(core, program, alone)
@@ -106,7 +106,7 @@ def test_sentences_are_joined_without_a_click(engine: Engine) -> None:
     text = "The river was high that week. Nobody crossed the old bridge. " * 3
     said = engine.speak(text)
     steps = np.abs(np.diff(said.samples))
-    # What is louder than anything inside a sentence would be heard as a click between two of them.
+    # A jump larger than any inside a sentence would be audible as a click between two of them.
     alone = engine.speak("The river was high that week.")
     assert said.finish is FinishReason.STOP
     assert steps.max() < 2 * np.abs(np.diff(alone.samples)).max()

@@ -11,8 +11,8 @@ from tests.engine.clock import FakeClock
 from tests.engine.device import CheckingDevice
 
 
-class Line:
-    """A scheduler with a policy and a clock of ours; everybody in it speaks as long as asked."""
+class PolicyHarness:
+    """A scheduler with a policy and a fake clock; sequences run for the requested number of frames."""
 
     def __init__(self, policy: AdmissionPolicy, slots: int = 8) -> None:
         self.clock = FakeClock()
@@ -30,11 +30,11 @@ class Line:
             self._ids += 1
 
     def step(self, seconds: float = 0.01) -> int:
-        """Run one step that takes so long; how many voices ran in it."""
+        """Run one step of the given duration and return the number of sequences in it."""
         batch = self.scheduler.plan()
         self.device.launch(batch)
         self.clock.now += seconds
-        drawn = self.device.landed()
+        drawn = self.device.finished()
         assert drawn is not None
         for progress in self.scheduler.commit(drawn):
             if progress.sequence.finish is not None:
@@ -43,7 +43,7 @@ class Line:
 
 
 def test_continuous_admits_all_sequences_at_the_next_step() -> None:
-    line = Line(Continuous())
+    line = PolicyHarness(Continuous())
     line.come(2)
     assert line.step() == 2
     line.come(3)
@@ -51,13 +51,13 @@ def test_continuous_admits_all_sequences_at_the_next_step() -> None:
 
 
 def test_continuous_is_bounded_by_the_slots() -> None:
-    line = Line(Continuous(), slots=3)
+    line = PolicyHarness(Continuous(), slots=3)
     line.come(5, frames=2)
     assert [line.step(), line.step(), line.step()] == [3, 3, 2]
 
 
 def test_dynamic_waits_for_a_full_batch() -> None:
-    line = Line(Dynamic(size=3, seconds=1.0))
+    line = PolicyHarness(Dynamic(size=3, seconds=1.0))
     line.come(2)
     assert line.step() == 0
     line.come(1)
@@ -65,7 +65,7 @@ def test_dynamic_waits_for_a_full_batch() -> None:
 
 
 def test_dynamic_starts_a_partial_batch_after_its_waiting_time() -> None:
-    line = Line(Dynamic(size=4, seconds=0.05))
+    line = PolicyHarness(Dynamic(size=4, seconds=0.05))
     line.come(1)
     assert line.step(0.03) == 0
     line.come(1)
@@ -74,15 +74,15 @@ def test_dynamic_starts_a_partial_batch_after_its_waiting_time() -> None:
 
 
 def test_dynamic_runs_a_batch_to_its_end_before_the_next() -> None:
-    line = Line(Dynamic(size=2, seconds=0.05))
+    line = PolicyHarness(Dynamic(size=2, seconds=0.05))
     line.come(5, frames=3)
     assert [line.step() for _ in range(6)] == [2, 2, 2, 2, 2, 2]
-    # The fifth has waited long since.
+    # The fifth sequence is past its waiting time.
     assert line.step() == 1
 
 
 def test_static_starts_the_waiting_sequences_and_admits_no_other() -> None:
-    line = Line(Static(size=4))
+    line = PolicyHarness(Static(size=4))
     line.come(1, frames=3)
     assert line.step() == 1
     line.come(6, frames=2)
@@ -92,7 +92,7 @@ def test_static_starts_the_waiting_sequences_and_admits_no_other() -> None:
 
 @pytest.mark.parametrize("policy", [Dynamic(size=2, seconds=0.0), Static(size=2)])
 def test_preempted_sequences_are_not_subject_to_the_policy(policy: AdmissionPolicy) -> None:
-    line = Line(policy)
+    line = PolicyHarness(policy)
     line.come(2, frames=4)
     line.step()
     line.scheduler.requeue(line.scheduler.running[-1])
@@ -101,7 +101,7 @@ def test_preempted_sequences_are_not_subject_to_the_policy(policy: AdmissionPoli
 
 @pytest.mark.parametrize("policy", [Continuous(), Dynamic(size=3, seconds=0.05), Static(size=3)])
 def test_every_policy_serves_sequences_in_order_of_arrival(policy: AdmissionPolicy) -> None:
-    line = Line(policy, slots=4)
+    line = PolicyHarness(policy, slots=4)
     line.come(10)
     seen: list[int] = []
     for _ in range(200):

@@ -23,10 +23,10 @@ from shoal.speech import FinishReason, Samples, SamplingParams
 from tests.engine.oracle import Oracle, Received, StepDriver, assert_nothing_leaked, run_with_lag
 
 GUARDED = EngineConfig(slots=4)
-TEXT = "Nine letters or so, and a few more."  # half a second at the very least
+TEXT = "Nine letters or so, and a few more."  # takes at least half a second to speak
 LONG = SamplingParams(seed=3, max_frames=16)
 FRAME = 640  # samples, of the tiny codec
-Sound = Callable[[int], Samples]  # of so many samples
+Sound = Callable[[int], Samples]  # generator of n samples
 
 
 def tone(samples: int) -> Samples:
@@ -46,7 +46,7 @@ def square(samples: int) -> Samples:
 
 
 class Sounds:
-    """In place of the codec: attempt n of a slot sounds like the nth of these, and the last for ever after."""
+    """Replaces the codec: attempt n of a slot gives the nth sound, and later attempts the last one."""
 
     def __init__(self, *sounds: Sound) -> None:
         self._sounds = sounds
@@ -101,7 +101,7 @@ def test_output_that_is_not_speech_is_retried_once_and_then_fails(
     heard, core = speak(tiny, sound, whole=whole, lag=lag)
     assert isinstance(heard.error, GenerationFailed)
     assert finding in str(heard.error)
-    # A stream that has been heard in part cannot be taken back; of a NaN not even the first chunk is sent.
+    # A stream that has sent audio cannot be retried; a NaN is detected before the first chunk.
     heard_in_part = not whole and sound is not nonsense
     assert bool(heard.chunks) is heard_in_part
     assert core.tracker.stats.retried == (0 if heard_in_part else 1)

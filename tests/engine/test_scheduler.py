@@ -1,4 +1,4 @@
-"""The promises of the scheduler, held over whatever order of things hypothesis comes up with.
+"""Invariants of the scheduler, checked over random command sequences from hypothesis.
 
 `CheckingDevice` runs what is planned at once and hands the frames over `lag` steps later, as a runner does that keeps
 the device one step ahead of the host. It notices when a sequence reads memory that is not its own.
@@ -23,22 +23,22 @@ from tests.engine.clock import FakeClock
 from tests.engine.device import STOP_ID, CheckingDevice, alone
 
 SIZE = 4  # tokens per block
-MOST = 40  # tokens per sequence
+MAX_LENGTH = 40  # tokens per sequence
 VOICES = [np.arange(2 * n, dtype=np.int32).reshape(n, 2) + 1000 * n for n in (5, 9, 14)]
 
 
 @dataclass
 class TrackedSequence:
-    """What one sequence was asked for, and what the scheduler made of it."""
+    """A sequence, its request, and the frames the scheduler produced."""
 
     sequence: Sequence
-    prompt: Tokens  # everything in front of the frames of this turn
-    tails: list[Tokens]  # of the turns to come
+    prompt: Tokens  # all tokens before the frames of this turn
+    tails: list[Tokens]  # continuations of the remaining turns
     frames: list[Tokens] = field(default_factory=list)  # of this turn
 
     def check(self) -> None:
-        """What was said is what would have been said alone."""
-        expected, finish = alone(self.prompt, self.sequence.sampling, MOST)
+        """Check that the frames equal those of a sequence that runs alone."""
+        expected, finish = alone(self.prompt, self.sequence.sampling, MAX_LENGTH)
         assert np.array_equal(np.array(self.frames, np.int32).reshape(-1, 2), expected)
         assert self.sequence.finish is finish
 
@@ -61,7 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             slots=slots,
             token_budget=budget,
             stop_id=STOP_ID,
-            max_tokens=MOST,
+            max_tokens=MAX_LENGTH,
             policy=policy,
             clock=self.clock,
         )
@@ -82,7 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = np.concatenate((voice, np.full((1 + own, 2), 500 + own, np.int32)))
         for time in range(times):
             sequence = Sequence.start(
-                self.started, prompt, SamplingParams(seed=seed + time, max_frames=max_frames), MOST
+                self.started, prompt, SamplingParams(seed=seed + time, max_frames=max_frames), MAX_LENGTH
             )
             self.started += 1
             self.scheduler.add(sequence)
@@ -133,7 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             lonely = self.scheduler.plan(alone=first)
             assert first not in self.scheduler.running or set(lonely.sequences()) <= {first}
             self.device.launch(lonely)
-            for progress in self.scheduler.commit(self.device.flight.popleft()):
+            for progress in self.scheduler.commit(self.device.pending.popleft()):
                 self._hear(progress)
 
     @rule()
@@ -169,9 +169,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 sequence.turn_start
                 <= sequence.length
                 <= sequence.planned
-                <= min(sequence.length + 1 + self.lag, MOST + 1)
+                <= min(sequence.length + 1 + self.lag, MAX_LENGTH + 1)
             )
-            assert sequence.planned - sequence.turn_start <= (sequence.sampling.max_frames or MOST)
+            assert sequence.planned - sequence.turn_start <= (sequence.sampling.max_frames or MAX_LENGTH)
             assert sequence.computed <= sequence.planned
             assert sequence.computed <= len(sequence.blocks) * SIZE
             assert sequence.sealed <= min(len(sequence.blocks), len(sequence.keys))
@@ -183,14 +183,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "active"):
             return
         # A bound: the oldest sequence progresses by at least one token per step, whatever is preempted for it.
-        for _ in range(20 + 12 * MOST * (1 + len(self.active))):
+        for _ in range(20 + 12 * MAX_LENGTH * (1 + len(self.active))):
             if not self.active:
                 break
             self.step(0.1)
             self.every_block_is_free_or_used_or_cached()
         assert not self.active, "a sequence starves"
-        while self.device.flight:
-            assert not self.scheduler.commit(self.device.flight.popleft())
+        while self.device.pending:
+            assert not self.scheduler.commit(self.device.pending.popleft())
         assert (self.pool.used, self.scheduler.active, len(self.scheduler._waiting_since)) == (0, 0, 0)
         stats = self.scheduler.stats
         assert (stats.finished, stats.cancelled) == (self.finished, self.cancelled)
@@ -207,7 +207,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if sequence.finish is None:
             return
         talk.check()
-        if talk.tails and sequence.length + len(talk.tails[0]) < MOST:
+        if talk.tails and sequence.length + len(talk.tails[0]) < MAX_LENGTH:
             self._next_turn(talk)
         else:
             self.scheduler.release(sequence)
@@ -243,15 +243,15 @@ class TestLaggingScheduler(LaggingSchedulerMachine.TestCase):  # type: ignore[na
 
 
 def scheduler(blocks: int = 20, slots: int = 4, budget: int = 64) -> Scheduler:
-    return Scheduler(BlockPool(blocks, SIZE), slots=slots, token_budget=budget, stop_id=-1, max_tokens=MOST)
+    return Scheduler(BlockPool(blocks, SIZE), slots=slots, token_budget=budget, stop_id=-1, max_tokens=MAX_LENGTH)
 
 
 def sequence(id: int, tokens: int, frames: int = 8) -> Sequence:
-    return Sequence.start(id, np.full((tokens, 2), 10 + id, np.int32), SamplingParams(max_frames=frames), MOST)
+    return Sequence.start(id, np.full((tokens, 2), 10 + id, np.int32), SamplingParams(max_frames=frames), MAX_LENGTH)
 
 
 def drew(device: CheckingDevice, steps: int = 1) -> list[int]:
-    """The ids of all that drew a frame in the next steps, in order."""
+    """Return the ids of the sequences that sampled a frame in the next steps, in order."""
     return [progress.sequence.id for _ in range(steps) for progress in device.step()]
 
 
@@ -306,7 +306,7 @@ def test_waiting_for_memory_does_not_change_the_statistics() -> None:
     device = CheckingDevice(line)
     line.add(sequence(0, tokens=8, frames=8))
     drew(device, steps=3)
-    line.add(Sequence.start(1, np.full((17, 2), 10, np.int32), SamplingParams(max_frames=1), MOST))
+    line.add(Sequence.start(1, np.full((17, 2), 10, np.int32), SamplingParams(max_frames=1), MAX_LENGTH))
     drew(device, steps=4)
     assert [each.id for each in line.waiting] == [1]
     assert line.pool.stats.hits == 0
@@ -336,9 +336,9 @@ def test_a_cached_prompt_is_not_recomputed() -> None:
     line = scheduler()
     line.add(sequence(0, tokens=12))
     CheckingDevice(line).step()
-    line.add(Sequence.start(1, np.full((12, 2), 10, np.int32), SamplingParams(max_frames=2), MOST))
+    line.add(Sequence.start(1, np.full((12, 2), 10, np.int32), SamplingParams(max_frames=2), MAX_LENGTH))
     [prefill] = line.plan().prefills
-    # All but the block of the last token, from which the first frame is drawn.
+    # All but the block of the last token, from which the first frame is sampled.
     assert (prefill.start, prefill.end) == (8, 12)
 
 
@@ -353,6 +353,6 @@ def test_no_frame_is_planned_beyond_the_last(lag: int) -> None:
         batch = line.plan()
         drawn += len(batch.sampled())
         device.launch(batch)
-        landed = device.landed()
+        landed = device.finished()
         ends = [each for each in (line.commit(landed) if landed else []) if each.sequence.finish is not None]
     assert drawn == 3

@@ -1,4 +1,4 @@
-"""The engine on its thread: every caller hears of an end, whatever happens to the others or to the engine."""
+"""EngineThread: every caller gets an end or an error, whatever happens to other callers or the engine."""
 
 import asyncio
 import queue
@@ -29,7 +29,7 @@ LONG = 400  # frames: longer than any of these tests waits
 
 
 class Gate:
-    """Lets the device run one step at a time, or freely, or break."""
+    """Lets the device run one step at a time, freely, or fail."""
 
     def __init__(self, core: EngineCore) -> None:
         self._run = core.runner.run
@@ -169,7 +169,7 @@ def test_utterances_beyond_slots_and_queue_are_refused_at_once(harness: ThreadHa
 
 def test_a_cancelled_utterance_stops_counting_during_the_current_step(harness: ThreadHarness) -> None:
     taken = [harness.thread.speak(harness.utterance(LONG)) for _ in range(4)]
-    eventually(lambda: bool(harness.core.scheduler.running))  # and the device does not get on
+    eventually(lambda: bool(harness.core.scheduler.running))  # the gate blocks the device
     taken[0].close()
     taken.append(harness.thread.speak(harness.utterance(2)))
     with pytest.raises(EngineBusy, match="4 requests"):
@@ -223,7 +223,7 @@ def test_close_with_drain_finishes_active_utterances(harness: ThreadHarness) -> 
 
 
 def test_an_utterance_submitted_just_before_a_drain_is_finished(tiny: Checkpoint) -> None:
-    """The moment between the last word of one and the first of the next is easily mistaken for the end."""
+    """Between two utterances the engine is idle although a command is queued."""
     for _ in range(20):
         harness = ThreadHarness(tiny)
         harness.gate.open = True
@@ -356,7 +356,7 @@ def test_the_event_loop_is_never_blocked(open_harness: ThreadHarness) -> None:
 
     gaps = asyncio.run(listen())
     assert len(gaps) > 10
-    # The device takes far longer for all these frames; a crowded machine may well be late by a little.
+    # All these frames take far longer than this; the margin is for a busy machine.
     assert sorted(gaps)[len(gaps) // 2] < 0.1
 
 

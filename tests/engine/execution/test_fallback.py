@@ -62,7 +62,7 @@ def test_fused_frames_equal_the_eager_path(tiny: Checkpoint) -> None:
 
 
 class Broken:
-    """A backend that works once and then fails for ever."""
+    """A backend that works once and then always fails."""
 
     def __init__(self, kind: type[Exception], works: int = 1) -> None:
         self.left, self.kind = works, kind
@@ -83,7 +83,7 @@ class Broken:
 @pytest.mark.parametrize("kind", [RuntimeError, IndexError])
 def test_a_failing_backend_falls_back_and_every_request_finishes(tiny: Checkpoint, kind: type[Exception]) -> None:
     core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
-    core.runner._backends = ["fused", "eager"]  # as if the present runner were a backend with another below it
+    core.runner._backends = ["fused", "eager"]  # as if the current runner had a fallback
     Broken(kind).wrap(core)
     utterances = some(tiny, 3)
     speak_all(core, utterances)
@@ -106,7 +106,7 @@ def test_a_backend_that_cannot_be_built_is_skipped(
 
 
 def test_padding_rows_use_the_spare_slot_and_block(tiny: Checkpoint) -> None:
-    """What a graph is captured with: no row may touch what a voice holds."""
+    """Graphs are captured with padding rows, which may not touch slots or blocks of sequences."""
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
     runner = core.runner.runner
     assert isinstance(runner.launcher, FusedRunner)

@@ -1,4 +1,4 @@
-"""The fused frame against the plain path: the same tokens, slot for slot, and the same memory after a prompt."""
+"""Fused frames against the eager path: the same tokens per slot, and the same KV cache after a prefill."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ SAMPLINGS = [
 
 
 def prepare(checkpoint: Checkpoint) -> tuple[PagedKV, SlotStates]:
-    """A memory full of something, and three sequences at different places in it."""
+    """Return a random KV cache and three sequences at different positions."""
     generator = torch.Generator().manual_seed(0)
     config = checkpoint.model.config
     kv = PagedKV(config.slow, BLOCKS, SIZE, torch.float32, "cpu")
@@ -76,7 +76,7 @@ def fused_frames(checkpoint: Checkpoint, lengths: torch.Tensor, steps: int) -> t
     frame = FusedFrame(checkpoint.model, Head(checkpoint.model.slow), kv, states, by_slot(), ROWS)
     frame.slots.copy_(SLOTS)
     with poisoned_memory():
-        compile_ahead([frame])  # leaves no trace
+        compile_ahead([frame])  # has no side effects
     frames = []
     for step in range(steps):
         frame.positions.copy_(lengths + step - 1)
@@ -101,7 +101,7 @@ def test_a_fused_prefill_writes_the_same_kv_cache_as_the_eager_path(tiny: Checkp
     (ours, _), (theirs, _) = prepare(tiny), prepare(tiny)
     width = 1 + tiny.model.config.num_codebooks
     tokens = torch.randint(0, 100, (7, width), generator=torch.Generator().manual_seed(1))
-    slot, first = 1, 14  # across the edge of a block, behind tokens that are there already
+    slot, first = 1, 14  # across a block boundary, after cached tokens
     prompt = FusedPrefill(tiny.model, ours, by_slot(), 8)
     with poisoned_memory():
         compile_ahead([prompt])

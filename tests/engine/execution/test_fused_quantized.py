@@ -20,11 +20,11 @@ from shoal.speech import SamplingParams
 
 pytest.importorskip("triton")
 
-LENGTH = 20  # tokens, the newest included: in the second of two blocks
+LENGTH = 20  # tokens including the newest, which is in the second of two blocks
 
 
 def prepare(model: DualAR) -> tuple[PagedKV, SlotStates]:
-    """A memory full of something, and a sequence in it."""
+    """Return a random KV cache and a sequence in it."""
     generator = torch.Generator().manual_seed(0)
     kv = PagedKV(model.config.slow, blocks=2, size=16, dtype=torch.int8, device="cpu")
     for part in kv.parts():

@@ -1,4 +1,4 @@
-"""What only a GPU can show: graphs, kernels and plain operators come to the same, alone and in company."""
+"""GPU tests: graphs, kernels and eager operators give the same output, alone and in a batch."""
 
 import copy
 from pathlib import Path
@@ -124,7 +124,7 @@ def test_the_kernels_are_as_close_to_fp32_as_the_eager_path(full: Checkpoint) ->
     stream = ResidualStream(prompt.embed(tokens, prompt._rows))
     for layer in range(model.config.slow.n_layer):
         prompt.layer(stream, layer)
-    stream.normed(model.slow.norm)  # adds up
+    stream.normed(model.slow.norm)  # reduces the partials
     head = Head(model.slow).float()
     logits = [head(exact_model.norm(each.float())) for each in (exact, plain, stream.x)]
     assert (logits[2] - logits[0]).norm() <= 1.1 * (logits[1] - logits[0]).norm()

@@ -10,7 +10,7 @@ from shoal.engine.memory.capacity import CONTEXTS, capacity_table, card_capacity
 def test_live_tensors_are_counted_and_freed_ones_are_not() -> None:
     with torch.device("meta"), AllocationTracker() as peak:
         first = torch.zeros(1000, dtype=torch.uint8)
-        view = first[10:]  # no memory of its own
+        view = first[10:]  # shares the memory of `first`
         second = view + 1
         del first, view
         third = torch.zeros(500, dtype=torch.uint8)
@@ -19,7 +19,7 @@ def test_live_tensors_are_counted_and_freed_ones_are_not() -> None:
 
 
 def test_meta_tensors_give_the_memory_of_real_ones() -> None:
-    """One pass of the codec, without and with weights."""
+    """One codec call, on the meta device and with weights."""
     found = []
     for device in ("meta", "cpu"):
         with torch.device(device), torch.inference_mode():
@@ -45,7 +45,7 @@ def test_an_8_bit_kv_cache_holds_nearly_twice_the_sequences() -> None:
 
 
 def test_the_targets_for_small_cards_are_met() -> None:
-    """Eight voices of s1-mini in 4 GB, four of s2-pro in 8 and in 12."""
+    """Eight sequences of s1-mini in 4 GB, four of s2-pro in 8 and 12 GB."""
     assert card_capacity(4, "s1-mini").voices[CONTEXTS[0]]["8-bit"] >= 8
     assert card_capacity(8, "s2-pro").voices[CONTEXTS[0]]["16-bit"] >= 4
     assert card_capacity(12, "s2-pro").voices[CONTEXTS[0]]["16-bit"] >= 4

@@ -31,19 +31,19 @@ def test_the_limit_shrinks_to_three_quarters_and_grows_by_one(clock: Clock) -> N
 
 
 def test_the_cooldown_doubles_whenever_growing_failed(clock: Clock) -> None:
-    limit, calm = ConcurrencyLimit(4, clock), COOLDOWN_SECONDS
+    limit, cooldown = ConcurrencyLimit(4, clock), COOLDOWN_SECONDS
     limit.shrink(running=4)
     for _ in range(10):
-        clock.now += calm - 0.1
+        clock.now += cooldown - 0.1
         limit.maybe_grow()
         assert limit.limit == 3
         clock.now += 0.2
         limit.maybe_grow()
         assert limit.limit == 4
         limit.shrink(running=4)
-        calm = min(2 * calm, MAX_COOLDOWN_SECONDS)
-    assert calm == MAX_COOLDOWN_SECONDS
-    limit.shrink(running=3)  # not by what came back
+        cooldown = min(2 * cooldown, MAX_COOLDOWN_SECONDS)
+    assert cooldown == MAX_COOLDOWN_SECONDS
+    limit.shrink(running=3)  # an error without growth resets the cooldown
     clock.now += COOLDOWN_SECONDS
     limit.maybe_grow()
     assert limit.limit == 3

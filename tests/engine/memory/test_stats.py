@@ -30,8 +30,8 @@ def test_cached_memory_is_released_after_an_out_of_memory_error(
     tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, clear: bool, times: int
 ) -> None:
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, clear_on_oom=clear))
-    given_back: list[str] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append("all"))
+    released: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: released.append("all"))
     runs = core.runner.run
 
     def run_out_once(batch: object) -> object:
@@ -44,14 +44,14 @@ def test_cached_memory_is_released_after_an_out_of_memory_error(
     events = []
     while not core.idle:
         events += core.step()
-    assert len(given_back) == times
+    assert len(released) == times
     assert [event.error for event in events if event.last] == [None, None]
 
 
 def test_repeated_out_of_memory_errors_lower_concurrency_and_all_requests_finish(
     tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device holds two voices at once, and eight ask for more."""
+    """The device holds two sequences, and eight are submitted."""
     core = EngineCore(tiny, EngineConfig(slots=8, guard=False))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     runs = core.runner.run

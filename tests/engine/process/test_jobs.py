@@ -47,7 +47,7 @@ def test_a_cancelled_job_ends_at_its_await(jobs: JobRunner) -> None:
 
 
 def test_a_job_cancelled_before_it_starts_does_not_run(jobs: JobRunner) -> None:
-    """Both orders are there before the event loop looks."""
+    """Both commands are queued before the event loop runs."""
     held, free = threading.Event(), threading.Event()
     done: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Lines of a real engine process, as they come out of the process that started it."""
+"""Log records of a real engine process, as the parent process handles them."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ asking: ContextVar[str] = ContextVar("asking", default="nobody")
 
 
 class Received(logging.Handler):
-    """Lines, each with who had asked when it was written."""
+    """Collects log lines with the caller of their context."""
 
     def __init__(self) -> None:
         super().__init__()

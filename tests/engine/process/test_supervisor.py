@@ -1,4 +1,4 @@
-"""A real engine process under the supervisor: killed, replayed, reloaded, closed."""
+"""A real engine process under the supervisor: killed, restarted, reloaded, closed."""
 
 import asyncio
 import multiprocessing

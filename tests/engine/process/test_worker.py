@@ -1,4 +1,4 @@
-"""A real engine process whose codec waits at a gate: who queues behind it, who leaves, and who is waited for."""
+"""A real engine process whose codec blocks at a gate: queueing, cancellation and draining."""
 
 import asyncio
 import multiprocessing
@@ -20,8 +20,8 @@ from tests.engine.process.test_supervisor import collect, short
 from tests.engine.rigged import Gate, RiggedSource
 from tests.engine.test_engine import recording
 
-SECONDS = 60.0  # after which something is held up for ever
-MANY = 12  # more than there are threads for them
+SECONDS = 60.0  # timeout for anything that would otherwise hang
+MANY = 12  # more than the worker has threads
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ async def leave(*tasks: "asyncio.Task[Any]") -> None:
             await task
 
 
-async def hear_of_all(supervisor: Supervisor) -> None:
-    """The engine takes orders in turn: when it answers this one, it has taken those before."""
+async def commands_received(supervisor: Supervisor) -> None:
+    """Wait until the engine has received all earlier commands: it handles them in order."""
     await asyncio.to_thread(supervisor.statistics)
 
 
@@ -80,10 +80,10 @@ def test_voices_of_cancelled_requests_are_not_encoded(supervisor: Supervisor, ga
         first = speaking(supervisor, 0)
         await until(lambda: gate.seen == 1)
         leaving = [speaking(supervisor, number) for number in range(1, MANY)]
-        await hear_of_all(supervisor)
+        await commands_received(supervisor)
         await leave(*leaving)
         last = speaking(supervisor, MANY)
-        await hear_of_all(supervisor)
+        await commands_received(supervisor)
         gate.open()
         async with asyncio.timeout(SECONDS):
             assert (await first)[-1].finish is not None
@@ -121,10 +121,10 @@ def test_cancelled_codec_calls_are_not_started(
         first = asyncio.create_task(ask(supervisor))
         await until(lambda: gate.seen == 1)
         leaving = [asyncio.create_task(ask(supervisor)) for _ in range(MANY)]
-        await hear_of_all(supervisor)
+        await commands_received(supervisor)
         await leave(first, *leaving)
         last = asyncio.create_task(ask(supervisor))
-        await hear_of_all(supervisor)
+        await commands_received(supervisor)
         gate.open()
         async with asyncio.timeout(SECONDS):
             return await last
@@ -144,7 +144,7 @@ def test_a_drain_ends_at_its_timeout(supervisor: Supervisor, gate: Gate) -> None
 
     answers = asyncio.run(drain())
     assert all(isinstance(answer, EngineStopped) and "closed" in str(answer) for answer in answers)
-    assert engine.exitcode == 0  # it went by itself, and was not killed
+    assert engine.exitcode == 0  # it exited by itself and was not killed
 
 
 def test_a_drain_does_not_wait_for_cancelled_requests(supervisor: Supervisor, gate: Gate) -> None:
@@ -156,7 +156,7 @@ def test_a_drain_does_not_wait_for_cancelled_requests(supervisor: Supervisor, ga
         await leave(left)
 
     asyncio.run(leave_behind())
-    supervisor.close(drain=True, timeout=3600.0)  # what is being encoded never ends
+    supervisor.close(drain=True, timeout=3600.0)  # the encoding in progress never ends
     assert engine.exitcode == 0
 
 
