@@ -1,5 +1,5 @@
-"""Where voices are deployed to: what is packed for a platform, and what speaks inside it.
+"""Deployment targets: packages for SageMaker, Triton and RunPod, and the code that runs inside them.
 
-Platforms that speak HTTP to a container run `shoal serve`. The others bring a protocol of their own, and `worker` puts
-the same desk behind it: bodies, limits and errors are those of `/invocations`.
+Platforms that send HTTP to a container run `shoal serve`. For the others, `worker` serves the same bodies, limits and
+errors as `/invocations` behind the platform's own protocol.
 """

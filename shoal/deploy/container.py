@@ -1,7 +1,7 @@
-"""`python -m shoal.deploy.container serve`: what SageMaker starts, by its variables.
+"""Entry point of SageMaker containers: `python -m shoal.deploy.container serve`.
 
-SAGEMAKER_BIND_TO_PORT is the port, SAGEMAKER_MULTI_MODEL says whether one model lies in /opt/ml/model or many come
-and go. All other settings are those of `shoal serve`, as `SHOAL_…` variables.
+SAGEMAKER_BIND_TO_PORT is the port. SAGEMAKER_MULTI_MODEL selects between one model in /opt/ml/model and models that
+are loaded at run time. All other settings are those of `shoal serve`, as `SHOAL_…` variables.
 """
 
 import logging
@@ -18,7 +18,7 @@ MODEL_DIRECTORY = "/opt/ml/model"
 
 
 def container_settings(variables: Mapping[str, str]) -> ResolvedSettings:
-    """SageMaker asks for permission itself, and nobody else reaches the container."""
+    """Read the settings, without API keys: SageMaker authenticates callers and isolates the container."""
     flags: dict[str, Any] = {"host": "0.0.0.0", "insecure": True}
     if variables.get("SAGEMAKER_BIND_TO_PORT"):
         flags["port"] = variables["SAGEMAKER_BIND_TO_PORT"]

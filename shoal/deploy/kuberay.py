@@ -1,6 +1,6 @@
-"""The cluster as an application that Ray Serve imports by name, which is how KubeRay's RayService wants it.
+"""The cluster as an application that Ray Serve imports by name, as KubeRay's RayService requires.
 
-`shoal.deploy.kuberay:app` with `args`: the names of `shoal cluster up`'s flags, and any other setting.
+The import path is `shoal.deploy.kuberay:app`; its `args` are the flags of `shoal cluster up` and any other setting.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from shoal.settings import read_settings
 
 
 def app(args: dict[str, Any]) -> serve.Application:
-    """Raises InvalidRequest for what is no setting, and when anybody could speak without a key."""
+    """Build the application. Raises InvalidRequest for unknown settings and for a server without API keys."""
     settings = dict(args)
     autoscale = settings.pop("autoscale", None)
     cluster = ClusterConfig(
@@ -30,7 +30,7 @@ def app(args: dict[str, Any]) -> serve.Application:
         frontends=int(settings.pop("fronts", ClusterConfig.frontends)),
     )
     read = read_settings(settings).settings
-    # Ray's proxy listens, on every node.
+    # Ray's proxy listens on every node.
     server = replace(read.server(), host="0.0.0.0")
     check_access(server)
     return application(

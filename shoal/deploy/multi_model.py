@@ -1,13 +1,13 @@
 """SageMaker's multi-model endpoints: models are loaded and unloaded by name while the container runs.
 
-    GET    /models                  what is loaded
-    POST   /models                  load one: 409 if it is there, 507 if there is no room
-    GET    /models/{name}
-    DELETE /models/{name}           unload it, after what it speaks is spoken
-    POST   /models/{name}/invoke    as `/invocations`
+    GET    /models                  list the loaded models
+    POST   /models                  load a model: 409 if it is loaded, 507 if memory is short
+    GET    /models/{name}           describe a loaded model
+    DELETE /models/{name}           unload a model after its requests in flight
+    POST   /models/{name}/invoke    same as `/invocations`
 
-Each model is the whole application of `shoal serve` with an engine process of its own. SageMaker gives such endpoints
-no GPU, so the bound is main memory; told that there is no room (507), it unloads what it needs least and asks again.
+Each model is a complete application of `shoal serve` with its own engine process. Such endpoints have no GPU, so the
+limit is host memory; after a 507, SageMaker unloads the least used models and retries.
 """
 
 import asyncio
@@ -48,42 +48,42 @@ from shoal.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-SHARE = 0.9  # of what the container may use; the rest is for this process and for audio on its way
-# What an engine takes besides its weights, before it is measured: Python, torch and its buffers.
+MEMORY_FRACTION = 0.9  # of the container's memory; the rest is for this process and buffered audio
+# Estimated memory of an engine process without weights: Python, torch and buffers.
 PROCESS_BYTES = 600 << 20
-KV_BYTES = 1 << 30  # the usual bound of keys and values on a CPU
-# Weights are kept in half precision on disk and in single precision on a CPU.
-GROWTH = 2
-WAIT_SECONDS = 1.0  # of who finds the container full; how long models are busy, only they know
+KV_BYTES = 1 << 30  # default size of the KV cache on a CPU
+# Weights are stored in half precision and loaded in single precision on a CPU.
+WEIGHT_EXPANSION = 2
+RETRY_AFTER_SECONDS = 1.0  # for rejected connections; only the models know how long they are busy
 
 
-class Load(BaseModel):
+class LoadBody(BaseModel):
     model_name: str
     url: str
 
 
 @dataclass(frozen=True)
 class PooledModel:
-    """A model that speaks."""
+    """Loaded model with its application and memory use."""
 
     name: str
     url: str
     app: FastAPI
-    expected: int  # bytes it may come to take
-    measured: Callable[[], int]  # bytes it takes now
+    expected: int  # estimated maximum memory in bytes
+    measured: Callable[[], int]  # current memory in bytes
     life: AsyncExitStack
 
     @property
     def memory(self) -> int:
-        """Keys and values fill up with the first long requests: until then less is measured than is spoken for."""
+        """Bytes to account for: the KV cache is allocated lazily, so the measured memory starts below the estimate."""
         return max(self.expected, self.measured())
 
-    def described(self) -> dict[str, str]:
+    def description(self) -> dict[str, str]:
         return {"modelName": self.name, "modelUrl": self.url}
 
 
 class ModelRequestError(Exception):
-    """A request about a model that cannot be met, with the status that SageMaker's contract has for it."""
+    """Failed model management request, with the status that SageMaker's contract defines for it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -91,14 +91,14 @@ class ModelRequestError(Exception):
 
 
 class ModelPool:
-    """Models by name, within a bound of memory."""
+    """Loaded models by name, within a memory limit. Used on one event loop."""
 
     def __init__(self, config: ServerConfig, source: EngineSource, max_bytes: int) -> None:
         self._config = replace(config, usage_file=None)
         self._source = source
         self.max_bytes = max_bytes
         self._models: dict[str, PooledModel] = {}
-        self._leaving: list[PooledModel] = []  # finish what they speak, and hold their memory until then
+        self._unloading: list[PooledModel] = []  # still hold memory while they finish their requests
         self._loading = asyncio.Lock()
 
     @property
@@ -108,44 +108,46 @@ class ModelPool:
     def find(self, name: str) -> PooledModel:
         found = self._models.get(name)
         if found is None:
-            raise ModelRequestError(404, f"there is no model {name[:64]!r} loaded")
+            raise ModelRequestError(404, f"model {name[:64]!r} is not loaded")
         return found
 
     async def load(self, name: str, url: str) -> PooledModel:
-        """One at a time: two that load together would count on the same memory."""
+        """Load a model; loads are serialized, since two at once would count on the same free memory."""
         async with self._loading:
             if name in self._models:
-                raise ModelRequestError(409, f"{name[:64]!r} is loaded already")
-            needed = self._room_for(Path(url))
+                raise ModelRequestError(409, f"model {name[:64]!r} is already loaded")
+            needed = self._reserve(Path(url))
             model = self._models[name] = await self._open(name, url, needed)
-        logger.info("loaded %s: %d MB, at most about %d MB", name, model.measured() >> 20, needed >> 20)
+        logger.info(
+            "loaded model %s: %d MB in use, estimated maximum %d MB", name, model.measured() >> 20, needed >> 20
+        )
         return model
 
     async def unload(self, name: str) -> None:
         model = self.find(name)
-        del self._models[name]  # from now on nothing new reaches it
-        self._leaving.append(model)
+        del self._models[name]  # no new requests from here on
+        self._unloading.append(model)
         try:
             await model.life.aclose()
         finally:
-            self._leaving.remove(model)
-        logger.info("unloaded %s", name)
+            self._unloading.remove(model)
+        logger.info("unloaded model %s", name)
 
     async def close(self) -> None:
         await asyncio.gather(*(self.unload(model.name) for model in self.models))
 
-    def _room_for(self, directory: Path) -> int:
-        """Bytes that the model in that directory may take, if there are as many left."""
+    def _reserve(self, directory: Path) -> int:
+        """Return the estimated memory of a model. Raises ModelRequestError if it exceeds what is left."""
         if not directory.is_dir():
-            raise ModelRequestError(400, f"there is no directory {directory}")
+            raise ModelRequestError(400, f"model directory {directory} does not exist")
         needed = expected_bytes(directory, self._source)
-        holding = [*self.models, *self._leaving]
+        holding = [*self.models, *self._unloading]
         used = sum(model.memory for model in holding)
         if used + needed > self.max_bytes:
             raise ModelRequestError(
                 507,
-                f"no room: {used >> 20} MB are spoken for by {len(holding)} models, this one needs about "
-                f"{needed >> 20} MB, and all may use {self.max_bytes >> 20} MB (the setting models_bytes)",
+                f"not enough memory: {len(holding)} models use {used >> 20} MB, this one needs about "
+                f"{needed >> 20} MB, and the limit is {self.max_bytes >> 20} MB (setting models_bytes)",
             )
         return needed
 
@@ -154,17 +156,16 @@ class ModelPool:
         assert source.voices is not None
         supervisor = Supervisor(source)
         await asyncio.to_thread(supervisor.start)
-        try:
+        async with AsyncExitStack() as on_error:
+            # An engine that is not in the pool would hold memory that is not accounted for.
+            on_error.push_async_callback(asyncio.to_thread, supervisor.close)
             engine = engine_handle(supervisor, supervisor.model_info, source, source.voices)
             state = create_state(
                 replace(self._config, model=name), EngineLifecycle(lambda: engine, engine), source.config.slots
             )
             app, life = create_app(state), AsyncExitStack()
             await life.enter_async_context(app.router.lifespan_context(app))
-        except BaseException:
-            # Nobody else knows of this engine: it would keep memory that is in no count.
-            await asyncio.to_thread(supervisor.close)
-            raise
+            on_error.pop_all()
         return PooledModel(name, url, app, expected, lambda: _engine_bytes(supervisor), life)
 
 
@@ -175,82 +176,82 @@ def _engine_bytes(supervisor: Supervisor) -> int:
 
 
 def expected_bytes(directory: Path, source: EngineSource) -> int:
-    """What an engine for the model in that directory will take at most, by the size of its files."""
+    """Estimate the maximum memory of an engine for a model directory, from the size of its files."""
     weights = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    return PROCESS_BYTES + GROWTH * weights + (source.config.kv_bytes or KV_BYTES)
+    return PROCESS_BYTES + WEIGHT_EXPANSION * weights + (source.config.kv_bytes or KV_BYTES)
 
 
-def multi_model_app(shelf: ModelPool, config: ServerConfig) -> FastAPI:
+def multi_model_app(pool: ModelPool, config: ServerConfig) -> FastAPI:
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await shelf.close()
+        await pool.close()
 
-    async def refused(request: Request, error: Exception) -> Response:
+    async def model_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ModelRequestError)
         return JSONResponse(fish_error(error.status, str(error)), error.status)
 
-    async def failed(request: Request, error: Exception) -> Response:
+    async def shoal_error(request: Request, error: Exception) -> Response:
         return error_response(request.url.path, error)
 
-    app = FastAPI(title="Shoal", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
-    app.include_router(shelf_routes(shelf, config))
-    app.router.routes.append(Route("/models/{name}/invoke", Invoke(shelf), methods=["POST"]))
-    app.add_exception_handler(ModelRequestError, refused)
-    app.add_exception_handler(ShoalError, failed)
+    app = FastAPI(title="Shoal", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.include_router(management_routes(pool, config))
+    app.router.routes.append(Route("/models/{name}/invoke", InvokeRoute(pool), methods=["POST"]))
+    app.add_exception_handler(ModelRequestError, model_error)
+    app.add_exception_handler(ShoalError, shoal_error)
     app.add_middleware(
-        ConnectionLimit, max_connections=config.limits.connections, retry_after_seconds=lambda: WAIT_SECONDS
+        ConnectionLimit, max_connections=config.limits.connections, retry_after_seconds=lambda: RETRY_AFTER_SECONDS
     )
     app.add_middleware(ErrorMiddleware)
     app.add_middleware(RequestIDMiddleware, metrics=Metrics(lambda: None))
     return app
 
 
-def shelf_routes(shelf: ModelPool, config: ServerConfig) -> APIRouter:
+def management_routes(pool: ModelPool, config: ServerConfig) -> APIRouter:
     router = APIRouter()
     budget = BodyBudget(config.limits.all_bodies_bytes)
 
     @router.get("/ping")
     async def ping() -> dict[str, int]:
-        return {"models": len(shelf.models)}
+        return {"models": len(pool.models)}
 
     @router.get("/models")
     async def models() -> dict[str, list[dict[str, str]]]:
-        return {"models": [model.described() for model in shelf.models]}
+        return {"models": [model.description() for model in pool.models]}
 
     @router.post("/models")
     async def load(http: Request) -> dict[str, str]:
-        wanted = await read_model(http, Load, config.limits, budget)
-        return (await shelf.load(wanted.model_name, wanted.url)).described()
+        body = await read_model(http, LoadBody, config.limits, budget)
+        return (await pool.load(body.model_name, body.url)).description()
 
     @router.get("/models/{name}")
     async def model(name: str) -> dict[str, str]:
-        return shelf.find(name).described()
+        return pool.find(name).description()
 
     @router.delete("/models/{name}")
     async def unload(name: str) -> dict[str, str]:
-        described = shelf.find(name).described()
-        await shelf.unload(name)
+        described = pool.find(name).description()
+        await pool.unload(name)
         return described
 
     return router
 
 
-class Invoke:
-    """Hands a request to the application of its model, which streams, bounds and counts as ever."""
+class InvokeRoute:
+    """Forwards a request to the application of its model as `/invocations`."""
 
-    def __init__(self, shelf: ModelPool) -> None:
-        self._shelf = shelf
+    def __init__(self, pool: ModelPool) -> None:
+        self._pool = pool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._shelf.find(scope["path_params"]["name"]).app
+        app = self._pool.find(scope["path_params"]["name"]).app
         routed = ("path_params", "endpoint", "route", "app", "router")
         inner = {name: value for name, value in scope.items() if name not in routed}
         await app({**inner, "path": "/invocations", "raw_path": b"/invocations"}, receive, send)
 
 
-class Server(uvicorn.Server):
-    """Finishes what it has, for a bounded time, and has not failed when it was asked to stop."""
+class MultiModelServer(uvicorn.Server):
+    """Drains requests for a bounded time, and exits with status 0 after a signal."""
 
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         logging.getLogger("uvicorn.error").addFilter(CANCELLATION_FILTER)
@@ -268,16 +269,16 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
-        self._captured_signals.clear()  # uvicorn would raise it again at the end
+        self._captured_signals.clear()  # uvicorn would raise the signal again at the end
 
 
 def serve_multi_model(settings: Settings) -> None:
-    """Until a signal ends it. Raises ShoalError."""
+    """Serve until a signal arrives. Raises ShoalError."""
     config = settings.server()
     source = settings.source()
     check_access(config)
     check_device(source)
-    most = settings.models_bytes or int(SHARE * usable_bytes())
-    with closing(bind(config)) as door:
-        logger.info("listening on %s port %d, %d MB for models", *door.getsockname()[:2], most >> 20)
-        Server(multi_model_app(ModelPool(config, source, most), config), config).run(sockets=[door])
+    max_bytes = settings.models_bytes or int(MEMORY_FRACTION * usable_bytes())
+    with closing(bind(config)) as listener:
+        logger.info("listening on %s port %d, %d MB for models", *listener.getsockname()[:2], max_bytes >> 20)
+        MultiModelServer(multi_model_app(ModelPool(config, source, max_bytes), config), config).run(sockets=[listener])

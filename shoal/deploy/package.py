@@ -1,4 +1,4 @@
-"""A model and what a platform needs beside it, in one directory that appears whole or not at all."""
+"""Package a model with what a platform needs beside it, in one directory that is created atomically."""
 
 import gzip
 import io
@@ -20,14 +20,14 @@ ARCHIVE = "model.tar.gz"
 
 Progress = Callable[[str], None]
 
-INFERENCE = '''"""What SageMaker's own containers call; ours serves without it."""
+INFERENCE = '''"""Entry points for SageMaker's own containers; the Shoal image does not need them."""
 
 from shoal.deploy.sagemaker import input_fn, model_fn, output_fn, predict_fn
 
 __all__ = ["input_fn", "model_fn", "output_fn", "predict_fn"]
 '''
 REQUIREMENTS = "shoal[server]\n"
-TRITON_MODEL = '''"""The engine does the work; see config.pbtxt for what it takes and gives."""
+TRITON_MODEL = '''"""Triton model that runs a Shoal engine; config.pbtxt lists inputs and outputs."""
 
 from shoal.deploy.triton_backend import TritonPythonModel
 
@@ -37,16 +37,16 @@ __all__ = ["TritonPythonModel"]
 
 @dataclass(frozen=True)
 class PackageFile:
-    """A file of a model, and its name in the package."""
+    """File of a model and its name in the package."""
 
     name: str
     path: Path
 
 
 def model_files(model: str, codec: Path | None = None) -> list[PackageFile]:
-    """All files of a model, by name. Raises ModelNotFound, CheckpointError for one that is not complete."""
+    """Return all files of a model, sorted by name. Raises ModelNotFound, or CheckpointError for missing files."""
     if model.startswith(RANDOM_PREFIX):
-        raise InvalidRequest(f"{model} has no files: save them with `shoal random`, and package that directory")
+        raise InvalidRequest(f"{model} has no files: save it with `shoal random` and package that directory")
     directory = find_directory(model)
     lacking = missing_files(directory, codec=codec is None)
     if lacking:
@@ -57,46 +57,48 @@ def model_files(model: str, codec: Path | None = None) -> list[PackageFile]:
         if path.is_file() and not any(part.startswith((".", "__")) for part in path.relative_to(directory).parts)
     }
     if codec is not None:
-        # The manifest of a quantised model tells the size of the codec that goes.
+        # The manifest of a quantized model contains the size of the replaced codec.
         replaced = (*CODEC_FILES, "codec.json", MANIFEST)
         found = {name: path for name, path in found.items() if name not in replaced}
         found |= _codec_files(codec)
     return [PackageFile(name, found[name]) for name in sorted(found)]
 
 
-def package_sagemaker(parts: list[PackageFile], out: Path, tick: Progress) -> None:
-    """`model.tar.gz` for the bucket, and the recipe of the image. The same model gives the same bytes."""
+def package_sagemaker(parts: list[PackageFile], out: Path, progress: Progress) -> None:
+    """Write a reproducible `model.tar.gz` for the bucket and the Dockerfile of the image."""
     with atomic_directory(out) as folder:
         with (folder / ARCHIVE).open("wb") as file:
-            write_archive(file, parts, {"code/inference.py": INFERENCE, "code/requirements.txt": REQUIREMENTS}, tick)
+            write_archive(
+                file, parts, {"code/inference.py": INFERENCE, "code/requirements.txt": REQUIREMENTS}, progress
+            )
         (folder / "Dockerfile").write_text(recipe("sagemaker.Dockerfile"))
 
 
-def package_triton(parts: list[PackageFile], out: Path, tick: Progress) -> None:
-    """A model repository: point `tritonserver --model-repository` at it."""
+def package_triton(parts: list[PackageFile], out: Path, progress: Progress) -> None:
+    """Write a model repository for `tritonserver --model-repository`."""
     with atomic_directory(out) as folder:
         version = folder / "shoal" / "1"
-        copy(parts, version / CHECKPOINT, tick)
+        copy(parts, version / CHECKPOINT, progress)
         (version / "model.py").write_text(TRITON_MODEL)
         (folder / "shoal" / "config.pbtxt").write_text(recipe("config.pbtxt"))
 
 
-def package_runpod(parts: list[PackageFile], out: Path, tick: Progress) -> None:
-    """What `docker build` needs for the image of a worker that has its model inside."""
+def package_runpod(parts: list[PackageFile], out: Path, progress: Progress) -> None:
+    """Write a `docker build` context for the image of a worker that contains its model."""
     with atomic_directory(out) as folder:
-        copy(parts, folder / CHECKPOINT, tick)
+        copy(parts, folder / CHECKPOINT, progress)
         (folder / "Dockerfile").write_text(recipe("runpod.Dockerfile"))
 
 
-def write_archive(file: BinaryIO, parts: list[PackageFile], texts: dict[str, str], tick: Progress) -> None:
-    """Names in order, no times and no owners: equal content gives equal bytes."""
-    # Weights hardly shrink; the lowest level costs a tenth of the time of the usual one.
+def write_archive(file: BinaryIO, parts: list[PackageFile], texts: dict[str, str], progress: Progress) -> None:
+    """Write a reproducible tar.gz: sorted names, no timestamps, no owners."""
+    # Weights hardly compress; level 1 takes a tenth of the time of the default level.
     with (
         gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
     ):
         for number, part in enumerate(parts, 1):
-            tick(f"{number} of {len(parts)} files, {part.name}")
+            progress(f"{number} of {len(parts)} files, {part.name}")
             with part.path.open("rb") as opened:
                 archive.addfile(_entry(part.name, part.path.stat().st_size), opened)
         for name, text in sorted(texts.items()):
@@ -104,9 +106,9 @@ def write_archive(file: BinaryIO, parts: list[PackageFile], texts: dict[str, str
             archive.addfile(_entry(name, len(content)), io.BytesIO(content))
 
 
-def copy(parts: list[PackageFile], to: Path, tick: Progress) -> None:
+def copy(parts: list[PackageFile], to: Path, progress: Progress) -> None:
     for number, part in enumerate(parts, 1):
-        tick(f"{number} of {len(parts)} files, {part.name}")
+        progress(f"{number} of {len(parts)} files, {part.name}")
         target = to / part.name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(part.path, target)
@@ -123,11 +125,11 @@ def _entry(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _codec_files(codec: Path) -> dict[str, Path]:
-    """The codec's file and its description, under the names that `load` looks for."""
+    """Return the codec file and its description under the names that `load` looks for."""
     directory = codec if codec.is_dir() else codec.parent
     file = codec if codec.is_file() else next((codec / name for name in CODEC_FILES if (codec / name).is_file()), None)
     if file is None:
-        raise CheckpointError(f"there is no codec at {codec}")
+        raise CheckpointError(f"no codec file found at {codec}")
     found = {f"codec{file.suffix}": file}
     description = directory / "codec.json"
     return found | ({"codec.json": description} if description.is_file() else {})

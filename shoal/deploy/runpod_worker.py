@@ -1,4 +1,4 @@
-"""A serverless worker of RunPod: jobs in, pieces of audio out while they are made."""
+"""RunPod serverless worker that streams audio while it is generated."""
 
 import base64
 from collections.abc import AsyncGenerator, Callable
@@ -13,23 +13,23 @@ Handler = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any], None]]
 
 
 def main() -> None:
-    """Take jobs until the platform ends it. Settings come as `SHOAL_…` variables."""
+    """Process jobs until the platform stops the worker. Settings are `SHOAL_…` variables."""
     try:
         import runpod
     except ModuleNotFoundError as missing:
-        raise MissingExtra(f"A RunPod worker needs {missing.name}: pip install 'shoal[runpod]'") from None
+        raise MissingExtra(f"a RunPod worker needs {missing.name}: pip install 'shoal[runpod]'") from None
     settings = read_settings().settings
     handler = handler_for(open_worker(settings))
-    # As many jobs at one time as there are slots: they are spoken in one batch.
-    at_once = settings.slots
+    # One concurrent job per slot: the engine runs them in one batch.
+    concurrency = settings.slots
     runpod.serverless.start(
-        {"handler": handler, "return_aggregate_stream": True, "concurrency_modifier": lambda current: at_once}
+        {"handler": handler, "return_aggregate_stream": True, "concurrency_modifier": lambda current: concurrency}
     )
 
 
 def handler_for(state: ServerState) -> Handler:
     async def handler(job: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Pieces in order, in base64. RunPod takes an `error` for the end of the job."""
+        """Yield encoded audio in base64. RunPod ends a job that yields an `error`."""
         try:
             async with speech_stream(state, job.get("input"), str(job["id"])) as (speech_job, stream):
                 media_type = speech_job.output.media_type

@@ -1,6 +1,6 @@
-"""The four functions that SageMaker's inference toolkit calls, for its own containers.
+"""Handler functions of SageMaker's inference toolkit, for SageMaker's own containers.
 
-Such a container asks for one request at a time. Our own image batches: it serves `/invocations` itself.
+Such a container sends one request at a time. The Shoal image serves `/invocations` itself and batches requests.
 """
 
 import uuid
@@ -16,12 +16,12 @@ from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.error_responses import status_of
 from shoal.settings import read_settings
 
-# What clients send as Accept who do not choose, or whose library chooses for them.
+# Accept values of clients that do not choose a format.
 ANYTHING = ("", "*/*", "audio/*", "application/octet-stream", JSON)
 
 
 @dataclass(frozen=True)
-class Model:
+class SageMakerModel:
     state: ServerState
     thread: EventLoopThread
 
@@ -31,44 +31,46 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Audio:
+class EncodedAudio:
     content: bytes
     media_type: str
 
 
-def model_fn(model_dir: str) -> Model:
-    """Load the model that `shoal package sagemaker` packed. Other settings come as `SHOAL_…` variables."""
-    return Model(open_worker(read_settings({"model": model_dir}).settings), EventLoopThread())
+def model_fn(model_dir: str) -> SageMakerModel:
+    """Load a model packaged by `shoal package sagemaker`. Other settings are `SHOAL_…` variables."""
+    return SageMakerModel(open_worker(read_settings({"model": model_dir}).settings), EventLoopThread())
 
 
 def input_fn(body: bytearray | bytes | str, content_type: str) -> Any:
-    kind = content_type.split(";")[0].strip().lower()
+    media_type = content_type.split(";")[0].strip().lower()
     try:
-        if kind == JSON:
+        if media_type == JSON:
             return parse_json(body if isinstance(body, str) else bytes(body))
-        if kind in MSGPACK_NAMES and not isinstance(body, str):
+        if media_type in MSGPACK_NAMES and not isinstance(body, str):
             return unpack(bytes(body))
-        raise UnknownMediaType(f"send {JSON} or {MSGPACK}, not {kind or 'nothing'}", ALL)
+        raise UnknownMediaType(f"send {JSON} or {MSGPACK}, not {media_type or 'nothing'}", ALL)
     except ShoalError as problem:
-        raise told(problem) from problem
+        raise toolkit_error(problem) from problem
 
 
-def predict_fn(content: Any, model: Model) -> Audio:
+def predict_fn(content: Any, model: SageMakerModel) -> EncodedAudio:
     try:
-        return model.thread.wait(_whole(model.state, content))
+        return model.thread.wait(_speak(model.state, content))
     except ShoalError as problem:
-        raise told(problem) from problem
+        raise toolkit_error(problem) from problem
 
 
-def output_fn(audio: Audio, accept: str) -> tuple[bytes, str]:
+def output_fn(audio: EncodedAudio, accept: str) -> tuple[bytes, str]:
     wanted = accept.split(";")[0].strip().lower()
     if wanted not in (*ANYTHING, audio.media_type):
-        raise told(InvalidRequest(f"the body asks for {audio.media_type} and Accept for {wanted[:64]}: set `format`"))
+        raise toolkit_error(
+            InvalidRequest(f"the body sets {audio.media_type}, Accept is {wanted[:64]}: change `format`")
+        )
     return audio.content, audio.media_type
 
 
-def told(problem: ShoalError) -> Exception:
-    """The error as the toolkit wants it, so that the client gets its status; without the toolkit, itself."""
+def toolkit_error(problem: ShoalError) -> Exception:
+    """Convert to the toolkit's error, which carries the HTTP status; without the toolkit, return the error itself."""
     try:
         from sagemaker_inference.errors import GenericInferenceToolkitError
     except ModuleNotFoundError:
@@ -78,6 +80,6 @@ def told(problem: ShoalError) -> Exception:
     return error
 
 
-async def _whole(state: ServerState, content: Any) -> Audio:
+async def _speak(state: ServerState, content: Any) -> EncodedAudio:
     async with speech_stream(state, content, uuid.uuid4().hex) as (job, stream):
-        return Audio(await stream.read_all(), job.output.media_type)
+        return EncodedAudio(await stream.read_all(), job.output.media_type)

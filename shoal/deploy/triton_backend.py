@@ -1,7 +1,7 @@
-"""A model of Triton's Python backend: requests in, pieces of audio out while they are made.
+"""Model of Triton's Python backend that streams audio while it is generated.
 
-`execute` takes what Triton has and returns at once, so that requests meet in our engine, which batches them frame by
-frame. Responses are decoupled: as many per request as there are pieces, and a last one that is empty.
+`execute` submits requests and returns immediately, so that the engine batches them frame by frame. Responses are
+decoupled: one per piece of encoded audio, and an empty final one.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as triton  # only there inside Triton
+import triton_python_backend_utils as triton  # exists only inside Triton
 
 from shoal.api.exceptions import wrong_field
 from shoal.api.parsing import parse_json
@@ -26,9 +26,9 @@ CHECKPOINT = "checkpoint"
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Parameters of config.pbtxt are settings; without a `model` it is the one that was packed.
+        """Load the engine. Parameters of config.pbtxt are settings; the default `model` is the packaged one.
 
-        Those in capitals are Triton's own, such as EXECUTION_ENV_PATH.
+        Parameters in capitals are Triton's own, such as EXECUTION_ENV_PATH.
         """
         parameters = json.loads(args["model_config"]).get("parameters", {})
         flags = {name: value["string_value"] for name, value in parameters.items() if not name.isupper()}
@@ -38,21 +38,21 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            self._thread.begin(self._answer(request, request.get_response_sender()))
+            self._thread.submit(self._respond(request, request.get_response_sender()))
 
     def finalize(self) -> None:
         self._thread.close()
         close_worker(self._state)
 
-    async def _answer(self, request: Any, sender: Any) -> None:
-        """The edge: whatever happens, Triton is told that this request has ended."""
+    async def _respond(self, request: Any, sender: Any) -> None:
+        """Run one request and always send the final response, without which Triton would wait forever."""
         try:
             await self._speak(request, sender)
         except ShoalError as problem:
             sender.send(failure(str(problem)))
-        except Exception:
-            logger.exception("a request ended in a bug")
-            sender.send(failure("this is a fault of the server; its log has more"))
+        except Exception:  # edge to Triton: an unexpected error ends this request only
+            logger.exception("request failed with an internal error")
+            sender.send(failure("internal server error; see the server log"))
         finally:
             sender.send(flags=triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
@@ -67,11 +67,11 @@ class TritonPythonModel:
 
 
 def content_of(request: Any) -> Any:
-    """The JSON of the one input. Raises SchemaViolation."""
-    given = triton.get_input_tensor_by_name(request, "request").as_numpy().reshape(-1)
-    if given.size != 1:
+    """Parse the JSON of the input tensor. Raises SchemaViolation."""
+    values = triton.get_input_tensor_by_name(request, "request").as_numpy().reshape(-1)
+    if values.size != 1:
         raise wrong_field("request", "give one JSON text")
-    return parse_json(given[0])
+    return parse_json(values[0])
 
 
 def response(piece: bytes, media_type: str, rate: int) -> Any:

@@ -66,21 +66,21 @@ async def job_for(content: dict[str, Any], state: ServerState, id: str) -> Speec
 
 
 class EventLoopThread:
-    """An event loop in a thread of its own, for hosts that have none."""
+    """Event loop in a daemon thread, for platforms that call synchronous functions."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shoal-worker", daemon=True)
         self._thread.start()
 
-    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.begin(work).result()
+        return self.submit(work).result()
 
     def close(self) -> None:
-        """What is still being spoken is cancelled."""
+        """Cancel running tasks and stop the thread."""
         self.wait(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

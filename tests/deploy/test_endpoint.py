@@ -118,7 +118,7 @@ def test_what_aws_would_refuse_is_refused_before(wrong: dict[str, Any]) -> None:
 
 
 def test_what_aws_refuses_is_told() -> None:
-    with pytest.raises(ShoalError, match="AWS refuses CreateEndpointConfig"):
+    with pytest.raises(ShoalError, match="AWS rejected CreateEndpointConfig"):
         do_all(replace(SPEC, instance="ml.nonsense"))
 
 

@@ -82,7 +82,7 @@ def test_a_body_of_openai_in_message_pack_is_spoken(toolkit: Toolkit) -> None:
         (b'{"text": ""}', "application/json", "*/*", 422, "text"),
         (b'{"text": "a", "reference_id": "nobody"}', "application/json", "*/*", 404, "nobody"),
         (b"hello", "text/plain", "*/*", 415, "application/json"),
-        (json.dumps(SAY).encode(), "application/json", "audio/mpeg", 400, "set `format`"),
+        (json.dumps(SAY).encode(), "application/json", "audio/mpeg", 400, "change `format`"),
     ],
 )
 def test_what_cannot_be_spoken_has_its_status(

@@ -84,7 +84,7 @@ def test_a_loop_that_is_closed_ends_what_it_runs(state: ServerState) -> None:
         finally:
             ended.append(True)
 
-    listening = thread.begin(listen())
+    listening = thread.submit(listen())
     thread.wait(asyncio.sleep(0.05))
     thread.close()
     assert listening.cancelled()

@@ -1,4 +1,4 @@
-# The image of the worker, on top of the project's own: docker build --target cuda -t shoal:cuda .
+# Worker image, built on the Shoal image: docker build --target cuda -t shoal:cuda .
 ARG SHOAL_IMAGE=shoal:cuda
 FROM ${SHOAL_IMAGE}
 

@@ -1,4 +1,4 @@
-# The image of the endpoint, on top of the project's own: docker build --target cuda -t shoal:cuda .
+# Endpoint image, built on the Shoal image: docker build --target cuda -t shoal:cuda .
 # SageMaker starts it as `docker run IMAGE serve`, with the content of model.tar.gz in /opt/ml/model.
 ARG SHOAL_IMAGE=shoal:cuda
 FROM ${SHOAL_IMAGE}
