@@ -1,5 +1,5 @@
-"""Samples <-> bytes: read recordings, write speech whole or as a stream, and notice what is not speech.
+"""Samples <-> bytes: decode recordings, encode speech as files or streams, and detect output that is not speech.
 
-Samples are numpy float32, mono, in [-1, 1]. `ffmpeg.py` alone touches PyAV and `resample.py` alone touches soxr;
-without them wav and pcm still work at their own rate.
+Samples are numpy float32, mono, in [-1, 1]. PyAV (`ffmpeg.py`, `tempo.py`) and soxr (`resample.py`) are optional:
+without them wav and pcm work at their own rate.
 """

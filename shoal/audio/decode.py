@@ -1,7 +1,7 @@
-"""Recordings in: bytes of any audio file to mono samples at the rate the codec wants.
+"""Decode untrusted audio files to mono samples at a given rate.
 
-A recording is untrusted. Its size is checked before it is read, its channels, rate and promised length before it is
-decoded, and its true length while it is decoded, so a small file that unfolds into hours stops at the limit.
+The size is checked before reading, the channels, rate and declared duration before decoding, and the actual duration
+while decoding, so that a small file that decompresses into hours stops at the limit.
 """
 
 import os
@@ -19,15 +19,15 @@ from shoal.audio.resample import Resampler
 from shoal.audio.wav import is_wav, open_wav
 from shoal.errors import AudioError
 
-# A quiet voice is about -60 dBFS; the noise of 16-bit rounding about -98. Below -80 nobody is speaking.
+# -80 dBFS: below a quiet voice (about -60) and above 16-bit quantization noise (about -98).
 SILENCE_RMS = 1e-4
-# Encoders pad and trim at the ends of a file; losing more than this means that the file was cut.
-CUT_SHARE, CUT_SECONDS = 0.05, 0.25
+# Encoders pad and trim at the ends of a file; a file that is shorter by more than this is truncated.
+TRUNCATED_FRACTION, TRUNCATED_SECONDS = 0.05, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class AudioLimits:
-    """What a recording may be. The longest are chosen for voice references: half a minute is recommended."""
+    """Accepted recordings. The defaults are generous for voice references, where 10 to 30 seconds are recommended."""
 
     max_bytes: int = 64 << 20
     min_seconds: float = 0.1
@@ -42,7 +42,7 @@ DEFAULT_LIMITS = AudioLimits()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedAudio:
-    """Mono float32 samples in [-1, 1] at `sample_rate`, and what the file was."""
+    """Mono float32 samples in [-1, 1] at `sample_rate`, with the format of the file."""
 
     samples: Samples
     sample_rate: int
@@ -55,7 +55,7 @@ class DecodedAudio:
 
 
 class AudioReader(Protocol):
-    """A file whose header has been read."""
+    """Open audio file whose header has been read."""
 
     @property
     def rate(self) -> int: ...
@@ -63,26 +63,26 @@ class AudioReader(Protocol):
     def channels(self) -> int: ...
     @property
     def declared_seconds(self) -> float | None:
-        """The length the header states; None when it states none."""
+        """Duration according to the header; None if it states none."""
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
-        """(rate, samples [n, channels]), a bounded number of samples at a time."""
+        """Yield (rate, samples [n, channels]) in blocks of bounded size."""
 
 
 def read_audio(source: bytes | Path | BinaryIO, sample_rate: int, limits: AudioLimits = DEFAULT_LIMITS) -> DecodedAudio:
-    """Decode, average the channels, resample to `sample_rate`; a peak over full scale is brought down to it.
+    """Decode, average the channels, resample to `sample_rate`, and scale a peak above full scale down to it.
 
-    A file object is read from where it stands and stays open. Raises AudioError for anything that is not a whole
-    recording within the limits, MissingExtra when it takes an optional library to tell.
+    A file object is read from its current position and stays open. Raises AudioError for anything but a complete
+    recording within the limits, MissingExtra when the format needs an optional library.
     """
     with _open(_bounded_bytes(source, limits)) as reader:
         return _decode(reader, sample_rate, limits)
 
 
 def check_reference(recording: DecodedAudio) -> None:
-    """AudioError when there is no voice to take from the recording."""
+    """Raise AudioError if the recording is silent."""
     if np.sqrt(np.mean(np.square(recording.samples, dtype=np.float64))) < SILENCE_RMS:
-        raise AudioError("The recording is silent.")
+        raise AudioError("the recording is silent")
 
 
 def _bounded_bytes(source: bytes | Path | BinaryIO, limits: AudioLimits) -> bytes:
@@ -93,7 +93,7 @@ def _bounded_bytes(source: bytes | Path | BinaryIO, limits: AudioLimits) -> byte
     else:
         data = _read_at_most(source, limits.max_bytes + 1)
     if not data:
-        raise AudioError("The recording is empty (0 bytes).")
+        raise AudioError("the recording is empty (0 bytes)")
     _check_size(len(data), limits)
     return data
 
@@ -104,27 +104,27 @@ def _read_file(path: Path, limits: AudioLimits) -> bytes:
             _check_size(os.fstat(file.fileno()).st_size, limits)
             return _read_at_most(file, limits.max_bytes + 1)
     except OSError as error:
-        raise AudioError(f"Cannot read the recording {path}: {error.strerror}.") from error
+        raise AudioError(f"cannot read the recording {path}: {error.strerror}") from error
 
 
-def _read_at_most(file: BinaryIO, most: int) -> bytes:
-    """Up to `most` bytes; a pipe or a socket may give them in many pieces."""
+def _read_at_most(file: BinaryIO, max_bytes: int) -> bytes:
+    """Read up to `max_bytes`; a pipe or a socket may return fewer per call."""
     pieces: list[bytes] = []
-    while most > 0 and (piece := file.read(min(most, 1 << 20))):
+    while max_bytes > 0 and (piece := file.read(min(max_bytes, 1 << 20))):
         pieces.append(piece)
-        most -= len(piece)
+        max_bytes -= len(piece)
     return b"".join(pieces)
 
 
 def _check_size(size: int, limits: AudioLimits) -> None:
     if size > limits.max_bytes:
-        raise AudioError(f"The recording is larger than {limits.max_bytes} bytes.")
+        raise AudioError(f"the recording is larger than {limits.max_bytes} bytes")
 
 
 @contextmanager
 def _open(data: bytes) -> Iterator[AudioReader]:
     if _is_text(data):
-        raise AudioError("This is a text file, not a recording.")
+        raise AudioError("this is a text file, not a recording")
     wav = open_wav(data) if is_wav(data) else None
     if wav is not None:
         yield wav
@@ -134,9 +134,9 @@ def _open(data: bytes) -> Iterator[AudioReader]:
 
 
 def _is_text(data: bytes) -> bool:
-    """Recordings have a byte below the space, other than line ends and tabs, near their beginning."""
+    """Detect text files: audio files have control bytes near their beginning."""
     beginning = data[:512]
-    # The old speech corpora are the exception: a page of plain text, then the samples.
+    # NIST SPHERE files begin with a text header.
     if beginning.startswith(b"NIST_1A"):
         return False
     return not any(byte < 32 and byte not in b"\t\n\f\r" for byte in beginning) and _is_utf8(beginning)
@@ -146,7 +146,7 @@ def _is_utf8(beginning: bytes) -> bool:
     try:
         beginning.decode()
     except UnicodeDecodeError as error:
-        # The cut may go through a character; anything earlier is not text.
+        # The slice may end inside a character; an error before that means binary data.
         return len(beginning) - error.start < 4
     return True
 
@@ -158,13 +158,13 @@ def _decode(reader: AudioReader, sample_rate: int, limits: AudioLimits) -> Decod
         channels = block.shape[1]
         resampler = resampler or Resampler(rate, sample_rate, quality="VHQ")
         pieces.append(resampler.feed(mono(block)))
-    assert resampler is not None, "a recording without a block is refused"
+    assert resampler is not None, "limited_blocks raises for a recording without blocks"
     pieces.append(resampler.finish())
     return DecodedAudio(_within_full_scale(np.concatenate(pieces)), sample_rate, rate, channels)
 
 
 def limited_blocks(reader: AudioReader, limits: AudioLimits) -> Iterator[tuple[int, Samples]]:
-    """As `AudioReader.blocks`. Raises AudioError where a limit is passed, and at the end for what is not there."""
+    """Yield the blocks of a reader. Raises AudioError as soon as a limit is exceeded, and for a truncated file."""
     _check_layout(reader.rate, reader.channels, limits)
     _check_length(reader.declared_seconds or 0.0, limits)
     layout, decoded = None, 0
@@ -173,49 +173,49 @@ def limited_blocks(reader: AudioReader, limits: AudioLimits) -> Iterator[tuple[i
             layout = rate, block.shape[1]
             _check_layout(*layout, limits)
         elif (rate, block.shape[1]) != layout:
-            raise AudioError("The recording changes its sample rate or its channels midway.")
+            raise AudioError("the sample rate or the number of channels changes within the recording")
         decoded += len(block)
         _check_length(decoded / rate, limits)
         yield rate, block
     if layout is None:
-        raise AudioError("Nothing in the recording can be decoded.")
+        raise AudioError("the recording has no decodable audio")
     _check_whole(decoded / layout[0], reader.declared_seconds, limits)
 
 
 def _check_layout(rate: int, channels: int, limits: AudioLimits) -> None:
     if channels > limits.max_channels:
-        raise AudioError(f"The recording has {channels} channels; at most {limits.max_channels} are taken.")
+        raise AudioError(f"the recording has {channels} channels; at most {limits.max_channels} are allowed")
     if not limits.min_rate <= rate <= limits.max_rate:
         raise AudioError(
-            f"The recording's sample rate is {rate} Hz; it must be {limits.min_rate} to {limits.max_rate} Hz."
+            f"the recording's sample rate is {rate} Hz; it must be {limits.min_rate} to {limits.max_rate} Hz"
         )
 
 
 def _check_length(seconds: float, limits: AudioLimits) -> None:
     if seconds > limits.max_seconds:
-        raise AudioError(f"The recording is longer than {limits.max_seconds:g} seconds.")
+        raise AudioError(f"the recording is longer than {limits.max_seconds:g} seconds")
 
 
-def _check_whole(seconds: float, promised: float | None, limits: AudioLimits) -> None:
-    if promised is not None and promised - seconds > max(CUT_SECONDS, CUT_SHARE * promised):
-        raise AudioError(f"The recording is cut off: {seconds:.1f} of {promised:.1f} seconds are there.")
+def _check_whole(seconds: float, declared: float | None, limits: AudioLimits) -> None:
+    if declared is not None and declared - seconds > max(TRUNCATED_SECONDS, TRUNCATED_FRACTION * declared):
+        raise AudioError(f"the recording is truncated: {seconds:.1f} of {declared:.1f} seconds are present")
     if seconds < limits.min_seconds:
-        raise AudioError(f"The recording lasts {seconds:.3f} seconds; at least {limits.min_seconds:g} are needed.")
+        raise AudioError(f"the recording lasts {seconds:.3f} seconds; at least {limits.min_seconds:g} are required")
 
 
 def mono(block: Samples) -> Samples:
-    """The average of the channels [n, channels] -> [n]: no sum, so nothing can clip. Raises AudioError."""
+    """Average the channels, [n, channels] -> [n]; unlike a sum, this cannot clip. Raises AudioError."""
     if not np.isfinite(block).all():
-        raise AudioError("The recording holds samples that are not numbers (NaN or infinity).")
+        raise AudioError("the recording contains samples that are NaN or infinite")
     average: Samples = block.mean(axis=1, dtype=np.float64).astype(np.float32)
     return average
 
 
 def peak_amplitude(samples: Samples) -> float:
-    """Raises AudioError."""
+    """Return the largest absolute sample. Raises AudioError if it is not finite."""
     peak = float(np.abs(samples).max(initial=0.0))
     if not np.isfinite(peak):
-        raise AudioError("The recording holds samples too large to work with.")
+        raise AudioError("the recording contains samples that are out of range")
     return peak
 
 

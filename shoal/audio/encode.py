@@ -1,7 +1,7 @@
-"""Speech out: samples to bytes, whole or as a stream.
+"""Encode samples as a file or as a stream.
 
-A writer puts one format into a sink. A sink that can seek gets true lengths in its header; a sink that cannot is a
-stream, and every piece leaves as soon as the codec lets it.
+A writer writes one format into a sink. A seekable sink gets the actual length in its header; any other sink is a
+stream, which receives encoded bytes as soon as the codec produces them.
 """
 
 import io
@@ -18,11 +18,11 @@ class SampleWriter(Protocol):
     def write(self, samples: Samples) -> None: ...
 
     def close(self) -> None:
-        """Write what is still held back. The sink stays open."""
+        """Flush the codec. The sink stays open."""
 
 
 class PcmWriter:
-    """Bare little-endian 16-bit samples."""
+    """Headerless little-endian 16-bit samples."""
 
     def __init__(self, sink: BinaryIO) -> None:
         self._sink = sink
@@ -35,7 +35,7 @@ class PcmWriter:
 
 
 class WavWriter(PcmWriter):
-    """16-bit PCM behind a header that says 'unknown length' until the sink can be rewound."""
+    """16-bit PCM with a header of unknown length, which `close` corrects in a seekable sink."""
 
     def __init__(self, rate: int, sink: BinaryIO) -> None:
         super().__init__(sink)
@@ -55,10 +55,10 @@ class WavWriter(PcmWriter):
 
 
 class AudioWriter:
-    """One format into one sink, from samples at `sample_rate`; `output_rate` is what the bytes carry.
+    """Resamples from `sample_rate` to `output_rate` and encodes one format into a sink.
 
-    An output rate that was asked for and cannot be had is refused; without one, the samples' own rate is kept where
-    the format carries it. `bitrate` is in bits per second.
+    The default output rate is `sample_rate`, or the nearest rate that the format supports. `bitrate` is in bits per
+    second. Raises InvalidRequest for rates that the format does not support, MissingExtra.
     """
 
     def __init__(
@@ -93,20 +93,20 @@ def _writer(known: AudioFormat, rate: int, bitrate: int | None, sink: BinaryIO) 
 
 
 class StreamBuffer(io.BytesIO):
-    """Bytes on their way out. It cannot be rewound, so writers treat it as a stream."""
+    """Encoded bytes that have not been taken yet. Not seekable, so writers treat it as a stream."""
 
     def seekable(self) -> bool:
         return False
 
     def take(self) -> bytes:
-        waiting = self.getvalue()
+        content = self.getvalue()
         self.seek(0)
         self.truncate()
-        return waiting
+        return content
 
 
 class StreamEncoder:
-    """Samples in, bytes out. Holds no file and no thread: one that is dropped midway is simply gone."""
+    """Incremental encoder of one utterance. Holds no file or thread, so it may be dropped at any time."""
 
     def __init__(self, writing: AudioWriter, outbox: StreamBuffer) -> None:
         self.media_type = writing.media_type
@@ -115,12 +115,12 @@ class StreamEncoder:
         self._outbox = outbox
 
     def feed(self, samples: Samples) -> bytes:
-        """The bytes that are ready, header included; may be empty while the codec fills its first frame."""
+        """Encode samples and return the bytes that are ready; empty while the codec fills its first frame."""
         self._unfinished().write(samples)
         return self._outbox.take()
 
     def finish(self) -> bytes:
-        """The last bytes. The encoder takes no more samples."""
+        """Flush the codec and return the last bytes. The encoder accepts no more samples."""
         writing = self._unfinished()
         self._writing = None
         writing.close()
@@ -128,14 +128,14 @@ class StreamEncoder:
 
     def _unfinished(self) -> AudioWriter:
         if self._writing is None:
-            raise RuntimeError("this encoder has finished; make a new one for the next utterance")
+            raise RuntimeError("the encoder is finished; create a new one for the next utterance")
         return self._writing
 
 
 def encoder(
     format: str, sample_rate: int, *, output_rate: int | None = None, bitrate: int | None = None
 ) -> StreamEncoder:
-    """An encoder for one utterance of samples at `sample_rate`. Raises InvalidRequest, MissingExtra."""
+    """Create an encoder for one utterance of samples at `sample_rate`. Raises InvalidRequest, MissingExtra."""
     outbox = StreamBuffer()
     return StreamEncoder(AudioWriter(format, sample_rate, outbox, output_rate=output_rate, bitrate=bitrate), outbox)
 
@@ -143,7 +143,7 @@ def encoder(
 def encode_file(
     samples: Samples, format: str, sample_rate: int, *, output_rate: int | None = None, bitrate: int | None = None
 ) -> bytes:
-    """A complete file, with its true length in the header where the format has a place for it."""
+    """Encode a complete file, with its length in the header where the format has one."""
     sink = io.BytesIO()
     writing = AudioWriter(format, sample_rate, sink, output_rate=output_rate, bitrate=bitrate)
     writing.write(samples)

@@ -1,7 +1,7 @@
-"""Everything that touches PyAV: compressed audio in and out.
+"""Decode and encode compressed audio with PyAV.
 
-ffmpeg reads far more than recordings: playlists, scripts, image sequences, network addresses. What a stranger uploads
-meets only the containers and codecs listed here, and no container can open a second file.
+ffmpeg also reads playlists, scripts, image sequences and network addresses. Untrusted uploads only reach the
+containers and codecs listed here, and no container can open a second file.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ CODECS = (
     "pcm_s16le_planar,pcm_s24be,pcm_s24le,pcm_s24le_planar,pcm_s32be,pcm_s32le,pcm_s32le_planar,pcm_s8,"
     "pcm_s8_planar,pcm_u8,speex,tta,vorbis,wavpack,wmalossless,wmapro,wmav1,wmav2,wmavoice"
 )
-# Containers whose header states the length; elsewhere ffmpeg's figure is a guess from the bitrate.
-STATES_ITS_LENGTH = {"aiff", "flac", "mov,mp4,m4a,3gp,3g2,mj2"}
-# Players skip a damaged packet, and so do we; a recording with many of them is not worth a voice.
-DAMAGED_SHARE = 0.1
-# ffmpeg looks at 5 MB before it gives up on a stream, which takes it seconds when they are made of fragments.
-BYTES_TO_PROBE = 1 << 20
-# Every packet costs a trip through Python. Real ones last 2.5 ms and more; a file of crumbs would keep us for hours.
+# Containers whose header states the duration; for others ffmpeg estimates it from the bitrate.
+DECLARES_DURATION = {"aiff", "flac", "mov,mp4,m4a,3gp,3g2,mj2"}
+# Damaged packets are skipped, as players do, up to this fraction of all packets.
+MAX_DAMAGED_FRACTION = 0.1
+# ffmpeg's default of 5 MB takes seconds to probe on fragmented files.
+PROBE_BYTES = 1 << 20
+# Every packet costs a call into Python. Real packets last at least 2.5 ms; tiny ones would take hours to decode.
 MAX_PACKETS, MAX_PACKETS_PER_SECOND = 1000, 1000
 
 
 class ContainerInput(io.BytesIO):
-    """Bytes for ffmpeg. A damaged file may ask for an impossible place: that is an answer, not an exception."""
+    """In-memory input for ffmpeg. A seek out of range, as damaged files cause, returns -1 instead of raising."""
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         try:
@@ -56,7 +56,7 @@ class ContainerInput(io.BytesIO):
 
 @dataclass(slots=True)
 class ContainerReader:
-    """The first audio stream of a container, decoded packet by packet."""
+    """First audio stream of a container, decoded packet by packet."""
 
     container: InputContainer
     rate: int
@@ -64,7 +64,7 @@ class ContainerReader:
     declared_seconds: float | None
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
-        """(rate, samples [n, channels]) until the end. Both can change midway: ogg files may be chained."""
+        """Yield (rate, samples [n, channels]). Both can change between blocks: ogg files may be chained."""
         from av import FFmpegError
 
         packets = damaged = 0
@@ -72,7 +72,7 @@ class ContainerReader:
         for packet in self._packets():
             packets += 1
             if packets > MAX_PACKETS + MAX_PACKETS_PER_SECOND * seconds:
-                raise AudioError("The recording is cut into too many tiny packets, or most of them are damaged.")
+                raise AudioError("the recording has too many tiny or damaged packets")
             try:
                 frames = packet.decode()
             except FFmpegError:
@@ -81,8 +81,8 @@ class ContainerReader:
             for frame in frames:
                 seconds += frame.samples / max(frame.sample_rate, 1)
                 yield frame.sample_rate, _frame_samples(frame)
-        if damaged > DAMAGED_SHARE * packets:
-            raise AudioError(f"The recording is damaged: {damaged} of {packets} packets cannot be decoded.")
+        if damaged > MAX_DAMAGED_FRACTION * packets:
+            raise AudioError(f"the recording is damaged: {damaged} of {packets} packets cannot be decoded")
 
     def _packets(self) -> Iterator[av.Packet[av.AudioStream]]:
         from av import FFmpegError
@@ -90,25 +90,25 @@ class ContainerReader:
         try:
             yield from self.container.demux(self.container.streams.audio[0])
         except FFmpegError:
-            # The container breaks off. What came before counts; the caller compares it with the promised length.
+            # The container is truncated. Keep what was decoded; the caller compares it with the declared duration.
             return
 
 
 @contextmanager
 def open_container(data: bytes) -> Iterator[ContainerReader]:
-    """A reader for any container of the list above; AudioError when there is none, or no audio in it."""
+    """Open one of CONTAINERS. Raises AudioError for other data and for files without audio, MissingExtra."""
     try:
         import av
     except ImportError:
-        raise MissingExtra("Reading anything but plain wav needs: pip install 'shoal[formats]'") from None
+        raise MissingExtra("formats other than plain wav need: pip install 'shoal[formats]'") from None
     options = {
         "format_whitelist": CONTAINERS,
         "codec_whitelist": CODECS,
         "protocol_whitelist": "",
-        "probesize": str(BYTES_TO_PROBE),
+        "probesize": str(PROBE_BYTES),
     }
     try:
-        # Whatever else a container asks to open is an empty file; raising here would be printed by PyAV.
+        # Other files that a container refers to are opened as empty files; PyAV would print an exception raised here.
         container = av.open(
             ContainerInput(data),
             "r",
@@ -117,23 +117,23 @@ def open_container(data: bytes) -> Iterator[ContainerReader]:
             io_open=lambda *_: io.BytesIO(),
         )
     except av.FFmpegError:
-        raise AudioError("This is not a recording in a known audio format, or its beginning is damaged.") from None
+        raise AudioError("this is not a known audio format, or its beginning is damaged") from None
     with container:
         yield _first_audio_stream(container)
 
 
 def _first_audio_stream(container: InputContainer) -> ContainerReader:
     if not container.streams.audio:
-        raise AudioError("The file holds no audio stream.")
+        raise AudioError("the file contains no audio stream")
     stream = container.streams.audio[0]
     if stream.codec_context is None or stream.codec_context.name not in CODECS.split(","):
-        raise AudioError("The audio in this file is in an unknown encoding.")
+        raise AudioError("the audio encoding of this file is not supported")
     if not stream.codec_context.sample_rate or not stream.codec_context.channels:
-        raise AudioError("Nothing in the recording can be decoded.")
-    promised = None
-    if container.format.name in STATES_ITS_LENGTH and stream.duration and stream.time_base:
-        promised = float(stream.duration * stream.time_base)
-    return ContainerReader(container, stream.codec_context.sample_rate, stream.codec_context.channels, promised)
+        raise AudioError("the recording has no decodable audio")
+    declared = None
+    if container.format.name in DECLARES_DURATION and stream.duration and stream.time_base:
+        declared = float(stream.duration * stream.time_base)
+    return ContainerReader(container, stream.codec_context.sample_rate, stream.codec_context.channels, declared)
 
 
 def _frame_samples(frame: av.AudioFrame) -> Samples:
@@ -144,7 +144,7 @@ def _frame_samples(frame: av.AudioFrame) -> Samples:
 
 @dataclass(frozen=True, slots=True)
 class MuxerSettings:
-    """How ffmpeg writes a format: whole, with lengths in its header, or live, each piece leaving at once."""
+    """ffmpeg settings of a format; the `live` options apply to streams, to send data without delay."""
 
     container: str
     codec: str
@@ -154,30 +154,30 @@ class MuxerSettings:
 
 
 MUXERS = {
-    # Level 2 is the highest that cuts blocks of 27 ms instead of 105 ms.
+    # Level 2 is the highest with blocks of 27 ms instead of 105 ms.
     "flac": MuxerSettings("flac", "flac", "s16", {"compression_level": "2"}, {"metadata_header_padding": "0"}),
-    # The reservoir lets a frame wait for bits of later ones; the Xing header states a length nobody knows yet.
+    # The bit reservoir delays frames; the Xing header would state a duration that is not known yet.
     "mp3": MuxerSettings("mp3", "libmp3lame", "fltp", {"reservoir": "0"}, {"write_xing": "0", "id3v2_version": "0"}),
-    # A page per packet costs 28 bytes every 20 ms; the usual page would hold the first second back.
+    # One page per packet costs 28 bytes every 20 ms; the default page size delays the first second.
     "opus": MuxerSettings("ogg", "libopus", "flt", {}, {"page_duration": "20000"}),
     "aac": MuxerSettings("adts", "aac", "fltp"),
-    # Clusters leave when they are full, here after two packets.
+    # A cluster is sent when it is full, here after two packets.
     "webm": MuxerSettings("webm", "libopus", "flt", {}, {"live": "1", "cluster_time_limit": "40"}),
 }
 
 
 class ContainerWriter:
-    """Encodes samples into a sink. A sink that can seek gets lengths in its header when closed; the sink stays open.
+    """Encodes samples into a sink, which stays open; `close` writes the duration into a seekable sink.
 
-    PyAV calls the sink from C, where an exception has nowhere to go: give it io.BytesIO or a buffered file, whose
-    methods run no Python code. Dropping the writer before `close` is fine; close a file sink first.
+    PyAV calls the sink from C, which cannot propagate exceptions: use io.BytesIO or a buffered file, whose methods run
+    no Python code. The writer may be dropped before `close`; close a file sink first.
     """
 
     def __init__(self, audio_format: AudioFormat, rate: int, bitrate: int | None, sink: BinaryIO) -> None:
         try:
             import av
         except ImportError:
-            raise MissingExtra(f"Writing {audio_format.name} needs: pip install 'shoal[formats]'") from None
+            raise MissingExtra(f"writing {audio_format.name} needs: pip install 'shoal[formats]'") from None
         muxing = MUXERS[audio_format.name]
         live = not sink.seekable()
         self._frame_class = av.AudioFrame
@@ -194,7 +194,7 @@ class ContainerWriter:
         if bitrate is not None:
             self._stream.codec_context.bit_rate = bitrate
         self._container.start_encoding()
-        # Container and stream refer to each other: closing is what parts them, also when the writer is dropped.
+        # Container and stream form a reference cycle that only closing breaks, also for a dropped writer.
         self._release = weakref.finalize(self, self._container.close)
         self._release.atexit = False
 

@@ -1,4 +1,4 @@
-"""The formats Shoal writes: their names, media types, file suffixes, and what each can carry."""
+"""Output formats: names, media types, file suffixes, and supported sample rates and bitrates."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MPEG_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_
 
 @dataclass(frozen=True, slots=True)
 class Bitrates:
-    """Bits per second."""
+    """Range and default of a format's bitrate, in bits per second."""
 
     min: int
     default: int
@@ -21,7 +21,7 @@ class Bitrates:
 
 @dataclass(frozen=True, slots=True)
 class AudioFormat:
-    """One way to write speech. No `rates` means any; no `bitrates` means lossless."""
+    """Output format. Empty `rates` means any rate; no `bitrates` means lossless."""
 
     name: str
     media_type: str
@@ -30,7 +30,7 @@ class AudioFormat:
     bitrates: Bitrates | None = None
 
     def rate_for(self, sample_rate: int) -> int:
-        """The nearest rate that loses nothing of `sample_rate`, or the highest there is."""
+        """Return the lowest supported rate at or above `sample_rate`, or else the highest one."""
         if not self.rates or sample_rate in self.rates:
             return sample_rate
         return self.rates[min(bisect_left(self.rates, sample_rate), len(self.rates) - 1)]
@@ -38,26 +38,26 @@ class AudioFormat:
     def check_rate(self, rate: int) -> int:
         if self.rates and rate not in self.rates:
             known = ", ".join(str(known) for known in self.rates)
-            raise InvalidRequest(f"{self.name} cannot carry {rate} Hz; it carries {known} Hz.")
+            raise InvalidRequest(f"{self.name} does not support {rate} Hz; use one of {known} Hz")
         if not MIN_RATE <= rate <= MAX_RATE:
-            raise InvalidRequest(f"A sample rate of {rate} Hz is outside {MIN_RATE} to {MAX_RATE} Hz.")
+            raise InvalidRequest(f"the sample rate must be {MIN_RATE} to {MAX_RATE} Hz, not {rate}")
         return rate
 
     def check_bitrate(self, bitrate: int | None) -> int | None:
-        """The bitrate to use, bits per second; the usual one for None."""
+        """Return the bitrate to use in bits per second; the default for None. Raises InvalidRequest."""
         if self.bitrates is None:
             if bitrate is not None:
-                raise InvalidRequest(f"{self.name} is lossless and has no bitrate.")
+                raise InvalidRequest(f"{self.name} is lossless and has no bitrate")
             return None
         if bitrate is None:
             return self.bitrates.default
         if not self.bitrates.min <= bitrate <= self.bitrates.max:
             bounds = f"{self.bitrates.min} to {self.bitrates.max}"
-            raise InvalidRequest(f"{self.name} takes {bounds} bits per second, not {bitrate}.")
+            raise InvalidRequest(f"{self.name} supports {bounds} bits per second, not {bitrate}")
         return bitrate
 
 
-# Opus codes at 48 kHz inside whatever it is told; webm is opus too, in the container browsers play piece by piece.
+# Opus always codes at 48 kHz; webm is Opus in the container that browsers play while it is streamed.
 OPUS_RATES = (48_000,)
 OPUS_BITRATES = Bitrates(6_000, 48_000, 256_000)
 
@@ -82,13 +82,13 @@ def audio_format(name: str) -> AudioFormat:
     try:
         return FORMATS[name]
     except KeyError:
-        raise InvalidRequest(f"Unknown audio format {name!r}; known: {', '.join(FORMATS)}.") from None
+        raise InvalidRequest(f"unknown audio format {name!r}; use one of {', '.join(FORMATS)}") from None
 
 
 def format_of(path: Path) -> str:
-    """The format a file name asks for by its suffix."""
+    """Return the format of a file name's suffix. Raises InvalidRequest."""
     try:
         return FORMAT_OF_SUFFIX[path.suffix.lower()]
     except KeyError:
         known = ", ".join(FORMAT_OF_SUFFIX)
-        raise InvalidRequest(f"The suffix of {path.name!r} names no audio format; known: {known}.") from None
+        raise InvalidRequest(f"{path.name!r} has no known audio suffix; use one of {known}") from None

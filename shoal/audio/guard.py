@@ -1,7 +1,7 @@
-"""Is what came out speech? Cheap checks over samples, whole or while they stream.
+"""Cheap checks that generated samples are speech, for whole utterances or streams.
 
-A model that lost its way gives silence, noise at full scale, an endless vowel or nothing at all. None of these needs
-ears to be noticed. The bounds are generous: a finding means that something broke, not that a reading was slow.
+A model that fails generates silence, noise at full scale, an endless vowel or nothing. The bounds are generous: a
+defect means that generation failed, not that the speech is slow.
 """
 
 import math
@@ -16,7 +16,7 @@ from shoal.audio.pcm import Samples
 
 
 class SpeechDefect(Enum):
-    """Something no listener would call speech."""
+    """Reason why samples are not speech."""
 
     NOT_FINITE = "not finite"
     CLIPPED = "clipped"
@@ -27,55 +27,55 @@ class SpeechDefect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GuardThresholds:
-    """Where a finding begins. Rates are of ordinary reading; the factors around them make the bounds generous."""
+    """Thresholds of the defects. The rates are those of ordinary reading; the factors make the bounds generous."""
 
     full_scale: float = 0.999
     max_clipped_fraction: float = 0.01
     silence_rms: float = 1e-3
     letters_per_second: float = 15.0
-    # Ideographs, kana and hangul: a syllable or so each.
+    # Ideographs, kana and hangul: about one syllable each.
     wide_letters_per_second: float = 4.5
     digits_per_second: float = 4.0
     min_reading_fraction: float = 0.25
-    # Of a speech that was cut where the caller wanted it.
+    # For speech that max_frames truncated.
     min_truncated_seconds: float = 0.1
     max_reading_factor: float = 3.0
-    # Breath, pauses and a lead-in, whatever the text; without it one word would be a runaway at once.
+    # Breath and pauses, independent of the text; without it a single word would count as a runaway.
     slack_seconds: float = 4.0
 
 
 DEFAULT_THRESHOLDS = GuardThresholds()
-# Style markers and speaker tags may be silent or a long laugh: they never demand time, they always allow it.
+# Style markers and speaker tags may be silent or a long laugh: they raise the maximum duration only.
 MARKER = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|<\|[^|]*\|>")
 MARKER_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class DurationBounds:
-    """How long a text may take to say, in seconds."""
+    """Plausible duration of the speech of a text."""
 
     min_seconds: float
     max_seconds: float
 
 
 def reading_seconds(text: str, thresholds: GuardThresholds = DEFAULT_THRESHOLDS) -> float:
-    """The time an ordinary reader takes for the letters and digits of a text; pauses are not counted."""
+    """Return the time to read the letters and digits of a text at an ordinary rate, without pauses."""
     return sum(_character_seconds(character, thresholds) for character in text)
 
 
 def duration_bounds(text: str, thresholds: GuardThresholds = DEFAULT_THRESHOLDS) -> DurationBounds:
-    """Bounds for the speech of a text, markers and speaker tags set apart."""
-    shortest = reading_seconds(MARKER.sub(" ", text), thresholds) * thresholds.min_reading_fraction
-    # Brackets can also hold words that are read aloud, so the upper bound counts their letters too.
-    longest = reading_seconds(text, thresholds) * thresholds.max_reading_factor
+    """Return the duration bounds of a text; markers and speaker tags only raise the maximum."""
+    minimum = reading_seconds(MARKER.sub(" ", text), thresholds) * thresholds.min_reading_fraction
+    # Brackets can also contain words that are spoken, so the maximum counts their letters too.
+    maximum = reading_seconds(text, thresholds) * thresholds.max_reading_factor
     markers = len(MARKER.findall(text)) * MARKER_SECONDS
-    return DurationBounds(shortest, longest + markers + thresholds.slack_seconds)
+    return DurationBounds(minimum, maximum + markers + thresholds.slack_seconds)
 
 
 class SpeechGuard:
-    """Watches one utterance. `feed` tells at once what cannot get better; `finish` tells the rest.
+    """Checks one utterance. `feed` reports fatal defects immediately; `finish` reports all.
 
-    Without a text the length is not judged.
+    Without a text the duration is not checked.
     """
 
     def __init__(
@@ -94,26 +94,26 @@ class SpeechGuard:
         return self._samples / self._sample_rate
 
     def feed(self, samples: Samples) -> SpeechDefect | None:
-        """NOT_FINITE or RUNAWAY as soon as it is so, and on every call after; the engine may stop there."""
+        """Return NOT_FINITE or RUNAWAY as soon as it occurs and on every later call; generation can stop then."""
         self._samples += samples.size
-        # What is not finite makes the energy so; ordinary speech never comes near full scale. This is the engine's
-        # time, between two frames of everybody.
+        # Runs on the engine thread between two steps, so it must be fast: non-finite samples show in the energy, and
+        # ordinary speech never reaches the samples at full scale.
         energy = float(np.dot(samples, samples))
         self._finite = self._finite and math.isfinite(energy)
         if self._finite and samples.size:
             self._energy += energy
-            most = self._thresholds.full_scale
-            if samples.max() >= most or samples.min() <= -most:
-                self._at_full_scale += int(np.count_nonzero(np.abs(samples) >= most))
-        return self._hopeless()
+            limit = self._thresholds.full_scale
+            if samples.max() >= limit or samples.min() <= -limit:
+                self._at_full_scale += int(np.count_nonzero(np.abs(samples) >= limit))
+        return self._fatal_defect()
 
     def finish(self, *, cut: bool = False) -> tuple[SpeechDefect, ...]:
-        """Everything found in the utterance, the gravest first; empty for speech. One that was `cut` may be short."""
-        hopeless = self._hopeless()
-        if hopeless is SpeechDefect.NOT_FINITE:
-            return (hopeless,)
-        found = [hopeless] if hopeless else []
-        if self._bounds is not None and self.seconds < self._shortest(self._bounds, cut=cut):
+        """Return all defects, the gravest first; empty for speech. With `cut` (truncated speech) it may be short."""
+        fatal = self._fatal_defect()
+        if fatal is SpeechDefect.NOT_FINITE:
+            return (fatal,)
+        found = [fatal] if fatal else []
+        if self._bounds is not None and self.seconds < self._min_seconds(self._bounds, cut=cut):
             found.append(SpeechDefect.TOO_SHORT)
         if self._energy <= self._thresholds.silence_rms**2 * self._samples:
             found.append(SpeechDefect.SILENT)
@@ -121,10 +121,10 @@ class SpeechGuard:
             found.append(SpeechDefect.CLIPPED)
         return tuple(found)
 
-    def _shortest(self, bounds: DurationBounds, *, cut: bool) -> float:
+    def _min_seconds(self, bounds: DurationBounds, *, cut: bool) -> float:
         return min(bounds.min_seconds, self._thresholds.min_truncated_seconds) if cut else bounds.min_seconds
 
-    def _hopeless(self) -> SpeechDefect | None:
+    def _fatal_defect(self) -> SpeechDefect | None:
         if not self._finite:
             return SpeechDefect.NOT_FINITE
         if self._bounds is not None and self.seconds > self._bounds.max_seconds:
@@ -135,18 +135,18 @@ class SpeechGuard:
 def check_speech(
     samples: Samples, sample_rate: int, text: str | None = None, thresholds: GuardThresholds = DEFAULT_THRESHOLDS
 ) -> tuple[SpeechDefect, ...]:
-    """What is wrong with a whole utterance; empty for speech."""
+    """Return the defects of a whole utterance; empty for speech."""
     guard = SpeechGuard(sample_rate, text, thresholds)
     guard.feed(samples)
     return guard.finish()
 
 
 def _character_seconds(character: str, thresholds: GuardThresholds) -> float:
-    kind = unicodedata.category(character)[0]
-    if kind == "N":
+    category = unicodedata.category(character)[0]
+    if category == "N":
         return 1.0 / thresholds.digits_per_second
-    # Marks are the vowels of many scripts.
-    if kind not in "LM":
+    # Combining marks are the vowels of many scripts.
+    if category not in "LM":
         return 0.0
     wide = unicodedata.east_asian_width(character) in "WF"
     return 1.0 / (thresholds.wide_letters_per_second if wide else thresholds.letters_per_second)

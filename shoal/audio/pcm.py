@@ -1,4 +1,4 @@
-"""Integers on the wire, floats inside."""
+"""Convert between integer PCM and float samples."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,19 +9,19 @@ Samples = NDArray[np.float32]
 
 
 def to_int16(samples: Samples) -> NDArray[np.int16]:
-    """Little-endian 16-bit samples, clipped at full scale.
+    """Convert to little-endian 16-bit samples, clipped at full scale.
 
-    Nearest, not truncated: truncation pulls every sample towards zero and doubles the error. The scale is 32768, the
-    one readers divide by, so 16-bit audio survives a trip through floats unchanged.
+    Rounds to nearest: truncation would double the error. The scale is 32768, by which readers divide, so a round trip
+    of 16-bit audio through floats is exact.
     """
     nearest: Samples = np.rint(samples * np.float32(32768.0))
     return nearest.clip(-32768.0, 32767.0).astype("<i2")
 
 
 def to_float(pcm: NDArray[np.generic]) -> Samples:
-    """Integers of any width, or floats, as float32 with full scale at 1.0."""
+    """Convert integers of any width, or floats, to float32 with full scale at 1.0."""
     if pcm.dtype.kind == "f":
-        # A double too large for float32 becomes an infinity here, and is refused as one later.
+        # A double out of float32's range becomes infinite here and is rejected later.
         with np.errstate(over="ignore"):
             return pcm.astype(np.float32)
     full_scale = np.float64(2.0 ** (8 * pcm.dtype.itemsize - 1))
@@ -30,10 +30,10 @@ def to_float(pcm: NDArray[np.generic]) -> Samples:
 
 
 def speech_samples(samples: Samples) -> Samples:
-    """The samples as every encoder wants them: one dimension, float32, finite; anything else is refused."""
+    """Return float32 samples [n]. Raises ValueError for another shape, GenerationFailed for non-finite values."""
     mono = np.asarray(samples, dtype=np.float32)
     if mono.ndim != 1:
-        raise ValueError(f"samples are mono, one dimension; got shape {mono.shape}")
+        raise ValueError(f"samples must be mono with one dimension, not shape {mono.shape}")
     if not np.isfinite(mono).all():
-        raise GenerationFailed("The generated audio holds values that are not finite; it was not written.")
+        raise GenerationFailed("the generated audio contains values that are not finite; it was not written")
     return mono

@@ -1,4 +1,4 @@
-"""Sample rates, as a stream: pieces of any sizes give the samples of the whole."""
+"""Streaming resampler: the output does not depend on how the input is divided."""
 
 import numpy as np
 
@@ -7,9 +7,9 @@ from shoal.errors import MissingExtra
 
 
 class Resampler:
-    """Feeds samples of one rate, returns them at another; equal rates pass through and need no library.
+    """Resamples from `rate` to `output_rate`; equal rates pass through and need no library.
 
-    The filter looks ahead, so output trails input by some 15 ms until `finish`.
+    The filter looks ahead, so the output lags the input by about 15 ms until `finish`. Raises MissingExtra.
     """
 
     def __init__(self, rate: int, output_rate: int, *, quality: str = "HQ") -> None:
@@ -19,7 +19,7 @@ class Resampler:
         try:
             import soxr
         except ImportError:
-            message = f"Resampling from {rate} to {output_rate} Hz needs: pip install 'shoal[formats]'"
+            message = f"resampling from {rate} to {output_rate} Hz needs: pip install 'shoal[formats]'"
             raise MissingExtra(message) from None
         self._stream = soxr.ResampleStream(rate, output_rate, 1, dtype="float32", quality=quality)
 
@@ -27,7 +27,7 @@ class Resampler:
         return self._push(samples, last=False)
 
     def finish(self) -> Samples:
-        """What the filter still holds. The stream is over."""
+        """Flush the filter and return the last samples."""
         return self._push(np.zeros(0, dtype=np.float32), last=True)
 
     def _push(self, samples: Samples, *, last: bool) -> Samples:

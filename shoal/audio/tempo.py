@@ -1,27 +1,27 @@
-"""Speech faster or slower at the same pitch, as a stream: ffmpeg's `atempo` over samples."""
+"""Streaming change of speed at the same pitch, with ffmpeg's `atempo` filter."""
 
 from itertools import pairwise
 
 from shoal.errors import MissingExtra
 from shoal.speech import Samples
 
-SLOWEST_STAGE = 0.5  # of one filter; slower speech passes several
+MIN_FACTOR = 0.5  # of one filter; lower speeds use several in a row
 
 
 class Tempo:
-    """Samples in, samples out, `speed` times as fast. Output trails input by some 50 to 120 ms until `finish`."""
+    """Speeds samples up by `speed`. The output lags the input by 50 to 120 ms until `finish`. Raises MissingExtra."""
 
     def __init__(self, sample_rate: int, speed: float) -> None:
         try:
             import av
         except ImportError:
-            raise MissingExtra("Another speed than 1 needs: pip install 'shoal[formats]'") from None
+            raise MissingExtra("speeds other than 1 need: pip install 'shoal[formats]'") from None
         self._rate, self._position = sample_rate, 0
         self._frame_class = av.AudioFrame
         self._not_yet = (av.BlockingIOError, av.EOFError)
         self._graph = av.filter.Graph()
         nodes = [self._graph.add_abuffer(sample_rate=sample_rate, format="flt", layout="mono")]
-        nodes += [self._graph.add("atempo", f"{stage:.6f}") for stage in stages(speed)]
+        nodes += [self._graph.add("atempo", f"{factor:.6f}") for factor in tempo_factors(speed)]
         nodes += [self._graph.add("aformat", "sample_fmts=flt"), self._graph.add("abuffersink")]
         for before, after in pairwise(nodes):
             before.link_to(after)
@@ -37,7 +37,7 @@ class Tempo:
         return self._ready()
 
     def finish(self) -> Samples:
-        """What the filter still holds. The stream is over."""
+        """Flush the filters and return the last samples."""
         if self._position:
             self._graph.push(None)
         return self._ready()
@@ -53,10 +53,10 @@ class Tempo:
             return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
 
 
-def stages(speed: float) -> list[float]:
-    """The speeds of the filters whose product is `speed`."""
+def tempo_factors(speed: float) -> list[float]:
+    """Return the factors of the filters; their product is `speed`."""
     slower = []
-    while speed < SLOWEST_STAGE:
-        slower.append(SLOWEST_STAGE)
-        speed /= SLOWEST_STAGE
+    while speed < MIN_FACTOR:
+        slower.append(MIN_FACTOR)
+        speed /= MIN_FACTOR
     return [*slower, speed]

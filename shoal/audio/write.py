@@ -1,12 +1,8 @@
-"""Speech to a file: all of it under its name, or nothing.
-
-Samples go to a hidden file beside the target, which takes the name when everything is written. Standard output, pipes
-and devices have no name to take: they get the stream as it comes.
-"""
+"""Write speech to a file atomically, or to standard output, a pipe or a device as a stream."""
 
 import stat
 import sys
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
@@ -20,11 +16,11 @@ STDOUT = Path("-")
 
 
 class AudioFile:
-    """Writes speech while it is made: `with AudioFile(path, rate) as file: file.write(samples)`.
+    """Writes speech while it is generated: `with AudioFile(path, rate) as file: file.write(samples)`.
 
-    Entering opens the output, so a place that cannot be written is known before any work is done. Leaving without an
-    error commits; leaving with one removes every trace. The format follows the suffix unless given; `-` is standard
-    output, wav unless given. Raises OutputError with the reason, InvalidRequest, MissingExtra.
+    Entering opens the output, so that errors occur before any work is done. Leaving without an error commits; leaving
+    with one removes the partial file. The default format is that of the suffix; `-` is standard output, by default
+    wav. Raises OutputError, InvalidRequest, MissingExtra.
     """
 
     def __init__(
@@ -44,14 +40,14 @@ class AudioFile:
         self._output: Output | None = None
 
     def __enter__(self) -> Self:
-        with _reasons(self.path):
+        with _output_errors(self.path):
             self._output = self._open()
         return self
 
     def write(self, samples: Samples) -> None:
         if self._output is None:
-            raise RuntimeError("an AudioFile is written inside its `with` block")
-        with _reasons(self.path):
+            raise RuntimeError("write to an AudioFile inside its `with` block")
+        with _output_errors(self.path):
             self._output.write(samples)
 
     def __exit__(
@@ -63,19 +59,17 @@ class AudioFile:
         if error is not None:
             output.discard()
             return
-        try:
-            with _reasons(self.path):
-                output.commit()
-        except BaseException:
-            output.discard()
-            raise
+        with ExitStack() as on_error, _output_errors(self.path):
+            on_error.callback(output.discard)
+            output.commit()
+            on_error.pop_all()
 
     def _open(self) -> "Output":
         settings = (self.format, self._sample_rate, self._output_rate, self._bitrate)
         if self.path == STDOUT:
             return StreamedOutput(sys.stdout.buffer, *settings)
         if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
-            # Renaming over a device or a pipe would replace it; a folder says no by itself.
+            # Renaming over a device or a pipe would replace it. Opening a directory fails by itself.
             return StreamedOutput(self.path.open("wb"), *settings)
         return ReplacedOutput(self.path, *settings)
 
@@ -89,7 +83,7 @@ def write_audio(
     output_rate: int | None = None,
     bitrate: int | None = None,
 ) -> None:
-    """Write a whole utterance, atomically; see AudioFile."""
+    """Write a whole utterance atomically; see AudioFile."""
     with AudioFile(path, sample_rate, format=format, output_rate=output_rate, bitrate=bitrate) as file:
         file.write(samples)
 
@@ -100,11 +94,11 @@ class Output(Protocol):
     def commit(self) -> None: ...
 
     def discard(self) -> None:
-        """Leave no trace; never raises."""
+        """Remove partial output. Never raises."""
 
 
 class StreamedOutput:
-    """Bytes to a stream that cannot be rewound, each piece at once."""
+    """Writes encoded bytes to a stream that is not seekable, without delay."""
 
     def __init__(
         self, stream: BinaryIO, format: str, sample_rate: int, output_rate: int | None, bitrate: int | None
@@ -133,27 +127,25 @@ class StreamedOutput:
 
 
 class ReplacedOutput:
-    """A file that appears under its name when it is complete."""
+    """File that appears under its name when it is complete."""
 
     def __init__(self, path: Path, format: str, sample_rate: int, output_rate: int | None, bitrate: int | None) -> None:
-        # Through a symbolic link the file behind it is replaced, not the link. A loop of links is an OSError for
-        # `stat` only.
+        # Replace the target of a symbolic link, not the link. Only `stat` raises OSError for a loop of links.
         with suppress(FileNotFoundError):
             path.stat()
         target = path.resolve()
         self._replacement = AtomicFile(target)
-        try:
+        with ExitStack() as on_error:
+            on_error.callback(self.discard)
             file = self._replacement.file
-            self._writing = AudioWriter(format, sample_rate, file, output_rate=output_rate, bitrate=bitrate)
-        except BaseException:
-            self.discard()
-            raise
+            self._writer = AudioWriter(format, sample_rate, file, output_rate=output_rate, bitrate=bitrate)
+            on_error.pop_all()
 
     def write(self, samples: Samples) -> None:
-        self._writing.write(samples)
+        self._writer.write(samples)
 
     def commit(self) -> None:
-        self._writing.close()
+        self._writer.close()
         self._replacement.commit()
 
     def discard(self) -> None:
@@ -161,5 +153,5 @@ class ReplacedOutput:
         self._replacement.discard()
 
 
-def _reasons(path: Path) -> AbstractContextManager[None]:
+def _output_errors(path: Path) -> AbstractContextManager[None]:
     return output_errors("standard output" if path == STDOUT else path)

@@ -122,7 +122,7 @@ def test_an_output_rate_is_honoured(speech, likeness):
 
 
 def test_an_output_rate_that_cannot_be_had_is_refused():
-    with pytest.raises(InvalidRequest, match="opus cannot carry 44100 Hz"):
+    with pytest.raises(InvalidRequest, match="opus does not support 44100 Hz"):
         encoder("opus", RATE, output_rate=44_100)
 
 
@@ -178,7 +178,7 @@ def test_wav_and_pcm_need_no_extra_and_the_others_name_the_command(without_extra
     for format in ("wav", "pcm"):
         assert len(encode_file(speech(), format, RATE)) >= 2 * RATE
     for format in ("flac", "mp3", "aac"):
-        with pytest.raises(MissingExtra, match=rf"Writing {format} needs: pip install 'shoal\[formats\]'"):
+        with pytest.raises(MissingExtra, match=rf"writing {format} needs: pip install 'shoal\[formats\]'"):
             encoder(format, RATE)
 
 

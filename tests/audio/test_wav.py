@@ -74,7 +74,7 @@ def test_samples_behind_a_thousand_chunks_are_not_looked_for():
     whole = wav_file(bytes(100), 1, 1, 16)
     notes = struct.pack("<4sI", b"LIST", 0)
     assert open_wav(whole[:12] + 900 * notes + whole[12:]) is not None
-    with pytest.raises(AudioError, match="1,000 chunks and no samples"):
+    with pytest.raises(AudioError, match="1,000 chunks without samples"):
         open_wav(whole[:12] + 1000 * notes + whole[12:])
 
 
