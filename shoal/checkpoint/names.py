@@ -61,11 +61,11 @@ def stack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     left = dict(tensors)
     for whole, pieces in STACKED.items():
         heads = [name.split(pieces[0] + ".") for name in tensors if f".{pieces[0]}." in name]
-        for before, kind in heads:
-            names = [f"{before}{piece}.{kind}" for piece in pieces]
-            if all(name in left for name in names) and kind in ROW_DIMENSION:
-                joined = torch.cat([left.pop(name) for name in names], dim=ROW_DIMENSION[kind])
-                left[f"{before}{whole}.{kind}"] = joined
+        for before, attribute in heads:
+            names = [f"{before}{piece}.{attribute}" for piece in pieces]
+            if all(name in left for name in names) and attribute in ROW_DIMENSION:
+                joined = torch.cat([left.pop(name) for name in names], dim=ROW_DIMENSION[attribute])
+                left[f"{before}{whole}.{attribute}"] = joined
     return left
 
 

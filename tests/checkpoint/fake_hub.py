@@ -1,4 +1,4 @@
-"""A hub on loopback that speaks the few routes a download takes, and can be told to misbehave."""
+"""Fake Hugging Face hub on loopback with the routes that a download uses; it can be configured to fail."""
 
 import hashlib
 import json

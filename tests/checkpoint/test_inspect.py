@@ -30,7 +30,7 @@ def test_the_released_sizes_have_the_released_numbers_of_parameters(size: str, p
 
 
 @pytest.mark.parametrize("directory", ["tiny_directory", "tiny_s2_directory"])
-def test_it_counts_what_the_loader_loads(directory: str, request: pytest.FixtureRequest) -> None:
+def test_inspect_counts_what_the_loader_loads(directory: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(directory)
     found, loaded = inspect(str(path)), load_checkpoint(path)
     tensors = [*loaded.model.state_dict().values(), *loaded.codec.state_dict().values()]
@@ -39,7 +39,7 @@ def test_it_counts_what_the_loader_loads(directory: str, request: pytest.Fixture
     assert found.problems == found.notes == []
 
 
-def test_it_says_what_a_caller_has_to_know(tiny_s2_directory: Path) -> None:
+def test_inspect_reports_the_sizes_of_model_and_codec(tiny_s2_directory: Path) -> None:
     found = inspect(str(tiny_s2_directory))
     assert found.language is not None
     assert found.sound is not None
@@ -153,7 +153,7 @@ def test_a_directory_that_is_not_there_is_not_found() -> None:
         inspect("./nowhere")
 
 
-def test_the_document_for_programs_is_json(tiny_directory: Path) -> None:
+def test_the_inspection_is_serializable_as_json(tiny_directory: Path) -> None:
     document = json.loads(json.dumps(as_json(inspect(str(tiny_directory)))))
     assert document["language"]["family"] == "s1"
     assert document["directory"] == str(tiny_directory)

@@ -60,7 +60,7 @@ def test_unpacking_undoes_packing(row_tiles: int, column_tiles: int, inner: int,
     assert torch.equal(unpack_int4_tiles(pack_tiles(q, inner), q.shape[1]), as_bytes(q))
 
 
-def test_columns_that_only_pad_are_cut_off() -> None:
+def test_padding_columns_are_dropped() -> None:
     q = random_values(8, 1024, seed=1)
     assert torch.equal(unpack_int4_tiles(pack_tiles(q, 8), 96), as_bytes(q[:, :96]))
 
@@ -120,7 +120,7 @@ def test_a_directory_of_tiles_computes_the_stored_logits(int4: Path, golden: Pat
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_directory_speaks_with_either_head(whole: bool, int4: Path) -> None:
+def test_an_int4_directory_generates_with_either_head(whole: bool, int4: Path) -> None:
     model = load(int4)
     prompt = torch.tensor([[65, 66, 67], *[[0, 0, 0]] * 10])
     generation = generate(model, Head(model.slow, full_vocab=whole), prompt, SamplingParams(max_frames=2))

@@ -36,7 +36,7 @@ def assert_same(ours: nn.Module, theirs: nn.Module, tolerance: float = 0.0) -> N
 
 
 @pytest.mark.parametrize("family", ["s1", "s2"])
-def test_what_was_saved_comes_back_bit_for_bit(family: str, saved: Path, tiny: Checkpoint, tiny_s2: Checkpoint) -> None:
+def test_a_saved_checkpoint_loads_bit_for_bit(family: str, saved: Path, tiny: Checkpoint, tiny_s2: Checkpoint) -> None:
     original, loaded = tiny if family == "s1" else tiny_s2, load_checkpoint(saved / family)
     assert loaded.model.config == original.model.config
     assert loaded.codec.config == original.codec.config
@@ -45,7 +45,7 @@ def test_what_was_saved_comes_back_bit_for_bit(family: str, saved: Path, tiny: C
     assert loaded.tokenizer.encode("Hé!") == original.tokenizer.encode("Hé!")
 
 
-def test_weights_keep_the_type_they_are_stored_in_unless_asked(tmp_path: Path) -> None:
+def test_weights_keep_their_stored_dtype_unless_another_is_given(tmp_path: Path) -> None:
     save_random(tmp_path / "bf16", random_checkpoint("tiny"))
     assert load(tmp_path / "bf16").dtype == torch.bfloat16
     wide = load_model(tmp_path / "bf16", load_tokenizer(tmp_path / "bf16"), dtype=torch.float32)
@@ -64,7 +64,7 @@ def test_a_single_safetensors_file_is_read_for_either_family(
         assert_same(load(directory), checkpoint.model)
 
 
-def test_shards_come_before_one_file_and_safetensors_before_a_pickle(s2: Path, tiny_s2: Checkpoint) -> None:
+def test_shards_take_precedence_over_one_file_and_safetensors_over_a_pickle(s2: Path, tiny_s2: Checkpoint) -> None:
     (s2 / "model.pth").write_bytes(b"not read")
     (s2 / "model.safetensors").write_bytes(b"not read either")
     assert_same(load(s2), tiny_s2.model)
@@ -76,7 +76,7 @@ def test_a_lightning_file_is_unwrapped(s1: Path, tiny: Checkpoint) -> None:
     assert_same(load(s1), tiny.model)
 
 
-def test_parts_of_the_audio_tower_are_left_out(s1: Path, tiny: Checkpoint) -> None:
+def test_tensors_of_the_audio_tower_are_ignored(s1: Path, tiny: Checkpoint) -> None:
     tensors = {name: tensor.clone() for name, tensor in upstream_tensors(tiny.model).items()}
     torch.save(tensors | {"audio_projector.weight": torch.zeros(3)}, s1 / "model.pth")
     assert_same(load(s1), tiny.model)
@@ -106,13 +106,13 @@ def test_a_codec_in_safetensors_is_read_too(s1: Path, tiny: Checkpoint) -> None:
     assert_same(load_codec(s1), tiny.codec, tolerance=1e-6)
 
 
-def test_a_codec_without_a_description_is_fishs_own(s1: Path) -> None:
+def test_a_codec_without_codec_json_is_the_released_one(s1: Path) -> None:
     (s1 / "codec.json").unlink()
     with pytest.raises(CheckpointError, match=r"codec\.pth: \d+ tensors are missing"):
         load_codec(s1)
 
 
-def test_a_decoder_alone_holds_nothing_that_only_encodes(s1: Path, tiny: Checkpoint) -> None:
+def test_a_codec_without_encoder_holds_only_the_decode_side(s1: Path, tiny: Checkpoint) -> None:
     codec = load_codec(s1, encoder=False)
     assert not any(name.startswith(("encoder.", "quantizer.pre", "quantizer.down")) for name in codec.state_dict())
     codes = torch.randint(0, 100, (1, 10, 5))
@@ -124,7 +124,7 @@ def test_a_decoder_alone_holds_nothing_that_only_encodes(s1: Path, tiny: Checkpo
 # Quantised directories
 
 
-def test_upstreams_int8_directory_loads_and_speaks_with_either_head(golden: Path) -> None:
+def test_upstreams_int8_directory_loads_and_generates_with_either_head(golden: Path) -> None:
     directory = golden / INT8
     model = load_model(directory, load_tokenizer(directory), dtype=torch.float32)
     assert isinstance(model.get_submodule("slow.layers.0.attention.wqkv"), Int8Linear)
@@ -137,14 +137,14 @@ def test_upstreams_int8_directory_loads_and_speaks_with_either_head(golden: Path
         assert codes.shape[0] == 10
 
 
-def test_a_quantised_directory_has_no_codec_and_says_where_to_get_one(golden: Path, s1: Path) -> None:
+def test_a_quantized_directory_without_codec_says_where_to_get_one(golden: Path, s1: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no codec, expected.*that of the original model with --codec"):
         load_checkpoint(golden / INT8)
     assert load_checkpoint(golden / INT8, codec=s1).codec.can_encode
     assert load_checkpoint(golden / INT8, codec=s1 / "codec.pth").codec.can_encode
 
 
-def test_quantisation_is_read_off_the_tensors_whatever_the_directory_is_called(golden: Path, tmp_path: Path) -> None:
+def test_quantization_is_detected_from_the_tensors_not_the_directory_name(golden: Path, tmp_path: Path) -> None:
     renamed = Path(shutil.copytree(golden / INT8, tmp_path / "my-model"))
     assert isinstance(load(renamed).get_submodule("slow.layers.0.attention.wo"), Int8Linear)
 
@@ -251,7 +251,7 @@ def test_integers_in_place_of_weights_are_refused(s1: Path) -> None:
         load(s1)
 
 
-def test_weights_in_place_of_quantised_integers_are_refused(golden: Path, tmp_path: Path) -> None:
+def test_floats_in_place_of_quantized_weights_are_refused(golden: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(golden / INT8, tmp_path / "int8"))
     stored = torch.load(directory / "model.pth", weights_only=True)
     change(directory / "model.pth", {"output.weight": stored["output.weight"].float()})
@@ -276,7 +276,7 @@ def test_a_pickle_of_something_else_is_refused(stored: object, s1: Path) -> None
         load(s1)
 
 
-def test_a_weight_norm_half_without_the_other_is_named(s1: Path) -> None:
+def test_a_weight_norm_magnitude_without_direction_is_named(s1: Path) -> None:
     change(s1 / "codec.pth", {"decoder.model.0.conv.parametrizations.weight.original1": None})
     with pytest.raises(
         CheckpointError, match=r"decoder\.model\.0\.conv\.parametrizations\.weight\.original0 is stored without"
@@ -347,7 +347,7 @@ def test_a_wrong_value_in_the_configuration_is_named(key: str, value: object, me
 
 
 @pytest.mark.parametrize("section", ["text_config", "audio_decoder_config"])
-def test_a_section_that_is_no_object_is_refused(section: str, s2: Path) -> None:
+def test_a_section_that_is_not_an_object_is_refused(section: str, s2: Path) -> None:
     document = json.loads((s2 / "config.json").read_text())
     (s2 / "config.json").write_text(json.dumps(document | {section: 5}))
     with pytest.raises(CheckpointError, match=section):

@@ -32,7 +32,7 @@ from shoal.checkpoint.load import load_codec, load_model
 from shoal.text.tokenizer import load_tokenizer
 
 def peak():
-    # Not getrusage: its maximum is inherited from whoever started this process.
+    # Not getrusage: its maximum is inherited from the parent process.
     return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 
 def touch(module):

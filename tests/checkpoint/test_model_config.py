@@ -44,7 +44,7 @@ def test_the_stored_configurations_of_both_families_are_read(golden: Path) -> No
 
 @pytest.mark.parametrize("key", ["dim", "n_head", "n_layer", "max_seq_len", "vocab_size", "codebook_size",
                                  "num_codebooks", "n_fast_layer"])  # fmt: skip
-def test_a_key_the_model_cannot_do_without_is_named(key: str) -> None:
+def test_a_missing_required_key_is_named(key: str) -> None:
     with pytest.raises(CheckpointError, match=f"missing key '{key}'"):
         read(without(FLAT, key))
 
@@ -163,13 +163,13 @@ def test_a_written_s1_file_has_only_keys_that_upstream_accepts() -> None:
 
 @pytest.mark.parametrize("key", ["attention_qkv_bias", "attention_o_bias", "use_moe", "is_reward_model",
                                  "fast_attention_qkv_bias"])  # fmt: skip
-def test_parts_that_are_not_here_are_refused_and_their_absence_is_not(key: str) -> None:
+def test_unsupported_switches_are_refused_only_when_set(key: str) -> None:
     with pytest.raises(CheckpointError, match=rf"{key} = True is not supported, only False"):
         read(FLAT | {key: True})
     assert read(FLAT | {key: False}) == read(FLAT | {key: None}) == read(FLAT)
 
 
-def test_keys_of_training_change_nothing() -> None:
+def test_training_keys_are_ignored() -> None:
     noise = {"dropout": 0.1, "initializer_range": 0.02, "use_gradient_checkpointing": True, "model_type": "dual_ar"}
     assert read(FLAT | noise) == read(FLAT)
 
@@ -177,7 +177,7 @@ def test_keys_of_training_change_nothing() -> None:
 # What a file may leave out
 
 
-def test_key_and_value_heads_are_as_many_as_heads_unless_said() -> None:
+def test_kv_heads_default_to_the_number_of_heads() -> None:
     assert read(FLAT | {"n_local_heads": -1}).slow.n_local_heads == FLAT["n_head"]
     assert read(without(FLAT, "n_local_heads")).slow.n_local_heads == FLAT["n_head"]
 
@@ -195,7 +195,7 @@ def test_the_inner_width_is_two_thirds_of_four_times_the_width_rounded_up(dim: i
 @pytest.mark.parametrize(
     "key", ["dim", "n_head", "n_local_heads", "head_dim", "intermediate_size", "attention_qk_norm"]
 )
-def test_fast_sizes_left_out_are_the_slow_ones(key: str) -> None:
+def test_absent_fast_sizes_default_to_the_slow_ones(key: str) -> None:
     for stored in (without(FLAT, f"fast_{key}"), FLAT | {f"fast_{key}": None}):
         config = read(stored)
         assert getattr(config.fast, key) == getattr(config.slow, key)
@@ -206,7 +206,7 @@ def test_the_fast_model_rotates_with_the_slow_base_over_one_frame() -> None:
     assert (config.fast.rope_base, config.fast.norm_eps, config.fast.max_seq_len) == (12345.0, 1e-4, 10)
 
 
-def test_switches_left_out_are_upstreams_defaults() -> None:
+def test_absent_switches_have_upstreams_defaults() -> None:
     names = ("tie_word_embeddings", "scale_codebook_embeddings", "norm_fastlayer_input", "attention_qk_norm")
     config = read(without(FLAT, *names, "rope_base", "norm_eps"))
     assert (config.tie_word_embeddings, config.scale_codebook_embeddings) == (True, False)
@@ -225,7 +225,7 @@ def test_token_ids_come_from_the_tokenizer() -> None:
     assert (config.semantic_begin_id, config.semantic_end_id, config.stop_id) == (271, 526, 260)
 
 
-def test_a_tokenizer_that_does_not_fit_is_refused() -> None:
+def test_a_tokenizer_that_does_not_match_the_sizes_is_refused() -> None:
     with pytest.raises(CheckpointError, match="vocab_size = 527 is too small for token id 527"):
         read_config(FLAT, TokenIds(272, 527, 260))
     with pytest.raises(CheckpointError, match="codebook_size = 256 is smaller than the tokenizer's 257 codes"):

@@ -15,20 +15,20 @@ def stored(directory: Path, document: object) -> Path:
     return directory
 
 
-def test_what_is_left_out_is_the_familys(tmp_path: Path) -> None:
+def test_absent_profile_fields_are_the_familys(tmp_path: Path) -> None:
     assert read_profile(tmp_path, S2) == default_profile(S2)
     read = read_profile(stored(tmp_path, {"voice": None, "sampling": {"temperature": 1}}), S2)
     assert read == ModelProfile(sampling=SamplingParams(temperature=1, top_k=30, repetition_penalty=1.0))
 
 
-def test_a_written_profile_reads_back_as_it_was(tmp_path: Path) -> None:
+def test_a_profile_round_trips(tmp_path: Path) -> None:
     bundled = read_profile(BUNDLED_DIRECTORY, S1)
     assert bundled.voice == "rms"
     assert read_profile(stored(tmp_path, profile_document(bundled)), S1) == bundled
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         ({"chunk_bytes": "many"}, "chunk_bytes"),
         ({"chunk_bytes": 600.5}, "chunk_bytes"),
@@ -47,6 +47,6 @@ def test_a_written_profile_reads_back_as_it_was(tmp_path: Path) -> None:
         ({"sampling": {"colour": "red"}}, "colour"),
     ],
 )
-def test_what_would_fail_in_every_request_is_refused(document: object, told: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"{PROFILE_FILE}: .*{told}"):
+def test_a_profile_that_would_fail_every_request_is_refused(document: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"{PROFILE_FILE}: .*{message}"):
         read_profile(stored(tmp_path, document), S1)

@@ -29,19 +29,19 @@ def test_a_pulled_model_is_found_by_its_name_afterwards(fake_hub: FakeHub, hub: 
     assert pulled.bytes == sum(len(fake_hub.files[name]) for name in fake_hub.fetched())
 
 
-def test_only_what_speaking_needs_is_fetched(fake_hub: FakeHub, hub: Hub) -> None:
+def test_only_files_needed_for_inference_are_fetched(fake_hub: FakeHub, hub: Hub) -> None:
     pull(REPOSITORY, hub=hub)
     assert fake_hub.fetched() == set(fake_hub.files) - {"README.md", "model.pth", "samples/one.wav"}
 
 
-def test_a_line_that_drops_is_taken_up_at_the_same_byte(fake_hub: FakeHub, hub: Hub) -> None:
+def test_a_dropped_connection_is_resumed_at_the_same_byte(fake_hub: FakeHub, hub: Hub) -> None:
     fake_hub.cut[SHARD], fake_hub.cuts_left = 5000, 1
     directory = pull(REPOSITORY, hub=hub).directory
     assert fake_hub.ranges(SHARD) == ["", "bytes=5000-"]
     assert (directory / SHARD).read_bytes() == fake_hub.files[SHARD]
 
 
-def test_a_download_that_broke_off_is_no_model_and_goes_on_with_the_files_it_lacks(fake_hub: FakeHub, hub: Hub) -> None:
+def test_an_interrupted_download_is_not_a_model_and_resumes_with_the_missing_files(fake_hub: FakeHub, hub: Hub) -> None:
     fake_hub.cut[SHARD] = 5000
     with pytest.raises(ModelNotFound, match=f"was interrupted.*run `shoal pull {REPOSITORY}` again"):
         pull(REPOSITORY, hub=hub)
@@ -63,7 +63,7 @@ def test_a_second_pull_fetches_nothing_again(fake_hub: FakeHub, hub: Hub) -> Non
     assert fake_hub.fetched() == set()
 
 
-def test_a_directory_of_ones_own_appears_whole(fake_hub: FakeHub, hub: Hub, tmp_path: Path) -> None:
+def test_a_target_directory_appears_atomically(fake_hub: FakeHub, hub: Hub, tmp_path: Path) -> None:
     to = tmp_path / "mine"
     fake_hub.cut["codec.pth"] = 1000
     with pytest.raises(ModelNotFound, match="was interrupted"):
@@ -81,7 +81,7 @@ def one_file_of_weights(hub: FakeHub) -> None:
     hub.files["model.pth"] = b"another form of the same"
 
 
-def test_another_model_does_not_go_on_from_what_a_pull_has_left(fake_hub: FakeHub, hub: Hub, tmp_path: Path) -> None:
+def test_a_pull_does_not_resume_from_files_of_another_model(fake_hub: FakeHub, hub: Hub, tmp_path: Path) -> None:
     to = tmp_path / "mine"
     fake_hub.cut["codec.pth"] = 1000
     with pytest.raises(ModelNotFound, match="was interrupted"):
@@ -96,7 +96,7 @@ def test_another_model_does_not_go_on_from_what_a_pull_has_left(fake_hub: FakeHu
     assert {path.name for path in tmp_path.glob(".mine.*")} == left
 
 
-def test_what_a_repository_has_no_more_is_not_kept(fake_hub: FakeHub, hub: Hub, tmp_path: Path) -> None:
+def test_files_that_the_repository_no_longer_has_are_removed(fake_hub: FakeHub, hub: Hub, tmp_path: Path) -> None:
     to = tmp_path / "mine"
     fake_hub.cut["codec.pth"] = 1000
     with pytest.raises(ModelNotFound, match="was interrupted"):
@@ -162,19 +162,19 @@ def test_a_repository_that_lacks_a_shard_is_refused(fake_hub: FakeHub, hub: Hub)
 
 
 @pytest.mark.parametrize("name", ["", "tiny", "a/b/c", "../etc", "a b/c", "a--b/c", "/root/model", "a/b@", "a/b@../c"])
-def test_what_cannot_be_a_repository_is_refused(name: str, hub: Hub) -> None:
+def test_an_invalid_repository_name_is_refused(name: str, hub: Hub) -> None:
     with pytest.raises(InvalidRequest, match="OWNER/NAME"):
         pull(name, hub=hub)
 
 
-def test_without_a_network_it_says_at_once_what_to_do(tmp_path: Path) -> None:
+def test_without_a_network_the_error_says_what_to_do(tmp_path: Path) -> None:
     before = time.monotonic()
     with pytest.raises(ModelNotFound, match=r"cannot be reached.*run `shoal pull s2-pro` again.*--model"):
         pull("s2-pro", hub=Hub(endpoint="http://127.0.0.1:9", cache=tmp_path))
     assert time.monotonic() - before < 3
 
 
-def test_without_a_network_a_model_that_is_here_is_enough(fake_hub: FakeHub, hub: Hub) -> None:
+def test_without_a_network_a_cached_model_is_used(fake_hub: FakeHub, hub: Hub) -> None:
     directory = pull(REPOSITORY, hub=hub).directory
     pulled = pull(REPOSITORY, hub=Hub(endpoint="http://127.0.0.1:9", cache=hub.cache))
     assert (pulled.directory, pulled.checked) == (directory, False)

@@ -21,7 +21,7 @@ MODES = ["int8", "fp8", "int4", "slow=int8,fast=fp8,codec=int8", "slow=int4,code
 
 @pytest.mark.parametrize("text", MODES)
 @pytest.mark.parametrize("family", ["s1", "s2"])
-def test_what_is_saved_is_loaded_bit_by_bit(family: str, text: str, saved: Path, tmp_path: Path) -> None:
+def test_a_quantized_directory_loads_bit_for_bit(family: str, text: str, saved: Path, tmp_path: Path) -> None:
     modes = WeightModes.parse(text)
     save_quantized(saved / family, tmp_path / "small", modes)
     expected, loaded = load_checkpoint(saved / family), load_checkpoint(tmp_path / "small")
@@ -36,7 +36,7 @@ def test_what_is_saved_is_loaded_bit_by_bit(family: str, text: str, saved: Path,
     assert loaded.profile == expected.profile
 
 
-def test_it_is_smaller_and_brings_everything_else_along(s1: Path, tmp_path: Path) -> None:
+def test_a_quantized_directory_is_smaller_and_has_all_other_files(s1: Path, tmp_path: Path) -> None:
     (s1 / "voices").mkdir()
     (s1 / "voices" / "someone").write_text("a voice")
     (s1 / "shoal.json").write_text('{"chunk_bytes": 99}')
@@ -50,7 +50,7 @@ def test_it_is_smaller_and_brings_everything_else_along(s1: Path, tmp_path: Path
     assert (tmp_path / "small" / "model.safetensors").stat().st_size < 0.7 * (s1 / "model.pth").stat().st_size
 
 
-def test_a_codec_that_is_not_asked_for_is_copied_as_it_is(s1: Path, tmp_path: Path) -> None:
+def test_a_codec_that_is_not_quantized_is_copied(s1: Path, tmp_path: Path) -> None:
     save_quantized(s1, tmp_path / "small", WeightModes.parse("int8"))
     assert (tmp_path / "small" / "codec.pth").read_bytes() == (s1 / "codec.pth").read_bytes()
 
@@ -62,7 +62,7 @@ def test_names_are_upstreams(s1: Path, tmp_path: Path) -> None:
         assert file.get_tensor("output.weight").dtype == torch.int8
 
 
-def test_it_is_shown_by_inspect(s1: Path, tmp_path: Path) -> None:
+def test_inspect_shows_the_modes_of_a_quantized_directory(s1: Path, tmp_path: Path) -> None:
     save_quantized(s1, tmp_path / "small", WeightModes("int8", "fp8", "int8"))
     found = inspect(str(tmp_path / "small"))
     assert found.problems == []
@@ -72,7 +72,7 @@ def test_it_is_shown_by_inspect(s1: Path, tmp_path: Path) -> None:
     assert found.bytes < 0.7 * inspect(str(s1)).bytes
 
 
-def test_loading_can_choose_other_modes_on_the_way(s1: Path, tiny: Checkpoint) -> None:
+def test_loading_can_apply_other_modes(s1: Path, tiny: Checkpoint) -> None:
     seen = []
     loaded = load_checkpoint(s1, quantize=lambda model, codec: seen.append(modes_of(model)) or WeightModes("none"))
     assert seen == [WeightModes()]
@@ -85,7 +85,7 @@ def test_loading_can_choose_other_modes_on_the_way(s1: Path, tiny: Checkpoint) -
 
 @pytest.mark.parametrize("name", ["model.safetensors", "codec.safetensors"])
 @pytest.mark.parametrize("damage", ["lost", "cut", "grown"])
-def test_a_half_written_directory_is_detected(name: str, damage: str, s1: Path, tmp_path: Path) -> None:
+def test_an_incomplete_directory_is_detected(name: str, damage: str, s1: Path, tmp_path: Path) -> None:
     save_quantized(s1, tmp_path / "small", WeightModes.parse("int8,codec=int8"))
     file = tmp_path / "small" / name
     content = file.read_bytes()
@@ -96,7 +96,7 @@ def test_a_half_written_directory_is_detected(name: str, damage: str, s1: Path, 
         load_checkpoint(tmp_path / "small")
 
 
-def test_a_failure_on_the_way_leaves_nothing_behind(s1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_no_files_behind(s1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -122,14 +122,14 @@ def test_bytes_without_scales_are_named(s1: Path) -> None:
         load_checkpoint(s1)
 
 
-def test_what_is_quantised_is_not_quantised_again(s1: Path, tmp_path: Path) -> None:
+def test_a_quantized_source_is_not_requantized(s1: Path, tmp_path: Path) -> None:
     save_quantized(s1, tmp_path / "small", WeightModes.parse("int4"))
     with pytest.raises(InvalidRequest, match="slow is stored as int4"):
         save_quantized(tmp_path / "small", tmp_path / "again", WeightModes.parse("int8"))
     assert not (tmp_path / "again").exists()
 
 
-def test_the_manifest_tells_what_it_is(s1: Path, tmp_path: Path) -> None:
+def test_the_manifest_names_modes_and_files(s1: Path, tmp_path: Path) -> None:
     save_quantized(s1, tmp_path / "small", WeightModes.parse("int8"))
     document = json.loads((tmp_path / "small" / "quantized.json").read_text())
     assert document["weights"] == "int8"
@@ -139,13 +139,13 @@ def test_the_manifest_tells_what_it_is(s1: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [["a"], {"a": "12"}, {"a": True}])
-def test_a_manifest_that_is_none_is_named(files: object, s1: Path) -> None:
+def test_an_invalid_manifest_is_named(files: object, s1: Path) -> None:
     (s1 / "quantized.json").write_text(json.dumps({"files": files}))
     with pytest.raises(CheckpointError, match=r"quantized\.json: files must map"):
         load_checkpoint(s1)
 
 
-def test_the_output_cannot_lie_in_its_source(s1: Path) -> None:
+def test_the_output_cannot_be_inside_its_source(s1: Path) -> None:
     before = sorted(path.name for path in s1.iterdir())
     for inside in (s1 / "int8", s1 / "new" / ".." / "deep" / "int8"):
         with pytest.raises(OutputError, match="is inside the source model"):

@@ -41,7 +41,7 @@ def test_the_released_sizes_need_this_much_cache_per_token(size: str, expected: 
 
 
 @pytest.mark.parametrize(("size", "expected"), [("s1-mini", 6144), ("s2-pro", 30720), ("tiny", 1024)])
-def test_prompts_leave_room_for_what_is_generated(size: str, expected: int) -> None:
+def test_prompts_leave_context_for_generated_frames(size: str, expected: int) -> None:
     config: DualARConfig = SIZES[size][0]
     assert config.max_prompt == expected
 
@@ -62,6 +62,6 @@ def test_the_tokenizer_agrees_with_the_configuration(tiny: Checkpoint, tiny_s2: 
         assert tokenizer.encode("ä") == list("ä".encode())
 
 
-def test_an_unknown_size_is_refused_with_those_there_are() -> None:
+def test_an_unknown_size_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ModelNotFound, match=r"random:huge: unknown size, expected one of random:tiny, .*random:s2-pro"):
         random_checkpoint("huge")

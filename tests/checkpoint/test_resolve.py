@@ -55,7 +55,7 @@ def test_a_codec_of_another_model_is_refused(tiny_directory: Path, monkeypatch: 
         ("a\0b", "no such directory"),
     ],
 )
-def test_an_unknown_name_says_what_to_type(
+def test_an_unknown_name_says_what_to_run(
     name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -78,7 +78,7 @@ def test_a_folder_called_nano_does_not_hide_the_bundled_model(
     assert find_directory("nano") == tiny_directory
 
 
-def test_a_file_is_no_model(tiny_directory: Path) -> None:
+def test_a_file_is_not_a_model(tiny_directory: Path) -> None:
     with pytest.raises(ModelNotFound, match="give the directory"):
         find_directory(str(tiny_directory / "model.pth"))
 
@@ -99,7 +99,7 @@ def test_a_missing_shard_is_named(tiny_s2_directory: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["", "s3", "a/b/c", "a b/c", "../x", "a/b@", "a/b@..", "a/b@x/../y", "a/b@/etc"])
-def test_what_is_no_repository_is_no_source(name: str) -> None:
+def test_an_invalid_repository_name_is_not_a_source(name: str) -> None:
     assert HubSource.parse(name) is None
 
 

@@ -49,7 +49,7 @@ def test_the_codec_is_written_with_both_spellings_of_weight_norm(saved: Path) ->
 
 
 @pytest.mark.parametrize("family", ["s1", "s2"])
-def test_a_configuration_reads_back_as_it_was(family: str, tiny: Checkpoint, tiny_s2: Checkpoint) -> None:
+def test_a_configuration_round_trips(family: str, tiny: Checkpoint, tiny_s2: Checkpoint) -> None:
     config = (tiny if family == "s1" else tiny_s2).model.config
     tokens = TokenIds(config.semantic_begin_id, config.semantic_end_id, config.stop_id, config.family)
     assert read_config(config_document(config), tokens) == config
@@ -62,7 +62,7 @@ def test_a_configuration_reads_back_as_it_was(family: str, tiny: Checkpoint, tin
 @pytest.mark.parametrize(
     "problem", [OSError(28, "No space left on device"), RuntimeError("broken"), KeyboardInterrupt()]
 )
-def test_a_failure_on_the_way_leaves_nothing_behind(
+def test_a_failure_leaves_no_files_behind(
     part: str, problem: BaseException, tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:
@@ -86,7 +86,7 @@ def test_an_existing_directory_is_never_overwritten(saved: Path, tiny: Checkpoin
     assert sorted(path.name for path in (saved / "s1").iterdir()) == before
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, tiny: Checkpoint) -> None:
+def test_an_unwritable_directory_is_named(tmp_path: Path, tiny: Checkpoint) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError, match=r"cannot write to .*file"):
         save_random(tmp_path / "file" / "model", tiny)

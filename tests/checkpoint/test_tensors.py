@@ -19,7 +19,7 @@ def test_a_pickle_from_before_the_zip_format_is_read(tmp_path: Path) -> None:
     assert torch.equal(read_tensors(path)["a"], torch.arange(3))
 
 
-def test_both_formats_are_views_of_the_file_until_they_are_changed(tmp_path: Path) -> None:
+def test_both_formats_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     """A private mapping: writing to a tensor changes this process's copy and not the file."""
     for name, write in (("m.pth", torch.save), ("m.safetensors", save_file)):
         write({"a": torch.zeros(5000)}, tmp_path / name)
@@ -27,7 +27,7 @@ def test_both_formats_are_views_of_the_file_until_they_are_changed(tmp_path: Pat
         assert not read_tensors(tmp_path / name)["a"].any()
 
 
-def test_a_change_is_applied_and_what_it_passes_on_comes_from_a_second_mapping() -> None:
+def test_unchanged_tensors_come_from_a_second_mapping() -> None:
     mappings: list[dict[str, Tensor]] = []
 
     def read() -> dict[str, Tensor]:
@@ -50,7 +50,7 @@ def test_long_lists_of_names_are_shortened_with_a_count() -> None:
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_pickle_that_is_broken_anywhere_is_a_broken_checkpoint(zipped: bool, tmp_path: Path) -> None:
+def test_a_pickle_damaged_anywhere_is_a_checkpoint_error(zipped: bool, tmp_path: Path) -> None:
     path, draw = tmp_path / "broken.pth", random.Random(1)
     torch.save({f"a{number}": torch.ones(4) for number in range(3)}, path, _use_new_zipfile_serialization=zipped)
     whole = path.read_bytes()
@@ -68,7 +68,7 @@ def test_a_pickle_that_is_broken_anywhere_is_a_broken_checkpoint(zipped: bool, t
 
 
 @pytest.mark.parametrize("where", [["a"], None, {"a": 1}, {"a": "../b"}])
-def test_a_weight_map_that_is_none_is_named(where: object, tmp_path: Path) -> None:
+def test_an_invalid_weight_map_is_named(where: object, tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": where}))
     for read in (read_shards, lambda path: missing_files(path.parent, codec=False)):
@@ -85,7 +85,7 @@ def test_a_shard_that_no_file_can_be_named_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a": ' + "9" * 5000 + "}"])
-def test_json_that_python_cannot_hold_is_a_broken_checkpoint(text: str, tmp_path: Path) -> None:
+def test_json_that_python_cannot_parse_is_a_checkpoint_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match="not readable as JSON"):
         read_json(tmp_path / "config.json")

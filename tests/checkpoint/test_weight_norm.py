@@ -38,7 +38,7 @@ def test_buffers_that_are_derived_are_ignored() -> None:
     assert codec_tensors(stored, encoder=True) == {}
 
 
-def test_without_an_encoder_what_only_encodes_is_left_out() -> None:
+def test_without_an_encoder_the_encode_side_is_dropped() -> None:
     names = ("encoder.block.0.conv.bias", "quantizer.pre_module.norm.weight", "quantizer.downsample.0.1.gamma",
              "quantizer.post_module.norm.weight", "decoder.model.0.conv.bias")  # fmt: skip
     stored = {name: torch.zeros(1) for name in names}

@@ -36,13 +36,13 @@ def prefill(model: DualAR, columns: Tensor, cuts: list[int]) -> Tensor:
 
 @settings(deadline=None, max_examples=25)
 @given(cuts=st.sets(st.integers(1, LENGTH - 1)), rows=st.integers(1, 3))
-def test_a_prompt_in_pieces_gives_the_hidden_states_of_the_whole(cuts: set[int], rows: int, tiny: Checkpoint) -> None:
+def test_chunked_prefill_gives_the_hidden_states_of_one_pass(cuts: set[int], rows: int, tiny: Checkpoint) -> None:
     columns = random_columns(tiny, rows, LENGTH)
     whole = prefill(tiny.model, columns, [])
     torch.testing.assert_close(prefill(tiny.model, columns, sorted(cuts)), whole, rtol=0, atol=2e-5)
 
 
-def test_without_a_cache_a_whole_pass_gives_the_same(tiny: Checkpoint) -> None:
+def test_a_pass_without_cache_gives_the_same_hidden_states(tiny: Checkpoint) -> None:
     columns = random_columns(tiny, 2, LENGTH)
     positions = torch.arange(LENGTH).repeat(2)
     with torch.inference_mode():
@@ -50,7 +50,7 @@ def test_without_a_cache_a_whole_pass_gives_the_same(tiny: Checkpoint) -> None:
     torch.testing.assert_close(hidden, prefill(tiny.model, columns, []), rtol=0, atol=2e-5)
 
 
-def test_rows_do_not_see_each_other(tiny: Checkpoint) -> None:
+def test_rows_do_not_attend_to_each_other(tiny: Checkpoint) -> None:
     columns = random_columns(tiny, 3, LENGTH)
     together = prefill(tiny.model, columns, [7])
     for row in range(3):
@@ -58,7 +58,7 @@ def test_rows_do_not_see_each_other(tiny: Checkpoint) -> None:
         torch.testing.assert_close(together[row : row + 1], alone, rtol=0, atol=2e-5)
 
 
-def test_a_column_does_not_see_those_after_it(tiny: Checkpoint) -> None:
+def test_a_token_does_not_attend_to_later_tokens(tiny: Checkpoint) -> None:
     columns = random_columns(tiny, 1, LENGTH)
     changed = columns.clone()
     changed[:, 10:] = 0
@@ -67,7 +67,7 @@ def test_a_column_does_not_see_those_after_it(tiny: Checkpoint) -> None:
     assert not torch.allclose(after[:, 10:], before[:, 10:], atol=1e-2)
 
 
-def test_what_a_rewound_cache_held_leaves_no_trace(tiny: Checkpoint) -> None:
+def test_stale_entries_of_a_reset_cache_are_never_read(tiny: Checkpoint) -> None:
     model, columns = tiny.model, random_columns(tiny, 1, 6)[0]
     cache = DenseKVCache(model.config.slow, 1, 8, torch.float32, torch.device("cpu"))
     with torch.inference_mode():
@@ -85,6 +85,6 @@ def test_consecutive_query_heads_share_a_key_head() -> None:
 
 
 @pytest.mark.parametrize(("new", "seen"), [(1, 1), (1, 4), (3, 3), (2, 5)])
-def test_new_tokens_see_the_past_and_themselves(new: int, seen: int) -> None:
+def test_the_causal_mask_shows_the_past_and_the_token_itself(new: int, seen: int) -> None:
     mask = causal_mask(new, seen, torch.device("cpu"))
     assert mask.sum(1).tolist() == list(range(seen - new + 1, seen + 1))

@@ -34,7 +34,7 @@ def test_the_last_code_of_a_frame_is_never_read(checkpoint: Checkpoint) -> None:
     assert torch.equal(fast.teacher_forced(hidden, codes), fast.teacher_forced(hidden, other))
 
 
-def test_only_codes_the_codec_has_are_offered(tiny: Checkpoint) -> None:
+def test_logits_cover_only_codes_that_the_codec_has(tiny: Checkpoint) -> None:
     wide = replace(tiny.model.config, codebook_size=RESIDUAL_CODES + 8)
     assert wide.residual_size == RESIDUAL_CODES
     assert FastTransformer(wide).residual_size == RESIDUAL_CODES

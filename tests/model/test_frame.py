@@ -18,10 +18,10 @@ def fresh(checkpoint: Checkpoint, *settings: SamplingParams) -> FrameState:
     return FrameState.initial(checkpoint.model.config, SamplingTensors.from_settings(list(settings), CPU))
 
 
-def remember(state: FrameState, mains: list[int]) -> None:
+def remember(state: FrameState, semantic_ids: list[int]) -> None:
     """Let the only row draw these main tokens, each with its own codes."""
     codebooks = state.window.shape[1] - 1
-    for main in mains:
+    for main in semantic_ids:
         state.advance(torch.tensor([[main, *((main + book) % 200 for book in range(codebooks))]]))
 
 
@@ -39,13 +39,13 @@ def upstream_window(columns: list[list[int]], length: int) -> list[list[int]]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(mains=st.lists(st.integers(1, 500), min_size=1, max_size=60))
-def test_the_window_is_that_of_upstreams_loop(mains: list[int], tiny: Checkpoint) -> None:
+@given(semantic_ids=st.lists(st.integers(1, 500), min_size=1, max_size=60))
+def test_the_window_is_that_of_upstreams_loop(semantic_ids: list[int], tiny: Checkpoint) -> None:
     state = fresh(tiny, GREEDY)
-    remember(state, mains)
-    columns = [[main, *((main + book) % 200 for book in range(10))] for main in mains]
+    remember(state, semantic_ids)
+    columns = [[main, *((main + book) % 200 for book in range(10))] for main in semantic_ids]
     assert state.window[0].T.tolist() == upstream_window(columns, 16)
-    assert int(state.frame) == len(mains)
+    assert int(state.frame) == len(semantic_ids)
 
 
 def test_the_window_fills_from_the_left_and_then_slides(tiny: Checkpoint) -> None:
@@ -56,7 +56,7 @@ def test_the_window_fills_from_the_left_and_then_slides(tiny: Checkpoint) -> Non
     assert state.window[0, 0].tolist() == list(range(4, 20))
 
 
-def test_the_first_frame_is_never_remembered(tiny: Checkpoint) -> None:
+def test_the_first_frame_never_enters_the_window(tiny: Checkpoint) -> None:
     state = fresh(tiny, GREEDY)
     remember(state, [90])
     assert not state.window.any()
@@ -76,7 +76,7 @@ def test_rows_at_different_frames_keep_their_own_windows(tiny: Checkpoint) -> No
     assert torch.equal(together.window, torch.cat([state.window for state in alone]))
 
 
-def test_the_families_remember_different_numbers_of_frames(tiny: Checkpoint, tiny_s2: Checkpoint) -> None:
+def test_the_window_length_is_the_familys(tiny: Checkpoint, tiny_s2: Checkpoint) -> None:
     assert fresh(tiny, GREEDY).window.shape == (1, 11, 16)
     assert fresh(tiny_s2, GREEDY).window.shape == (1, 11, 10)
 
@@ -94,45 +94,45 @@ class Listener(FrameSampler):
         return super()._race(logits, temperature, top_p, state, noise)
 
 
-def penalised_ids(checkpoint: Checkpoint, sampling: SamplingParams, mains: list[int]) -> list[int]:
+def penalized_ids(checkpoint: Checkpoint, sampling: SamplingParams, semantic_ids: list[int]) -> list[int]:
     """Ids of the whole vocabulary whose equal logits the penalty moves after these main tokens were drawn."""
     model, state = checkpoint.model, fresh(checkpoint, sampling)
     decoder = Listener(model, Head(model.slow, full_vocab=True))
-    remember(state, mains)
+    remember(state, semantic_ids)
     decoder.sample_semantic(torch.ones(1, model.config.vocab_size), state)
     return (decoder.heard[0] < 1).nonzero().flatten().tolist()
 
 
-def test_upstreams_penalty_reads_the_oldest_column_as_eleven_ids(tiny: Checkpoint) -> None:
-    mains = list(range(300, 325))
-    oldest = mains[-16]
+def test_upstreams_penalty_reads_the_oldest_token_as_eleven_ids(tiny: Checkpoint) -> None:
+    semantic_ids = list(range(300, 325))
+    oldest = semantic_ids[-16]
     expected = {oldest, *((oldest + book) % 200 for book in range(10))}
-    assert penalised_ids(tiny, SamplingParams(repetition_penalty=1.5), mains) == sorted(expected)
+    assert penalized_ids(tiny, SamplingParams(repetition_penalty=1.5), semantic_ids) == sorted(expected)
 
 
-def test_upstreams_penalty_falls_on_id_zero_while_the_window_is_empty(tiny: Checkpoint) -> None:
-    assert penalised_ids(tiny, SamplingParams(repetition_penalty=1.5), [300]) == [0]
+def test_upstreams_penalty_applies_to_id_zero_while_the_window_is_empty(tiny: Checkpoint) -> None:
+    assert penalized_ids(tiny, SamplingParams(repetition_penalty=1.5), [300]) == [0]
 
 
-def test_the_corrected_penalty_falls_on_all_main_tokens_of_the_window(tiny: Checkpoint) -> None:
+def test_the_window_penalty_applies_to_all_semantic_tokens_of_the_window(tiny: Checkpoint) -> None:
     sampling = SamplingParams(repetition_penalty=1.5, repetition="window")
-    assert penalised_ids(tiny, sampling, list(range(300, 325))) == list(range(309, 325))
+    assert penalized_ids(tiny, sampling, list(range(300, 325))) == list(range(309, 325))
 
 
-def test_the_corrected_penalty_leaves_id_zero_alone_while_the_window_fills(tiny: Checkpoint) -> None:
+def test_the_window_penalty_ignores_empty_places_of_the_window(tiny: Checkpoint) -> None:
     sampling = SamplingParams(repetition_penalty=1.5, repetition="window")
-    assert penalised_ids(tiny, sampling, [300]) == []
-    assert penalised_ids(tiny, sampling, [300, 301, 302]) == [301, 302]
+    assert penalized_ids(tiny, sampling, [300]) == []
+    assert penalized_ids(tiny, sampling, [300, 301, 302]) == [301, 302]
 
 
 @pytest.mark.parametrize("repetition", ["upstream", "window"])
-def test_the_first_frame_is_never_penalised(repetition: Repetition, tiny: Checkpoint) -> None:
+def test_the_first_frame_is_never_penalized(repetition: Repetition, tiny: Checkpoint) -> None:
     sampling = SamplingParams(repetition_penalty=1.9, repetition=repetition)
-    assert penalised_ids(tiny, sampling, []) == []
+    assert penalized_ids(tiny, sampling, []) == []
 
 
 def test_a_penalty_of_one_changes_nothing(tiny: Checkpoint) -> None:
-    assert penalised_ids(tiny, SamplingParams(repetition_penalty=1.0), list(range(300, 325))) == []
+    assert penalized_ids(tiny, SamplingParams(repetition_penalty=1.0), list(range(300, 325))) == []
 
 
 # Draws
@@ -140,7 +140,7 @@ def test_a_penalty_of_one_changes_nothing(tiny: Checkpoint) -> None:
 
 @pytest.mark.parametrize("family", ["s1", "s2"])
 @pytest.mark.parametrize("repetition", ["upstream", "window"])
-def test_a_row_draws_the_same_frames_alone_or_in_a_batch(
+def test_a_row_samples_the_same_frames_alone_and_in_a_batch(
     family: str, repetition: Repetition, tiny: Checkpoint, tiny_s2: Checkpoint
 ) -> None:
     checkpoint = tiny if family == "s1" else tiny_s2
@@ -164,7 +164,7 @@ def draw_frames(checkpoint: Checkpoint, settings: list[SamplingParams], hidden: 
 
 @pytest.mark.parametrize("family", ["s1", "s2"])
 @torch.inference_mode()
-def test_columns_are_legal_whatever_is_drawn(family: str, tiny: Checkpoint, tiny_s2: Checkpoint) -> None:
+def test_sampled_tokens_are_always_in_range(family: str, tiny: Checkpoint, tiny_s2: Checkpoint) -> None:
     checkpoint = tiny if family == "s1" else tiny_s2
     config = checkpoint.model.config
     wild = [SamplingParams(temperature=2.0, top_p=1.0, seed=seed) for seed in range(32)]
@@ -178,7 +178,7 @@ def test_columns_are_legal_whatever_is_drawn(family: str, tiny: Checkpoint, tiny
 
 
 @torch.inference_mode()
-def test_a_text_token_from_the_whole_head_has_code_zero(tiny: Checkpoint) -> None:
+def test_a_text_token_from_the_full_head_has_code_zero(tiny: Checkpoint) -> None:
     model = tiny.model
     head = Head(model.slow, full_vocab=True)
     decoder, state = FrameSampler(model, head), fresh(tiny, GREEDY)
@@ -210,12 +210,12 @@ def likeliest(decoder: FrameSampler, column: int) -> Tensor:
     return logits
 
 
-def test_s2_draws_again_when_a_token_is_among_the_last_ten(repeating: tuple[FrameSampler, FrameState]) -> None:
+def test_ras_resamples_a_token_found_in_the_window(repeating: tuple[FrameSampler, FrameState]) -> None:
     decoder, state = repeating
     assert int(decoder.sample_semantic(likeliest(decoder, FIRST), state)) == SECOND
 
 
-def test_s2_forgets_a_token_after_ten_frames(repeating: tuple[FrameSampler, FrameState]) -> None:
+def test_ras_forgets_a_token_after_ten_frames(repeating: tuple[FrameSampler, FrameState]) -> None:
     decoder, state = repeating
     remember(state, [1] * 9)
     assert int(decoder.sample_semantic(likeliest(decoder, FIRST), state)) == SECOND
@@ -223,19 +223,19 @@ def test_s2_forgets_a_token_after_ten_frames(repeating: tuple[FrameSampler, Fram
     assert int(decoder.sample_semantic(likeliest(decoder, FIRST), state)) == FIRST
 
 
-def test_s2_never_draws_the_first_frame_again(repeating: tuple[FrameSampler, FrameState]) -> None:
+def test_ras_never_resamples_the_first_frame(repeating: tuple[FrameSampler, FrameState]) -> None:
     decoder, state = repeating
     state.frame.zero_()
     assert int(decoder.sample_semantic(likeliest(decoder, FIRST), state)) == FIRST
 
 
-def test_the_second_draw_keeps_to_the_limit_of_ranks(repeating: tuple[FrameSampler, FrameState]) -> None:
+def test_the_second_sample_respects_top_k(repeating: tuple[FrameSampler, FrameState]) -> None:
     decoder, state = repeating
     state.settings.top_k[:] = 1
     assert int(decoder.sample_semantic(likeliest(decoder, FIRST), state)) == FIRST
 
 
-def test_the_stop_token_is_never_drawn_again(repeating: tuple[FrameSampler, FrameState]) -> None:
+def test_the_stop_token_is_never_resampled(repeating: tuple[FrameSampler, FrameState]) -> None:
     decoder, state = repeating
     stop = len(decoder.head.ids) - 1
     state.window[0, 0, 0] = decoder.head.stop_id

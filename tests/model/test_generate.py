@@ -32,14 +32,14 @@ def checkpoint(request: pytest.FixtureRequest, tiny: Checkpoint, tiny_s2: Checkp
     return tiny if request.param == "s1" else tiny_s2
 
 
-def test_a_stop_token_at_once_gives_no_frames(checkpoint: Checkpoint) -> None:
+def test_an_immediate_stop_token_gives_no_frames(checkpoint: Checkpoint) -> None:
     model = checkpoint.model
     generation = generate(model, ScriptedHead(model, [model.config.stop_id]), PROMPT, SamplingParams(max_frames=5))
     assert generation.finish is FinishReason.STOP
     assert generation.codes.shape == (10, 0)
 
 
-def test_the_frame_of_the_stop_token_is_dropped_and_nothing_else(checkpoint: Checkpoint) -> None:
+def test_only_the_frame_of_the_stop_token_is_dropped(checkpoint: Checkpoint) -> None:
     model, first = checkpoint.model, checkpoint.model.config.semantic_begin_id
     head = ScriptedHead(model, [first + 3, first + 4, model.config.stop_id])
     generation = generate(model, head, PROMPT, SamplingParams(max_frames=9, repetition_penalty=1.0))
@@ -80,7 +80,7 @@ def test_a_prompt_that_is_too_long_is_refused(tiny: Checkpoint) -> None:
         generate(tiny.model, Head(tiny.model.slow), torch.zeros(11, 1500, dtype=torch.long), SamplingParams())
 
 
-def test_the_same_seed_says_the_same_and_another_something_else(checkpoint: Checkpoint) -> None:
+def test_the_same_seed_gives_the_same_frames_and_another_seed_others(checkpoint: Checkpoint) -> None:
     head = Head(checkpoint.model.slow)
     spoken = [
         generate(checkpoint.model, head, PROMPT, SamplingParams(seed=seed, max_frames=6, top_p=0.95)).codes
@@ -90,13 +90,13 @@ def test_the_same_seed_says_the_same_and_another_something_else(checkpoint: Chec
     assert not torch.equal(spoken[0], spoken[2])
 
 
-def test_columns_come_one_by_one_and_can_be_left_early(checkpoint: Checkpoint) -> None:
+def test_tokens_are_yielded_one_by_one_and_generation_can_be_abandoned(checkpoint: Checkpoint) -> None:
     columns = generate_tokens(checkpoint.model, Head(checkpoint.model.slow), PROMPT, SamplingParams(max_frames=500))
     assert next(columns).shape == (11,)
     columns.close()  # type: ignore[attr-defined]
 
 
-def test_a_grid_of_any_integer_type_is_taken(tiny: Checkpoint) -> None:
+def test_a_grid_of_any_integer_dtype_is_accepted(tiny: Checkpoint) -> None:
     head, sampling = Head(tiny.model.slow), SamplingParams(max_frames=2)
     assert torch.equal(
         generate(tiny.model, head, PROMPT.int(), sampling).codes, generate(tiny.model, head, PROMPT, sampling).codes

@@ -70,7 +70,7 @@ def test_a_dense_layer_shares_the_weight_it_is_given() -> None:
 
 
 @torch.inference_mode()
-def test_striped_matrices_compute_the_same() -> None:
+def test_column_major_matrices_compute_the_same() -> None:
     layers = nn.Sequential(nn.Linear(8, 24, bias=False), nn.Linear(24, 8))
     x = torch.randn(3, 8)
     before = layers(x)

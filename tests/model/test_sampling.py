@@ -17,20 +17,20 @@ def test_seeds_that_fit_into_32_bits_are_taken_as_they_are() -> None:
     assert [fold_seed(seed) for seed in (0, 1, 2**32 - 1)] == [0, 1, 2**32 - 1]
 
 
-def test_no_limit_of_ranks_is_spelled_zero() -> None:
+def test_top_k_zero_means_no_limit() -> None:
     rows = SamplingTensors.from_settings([SamplingParams(top_k=0), SamplingParams(top_k=5)], torch.device("cpu"))
     assert rows.top_k.tolist() == [2**31, 5]
 
 
-def test_whether_anything_is_penalised_is_known_on_the_host() -> None:
-    plain, penalised = SamplingParams(repetition_penalty=1.0), SamplingParams(repetition_penalty=1.2)
-    assert SamplingTensors.from_settings([plain, penalised], torch.device("cpu")).has_penalty
+def test_the_host_knows_whether_any_row_has_a_penalty() -> None:
+    plain, penalized = SamplingParams(repetition_penalty=1.0), SamplingParams(repetition_penalty=1.2)
+    assert SamplingTensors.from_settings([plain, penalized], torch.device("cpu")).has_penalty
     assert not SamplingTensors.from_settings([plain, plain], torch.device("cpu")).has_penalty
 
 
-def test_rows_are_chosen_in_any_order() -> None:
-    wishes = [SamplingParams(seed=1), SamplingParams(seed=2), SamplingParams(seed=3, top_k=4, repetition="window")]
-    chosen = SamplingTensors.from_settings(wishes, torch.device("cpu")).select(torch.tensor([2, 0]), has_penalty=True)
+def test_rows_can_be_selected_in_any_order() -> None:
+    settings = [SamplingParams(seed=1), SamplingParams(seed=2), SamplingParams(seed=3, top_k=4, repetition="window")]
+    chosen = SamplingTensors.from_settings(settings, torch.device("cpu")).select(torch.tensor([2, 0]), has_penalty=True)
     assert chosen.seed.tolist() == [3, 1]
     assert chosen.top_k.tolist() == [4, 2**31]
     assert chosen.whole_window.tolist() == [True, False]

@@ -38,28 +38,28 @@ def codec(tiny: Checkpoint) -> Codec:
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind", "error"), [("int8", Int8Linear, 0.01), ("fp8", Fp8Linear, 0.04), ("int4", Int4Linear, 0.15)]
+    ("mode", "layer_type", "error"), [("int8", Int8Linear, 0.01), ("fp8", Fp8Linear, 0.04), ("int4", Int4Linear, 0.15)]
 )
-def test_every_matrix_becomes_the_nearest_of_its_kind(
-    mode: Mode, kind: type[nn.Module], error: float, model: DualAR, tiny: Checkpoint
+def test_every_matrix_is_quantized_within_the_error_of_its_mode(
+    mode: Mode, layer_type: type[nn.Module], error: float, model: DualAR, tiny: Checkpoint
 ) -> None:
     quantize_model(model, WeightModes(mode, mode))
     for name, plain in tiny.model.named_modules():
         if isinstance(plain, nn.Linear):
             layer = model.get_submodule(name)
-            assert isinstance(layer, kind)
+            assert isinstance(layer, layer_type)
             away = layer.dequantize(torch.float32) - plain.weight  # type: ignore[operator]
             assert away.norm() / plain.weight.norm() < error
 
 
-def test_parts_are_quantised_apart(model: DualAR) -> None:
+def test_components_are_quantized_separately(model: DualAR) -> None:
     quantize_model(model, WeightModes(slow="int8", fast="fp8"))
     assert modes_of(model) == WeightModes("int8", "fp8")
     assert isinstance(model.fast.output, Fp8Linear)
     assert isinstance(model.slow.embeddings, nn.Embedding)
 
 
-def test_none_makes_quantised_weights_whole_again(model: DualAR) -> None:
+def test_mode_none_dequantizes(model: DualAR) -> None:
     quantize_model(model, WeightModes.parse("int8"))
     expected = model.fast.output.dequantize(torch.float32)  # type: ignore[operator]
     quantize_model(model, WeightModes())
@@ -67,13 +67,13 @@ def test_none_makes_quantised_weights_whole_again(model: DualAR) -> None:
     assert torch.equal(model.fast.output.weight, expected)
 
 
-def test_what_is_quantised_is_not_quantised_again_into_something_else(model: DualAR) -> None:
+def test_quantized_weights_are_not_requantized_to_another_mode(model: DualAR) -> None:
     quantize_model(model, WeightModes.parse("int4"))
     with pytest.raises(InvalidRequest, match=r"slow is stored as int4.*use the original weights"):
         quantize_model(model, WeightModes.parse("int8"))
 
 
-def test_the_type_of_the_rest_is_asked_for_apart(model: DualAR) -> None:
+def test_the_dtype_of_float_weights_is_set_separately(model: DualAR) -> None:
     table = model.slow.rope_table.dtype
     quantize_model(model, WeightModes.parse("fp8"), dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
@@ -82,7 +82,7 @@ def test_the_type_of_the_rest_is_asked_for_apart(model: DualAR) -> None:
     assert model.slow.rope_table.dtype == table
 
 
-def test_a_bias_does_not_widen_what_is_computed() -> None:
+def test_a_bias_does_not_change_the_output_dtype() -> None:
     plain = nn.Linear(16, 8)
     layer, x = Int8Linear.from_weight(plain.weight, plain.bias.detach()), torch.randn(3, 16)
     assert layer(x.bfloat16()).dtype == torch.bfloat16
@@ -93,7 +93,7 @@ def test_a_bias_does_not_widen_what_is_computed() -> None:
 
 
 @needs_integers
-def test_integers_give_nearly_what_floats_give_and_the_same_alone_as_in_company() -> None:
+def test_dynamic_int8_is_close_to_floats_and_independent_of_the_batch() -> None:
     weight, x = torch.randn(300, 200), torch.randn(7, 200) * torch.logspace(-3, 3, 7)[:, None]
     stored = Int8Linear.from_weight(weight)
     layer, expected = DynamicInt8Linear(stored.weight, stored.scales), stored(x)
@@ -135,7 +135,7 @@ def test_without_vnni_large_matrices_stay_int8_and_take_half_the_memory_or_less(
 
 
 @needs_integers
-def test_on_a_cpu_large_matrices_become_integers_and_small_ones_are_left_alone(
+def test_on_a_cpu_large_matrices_become_dynamic_int8_and_small_ones_stay_floats(
     model: DualAR, tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apply, "MIN_INT8_WEIGHTS", 48 * 128)
@@ -145,7 +145,7 @@ def test_on_a_cpu_large_matrices_become_integers_and_small_ones_are_left_alone(
     assert torch.equal(first.attention.wo.weight, plain.attention.wo.weight)  # type: ignore[union-attr]
 
 
-def test_on_a_cpu_stored_int8_is_never_computed_matrix_by_matrix_from_bytes(model: DualAR, codec: Codec) -> None:
+def test_on_a_cpu_no_stored_int8_layer_is_left(model: DualAR, codec: Codec) -> None:
     quantize_model(model, WeightModes.parse("int8"))
     quantize_codec(codec, "int8")
     convert_int8_for_cpu(model)
@@ -154,7 +154,7 @@ def test_on_a_cpu_stored_int8_is_never_computed_matrix_by_matrix_from_bytes(mode
     assert not any(isinstance(module, slow) for module in (*model.modules(), *codec.modules()))
 
 
-def test_the_engine_keeps_no_row_of_the_head_that_it_cannot_draw(model: DualAR, tiny: Checkpoint) -> None:
+def test_prepare_model_prunes_the_output_rows_that_are_never_sampled(model: DualAR, tiny: Checkpoint) -> None:
     expected = Head(tiny.model.slow)
     prepare_model(model, WeightModes())
     assert len(model.slow.output.weight) == len(expected.ids)
@@ -167,7 +167,7 @@ def test_the_engine_keeps_no_row_of_the_head_that_it_cannot_draw(model: DualAR, 
 # The codec
 
 
-def test_an_int8_codec_sounds_nearly_the_same_and_encodes_exactly_the_same(codec: Codec, tiny: Checkpoint) -> None:
+def test_an_int8_codec_decodes_closely_and_encodes_exactly_the_same(codec: Codec, tiny: Checkpoint) -> None:
     codes = torch.randint(0, 100, (2, 10, 20))
     samples = tiny.codec.decode(codes)
     quantize_codec(codec, "int8")
@@ -177,7 +177,7 @@ def test_an_int8_codec_sounds_nearly_the_same_and_encodes_exactly_the_same(codec
     assert torch.equal(codec.encode(samples), tiny.codec.encode(samples))
 
 
-def test_a_convolution_made_whole_computes_what_its_bytes_do() -> None:
+def test_a_dequantized_convolution_computes_the_same() -> None:
     for plain in (nn.Conv1d(6, 4, 3, stride=2, dilation=2), nn.ConvTranspose1d(6, 4, 6, stride=3, bias=False)):
         layer, x = Int8Conv.from_conv(plain), torch.randn(2, 6, 20)
         torch.testing.assert_close(layer.dequantize()(x), layer(x))
@@ -189,21 +189,21 @@ def test_a_convolution_made_whole_computes_what_its_bytes_do() -> None:
 
 @pytest.mark.parametrize("mode", ["none", "int8", "fp8", "int4"])
 @pytest.mark.parametrize("family", ["s1", "s2"])
-def test_sizes_are_told_before_anything_is_quantised(
+def test_predicted_model_bytes_equal_those_after_quantization(
     mode: Mode, family: str, tiny: Checkpoint, tiny_s2: Checkpoint
 ) -> None:
     model = copy.deepcopy((tiny if family == "s1" else tiny_s2).model)
-    told = model_bytes(model, WeightModes(mode, mode), torch.bfloat16)
+    predicted = model_bytes(model, WeightModes(mode, mode), torch.bfloat16)
     model.slow.prune_output()
     quantize_model(model, WeightModes(mode, mode), dtype=torch.bfloat16)
     head = Head(model.slow).output.weight.nbytes if family == "s2" else 0
-    assert told == sum(tensor.nbytes for tensor in model.state_dict().values()) + head
-    assert told == model_bytes(model, WeightModes(mode, mode), torch.bfloat16)
+    assert predicted == sum(tensor.nbytes for tensor in model.state_dict().values()) + head
+    assert predicted == model_bytes(model, WeightModes(mode, mode), torch.bfloat16)
 
 
 @pytest.mark.parametrize("mode", ["none", "int8"])
-def test_the_size_of_a_codec_is_told_too(mode: Mode, codec: Codec) -> None:
-    told = codec_bytes(codec, mode)
+def test_predicted_codec_bytes_equal_those_after_quantization(mode: Mode, codec: Codec) -> None:
+    predicted = codec_bytes(codec, mode)
     quantize_codec(codec, mode)
-    assert told == sum(tensor.nbytes for tensor in codec.state_dict().values())
+    assert predicted == sum(tensor.nbytes for tensor in codec.state_dict().values())
     prepare_codec(codec, "none")

@@ -22,7 +22,7 @@ def speech(tiny: Checkpoint) -> Tensor:
     return columns
 
 
-def quantised(model: DualAR, mode: Mode) -> DualAR:
+def quantized(model: DualAR, mode: Mode) -> DualAR:
     copied = copy.deepcopy(model)
     quantize_model(copied, WeightModes(mode, mode))
     return copied
@@ -34,26 +34,26 @@ def test_a_model_does_not_diverge_from_itself(tiny: Checkpoint, speech: Tensor) 
 
 def test_fewer_bits_diverge_more(tiny: Checkpoint, speech: Tensor) -> None:
     modes: tuple[Mode, ...] = ("int8", "fp8", "int4")
-    found = [divergence(tiny.model, quantised(tiny.model, mode), speech) for mode in modes]
+    found = [divergence(tiny.model, quantized(tiny.model, mode), speech) for mode in modes]
     for smaller, larger in pairwise(found):
         assert 0 < smaller.semantic < larger.semantic
         assert 0 < smaller.codes < larger.codes
 
 
-@pytest.mark.parametrize(("kind", "most"), [(torch.float32, 1e-9), (torch.int8, 1e-3), (torch.float8_e4m3fn, 1e-2)])
-def test_keys_and_values_of_another_type_are_judged_through_their_cache(
-    kind: torch.dtype, most: float, tiny: Checkpoint, speech: Tensor
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-9), (torch.int8, 1e-3), (torch.float8_e4m3fn, 1e-2)])
+def test_the_divergence_of_a_quantized_kv_cache_is_measured(
+    dtype: torch.dtype, limit: float, tiny: Checkpoint, speech: Tensor
 ) -> None:
-    kv = PagedKV(tiny.model.config.slow, blocks=4, size=16, dtype=kind, device="cpu")
-    nobody = torch.zeros(0, 4, dtype=torch.long)
+    kv = PagedKV(tiny.model.config.slow, blocks=4, size=16, dtype=dtype, device="cpu")
+    no_decodes = torch.zeros(0, 4, dtype=torch.long)
     kv.begin_pass(
-        AttentionMetadata(torch.arange(60), [PrefillSegment(0, 60, 60, torch.arange(4))], nobody, nobody[:, 0])
+        AttentionMetadata(torch.arange(60), [PrefillSegment(0, 60, 60, torch.arange(4))], no_decodes, no_decodes[:, 0])
     )
     found = divergence(tiny.model, tiny.model, speech, cache=kv)
-    assert found.semantic < most
-    assert (found.semantic > 1e-9) == (kind != torch.float32)
+    assert found.semantic < limit
+    assert (found.semantic > 1e-9) == (dtype != torch.float32)
 
 
-def test_utterances_count_by_their_frames() -> None:
+def test_utterances_are_weighted_by_their_frames() -> None:
     parts = [Divergence(1.0, 0.0, 1.0, frames=1), Divergence(4.0, 3.0, 0.0, frames=2)]
     assert mean(parts) == Divergence(3.0, 2.0, pytest.approx(1 / 3), frames=3)  # type: ignore[arg-type]

@@ -28,19 +28,19 @@ CPU = torch.device("cpu")
         ("codec=int8", WeightModes(codec="int8")),
     ],
 )
-def test_a_word_means_both_transformers_and_a_part_means_itself(text: str, parsed: WeightModes) -> None:
+def test_a_bare_mode_applies_to_both_transformers(text: str, parsed: WeightModes) -> None:
     assert WeightModes.parse(text) == parsed
 
 
 @given(st.builds(WeightModes, *[st.sampled_from(MODES)] * 2, st.sampled_from(CODEC_MODES)))
-def test_modes_read_back_as_they_are_written(chosen: WeightModes) -> None:
+def test_modes_round_trip_through_text(chosen: WeightModes) -> None:
     assert WeightModes.parse(str(chosen)) == chosen
 
 
 @pytest.mark.parametrize(
     "text", ["", "int3", "slow", "slow=", "tail=int8", "codec=fp8", "codec=int4", "int8,,", "=int8"]
 )
-def test_what_means_nothing_is_refused_with_what_does(text: str) -> None:
+def test_invalid_modes_are_refused_with_the_syntax(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"none, int8, int4, fp8.*slow=int8,fast=fp8"):
         WeightModes.parse(text)
 
@@ -73,14 +73,14 @@ def test_int8_is_multiplied_in_integers_only_where_torch_has_and_may_use_vnni(
 
 
 @pytest.mark.parametrize(("capability", "fp8"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
-def test_fp8_needs_a_card_that_knows_it(
+def test_fp8_needs_a_gpu_with_fp8_tensor_cores(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fp8: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert ("fp8" in supported_modes("slow", torch.device("cuda"))) == fp8
 
 
-def test_they_are_written_short() -> None:
+def test_modes_are_written_in_their_shortest_form() -> None:
     assert str(WeightModes("int8", "int8", "int8")) == "int8,codec=int8"
     assert str(WeightModes("int8", "fp8")) == "slow=int8,fast=fp8"
     assert str(WeightModes()) == "none"

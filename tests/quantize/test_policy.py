@@ -21,11 +21,11 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
-def choose(size: str, memory: float, wish: str = "auto") -> QuantizationChoice:
+def choose(size: str, memory: float, requested: str = "auto") -> QuantizationChoice:
     model, codec = SIZES[size]
     with torch.device("meta"):
         skeleton, sound = DualAR(model), Codec(codec)
-    return choose_modes(wish, skeleton, sound, device=GPU, dtype=torch.bfloat16, memory=int(memory * 1e9))
+    return choose_modes(requested, skeleton, sound, device=GPU, dtype=torch.bfloat16, memory=int(memory * 1e9))
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,17 @@ def choose(size: str, memory: float, wish: str = "auto") -> QuantizationChoice:
         ("s2-pro", 8, "slow=int4,fast=int8,codec=int8"),
     ],
 )
-def test_auto_takes_the_largest_weights_that_leave_room_for_the_rest(size: str, memory: float, taken: str) -> None:
+def test_auto_chooses_the_largest_weights_that_fit(size: str, memory: float, taken: str) -> None:
     chosen = choose(size, memory)
     assert chosen.modes == WeightModes.parse(taken)
     assert f"{memory:.1f} GB of memory" in chosen.reason
 
 
-def test_what_is_asked_for_is_taken() -> None:
+def test_a_requested_mode_is_used() -> None:
     assert choose("s1-mini", 1000, "fp8").modes == WeightModes.parse("fp8")
 
 
-def test_weights_that_are_stored_quantised_stay_so_on_a_gpu(tiny: Checkpoint) -> None:
+def test_stored_quantized_weights_keep_their_mode_on_a_gpu(tiny: Checkpoint) -> None:
     model = copy.deepcopy(tiny.model)
     quantize_model(model, WeightModes("int4", "int8"))
     chosen = choose_modes("auto", model, tiny.codec, device=GPU, dtype=torch.bfloat16, memory=10**12)
@@ -65,7 +65,7 @@ def test_weights_that_are_stored_quantised_stay_so_on_a_gpu(tiny: Checkpoint) ->
     ("fp8", True, "none"),
     ("int8", False, "none"),
 ])  # fmt: skip
-def test_a_cpu_computes_in_integers_or_in_floats(
+def test_auto_on_a_cpu_is_int8_or_floats(
     stored: str, integers: bool, chosen: str, tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "has_int8_matmul", lambda: integers)
@@ -85,7 +85,7 @@ def test_on_a_cpu_the_log_says_what_computes_int8(integers: bool, how: str, monk
     assert QuantizationChoice(WeightModes(), "as requested").describe(CPU) == "none (as requested)"
 
 
-def test_a_wish_is_checked_before_anything_is_read() -> None:
+def test_a_requested_mode_is_checked_before_anything_is_read() -> None:
     check_requested("auto", CPU)
     check_requested("fp8", GPU)
     with pytest.raises(InvalidRequest, match="is not supported on cpu"):
@@ -94,9 +94,7 @@ def test_a_wish_is_checked_before_anything_is_read() -> None:
         check_requested("tiny", GPU)
 
 
-def test_a_model_of_small_matrices_is_left_to_floats_on_a_cpu(
-    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_small_matrices_stays_floats_on_a_cpu(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "has_int8_matmul", lambda: True)
     here = {"device": CPU, "dtype": torch.float32, "memory": 0}
     assert choose_modes("auto", tiny.model, tiny.codec, **here).modes == WeightModes()  # type: ignore[arg-type]

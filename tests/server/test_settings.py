@@ -152,7 +152,10 @@ def test_a_missing_model_is_an_error_before_the_port_is_opened(caplog: pytest.Lo
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [({"device": "cuda:63"}, "cuda:63: this machine has"), ({"device": "cpu", "quantize": "fp8"}, "slow=fp8 cannot")],
+    [
+        ({"device": "cuda:63"}, "cuda:63: this machine has"),
+        ({"device": "cpu", "quantize": "fp8"}, "slow=fp8 is not"),
+    ],
 )
 def test_missing_hardware_is_an_error_before_the_port_is_opened(
     flags: dict[str, str], message: str, caplog: pytest.LogCaptureFixture
