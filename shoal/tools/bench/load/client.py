@@ -53,7 +53,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOutcome:
+class LoadOutcome:
     """One request as the load generator saw it. Times are in seconds from its due time."""
 
     number: int
@@ -85,7 +85,7 @@ def parse_target(url: str, api: str | None = None, **wishes: str | None) -> Targ
 
 async def send_request(
     http: "httpx.AsyncClient", target: Target, text: str, number: int, due: float, began: float
-) -> RequestOutcome:
+) -> LoadOutcome:
     """Send one request and record when audio arrives. `due` and `began` (start of the stage) are event loop times."""
     import httpx
 
@@ -106,7 +106,7 @@ async def send_request(
         error = "cut off"
     except AudioError as problem:
         error = str(problem)
-    return RequestOutcome(
+    return LoadOutcome(
         number=number,
         due=due - began,
         late=sent - due,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import GenerationFailed, MissingExtra
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
-from shoal.tools.bench.load.client import RequestOutcome, Target, send_request
+from shoal.tools.bench.load.client import LoadOutcome, Target, send_request
 from shoal.tools.bench.load.search import MAX_TRIALS, highest_rate
 from shoal.tools.bench.load.stage import LoadStage, run_stage
 from shoal.tools.bench.load.summary import Objective, summarize_stage
@@ -43,7 +43,7 @@ class TargetRun:
 
     target: Target
     name: str
-    outcomes: list[tuple[LoadStage, list[RequestOutcome]]] = field(default_factory=list)
+    outcomes: list[tuple[LoadStage, list[LoadOutcome]]] = field(default_factory=list)
     highest_rate: float | None = None
     searched: bool = False
 
@@ -119,16 +119,16 @@ async def _search(http: "httpx.AsyncClient", run: TargetRun, plan: LoadPlan, bar
 
 async def _run(
     http: "httpx.AsyncClient", run: TargetRun, stage: LoadStage, plan: LoadPlan, bar: BenchProgress, number: int
-) -> list[RequestOutcome]:
+) -> list[LoadOutcome]:
     """Run one stage. Outcomes are added to the run as they arrive, so that an interrupt keeps them."""
-    outcomes: list[RequestOutcome] = []
+    outcomes: list[LoadOutcome] = []
     run.outcomes.append((stage, outcomes))
     began = asyncio.get_running_loop().time()
     # Different sentences in every stage, equal for all targets.
     supply = texts(plan.sentences, first=number * SENTENCES // 7)
     words = list(islice(supply, SENTENCES // plan.sentences))
 
-    async def send(at: int, due: float) -> RequestOutcome:
+    async def send(at: int, due: float) -> LoadOutcome:
         return await send_request(http, run.target, words[at % len(words)], at, due, began)
 
     try:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from shoal.errors import InvalidRequest
-from shoal.tools.bench.load.client import RequestOutcome
+from shoal.tools.bench.load.client import LoadOutcome
 
 # Beyond this the load generator itself would be the bottleneck.
 MAX_IN_FLIGHT = 4000
@@ -18,8 +18,8 @@ MAX_IN_FLIGHT = 4000
 PAUSE = 0.1
 
 # Arguments: number of the request and its due time on the clock of the event loop.
-SendRequest = Callable[[int, float], Awaitable[RequestOutcome]]
-OnOutcome = Callable[[RequestOutcome], None]
+SendRequest = Callable[[int, float], Awaitable[LoadOutcome]]
+OnOutcome = Callable[[LoadOutcome], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ async def _open_loop(
             in_flight += 1
             group.create_task(one(number, began + at))
         else:
-            on_outcome(RequestOutcome(number, at, 0.0, None, 0.0, 0.0, (), "not sent: too many in flight"))
+            on_outcome(LoadOutcome(number, at, 0.0, None, 0.0, 0.0, (), "not sent: too many in flight"))
 
 
 def _closed_loop(stage: LoadStage, send: SendRequest, on_outcome: OnOutcome, group: asyncio.TaskGroup) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shoal.tools.bench.load.client import RequestOutcome
+from shoal.tools.bench.load.client import LoadOutcome
 from shoal.tools.bench.load.playback import BUFFERS
 from shoal.tools.bench.load.stage import LoadStage
 from shoal.tools.bench.percentiles import Percentiles, summarize
@@ -21,7 +21,7 @@ class Objective:
     buffer: float = 0.1  # playback buffer in seconds; one of BUFFERS
     share: float = 0.99  # minimum share of good requests
 
-    def met_by(self, outcome: RequestOutcome) -> bool:
+    def met_by(self, outcome: LoadOutcome) -> bool:
         return (
             outcome.error is None
             and outcome.first_audio is not None
@@ -29,12 +29,12 @@ class Objective:
             and outcome.stalled[BUFFERS.index(self.buffer)] == 0.0
         )
 
-    def kept_by(self, outcomes: Sequence[RequestOutcome]) -> bool:
+    def kept_by(self, outcomes: Sequence[LoadOutcome]) -> bool:
         """Return whether enough requests are good; False without any requests."""
         return bool(outcomes) and sum(map(self.met_by, outcomes)) >= self.share * len(outcomes)
 
 
-def summarize_stage(stage: LoadStage, outcomes: Sequence[RequestOutcome], objective: Objective) -> dict[str, Any]:
+def summarize_stage(stage: LoadStage, outcomes: Sequence[LoadOutcome], objective: Objective) -> dict[str, Any]:
     """Return the figures of a stage. Rates refer to the time until the last request has ended."""
     outcomes = sorted(outcomes, key=lambda each: each.number)
     done = [each for each in outcomes if each.error is None]
@@ -63,7 +63,7 @@ def summarize_stage(stage: LoadStage, outcomes: Sequence[RequestOutcome], object
     }
 
 
-def starvation(done: Sequence[RequestOutcome], at: int) -> dict[str, Any]:
+def starvation(done: Sequence[LoadOutcome], at: int) -> dict[str, Any]:
     starved = [each.stalled[at] for each in done if each.stalled[at] > 0]
     return {
         "buffer": BUFFERS[at],
@@ -72,7 +72,7 @@ def starvation(done: Sequence[RequestOutcome], at: int) -> dict[str, Any]:
     }
 
 
-def timeline(outcomes: Sequence[RequestOutcome], seconds: float) -> list[dict[str, Any]]:
+def timeline(outcomes: Sequence[LoadOutcome], seconds: float) -> list[dict[str, Any]]:
     """Return errors and latency over time, by due time; shows a queue that slowly grows in a soak test."""
     width, rows = seconds / WINDOWS, list[dict[str, Any]]()
     for window in range(WINDOWS):
