@@ -29,10 +29,13 @@ __all__ = [
     "launch_dependents",
     "launch_dependents_and_wait",
     "next_power_of_two",
+    "shared_memory_limit",
     "supports_pdl",
     "tl",
     "triton",
 ]
+
+HOPPER_SHARED_MEMORY = 232_448
 
 # Compiled kernels are cached on disk across restarts; Triton's cache key covers source, target and compiler version.
 # Must be set before Triton is imported. An existing TRITON_CACHE_DIR wins.
@@ -143,6 +146,16 @@ def kernels_available(device: torch.device) -> bool:
 def supports_pdl(device: torch.device) -> bool:
     """Return whether the device has programmatic dependent launch (compute capability 9.0 or later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
+def shared_memory_limit(device: torch.device) -> int:
+    """Return the opt-in shared memory per block in bytes: 101,376 on sm_86/89/120, 232,448 on sm_90/100."""
+    if device.type != "cuda":
+        return HOPPER_SHARED_MEMORY  # the interpreter has no limit
+    properties = torch.cuda.get_device_properties(device)
+    # ROCm builds of torch do not have the opt-in limit.
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
 
 
 def next_power_of_two(value: int) -> int:

@@ -26,6 +26,7 @@ from shoal.kernels.jit import (
     launch_dependents,
     launch_dependents_and_wait,
     next_power_of_two,
+    shared_memory_limit,
     supports_pdl,
     tl,
 )
@@ -292,7 +293,15 @@ def linear(
     if out is None:
         out = x.new_empty(rows, n)
     split_k = 4 if k % 128 == 0 else 1
-    tile = tile or choose_tile(rows, n, k // split_k, gated=gated, quantized=weight.element_size() == 1)
+    tile = tile or choose_tile(
+        rows,
+        n,
+        k // split_k,
+        gated=gated,
+        quantized=weight.element_size() == 1,
+        element_size=x.element_size(),
+        shared_limit=shared_memory_limit(x.device),
+    )
     small_m = tile.block_m <= SMALL_M and split_k == 4 and k // split_k % tile.block_k == 0
     pdl = supports_pdl(x.device)
     grid = (-(-n // tile.block_n), -(-rows // tile.block_m))
@@ -315,13 +324,26 @@ def linear(
     return out
 
 
-def choose_tile(rows: int, n: int, k_split: int, *, gated: bool, quantized: bool) -> Tile:
-    """Return the tile that was fastest on an H200 at the released sizes, for n outputs and k_split elements per split.
+def choose_tile(
+    rows: int, n: int, k_split: int, *, gated: bool, quantized: bool, element_size: int, shared_limit: int
+) -> Tile:
+    """Return the fastest tile on an H200 at the released sizes, reduced to `shared_limit` bytes if necessary.
 
-    `quantized` weights have one byte per element.
+    n is the number of outputs, k_split the elements of K per split; activations have `element_size` bytes, `quantized`
+    weights one. The reduction changes only block_n and stages, which do not affect the order of sums: results have the
+    same bits on every card.
     """
     if rows <= SMALL_M:
-        return _small_m_tile(rows, k_split, gated=gated, quantized=quantized)
+        sizes = {"element_size": element_size, "shared_limit": shared_limit}
+        return _small_m_tile(rows, k_split, gated=gated, quantized=quantized, **sizes)
+    tile = _large_m_tile(rows, n, k_split, gated=gated)
+    weight_bytes = tile.block_n * (2 if gated else 1) * (1 if quantized else element_size)
+    # A stage buffers one block of inputs and weights for each of the four splits; one stage fewer is in shared memory.
+    buffer = 4 * tile.block_k * (tile.block_m * element_size + weight_bytes)
+    return tile._replace(stages=max(2, min(tile.stages, 1 + shared_limit // buffer)))
+
+
+def _large_m_tile(rows: int, n: int, k_split: int, *, gated: bool) -> Tile:
     # At least two iterations per split: a single one is unrolled, and the compiler then chains the four splits.
     block_k = min(64, max(16, next_power_of_two(k_split) // 2))
     if rows > 64:
@@ -331,12 +353,18 @@ def choose_tile(rows: int, n: int, k_split: int, *, gated: bool, quantized: bool
     return Tile(64, 32 if gated or n <= 4096 else 64, block_k)
 
 
-def _small_m_tile(rows: int, k_split: int, *, gated: bool, quantized: bool) -> Tile:
+def _small_m_tile(
+    rows: int, k_split: int, *, gated: bool, quantized: bool, element_size: int, shared_limit: int
+) -> Tile:
     swap_ab = rows <= SWAP_AB_ROWS and (quantized or k_split <= 512)
     if swap_ab and quantized:
         block_n, max_block_k = (16, 64 if gated else 128) if k_split > 512 else (16 if gated else 32, 128)
     elif swap_ab:
         block_n, max_block_k = 16 if gated and rows > 1 else 32, 256
+        # All four splits of gate, up and input blocks are in shared memory at once.
+        buffer = 4 * max_block_k * element_size * (SWAP_AB_ROWS + 2 * block_n)
+        if gated and buffer > shared_limit:
+            block_n = 16
     else:
         max_block_k = 256 if not gated and k_split in (512, 768, 1024) else 64 if k_split > 512 else 128
         block_n = 16 if gated or max_block_k == 256 else 32

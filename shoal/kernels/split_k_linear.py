@@ -18,6 +18,7 @@ from shoal.kernels.jit import (
     launch_dependents,
     launch_dependents_and_wait,
     next_power_of_two,
+    shared_memory_limit,
     supports_pdl,
     tl,
 )
@@ -148,7 +149,14 @@ def split_k_linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Te
     """Compute `split_k_linear_reference` in one launch. K must be a multiple of 128."""
     (rows, k), n = x.shape, len(weight)
     partials = torch.empty(SPLIT_K, rows, n, dtype=torch.float32, device=x.device)
-    tile = tile or choose_tile(rows, n, k // SPLIT_K, quantized=weight.element_size() == 1)
+    tile = tile or choose_tile(
+        rows,
+        n,
+        k // SPLIT_K,
+        quantized=weight.element_size() == 1,
+        element_size=x.element_size(),
+        shared_limit=shared_memory_limit(x.device),
+    )
     grid = (-(-n // tile.block_n), -(-rows // tile.block_m), SPLIT_K)
     pdl = supports_pdl(x.device)
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
@@ -160,16 +168,21 @@ def split_k_linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Te
     return partials
 
 
-def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool) -> Tile:
-    """Return the tile that was fastest on an H200 at the released sizes, for n outputs and k_split elements per split.
+def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool, element_size: int, shared_limit: int) -> Tile:
+    """Return the fastest tile on an H200 at the released sizes, reduced to `shared_limit` bytes if necessary.
 
-    `quantized` weights have one byte per element.
+    See `linear.choose_tile` for the arguments.
     """
     if rows <= SMALL_M:
         swap_ab = rows <= SWAP_AB_ROWS and (quantized or k_split < 1024)
         block_k = min(256, next_power_of_two(k_split))
         if quantized and swap_ab:
             return Tile(SWAP_AB_ROWS, 32, block_k, warps=4 if k_split <= 256 else 2)
-        return Tile(SWAP_AB_ROWS if swap_ab else SMALL_M, 64 if n <= 1024 else 32, block_k)
+        block_n = 64 if n <= 1024 else 32
+        # Up to three weight blocks are prefetched.
+        buffer = block_k * element_size * (SWAP_AB_ROWS + min(3, -(-k_split // block_k)) * block_n)
+        if swap_ab and buffer > shared_limit:
+            block_n = 32
+        return Tile(SWAP_AB_ROWS if swap_ab else SMALL_M, block_n, block_k)
     block_k = min(128, max(16, next_power_of_two(k_split) // 2))
     return Tile(64, 16, block_k, stages=4) if n <= 1024 else Tile(64, 32, block_k)

@@ -12,7 +12,6 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.fused import FusedCall, FusedCodec
@@ -21,6 +20,7 @@ from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.jit import Kernel
+from shoal.model.dual_ar import DualAR
 from shoal.model.slow import Head
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
@@ -48,26 +48,28 @@ class RaisingCompileMode(triton.AsyncCompileMode):  # type: ignore[misc]
         super().__init__(executor, ignore_errors=False)
 
 
-def frames(checkpoint: Checkpoint, kv_dtype: torch.dtype, rows: Iterable[int]) -> Iterator[Workload]:
-    """Yield frames for each number of rows, and a prompt."""
-    model = checkpoint.model
+def frames(
+    model: DualAR, kv_dtype: torch.dtype, rows: Iterable[int], prompts: Iterable[int] = (512,)
+) -> Iterator[Workload]:
+    """Yield frames for each number of rows, and a prefill for each prompt size."""
     kv = PagedKV(model.config.slow, 4, 16, kv_dtype, "cpu")
     states, head = SlotStates(model, SLOTS), Head(model.slow)
     tables = torch.zeros(SLOTS + 1, 8, dtype=torch.int32)
     for count in rows:
         yield FusedFrame(model, head, kv, states, tables, count)
-    yield FusedPrefill(model, kv, tables, 512)
+    for size in prompts:
+        yield FusedPrefill(model, kv, tables, size)
 
 
 def workloads() -> Iterator[Workload]:
     """Yield workloads of both families with every weight and KV dtype and every tile branch."""
-    yield from frames(random_checkpoint("tiny-s2", dtype=torch.bfloat16, device="cpu"), torch.bfloat16, [1])
+    yield from frames(random_checkpoint("tiny-s2", dtype=torch.bfloat16, device="cpu").model, torch.bfloat16, [1])
     modes = {"none": (torch.bfloat16, [1, 8, 16, 64]), "int8": (torch.int8, [8]), "fp8": (torch.float8_e4m3fn, [8])}
     for mode, (kv_dtype, rows) in modes.items():
         checkpoint = resolve_model("nano", dtype=torch.bfloat16)
         for step in ("none", mode):  # nano is stored in int8
             quantize_model(checkpoint.model, WeightModes.parse(step))
-        yield from frames(checkpoint, kv_dtype, rows)
+        yield from frames(checkpoint.model, kv_dtype, rows)
     yield FusedCall(FusedCodec(checkpoint.codec, SLOTS, torch.float16), 256)
 
 

@@ -97,3 +97,12 @@ def test_every_kernel_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
     versions = json.loads(done.stdout)
     assert len(versions) >= 15
     assert all(versions.values()), versions
+
+
+def test_the_largest_products_fit_the_shared_memory_of_every_target(tmp_path: Path) -> None:
+    ours = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "tests.kernels.offline"], env=ours, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["arch"] for result in results] == [80, 86, 89, 90, 120]
+    assert all(result["variants"] == 6 for result in results)

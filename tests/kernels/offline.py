@@ -1,0 +1,132 @@
+"""Compile kernels for GPUs that are not present and check their shared memory: `python -m tests.kernels.offline`.
+
+Compiles the matrix products that need the most shared memory for every target, or with `--full` all kernels of S1-mini,
+S2-Pro and the codec at every bucket and prompt size for the given targets (many minutes each). Prints one JSON line per
+target with the number of variants, the largest shared memory in bytes, and the variants above the
+limit; exits with 1 if there are any. A compile error aborts.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from shoal.checkpoint.random import SIZES
+from shoal.codec.config import CodecConfig
+from shoal.codec.dac import Codec
+from shoal.codec.fused import FRAME_BUCKETS, FusedCall, FusedCodec
+from shoal.config import EngineConfig
+from shoal.engine.execution.graphs import PROMPTS
+from shoal.kernels.cuda_graph import Workload, compile_ahead
+from shoal.kernels.jit import Kernel
+from shoal.kernels.linear import linear
+from shoal.kernels.split_k_linear import split_k_linear
+from shoal.model.dual_ar import DualAR
+from shoal.quantize.apply import quantize_model
+from shoal.quantize.modes import WeightModes
+from tests.kernels.hopper import RaisingCompileMode, frames
+
+# Opt-in shared memory per block in bytes, by compute capability.
+LIMITS = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+SUBSET = (80, 86, 89, 90, 120)
+
+
+class OfflineDriver:
+    """Fake Triton driver for one target. The architecture is also the device index, so targets do not share caches."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Product:
+    """Workload of one matrix product over uninitialised tensors."""
+
+    inputs = torch.zeros(0)
+
+    def __init__(self, launch: Callable[[], object]) -> None:
+        self.run = launch
+
+
+def largest_products() -> Iterator[Workload]:
+    """Yield the products of the released models that exceed 99 KB with the tiles of an H200."""
+    shapes = [(1, 3072, 1024, True), (64, 1024, 1024, False), (128, 3072, 1024, True), (128, 4096, 1024, False)]
+    for rows, n, k, gated in shapes:
+        x, weight = (torch.empty(size, k, dtype=torch.bfloat16) for size in (rows, n * (2 if gated else 1)))
+        yield Product(lambda x=x, weight=weight, gated=gated: linear(x, weight, gated=gated))  # type: ignore[misc]
+    x, weight = torch.empty(64, 1024, dtype=torch.bfloat16), torch.empty(1024, 1024, dtype=torch.int8)
+    yield Product(lambda: linear(x, weight, scales=torch.empty(1024)))
+    yield Product(lambda: split_k_linear(*(torch.empty(rows, 3072, dtype=torch.bfloat16) for rows in (1, 1024))))
+
+
+def all_workloads(arch: int) -> Iterator[Workload]:
+    """Yield all sizes of both released models with the weight and KV dtypes of the target, and of the codec in fp16."""
+    modes = {"none": torch.bfloat16, "int8": torch.int8} | ({"fp8": torch.float8_e4m3fn} if arch >= 89 else {})
+    for name, (mode, kv_dtype) in product(("s1-mini", "s2-pro"), modes.items()):
+        model = released_model(name)
+        quantize_model(model, WeightModes.parse(mode))
+        yield from frames(model, kv_dtype, EngineConfig.buckets, PROMPTS)
+    with torch.device("meta"):
+        codec = Codec(CodecConfig(), encoder=False)
+    fused = FusedCodec(codec.to_empty(device="cpu"), 1, torch.float16)
+    yield from (FusedCall(fused, size) for size in FRAME_BUCKETS)
+
+
+def released_model(name: str) -> DualAR:
+    """Return an uninitialised model of released width with two layers each; no kernel depends on the layer."""
+    config, _ = SIZES[name]
+    two = {part: replace(getattr(config, part), n_layer=2) for part in ("slow", "fast")}
+    with torch.device("meta"):
+        model = DualAR(replace(config, **two))
+    return model.to(torch.bfloat16).to_empty(device="cpu")
+
+
+def compile_for(arch: int, workloads: Iterator[Workload]) -> dict[str, object]:
+    """Compile the workloads for one target and return the summary that is printed."""
+    triton.runtime.driver.set_active(OfflineDriver(arch))
+    modules = [module for name, module in sys.modules.items() if name.startswith("shoal.kernels.")]
+    for module in modules:
+        if hasattr(module, "supports_pdl"):
+            module.supports_pdl = lambda device: arch >= 90
+        if hasattr(module, "shared_memory_limit"):
+            module.shared_memory_limit = lambda device: LIMITS[arch]
+    compile_ahead(workloads)
+    kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
+    shared = [
+        (name, variant.metadata.shared)
+        for name, each in kernels.items()
+        for variant in each.function.device_caches[arch][0].values()
+    ]
+    over = [each for each in shared if each[1] > LIMITS[arch]]
+    return {"arch": arch, "variants": len(shared), "largest": max(size for _, size in shared), "over": over}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arch", nargs="*", type=int, default=list(SUBSET), help="compute capabilities, such as 89")
+    parser.add_argument("--full", action="store_true", help="compile all kernels at every size")
+    arguments = parser.parse_args()
+    triton.AsyncCompileMode = RaisingCompileMode
+    results = []
+    for arch in arguments.arch:
+        results.append(compile_for(arch, all_workloads(arch) if arguments.full else largest_products()))
+        print(json.dumps(results[-1]), flush=True)
+    return 1 if any(result["over"] for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
