@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from scripts.configuration_page import PARTS, page
+from scripts.configuration_page import SECTIONS, page
 from shoal.api.schemas import SpeechBody
 from shoal.settings import Settings
 
@@ -13,9 +13,9 @@ def test_the_configuration_page_is_up_to_date() -> None:
 
 def test_every_setting_is_described() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
-    assert set(PARTS) < set(Settings.model_fields)
+    assert set(SECTIONS) < set(Settings.model_fields)
 
 
 def test_every_field_of_speech_is_documented() -> None:
-    page = (DOCS / "http-api.md").read_text()
-    assert [name for name in SpeechBody.model_fields if f"`{name}`" not in page] == []
+    content = (DOCS / "http-api.md").read_text()
+    assert [name for name in SpeechBody.model_fields if f"`{name}`" not in content] == []
