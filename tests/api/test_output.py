@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.api.output import OutputEncoder, OutputOptions
-from shoal.audio.tempo import Tempo, stages
+from shoal.audio.tempo import Tempo, tempo_factors
 
 
 @given(speed=st.floats(0.25, 4.0))
-def test_tempo_stages_multiply_to_the_speed(speed: float) -> None:
-    parts = stages(speed)
-    assert np.prod(parts) == pytest.approx(speed)
-    assert min(parts) >= 0.5
+def test_tempo_factors_multiply_to_the_speed(speed: float) -> None:
+    factors = tempo_factors(speed)
+    assert np.prod(factors) == pytest.approx(speed)
+    assert min(factors) >= 0.5
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.7, 1.5, 4.0])
