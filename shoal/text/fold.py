@@ -1,7 +1,7 @@
-"""Unicode to the characters that spoken English is written with.
+"""Fold Unicode to printable ASCII for English text.
 
-What has a name in English gets it (`×`, `→`), accents come off, other scripts leave a space behind: a character that
-vanished without one would join two words into a third.
+Symbols with an English name are replaced by it (`×`, `→`) and accents are removed. Other scripts become spaces, since
+removing a character could join two words.
 """
 
 import re
@@ -9,10 +9,10 @@ import unicodedata
 
 from shoal.errors import TextError
 
-# Currency signs, the degree and the micro sign stay: they are read together with their number.
+# Currency, degree and micro signs are kept: they are read together with their number.
 UNCHANGED = frozenset("£€¥₹¢°µ")
 
-# Letters that do not decompose, and signs with a reading of their own.
+# Letters without a decomposition, and symbols with a reading of their own.
 NAMED = {
     **dict.fromkeys("‘’‚‛′`´ʼ", "'"),
     **dict.fromkeys("“”„‟«»″", '"'),
@@ -97,9 +97,9 @@ GREEK_NAMES = (
 PLAIN = re.compile(r"[\x20-\x7e\n]*")
 OTHER = re.compile(r"[^\x20-\x7e\n]")
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
-# Of a number or a variable; at the end of a word it is the number of a footnote, as ¹ alone is anywhere.
+# Exponents follow a number or a variable; after a word, and for ¹ alone, they are footnote numbers.
 EXPONENT = re.compile(r"(?:(?<=\d)|(?<=\b[A-Za-z]))(?!¹(?![⁰¹²³⁴-⁹]))[⁺⁻]?[⁰¹²³⁴-⁹]{1,18}")
-# "2½" decomposes to "21/2", so the fraction is first moved off.
+# "2½" would decompose to "21/2", so a space is inserted first.
 MIXED_FRACTION = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞])")
 
 
@@ -133,7 +133,7 @@ def _is_symbol(word: str) -> bool:
 
 
 def fold(text: str) -> str:
-    """The text in printable ASCII, line ends and the signs of UNCHANGED."""
+    """Return the text in printable ASCII, line ends and the characters of UNCHANGED."""
     if PLAIN.fullmatch(text):
         return text
     text = EXPONENT.sub(lambda match: f"^{match[0].translate(SUPERSCRIPTS)}", MIXED_FRACTION.sub(" ", text))

@@ -1,8 +1,8 @@
-"""Written English to spoken English, for models that learned from spoken words only.
+"""Normalize written English to spoken words, for models that were trained on spoken words only.
 
-The result is letters, spaces and `. , ? ! ' - ; :`, and normalising it again changes nothing: folding comes first and
-leaves a space where a character goes, so that no later step brings new spellings together; digits and signs are gone
-after their step; abbreviations are expanded until none is left.
+The result consists of letters, spaces and `. , ? ! ' - ; :`. Normalization is idempotent: folding comes first and
+leaves spaces, so that no later step joins characters into new spellings; digits and symbols are gone after their
+step; abbreviations are expanded until none is left.
 """
 
 import re
@@ -51,11 +51,11 @@ SAYABLE_SEGMENT = re.compile(r"(?=.{1,30}$)[A-Za-z]+(?:[-_.][A-Za-z0-9]+)*|\d{1,
 DOTTED_LETTERS = re.compile(r"(?<![\w.])([A-Za-z](?:\.[A-Za-z]){1,8})(?![A-Za-z0-9])(\.(?=\s*$))?\.?")
 DOTTED_READINGS = {"e.g": "for example", "i.e": "that is"}
 
-# A word is letters: digits and signs beside it become words of their own.
+# A word consists of letters: adjacent digits and symbols become separate words.
 WORD_START = r"(?<![A-Za-z])(?<![A-Za-z]['-])"
 WORD_END = r"(?![A-Za-z])(?!['-][A-Za-z])"
 
-# Only with a capital: "rev the engine", "250 ms".
+# Only capitalized: not in "rev the engine" or "250 ms".
 TITLES = {
     "Mr": "Mister",
     "MR": "Mister",
@@ -84,7 +84,7 @@ ABBREVIATIONS = {
     "tbsp": "tablespoons",
     "bldg": "building",
 }
-# These are words, or parts of words, unless the dot is there. After a number they are its ending: "the 3rd."
+# Words, or parts of words, unless followed by a dot. After a number they are its suffix: "the 3rd."
 DOTTED_ABBREVIATIONS = {
     "gen": "general",
     "col": "colonel",
@@ -135,7 +135,7 @@ CIRCA = re.compile(r"(?<![\w.])(?:ca|c)\.\s?(?=\d)")
 TITLE = re.compile(rf"{WORD_START}({'|'.join(TITLES)}){WORD_END}(\.(?=\s*$))?\.?")
 ABBREVIATION = re.compile(
     rf"{WORD_START}(?:({'|'.join(ABBREVIATIONS)}){WORD_END}\.?"
-    # Feet, in "6 ft. tall", are read with their number.
+    # Feet, as in "6 ft. tall", are read with their number.
     rf"|(?<!\d)(?!(?<=\d\s)ft)({'|'.join(DOTTED_ABBREVIATIONS)})\.)"
     r"(?=(\s*$|(?-i:\s+[A-Z]))?)",
     re.IGNORECASE,
@@ -193,7 +193,7 @@ STRONGEST_FIRST = "?!.;:,"
 
 
 def normalize(text: str) -> str:
-    """The text as an English speaker would read it out. Raises TextError when nothing of it can be spoken."""
+    """Return the text as an English speaker reads it. Raises TextError when nothing can be spoken."""
     check_script(text)
     text = plain_text(text)
     text = drop_style_tags(SPEAKER_TAG.sub(" ", RULE.sub(" ", fold(text))))
@@ -204,12 +204,12 @@ def normalize(text: str) -> str:
     text = speak_quantities(speak_relations(text))
     text = settle(tidy(speak_signs(text)))
     if not re.search("[A-Za-z]", text):
-        raise TextError("the text has nothing that can be spoken in English")
+        raise TextError("the text contains nothing that can be spoken in English")
     return text
 
 
 def settle(text: str) -> str:
-    """Abbreviations that only tidying made visible, as in `(in Jan).`; no reading holds an abbreviation, so it ends."""
+    """Expand until stable: tidying exposes further abbreviations, as in `(in Jan).`. Ends, as readings contain none."""
     while (settled := spell_capitals(tidy(expand_abbreviations(speak_roman(text))))) != text:
         text = settled
     return text
@@ -242,7 +242,7 @@ def expand_abbreviations(text: str) -> str:
     text = DOCTORATE.sub("P H D", CIRCA.sub("circa ", text))
     text = ERA.sub("A D", DRIVE.sub(lambda match: f"Drive{match[1] or ''}", text))
     text = DOTTED_LETTERS.sub(read_dotted_letters, text)
-    text = NUMBERED_ABBREVIATION.sub(lambda match: f"{like(match[1], NUMBERED[match[1].lower()])} ", text)
+    text = NUMBERED_ABBREVIATION.sub(lambda match: f"{match_case(match[1], NUMBERED[match[1].lower()])} ", text)
     text = SAINT_OR_STREET.sub(
         partial(read_apart, lambda match: "Saint" if match[2] else f"Street{match[1] or ''}"), text
     )
@@ -256,24 +256,24 @@ def read_saint_or_street(match: re.Match[str]) -> str:
 
 
 def read_dotted_letters(match: re.Match[str]) -> str:
-    """`U.S.` letter by letter. Its last dot is also the full stop when the text ends there."""
+    """Spell `U.S.` letter by letter. At the end of a text its last dot is also the full stop."""
     reading = DOTTED_READINGS.get(match[1].lower()) or match[1].upper().replace(".", " ")
     return f"{reading}{'.' if match[2] else ' '}"
 
 
 def read_abbreviation(match: re.Match[str]) -> str:
     written, following = match[1] or match[2], match[3]
-    reading = like(written, (ABBREVIATIONS | DOTTED_ABBREVIATIONS)[written.lower()])
+    reading = match_case(written, (ABBREVIATIONS | DOTTED_ABBREVIATIONS)[written.lower()])
     ends_sentence = following is not None and (not following.strip() or written.lower() == "etc")
     return f"{reading}." if ends_sentence and match[0].endswith(".") else reading
 
 
-def like(written: str, reading: str) -> str:
+def match_case(written: str, reading: str) -> str:
     return reading[0].upper() + reading[1:] if written[0].isupper() else reading
 
 
 def speak_relations(text: str) -> str:
-    """Signs that mean something only between numbers, while the numbers are still there."""
+    """Replace relation signs that only have a reading next to numbers; runs before the numbers are spelled out."""
     text = COMPARISON.sub(lambda match: COMPARISONS[match[0]], ABOUT.sub("about ", text))
     text = MORE.sub("more than ", FEWER.sub("less than ", text))
     text = LESS.sub(" is less than ", text)
@@ -287,7 +287,7 @@ def speak_signs(text: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """Only speakable characters, one space between words, one mark between phrases."""
+    """Keep speakable characters only, with one space between words and one mark between phrases."""
     text = ELLIPSIS.sub(lambda match: ", " if match[1] else ". ", PARAGRAPH.sub(end_paragraph, text))
     text = UNSPOKEN.sub(" ", DASH.sub(", ", text))
     text = LOOSE_APOSTROPHE.sub(" ", LOOSE_HYPHEN.sub(" ", text))

@@ -1,7 +1,7 @@
-"""Numbers as English words.
+"""Spell numbers as English words.
 
-Own code, because the libraries for it do not fit: the permissive one takes more than a second to import, which is half
-of what a start of the command line may take, and the quick one is under the LGPL.
+No library: the permissively licensed one takes over a second to import, half of the start-up budget of the command
+line, and the fast one is under the LGPL.
 """
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -24,12 +24,12 @@ ORDINALS = {
     "twelve": "twelfth",
 }
 
-# A longer run of digits is an account or a serial number, not a quantity.
+# Longer runs of digits are account or serial numbers and are read digit by digit.
 MAX_DIGITS = 3 * len(SCALES)
 
 
 def cardinal(number: int) -> str:
-    """`one thousand two hundred five`. The number must be below 10**MAX_DIGITS and not negative."""
+    """Return `one thousand two hundred five`. The number must be in [0, 10**MAX_DIGITS)."""
     if number < 1000:
         return below_thousand(number)
     groups = []
@@ -55,7 +55,7 @@ def below_hundred(number: int) -> str:
 
 
 def ordinal(number: int) -> str:
-    """`twenty-first`."""
+    """Return an ordinal such as `twenty-first`."""
     words = cardinal(number)
     last = words.replace("-", " ").rpartition(" ")[2]
     return words.removesuffix(last) + ordinal_word(last)
@@ -68,12 +68,12 @@ def ordinal_word(word: str) -> str:
 
 
 def plural(words: str) -> str:
-    """`nineties`, `quarters`."""
+    """Return a plural such as `nineties` or `quarters`."""
     return f"{words[:-1]}ies" if words.endswith("y") else f"{words}s"
 
 
 def year(number: int) -> str:
-    """A year of four digits as it is said: `nineteen eighty-four`, `nineteen oh five`, `two thousand nine`."""
+    """Read a four-digit year: `nineteen eighty-four`, `nineteen oh five`, `two thousand nine`."""
     century, rest = divmod(number, 100)
     if century % 10 == 0 and rest < 10:
         return cardinal(number)
@@ -83,12 +83,12 @@ def year(number: int) -> str:
 
 
 def digits(written: str) -> str:
-    """Each digit by itself; whatever else is in `written` is skipped."""
+    """Read each digit by itself and skip other characters."""
     return " ".join(DIGITS[int(digit)] for digit in written if digit.isdecimal())
 
 
 def number(written: str) -> str:
-    """A number as written, commas and decimals allowed: `1,234.05`, `.5`, `007`."""
+    """Read a number with optional commas and decimals: `1,234.05`, `.5`, `007`."""
     whole, point, decimals = written.replace(",", "").partition(".")
     if len(whole) > MAX_DIGITS or (len(whole) > 1 and whole[0] == "0"):
         words = digits(whole)

@@ -1,13 +1,12 @@
-"""Texts and codes to the grid a model reads.
+"""Build prompt grids from texts and codes.
 
-A grid is int32 [1 + C, T], one column per position: row 0 holds token ids, rows 1 to C the codes of an audio frame or
-zeros under text. Every part is tokenised on its own, because a pair merged across a border would be another prompt than
-the one the model was trained on.
+A grid is int32 [1 + C, T], one column per position: row 0 holds token ids, rows 1 to C the codes of an audio frame, or
+zeros under text. Every part is tokenized on its own: merges across a boundary would differ from the training prompts.
 
-A long text is spoken in batches that share one conversation: `opening` is the prompt of batch 0; after the frames of a
-batch, `tail` is what leads to the next. So the prompt of batch k is opening, frames, tail, frames, tail ..., and an
-engine that has all but the last tail in its KV memory feeds only that. The stop token the model sampled was never fed
-back; it is the first column of the tail.
+A long text is spoken in turns that share one context. `prompt` is the prompt of turn 0; `next_turn` is what follows the
+frames of a turn and leads to the next. The prompt of turn k is thus prompt, frames, next_turn, frames, next_turn ...,
+and an engine with all but the last part in its KV cache only computes that part. The sampled stop token is never fed
+back; it is the first position of `next_turn`.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ TASK_WITH_VOICES = "convert the provided text to speech reference to the followi
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """How a voice sounds: what it says in `text` and the frames it says it with, [C, n]."""
+    """Voice reference: a transcript and its codes [C, n]."""
 
     text: str
     codes: Codes
@@ -37,14 +36,14 @@ class Reference:
 
 @dataclass(frozen=True)
 class GridBuilder:
-    """Makes grid columns for one vocabulary. User text with control spellings is refused unless `specials`."""
+    """Builds grids for one vocabulary. Rejects control tokens in user text unless `specials`."""
 
     tokenizer: Tokenizer
     num_codebooks: int
     specials: bool = False
 
     def control(self, name: str, text: str = "") -> Grid:
-        """One control token and text of ours after it."""
+        """Return one control token followed by trusted text."""
         return self.ids([self.tokenizer.token_id(name), *self.tokenizer.encode(text)])
 
     def text(self, text: str) -> Grid:
@@ -58,37 +57,37 @@ class GridBuilder:
         return grid
 
     def frames(self, codes: Codes) -> Grid:
-        """The columns of frames [C, n]: the first codebook stands in row 0 as a token and in row 1 as a code."""
+        """Return the grid of frames [C, n]: row 0 holds the semantic tokens, rows 1 to C the codes."""
         check_codes(codes, self.num_codebooks, 1 + self.tokenizer.semantic_end - self.tokenizer.semantic_begin)
         return np.concatenate((codes[:1] + self.tokenizer.semantic_begin, codes)).astype(np.int32)
 
 
 class PromptBuilder(Protocol):
-    """One of the two prompt formats."""
+    """Prompt format of a model family."""
 
     @property
     def grid(self) -> GridBuilder: ...
 
     def prompt(self, text: str, references: Sequence[Reference] = ()) -> Grid:
-        """The prompt of batch 0: its `beginning` and its `own`. Raises TextError for control spellings."""
+        """Return the prompt of turn 0: `prefix` and `first_turn`. Raises TextError for control tokens."""
         ...
 
     def prefix(self, references: Sequence[Reference] = ()) -> Grid:
-        """What comes before any text. Raises TextError for control spellings, InvalidRequest for impossible codes."""
+        """Return the part before the text. Raises TextError for control tokens, InvalidRequest for invalid codes."""
         ...
 
     def first_turn(self, text: str) -> Grid:
-        """What a text adds to that."""
+        """Return the part of turn 0 after the prefix."""
         ...
 
     def next_turn(self, text: str) -> Grid:
-        """What to append after the frames of one batch so that the model speaks `text` next."""
+        """Return the part to append after the frames of a turn so that the model speaks `text` next."""
         ...
 
 
 @dataclass(frozen=True)
 class InterleavePrompts:
-    """S1: text and audio in turn. An earlier batch reads like one more reference."""
+    """S1 format: text and audio alternate. An earlier turn has the form of a further reference."""
 
     grid: GridBuilder
 
@@ -98,23 +97,23 @@ class InterleavePrompts:
     def prefix(self, references: Sequence[Reference] = ()) -> Grid:
         parts = [self.grid.control("<|interleave|>")]
         for reference in references:
-            parts += [*self.said(reference.text), self.grid.frames(reference.codes), self.grid.control(STOP)]
+            parts += [*self.speaker_text(reference.text), self.grid.frames(reference.codes), self.grid.control(STOP)]
         return join(parts)
 
     def first_turn(self, text: str) -> Grid:
-        return join(self.said(text))
+        return join(self.speaker_text(text))
 
     def next_turn(self, text: str) -> Grid:
-        return join([self.grid.control(STOP), *self.said(text)])
+        return join([self.grid.control(STOP), *self.speaker_text(text)])
 
-    def said(self, text: str) -> list[Grid]:
-        # One voice speaks: upstream numbers every reference and every text 0.
+    def speaker_text(self, text: str) -> list[Grid]:
+        # Single speaker: upstream numbers every reference and every text 0.
         return [self.grid.text("<|speaker:0|>"), self.grid.text(text)]
 
 
 @dataclass(frozen=True)
 class ChatPrompts:
-    """S2: a conversation; the system message carries the voices, each user message a batch, each answer its frames."""
+    """S2 format: the system message holds the voices, each user message a turn, each assistant message its frames."""
 
     grid: GridBuilder
 
@@ -122,15 +121,15 @@ class ChatPrompts:
         return join([self.prefix(references), self.first_turn(text)])
 
     def prefix(self, references: Sequence[Reference] = ()) -> Grid:
-        return join([*self.role("system"), *self.system(references)])
+        return join([*self.role("system"), *self.system_message(references)])
 
     def first_turn(self, text: str) -> Grid:
         return self.next_turn(text)
 
     def next_turn(self, text: str) -> Grid:
-        return join([*self.end_of_message(), *self.ask(text)])
+        return join([*self.end_of_message(), *self.user_message(text)])
 
-    def system(self, references: Sequence[Reference]) -> list[Grid]:
+    def system_message(self, references: Sequence[Reference]) -> list[Grid]:
         if not references:
             return [self.grid.text(TASK)]
         return [
@@ -140,7 +139,7 @@ class ChatPrompts:
             *(self.grid.frames(reference.codes) for reference in references),
         ]
 
-    def ask(self, text: str) -> list[Grid]:
+    def user_message(self, text: str) -> list[Grid]:
         return [
             *self.role("user"),
             self.grid.text(text),
@@ -169,9 +168,9 @@ def build_prompt(
     references: Sequence[Reference] = (),
     generated: Sequence[Codes] = (),
 ) -> Grid:
-    """The whole prompt for the batch after those `generated`: `texts[len(generated)]` is what the model speaks next."""
+    """Return the complete prompt of the turn after the `generated` ones, which speaks `texts[len(generated)]`."""
     if len(texts) <= len(generated):
-        raise InvalidRequest(f"{len(generated)} batches are spoken and there are only {len(texts)} texts")
+        raise InvalidRequest(f"{len(generated)} turns are generated but there are only {len(texts)} texts")
     parts = [builder.prompt(texts[0], references)]
     for codes, text in zip(generated, texts[1:], strict=False):
         parts += [builder.grid.frames(codes), builder.next_turn(text)]
@@ -179,7 +178,7 @@ def build_prompt(
 
 
 def tagged_transcripts(references: Sequence[Reference]) -> str:
-    """One line per reference. Its place is its speaker number, unless the transcript names a speaker itself."""
+    """Return one line per reference, tagged with its index as speaker unless the transcript has its own tag."""
     return "\n".join(
         reference.text if SPEAKER_TAG.search(reference.text) else f"<|speaker:{speaker}|>{reference.text}"
         for speaker, reference in enumerate(references)
@@ -187,13 +186,15 @@ def tagged_transcripts(references: Sequence[Reference]) -> str:
 
 
 def check_codes(codes: Codes, num_codebooks: int, codebook_size: int) -> None:
-    """Raises InvalidRequest: codes of another model would be read as other tokens, or past the embedding table."""
+    """Raise InvalidRequest for codes of another model, which would index other tokens or past the table."""
     if codes.ndim != 2 or codes.shape[0] != num_codebooks:
         raise InvalidRequest(f"codes have shape {list(codes.shape)}, this model needs [{num_codebooks}, frames]")
     if not np.issubdtype(codes.dtype, np.integer):
         raise InvalidRequest(f"codes are {codes.dtype}, this model needs integers")
     if codes.size and not (codes.min() >= 0 and codes.max() < codebook_size):
-        raise InvalidRequest(f"codes run from {codes.min()} to {codes.max()}, this model has 0 to {codebook_size - 1}")
+        raise InvalidRequest(
+            f"codes range from {codes.min()} to {codes.max()}, this model has 0 to {codebook_size - 1}"
+        )
 
 
 def join(parts: Sequence[Grid]) -> Grid:

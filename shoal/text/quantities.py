@@ -1,7 +1,7 @@
-"""Everything written with digits, as English words: dates, times, money, units and plain numbers.
+"""Spell everything written with digits as English words: dates, times, money, units and plain numbers.
 
-The rules run in order, and each leaves digits alone that belong to a later one. A repetition over digits is bounded or
-may not start inside a run of digits, so that no text makes them slow.
+The rules run in order, and each leaves digits that belong to a later rule. Repetitions over digits are bounded or
+cannot start inside a run of digits, so the time stays linear in any text.
 """
 
 import re
@@ -28,12 +28,12 @@ MONTHS = (
 )
 MONTH = "|".join(f"{month[:3]}(?:{month[3:]})?" if month != "September" else "Sept?(?:ember)?" for month in MONTHS)
 
-# One number: grouped by commas or not, with decimals or without. It starts where no number is under way.
+# One number, with or without comma groups and decimals. START excludes positions inside a number.
 N = r"(?:\d{1,3}(?:,\d{3}){1,5}(?!\d)|\d{1,18})(?:\.\d{1,18})?|\.\d{1,18}"
 START = r"(?<![\d.,])(?<![A-Za-z]\.)"
 END = r"(?![\d])(?![.,]\d)"
 
-# 1.2.3 and longer is a version or an address; 3.11 is a version after that word, and else three and eleven hundredths.
+# 1.2.3 and longer is a version or an address; 3.11 is a version only after "v" or "version", else a decimal.
 DOTTED = r"\d{1,18}(?:\.\d{1,18}){2,9}"
 VERSION = r"(?:(?<=\b[vV])|(?<=\b[vV]ersion\s)|(?<=\b[vV]ersions\s))"
 PRERELEASES = {"alpha": "alpha", "beta": "beta", "rc": "R C", "dev": "dev", "pre": "pre", "post": "post"}
@@ -115,14 +115,14 @@ IDIOMS = {"24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty fi
 
 
 def speak_quantities(text: str) -> str:
-    """The text without digits. Signs that belong to a number are read with it; the others are left."""
+    """Return the text without digits. Symbols of a number are read with it; others are left."""
     for pattern, speak in RULES:
         text = pattern.sub(partial(read_apart, speak), text)
     return text
 
 
 def read_apart(speak: Callable[[re.Match[str]], str], match: re.Match[str]) -> str:
-    """The reading, with a space where it would grow together with a word beside it: `US$5`, `Dec.25th`."""
+    """Return the reading of a match, separated by spaces from adjacent words: `US$5`, `Dec.25th`."""
     reading, (start, end) = speak(match), match.span()
     before = " " if reading[:1].isalpha() and match.string[max(start - 1, 0) : start].isalnum() else ""
     after = " " if reading[-1:].isalpha() and match.string[end : end + 1].isalnum() else ""
@@ -130,13 +130,13 @@ def read_apart(speak: Callable[[re.Match[str]], str], match: re.Match[str]) -> s
 
 
 def prefixed(match: re.Match[str]) -> str:
-    """`0x1F`, `0b101`, `0o17`: every sign by itself."""
+    """Read `0x1F`, `0b101`, `0o17` character by character."""
     signs = (digits(sign) or sign.upper() for sign in match[2])
     return f"zero {match[1].lower()} {' '.join(signs)}"
 
 
 def scientific(match: re.Match[str]) -> str:
-    """`1.5e6`, for later rules to read its numbers. `5E2` is a room."""
+    """Expand `1.5e6`; later rules read its numbers. `5E2` may be a room number and stays."""
     mantissa, letter, exponent = match.groups()
     if letter == "E" and "." not in mantissa and exponent[0] not in "+-":
         return match[0]
@@ -149,7 +149,7 @@ def phone(match: re.Match[str]) -> str:
 
 
 def grouped(match: re.Match[str]) -> str:
-    """`15 000`: the digits, for a later rule to read with what follows."""
+    """Join `15 000`; a later rule reads it with its unit."""
     return match[0].replace(" ", "")
 
 
@@ -166,7 +166,7 @@ def month_name(month: str) -> str:
 
 
 def plain_year(written: str) -> str:
-    """A year of four digits or two: `nineteen ninety-five`, `ninety-five`, `oh five`."""
+    """Read a year of four or two digits: `nineteen ninety-five`, `ninety-five`, `oh five`."""
     if len(written) == 4:
         return digits(written) if written[0] == "0" else year(int(written))
     return f"oh {digits(written[1])}" if written[0] == "0" else cardinal(int(written))

@@ -20,7 +20,7 @@ Span = tuple[int, int]
 
 
 class Break(IntEnum):
-    """Where a text may be cut, the best places first."""
+    """Kinds of places where a text may be cut, best first."""
 
     SENTENCE = 0
     CLAUSE = 1
@@ -28,7 +28,7 @@ class Break(IntEnum):
     ANYWHERE = 3
 
 
-# The bounds say what counts: a bracket of a page is no marker, a run of a thousand digits no number.
+# Bounded lengths: a page in brackets is not a marker, a thousand digits are not a number.
 TAG = r"<\|speaker:[0-9]{1,9}\|>"
 MARKER = r"\([^()\[\]\r\n]{1,64}\)|\[[^()\[\]\r\n]{1,64}\]"
 NUMBER = r"[$€£¥]?\d{1,32}(?:(?:[.,:/'’–-]|[ \u00a0\u202f](?=\d{3}(?!\d)))\d{1,32}){0,8}[%‰°]?[A-Za-z]{0,3}"
@@ -38,7 +38,7 @@ CLOSERS = "\"'”’»)]}」』）】》"
 OPENERS = "\"'“‘(["
 ENDERS = tuple(".!?…؟۔।።။")
 CLAUSE_MARKS = tuple(",;:—–،؛")
-# Chinese and Japanese put no space after a mark, so the mark itself is the place.
+# Chinese and Japanese have no space after a mark, so the text is cut after the mark itself.
 WIDE_ENDERS = "。！？｡"
 WIDE_CLAUSE_MARKS = "，、；："
 PLACE = re.compile(
@@ -60,28 +60,28 @@ LIST_NUMBER = re.compile(r"\d{1,3}")
 
 
 def split_dialogue(text: str, max_bytes: int, *, drop_lead_in: bool = False) -> list[str]:
-    """S2's batches: speaker turns in groups of at most five and, where turns are short enough, `max_bytes` of UTF-8.
+    """Split a dialogue into S2's turns: at most five speaker lines and `max_bytes` of UTF-8 each.
 
-    Text without a speaker tag is one batch, whatever its length; a turn is never cut. Words before the first tag are
-    given to speaker 0: upstream loses them without a word. `drop_lead_in` loses them too, for parity.
+    A speaker line is never cut, so a long one exceeds `max_bytes`; text without a speaker tag is one turn. Words before
+    the first tag are assigned to speaker 0; upstream drops them, and so does `drop_lead_in`, for parity.
     """
-    turns = list(speaker_lines(text, drop_lead_in))
-    if not turns:
+    lines = list(speaker_lines(text, drop_lead_in))
+    if not lines:
         return [text]
-    batches: list[list[str]] = [[]]
+    turns: list[list[str]] = [[]]
     size = 0
-    for turn in turns:
-        turn_size = len(turn.encode())
-        if batches[-1] and (len(batches[-1]) == LINES_PER_TURN or size + turn_size > max_bytes):
-            batches.append([])
+    for line in lines:
+        line_size = len(line.encode())
+        if turns[-1] and (len(turns[-1]) == LINES_PER_TURN or size + line_size > max_bytes):
+            turns.append([])
             size = 0
-        batches[-1].append(turn)
-        size += turn_size
-    return ["\n".join(batch) for batch in batches]
+        turns[-1].append(line)
+        size += line_size
+    return ["\n".join(turn) for turn in turns]
 
 
 def speaker_lines(text: str, drop_lead_in: bool) -> Iterator[str]:
-    """Each tag with the words after it. A tag with no words is left out: a model asked to say nothing babbles."""
+    """Yield each tag with the words after it; skip a tag without words, for which a model would invent some."""
     tags = list(SPEAKER_TAG.finditer(text))
     if not tags:
         return
@@ -95,31 +95,31 @@ def speaker_lines(text: str, drop_lead_in: bool) -> Iterator[str]:
 
 
 def split_text(text: str, max_bytes: int) -> list[str]:
-    """Pieces of at most `max_bytes` of UTF-8 that give the text again when joined, up to whitespace.
+    """Split prose into turns of at most `max_bytes` of UTF-8; joined, they are the text up to whitespace.
 
-    Longer are only pieces whose one number, marker, tag or visible character is longer by itself, and pieces that took
-    in a neighbour without a word in it (`...`, `!!`), since such a piece alone cannot be spoken.
+    A turn exceeds the limit only if a single number, marker, tag or grapheme does, or if it absorbed a neighbour
+    without words (`...`, `!!`), which cannot be spoken alone.
     """
     if max_bytes < 1:
-        raise InvalidRequest(f"a piece of {max_bytes} bytes holds no text")
+        raise InvalidRequest(f"a turn of {max_bytes} bytes has no space for text: use at least 1")
     spans = divide(text, (0, len(text)), Break.SENTENCE, max_bytes)
     return [text[start:end] for start, end in attach_wordless(text, spans)]
 
 
 def divide(text: str, span: Span, level: Break, max_bytes: int) -> list[Span]:
-    """Spans without outer whitespace, cut at `level` or better, and below it only where a stretch is too long."""
+    """Return trimmed spans, cut at breaks of `level` or better; longer spans are cut at lower levels."""
     start, end = trim(text, span)
     if size_of(text, start, end) <= max_bytes:
         return [(start, end)] if start < end else []
     if level is Break.ANYWHERE:
         return pack(text, units(text, start, end), max_bytes)
     cuts = [start, *(place for place, found in breaks(text, start, end) if found <= level), end]
-    parts = pairwise(cuts)
-    return pack(text, (piece for part in parts for piece in divide(text, part, Break(level + 1), max_bytes)), max_bytes)
+    smaller = (each for part in pairwise(cuts) for each in divide(text, part, Break(level + 1), max_bytes))
+    return pack(text, smaller, max_bytes)
 
 
 def pack(text: str, spans: Iterable[Span], max_bytes: int) -> list[Span]:
-    """Neighbours joined from left to right as long as they fit, with what stands between them."""
+    """Join adjacent spans from left to right while they fit, including the text between them."""
     packed: list[Span] = []
     size = 0
     for start, end in spans:
@@ -134,34 +134,34 @@ def pack(text: str, spans: Iterable[Span], max_bytes: int) -> list[Span]:
 
 
 def attach_wordless(text: str, spans: Iterable[Span]) -> list[Span]:
-    """A piece without a letter or digit joins the piece before it; at the very start, the piece after it."""
-    kept: list[Span] = []
+    """Join a span without a letter or digit to the span before it; at the start, to the one after it."""
+    joined: list[Span] = []
     last_has_words = True
     for start, end in spans:
         spoken = has_words(text[start:end])
-        if kept and not (spoken and last_has_words):
-            kept[-1] = (kept[-1][0], end)
+        if joined and not (spoken and last_has_words):
+            joined[-1] = (joined[-1][0], end)
             last_has_words |= spoken
         else:
-            kept.append((start, end))
+            joined.append((start, end))
             last_has_words = spoken
-    return kept
+    return joined
 
 
 def breaks(text: str, start: int, end: int) -> Iterator[tuple[int, Break]]:
-    """Every place between `start` and `end` where a cut is possible, with its kind."""
+    """Yield every position between `start` and `end` where a cut is possible, with its kind."""
     after_whole = start
     for match in PLACE.finditer(text, start, end):
         if match["whole"]:
-            # What stands after a marker or a tag is what it is about.
+            # A marker or a tag stays with the words after it.
             after_whole = match.end() if match["whole"][-1] in ")]>" else start
         elif match["space"] is None:
             yield match.end(), Break.SENTENCE if match["wide_end"] else Break.CLAUSE
         elif match.start() != after_whole:
-            yield match.end(), kind_of_space(text, start, match)
+            yield match.end(), classify_space(text, start, match)
 
 
-def kind_of_space(text: str, start: int, space: re.Match[str]) -> Break:
+def classify_space(text: str, start: int, space: re.Match[str]) -> Break:
     if space[0].count("\n") > 1:
         return Break.SENTENCE
     before = text[max(start, space.start() - LOOK_BACK) : space.start()]
@@ -169,44 +169,44 @@ def kind_of_space(text: str, start: int, space: re.Match[str]) -> Break:
     following = text[space.end() : space.end() + 1]
     if bare.endswith(ENDERS) and ends_sentence(bare, following, quoted=len(bare) < len(before)):
         return Break.SENTENCE
-    # A lone line end may be a verse or a wrapped line: better than a space, not as good as a full stop.
+    # A single line end may be a verse or a wrapped line: better than a space, worse than a full stop.
     return Break.CLAUSE if bare.endswith(CLAUSE_MARKS) or "\n" in space[0] else Break.SPACE
 
 
 def ends_sentence(before: str, following: str, *, quoted: bool) -> bool:
-    """Whether the mark at the end of `before` ends a sentence, given the next character: `Dr. No`, `wait... what`."""
+    """Return whether the mark at the end of `before` ends a sentence. Counterexamples: `Dr. No`, `wait... what`."""
     if following.islower() and (quoted or before.endswith(("..", "…"))):
         return False
     if not before.endswith(".") or before.endswith(".."):
         return True
     *earlier, word = before[:-1].split() or [""]
-    counts_a_list = LIST_NUMBER.fullmatch(word) is not None and (not earlier or earlier[-1].endswith(ENDERS))
-    return not (counts_a_list or is_abbreviation(word.lstrip(OPENERS), following))
+    is_list_number = LIST_NUMBER.fullmatch(word) is not None and (not earlier or earlier[-1].endswith(ENDERS))
+    return not (is_list_number or is_abbreviation(word.lstrip(OPENERS), following))
 
 
 def is_abbreviation(word: str, following: str) -> bool:
-    """Whether a dot after `word` belongs to it."""
+    """Return whether a dot after `word` belongs to it."""
     if ABBREVIATION_OF_NUMBER.fullmatch(word) and following.isdigit():
         return True
     return ABBREVIATION.fullmatch(word) is not None
 
 
 def units(text: str, start: int, end: int) -> Iterator[Span]:
-    """What is never cut: numbers, markers, tags, and characters as people see them (a letter with its accents)."""
-    # Only text without spaces gets here, so the import is seldom paid. `re` knows no grapheme clusters.
+    """Yield the spans that are never cut: numbers, markers, tags and grapheme clusters."""
+    # `re` has no grapheme clusters. Imported here, since only text without spaces needs it.
     import regex  # type: ignore[import-untyped]
 
     for match in regex.finditer(rf"{WHOLE}|\X", text, pos=start, endpos=end):
-        # A cluster of hundreds of combining marks is no character anyone sees.
+        # Clusters of hundreds of combining marks are split to bound their size.
         for place in range(match.start(), match.end(), 128):
             yield place, min(place + 128, match.end())
 
 
 def trim(text: str, span: Span) -> Span:
-    """The span without the whitespace at its ends."""
-    piece = text[span[0] : span[1]]
-    start = span[1] - len(piece.lstrip())
-    return start, start + len(piece.strip())
+    """Return the span without leading and trailing whitespace."""
+    content = text[span[0] : span[1]]
+    start = span[1] - len(content.lstrip())
+    return start, start + len(content.strip())
 
 
 def size_of(text: str, start: int, end: int) -> int:

@@ -1,8 +1,7 @@
-"""Text to ids and control tokens to ids, kept apart.
+"""Tokenizers of both checkpoint layouts; control tokens are encoded separately from text.
 
-A control token steers the model (`<|im_end|>` stops it), so what a user types must never become one. Ordinary encoding
-therefore does not know control tokens at all: their spelling comes out as plain text ids. Prompts put control tokens in
-by id.
+A control token steers the model (`<|im_end|>` stops it), so user text must never encode to one. Ordinary encoding has
+no control tokens: their spelling becomes plain text tokens. Prompts insert control tokens by id.
 """
 
 import base64
@@ -16,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.errors import CheckpointError, TextError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Encoder
+    from tokenizers import Tokenizer as HFTokenizer
 
 STOP = "<|im_end|>"
 SPEAKER_TAG = re.compile(r"<\|speaker:[0-9]+\|>")
 
-# A bracket inside ends the attempt, so that a text of nothing but `<|` is still read in one pass.
+# No brackets inside, so that a text of many `<|` is scanned in linear time.
 CONTROL_SPELLING = re.compile(r"<\|[^<|>]*\|>")
 
-# The seventh alternative escapes its question mark, so it is no look-ahead. S1 was trained with it as it stands.
+# The seventh alternative escapes its question mark and so is not a look-ahead; S1 was trained with it.
 SPLIT_PATTERN = "|".join(
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
@@ -38,12 +37,12 @@ SPLIT_PATTERN = "|".join(
     )
 )
 
-# Upstream cuts long text into slices of this many characters before encoding, and no pair merges across a cut.
+# Upstream encodes long text in slices of this many characters, without merges across slices.
 SLICE_CHARACTERS = 400_000
 
 
 class Tokenizer(Protocol):
-    """What prompts need to know about a vocabulary. All ids are below `vocab_size`."""
+    """Vocabulary interface of the prompt builders. All ids are below `vocab_size`."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -55,7 +54,7 @@ class Tokenizer(Protocol):
 
     @property
     def semantic_end(self) -> int:
-        """Id of the last code, itself included."""
+        """Id of the last code, inclusive."""
         ...
 
     @property
@@ -66,16 +65,16 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
-        """Ids of `text`. With `specials`, control spellings become control tokens: only for text we wrote ourselves."""
+        """Return the ids of `text`. With `specials`, control spellings become control tokens: for trusted text only."""
         ...
 
     def check_text(self, text: str) -> None:
-        """Raises TextError naming the first control token spelled in `text`. Speaker tags are no control tokens."""
+        """Raise TextError naming the first control token in `text`. Speaker tags are allowed."""
         ...
 
 
 class ControlTokens:
-    """The named tokens of a vocabulary: the half of `Tokenizer` that is the same for every file format."""
+    """Control tokens of a vocabulary: the part of `Tokenizer` that both layouts share."""
 
     def __init__(self, ids: Mapping[str, int], source: Path) -> None:
         self.ids = dict(ids)
@@ -97,7 +96,7 @@ class ControlTokens:
 
 
 class TiktokenTokenizer(ControlTokens):
-    """S1's layout: `tokenizer.tiktoken` holds byte sequences by rank, `special_tokens.json` the names that follow."""
+    """S1's layout: `tokenizer.tiktoken` has byte sequences by rank, `special_tokens.json` the control tokens."""
 
     def __init__(self, directory: Path, default_specials: Sequence[str] = ()) -> None:
         import tiktoken
@@ -119,24 +118,24 @@ class TiktokenTokenizer(ControlTokens):
         allowed = self.encoding.special_tokens_set if specials else set()
         ids: list[int] = []
         for start in range(0, len(text), SLICE_CHARACTERS):
-            piece = text[start : start + SLICE_CHARACTERS]
-            ids += self.encoding.encode(piece, allowed_special=allowed, disallowed_special=())
+            part = text[start : start + SLICE_CHARACTERS]
+            ids += self.encoding.encode(part, allowed_special=allowed, disallowed_special=())
         return ids
 
 
 class JsonTokenizer(ControlTokens):
-    """S2's layout: one `tokenizer.json` as the Hugging Face libraries write it."""
+    """S2's layout: a `tokenizer.json` of Hugging Face tokenizers."""
 
     def __init__(self, directory: Path) -> None:
         source = directory / "tokenizer.json"
         document = read_object(source)
         super().__init__(read_added_tokens(document, source), source)
-        # The library finds added tokens in any text it encodes, so ordinary text gets a vocabulary without them.
+        # The library matches added tokens in any text, so ordinary text is encoded with a vocabulary without them.
         self.ordinary = build_encoder({**document, "added_tokens": []}, source)
         self.vocab_size = 1 + max(*self.ordinary.get_vocab().values(), *self.ids.values())
 
     @cached_property
-    def with_specials(self) -> "Encoder":
+    def with_specials(self) -> "HFTokenizer":
         return build_encoder(read_object(self.source), self.source)
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
@@ -146,26 +145,28 @@ class JsonTokenizer(ControlTokens):
 
 
 def load_tokenizer(directory: Path, *, default_specials: Sequence[str] = ()) -> Tokenizer:
-    """The tokenizer of a checkpoint directory, whichever of the two layouts it has. Raises CheckpointError."""
+    """Load the tokenizer of a checkpoint directory in either layout. Raises CheckpointError."""
     if (directory / "tokenizer.json").is_file():
         return JsonTokenizer(directory)
     if (directory / "tokenizer.tiktoken").is_file():
         return TiktokenTokenizer(directory, default_specials)
-    raise CheckpointError(f"{directory}: no tokenizer here, neither tokenizer.json nor tokenizer.tiktoken")
+    raise CheckpointError(f"{directory}: no tokenizer found, neither tokenizer.json nor tokenizer.tiktoken")
 
 
 def count_codes(ids: Mapping[str, int], source: Path) -> int:
-    """How many `<|semantic:i|>` tokens there are. Codes are found by offset, so their ids must follow one another."""
+    """Count the `<|semantic:i|>` tokens. Raises CheckpointError unless their ids are consecutive."""
     begin = ids["<|semantic:0|>"]
     count = sum(name.startswith("<|semantic:") for name in ids)
     for code in range(count):
         if ids.get(f"<|semantic:{code}|>") != begin + code:
-            raise CheckpointError(f"{source}: <|semantic:{code}|> is not token {begin + code}, where the codes put it")
+            raise CheckpointError(
+                f"{source}: <|semantic:{code}|> must be token {begin + code}: ids must be consecutive"
+            )
     return count
 
 
 def check_unicode(text: str) -> None:
-    """Lone surrogates come in through JSON escapes and have no bytes to encode."""
+    """Raise TextError for lone surrogates, which JSON escapes can produce and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -173,7 +174,7 @@ def check_unicode(text: str) -> None:
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Lines of `base64 rank`; every single byte must be there, or some text would have no ids."""
+    """Read lines of `base64 rank`. Raises CheckpointError unless all 256 single bytes are present."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line or line.startswith("= "):  # upstream skips both
@@ -201,14 +202,14 @@ def check_ranks(path: Path, ranks: Mapping[bytes, int]) -> None:
 
 
 def read_specials(path: Path, first: int) -> dict[str, int]:
-    """Names in order. Their place in the file is what counts; a stored id that says otherwise is a broken file."""
+    """Read the control tokens. Raises CheckpointError when a stored id differs from the position in the file."""
     document = read_json(path)
     if isinstance(document, list) and all(isinstance(name, str) for name in document):
         return {name: first + place for place, name in enumerate(document)}
     specials = require_object(document, path)
     for expected, (name, stored) in enumerate(specials.items(), start=first):
         if stored != expected or isinstance(stored, bool):
-            raise CheckpointError(f"{path}: {name} has id {stored!r}, its place in the file makes it {expected}")
+            raise CheckpointError(f"{path}: {name} has id {stored!r}, but its position in the file makes it {expected}")
     return specials
 
 
@@ -219,12 +220,12 @@ def read_added_tokens(document: Mapping[str, Any], source: Path) -> dict[str, in
         raise CheckpointError(f"{source}: added_tokens is not a list of tokens with content and id") from None
 
 
-def build_encoder(document: Mapping[str, Any], source: Path) -> "Encoder":
-    from tokenizers import Tokenizer as Encoder
+def build_encoder(document: Mapping[str, Any], source: Path) -> "HFTokenizer":
+    from tokenizers import Tokenizer as HFTokenizer
 
     try:
-        return Encoder.from_str(json.dumps(document))
-    except Exception as error:  # the library raises bare Exception for every broken document
+        return HFTokenizer.from_str(json.dumps(document))
+    except Exception as error:  # edge to the tokenizers library, which raises bare Exception for invalid documents
         raise CheckpointError(f"{source}: not a usable tokenizer: {error}") from error
 
 

@@ -158,7 +158,7 @@ def test_a_directory_that_does_not_exist_says_how_to_get_one(tmp_path: Path) -> 
 
 
 def test_an_empty_directory_says_what_it_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no tokenizer here"):
+    with pytest.raises(CheckpointError, match="no tokenizer found"):
         load_checkpoint(tmp_path)
 
 

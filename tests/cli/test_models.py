@@ -39,7 +39,7 @@ def test_a_broken_directory_is_shown_and_fails(shoal: Shoal, tmp_path: Path) -> 
     (tmp_path / "config.json").write_text("{}")
     ran = shoal("inspect", tmp_path, "--json")
     assert ran.code == 6
-    assert "no tokenizer here" in ran.said
+    assert "no tokenizer found" in ran.said
     assert json.loads(ran.out)["problems"]
 
 

@@ -378,7 +378,7 @@ def test_numbers_are_spelled_out_if_the_profile_asks_for_it(tiny: Checkpoint) ->
 def test_normalization_may_not_grow_a_text_beyond_the_limit(tiny: Checkpoint) -> None:
     spelling = replace(tiny, profile=replace(tiny.profile, normalize=True, max_characters=100))
     assert build_turns("In 1984, 99 people paid $5.99 for it. " * 2, None, spelling)
-    with pytest.raises(TextError, match="written out, the limit is 400: send it in pieces"):
+    with pytest.raises(TextError, match="spelled out, the limit is 400: split it"):
         build_turns("a " + "≥" * 98, None, spelling)
     assert build_turns("a " + "≥" * 98, None, spelling, prepared=False)
 

@@ -66,7 +66,7 @@ def test_a_control_token_hidden_by_an_invisible_character_is_found_after_cleanin
 
 def test_words_for_signs_may_make_a_text_four_times_as_long() -> None:
     check_spoken_length("a" * 400, max_characters=100)
-    with pytest.raises(TextError, match="401 characters with its numbers and signs written out, the limit is 400"):
+    with pytest.raises(TextError, match="401 characters with its numbers and symbols spelled out, the limit is 400"):
         check_spoken_length("a" * 401, max_characters=100)
 
 

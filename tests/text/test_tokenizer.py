@@ -121,14 +121,14 @@ def test_long_runs_of_anything_are_encoded_in_bounded_time(unit: str, tokenizer:
         ("tokenizer.tiktoken", "AA== 0\n\n= 7\n", "255 of the 256 single bytes have no rank, the first is 1"),
         ("tokenizer.tiktoken", "\udcff", "cannot be read"),
         ("special_tokens.json", "{", "not JSON"),
-        ("special_tokens.json", "[]", "expected a JSON object, found list"),
-        ("special_tokens.json", '{"<|im_end|>": 9}', "its place in the file makes it 256"),
+        ("special_tokens.json", "[1]", "expected a JSON object, found list"),
+        ("special_tokens.json", '{"<|im_end|>": 9}', "its position in the file makes it 256"),
         ("special_tokens.json", "{}", r"no token <\|im_end\|>"),
         ("special_tokens.json", '{"<|im_end|>": 256}', r"no token <\|semantic:0\|>"),
         (
             "special_tokens.json",
             '{"<|im_end|>": 256, "<|semantic:0|>": 257, "<|semantic:2|>": 258}',
-            r"<\|semantic:1\|> is not token 258",
+            r"<\|semantic:1\|> must be token 258",
         ),
     ],
 )

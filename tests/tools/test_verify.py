@@ -342,7 +342,7 @@ def test_a_directory_that_does_not_exist_is_an_invalid_request(tmp_path: Path) -
 
 
 def test_an_empty_directory_names_the_first_part_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no tokenizer here"):
+    with pytest.raises(CheckpointError, match="no tokenizer found"):
         verify(tmp_path)
 
 
