@@ -54,7 +54,7 @@ def test_runaway_speech_is_found_while_it_streams(speech):
     assert guard.finish() == (SpeechDefect.RUNAWAY,)
 
 
-def test_a_value_that_is_not_finite_is_told_at_once_and_stays_told(speech):
+def test_a_value_that_is_not_finite_is_reported_at_once_and_stays_reported(speech):
     guard = SpeechGuard(RATE, SENTENCE)
     assert guard.feed(speech(0.1)) is None
     assert guard.feed(np.array([np.nan], np.float32)) is SpeechDefect.NOT_FINITE

@@ -46,8 +46,8 @@ def test_many_lines_are_under_way_at_one_time_and_each_sounds_as_if_alone(tiny: 
             most = max(most, engine.service.statistics()["running"])
 
         run(plan_batch(source, manifest), source, loaded, manifest, 8, watch)
-    told = entries(tmp_path / "out")
-    assert [told[line]["audio_seconds"] for line in sorted(told)] == [0.48] * 16
+    reported = entries(tmp_path / "out")
+    assert [reported[line]["audio_seconds"] for line in sorted(reported)] == [0.48] * 16
     assert most == 4
     files = [(tmp_path / "out" / f"{line:06d}.wav").read_bytes() for line in range(1, 17)]
     assert files[:8] == files[8:]
@@ -86,19 +86,19 @@ def test_killed_and_interrupted_it_goes_on_where_it_was(tmp_path: Path) -> None:
     interrupted = start(tmp_path, "--slots", "2")
     until_done(interrupted, out, len(journalled) + 3)
     interrupted.send_signal(signal.SIGINT)
-    _, told = interrupted.communicate(timeout=60)
+    _, reported = interrupted.communicate(timeout=60)
     assert interrupted.returncode == 130
-    kept = re.search(r"interrupted: (\d+) of 18 lines are done; run the same command again to resume", told)
-    assert kept is not None, told
+    kept = re.search(r"interrupted: (\d+) of 18 lines are done; run the same command again to resume", reported)
+    assert kept is not None, reported
     assert not list(out.glob(".*.part"))
     second = {path.name: path.stat().st_mtime_ns for path in out.glob("*.wav")}
 
     whole = start(tmp_path, "--slots", "8", "--json")
-    told, faults = whole.communicate(timeout=120)
+    reported, faults = whole.communicate(timeout=120)
     assert whole.returncode == 1, faults
     assert "line 17: the line is not JSON" in faults
     assert "line 18: there is no voice 'nobody'" in faults
-    summary = json.loads(told)
+    summary = json.loads(reported)
     assert (summary["done"] + summary["done_before"], summary["failed"]) == (17, 2)
     assert summary["done_before"] == int(kept[1]) >= 6
 
@@ -106,7 +106,7 @@ def test_killed_and_interrupted_it_goes_on_where_it_was(tmp_path: Path) -> None:
     for path, stamp in first.items():
         assert path.name not in journalled or path.stat().st_mtime_ns == stamp
     assert sum((out / name).stat().st_mtime_ns == stamp for name, stamp in second.items()) >= summary["done_before"]
-    told_of = entries(out)
-    assert sorted(told_of) == list(range(1, 20))
+    reported_entries = entries(out)
+    assert sorted(reported_entries) == list(range(1, 20))
     assert all(len(samples_of(path.read_bytes())) == 60 * 640 for path in out.glob("*.wav"))
     assert (out / "last.wav").exists()

@@ -34,12 +34,12 @@ def test_a_worker_reads_its_lines_by_their_place_and_tells_those_that_are_others
         path.write_text(path.read_text().replace("Six.", "Ten."))
         worker = BatchWorker(SOURCE, tmp_path / "voices", out, lines)
         try:
-            told = worker(columns(tasks[1:]))
+            reported = worker(columns(tasks[1:]))
         finally:
             worker._speaker.loaded.service.close()
             worker._journal.close()
-        assert sorted(zip(told["line"], told["status"], strict=True)) == [(2, "done"), (3, "failed")]
-        assert "the input has changed since the batch started: run the batch again" in told["error"]
+        assert sorted(zip(reported["line"], reported["status"], strict=True)) == [(2, "done"), (3, "failed")]
+        assert "the input has changed since the batch started: run the batch again" in reported["error"]
         assert manifest.count(tasks) == 1
     assert [path.name for path in out.glob("*.wav")] == ["000002.wav"]
 

@@ -1,4 +1,4 @@
-"""The input of a batch: what is taken, what is told, and what makes two lines the same."""
+"""Input file of a batch: validation, error messages and line digests."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_the_mark_that_some_editors_begin_a_file_with_is_no_part_of_its_first_li
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("not json", "the line is not JSON"),
         ("[1]", "a line must be a JSON object"),
@@ -59,12 +59,12 @@ def test_the_mark_that_some_editors_begin_a_file_with_is_no_part_of_its_first_li
         (b'{"text": "\xff"}', "not UTF-8"),
     ],
 )
-def test_a_line_that_is_wrong_is_told_and_the_others_stay(tmp_path: Path, line: str | bytes, told: str) -> None:
+def test_an_invalid_line_is_reported_and_the_others_stay(tmp_path: Path, line: str | bytes, reported: str) -> None:
     raw = line if isinstance(line, bytes) else line.encode()
     before, fault, after = read(tmp_path, b'{"text": "a"}\n' + raw + b'\n{"text": "b"}\n')
     assert isinstance(fault, LineError)
     assert fault.number == 2
-    assert told in fault.message
+    assert reported in fault.message
     assert isinstance(before, LineTask)
     assert isinstance(after, LineTask)
 
@@ -104,6 +104,6 @@ def test_defaults_hold_for_lines_that_do_not_say_otherwise(tmp_path: Path) -> No
     assert body.reference_id == "you"
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="No such file"):
         list(InputFile(tmp_path / "nowhere.jsonl", PLAIN).tasks())

@@ -114,7 +114,7 @@ def test_journals_of_workers_are_taken_in_at_the_end_and_after_a_crash(tmp_path:
     assert not list(tmp_path.glob("*.journal"))
 
 
-def test_a_manifest_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_manifest_of_another_program_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text('{"name": "theirs"}\n')
     with pytest.raises(InvalidRequest, match="choose another -o"), Manifest.opened(tmp_path):
         pass
@@ -123,7 +123,7 @@ def test_a_manifest_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["", "\n"])
 @pytest.mark.parametrize("before", ["", '{"name": "theirs"}\n'])
-def test_a_manifest_of_somebody_else_keeps_its_last_line(tmp_path: Path, before: str, end: str) -> None:
+def test_a_manifest_of_another_program_keeps_its_last_line(tmp_path: Path, before: str, end: str) -> None:
     content = before + '{"name": "the last"}' + end
     (tmp_path / MANIFEST).write_text(content)
     with pytest.raises(InvalidRequest, match="choose another -o"), Manifest.opened(tmp_path):
@@ -164,7 +164,7 @@ def test_a_line_that_was_put_right_is_wrong_no_more(tmp_path: Path) -> None:
         assert [(entry["line"], entry["status"]) for entry in entries(out)] == found
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError, match="file"), Manifest.opened(tmp_path / "file"):
         pass

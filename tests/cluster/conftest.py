@@ -77,7 +77,7 @@ class Cluster:
         return surroundings(self.home) | {
             "RAY_TMPDIR": str(self.scratch),
             "XDG_STATE_HOME": str(self.home),
-            # Ray places by what it is told: there is no such GPU, and nobody speaks on it.
+            # Ray schedules by declared resources: this GPU does not exist and is not used.
             "RAY_OVERRIDE_RESOURCES": '{"GPU": 1}',
         }
 

@@ -135,13 +135,13 @@ def test_a_batch_is_spread_over_the_same_cluster(cluster: Cluster) -> None:
     assert "line 21: text" in first.stderr
     assert {key: json.loads(first.stdout)[key] for key in ("done", "failed")} == {"done": 20, "failed": 1}
     assert all(len(samples_of(path.read_bytes())) == 10 * 640 for path in out.glob("*.wav"))
-    told = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
-    assert [entry["line"] for entry in told] == list(range(1, 22))
+    reported = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+    assert [entry["line"] for entry in reported] == list(range(1, 22))
     again = cluster.run(*command, "--address", "auto")
     assert json.loads(again.stdout)["done_before"] == 20
 
 
-def test_whoever_leaves_frees_the_slot(cluster: Cluster) -> None:
+def test_a_client_that_disconnects_frees_its_slot(cluster: Cluster) -> None:
     with cluster.client() as http, http.stream("POST", "/v1/tts", json={**LONG, "max_new_tokens": 1500}) as answer:
         next(answer.iter_raw())
     for _ in range(100):
@@ -171,7 +171,7 @@ class Listener:
             self.end = type(broken).__name__
 
 
-def wait_while_nobody_ends(listeners: list[Listener], condition: Callable[[], bool]) -> None:
+def wait_while_all_are_running(listeners: list[Listener], condition: Callable[[], bool]) -> None:
     while not condition():
         assert not any(listener.end for listener in listeners)
         time.sleep(0.05)
@@ -190,9 +190,9 @@ def test_a_killed_replica_is_replaced_and_who_waited_there_is_spoken_elsewhere(c
         https = [clients.enter_context(cluster.client()) for _ in range(4 * SLOTS)]
         speaking, waiting = ([Listener(http, size) for http in https[half::2]] for half, size in enumerate(sizes))
         running = [pool.submit(each.listen) for each in speaking]
-        wait_while_nobody_ends(speaking, lambda: all(each.heard for each in speaking))
+        wait_while_all_are_running(speaking, lambda: all(each.heard for each in speaking))
         running += [pool.submit(each.listen) for each in waiting]
-        wait_while_nobody_ends(
+        wait_while_all_are_running(
             speaking, lambda: [worker["in_flight"] for worker in cluster.workers()] == [2 * SLOTS] * 2
         )
         victim = cluster.workers()[0]
@@ -200,7 +200,7 @@ def test_a_killed_replica_is_replaced_and_who_waited_there_is_spoken_elsewhere(c
         for each in running:
             each.result(240)
     assert all(each.heard == sizes[each.frames] for each in (*speaking, *waiting) if each.end == "200")
-    # Only a listener that had heard something is told, by a connection that breaks off.
+    # Only a client that has received audio sees an error, as a closed connection.
     assert {each.end for each in waiting} == {"200"}
     broken = [each for each in speaking if each.end != "200"]
     assert len(broken) == SLOTS
@@ -263,9 +263,9 @@ def test_replicas_come_with_the_load_and_go_with_it(cluster: Cluster) -> None:
 
 
 def test_status_tells_and_down_ends_it(cluster: Cluster) -> None:
-    told = cluster.run("cluster", "status", "--json")
-    assert told.returncode == 0, told.stderr
-    status = json.loads(told.stdout)
+    reported = cluster.run("cluster", "status", "--json")
+    assert reported.returncode == 0, reported.stderr
+    status = json.loads(reported.stdout)
     assert (status["state"], len(status["workers"])) == ("RUNNING", 1)
     assert "voices" in cluster.run("cluster", "status").stdout
     assert cluster.run("cluster", "down").returncode == 0

@@ -48,6 +48,6 @@ def test_a_joined_cluster_that_is_too_small_says_what_is_waited_for(
         plan = SimpleNamespace(cluster=ClusterConfig(replicas=replicas, cpus=1.0), source=EngineSource(device="cpu"))
         command._deploy_remote(plan, "auto", None)  # type: ignore[arg-type]
     assert deployed == [3, 4]
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert "4 replicas with 1 CPUs each need 4, but the cluster has 3" in told[0]
+    reported = capsys.readouterr().err.splitlines()
+    assert len(reported) == 1
+    assert "4 replicas with 1 CPUs each need 4, but the cluster has 3" in reported[0]

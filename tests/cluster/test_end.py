@@ -18,7 +18,7 @@ with local_ray(logs=True):
 """
 
 
-def test_whoever_is_asked_to_end_does_so_without_a_stack_trace(tmp_path: Path) -> None:
+def test_sigterm_ends_the_command_without_a_stack_trace(tmp_path: Path) -> None:
     # Sockets lie below it, and their paths have to be short.
     scratch = tempfile.mkdtemp(prefix="ray")
     here = surroundings(tmp_path) | {"RAY_TMPDIR": scratch, "XDG_STATE_HOME": str(tmp_path)}

@@ -34,7 +34,7 @@ def test_round_robin_takes_each_in_its_turn() -> None:
     assert firsts == ["replica-0", "replica-1", "replica-2"] * 2
 
 
-def test_least_connections_takes_whoever_carries_least_and_turns_among_equals() -> None:
+def test_least_connections_takes_the_lowest_load_and_rotates_among_equals() -> None:
     strategy = make_strategy("least-connections")
     assert [each.load for each in strategy.order(None, candidates(3, 1, 2))] == [1, 2, 3]
     firsts = Counter(strategy.order(None, candidates(1, 1, 1))[0].id for _ in range(9))
@@ -55,7 +55,7 @@ def test_a_voice_spills_over_to_its_own_second_home() -> None:
     assert strategy.order("voice-0", full)[-1].id == first.id
 
 
-def test_when_all_are_full_whoever_carries_least_is_next() -> None:
+def test_when_all_are_full_the_lowest_load_is_next() -> None:
     assert make_strategy("voice-affinity").order("voice-0", candidates(9, 6, 7))[0].id == "replica-1"
 
 

@@ -11,6 +11,6 @@ def test_replicas_are_counted_by_rank_and_kept_apart() -> None:
     assert [round(entry.wait, -1) for entry in entries[1:]] == [100, 200, 300]
 
 
-def test_without_a_stagger_nobody_waits() -> None:
+def test_without_a_stagger_no_replica_waits() -> None:
     gate = StartupGate(stagger_seconds=0.0)
     assert [asyncio.run(gate.enter(rank)).wait for rank in (0, 1)] == [0, 0]

@@ -47,7 +47,7 @@ def do_all(spec: EndpointSpec) -> list[str]:
 
 
 def test_everything_is_made_once() -> None:
-    assert [told.split()[0] for told in do_all(SPEC)] == ["create", "create", "create", "wait", "scale", "aim"]
+    assert [reported.split()[0] for reported in do_all(SPEC)] == ["create", "create", "create", "wait", "scale", "aim"]
     assert do_all(SPEC) == []
 
 
@@ -117,7 +117,7 @@ def test_what_aws_would_refuse_is_refused_before(wrong: dict[str, Any]) -> None:
         replace(SPEC, **wrong)
 
 
-def test_what_aws_refuses_is_told() -> None:
+def test_what_aws_refuses_is_reported() -> None:
     with pytest.raises(ShoalError, match="AWS rejected CreateEndpointConfig"):
         do_all(replace(SPEC, instance="ml.nonsense"))
 

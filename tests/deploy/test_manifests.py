@@ -62,7 +62,7 @@ def stages() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
-def test_an_image_runs_as_nobody_special_and_can_be_watched(target: str) -> None:
+def test_an_image_runs_as_an_ordinary_user_and_has_a_health_check(target: str) -> None:
     stage = stages()
     assert stage[target].rstrip().endswith("USER 1000")
     assert "HEALTHCHECK" in stage["base"]
@@ -91,7 +91,7 @@ def test_the_health_check_asks_a_path_that_there_is() -> None:
 def test_variables_in_images_and_manifests_are_settings() -> None:
     files = [*DOCKERFILES, ROOT / "compose.yaml", *KUBERNETES.glob("*.yaml"), ROOT / "deploy/runpod/setup.sh"]
     named = {name.lower() for path in files for name in re.findall(r"\bSHOAL_([A-Z_]+)\b", path.read_text())}
-    # What the files themselves are told: the image to build upon, and what pip is to install.
+    # Build arguments of the files: the base image and what pip installs.
     assert named - set(Settings.model_fields) <= {"image", "package"}
 
 

@@ -96,7 +96,7 @@ def test_a_model_that_cannot_be_loaded_is_refused(container: httpx.Client, body:
     assert container.get("/ping").status_code == 200
 
 
-def test_a_directory_without_a_model_is_told(container: httpx.Client, tmp_path: Path) -> None:
+def test_a_directory_without_a_model_is_reported(container: httpx.Client, tmp_path: Path) -> None:
     for model in container.get("/models").json()["models"]:
         container.delete(f"/models/{model['modelName']}")
     refused = container.post("/models", json={"model_name": "empty", "url": str(tmp_path)})

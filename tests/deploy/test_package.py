@@ -18,7 +18,7 @@ from shoal.quantize.apply import modes_of, quantize_codec
 from shoal.quantize.modes import WeightModes
 
 
-def quiet(told: str) -> None:
+def quiet(reported: str) -> None:
     pass
 
 
@@ -97,7 +97,7 @@ def test_a_model_that_lacks_something_is_not_packed(tiny_directory: Path, tmp_pa
 
 
 def test_nothing_is_left_of_a_package_that_was_interrupted(tiny_directory: Path, tmp_path: Path) -> None:
-    def interrupted(told: str) -> None:
+    def interrupted(reported: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

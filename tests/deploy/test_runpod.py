@@ -65,11 +65,13 @@ def test_a_job_can_be_streamed(worker: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [({"text": ""}, "text"), ({"text": "a", "reference_id": "nobody"}, "nobody"), ({}, "text")]
+    ("given", "reported"), [({"text": ""}, "text"), ({"text": "a", "reference_id": "nobody"}, "nobody"), ({}, "text")]
 )
-def test_what_cannot_be_spoken_is_an_error_of_the_job(worker: httpx.Client, given: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_spoken_is_an_error_of_the_job(
+    worker: httpx.Client, given: dict[str, Any], reported: str
+) -> None:
     (last,) = worker.post("/runsync", json={"input": given}).json()["output"]
-    assert told in last["error"]
+    assert reported in last["error"]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +122,8 @@ def test_a_pod_is_set_up_and_serves(tmp_path: Path) -> None:
     serving = Serving(process, f"http://127.0.0.1:{port}", tmp_path / "log", place)
     try:
         serving.wait_until_ready()
-        told = next(line for line in serving.log.read_text().splitlines() if "the key of this pod: " in line)
-        key = told.rpartition(" ")[2]
+        reported = next(line for line in serving.log.read_text().splitlines() if "the key of this pod: " in line)
+        key = reported.rpartition(" ")[2]
         assert serving.client().post("/v1/tts", json=SAY).status_code == 401
         assert serving.client(Authorization=f"Bearer {key}").post("/v1/tts", json=SAY).status_code == 200
     finally:

@@ -17,7 +17,7 @@ from tests.server.conftest import samples_of
 
 
 class Context:
-    """What the model server tells the toolkit of a request, and is told."""
+    """Request and response of the model server, as the toolkit sees them."""
 
     def __init__(self, model_dir: Path, content_type: str, accept: str) -> None:
         self.system_properties = {"model_dir": str(model_dir)}
@@ -48,7 +48,7 @@ class Toolkit:
 def toolkit(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toolkit]:
     """As in a container of SageMaker's: the archive is unpacked, and the program in its `code` is called."""
     place = tmp_path_factory.mktemp("sagemaker")
-    package_sagemaker(model_files(str(tiny_directory)), place / "out", lambda told: None)
+    package_sagemaker(model_files(str(tiny_directory)), place / "out", lambda reported: None)
     with tarfile.open(place / "out" / ARCHIVE) as archive:
         archive.extractall(place / "model", filter="data")
     with pytest.MonkeyPatch.context() as patch:
@@ -76,7 +76,7 @@ def test_a_body_of_openai_in_message_pack_is_spoken(toolkit: Toolkit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "content_type", "accept", "status", "told"),
+    ("body", "content_type", "accept", "status", "reported"),
     [
         (b"no", "application/json", "*/*", 422, "not JSON"),
         (b'{"text": ""}', "application/json", "*/*", 422, "text"),
@@ -86,8 +86,8 @@ def test_a_body_of_openai_in_message_pack_is_spoken(toolkit: Toolkit) -> None:
     ],
 )
 def test_what_cannot_be_spoken_has_its_status(
-    toolkit: Toolkit, body: bytes, content_type: str, accept: str, status: int, told: str
+    toolkit: Toolkit, body: bytes, content_type: str, accept: str, status: int, reported: str
 ) -> None:
     context, message = toolkit(body, content_type, accept)
     assert context.status == status
-    assert told in message.partition("\n")[0]
+    assert reported in message.partition("\n")[0]

@@ -26,7 +26,7 @@ def ask(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Several bodies at once; the answer to each: pieces, media type, error."""
     python = triton_server.environment()
     place = tmp_path_factory.mktemp("triton")
-    package_triton(model_files(str(tiny_directory)), place / "models", lambda told: None)
+    package_triton(model_files(str(tiny_directory)), place / "models", lambda reported: None)
     with (place / "models" / "shoal" / "config.pbtxt").open("a") as config:
         # One of Triton's own among our settings.
         config.write('parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "yes" } }\n')
@@ -84,11 +84,11 @@ def test_a_whole_file_is_one_piece_and_a_seed_sounds_the_same_alone_and_in_compa
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [({"text": ""}, "text"), ({"text": "a", "colour": 1}, "colour"), ("no JSON", "not JSON"), ({}, "text")],
 )
-def test_what_cannot_be_spoken_is_told(ask: Ask, body: object, told: str) -> None:
-    assert told in ask(body)[0]["error"]
+def test_what_cannot_be_spoken_is_reported(ask: Ask, body: object, reported: str) -> None:
+    assert reported in ask(body)[0]["error"]
 
 
 def test_a_request_of_openai_is_understood(ask: Ask) -> None:

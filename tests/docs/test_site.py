@@ -56,35 +56,35 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
 
 
 def test_every_metric_is_explained() -> None:
-    told = (DOCS / "monitoring.md").read_text()
+    reported = (DOCS / "monitoring.md").read_text()
     kinds = {family.name: family.type for family in Metrics(lambda: None).registry.collect()}
     kinds = {name: kind for name, kind in kinds.items() if name.startswith("shoal_")}
     kinds |= {figure.name: figure.kind for figure in ENGINE_METRICS}
     names = [f"{name}_total" if kind == "counter" else name for name, kind in kinds.items()]
-    assert [name for name in names if f"| `{name}` | " not in told] == []
+    assert [name for name in names if f"| `{name}` | " not in reported] == []
 
 
 def test_every_command_is_named() -> None:
-    told = (DOCS / "command-line.md").read_text()
-    assert [path[0] for path in COMMANDS if f"`shoal {path[0]}`" not in told] == []
+    reported = (DOCS / "command-line.md").read_text()
+    assert [path[0] for path in COMMANDS if f"`shoal {path[0]}`" not in reported] == []
 
 
 def test_every_field_of_upstream_is_on_the_page_for_those_who_come_from_there() -> None:
-    told = (DOCS / "migration.md").read_text()
-    table = told[told.index("field by field") : told.index("## Audio output")]
+    reported = (DOCS / "migration.md").read_text()
+    table = reported[reported.index("field by field") : reported.index("## Audio output")]
     ours_alone = {"min_chunk_length", "condition_on_previous_chunks", "early_stop_threshold"}
     assert [name for name in SpeechBody.model_fields if f"`{name}`" not in table and name not in ours_alone] == []
 
 
 @pytest.mark.parametrize(("model", "column"), [("s1-mini", 1), ("s2-pro", 3)])
 def test_the_arithmetic_of_memory_is_right(model: str, column: int) -> None:
-    told = (DOCS / "tuning.md").read_text()
+    reported = (DOCS / "tuning.md").read_text()
     found = inspect(f"random:{model}")
     assert found.language is not None
     assert found.sound is not None
-    assert f"{found.language.kv_bytes_per_token:,} bytes" in told
+    assert f"{found.language.kv_bytes_per_token:,} bytes" in reported
     columns = 50 * found.sound.frame_rate
     one = columns * found.language.kv_bytes_per_token + 8.9e6
-    for row in re.findall(r"^\| (\d+) GB \| ([\d.]+) GB \| (\d+) \| ([\d.]+) GB \| (\d+) \|$", told, re.MULTILINE):
+    for row in re.findall(r"^\| (\d+) GB \| ([\d.]+) GB \| (\d+) \| ([\d.]+) GB \| (\d+) \|$", reported, re.MULTILINE):
         left = 0.9 * int(row[0]) * 1e9 - found.bytes
         assert (float(row[column]), int(row[column + 1])) == (round(left / 1e9, 1), int(left / one))
