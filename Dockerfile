@@ -1,7 +1,7 @@
 # Two images from one file:
 #   docker build --target cpu  -t shoal:cpu .
 #   docker build --target cuda -t shoal:cuda .
-# With EXTRAS=cluster they have Ray as well, for deploy/kubernetes/rayservice.yaml.
+# EXTRAS=cluster adds Ray, for deploy/kubernetes/rayservice.yaml.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS wheel
@@ -17,7 +17,7 @@ FROM ${PYTHON_IMAGE} AS base
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends wget \
     && rm -rf /var/lib/apt/lists/*
-# Caches and state are owned by the user before they become volumes: a new volume takes that over.
+# Create caches and state with their owner before they become volumes: a new volume inherits it.
 RUN useradd --uid 1000 --create-home shoal \
     && install --directory --owner shoal --group shoal /var/cache/shoal /var/lib/shoal
 ENV PYTHONUNBUFFERED=1 \
@@ -31,7 +31,7 @@ ENV PYTHONUNBUFFERED=1 \
 COPY constraints.txt /opt/shoal/constraints.txt
 VOLUME ["/var/cache/shoal", "/var/lib/shoal"]
 EXPOSE 8080
-# Alive, not ready: a server that loads a large model must not be killed for it.
+# Liveness, not readiness: a server must not be killed while it loads a large model.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['SHOAL_PORT'] + '/health', timeout=4)"]
 ENTRYPOINT ["shoal"]
@@ -49,7 +49,7 @@ USER 1000
 
 FROM base AS cuda
 ARG EXTRAS=server
-# Triton calls a C compiler for the kernels. CUDA comes with torch; the driver is the machine's.
+# Triton needs a C compiler for its kernels. CUDA comes with torch, the driver with the host.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \

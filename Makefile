@@ -1,4 +1,4 @@
-# Everything a newcomer needs: every target sets up .venv by itself.
+# Every target sets up .venv by itself.
 PYTHON ?= python3
 MODEL ?= nano
 VENV := .venv
@@ -10,7 +10,7 @@ PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check install --constraint 
 
 install: $(STAMP)
 
-# torch by its exact version first: asked for by a range, pip would take another build of it.
+# torch first, by its exact version: for a range, pip would install another build of it.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) "torch==2.13.0"
@@ -20,12 +20,12 @@ $(STAMP): pyproject.toml constraints.txt
 serve: install
 	$(VENV)/bin/shoal serve --model $(MODEL)
 
-# With the judges, so that the short form of docs/quality.md is among the tests.
+# With the quality judges, so that the short quality tests (docs/quality.md) run too.
 test: $(JUDGES)
 	scripts/browser
 	scripts/test
 
-# For the inner loop: what needs no other process and takes less than four seconds per file.
+# Quick feedback: test files that start no process and take less than four seconds.
 test-fast: install
 	$(VENV)/bin/ruff check --quiet .
 	scripts/pytest -m "not slow"
@@ -37,7 +37,7 @@ format: install
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-# How well the bundled model speaks (docs/quality.md); about a second per clip, and what has been judged is kept.
+# Quality of the bundled model (docs/quality.md); about a second per clip, results are cached.
 TEACHERS := build/teachers
 SENTENCES ?= 104
 VOICES ?= 2
@@ -51,7 +51,7 @@ quality: $(JUDGES) $(TEACHERS)/flite
 	$(VENV)/bin/python -m training.evaluate build/quality/clips/manifest.jsonl --gate "$(GATES)" \
 	    --json build/quality/report.json --markdown build/quality/report.md
 
-# Some judges ask for packages they do not need to judge, one of which does not load beside this torch.
+# Some judges declare dependencies that they do not use, one of which is incompatible with this torch.
 $(JUDGES): $(STAMP) training/requirements-quality.txt training/requirements-quality-no-deps.txt
 	$(PIP) --requirement training/requirements-quality.txt
 	$(VENV)/bin/pip --quiet --disable-pip-version-check install --no-deps \

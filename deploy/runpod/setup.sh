@@ -1,11 +1,11 @@
 #!/bin/sh -eu
-# A pod of RunPod with a volume becomes a server: installs once, fetches the model once, then serves.
-# Everything lies under WORKSPACE, so a pod that is stopped and started again is there at once.
+# Serve on a RunPod pod with a volume: install once, download the model once, then serve.
+# Everything is kept under WORKSPACE, so a restarted pod serves again without a download.
 #
 #   SHOAL_MODEL      nano, s1-mini, s2-pro, OWNER/NAME or a directory
 #   SHOAL_PORT       the port that the pod exposes
 #   SHOAL_PACKAGE    what pip installs: shoal, or a wheel, or an address: https://….whl, git+https://….git
-#   HF_TOKEN         for models whose terms must be accepted first
+#   HF_TOKEN         for gated models
 WORKSPACE=${WORKSPACE:-/workspace}/shoal
 VENV=$WORKSPACE/venv
 
@@ -15,7 +15,7 @@ export SHOAL_MODEL="${SHOAL_MODEL:-nano}" SHOAL_PORT="${SHOAL_PORT:-8080}" SHOAL
 
 mkdir -p "$WORKSPACE"
 if ! [ -x "$VENV/bin/shoal" ]; then
-    # The images of RunPod bring a torch that fits their driver: it is used as it is.
+    # RunPod images include a torch that fits their driver: use it.
     python3 -m venv --system-site-packages "$VENV"
     case ${SHOAL_PACKAGE:=shoal} in
         *://*) wanted="shoal[server] @ $SHOAL_PACKAGE" ;;  # pip reads no extras at the end of an address
@@ -29,7 +29,7 @@ case $SHOAL_MODEL in
     *) [ -d "$SHOAL_MODEL" ] || "$VENV/bin/shoal" pull "$SHOAL_MODEL" ;;
 esac
 
-# The first start makes a key and tells it, once; it can be made anew with `shoal keys`.
+# The first start creates an API key and prints it once; `shoal keys` makes further ones.
 if ! [ -e "$XDG_CONFIG_HOME/shoal/keys.json" ] && [ -z "${SHOAL_API_KEYS:-}" ]; then
     echo "the key of this pod: $("$VENV/bin/shoal" keys new pod)"
 fi
