@@ -139,7 +139,7 @@ def test_a_waiting_lock_is_granted_when_the_holder_releases_it(tmp_path: Path) -
     with file_lock(tmp_path / "lock"):
         waiting.start()
         assert not granted.is_set()
-    waiting.join(30)
+    waiting.join(60)
     assert granted.is_set()
 
 

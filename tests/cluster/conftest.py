@@ -43,13 +43,13 @@ class Cluster:
         return httpx.Client(base_url=self.url, timeout=90.0, trust_env=False)
 
     def workers(self) -> list[dict[str, Any]]:
-        workers: list[dict[str, Any]] = httpx.get(f"{self.url}/v1/workers", timeout=30, trust_env=False).json()[
+        workers: list[dict[str, Any]] = httpx.get(f"{self.url}/v1/workers", timeout=60, trust_env=False).json()[
             "workers"
         ]
         return workers
 
     def health(self) -> httpx.Response:
-        return httpx.get(f"{self.url}/v1/health", timeout=30, trust_env=False)
+        return httpx.get(f"{self.url}/v1/health", timeout=60, trust_env=False)
 
     def wait_until(self, ready: int, seconds: float = START_SECONDS) -> None:
         deadline = time.monotonic() + seconds

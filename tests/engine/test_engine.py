@@ -37,7 +37,7 @@ from shoal.voices.store import voice_directory
 from shoal.voices.voice import Voice
 from tests.engine.oracle import Oracle, assert_nothing_leaked
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 SHORT = SamplingParams(seed=1, max_frames=6)
 PLAIN = EngineConfig(slots=4, guard=False)
 
@@ -59,7 +59,7 @@ def engine(tiny: Checkpoint, tmp_path: Path) -> Iterator[Engine]:
 
 def settle(engine: Engine) -> None:
     """Wait until no utterance is active; cancelled ones are released at the next step."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while engine.service.thread.active or not engine.service.core.idle:
         assert time.monotonic() < end
         time.sleep(0.002)

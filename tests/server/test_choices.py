@@ -132,7 +132,7 @@ def figure(http: httpx.Client, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
-def until(condition: object, seconds: float = 30.0) -> bool:
+def until(condition: object, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():  # type: ignore[operator]

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -81,6 +82,11 @@ def test_keys_can_be_created_listed_and_revoked(tmp_path: Path) -> None:
     assert run(tmp_path, "keys", "revoke", "alice").returncode == 2
 
 
+def ready(serving: Serving) -> dict[str, Any]:
+    told: dict[str, Any] = httpx.get(f"{serving.url}/ready", timeout=60, trust_env=False).json()
+    return told
+
+
 def speak(serving: Serving, body: dict[str, object], **headers: str) -> httpx.Response:
     return httpx.post(f"{serving.url}/v1/tts", json=body, headers=headers, timeout=60, trust_env=False)
 
@@ -107,8 +113,9 @@ def test_keys_authenticate_and_their_limits_hold(start_server: Start, tmp_path: 
     document = httpx.get(f"{serving.url}/openapi.json", trust_env=False).json()
     assert document["paths"]["/v1/tts"]["post"]["security"] == [{"HTTPBearer": []}]
     file.revoke("bob")
-    time.sleep(3)
-    assert speak(serving, say, authorization=f"Bearer {bob}").status_code == 401
+    while (status := speak(serving, say, authorization=f"Bearer {bob}").status_code) != 401:
+        assert status == 429  # until the server looks at the file again
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +128,28 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def test_a_full_queue_rejects_with_retry_after(tight: Serving) -> None:
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: speak(tight, {**LONG, "max_new_tokens": 20}), range(6)))
-    assert {answer.status_code for answer in answers} == {200, 429}
-    refused = [answer for answer in answers if answer.status_code == 429]
-    assert len(refused) >= 3
+    """One request runs, one waits, the next are rejected. Retried if the first reached its deadline too early."""
+    for _ in range(20):
+        with contextlib.suppress(httpx.TransportError):
+            waited, refused = fill_the_queue(tight)
+            if waited.status_code == 200 and {answer.status_code for answer in refused} == {429}:
+                break
+    assert (waited.status_code, {answer.status_code for answer in refused}) == (200, {429})
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+
+
+def fill_the_queue(tight: Serving) -> tuple[httpx.Response, list[httpx.Response]]:
+    """Return the response of the request that waited, and of three that came while the queue was full."""
+    short = {**LONG, "max_new_tokens": 20}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, tight.client() as http:
+        with http.stream("POST", "/v1/tts", json=ENDLESS) as running:
+            pieces = running.iter_bytes()  # kept: httpx closes the response with its iterator
+            next(pieces)
+            waits = pool.submit(speak, tight, short)
+            while not waits.done() and ready(tight)["under_way"] < 2:
+                time.sleep(0.01)
+            refused = [speak(tight, short) for _ in range(3)]
+        return waits.result(), refused
 
 
 def test_a_request_that_exceeds_its_deadline_is_ended(tight: Serving) -> None:
@@ -219,7 +242,7 @@ def finishes_before_it_ends(serving: Serving) -> None:
             refused = speak(serving, {"text": "Hi."})
             assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
         audio += b"".join(pieces)
-    assert serving.process.wait(60) == 0
+    assert serving.process.wait(240) == 0
     assert len(samples_of(audio)) == len(whole) > 300 * 640
 
 
@@ -234,7 +257,9 @@ def test_a_second_interrupt_skips_the_drain(start_server: Start) -> None:
         while httpx.get(f"{serving.url}/ready", trust_env=False).json()["state"] != "stopping":
             time.sleep(0.01)
         serving.process.send_signal(signal.SIGINT)
-        assert serving.process.wait(10) == 0, serving.log.read_text()
+        assert serving.process.wait(60) == 0, serving.log.read_text()
+        with pytest.raises(httpx.TransportError):  # it was not spoken to its end
+            b"".join(pieces)
     with pytest.raises(ProcessLookupError):
         os.kill(engine, 0)
     assert "CancelledError" not in serving.log.read_text()

@@ -67,7 +67,7 @@ def test_a_shutdown_during_loading_does_not_wait_for_the_model() -> None:
     given_up = threading.Event()
 
     def load() -> EngineHandle:
-        assert given_up.wait(30)
+        assert given_up.wait(60)
         raise EngineStopped("the engine was closed")
 
     async def life() -> EngineLifecycle:
@@ -89,4 +89,4 @@ def test_the_process_exits_while_the_model_is_loading(start_server: Start) -> No
         time.sleep(0.01)
     assert httpx.get(f"{server.url}/ready", trust_env=False).json()["state"] == "starting"
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(20) == 0, server.log.read_text()
+    assert server.process.wait(60) == 0, server.log.read_text()

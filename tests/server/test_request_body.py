@@ -30,7 +30,7 @@ class House:
 
     def post(self, path: str, content: dict[str, Any]) -> httpx.Response:
         url = f"http://127.0.0.1:{self.port}{path}"
-        return httpx.post(url, content=ormsgpack.packb(content), headers=PACKED, timeout=30, trust_env=False)
+        return httpx.post(url, content=ormsgpack.packb(content), headers=PACKED, timeout=60, trust_env=False)
 
     def live(self) -> ClientConnection:
         return connect(f"ws://127.0.0.1:{self.port}/v1/tts/live", proxy=None)
@@ -54,7 +54,7 @@ def begin(house: House, content: dict[str, Any]) -> socket.socket:
     head = (
         f"POST /v1/tts HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    line = socket.create_connection(("127.0.0.1", house.port), timeout=20)
+    line = socket.create_connection(("127.0.0.1", house.port), timeout=60)
     line.sendall(head.encode() + body)
     assert b" 200 " in line.recv(4096)
     return line
@@ -105,11 +105,11 @@ def test_a_live_session_holds_its_reservation_until_it_ends(house: House) -> Non
         wait_until(lambda: house.state.body_budget.used > 60_000)
         with house.live() as second:
             start(second)
-            finish = ormsgpack.unpackb(second.recv(timeout=20))  # type: ignore[arg-type]
+            finish = ormsgpack.unpackb(second.recv(timeout=60))  # type: ignore[arg-type]
         assert finish == {"event": "finish", "reason": "error", "message": BUSY}
         assert house.post("/v1/tts", SPEECH).status_code == 429
     wait_until(lambda: house.state.body_budget.used == 0)
     with house.live() as third:
         start(third)
         third.send(ormsgpack.packb({"event": "stop"}))
-        assert ormsgpack.unpackb(third.recv(timeout=20)) == {"event": "finish", "reason": "stop"}  # type: ignore[arg-type]
+        assert ormsgpack.unpackb(third.recv(timeout=60)) == {"event": "finish", "reason": "stop"}  # type: ignore[arg-type]

@@ -167,7 +167,7 @@ def test_an_engine_that_does_not_read_its_pipe_blocks_no_caller(supervisor: Supe
         command = Encode(bytes(8 << 20))  # more than a pipe buffers
         sending = threading.Thread(target=supervisor._submit, args=(command, lambda reply: None), daemon=True)
         sending.start()
-        sending.join(30)
+        sending.join(60)
         assert not sending.is_alive()
     finally:
         os.kill(engine, signal.SIGCONT)
@@ -281,7 +281,7 @@ def test_close_kills_an_engine_that_is_starting(again: bool) -> None:
     assert fresh.process.exitcode == -signal.SIGKILL
     assert not supervisor.ready
     if not again:
-        starting.join(10)
+        starting.join(60)
         assert not starting.is_alive()
 
 
@@ -294,7 +294,7 @@ def test_a_drain_waits_for_requests_whose_voice_is_still_being_encoded() -> None
     async def drained() -> list[AudioChunk]:
         speaking = asyncio.create_task(collect(supervisor, wanted))
         await asyncio.sleep(0)  # submitted; the engine has only started to read the recording
-        await asyncio.to_thread(supervisor.close, drain=True, timeout=30.0)
+        await asyncio.to_thread(supervisor.close, drain=True, timeout=60)
         return await speaking
 
     assert asyncio.run(drained())[-1].finish is not None
@@ -318,8 +318,8 @@ def test_reading_commands_is_not_blocked_by_sending_results() -> None:
     worker._service = SimpleNamespace(statistics=dict)  # type: ignore[assignment]
     reading = threading.Thread(target=lambda: [worker._run_command(job, GetStats()) for job in (1, 2)], daemon=True)
     reading.start()
-    assert pipe.full.wait(10)
-    reading.join(10)
+    assert pipe.full.wait(60)
+    reading.join(60)
     held_up = reading.is_alive()
     pipe.read.set()
     assert not held_up

@@ -88,7 +88,7 @@ def test_bodies_are_read_while_many_wait_for_the_codec(tmp_path: Path) -> None:
     with (
         listening(state) as port,
         concurrent.futures.ThreadPoolExecutor(40) as pool,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as http,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http,
     ):
         waiting = [pool.submit(post, http, "/v1/vqgan/encode", {"audios": [b"a"]}) for _ in range(40)]
         wait_until(lambda: standin.encoding == 40)

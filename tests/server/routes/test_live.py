@@ -79,7 +79,7 @@ def send(socket: ClientConnection, **event: Any) -> None:
 
 
 def receive(socket: ClientConnection) -> dict[str, Any]:
-    event: dict[str, Any] = ormsgpack.unpackb(socket.recv(timeout=30))  # type: ignore[arg-type]
+    event: dict[str, Any] = ormsgpack.unpackb(socket.recv(timeout=60))  # type: ignore[arg-type]
     return event
 
 
@@ -218,7 +218,7 @@ def test_text_received_before_a_shutdown_is_spoken(start_server: Start) -> None:
     assert sounds([first[0], *ended]) == whole
     assert refused[-1]["message"] == "the model is not ready: the server is stopping"
     assert sounds([first[1], *refused]) == whole
-    assert serving.process.wait(30) == 0
+    assert serving.process.wait(60) == 0
 
 
 def test_a_client_that_disconnects_frees_its_queue_place(server: Serving) -> None:
@@ -261,7 +261,7 @@ def test_a_disconnect_during_a_send_cancels_the_request_and_is_no_error(tiny: Ch
 
     async def leave(state: ServerState) -> None:
         session = asyncio.create_task(LiveSession(cast(WebSocket, socket), state, ANONYMOUS, "me").run())
-        await asyncio.wait_for(socket.sending.wait(), 30)
+        await asyncio.wait_for(socket.sending.wait(), 60)
         socket.gone.set()
         await session
         # Immediately, not when the generator is garbage collected.

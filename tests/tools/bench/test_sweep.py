@@ -161,7 +161,7 @@ def test_an_interrupt_keeps_finished_measurements(tmp_path: Path) -> None:
         "def measure(configuration, *rest):\n"
         "    if configuration.name == 'slow':\n"
         "        print('waiting', file=sys.stderr, flush=True)\n"
-        "        time.sleep(60)\n"
+        "        time.sleep(600)\n"
         "    default(configuration, *rest)\n"
         "sweep.measure = measure\n"
         f"sys.argv = {['shoal', *command[3:]]!r}\n"
@@ -177,7 +177,6 @@ def test_an_interrupt_keeps_finished_measurements(tmp_path: Path) -> None:
     for line in child.stderr:
         if "waiting" in line:
             break
-    time.sleep(0.2)
     child.send_signal(signal.SIGINT)
     out, error = child.communicate(timeout=60)
     assert child.returncode == 130, error
@@ -237,4 +236,4 @@ def test_an_unwritable_file_is_rejected_before_the_measurement(
         began = time.monotonic()
         ran = shoal(*command, flag, tmp_path / place)
         assert (ran.code, "cannot be written" in ran.err) == (10, True), ran.err
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
