@@ -18,7 +18,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-dev-shm-usage",
     "--mute-audio",
-    # A microphone that beeps, and nobody who would have to allow it.
+    # A fake microphone that beeps, without a permission prompt.
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
 )

@@ -15,7 +15,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from tests import slow
 
-# A shell that started us in the background made us ignore interrupts; so would every process that a test interrupts.
+# A shell that starts pytest in the background makes it ignore SIGINT, and the processes that tests start inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The models of the tests are too small to share out: a second thread would only wait for the first.
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Whoever lets this process ignore interrupts lets all that later tests start ignore them."""
+    """Fail a test that changed the SIGINT handler: processes started by later tests would inherit an ignored signal."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         pytest.fail(f"{item.nodeid} changed what an interrupt does")

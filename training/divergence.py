@@ -88,10 +88,10 @@ def _cache(model: DualAR, columns: Tensor, kind: torch.dtype | None) -> KVCache 
     length = len(columns)
     blocks = -(-length // BLOCK)
     kv = PagedKV(model.config.slow, blocks, BLOCK, kind, model.device)
-    nobody = torch.zeros(0, blocks, dtype=torch.long)
+    no_decode = torch.zeros(0, blocks, dtype=torch.long)
     kv.begin_pass(
         AttentionMetadata(
-            torch.arange(length), [PrefillSegment(0, length, length, torch.arange(blocks))], nobody, nobody[:, 0]
+            torch.arange(length), [PrefillSegment(0, length, length, torch.arange(blocks))], no_decode, no_decode[:, 0]
         )
     )
     return kv

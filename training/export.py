@@ -161,7 +161,7 @@ def write_voices(folder: Path, clips: Mapping[str, Sequence[Clip]], codec: Codec
     store = VoiceStore(folder, sample_rate=codec.config.sample_rate)
     for name, recordings in clips.items():
         store.add_recordings(name, [(wav_bytes(samples), text) for samples, text in recordings])
-        store.get(name, encoder)  # stores the codes, so that nobody has to encode at start
+        store.get(name, encoder)  # stores the codes, so that nothing is encoded at start
 
 
 def wav_bytes(samples: Samples) -> bytes:

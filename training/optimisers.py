@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def held_rate(rate: float, device: torch.device) -> float | Tensor:
-    """On a GPU a tensor: a captured graph reads it anew at every step."""
+    """On a GPU a tensor: a captured graph reads its current value at every step."""
     return torch.tensor(rate, device=device) if device.type == "cuda" else rate
 
 
@@ -28,14 +28,16 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def hold_to_usual(gradients: list[Tensor], norm: Tensor, usual_norm: Tensor, leave_out: float | None = None) -> None:
-    """Hold a step's gradients of this norm to three times the usual one, which is kept up to date.
+def clip_to_running_norm(
+    gradients: list[Tensor], norm: Tensor, running_norm: Tensor, leave_out: float | None = None
+) -> None:
+    """Clip a step's gradients to three times the running norm, and update that norm.
 
-    A step of more than `leave_out` times the usual norm is left out altogether.
+    A step of more than `leave_out` times the running norm is skipped.
     """
-    usual = torch.where(usual_norm > 0, usual_norm, norm)
-    share = (3 * usual / (norm + 1e-6)).clamp(max=1.0)
+    reference = torch.where(running_norm > 0, running_norm, norm)
+    share = (3 * reference / (norm + 1e-6)).clamp(max=1.0)
     if leave_out is not None:
-        share = torch.where(norm > leave_out * usual, torch.zeros_like(share), share)
+        share = torch.where(norm > leave_out * reference, torch.zeros_like(share), share)
     torch._foreach_mul_(gradients, share)
-    usual_norm.copy_(usual.lerp(torch.minimum(norm, 3 * usual), 0.02))
+    running_norm.copy_(reference.lerp(torch.minimum(norm, 3 * reference), 0.02))

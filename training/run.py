@@ -96,7 +96,7 @@ class Run(ABC, Generic[T]):
     capture: bool = True
     log_every: int = 100  # steps
     sync_every: int = 10
-    runner: Callable[[], None] | None = None  # what takes a step; None until it is made, and when it has to be anew
+    runner: Callable[[], None] | None = None  # runs one step; None until it is built, and when it must be rebuilt
     recovered: int = 0
     chores: list[Chore] = field(default_factory=list)
     marked: tuple[int, float] = (0, 0.0)  # step and time, from which the pace of the next report is counted

@@ -83,8 +83,8 @@ def test_keys_can_be_created_listed_and_revoked(tmp_path: Path) -> None:
 
 
 def ready(serving: Serving) -> dict[str, Any]:
-    told: dict[str, Any] = httpx.get(f"{serving.url}/ready", timeout=60, trust_env=False).json()
-    return told
+    status: dict[str, Any] = httpx.get(f"{serving.url}/ready", timeout=60, trust_env=False).json()
+    return status
 
 
 def speak(serving: Serving, body: dict[str, object], **headers: str) -> httpx.Response:

@@ -370,8 +370,8 @@ def test_shards_without_phonemes_add_nothing_to_the_phoneme_loss(corpus: Path) -
     _, phonemes = trainer.examples()
     assert (phonemes == UNKNOWN).all()
     assert phoneme_loss(torch.randn(2, 8, 178), phonemes) == 0
-    told = phoneme_loss(torch.zeros(2, 8, 178), torch.where(torch.arange(8) > 3, 5, phonemes))
-    assert torch.isclose(told, torch.tensor(178.0).log())
+    loss = phoneme_loss(torch.zeros(2, 8, 178), torch.where(torch.arange(8) > 3, 5, phonemes))
+    assert torch.isclose(loss, torch.tensor(178.0).log())
 
 
 def test_augmented_examples_stay_in_range_and_others_change_in_level_only() -> None:

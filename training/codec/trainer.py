@@ -19,7 +19,7 @@ from training.codec.reel import UNKNOWN, Reel
 from training.codec_losses import MelLoss, deception_loss, discriminator_loss, feature_loss
 from training.discriminators import Discriminators
 from training.means import Means
-from training.optimisers import adam, hold_to_usual, set_rate
+from training.optimisers import adam, clip_to_running_norm, set_rate
 
 MEL_WEIGHT, COMMIT_WEIGHT, BOOK_WEIGHT, FEATURE_WEIGHT = 15.0, 0.25, 1.0, 2.0
 BETAS = (0.8, 0.99)
@@ -63,7 +63,7 @@ class Trainer:
         self.queries = torch.zeros(books, plan.batch * plan.frames, plan.config.codebook_dim, device=device)
         self.depths = torch.tensor([min(depth, books) for depth in plan.depths], device=device)
         self.means = Means(STATS, device)
-        self.usual_norm = torch.zeros((), device=device)
+        self.running_norm = torch.zeros((), device=device)
         self.adversary_weight = torch.zeros((), device=device)
 
     def _trained(self) -> list[nn.Parameter]:
@@ -78,10 +78,10 @@ class Trainer:
         """One update of everything. No host reads: a graph can hold all of it."""
         samples, phonemes = self.examples()
         self.optimizer.zero_grad(set_to_none=True)
-        latent, commit, book, told = self._latent(samples, phonemes, mode)
+        latent, commit, book, phoneme = self._latent(samples, phonemes, mode)
         made = self.decode(self.codec, latent, self.dtype)
         mel = self.mel(made, samples)
-        loss = MEL_WEIGHT * mel + COMMIT_WEIGHT * commit + BOOK_WEIGHT * book + self.plan.phoneme_weight * told
+        loss = MEL_WEIGHT * mel + COMMIT_WEIGHT * commit + BOOK_WEIGHT * book + self.plan.phoneme_weight * phoneme
         judged = [torch.zeros_like(mel)] * 3
         if mode.adversary:
             *judged, pull = self._judge(samples, made)
@@ -91,7 +91,7 @@ class Trainer:
         norm = self._clip()
         self.optimizer.step()
         self._average()
-        self.means.note(torch.stack([loss, mel, commit, book, told, norm, *judged]))
+        self.means.note(torch.stack([loss, mel, commit, book, phoneme, norm, *judged]))
 
     def examples(self) -> tuple[Tensor, Tensor]:
         """Return samples [batch, length], some augmented, and phoneme ids [batch, frames]."""
@@ -112,8 +112,8 @@ class Trainer:
             found = quantise(self.codec, latent, active)
         self.uses.scatter_add_(1, found.codes, torch.ones_like(found.codes))
         self.queries.copy_(found.queries)
-        told = phoneme_loss(self.classifier(found.semantic), phonemes)
-        return found.latent, found.commit, found.book, told
+        phoneme = phoneme_loss(self.classifier(found.semantic), phonemes)
+        return found.latent, found.commit, found.book, phoneme
 
     def _judge(self, samples: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Update the judges; returns their loss, the two losses of the codec, and its gradient at the samples made."""
@@ -142,7 +142,7 @@ class Trainer:
             gradient.nan_to_num_(0.0, 0.0, 0.0)
         bounded = torch._foreach_clamp_min(torch._foreach_clamp_max(gradients, 1e9), -1e9)
         norm = nn.utils.get_total_norm(bounded)
-        hold_to_usual(gradients, norm, self.usual_norm, leave_out=30.0)
+        clip_to_running_norm(gradients, norm, self.running_norm, leave_out=30.0)
         return norm
 
     @torch.no_grad()
@@ -166,7 +166,7 @@ class Trainer:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Start the averaged codec anew from the trained one."""
+        """Reset the averaged codec to the trained one."""
         for held, weight in zip(self.ema.parameters(), self.codec.parameters(), strict=True):
             held.copy_(weight)
 
@@ -179,12 +179,12 @@ class Trainer:
             **{name: getattr(self, name).state_dict() for name in STORED},
             "pace": vars(self.pace),
             "config": self.plan.config.to_dict(),
-            "usual_norm": self.usual_norm,
+            "running_norm": self.running_norm,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         for name in STORED:
             getattr(self, name).load_state_dict(state[name])
         self.pace = Pace(**state["pace"])
-        self.usual_norm.copy_(state["usual_norm"])
+        self.running_norm.copy_(state["running_norm"])
         self.means.clear()

@@ -87,7 +87,7 @@ class Run(training.run.Run[Trainer]):
         self._save_best({"step": self.pace.best_step, **found})
 
     def _save_best(self, trained: dict[str, Any]) -> None:
-        """The best weights as a model of their own, for whoever cannot wait for the end."""
+        """Save the best weights so far as a model, so that they can be used before training ends."""
         best = DualAR(self.trainer.plan.config)
         best.load_state_dict(self.trainer.best)
         save_language_model(self.out / "best", best, self.about, trained)

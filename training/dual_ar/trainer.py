@@ -14,7 +14,7 @@ from training.dual_ar.plan import Pace, Plan
 from training.language import add_dropout, cross_entropies, initialise, is_audio, losses
 from training.means import Means
 from training.muon import Muon
-from training.optimisers import adam, held_rate, hold_to_usual, set_rate
+from training.optimisers import adam, clip_to_running_norm, held_rate, set_rate
 from training.packing import Library, Packer, corrupt, lower
 
 STATS = ("loss", "semantic", "residual", "norm")
@@ -39,7 +39,7 @@ class Trainer:
         self.positions = torch.zeros(plan.rows, plan.length + 1, dtype=torch.long, device=device)
         self.lowered = torch.zeros(plan.rows, plan.length + 1, dtype=torch.bool, device=device)
         self.means = Means(STATS, device)
-        self.usual_norm = torch.zeros((), device=device)
+        self.running_norm = torch.zeros((), device=device)
         matrices, others = split_weights(self.model)
         self.optimizers: dict[str, torch.optim.Optimizer] = {
             "matrices": Muon(matrices, held_rate(plan.matrix_rate, device), weight_decay=plan.weight_decay),
@@ -83,7 +83,7 @@ class Trainer:
         """Hold the gradients to what is usual; what that is, the run finds out itself. Returns their norm."""
         gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        hold_to_usual(gradients, norm, self.usual_norm)
+        clip_to_running_norm(gradients, norm, self.running_norm)
         return norm
 
     @torch.no_grad()
@@ -124,7 +124,7 @@ class Trainer:
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "packer": self.packer.state(),
             "pace": vars(self.pace),
-            "usual_norm": self.usual_norm,
+            "running_norm": self.running_norm,
             "random": torch.get_rng_state(),
             "device_random": torch.cuda.get_rng_state() if self.device.type == "cuda" else None,
         }
@@ -137,7 +137,7 @@ class Trainer:
             optimizer.load_state_dict(state["optimizers"][name])
         self.packer.load(state["packer"])
         self.pace = Pace(**state["pace"])
-        self.usual_norm.copy_(state["usual_norm"])
+        self.running_norm.copy_(state["running_norm"])
         torch.set_rng_state(state["random"].cpu())
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["device_random"].cpu())

@@ -11,7 +11,7 @@ from pathlib import Path
 from training.text_corpus.plain import as_sentence, normalised
 
 WORDNET = Path("/usr/share/wordnet")
-# Glosses mark such entries in these words; nobody needs to hear them from us.
+# Glosses mark such entries in these words; they are left out.
 UNPLEASANT = re.compile(r"\b(slurs?|offensive|vulgar|obscene|disparag\w+|derogatory|profane|sexual\w*|prostitut\w*)\b")
 PERSONAL = "I|I'm|I'll|I've|he|she|they|we|you|it|don't|please"
 PERSONAL_OPENING = re.compile(rf"({PERSONAL})\b", re.I)
