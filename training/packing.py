@@ -39,7 +39,7 @@ SEMANTIC_BEGIN = BYTES + len(NANO.control_tokens)
 def utterance_columns(prompts: InterleavePrompts, text: str, codes: NDArray[np.int32]) -> Columns:
     """What one utterance adds to a row: its text, its frames [codebooks, n] and the stop token."""
     columns = prompts.grid
-    return join([*prompts.said(text), columns.frames(codes), columns.control(STOP)]).T.astype(np.int16)
+    return join([*prompts.speaker_text(text), columns.frames(codes), columns.control(STOP)]).T.astype(np.int16)
 
 
 @dataclass(frozen=True)

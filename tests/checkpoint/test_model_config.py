@@ -19,6 +19,7 @@ NESTED_TOKENS = TokenIds(
     *(getattr(SIZES["tiny-s2"][0], name) for name in ("semantic_begin_id", "semantic_end_id", "stop_id")), family=S2
 )
 NESTED = config_document(SIZES["tiny-s2"][0])
+RELEASED_CONFIG = Path(__file__).parent / "s2-pro-config.json"
 S2_PRO_SHA256 = "261b519a2a9576710fc8533a77297fae007f0e7b3aa28a217f8352b7f32fe993"
 S2_PRO_TOKENS = TokenIds(151678, 155773, 151645, S2)
 
@@ -74,16 +75,16 @@ def test_other_unknown_keys_are_ignored_with_a_warning(caplog: pytest.LogCapture
     assert "ignoring unknown keys attention_sink, colour, finetuned_by, rope_scaling" in caplog.text
 
 
-def test_the_released_s2_pro_file_is_read_without_a_warning(golden: Path, caplog: pytest.LogCaptureFixture) -> None:
-    content = (golden / "s2-pro-config.json").read_bytes()
+def test_the_released_s2_pro_file_is_read_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    content = RELEASED_CONFIG.read_bytes()
     assert hashlib.sha256(content).hexdigest() == S2_PRO_SHA256
     assert read_config(json.loads(content), S2_PRO_TOKENS) == SIZES["s2-pro"][0]
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize("section", ["text_config", "audio_decoder_config"])
-def test_a_mixture_of_experts_is_refused_by_name(section: str, golden: Path) -> None:
-    stored = json.loads((golden / "s2-pro-config.json").read_text())
+def test_a_mixture_of_experts_is_refused_by_name(section: str) -> None:
+    stored = json.loads(RELEASED_CONFIG.read_text())
     stored[section]["use_moe"] = True
     with pytest.raises(CheckpointError, match=rf"{section}\.use_moe = True is not supported"):
         read_config(stored, S2_PRO_TOKENS)

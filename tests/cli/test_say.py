@@ -168,7 +168,7 @@ def silence(path: Path) -> None:
         (Path.touch, "0 bytes"),
         (text_file, "text file"),
         (eight_channels, "8 channels"),
-        (not_numbers, "not numbers"),
+        (not_numbers, "NaN or infinite"),
         (ten_hours, "larger than"),
         (silence, "silent"),
     ],

@@ -53,7 +53,7 @@ def test_log_lines_of_the_engine_are_json_with_the_request_id(tmp_path: Path) ->
     [weights] = [line for line in lines if line["message"].startswith("weights: ")]
     assert (weights["logger"], weights["level"]) == ("shoal.engine.load", "info")
     assert "request_id" not in weights
-    [again] = [line for line in lines if "trying again" in line["message"]]
+    [again] = [line for line in lines if "retrying with another seed" in line["message"]]
     assert (again["logger"], again["level"], again["request_id"]) == (
         "shoal.engine.request_tracker",
         "warning",
@@ -63,7 +63,7 @@ def test_log_lines_of_the_engine_are_json_with_the_request_id(tmp_path: Path) ->
 
 def test_log_lines_of_the_engine_can_be_text(tmp_path: Path) -> None:
     lines = heard_by_a_server(tmp_path, "text")
-    [again] = [line for line in lines if "trying again" in line]
+    [again] = [line for line in lines if "retrying with another seed" in line]
     assert "WARNING shoal.engine.request_tracker: utterance " in again
     assert again.endswith(" [tried-twice]")
 

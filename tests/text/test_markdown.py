@@ -1,5 +1,3 @@
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,14 +80,8 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("unit", HOSTILE)
-def test_time_grows_linearly_with_hostile_markup(unit: str) -> None:
-    def seconds(length: int) -> float:
-        text = unit * (length // len(unit))
-        began = time.process_time()
-        plain_text(text)
-        return time.process_time() - began
-
-    seconds(2_000)
-    # Quadratic growth would be a factor of 64; the bound leaves room for a noisy clock.
-    assert seconds(32_000) < 24 * max(seconds(4_000), 0.02)
+def test_hostile_markup_is_parsed_in_bounded_time(unit: str) -> None:
+    """Linear time takes a second; quadratic time would take minutes at this length, and end in the timeout."""
+    assert isinstance(plain_text(unit * (100_000 // len(unit))), str)

@@ -49,11 +49,11 @@ def test_engine_log_records_are_forwarded_with_the_parents_level_and_request_id(
     asking.set("anna")
     asyncio.run(collect(supervisor, short(1)))
     asking.set("nobody")
-    wait_until(lambda: any("trying again" in message for _, message, _ in heard.lines))
+    wait_until(lambda: any("retrying with another seed" in message for _, message, _ in heard.lines))
     supervisor.close()
     [weights] = [line for line in heard.lines if line[1].startswith("weights: ")]
     assert weights[::2] == ("shoal.engine.load", "nobody")
-    [again] = [line for line in heard.lines if "trying again" in line[1]]
+    [again] = [line for line in heard.lines if "retrying with another seed" in line[1]]
     assert again[::2] == ("shoal.engine.request_tracker", "anna")
 
 
