@@ -310,7 +310,7 @@ def test_pieces_are_scheduled_without_gaps_at_the_models_rate(visit: Visit) -> N
     wait_until_heard(page)
     page.evaluate("window.laid = []")
     page.click("[aria-label^='Play: ']")
-    page.wait_for_function("window.laid.length")  # the speech is read from the browser's store first
+    page.wait_for_function("() => window.laid.length")  # the speech is read from the browser's store first
     wait_until_heard(page)
     laid = page.evaluate("window.laid")
     assert len(laid) > 3
