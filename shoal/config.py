@@ -36,3 +36,4 @@ class EngineConfig:
     cached_voices: int = 1_000  # encoded voices kept in memory
     guard: bool = True  # check that the output is speech; off for random weights, which do not speak
     retries: int = 1  # retries with another seed when the output is not speech
+    turn_retries: int = 3  # retries of one turn, with another seed, when it is too short for its text

@@ -46,6 +46,9 @@ PROFILE = ModelProfile(
     # About a sentence: it learned from single ones, and two or three in one go are misheard twice as often.
     chunk_bytes=90,
     carried_columns=640,
+    sentence_turns=True,
+    min_duration=0.6,
+    hold_seconds=0.5,
     normalize=True,
     # The one that is understood best.
     voice="rms",

@@ -48,6 +48,7 @@ DEFAULT_THRESHOLDS = GuardThresholds()
 # Style markers and speaker tags may be silent or a long laugh: they raise the maximum duration only.
 MARKER = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|<\|[^|]*\|>")
 MARKER_SECONDS = 3.0
+EDGE_SECONDS = 0.25  # attack and release of a turn, whatever its length
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,15 @@ def duration_bounds(text: str, thresholds: GuardThresholds = DEFAULT_THRESHOLDS)
     maximum = reading_seconds(text, thresholds) * thresholds.max_reading_factor
     markers = len(MARKER.findall(text)) * MARKER_SECONDS
     return DurationBounds(minimum, maximum + markers + thresholds.slack_seconds)
+
+
+def shortest_seconds(text: str, fraction: float, pace: float = 1.0) -> float:
+    """Return the shortest plausible duration of one turn: `fraction` of the time to read it, 0 without a word.
+
+    `pace` is the reading time of the voice relative to the ordinary rate.
+    """
+    reading = reading_seconds(MARKER.sub(" ", text))
+    return fraction * (reading * pace + EDGE_SECONDS) if reading else 0.0
 
 
 class SpeechGuard:

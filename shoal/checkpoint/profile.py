@@ -24,6 +24,9 @@ class ModelProfile:
     carried_columns: int = 0  # longest prompt, in tokens, that carries earlier turns; 0: the model's maximum
     normalize: bool = False  # whether numbers, dates and symbols are spelled out first
     max_characters: int = 20_000
+    sentence_turns: bool = False  # one sentence per turn; for models that leave out short ones inside a longer turn
+    min_duration: float = 0.25  # shortest accepted turn, as a fraction of the time to read it at an ordinary rate
+    hold_seconds: float = 0.0  # streams: audio of a turn that is held back, so that a turn that ends in it is retried
     voice: str | None = None  # voice of requests that name none; None: the model chooses one
 
 
@@ -67,6 +70,8 @@ def _check_bounds(profile: ModelProfile) -> None:
         raise InvalidRequest(f"chunk_bytes must be between 16 and 100000, not {profile.chunk_bytes}")
     if profile.carried_columns < 0 or profile.max_characters < 1:
         raise InvalidRequest("carried_columns must be at least 0 and max_characters at least 1")
+    if not (0 <= profile.min_duration <= 1 and 0 <= profile.hold_seconds <= 10):
+        raise InvalidRequest("min_duration must be between 0 and 1 and hold_seconds between 0 and 10")
 
 
 def profile_document(profile: ModelProfile) -> dict[str, Any]:

@@ -80,11 +80,14 @@ class AudioDecoder:
     def next_chunk(self, utterance: Utterance, *, ended: bool, pausing: bool = False) -> PlannedChunk | None:
         """Return the chunk of an utterance to decode now, or None until enough frames have gathered.
 
-        All frames are decoded at the end, and when `pausing`, because the next frame has to wait for a prefill. A
+        All frames are decoded at the end, and when `pausing`, because the next frame has to wait for a prefill. The
+        first frames of a turn are held back as long as they may have to be generated again. A
         client that is ahead of playback gets larger chunks, which cost less to decode.
         """
         if ended:
             return PlannedChunk(utterance, utterance.backlog, ended=True)
+        if not pausing and utterance.turn_frames < utterance.hold_frames:
+            return None
         required = 1 if pausing else self._chunk_frames(utterance)
         return PlannedChunk(utterance, utterance.backlog, ended=False) if utterance.backlog >= required else None
 

@@ -2,13 +2,14 @@
 
 import numpy as np
 
+from shoal.audio.guard import shortest_seconds
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.sequence import Tokens
 from shoal.engine.utterance import Turn
 from shoal.text.clean import check_spoken_length, check_text, clean_text
 from shoal.text.normalize import normalize
 from shoal.text.prompt import PROMPT_BUILDERS, Grid, GridBuilder, PromptBuilder
-from shoal.text.split import split_dialogue, split_text
+from shoal.text.split import split_dialogue, split_sentences, split_text
 from shoal.text.tokenizer import SPEAKER_TAG
 from shoal.voices.voice import Voice
 
@@ -31,8 +32,16 @@ def build_turns(
     prompts = prompt_builder(checkpoint)
     # Shared by all turns: a voice is a hundred times as long as a short sentence.
     prefix = _tokens(prompts.prefix(voice.references if voice is not None else ()))
+    pace, frame_rate = 1.0 if voice is None else voice.pace, checkpoint.codec.config.frame_rate
     return [
-        Turn(turn, _tokens(prompts.first_turn(turn)), _tokens(prompts.next_turn(turn)), prefix)
+        Turn(
+            turn,
+            _tokens(prompts.first_turn(turn)),
+            _tokens(prompts.next_turn(turn)),
+            prefix,
+            min_frames=int(shortest_seconds(turn, profile.min_duration, pace) * frame_rate),
+            hold_frames=int(profile.hold_seconds * frame_rate),
+        )
         for turn in split(text, checkpoint, chunk_bytes or profile.chunk_bytes)
     ]
 
@@ -44,10 +53,10 @@ def prompt_builder(checkpoint: Checkpoint) -> PromptBuilder:
 
 
 def split(text: str, checkpoint: Checkpoint, chunk_bytes: int) -> list[str]:
-    """Split dialogue by speaker turns, as S2 was trained, and other text by sentences."""
+    """Split dialogue by speaker turns, as S2 was trained, and other text by sentences, packed unless the model says."""
     if checkpoint.model.config.family.splits_dialogue and SPEAKER_TAG.search(text):
         return split_dialogue(text, chunk_bytes)
-    return split_text(text, chunk_bytes)
+    return (split_sentences if checkpoint.profile.sentence_turns else split_text)(text, chunk_bytes)
 
 
 def _tokens(grid: Grid) -> Tokens:

@@ -60,8 +60,10 @@ class RequestTracker:
 
     def submit_audio(self, progress: list[Progress]) -> list[Event]:
         """Append new frames and submit complete chunks to the codec; without overlap, return their audio."""
-        self.audio_decoder.submit([each for each in map(self._advance, progress) if each is not None])
-        return [] if self.audio_decoder.overlap else self.collect_audio()
+        advanced = [self._advance(each) for each in progress]
+        events = [each for each in advanced if isinstance(each, Event)]
+        self.audio_decoder.submit([each for each in advanced if isinstance(each, PlannedChunk)])
+        return events if self.audio_decoder.overlap else events + self.collect_audio()
 
     def collect_audio(self) -> list[Event]:
         """Return the events for the audio of the last codec call."""
@@ -98,7 +100,8 @@ class RequestTracker:
     def _new_guard(self, utterance: Utterance) -> SpeechGuard | None:
         return SpeechGuard(self.audio_decoder.codec.config.sample_rate, utterance.text) if self.config.guard else None
 
-    def _advance(self, progress: Progress) -> PlannedChunk | None:
+    def _advance(self, progress: Progress) -> PlannedChunk | Event | None:
+        """Return the chunk to decode now, if any, or the event of an utterance that failed."""
         sequence = progress.sequence
         utterance = self.active[sequence.id]
         if progress.frames:
@@ -106,14 +109,41 @@ class RequestTracker:
             self.stats.frames += 1
         turn_ended = sequence.finish is not None
         utterance.truncated |= sequence.finish is FinishReason.LENGTH
+        if self._left_out(utterance):
+            return self._retry_turn(utterance)
         ended = turn_ended and not self._next_turn(utterance)
         return self.audio_decoder.next_chunk(utterance, ended=ended, pausing=turn_ended)
+
+    def _left_out(self, utterance: Utterance) -> bool:
+        """Whether the model ended the current turn long before its text can have been spoken."""
+        too_short = utterance.turn_frames < utterance.turns[utterance.turn].min_frames
+        return too_short and utterance.guard is not None and utterance.sequence.finish is FinishReason.STOP
+
+    def _retry_turn(self, utterance: Utterance) -> Event | None:
+        """Generate the current turn again with another seed; fail if its audio was sent or no retries are left."""
+        turn, frame_rate = utterance.turns[utterance.turn], self.audio_decoder.codec.config.frame_rate
+        spoken, expected = utterance.turn_frames / frame_rate, turn.min_frames / frame_rate
+        if utterance.turn_frames >= utterance.hold_frames or utterance.turn_attempt >= self.config.turn_retries:
+            message = (
+                f"the speech is too short for its text: {spoken:.2f} s for {turn.text[:60]!r}, at least "
+                f"{expected:.2f} s expected; send the request again with another seed"
+            )
+            return self.fail(utterance, GenerationFailed(message))
+        logger.warning(
+            "utterance %d: turn %d is too short (%.2f s, at least %.2f s expected); retrying with another seed",
+            *(utterance.id, utterance.turn, spoken, expected),
+            extra={"job": utterance.id},
+        )
+        self.stats.retried += 1
+        utterance.restart_turn()
+        self.scheduler.rewind_turn(utterance.sequence, utterance.turn_sampling())
+        return None
 
     def _next_turn(self, utterance: Utterance) -> bool:
         """Start the next turn; return False if there is none."""
         if utterance.turn + 1 == len(utterance.turns):
             return False
-        utterance.turn += 1
+        utterance.begin_turn()
         turn, sequence, sampling = utterance.turns[utterance.turn], utterance.sequence, utterance.turn_sampling()
         length = sequence.length + len(turn.continuation)
         longest = min(self.model.max_prompt, self.config.carried_columns or self.model.max_prompt)

@@ -178,6 +178,11 @@ class Scheduler:
         sequence.clear()
         sequence.begin_turn(prompt, sampling)
 
+    def rewind_turn(self, sequence: Sequence, sampling: SamplingParams) -> None:
+        """Drop the frames of the current turn; the sequence keeps its slot and waits at the front of the queue."""
+        self.requeue(sequence)
+        sequence.rewind_turn(sampling, self.pool.size)
+
     def requeue(self, sequence: Sequence) -> None:
         """Release the blocks of a running sequence and put it at the front of the queue, to be recomputed."""
         if sequence in self.running:

@@ -69,6 +69,13 @@ class Sequence:
         self.finish = None
         self.discard_in_flight()
 
+    def rewind_turn(self, sampling: SamplingParams, block_size: int) -> None:
+        """Drop the frames of this turn, to sample them again. Its KV blocks must have been released."""
+        self.length = self.turn_start
+        del self.keys[self.length // block_size :]
+        self.sampling, self.finish = sampling, None
+        self.discard_in_flight()
+
     def extend(self, tokens: Tokens) -> None:
         need = self.length + len(tokens)
         if need > len(self.tokens):

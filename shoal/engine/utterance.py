@@ -13,6 +13,7 @@ from shoal.speech import AudioChunk, Samples, SamplingParams
 # Odd multipliers, so that the seeds of all turns and attempts differ modulo 2**64.
 TURN_STRIDE = 0x9E3779B97F4A7C15
 ATTEMPT_STRIDE = 0xD1B54A32D192ED03
+TURN_ATTEMPT_STRIDE = 0xA24BAED4963EE407
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +24,8 @@ class Turn:
     body: Tokens
     continuation: Tokens  # appended after the previous turn
     prefix: Tokens | None = None  # precedes `body` when this turn starts a sequence; shared by all turns
+    min_frames: int = 0  # a turn that stops earlier has left out part of its text
+    hold_frames: int = 0  # frames a stream holds back; a turn that stops earlier can be generated again
 
     @property
     def prompt(self) -> Tokens:
@@ -46,6 +49,8 @@ class Utterance:
     sequence: Sequence = field(init=False)
     guard: SpeechGuard | None = None
     turn: int = 0
+    turn_start: int = 0  # frames of the turns before this one
+    turn_attempt: int = 0
     truncated: bool = False  # a turn reached max_frames or the context length
     attempt: int = 0
     codes: list[NDArray[np.int32]] = field(default_factory=list)  # [codebooks] per frame, of all turns
@@ -59,18 +64,39 @@ class Utterance:
         return len(self.codes) - self.decoded
 
     @property
+    def turn_frames(self) -> int:
+        """Frames of the current turn."""
+        return len(self.codes) - self.turn_start
+
+    @property
+    def hold_frames(self) -> int:
+        """Frames of the current turn that are not decoded until the turn has more of them, or has ended."""
+        turn = self.turns[self.turn]
+        return turn.min_frames if self.whole else min(turn.min_frames, turn.hold_frames)
+
+    @property
     def text(self) -> str:
         return " ".join(turn.text for turn in self.turns)
 
     def turn_sampling(self) -> SamplingParams:
         """Return the sampling of the current turn and attempt; the first turn and attempt have the given seed."""
-        seed = self.sampling.seed + self.turn * TURN_STRIDE + self.attempt * ATTEMPT_STRIDE
-        return replace(self.sampling, seed=seed % 2**64)
+        offset = self.turn * TURN_STRIDE + self.attempt * ATTEMPT_STRIDE + self.turn_attempt * TURN_ATTEMPT_STRIDE
+        return replace(self.sampling, seed=(self.sampling.seed + offset) % 2**64)
+
+    def begin_turn(self) -> None:
+        """Advance to the next turn."""
+        self.turn += 1
+        self.turn_start, self.turn_attempt = len(self.codes), 0
+
+    def restart_turn(self) -> None:
+        """Drop the frames of this turn, none of which may be decoded yet, and use the seed of its next attempt."""
+        self.turn_attempt += 1
+        del self.codes[self.turn_start :]
 
     def restart(self) -> None:
         """Reset to the first turn, with the seed of the next attempt."""
         self.attempt += 1
-        self.turn = self.decoded = self.sent = 0
+        self.turn = self.turn_start = self.turn_attempt = self.decoded = self.sent = 0
         self.truncated = False
         self.codes.clear()
         self.buffered.clear()

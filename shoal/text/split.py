@@ -106,6 +106,17 @@ def split_text(text: str, max_bytes: int) -> list[str]:
     return [text[start:end] for start, end in attach_wordless(text, spans)]
 
 
+def split_sentences(text: str, max_bytes: int) -> list[str]:
+    """Split prose like `split_text`, but never put two sentences into one turn.
+
+    For small models, which leave out short sentences inside a longer turn.
+    """
+    places = (place for place, found in breaks(text, 0, len(text)) if found is Break.SENTENCE)
+    sentences = pairwise((0, *places, len(text)))
+    spans = (each for sentence in sentences for each in divide(text, sentence, Break.CLAUSE, max_bytes))
+    return [text[start:end] for start, end in attach_wordless(text, spans)]
+
+
 def divide(text: str, span: Span, level: Break, max_bytes: int) -> list[Span]:
     """Return trimmed spans, cut at breaks of `level` or better; longer spans are cut at lower levels."""
     start, end = trim(text, span)

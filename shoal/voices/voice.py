@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from shoal.audio.decode import AudioLimits, DecodedAudio, check_reference, read_audio
+from shoal.audio.guard import reading_seconds
 from shoal.audio.pcm import Samples
 from shoal.errors import AudioError, InvalidRequest, TextError
 from shoal.text.prompt import Codes, Reference
@@ -19,6 +20,8 @@ from shoal.text.tokenizer import CONTROL_SPELLING, SPEAKER_TAG
 Clip: TypeAlias = tuple[bytes | Path, str]  # encoded audio file and its transcript
 
 MAX_NAME_LENGTH = 255
+# A recording with long pauses says little about how fast its voice reads another text.
+PACE_RANGE = (0.5, 1.25)
 NAME = re.compile(r"[a-zA-Z0-9\-_ ]+")
 
 
@@ -76,6 +79,13 @@ class Voice:
     def __post_init__(self) -> None:
         if not self.references:
             raise InvalidRequest("a voice needs at least one recording")
+
+    @cached_property
+    def pace(self) -> float:
+        """Duration of the recordings relative to an ordinary reading of their transcripts, within PACE_RANGE."""
+        seconds = sum(reference.codes.shape[1] for reference in self.references) / self.frame_rate
+        reading = sum(reading_seconds(reference.text) for reference in self.references)
+        return min(max(seconds / reading, PACE_RANGE[0]), PACE_RANGE[1]) if reading else 1.0
 
     @cached_property
     def key(self) -> str:

@@ -3,7 +3,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.audio.guard import GuardThresholds, SpeechDefect, SpeechGuard, check_speech, duration_bounds, reading_seconds
+from shoal.audio.guard import (
+    GuardThresholds,
+    SpeechDefect,
+    SpeechGuard,
+    check_speech,
+    duration_bounds,
+    reading_seconds,
+    shortest_seconds,
+)
 
 RATE = 44_100
 SENTENCE = "The quick brown fox jumps over the lazy dog."
@@ -111,3 +119,9 @@ def test_findings_do_not_depend_on_the_pieces(speech, cuts, gain):
     for piece in np.split(samples, np.cumsum(cuts)):
         guard.feed(piece)
     assert guard.finish() == check_speech(samples, RATE, SENTENCE)
+
+
+def test_the_shortest_plausible_turn_follows_the_text_and_the_voice() -> None:
+    assert shortest_seconds("Hello there.", 0.6) == pytest.approx(0.6 * (10 / 15 + 0.25))
+    assert shortest_seconds("Hello there.", 0.6, pace=0.5) < shortest_seconds("Hello there.", 0.6)
+    assert shortest_seconds("(laughing) ...", 0.6) == 0.0

@@ -17,7 +17,7 @@ from shoal.engine.engine import Engine
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.load import voice_cache
 from shoal.engine.preprocess import build_turns
-from shoal.speech import FinishReason
+from shoal.speech import FinishReason, SpeechRequest
 from tests.engine.oracle import Oracle
 from tests.engine.test_core import TimedRequest, check
 
@@ -110,3 +110,15 @@ def test_sentences_are_joined_without_a_click(engine: Engine) -> None:
     alone = engine.speak("The river was high that week.")
     assert said.finish is FinishReason.STOP
     assert steps.max() < 2 * np.abs(np.diff(alone.samples)).max()
+
+
+def test_every_short_sentence_is_spoken(engine: Engine) -> None:
+    voice = "gb_f"
+    sentences = ("Stop!", "Who goes there?", "A friend, I hope.", "Good.")
+    chosen = engine.service.resolve_blocking(SpeechRequest("", voice=voice))
+    turns = build_turns(" ".join(sentences), chosen, engine.service.core.checkpoint)
+    assert tuple(turn.text for turn in turns) == sentences
+    said = engine.speak(" ".join(sentences), voice=voice)
+    assert said.finish is FinishReason.STOP
+    # Each turn takes at least its shortest plausible time, and a pause around it.
+    assert said.codes.shape[1] >= sum(turn.min_frames + 4 for turn in turns)

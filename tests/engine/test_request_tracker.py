@@ -26,6 +26,7 @@ GUARDED = EngineConfig(slots=4)
 TEXT = "Nine letters or so, and a few more."  # takes at least half a second to speak
 LONG = SamplingParams(seed=3, max_frames=16)
 FRAME = 640  # samples, of the tiny codec
+APPEND_FRAME = Scheduler._append_frame
 Sound = Callable[[int], Samples]  # generator of n samples
 
 
@@ -202,3 +203,70 @@ def test_a_retry_does_not_affect_other_utterances(oracle: Oracle, lag: int) -> N
     driver.run()
     assert heard[0].equals(oracle.speak(turns, replace(LONG, seed=0), attempt=1))
     assert heard[1].equals(oracle.speak(turns, replace(LONG, seed=1)))
+
+
+class EarlyStop:
+    """Makes the model end turn `turn` after `frames` frames in its first `times` attempts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, turn: int, frames: int, times: int) -> None:
+        self.left = times
+
+        def stop_early(scheduler: Scheduler, sequence: Sequence, token: np.ndarray, semantic: int) -> Progress:
+            utterance = self.core.tracker.active[sequence.id]
+            stop = utterance.turn == turn and sequence.frames == frames and self.left > 0
+            self.left -= stop
+            return APPEND_FRAME(scheduler, sequence, token, scheduler.stop_id if stop else semantic)
+
+        monkeypatch.setattr(Scheduler, "_append_frame", stop_early)
+
+    def speak(self, checkpoint: Checkpoint, *, whole: bool, lag: int = 0, **config: int) -> Received:
+        self.core = EngineCore(checkpoint, replace(GUARDED, **config))  # type: ignore[arg-type]
+        run_with_lag(self.core, lag)
+        driver = StepDriver(self.core)
+        turns = [replace(turn, min_frames=8, hold_frames=4) for turn in build_turns(TURNS, None, checkpoint, 16)]
+        heard = driver.add(Utterance(0, turns, SamplingParams(seed=3, max_frames=12), whole=whole))
+        self.core.tracker.active[0].guard = SpeechGuard(16000)
+        driver.run()
+        assert_nothing_leaked(self.core)
+        return heard
+
+
+TURNS = "One thing. Another thing. A third thing."
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_turn_that_ends_too_early_is_generated_again_and_the_others_are_kept(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, whole: bool, lag: int
+) -> None:
+    undisturbed = EarlyStop(monkeypatch, turn=1, frames=3, times=0).speak(tiny, whole=whole, lag=lag)
+    rig = EarlyStop(monkeypatch, turn=1, frames=3, times=2)
+    heard = rig.speak(tiny, whole=whole, lag=lag)
+    assert (heard.error, rig.core.tracker.stats.retried) == (None, 2)
+    assert heard.codes.shape == undisturbed.codes.shape
+    assert np.array_equal(heard.codes[:, :12], undisturbed.codes[:, :12])
+    assert not np.array_equal(heard.codes[:, 12:24], undisturbed.codes[:, 12:24])
+    # The same request fails in the same places and gives the same audio, streamed or not, with or without overlap.
+    again = EarlyStop(monkeypatch, turn=1, frames=3, times=2).speak(tiny, whole=not whole)
+    assert np.array_equal(again.codes, heard.codes)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_turn_that_stays_too_short_fails_the_request(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    rig = EarlyStop(monkeypatch, turn=2, frames=2, times=9)
+    heard = rig.speak(tiny, whole=whole, turn_retries=2)
+    assert isinstance(heard.error, GenerationFailed)
+    assert str(heard.error).startswith(
+        "the speech is too short for its text: 0.08 s for 'A third thing.', at least 0.3"
+    )
+    assert (rig.core.tracker.stats.retried, rig.core.tracker.stats.failed) == (2, 1)
+
+
+def test_a_stream_fails_when_part_of_the_short_turn_was_sent(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = EarlyStop(monkeypatch, turn=1, frames=6, times=1)
+    heard = rig.speak(tiny, whole=False)
+    assert isinstance(heard.error, GenerationFailed)
+    assert rig.core.tracker.stats.retried == 0
+    assert EarlyStop(monkeypatch, turn=1, frames=6, times=1).speak(tiny, whole=True).error is None

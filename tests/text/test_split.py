@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import InvalidRequest
-from shoal.text.split import split_dialogue, split_text
+from shoal.text.split import split_dialogue, split_sentences, split_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "prompts" / "cases.json").read_text())
@@ -193,3 +193,18 @@ def test_a_long_wordless_beginning_does_not_slow_the_rest_down() -> None:
 def test_a_megabyte_of_turns_is_grouped_in_linear_time() -> None:
     assert len(split_dialogue("<|speaker:1|>hi" * 70_000, 300)) == 14_000
     assert re.fullmatch(r"(<\|speaker:)+", split_dialogue("<|speaker:" * 100_000, 300)[0])
+
+
+def test_sentences_never_share_a_turn_and_long_ones_are_cut() -> None:
+    text = (
+        "Stop! Who goes there? A friend, I hope. Good... Dr. No saw it, and he told Mr. Smith, who did not believe it."
+    )
+    assert split_sentences(text, 40) == [
+        "Stop!",
+        "Who goes there?",
+        "A friend, I hope.",
+        "Good...",
+        "Dr. No saw it, and he told Mr. Smith,",
+        "who did not believe it.",
+    ]
+    assert split_sentences("!! Hello. ... ", 40) == ["!! Hello. ..."]

@@ -14,6 +14,7 @@ from shoal.text.prompt import Reference
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.voice import (
     DEFAULT_LIMITS,
+    PACE_RANGE,
     Voice,
     VoiceLimits,
     check_name,
@@ -116,6 +117,14 @@ def test_a_voice_has_a_length_in_frames_and_seconds():
     made = voice(("a", [[1, 2, 3]]), ("b", [[4, 5]]))
     assert made.frames == 5
     assert made.seconds == 0.5
+
+
+def test_the_pace_of_a_voice_is_its_duration_over_an_ordinary_reading():
+    def voice(seconds):
+        return Voice("v", (Reference("fifteen letters", np.zeros((1, int(seconds * 25)), np.int32)),), frame_rate=25.0)
+
+    assert voice(0.8).pace == pytest.approx(0.8 / (14 / 15))
+    assert (voice(0.2).pace, voice(9.0).pace) == PACE_RANGE
 
 
 def test_a_voice_without_recordings_is_refused(encoder):
