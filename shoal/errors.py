@@ -11,10 +11,12 @@
     ├── GenerationFailed      the model ran but its output is not speech
     ├── EngineBusy            the queue is full; retry later
     ├── EngineStopped         the engine was closed or failed during the request
+    │   └── DeviceFailed      the device runs no request any more; the engine process has to be replaced
     ├── DeadlineExceeded      the request did not finish before its deadline
     ├── OutputError           the output could not be written
     ├── MissingExtra          an optional dependency is not installed
-    └── VerificationFailed    a parity comparison exceeded its tolerance
+    ├── VerificationFailed    a parity comparison exceeded its tolerance
+    └── InternalError         a bug; the cause is in the log, not in the message
 
 Each class carries the exit code of the command line; the server maps the classes to status codes in one table.
 """
@@ -78,5 +80,20 @@ class EngineStopped(ShoalError):
     exit_code = 14
 
 
+class DeviceFailed(EngineStopped):
+    """`blamed`: ids of the requests whose steps failed since the device last worked."""
+
+    def __init__(self, message: str, blamed: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.blamed = blamed
+
+
 class DeadlineExceeded(ShoalError):
     exit_code = 15
+
+
+class InternalError(ShoalError):
+    exit_code = 70
+
+    def __init__(self, message: str = "internal error; the log has details under the id of this request") -> None:
+        super().__init__(message)

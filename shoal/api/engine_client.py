@@ -90,6 +90,7 @@ class EngineLifecycle:
         self._load, self._abort = load, abort
         self._engine = engine
         self._stopping = False
+        self._stopped_at = 0.0  # when shutdown began, monotonic
         self.failure: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -121,15 +122,18 @@ class EngineLifecycle:
     def begin_shutdown(self) -> None:
         """Reject new requests from now on."""
         self._stopping = True
+        self._stopped_at = self._stopped_at or time.monotonic()
 
     async def close(self, drain_seconds: float) -> None:
-        self._stopping = True
+        """Stop the engine, `drain_seconds` after shutdown began at the latest."""
+        self.begin_shutdown()
         if self._task is not None:
             if self._engine is None and self._abort is not None:
                 await asyncio.to_thread(self._abort)
             await self._task
         if self._engine is not None:
-            await asyncio.to_thread(self._engine.service.close, drain=True, timeout=drain_seconds)
+            remaining = max(0.0, drain_seconds - (time.monotonic() - self._stopped_at))
+            await asyncio.to_thread(self._engine.service.close, drain=True, timeout=remaining)
 
     async def _start(self, on_failure: Callable[[], None]) -> None:
         started = time.monotonic()

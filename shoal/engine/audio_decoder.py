@@ -65,6 +65,7 @@ class AudioDecoder:
         self.codec = codec
         self.clock = clock
         self.seconds = 0.0  # host time spent launching calls and waiting for them
+        self.failures = 0  # utterances in a row that the codec could not decode alone either
         self._slots, self._first, self._max_frames = slots, first_frames, max_frames
         self._decoder = (fused and self._build_fused()) or StreamingDecoder(codec, slots)
         # Only graphs run asynchronously; the eager decoder finishes within the step.
@@ -145,6 +146,8 @@ class AudioDecoder:
             rows = call.fetch()
         except self._retryable:
             return self._rescue([each for each in call.intact if _present(each)])
+        if rows:
+            self.failures = 0
         for each in call.intact:
             each.utterance.decoded += each.frames
         return {each.utterance.id: row for each, row in zip(call.intact, rows, strict=True)}
@@ -207,8 +210,11 @@ class AudioDecoder:
             codes = np.stack(utterance.codes[:end], axis=1)[None].astype(np.int64)
             chunks = [codes[..., i : i + self._max_frames] for i in range(0, end, self._max_frames)]
             samples = np.concatenate([self._run(chunk, [slot])()[0] for chunk in chunks])
-        except RuntimeError as error:
-            return GenerationFailed(f"the codec failed: {error}")
+        except RuntimeError:
+            logger.exception("utterance %d: the codec failed", utterance.id, extra={"job": utterance.id})
+            self.failures += 1
+            return GenerationFailed("the codec failed on this request")
+        self.failures = 0
         utterance.decoded = end
         return samples[-chunk.frames * self.codec.config.frame_length :]
 

@@ -12,6 +12,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.audio_decoder import AudioDecoder
 from shoal.engine.blocks import BlockPool, BlockStats
+from shoal.engine.device_health import PROBE_ID, DeviceHealth
 from shoal.engine.execution.fallback import FallbackRunner, parse_backend
 from shoal.engine.execution.runner import EagerRunner
 from shoal.engine.kv_cache import HostCache, PagedKV, resolve_kv_dtype
@@ -41,7 +42,10 @@ class StepStats:
 
 
 class EngineCore:
-    """Continuous batching over one model and codec. Not thread-safe: one thread calls `add`, `cancel` and `step`."""
+    """Continuous batching over one model and codec. Not thread-safe: one thread calls `add`, `cancel` and `step`.
+
+    `step` raises DeviceFailed when the device runs nothing any more; the core cannot be used after that.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, config: EngineConfig | None = None, clock: Callable[[], float] = time.monotonic
@@ -65,6 +69,7 @@ class EngineCore:
         head = Head(model.slow)
         eager = EagerRunner(model, head, kv, self.scheduler.tables, config.slots)
         self.runner = FallbackRunner(eager, head, first=parse_backend(config.rung), buckets=config.buckets)
+        self.health = DeviceHealth(self.runner, kv, self.scheduler.tables, model.config)
         self.audio_decoder = AudioDecoder(
             checkpoint.codec,
             config.slots,
@@ -86,6 +91,9 @@ class EngineCore:
     def add(self, utterance: Utterance) -> None:
         """Queue an utterance. Raises TextError or InvalidRequest if it can never run."""
         self.tracker.add(utterance)
+        if utterance.replayed:
+            # It may have killed an engine process; alone in its first step it takes no other request with it.
+            self._suspects.append((utterance.sequence, utterance.sequence.length))
 
     def cancel(self, utterance: Utterance) -> None:
         """Release everything an utterance holds; no further events are emitted for it."""
@@ -94,11 +102,11 @@ class EngineCore:
     def warm_up(self) -> None:
         """Run a few frames of a dummy prompt, so that no request pays for one-time work. Caches and stats are reset.
 
-        Raises GenerationFailed if the model does not run.
+        Raises DeviceFailed if the model does not run.
         """
         prompt = np.zeros((2 * self.config.block_size + 1, 1 + self.checkpoint.model.config.num_codebooks), np.int32)
         frames = self.config.first_chunk_frames + 2
-        dummy = Utterance(-1, [Turn("", prompt, prompt)], SamplingParams(max_frames=frames))
+        dummy = Utterance(PROBE_ID, [Turn("", prompt, prompt)], SamplingParams(max_frames=frames))
         self.tracker.add(dummy)
         dummy.guard = None
         while not self.idle:
@@ -119,6 +127,7 @@ class EngineCore:
         # Before the commit: an utterance that fails or restarts here must not receive these frames.
         events += self.tracker.collect_audio()
         progress = self.scheduler.commit(output)
+        self.health.record_step(bool(progress), self.audio_decoder.failures)
         return events + self.tracker.submit_audio(progress)
 
     def _plan(self) -> Batch:
@@ -127,6 +136,8 @@ class EngineCore:
         Otherwise a failing step would make them suspects as well, and the culprit would never be found.
         """
         suspect = self._suspect()
+        if suspect is not None and suspect.slot < 0 and not self.scheduler.has_free_slot:
+            return self.scheduler.plan()  # the suspect waits for a slot
         in_flight = (sequence for batch in self.runner.in_flight for sequence in batch.sequences())
         if suspect is not None and any(sequence is not suspect for sequence in in_flight):
             return Batch()
@@ -152,6 +163,7 @@ class EngineCore:
         """Recover from a failed step: reduce concurrency if out of memory, else fall back to the next backend.
 
         On the last backend each sequence of the step becomes a suspect and runs alone; one that fails alone ends.
+        Raises DeviceFailed if the device is at fault.
         """
         failed = [sequence for each in (*self.runner.in_flight, batch) for sequence in each.sequences()]
         # Sequences that have finished need nothing from this step.
@@ -159,13 +171,20 @@ class EngineCore:
         if self._out_of_memory and self._reduce_concurrency():
             self._requeue(sequences)
             return []
+        self.health.record_failed_step(sequences)
         downgraded = self.runner.downgrade()
         if len(sequences) == 1 and not downgraded:
-            utterance = self.tracker.active[sequences[0].id]
-            return [self.tracker.fail(utterance, GenerationFailed("the model failed on this request"))]
+            return [self._fail_alone(self.tracker.active[sequences[0].id])]
         self._requeue(sequences)
-        self._suspects = deque() if downgraded else deque((each, each.length) for each in sequences)
+        suspects = [] if downgraded else [(each, each.length) for each in sequences]
+        self._suspects = deque([*suspects, *(each for each in self._suspects if each[0] not in sequences)])
         return []
+
+    def _fail_alone(self, utterance: Utterance) -> Event:
+        """Fail a request that failed alone on the last backend. Raises DeviceFailed if any other would fail as well."""
+        self.health.probe(utterance.sequence.slot)
+        self.health.record_failed_request(replayed=utterance.replayed)
+        return self.tracker.fail(utterance, GenerationFailed("the model failed on this request"))
 
     def _reduce_concurrency(self) -> bool:
         """Free cached device memory and lower the concurrency limit; return False if only one sequence was running.

@@ -108,6 +108,10 @@ class Scheduler:
     def active(self) -> int:
         return len(self.waiting) + len(self.running)
 
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises InvalidRequest for one that can never fit, instead of letting it wait forever."""
         if not self.fits(sequence.length, sequence.sampling, sequence.max_length):

@@ -6,6 +6,7 @@ decoded on the calling thread; the async variants use one codec thread.
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -17,6 +18,7 @@ import torch
 
 from shoal.audio.decode import read_audio
 from shoal.engine.core import EngineCore
+from shoal.engine.device_health import device_problem
 from shoal.engine.memory.stats import memory_stats
 from shoal.engine.preprocess import build_turns
 from shoal.engine.process.messages import ModelInfo
@@ -28,6 +30,8 @@ from shoal.text.prompt import Codes, check_codes
 from shoal.voices.cache import VoiceCache, VoiceLookup, VoiceSource
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.voice import Voice, voice_limits
+
+logger = logging.getLogger(__name__)
 
 
 class Service:
@@ -158,6 +162,13 @@ class Service:
     async def adecode(self, codes: Codes) -> Samples:
         """`decode` on the codec thread; queued and cancelled as in `aencode`."""
         return await asyncio.get_running_loop().run_in_executor(self._codec_thread, self.decode, codes)
+
+    def device_responds(self) -> bool:
+        """Whether a tiny computation on the device succeeds; logs the error if not."""
+        problem = device_problem(self.core.checkpoint.model.device)
+        if problem is not None:
+            logger.error("the device does not respond: %s", problem)
+        return problem is None
 
     def statistics(self) -> dict[str, Any]:
         """Return current gauges and counters, nested by component; the server's metrics are read from these keys."""

@@ -55,7 +55,8 @@ class EngineThread:
         self._stopping = False  # accepts no new utterances
         self._ended = False  # the core is not used any more
         self._failure: BaseException | None = None
-        self.on_failure: Callable[[], None] | None = None  # called when the core raises, before callers get the error
+        # Called with what the core raised, before callers get an error.
+        self.on_failure: Callable[[BaseException], None] | None = None
         self._thread = threading.Thread(target=self._run, name="shoal-engine", daemon=True)
         self._thread.start()
         OPEN_THREADS.add(self)
@@ -157,7 +158,7 @@ class EngineThread:
             logger.exception("engine thread failed")
             self._failure = failure
             if self.on_failure is not None:
-                self.on_failure()
+                self.on_failure(failure)
         finally:
             self._fail_remaining()
 

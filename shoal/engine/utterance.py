@@ -46,6 +46,7 @@ class Utterance:
     sampling: SamplingParams
     whole: bool = False
     deadline: float | None = None  # absolute, on the engine's clock
+    replayed: bool = False  # an engine process that had this request has died
     sequence: Sequence = field(init=False)
     guard: SpeechGuard | None = None
     turn: int = 0

@@ -69,6 +69,26 @@ def _behind(gate: Gate, work: Callable[..., Any]) -> Callable[..., Any]:
     return waiting
 
 
+POISON_SEED = 666
+
+
+def break_the_device() -> None:
+    """Make a step with a request of POISON_SEED fail, and every step after it, as after a sticky CUDA error."""
+    from shoal.engine.execution.runner import EagerRunner, PendingStep
+    from shoal.engine.scheduler import Batch
+
+    launch, broken = EagerRunner.launch, list[Batch]()
+
+    def launch_or_break(self: EagerRunner, batch: Batch) -> PendingStep:
+        if any(sequence.sampling.seed == POISON_SEED for sequence in batch.sequences()):
+            broken.append(batch)
+        if broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return launch(self, batch)
+
+    EagerRunner.launch = launch_or_break  # type: ignore[method-assign]
+
+
 def reject_the_first() -> None:
     """Reject the output of the first request, so that it is retried."""
     from shoal.audio.guard import SpeechDefect

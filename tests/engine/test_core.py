@@ -13,7 +13,7 @@ from shoal.engine.core import EngineCore, block_count
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.preprocess import build_turns
 from shoal.engine.utterance import Turn, Utterance
-from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, TextError
+from shoal.errors import DeadlineExceeded, DeviceFailed, InvalidRequest, TextError
 from shoal.speech import FinishReason, SamplingParams
 from shoal.voices.voice import Voice
 from tests.engine.clock import FakeClock
@@ -367,5 +367,5 @@ def test_warm_up_raises_if_the_model_does_not_run(tiny: Checkpoint, monkeypatch:
         raise RuntimeError("no kernel image is available")
 
     monkeypatch.setattr(core.runner, "run", refuse)
-    with pytest.raises(GenerationFailed):
+    with pytest.raises(DeviceFailed):
         core.warm_up()

@@ -12,14 +12,17 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
+from torch import Tensor
 
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
+from shoal.engine.device_health import MAX_FAILURES, PROBE_ID
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.preprocess import build_turns
 from shoal.engine.scheduler import Batch
 from shoal.engine.utterance import Turn, Utterance
-from shoal.errors import GenerationFailed
+from shoal.errors import DeviceFailed, GenerationFailed
 from shoal.speech import FinishReason, SamplingParams
 from shoal.voices.voice import Voice
 from tests.engine.clock import FakeClock
@@ -101,13 +104,75 @@ def test_a_fault_during_decode_fails_its_utterance(oracle: Oracle) -> None:
     assert_nothing_leaked(core)
 
 
-def test_a_device_that_always_fails_fails_all_utterances(oracle: Oracle) -> None:
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_device_that_always_fails_ends_the_engine_and_no_request(oracle: Oracle, lag: int) -> None:
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    run_with_lag(core, lag)
+    driver = StepDriver(core)
+    heard = five(driver, build_turns("hello", None, oracle.checkpoint))
+    with poisoned(core, lambda batch: True), pytest.raises(DeviceFailed) as raised:
+        driver.run(max_steps=50)
+    assert not any(each.ends for each in heard), "the next engine process runs them again"
+    assert 0 in raised.value.blamed
+
+
+def test_a_device_that_does_not_respond_ends_the_engine_at_the_first_failed_step(
+    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     core = EngineCore(oracle.checkpoint, PLAIN)
     driver = StepDriver(core)
-    with poisoned(core, lambda batch: True):
-        heard = five(driver, build_turns("hello", None, oracle.checkpoint))
-        driver.run(max_steps=50)
-    assert all(isinstance(each.error, GenerationFailed) for each in heard)
+    five(driver, build_turns("hello", None, oracle.checkpoint))
+
+    def sticky(*size: int, device: object) -> Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch, "ones", sticky)
+    with poisoned(core, lambda batch: True), pytest.raises(DeviceFailed, match="illegal memory access"):
+        driver.step()
+
+
+def test_many_requests_in_a_row_that_fail_alone_end_the_engine_but_replayed_ones_do_not(oracle: Oracle) -> None:
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    driver = StepDriver(core)
+    turns = build_turns("hello", None, oracle.checkpoint)
+    with poisoned(core, lambda batch: not holds(PROBE_ID)(batch)):
+        for number in range(2 * MAX_FAILURES):
+            heard = driver.add(Utterance(number, turns, SamplingParams(max_frames=2), replayed=number < MAX_FAILURES))
+            if number == 2 * MAX_FAILURES - 1:
+                with pytest.raises(DeviceFailed, match="in a row"):
+                    driver.run(max_steps=50)
+            else:
+                driver.run(max_steps=50)
+                assert isinstance(heard.error, GenerationFailed)
+
+
+def test_a_codec_that_always_fails_ends_the_engine(oracle: Oracle) -> None:
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    core.audio_decoder._decoder = FlakyDecoder(core, lambda: True, Random(SEED))  # type: ignore[assignment]
+    driver = StepDriver(core)
+    turns = build_turns("hello", None, oracle.checkpoint)
+    heard = [driver.add(Utterance(number, turns, SamplingParams(max_frames=3))) for number in range(2 * MAX_FAILURES)]
+    with pytest.raises(DeviceFailed, match="codec"):
+        driver.run(max_steps=500)
+    errors = {str(each.error) for each in heard if each.ends}
+    assert errors == {"the codec failed on this request"}, "clients are not told the cause"
+
+
+def test_a_replayed_request_runs_its_first_step_alone(oracle: Oracle) -> None:
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    driver = StepDriver(core)
+    turns = build_turns("hello", None, oracle.checkpoint)
+    heard = [
+        driver.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=4), replayed=id in (1, 2)))
+        for id in range(4)
+    ]
+    with poisoned(core, lambda batch: holds(1)(batch) and len(batch.sequences()) > 1) as failed:
+        while not heard[1].utterance.codes:
+            driver.step()
+    assert failed == []
+    driver.run()
+    for each in heard:
+        assert each.equals(oracle.speak(turns, each.utterance.sampling))
     assert_nothing_leaked(core)
 
 

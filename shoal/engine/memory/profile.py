@@ -14,7 +14,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, block_bytes
 from shoal.engine.kv_cache import AttentionMetadata, PrefillSegment
 from shoal.engine.memory.limit import parse_memory_limit
-from shoal.errors import GenerationFailed, InvalidRequest
+from shoal.errors import DeviceFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryB
     try:
         core = EngineCore(checkpoint, minimal_kv_config(checkpoint, config))
         run_peak_load(core)
-    except (torch.OutOfMemoryError, GenerationFailed) as error:
-        if isinstance(error, GenerationFailed) and not core.stats.out_of_memory:
+    except (torch.OutOfMemoryError, DeviceFailed) as error:
+        if isinstance(error, DeviceFailed) and not core.stats.out_of_memory:
             raise
         raise InvalidRequest(
             f"{limit / 1e9:.1f} GB do not hold the peak load of this model with {config.slots} slots: lower "

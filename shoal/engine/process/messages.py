@@ -17,6 +17,7 @@ from shoal.text.prompt import Codes
 class Speak:
     request: SpeechRequest
     deadline: float | None = None  # absolute, in `time.monotonic()` seconds, which processes of one machine share
+    replayed: bool = False  # a process that had this request has died, perhaps of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,13 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Dying:
+    """The device runs nothing any more and the process is about to exit; `blamed` are the jobs whose steps failed."""
+
+    blamed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     value: Any
 
@@ -96,4 +104,4 @@ class Failed:
 
 
 JobReply = AudioChunk | Result | Failed
-Reply = Ready | Heartbeat | LogLine | JobReply
+Reply = Ready | Heartbeat | LogLine | Dying | JobReply

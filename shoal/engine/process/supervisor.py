@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.engine.process.logging import write_line
@@ -23,6 +23,7 @@ from shoal.engine.process.messages import (
     Close,
     Command,
     Decode,
+    Dying,
     Encode,
     Failed,
     GetStats,
@@ -36,7 +37,7 @@ from shoal.engine.process.messages import (
     Speak,
 )
 from shoal.engine.process.worker import EngineSource, run_worker
-from shoal.errors import EngineBusy, EngineStopped, ShoalError
+from shoal.errors import EngineBusy, EngineStopped, GenerationFailed, ShoalError
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 
@@ -50,7 +51,9 @@ class SupervisorConfig:
     start_seconds: float = 600.0  # time limit for loading and warming up a model
     hang_seconds: float = 60.0  # time without a step, with active jobs, after which the engine is killed
     longest_pause: float = 10.0  # maximum back-off between attempts to start
-    attempts: int = 2  # engine processes one request may be given to, so that it cannot crash them forever
+    attempts: int = 2  # engine processes that may die of one request
+    max_attempts: int = 5  # engine processes one request may be given to if others are to blame
+    exit_seconds: float = 10.0  # time for an engine without jobs to exit at shutdown
 
 
 @dataclass(slots=True, eq=False)
@@ -80,8 +83,10 @@ class EngineProcess:
         self.jobs: dict[int, EngineJob] = {}
         self.model_info: ModelInfo | None = None
         self.start_error: ShoalError | None = None
+        self.blamed: frozenset[int] | None = None  # jobs the process died of; None: not known
         self.steps = 0
-        self.progress = time.monotonic()  # time of the last step, or of the last heartbeat without work
+        # Times: of the last step or the last heartbeat without work, of the last message, with a job.
+        self.progress = self.heard = self.busy = time.monotonic()
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._on_reply = on_reply
         self.exited = threading.Event()
@@ -112,6 +117,7 @@ class EngineProcess:
         with suppress(EOFError, OSError):
             while True:
                 job, reply = self._pipe.recv()
+                self.heard = time.monotonic()
                 self._on_reply(self, job, reply)
         self.process.join()
         self.exited.set()
@@ -225,12 +231,27 @@ class Supervisor:
             self._changed.notify_all()
         for process in processes:
             process.send(0, Close(drain, timeout))
-        patience = None if drain and timeout is None else (timeout or 10.0) + 10.0
+        deadline = None if drain and timeout is None else time.monotonic() + (timeout or 0.0) + self.config.exit_seconds
         for process in processes:
-            if not process.join(patience):
-                process.kill()
-            process.exited.wait(5.0)
+            self._await_exit(process, deadline)
         self._fail_all(EngineStopped("the engine was closed"))
+
+    def _await_exit(self, process: EngineProcess, deadline: float | None) -> None:
+        """Wait for a process that is closing; kill it when it hangs, and at the deadline in any case."""
+        process.busy = time.monotonic()
+        while not process.join(0.02):
+            silent = time.monotonic() - process.heard > self.config.exit_seconds
+            if silent or self._overdue(process) or (deadline is not None and time.monotonic() > deadline):
+                logger.error("engine process %s does not exit; killing it", process.process.pid)
+                process.kill()
+                break
+        process.exited.wait(5.0)
+
+    def _overdue(self, process: EngineProcess) -> bool:
+        """Whether a process that has to drain and exit runs no steps, or has had no jobs for `exit_seconds`."""
+        now = time.monotonic()
+        process.busy = now if process.jobs else process.busy
+        return now - process.progress > self.config.hang_seconds or now - process.busy > self.config.exit_seconds
 
     def _ask(self, command: Command) -> Any:
         replies: queue.SimpleQueue[JobReply] = queue.SimpleQueue()
@@ -289,6 +310,8 @@ class Supervisor:
                 self._changed.notify_all()
         elif isinstance(reply, LogLine):
             self._log(process, job_id, reply)
+        elif isinstance(reply, Dying):
+            process.blamed = frozenset(reply.blamed)
         elif job_id == 0 and isinstance(reply, Failed):
             self._on_end(process, reply.error)
         else:
@@ -319,13 +342,33 @@ class Supervisor:
             process.model_info = None
             lost_jobs, process.jobs = list(process.jobs.values()), {}
             self._retiring = [each for each in self._retiring if each is not process]
-            failed = [job for job in lost_jobs if job.replied or job.attempts >= self.config.attempts or self._closing]
-            for job in lost_jobs:
-                if job not in failed:
-                    self._assign(job)
+            errors = [self._final_error(process, job) for job in lost_jobs]
+            for job, final in zip(lost_jobs, errors, strict=True):
+                if final is None:
+                    self._replay(process, job)
             self._changed.notify_all()
-        for job in failed:
-            job.deliver(Failed(EngineStopped("the engine failed while processing the request; send it again")))
+        for job, final in zip(lost_jobs, errors, strict=True):
+            if final is not None:
+                job.deliver(Failed(final))
+
+    def _final_error(self, process: EngineProcess, job: EngineJob) -> ShoalError | None:
+        """Return the error that ends a job of a dead process, or None if it is to be replayed."""
+        if job.replied or self._closing:
+            return EngineStopped("the engine failed while processing the request; send it again")
+        if process.blamed is not None and job.id not in process.blamed:
+            busy = job.attempts >= self.config.max_attempts
+            return EngineStopped("the engine failed several times; try again later") if busy else None
+        if job.attempts >= self.config.attempts:
+            # Not EngineStopped, which tells clients to retry: the next engine process would die as well.
+            return GenerationFailed(f"the engine failed {job.attempts} times while processing this request")
+        return None
+
+    def _replay(self, process: EngineProcess, job: EngineJob) -> None:
+        """Give a job of a dead process to the next one, which starts it alone if the process may have died of it."""
+        blamed = process.blamed is None or job.id in process.blamed
+        if blamed and isinstance(job.command, Speak):
+            job.command = replace(job.command, replayed=True)
+        self._assign(job)
 
     def _start_engine(self, source: EngineSource, *, if_none_alive: bool = False) -> None:
         """Start an engine and make it the current one when it is ready; the previous one drains.
@@ -369,6 +412,7 @@ class Supervisor:
     def _retire(self, process: EngineProcess) -> None:
         """Let a process drain and exit. The lock is held."""
         self._retiring.append(process)
+        process.busy = time.monotonic()
         process.send(0, Close(drain=True, timeout=None))
 
     def _await_ready(self, process: EngineProcess) -> None:
@@ -381,8 +425,9 @@ class Supervisor:
             raise process.start_error or EngineStopped(f"the engine was not ready in {self.config.start_seconds:g} s")
 
     def _monitor(self) -> None:
-        """Restart an engine that died and kill one that hangs, until the supervisor is closed."""
+        """Restart an engine that died and kill those that hang, retiring ones too, until the supervisor is closed."""
         while not self._closing:
+            self._kill_overdue()
             current = self._current
             if current is None or current.exited.wait(0.1):
                 self._restart()
@@ -390,6 +435,14 @@ class Supervisor:
                 logger.error("no engine step for %.0f s; killing the engine process", self.config.hang_seconds)
                 current.kill()
                 current.exited.wait()
+
+    def _kill_overdue(self) -> None:
+        """Kill retiring engines that hang; their jobs are replayed or fail when the process has exited."""
+        with self._lock:
+            overdue = [process for process in self._retiring if process.alive and self._overdue(process)]
+        for process in overdue:
+            logger.error("retiring engine process %s hangs; killing it", process.process.pid)
+            process.kill()
 
     def _restart(self) -> None:
         if self._closing:

@@ -25,6 +25,7 @@ from shoal.engine.process.messages import (
     Close,
     Command,
     Decode,
+    Dying,
     Encode,
     Failed,
     GetStats,
@@ -35,7 +36,7 @@ from shoal.engine.process.messages import (
     Speak,
 )
 from shoal.engine.utterance import Event, Utterance
-from shoal.errors import EngineStopped, ShoalError
+from shoal.errors import DeviceFailed, EngineStopped, InternalError, ShoalError
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Worker:
 
         self._pipe, self._send = pipe, replies.send
         self._service = load_service(source)
-        self._service.thread.on_failure = partial(exit_process, EXIT_BROKEN)
+        self._service.thread.on_failure = self._exit_broken
         # The thread that reads commands never sends: with both pipe buffers full, each side would wait for the other.
         self._jobs = JobRunner(PREPARE_THREADS)
 
@@ -118,6 +119,12 @@ class Worker:
                     self._shut_down(command)
                     return
                 self._run_command(job, command)
+
+    def _exit_broken(self, failure: BaseException) -> NoReturn:
+        """Exit after the engine thread failed; tell the supervisor which requests may be the cause, if known."""
+        if isinstance(failure, DeviceFailed):
+            self._send(0, Dying(failure.blamed))
+        exit_process(EXIT_BROKEN)
 
     def _shut_down(self, command: Close) -> None:
         """Close in a thread, and keep handling Cancel commands until it is done."""
@@ -152,8 +159,9 @@ class Worker:
     async def _speak(self, job: int, command: Speak) -> None:
         with self._reporting_errors(job):
             utterance = await self._service.prepare(command.request, deadline=command.deadline)
-            del command  # frees the recordings of the request while the utterance runs
             utterance.id = job  # log records carry the utterance id as their job
+            utterance.replayed = command.replayed
+            del command  # frees the recordings of the request while the utterance runs
             ended = asyncio.get_running_loop().create_future()
             self._service.thread.submit(utterance, partial(self._send_event, job, ended))
             with self._cancelling(utterance):
@@ -190,9 +198,12 @@ class Worker:
             yield
         except ShoalError as error:
             self._send(job, Failed(error))
-        except Exception as error:  # edge of the process: the caller waits in another one
+        except Exception:  # edge of the process: the caller waits in another one
             logger.exception("job %d failed", job)
-            self._send(job, Failed(EngineStopped(f"internal error: {error}")))
+            if not self._service.device_responds():
+                # The job is replayed by the next process. Its step did not fail, so nobody is blamed.
+                self._exit_broken(DeviceFailed("the device does not respond"))
+            self._send(job, Failed(InternalError()))
 
     def _send_heartbeats(self) -> None:
         while True:

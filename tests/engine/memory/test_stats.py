@@ -76,8 +76,12 @@ def test_a_sequence_that_alone_runs_out_of_memory_fails(tiny: Checkpoint, monkey
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
+    run = core.runner.run
+
     def run_out(batch: Batch) -> StepOutput:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        if any(sequence.id == 0 for sequence in batch.sequences()):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(batch)
 
     monkeypatch.setattr(core.runner, "run", run_out)
     core.add(Utterance(0, build_turns("hello", None, tiny), SamplingParams(max_frames=3)))

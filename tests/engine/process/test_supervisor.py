@@ -24,8 +24,9 @@ from shoal.engine.process.jobs import JobRunner
 from shoal.engine.process.messages import Encode, GetStats
 from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
 from shoal.engine.process.worker import EngineSource, ReplyChannel, Worker
-from shoal.errors import EngineStopped, InvalidRequest, ModelNotFound, TextError
+from shoal.errors import EngineStopped, GenerationFailed, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
+from tests.engine.rigged import POISON_SEED, RiggedSource, break_the_device
 from tests.engine.test_engine import recording
 
 ROOT = Path(__file__).parents[3]
@@ -213,6 +214,41 @@ def test_an_engine_that_hangs_is_killed_and_restarted(tmp_path: Path) -> None:
         chunks = asyncio.run(collect(supervisor, short(1)))
         assert len(samples_of(chunks)) == 6 * 640
         assert supervisor.restarts == 1
+    finally:
+        supervisor.close()
+
+
+def test_a_retiring_engine_that_hangs_is_killed_and_does_not_delay_close() -> None:
+    supervisor = Supervisor(SOURCE, SupervisorConfig(hang_seconds=3.0, exit_seconds=3.0))
+    supervisor.start()
+    hung = supervisor._current
+    assert hung is not None
+    assert hung.process.pid is not None
+    os.kill(hung.process.pid, signal.SIGSTOP)
+    supervisor.reload(SOURCE)
+    wait_until(lambda: not supervisor._retiring)
+    assert hung.process.exitcode == -signal.SIGKILL
+    assert supervisor.process_id is not None
+    os.kill(supervisor.process_id, signal.SIGSTOP)
+    supervisor.close(drain=True, timeout=3600.0)
+    assert not supervisor.ready
+
+
+def test_a_request_that_breaks_the_device_fails_and_the_others_are_replayed() -> None:
+    source = RiggedSource("random:tiny", device="cpu", config=EngineConfig(slots=4), rig=break_the_device)
+    supervisor = Supervisor(source)
+    supervisor.start()
+
+    async def together() -> list[list[AudioChunk] | BaseException]:
+        seeds = (1, 2, POISON_SEED, 3)
+        return await asyncio.gather(*(collect(supervisor, short(seed)) for seed in seeds), return_exceptions=True)
+
+    try:
+        *good, error = (each for each in sorted(asyncio.run(together()), key=lambda each: not isinstance(each, list)))
+        assert isinstance(error, GenerationFailed)
+        assert [len(samples_of(chunks)) for chunks in good if isinstance(chunks, list)] == [6 * 640] * 3
+        assert supervisor.restarts == 2  # the second engine runs the request alone, and it is not given to a third
+        assert supervisor.ready
     finally:
         supervisor.close()
 

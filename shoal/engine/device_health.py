@@ -1,0 +1,92 @@
+"""Tells a request that breaks a step from a device that runs no step at all.
+
+After a sticky CUDA error, or with a damaged model in memory, every step raises. Failing requests one by one would then
+never end: DeviceFailed ends the engine thread instead, and with it the engine process, which the supervisor replaces.
+"""
+
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from shoal.engine.execution.fallback import FallbackRunner
+from shoal.engine.kv_cache import PagedKV
+from shoal.engine.scheduler import Batch, Prefill
+from shoal.engine.sequence import Sequence
+from shoal.errors import DeviceFailed
+from shoal.model.config import DualARConfig
+from shoal.speech import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+PROBE_ID = -1  # of the sequence that tests the device; requests have ids from 0 on
+PROBES = 3  # a probe may fail for lack of memory that a step in flight is about to release
+# Requests in a row that fail alone, or in the codec, without a frame of any request in between: a fault that the
+# probe, which runs a short prompt, does not show.
+MAX_FAILURES = 8
+
+
+class DeviceHealth:
+    """Failures of the device since its last successful step. Used on the engine thread."""
+
+    def __init__(self, runner: FallbackRunner, kv: PagedKV, tables: np.ndarray, config: DualARConfig) -> None:
+        self._runner, self._kv, self._tables = runner, kv, tables
+        self._columns = 1 + config.num_codebooks
+        self._blamed: set[int] = set()
+        self._failures = 0
+
+    def record_step(self, has_frames: bool, codec_failures: int) -> None:
+        """Forget earlier failures after a step with frames. Raises DeviceFailed when the codec fails all the time."""
+        if codec_failures >= MAX_FAILURES:
+            raise DeviceFailed(f"{codec_failures} codec calls in a row failed")
+        if has_frames:
+            self._failures = 0
+            self._blamed.clear()
+
+    def record_failed_step(self, sequences: Iterable[Sequence]) -> None:
+        """Blame all sequences of a failed step, and raise DeviceFailed when the device does not respond any more."""
+        self._blamed.update(each.id for each in sequences)
+        problem = device_problem(self._kv.keys.device)
+        if problem is not None:
+            raise DeviceFailed(f"the device does not respond: {problem}", tuple(self._blamed))
+
+    def record_failed_request(self, *, replayed: bool) -> None:
+        """Count a request that failed alone. Raises DeviceFailed after too many in a row.
+
+        Replayed requests do not count: an engine process may have died of them before, and a client that repeats
+        such a request must not restart the engine for all others.
+        """
+        self._failures += not replayed
+        if self._failures >= MAX_FAILURES:
+            raise DeviceFailed(f"{self._failures} requests in a row failed", tuple(self._blamed))
+
+    def probe(self, slot: int) -> None:
+        """Generate one frame of a short prompt in `slot`, whose sequence must not be in flight. Raises DeviceFailed."""
+        for _ in range(PROBES):
+            try:
+                return self._run_probe(slot)
+            except Exception:  # edge to kernels and drivers, which raise anything
+                logger.exception("the probe of the device failed")
+                self._runner.discard()
+        raise DeviceFailed("the device does not run a short prompt either", tuple(self._blamed))
+
+    def _run_probe(self, slot: int) -> None:
+        prompt = np.zeros((self._kv.keys.shape[2], self._columns), np.int32)  # one block
+        sequence = Sequence.start(PROBE_ID, prompt, SamplingParams(max_frames=1), len(prompt) + 1)
+        sequence.slot, sequence.computed = slot, len(prompt)
+        self._tables[slot, 0] = self._kv.spare  # needs no free block
+        self._runner.run(Batch([Prefill(sequence, sequence.epoch, 0, len(prompt), samples_frame=True)]))
+        while self._runner.in_flight:
+            self._runner.run(Batch())
+
+
+def device_problem(device: torch.device) -> str | None:
+    """Allocate a few bytes, compute and synchronize; return the error that this raised, or None."""
+    try:
+        torch.ones(2, device=device).sum().item()  # `item` waits for the device
+    except torch.OutOfMemoryError:
+        return None  # a full device still works
+    except RuntimeError as error:
+        return str(error)
+    return None
