@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent
 # Every file in them starts a server, a browser or another program, or needs one that is running.
-FOLDERS = ("cluster", "deploy", "docs", "server", "ui")
+FOLDERS = ("clients", "cluster", "deploy", "docs", "server", "ui")
 FILES = (
     "cluster/test_cluster.py",
     "ui/test_page.py",

@@ -36,6 +36,7 @@ class SpeechJob:
     engine: EngineHandle
     key: Key
     id: str
+    ignored: tuple[str, ...] = ()  # request fields that were accepted without effect
 
     @property
     def stream(self) -> bool:
@@ -77,8 +78,11 @@ async def openai_job(body: OpenAISpeech, engine: EngineHandle, config: ServerCon
 
 
 async def openai_voice(body: OpenAISpeech, voices: VoiceStore) -> str | None:
-    """Return the name of the stored voice, or None for an OpenAI name that is not stored."""
-    name = body.voice if isinstance(body.voice, str) else body.voice.id
+    return await stored_voice(body.voice if isinstance(body.voice, str) else body.voice.id, voices)
+
+
+async def stored_voice(name: str, voices: VoiceStore) -> str | None:
+    """Return the name of a stored voice, or None, the model's own voice, for an OpenAI name that is not stored."""
     if name not in OPENAI_VOICES:
         return name
     return name if await asyncio.to_thread(voices.exists, name) else None
@@ -87,7 +91,8 @@ async def openai_voice(body: OpenAISpeech, voices: VoiceStore) -> str | None:
 def response_headers(job: SpeechJob) -> dict[str, str]:
     """Return headers with what a client cannot read from the audio bytes."""
     assert job.request.sampling is not None
-    return {
+    headers = {"X-Ignored-Fields": ", ".join(job.ignored)} if job.ignored else {}
+    return headers | {
         "Content-Disposition": f"attachment; filename=audio.{job.output.format}",
         "X-Sample-Rate": str(job.output.rate_for(job.engine.service.sample_rate)),
         "X-Channels": "1",

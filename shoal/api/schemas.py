@@ -21,7 +21,7 @@ from shoal.api.exceptions import wrong_field
 from shoal.api.output import OutputOptions
 from shoal.api.parsing import Form, parse_json, text_part
 
-Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac", "webm"]
+Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac", "webm", "ulaw", "alaw"]
 AUTO_BITRATE = -1000
 PCM_RATE = 24_000  # Hz; OpenAI's clients assume it, since pcm has no header
 
@@ -209,7 +209,8 @@ class OpenAISpeech(Body):
         Field(description="Not supported: these models take their style from the voice and the text."),
     ] = None
     response_format: Annotated[
-        Literal["mp3", "opus", "aac", "flac", "wav", "pcm"], Field(description="Audio format of the response.")
+        Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw"],
+        Field(description="Audio format of the response. Extension: ulaw and alaw, G.711 at 8 kHz without a header."),
     ] = "mp3"
     speed: Annotated[float, Field(ge=0.25, le=4.0, description="Speaking rate; the pitch does not change.")] = 1.0
     stream_format: Annotated[

@@ -76,7 +76,7 @@ class ServerState:
             return ANONYMOUS
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
-            raise Unauthorized("this server needs a key: send Authorization: Bearer KEY")
+            raise Unauthorized("this server needs a key: send Authorization: Bearer KEY, or xi-api-key: KEY")
         found = self.keys.find(secret.strip())
         if found is None:
             raise Unauthorized("Invalid token")

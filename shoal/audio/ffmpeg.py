@@ -163,6 +163,8 @@ MUXERS = {
     "aac": MuxerSettings("adts", "aac", "fltp"),
     # A cluster is sent when it is full, here after two packets.
     "webm": MuxerSettings("webm", "libopus", "flt", {}, {"live": "1", "cluster_time_limit": "40"}),
+    "ulaw": MuxerSettings("mulaw", "pcm_mulaw", "s16"),
+    "alaw": MuxerSettings("alaw", "pcm_alaw", "s16"),
 }
 
 

@@ -21,7 +21,7 @@ class Bitrates:
 
 @dataclass(frozen=True, slots=True)
 class AudioFormat:
-    """Output format. Empty `rates` means any rate; no `bitrates` means lossless."""
+    """Output format. Empty `rates` means any rate; no `bitrates` means that the rate alone determines it."""
 
     name: str
     media_type: str
@@ -47,7 +47,7 @@ class AudioFormat:
         """Return the bitrate to use in bits per second; the default for None. Raises InvalidRequest."""
         if self.bitrates is None:
             if bitrate is not None:
-                raise InvalidRequest(f"{self.name} is lossless and has no bitrate")
+                raise InvalidRequest(f"{self.name} has no bitrate to choose; leave the bitrate out")
             return None
         if bitrate is None:
             return self.bitrates.default
@@ -60,6 +60,8 @@ class AudioFormat:
 # Opus always codes at 48 kHz; webm is Opus in the container that browsers play while it is streamed.
 OPUS_RATES = (48_000,)
 OPUS_BITRATES = Bitrates(6_000, 48_000, 256_000)
+# Telephone networks carry G.711 at 8 kHz, 8 bits per sample; ulaw and alaw are its bytes without a header.
+G711_RATES = (8_000,)
 
 FORMATS = {
     known.name: known
@@ -73,6 +75,8 @@ FORMATS = {
             "aac", "audio/aac", (".aac",), (*MPEG_RATES, 64_000, 88_200, 96_000), Bitrates(16_000, 96_000, 256_000)
         ),
         AudioFormat("webm", "audio/webm", (".webm",), OPUS_RATES, OPUS_BITRATES),
+        AudioFormat("ulaw", "audio/basic", (".ulaw", ".ul"), G711_RATES),
+        AudioFormat("alaw", "audio/x-alaw-basic", (".alaw", ".al"), G711_RATES),
     )
 }
 FORMAT_OF_SUFFIX = {suffix: known.name for known in FORMATS.values() for suffix in known.suffixes}

@@ -30,7 +30,8 @@ def batch(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the audio files and manifest.jsonl.")],
     voice: Annotated[str | None, typer.Option(help="Stored voice for lines without a voice.")] = None,
     format: Annotated[
-        str | None, typer.Option(help="Audio format for lines without one: wav, flac, mp3, opus, aac, webm or pcm.")
+        str | None,
+        typer.Option(help="Audio format for lines without one: wav, flac, mp3, opus, aac, webm, pcm, ulaw or alaw."),
     ] = None,
     model: Model = None,
     codec: Codec = None,

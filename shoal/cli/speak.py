@@ -85,7 +85,9 @@ def say(
     as_written: AsWritten = False,
     format: Annotated[
         str | None,
-        typer.Option(help="Audio format: wav, flac, mp3, opus, aac, webm or pcm. Default: by the suffix of --output."),
+        typer.Option(
+            help="Audio format: wav, flac, mp3, opus, aac, webm, pcm, ulaw or alaw. Default: by the suffix of --output."
+        ),
     ] = None,
     device: Device = "auto",
     dtype: Annotated[str | None, typer.Option(help="Dtype: float32, bfloat16 or float16. Default: by device.")] = None,

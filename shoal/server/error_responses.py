@@ -2,6 +2,7 @@
 
 Fish, SageMaker   {"statusCode": 404, "message": "…", "error": "Not Found"}; an array of pydantic errors for a 422
 OpenAI            {"error": {"message": "…", "type": "…", "param": null, "code": "voice_not_found"}}
+ElevenLabs        {"detail": {"status": "voice_not_found", "message": "…"}}; {"detail": [pydantic errors]} for a 422
 """
 
 import math
@@ -56,6 +57,7 @@ STATUS: dict[type[ShoalError], int] = {
 # Statuses after which the connection is closed: the rest of the body is not worth reading.
 CLOSING = {408, 413}
 OPENAI_PATHS = ("/v1/audio/", "/v1/models")
+ELEVENLABS_PATHS = ("/v1/text-to-speech/", "/v1/voices", "/v2/voices", "/compat/elevenlabs/")
 STARTING_SECONDS = 5.0
 CLIENT_CLOSED_REQUEST = 499  # nginx's convention; only the log and the metrics see it
 
@@ -93,6 +95,8 @@ def error_response(path: str, error: BaseException, retry_after: float = 1.0, *,
     """Return the response to a request that failed before its first byte was sent."""
     status = status_of(error)
     headers = _headers(error, status, retry_after)
+    if isinstance(error, exceptions.SchemaViolation) and path.startswith(ELEVENLABS_PATHS):
+        return JSONResponse({"detail": error.errors}, status, headers)
     if isinstance(error, exceptions.SchemaViolation) and arrays and not path.startswith(OPENAI_PATHS):
         return JSONResponse(error.errors, status, headers)
     if isinstance(error, ShoalError):
@@ -117,7 +121,15 @@ def openai_error(status: int, message: str, code: str, param: str | None = None)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def elevenlabs_error(message: str, code: str) -> dict[str, Any]:
+    # ElevenLabs' name for the one error that its clients handle by name.
+    code = "invalid_api_key" if code == "unauthorized" else code
+    return {"detail": {"status": code, "message": message}}
+
+
 def _body(path: str, error: BaseException, status: int, message: str) -> dict[str, Any]:
+    if path.startswith(ELEVENLABS_PATHS):
+        return elevenlabs_error(message, error_code(error))
     if not path.startswith(OPENAI_PATHS):
         return fish_error(status, message)
     param = error.field if isinstance(error, exceptions.SchemaViolation) else None
@@ -146,8 +158,11 @@ def _retry_after(error: BaseException, queue_seconds: float) -> float:
 
 def _routing_error(path: str, error: HTTPException) -> Response:
     status, message = error.status_code, error.detail
+    code = HTTPStatus(status).phrase.lower().replace(" ", "_")
     if path.startswith(OPENAI_PATHS):
-        body = openai_error(status, message, HTTPStatus(status).phrase.lower().replace(" ", "_"))
+        body = openai_error(status, message, code)
+    elif path.startswith(ELEVENLABS_PATHS):
+        body = elevenlabs_error(message, code)
     else:
         body = fish_error(status, message)
     return JSONResponse(body, status, dict(error.headers or {}))

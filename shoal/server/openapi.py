@@ -53,6 +53,23 @@ _components: dict[str, Any] = {
     },
 }
 
+_components["ElevenLabsError"] = {
+    "type": "object",
+    "required": ["detail"],
+    "properties": {
+        "detail": {
+            "oneOf": [
+                {
+                    "type": "object",
+                    "required": ["status", "message"],
+                    "properties": {"status": {"type": "string"}, "message": {"type": "string"}},
+                },
+                _components["ValidationErrors"],
+            ]
+        }
+    },
+}
+
 Responses = dict[int | str, dict[str, Any]]
 
 
@@ -98,6 +115,7 @@ def audio_response(*other_types: str) -> Responses:
             ("X-Request-ID", "Id of this request in the server's log."),
             ("X-Sample-Rate", "Sample rate of the audio in Hz."),
             ("X-Seed", "Seed that reproduces this audio."),
+            ("X-Ignored-Fields", "Fields of the request that were accepted without effect, if any."),
         )
     }
     return {200: {"description": "Audio, whole or streamed.", "content": content, "headers": headers}}
@@ -108,11 +126,13 @@ def model_response(model: type[BaseModel], *kinds: str) -> Responses:
     return {200: {"description": "Success.", "content": {kind: {"schema": schema} for kind in kinds}}}
 
 
-def error_responses(*statuses: int, openai: bool = False) -> Responses:
+def error_responses(*statuses: int, openai: bool = False, elevenlabs: bool = False) -> Responses:
     """Describe the error responses of a route, in the format of its API."""
 
     def schema_name(status: int) -> str:
-        return "OpenAIError" if openai else "ValidationErrors" if status == 422 else "Error"
+        if openai or elevenlabs:
+            return "OpenAIError" if openai else "ElevenLabsError"
+        return "ValidationErrors" if status == 422 else "Error"
 
     return {
         status: {

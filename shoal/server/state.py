@@ -20,10 +20,16 @@ async def get_state(request: Request) -> ServerState:
     return state_of(request)
 
 
+def _authorization(connection: HTTPConnection) -> str:
+    """Return the value of the Authorization header, or the key of ElevenLabs' clients in the same form."""
+    key = connection.headers.get("xi-api-key", "")
+    return connection.headers.get("authorization") or (f"Bearer {key}" if key else "")
+
+
 async def get_caller(request: Request) -> Key:
     """Authenticate and rate-limit a request before its body is read. Raises Unauthorized or RateLimited."""
     state = state_of(request)
-    key = state.authenticate(request.headers.get("authorization", ""))
+    key = state.authenticate(_authorization(request))
     if request.method != "GET":
         state.key_usage.count_request(key)
     request.state.key = key.name
@@ -33,7 +39,7 @@ async def get_caller(request: Request) -> Key:
 def websocket_caller(socket: WebSocket) -> Key:
     """Authenticate and rate-limit a WebSocket before it is accepted. Raises Unauthorized or RateLimited."""
     state = state_of(socket)
-    key = state.authenticate(socket.headers.get("authorization", ""))
+    key = state.authenticate(_authorization(socket))
     state.key_usage.count_request(key)
     return key
 

@@ -16,7 +16,7 @@ from shoal.audio.write import AudioFile, write_audio
 from shoal.errors import GenerationFailed, InvalidRequest, OutputError
 
 RATE = 44_100
-READABLE = [name for name in FORMATS if name != "pcm"]
+READABLE = [name for name in FORMATS if name not in ("pcm", "ulaw", "alaw")]
 
 
 def names(folder: Path) -> list[str]:

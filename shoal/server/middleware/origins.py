@@ -15,8 +15,11 @@ from shoal.api.exceptions import ForeignOrigin
 from shoal.server.error_responses import send_error
 
 METHODS = ("GET", "POST", "DELETE")
-REQUEST_HEADERS = ("Authorization", "Content-Type", "Accept", "X-Request-ID", "model")
-EXPOSED_HEADERS = ("X-Request-ID", "X-Sample-Rate", "X-Channels", "X-Seed", "Retry-After", "Content-Disposition")
+REQUEST_HEADERS = ("Authorization", "Content-Type", "Accept", "X-Request-ID", "model", "xi-api-key")
+EXPOSED_HEADERS = (
+    *("X-Request-ID", "X-Sample-Rate", "X-Channels", "X-Seed", "X-Ignored-Fields"),
+    *("Retry-After", "Content-Disposition"),
+)
 FOREIGN_SITES = ("cross-site", "same-site")  # values of Sec-Fetch-Site
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 REJECTION = "a page of {origin} may not use this server; add the origin to cors_origins to allow it"

@@ -18,6 +18,7 @@ from shoal.api.state import ServerState
 from shoal.server.middleware.request_id import request_id
 from shoal.server.openapi import audio_response, error_responses, request_body
 from shoal.server.request_body import read_model
+from shoal.server.routes import elevenlabs
 from shoal.server.state import Caller, State, bearer
 from shoal.server.streaming_response import Transform, respond
 
@@ -78,7 +79,10 @@ def _event(content: dict[str, Any]) -> bytes:
 
 
 @router.get("/v1/models", summary="List the model and its aliases", responses=error_responses(401, openai=True))
-async def models(state: State, key: Caller) -> JSONResponse:
+async def models(http: Request, state: State, key: Caller) -> JSONResponse:
+    # The one path that OpenAI and ElevenLabs share. Only ElevenLabs' clients send this header.
+    if "xi-api-key" in http.headers:
+        return elevenlabs.model_list(state.config)
     return JSONResponse({"object": "list", "data": [_model(name) for name in model_names(state.config)]})
 
 

@@ -1,0 +1,119 @@
+"""ElevenLabs' API: request bodies, output formats and their translation to speech jobs."""
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from shoal.api.config import ServerConfig
+from shoal.api.engine_client import EngineHandle
+from shoal.api.keys import Key
+from shoal.api.output import OutputOptions
+from shoal.api.requests import SpeechJob, check_length, model_names, sampling_for, stored_voice
+from shoal.api.schemas import Body, MaxFrames, RepetitionPenalty, Seed, Temperature, TopP
+from shoal.speech import SpeechRequest
+
+RATES = (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
+MP3_RATES = ((22_050, 32), (24_000, 48), (44_100, 32), (44_100, 64), (44_100, 96), (44_100, 128), (44_100, 192))
+DEFAULT_OUTPUT = "mp3_44100_128"
+# Output formats by ElevenLabs' names: codec, sample rate in Hz, bitrate in kbit/s.
+OUTPUTS = {
+    DEFAULT_OUTPUT: OutputOptions("mp3", 44_100, 128_000),
+    "mp3_44100": OutputOptions("mp3", 44_100, 128_000),
+    **{f"mp3_{rate}_{kbits}": OutputOptions("mp3", rate, kbits * 1000) for rate, kbits in MP3_RATES},
+    **{f"pcm_{rate}": OutputOptions("pcm", rate) for rate in RATES},
+    **{f"wav_{rate}": OutputOptions("wav", rate) for rate in RATES},
+    **{f"opus_48000_{kbits}": OutputOptions("opus", 48_000, kbits * 1000) for kbits in (32, 64, 96, 128, 192)},
+    "ulaw_8000": OutputOptions("ulaw", 8_000),
+    "alaw_8000": OutputOptions("alaw", 8_000),
+}
+
+Share = Annotated[float, Field(ge=0, le=1)]
+NO_EFFECT = "Accepted without effect; named in the X-Ignored-Fields header."
+
+
+class VoiceSettings(Body):
+    """Voice settings of a request. Only `speed` has an effect: the other settings have no counterpart here."""
+
+    stability: Annotated[Share | None, Field(description=NO_EFFECT)] = None
+    similarity_boost: Annotated[Share | None, Field(description=NO_EFFECT)] = None
+    style: Annotated[Share | None, Field(description=NO_EFFECT)] = None
+    use_speaker_boost: Annotated[bool | None, Field(description=NO_EFFECT)] = None
+    clone_strength: Annotated[Share | None, Field(description=NO_EFFECT)] = None
+    speed: Annotated[float | None, Field(ge=0.25, le=4.0, description="Speaking rate; the pitch does not change.")] = (
+        None
+    )
+
+    def ignored(self) -> list[str]:
+        """Return the names of the settings that are given and have no effect."""
+        return [f"voice_settings.{name}" for name in self.model_dump(exclude_none=True, exclude={"speed"})]
+
+
+class ElevenLabsSpeech(Body):
+    """Body of `POST /v1/text-to-speech/{voice_id}` and the routes below it."""
+
+    text: Annotated[str, Field(min_length=1, description="Text to speak.", examples=["Hello there."])]
+    model_id: Annotated[
+        str | None, Field(max_length=255, description="Any name: the loaded model speaks. /v1/models has its name.")
+    ] = None
+    language_code: Annotated[str | None, Field(max_length=64, description=NO_EFFECT)] = None
+    voice_settings: Annotated[VoiceSettings | None, Field(description="Settings of the voice.")] = None
+    seed: Annotated[
+        Seed | None, Field(description="Sampling seed. Default: random, returned in the X-Seed header.")
+    ] = None
+    apply_text_normalization: Annotated[
+        Literal["auto", "on", "off"] | None,
+        Field(description="off passes the text to the model as written; auto and on normalise numbers and symbols."),
+    ] = None
+    temperature: Annotated[Temperature | None, Field(description="Extension: sampling temperature.")] = None
+    top_p: Annotated[TopP | None, Field(description="Extension: nucleus sampling threshold.")] = None
+    repetition_penalty: Annotated[RepetitionPenalty | None, Field(description="Extension: repetition penalty.")] = None
+    max_new_tokens: Annotated[MaxFrames | None, Field(description="Extension: maximum frames per turn.")] = None
+    pronunciation_dictionary_locators: Annotated[
+        list[dict[str, Any]] | None, Field(max_length=16, description=NO_EFFECT)
+    ] = None
+    previous_text: Annotated[str | None, Field(description=NO_EFFECT)] = None
+    next_text: Annotated[str | None, Field(description=NO_EFFECT)] = None
+    previous_request_ids: Annotated[list[str] | None, Field(max_length=16, description=NO_EFFECT)] = None
+    next_request_ids: Annotated[list[str] | None, Field(max_length=16, description=NO_EFFECT)] = None
+    use_pvc_as_ivc: Annotated[bool | None, Field(description=NO_EFFECT)] = None
+    apply_language_text_normalization: Annotated[bool | None, Field(description=NO_EFFECT)] = None
+    audio_effects: Annotated[dict[str, Any] | None, Field(max_length=16, description=NO_EFFECT)] = None
+
+    def ignored(self, config: ServerConfig) -> tuple[str, ...]:
+        """Return the names of the fields that are given and have no effect on this server."""
+        fields = [name for name in IGNORED_FIELDS if getattr(self, name)]
+        if self.model_id and self.model_id not in model_names(config):
+            fields.append("model_id")
+        return (*fields, *(self.voice_settings.ignored() if self.voice_settings else ()))
+
+
+IGNORED_FIELDS = tuple(name for name, field in ElevenLabsSpeech.model_fields.items() if field.description == NO_EFFECT)
+
+
+async def elevenlabs_job(
+    body: ElevenLabsSpeech,
+    voice_id: str,
+    output: OutputOptions,
+    engine: EngineHandle,
+    config: ServerConfig,
+    key: Key,
+    id: str,
+    *,
+    whole: bool,
+) -> SpeechJob:
+    """Raises InvalidRequest or a subclass for a body that cannot be served."""
+    request = SpeechRequest(
+        check_length(body.text, config.limits),
+        voice=await stored_voice(voice_id, engine.voices),
+        sampling=sampling_for(body),
+        normalize=body.apply_text_normalization != "off",
+        timeout=config.limits.request_seconds,
+        whole=whole,
+    )
+    output = with_speed(output, body.voice_settings)
+    return SpeechJob("elevenlabs", request, output, engine, key, id, ignored=body.ignored(config))
+
+
+def with_speed(output: OutputOptions, settings: VoiceSettings | None) -> OutputOptions:
+    return replace(output, speed=settings.speed) if settings and settings.speed else output

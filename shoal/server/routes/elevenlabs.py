@@ -1,0 +1,226 @@
+"""ElevenLabs' API: `POST /v1/text-to-speech/{voice_id}` and the routes below it, `/v1/voices` and `/v2/voices`.
+
+A voice id is the name of a stored voice. Alignment is null: these models do not report the times of characters.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+
+from shoal.api.config import ServerConfig
+from shoal.api.elevenlabs import DEFAULT_OUTPUT, OUTPUTS, ElevenLabsSpeech, elevenlabs_job
+from shoal.api.exceptions import SchemaViolation
+from shoal.api.keys import Key
+from shoal.api.output import OutputOptions
+from shoal.api.parsing import JSON
+from shoal.api.speech_stream import SpeechStream
+from shoal.api.state import ServerState
+from shoal.errors import VoiceNotFound
+from shoal.server.middleware.request_id import request_id
+from shoal.server.openapi import audio_response, error_responses, model_response, request_body
+from shoal.server.request_body import read_model
+from shoal.server.state import Caller, State, bearer
+from shoal.server.streaming_response import Transform, respond
+from shoal.voices.store import VoiceStore
+
+SPEECH = "/v1/text-to-speech/{voice_id}"
+JSON_LINES = "application/x-ndjson"
+ERRORS = error_responses(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 504, elevenlabs=True)
+EXAMPLES = {"plain": {"value": {"text": "Hello there."}}}
+BODY = request_body(ElevenLabsSpeech, (JSON,), EXAMPLES)
+
+router = APIRouter(tags=["ElevenLabs"], dependencies=[Depends(bearer)])
+models_router = APIRouter(tags=["ElevenLabs"], dependencies=[Depends(bearer)])
+
+
+class TimedAudio(BaseModel):
+    """Encoded audio with its alignment."""
+
+    audio_base64: str
+    alignment: None = None
+    normalized_alignment: None = None
+
+
+class ElevenLabsVoice(BaseModel):
+    voice_id: str
+    name: str
+    category: str  # premade: built in; cloned: stored
+    labels: dict[str, str] = {}
+    description: str | None = None
+    preview_url: str | None = None
+
+
+class ElevenLabsVoices(BaseModel):
+    voices: list[ElevenLabsVoice]
+
+
+class ElevenLabsVoicePage(ElevenLabsVoices):
+    """All voices on one page."""
+
+    has_more: bool = False
+    total_count: int
+    next_page_token: str | None = None
+
+
+OutputParameter = Annotated[
+    str,
+    Query(
+        description="Audio format of the response: codec, sample rate in Hz, bitrate in kbit/s.",
+        json_schema_extra={"enum": list(OUTPUTS)},
+    ),
+]
+
+
+async def get_output(output_format: OutputParameter = DEFAULT_OUTPUT) -> OutputOptions:
+    """Return the options of ElevenLabs' `output_format`."""
+    if output_format not in OUTPUTS:
+        message = f"use one of {', '.join(OUTPUTS)}"
+        raise SchemaViolation([{"type": "enum", "loc": ["query", "output_format"], "msg": message}])
+    return OUTPUTS[output_format]
+
+
+Output = Annotated[OutputOptions, Depends(get_output)]
+
+
+@router.post(
+    SPEECH,
+    summary="Generate speech as a whole file",
+    response_class=Response,
+    responses=audio_response() | ERRORS,
+    openapi_extra=BODY,
+)
+async def convert(voice_id: str, http: Request, state: State, key: Caller, output: Output) -> Response:
+    return await _speak(http, state, key, voice_id, output, whole=True)
+
+
+@router.post(
+    SPEECH + "/stream",
+    summary="Generate speech as a stream",
+    response_class=Response,
+    responses=audio_response() | ERRORS,
+    openapi_extra=BODY,
+)
+async def stream(voice_id: str, http: Request, state: State, key: Caller, output: Output) -> Response:
+    return await _speak(http, state, key, voice_id, output, whole=False)
+
+
+@router.post(
+    SPEECH + "/with-timestamps",
+    summary="Generate speech as a whole file in JSON",
+    responses=model_response(TimedAudio, JSON) | ERRORS,
+    openapi_extra=BODY,
+)
+async def convert_with_timestamps(
+    voice_id: str, http: Request, state: State, key: Caller, output: Output
+) -> JSONResponse:
+    audio = await _speak(http, state, key, voice_id, output, whole=True)
+    kept = {name: value for name, value in audio.headers.items() if name not in ("content-length", "content-type")}
+    return JSONResponse(_timed_audio(bytes(audio.body)), headers=kept)
+
+
+@router.post(
+    SPEECH + "/stream/with-timestamps",
+    summary="Generate speech as a stream of JSON lines",
+    response_class=Response,
+    responses=model_response(TimedAudio, JSON_LINES) | ERRORS,
+    openapi_extra=BODY,
+)
+async def stream_with_timestamps(voice_id: str, http: Request, state: State, key: Caller, output: Output) -> Response:
+    return await _speak(http, state, key, voice_id, output, whole=False, json_lines=True)
+
+
+async def _speak(
+    http: Request,
+    state: ServerState,
+    key: Key,
+    voice_id: str,
+    output: OutputOptions,
+    *,
+    whole: bool,
+    json_lines: bool = False,
+) -> Response:
+    engine = state.lifecycle.require_engine()
+    body = await read_model(http, ElevenLabsSpeech, state.config.limits, state.body_budget)
+    job = await elevenlabs_job(body, voice_id, output, engine, state.config, key, request_id(http), whole=whole)
+    if json_lines:
+        response = await respond(http, state, job, media_type=JSON_LINES, transform=_json_lines)
+    else:
+        response = await respond(http, state, job)
+    response.headers["request-id"] = job.id  # the name under which ElevenLabs' clients look for it
+    return response
+
+
+def _json_lines(_: SpeechStream) -> Transform:
+    async def lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            yield json.dumps(_timed_audio(piece)).encode() + b"\n"
+
+    return lines
+
+
+def _timed_audio(audio: bytes) -> dict[str, Any]:
+    return TimedAudio(audio_base64=base64.b64encode(audio).decode()).model_dump()
+
+
+VOICE_ERRORS = error_responses(400, 401, 404, 503, elevenlabs=True)
+
+
+@router.get("/v1/voices", summary="List the voices", responses=model_response(ElevenLabsVoices, JSON) | VOICE_ERRORS)
+async def voices(state: State, key: Caller) -> JSONResponse:
+    return JSONResponse(ElevenLabsVoices(voices=await _voices(state)).model_dump())
+
+
+@router.get("/v2/voices", summary="List the voices", responses=model_response(ElevenLabsVoicePage, JSON) | VOICE_ERRORS)
+async def voice_page(state: State, key: Caller) -> JSONResponse:
+    found = await _voices(state)
+    return JSONResponse(ElevenLabsVoicePage(voices=found, total_count=len(found)).model_dump())
+
+
+@router.get(
+    "/v1/voices/{voice_id}", summary="Describe a voice", responses=model_response(ElevenLabsVoice, JSON) | VOICE_ERRORS
+)
+async def voice(voice_id: str, state: State, key: Caller) -> JSONResponse:
+    store = state.lifecycle.require_engine().voices
+    return JSONResponse((await asyncio.to_thread(_describe, store, voice_id)).model_dump())
+
+
+async def _voices(state: ServerState) -> list[ElevenLabsVoice]:
+    store = state.lifecycle.require_engine().voices
+    return await asyncio.to_thread(lambda: [_describe(store, name) for name in store.names()])
+
+
+def _describe(store: VoiceStore, name: str) -> ElevenLabsVoice:
+    """Describe a stored voice. Blocks on file I/O. Raises VoiceNotFound, or InvalidRequest for an invalid name."""
+    if not store.exists(name):
+        raise VoiceNotFound(f"there is no voice {name!r}")
+    return ElevenLabsVoice(voice_id=name, name=name, category="premade" if store.is_builtin(name) else "cloned")
+
+
+@models_router.get("/v1/models", summary="List the model")
+async def models(state: State, key: Caller) -> JSONResponse:
+    return model_list(state.config)
+
+
+def model_list(config: ServerConfig) -> JSONResponse:
+    """Return the loaded model in ElevenLabs' format; it has no list object, and other clients get OpenAI's."""
+    longest = config.limits.text_characters
+    model = {
+        "model_id": config.model,
+        "name": config.model,
+        "can_do_text_to_speech": True,
+        "can_do_voice_conversion": False,
+        "can_be_finetuned": False,
+        "can_use_style": False,
+        "can_use_speaker_boost": False,
+        "maximum_text_length_per_request": longest,
+        "max_characters_request_free_user": longest,
+        "max_characters_request_subscribed_user": longest,
+        "languages": [],
+    }
+    return JSONResponse([model])

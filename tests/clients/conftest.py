@@ -1,0 +1,16 @@
+"""A server with nano that the published clients of other services talk to."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.conftest import Serving, start
+
+KEY = "a-key-of-the-tests"
+
+
+@pytest.fixture(scope="session")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    serving = start(tmp_path_factory.mktemp("clients"), model="nano", slots=4, api_keys=KEY)
+    yield serving
+    assert serving.end() == 0, serving.log.read_text()

@@ -1,0 +1,104 @@
+"""ElevenLabs' API with the published client."""
+
+import base64
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from elevenlabs import VoiceSettings
+from elevenlabs.client import ElevenLabs
+from elevenlabs.core.api_error import ApiError
+from elevenlabs.errors import UnprocessableEntityError
+
+from shoal.audio.decode import AudioLimits, read_audio
+from tests.clients.conftest import KEY
+from tests.server.conftest import Serving
+
+TEXT = "Good morning."
+ANY_LENGTH = AudioLimits(min_seconds=0.0)
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+def client(nano: Serving) -> Iterator[ElevenLabs]:
+    with httpx.Client(trust_env=False, timeout=60) as http:
+        yield ElevenLabs(base_url=nano.url, api_key=KEY, httpx_client=http)
+
+
+@pytest.fixture(scope="module")
+def spoken(client: ElevenLabs) -> bytes:
+    """The text as 16-bit samples at nano's own rate."""
+    return b"".join(client.text_to_speech.convert("gb_f", text=TEXT, output_format="pcm_16000", seed=SEED))
+
+
+@pytest.mark.parametrize("format", ["mp3_44100_128", "mp3_22050_32", "opus_48000_64", "wav_24000"])
+def test_convert_returns_a_file_in_the_chosen_format(client: ElevenLabs, spoken: bytes, format: str) -> None:
+    audio = b"".join(client.text_to_speech.convert("gb_f", text=TEXT, output_format=format, seed=SEED))
+    assert read_audio(audio, 16_000, ANY_LENGTH).seconds == pytest.approx(len(spoken) / 32_000, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("format", "bytes_per_second"), [("ulaw_8000", 8_000), ("alaw_8000", 8_000), ("pcm_22050", 44_100)]
+)
+def test_headerless_formats_have_their_size(
+    client: ElevenLabs, spoken: bytes, format: str, bytes_per_second: int
+) -> None:
+    audio = b"".join(client.text_to_speech.stream("gb_f", text=TEXT, output_format=format, seed=SEED))
+    assert len(audio) / bytes_per_second == pytest.approx(len(spoken) / 32_000, rel=0.01)
+
+
+def test_a_stream_has_the_samples_of_the_file(client: ElevenLabs, spoken: bytes) -> None:
+    pieces = list(client.text_to_speech.stream("gb_f", text=TEXT, output_format="pcm_16000", seed=SEED))
+    assert len(b"".join(pieces)) == len(spoken)
+    assert len(pieces) > 1
+
+
+def test_both_routes_with_timestamps_carry_the_same_audio(client: ElevenLabs, spoken: bytes) -> None:
+    said = {"text": TEXT, "output_format": "pcm_16000", "seed": SEED}
+    whole = client.text_to_speech.convert_with_timestamps("gb_f", **said)
+    assert (whole.alignment, base64.b64decode(whole.audio_base_64)) == (None, spoken)
+    chunks = list(client.text_to_speech.stream_with_timestamps("gb_f", **said))
+    assert len(b"".join(base64.b64decode(chunk.audio_base_64) for chunk in chunks)) == len(spoken)
+
+
+def test_speed_has_an_effect_and_other_settings_are_named_as_ignored(client: ElevenLabs, spoken: bytes) -> None:
+    settings = VoiceSettings(stability=0.5, similarity_boost=0.7, speed=2.0)
+    with client.text_to_speech.with_raw_response.convert(
+        "gb_f", text=TEXT, output_format="pcm_16000", seed=SEED, voice_settings=settings, model_id="eleven_flash_v2_5"
+    ) as answer:
+        audio = b"".join(answer.data)
+    assert len(audio) == pytest.approx(len(spoken) / 2, rel=0.1)
+    assert answer.headers["x-ignored-fields"] == "model_id, voice_settings.stability, voice_settings.similarity_boost"
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+def test_voices_and_models_are_listed(client: ElevenLabs) -> None:
+    voices = {voice.voice_id: voice for voice in client.voices.get_all().voices}
+    assert voices["gb_f"].category == "premade"
+    assert {voice.voice_id for voice in client.voices.search().voices} == voices.keys()
+    assert client.voices.get("gb_f").name == "gb_f"
+    assert [(model.model_id, model.can_do_text_to_speech) for model in client.models.list()] == [("nano", True)]
+
+
+def test_the_client_understands_our_errors(client: ElevenLabs, nano: Serving) -> None:
+    with pytest.raises(ApiError) as unknown:
+        list(client.text_to_speech.convert("nobody", text=TEXT))
+    assert (unknown.value.status_code, unknown.value.body["detail"]["status"]) == (404, "voice_not_found")
+    with pytest.raises(UnprocessableEntityError) as empty:
+        list(client.text_to_speech.convert("gb_f", text=""))
+    assert empty.value.body["detail"][0]["loc"] == ["text"]
+    with pytest.raises(UnprocessableEntityError) as format:
+        list(client.text_to_speech.convert("gb_f", text=TEXT, output_format="midi"))
+    assert format.value.body["detail"][0]["loc"] == ["query", "output_format"]
+    with httpx.Client(trust_env=False) as http, pytest.raises(ApiError) as stranger:
+        ElevenLabs(base_url=nano.url, api_key="wrong", httpx_client=http).voices.get_all()
+    assert (stranger.value.status_code, stranger.value.body["detail"]["status"]) == (401, "invalid_api_key")
+
+
+def test_the_address_of_fish_audios_cloud_works(nano: Serving, spoken: bytes) -> None:
+    with httpx.Client(trust_env=False, timeout=60) as http:
+        client = ElevenLabs(base_url=f"{nano.url}/compat/elevenlabs", api_key=KEY, httpx_client=http)
+        assert [model.model_id for model in client.models.list()] == ["nano"]
+        assert (
+            b"".join(client.text_to_speech.convert("gb_f", text=TEXT, output_format="pcm_16000", seed=SEED)) == spoken
+        )
