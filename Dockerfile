@@ -43,7 +43,7 @@ ARG EXTRAS=server
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir --index-url "${TORCH_INDEX}" torch==2.13.0
 RUN --mount=from=wheel,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --constraint /opt/shoal/constraints.txt "$(echo /wheels/shoal-*.whl)[${EXTRAS}]"
+    pip install --no-cache-dir --constraint /opt/shoal/constraints.txt "$(echo /wheels/shoal_tts-*.whl)[${EXTRAS}]"
 USER 1000
 
 
@@ -56,7 +56,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN pip install --no-cache-dir torch==2.13.0
 RUN --mount=from=wheel,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --constraint /opt/shoal/constraints.txt "$(echo /wheels/shoal-*.whl)[${EXTRAS}]"
+    pip install --no-cache-dir --constraint /opt/shoal/constraints.txt "$(echo /wheels/shoal_tts-*.whl)[${EXTRAS}]"
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000

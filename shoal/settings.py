@@ -199,7 +199,7 @@ class Settings(BaseSettings):
         "`*` allows all.",
     )
     tracing: bool = Field(
-        False, description="Export OpenTelemetry spans as the OTEL_ variables say; needs `shoal[tracing]`."
+        False, description="Export OpenTelemetry spans as the OTEL_ variables say; needs `shoal-tts[tracing]`."
     )
     log_format: Literal["json", "text"] = Field("json", description="Format of the log.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -25,7 +25,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
-    return dist / f"shoal-{__version__}-py3-none-any.whl"
+    return dist / f"shoal_tts-{__version__}-py3-none-any.whl"
 
 
 def shipped() -> set[str]:
@@ -38,21 +38,21 @@ def test_the_wheel_holds_the_package_its_voices_and_its_page(wheel: Path) -> Non
         names = set(archive.namelist())
     assert shipped() <= names
     assert {"shoal/models/nano/model.safetensors", "shoal/ui/index.html", "shoal/py.typed"} <= names
-    assert {name.split("/")[0] for name in names} == {"shoal", f"shoal-{__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"shoal", f"shoal_tts-{__version__}.dist-info"}
 
 
 def test_the_version_comes_from_one_place(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        metadata = Parser().parsestr(archive.read(f"shoal-{__version__}.dist-info/METADATA").decode())
+        metadata = Parser().parsestr(archive.read(f"shoal_tts-{__version__}.dist-info/METADATA").decode())
         names = archive.namelist()
     assert (metadata["Version"], metadata["License-Expression"]) == (__version__, "Apache-2.0")
-    assert f"shoal-{__version__}.dist-info/licenses/LICENSE" in names
+    assert f"shoal_tts-{__version__}.dist-info/licenses/LICENSE" in names
     written = [path for path in ("pyproject.toml", "mkdocs.yml") if __version__ in (ROOT / path).read_text()]
     assert written == []
 
 
 def test_the_sdist_holds_what_it_takes_to_test_it(dist: Path) -> None:
-    with tarfile.open(dist / f"shoal-{__version__}.tar.gz") as archive:
+    with tarfile.open(dist / f"shoal_tts-{__version__}.tar.gz") as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
     assert shipped() <= names
     needed = "Makefile constraints.txt mkdocs.yml scripts/test tests/conftest.py examples/speak.py SECURITY.md LICENSE"

@@ -4,8 +4,10 @@
 #
 #   SHOAL_MODEL      nano, s1-mini, s2-pro, OWNER/NAME or a directory
 #   SHOAL_PORT       the port that the pod exposes
-#   SHOAL_PACKAGE    what pip installs: shoal, or a wheel, or an address: https://….whl, git+https://….git
+#   SHOAL_PACKAGE    what pip installs: a requirement, a wheel, or an address: https://….whl, git+https://….git
+#                    default: the wheel shoal_tts-*.whl beside this script, else the version that the script belongs to
 #   HF_TOKEN         for gated models
+VERSION=0.1.0
 WORKSPACE=${WORKSPACE:-/workspace}/shoal
 VENV=$WORKSPACE/venv
 
@@ -17,8 +19,12 @@ mkdir -p "$WORKSPACE"
 if ! [ -x "$VENV/bin/shoal" ]; then
     # RunPod images include a torch that fits their driver: use it.
     python3 -m venv --system-site-packages "$VENV"
-    case ${SHOAL_PACKAGE:=shoal} in
-        *://*) wanted="shoal[server] @ $SHOAL_PACKAGE" ;;  # pip reads no extras at the end of an address
+    for wheel in "$(dirname "$0")"/shoal_tts-*.whl; do
+        [ -e "$wheel" ] && : "${SHOAL_PACKAGE:=$wheel}"
+    done
+    case ${SHOAL_PACKAGE:=shoal-tts==$VERSION} in
+        *://*) wanted="shoal-tts[server] @ $SHOAL_PACKAGE" ;;  # pip reads no extras at the end of an address
+        *==*) wanted="${SHOAL_PACKAGE%%==*}[server]==${SHOAL_PACKAGE#*==}" ;;
         *) wanted="${SHOAL_PACKAGE}[server]" ;;
     esac
     "$VENV/bin/pip" install --quiet "$wanted"

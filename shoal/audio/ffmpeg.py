@@ -100,7 +100,7 @@ def open_container(data: bytes) -> Iterator[ContainerReader]:
     try:
         import av
     except ImportError:
-        raise MissingExtra("formats other than plain wav need: pip install 'shoal[formats]'") from None
+        raise MissingExtra("formats other than plain wav need: pip install 'shoal-tts[formats]'") from None
     options = {
         "format_whitelist": CONTAINERS,
         "codec_whitelist": CODECS,
@@ -179,7 +179,7 @@ class ContainerWriter:
         try:
             import av
         except ImportError:
-            raise MissingExtra(f"writing {audio_format.name} needs: pip install 'shoal[formats]'") from None
+            raise MissingExtra(f"writing {audio_format.name} needs: pip install 'shoal-tts[formats]'") from None
         muxing = MUXERS[audio_format.name]
         live = not sink.seekable()
         self._frame_class = av.AudioFrame

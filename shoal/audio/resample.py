@@ -19,7 +19,7 @@ class Resampler:
         try:
             import soxr
         except ImportError:
-            message = f"resampling from {rate} to {output_rate} Hz needs: pip install 'shoal[formats]'"
+            message = f"resampling from {rate} to {output_rate} Hz needs: pip install 'shoal-tts[formats]'"
             raise MissingExtra(message) from None
         self._stream = soxr.ResampleStream(rate, output_rate, 1, dtype="float32", quality=quality)
 

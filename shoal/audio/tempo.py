@@ -15,7 +15,7 @@ class Tempo:
         try:
             import av
         except ImportError:
-            raise MissingExtra("speeds other than 1 need: pip install 'shoal[formats]'") from None
+            raise MissingExtra("speeds other than 1 need: pip install 'shoal-tts[formats]'") from None
         self._rate, self._position = sample_rate, 0
         self._frame_class = av.AudioFrame
         self._not_yet = (av.BlockingIOError, av.EOFError)

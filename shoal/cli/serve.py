@@ -195,7 +195,7 @@ def server_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as missing:
-        raise MissingExtra(f"serving needs {missing.name}: pip install 'shoal[server]'") from None
+        raise MissingExtra(f"serving needs {missing.name}: pip install 'shoal-tts[server]'") from None
 
 
 def _key_file(file: Path | None) -> "KeyFile":

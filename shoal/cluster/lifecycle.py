@@ -206,7 +206,7 @@ def import_ray() -> Any:
         import ray
         import ray.serve
     except ModuleNotFoundError as missing:
-        raise MissingExtra(f"a cluster needs {missing.name}: pip install 'shoal[cluster]'") from None
+        raise MissingExtra(f"a cluster needs {missing.name}: pip install 'shoal-tts[cluster]'") from None
     # Ray Serve logs every step of a deployment; the command prints its own progress.
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     return ray

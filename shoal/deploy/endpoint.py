@@ -132,7 +132,9 @@ class SageMakerAccount:
         try:
             import boto3
         except ModuleNotFoundError as missing:
-            raise MissingExtra(f"deploying to SageMaker needs {missing.name}: pip install 'shoal[sagemaker]'") from None
+            raise MissingExtra(
+                f"deploying to SageMaker needs {missing.name}: pip install 'shoal-tts[sagemaker]'"
+            ) from None
         with aws_errors():
             self._sagemaker = boto3.client("sagemaker", region_name=region)
             self._scaling = boto3.client("application-autoscaling", region_name=region)

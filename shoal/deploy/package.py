@@ -13,6 +13,7 @@ from typing import BinaryIO
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.checkpoint.layout import CODEC_FILES, MANIFEST, missing_files
 from shoal.checkpoint.save import atomic_directory
+from shoal.deploy.own_wheel import build_own_wheel, requirement
 from shoal.errors import CheckpointError, InvalidRequest
 
 CHECKPOINT = "checkpoint"
@@ -26,7 +27,6 @@ from shoal.deploy.sagemaker import input_fn, model_fn, output_fn, predict_fn
 
 __all__ = ["input_fn", "model_fn", "output_fn", "predict_fn"]
 '''
-REQUIREMENTS = "shoal[server]\n"
 TRITON_MODEL = '''"""Triton model that runs a Shoal engine; config.pbtxt lists inputs and outputs."""
 
 from shoal.deploy.triton_backend import TritonPythonModel
@@ -65,22 +65,31 @@ def model_files(model: str, codec: Path | None = None) -> list[PackageFile]:
 
 
 def package_sagemaker(parts: list[PackageFile], out: Path, progress: Progress) -> None:
-    """Write a reproducible `model.tar.gz` for the bucket and the Dockerfile of the image."""
+    """Write a reproducible `model.tar.gz` for the bucket and the Dockerfile of the image.
+
+    SageMaker's own containers install `code/requirements.txt`, which names the wheel beside it.
+    """
+    wheel, content = build_own_wheel()
+    code = {"inference.py": INFERENCE.encode(), "requirements.txt": requirement("server").encode(), wheel: content}
     with atomic_directory(out) as folder:
         with (folder / ARCHIVE).open("wb") as file:
-            write_archive(
-                file, parts, {"code/inference.py": INFERENCE, "code/requirements.txt": REQUIREMENTS}, progress
-            )
+            write_archive(file, parts, {f"code/{name}": data for name, data in code.items()}, progress)
         (folder / "Dockerfile").write_text(recipe("sagemaker.Dockerfile"))
 
 
 def package_triton(parts: list[PackageFile], out: Path, progress: Progress) -> None:
-    """Write a model repository for `tritonserver --model-repository`."""
+    """Write a model repository for `tritonserver --model-repository`.
+
+    The wheel that Triton's Python environment must install lies beside `config.pbtxt`, where Triton ignores it: every
+    directory at the top would count as a model.
+    """
+    wheel, content = build_own_wheel()
     with atomic_directory(out) as folder:
         version = folder / "shoal" / "1"
         copy(parts, version / CHECKPOINT, progress)
         (version / "model.py").write_text(TRITON_MODEL)
         (folder / "shoal" / "config.pbtxt").write_text(recipe("config.pbtxt"))
+        (folder / "shoal" / wheel).write_bytes(content)
 
 
 def package_runpod(parts: list[PackageFile], out: Path, progress: Progress) -> None:
@@ -90,7 +99,7 @@ def package_runpod(parts: list[PackageFile], out: Path, progress: Progress) -> N
         (folder / "Dockerfile").write_text(recipe("runpod.Dockerfile"))
 
 
-def write_archive(file: BinaryIO, parts: list[PackageFile], texts: dict[str, str], progress: Progress) -> None:
+def write_archive(file: BinaryIO, parts: list[PackageFile], code: dict[str, bytes], progress: Progress) -> None:
     """Write a reproducible tar.gz: sorted names, no timestamps, no owners."""
     # Weights hardly compress; level 1 takes a tenth of the time of the default level.
     with (
@@ -101,8 +110,7 @@ def write_archive(file: BinaryIO, parts: list[PackageFile], texts: dict[str, str
             progress(f"{number} of {len(parts)} files, {part.name}")
             with part.path.open("rb") as opened:
                 archive.addfile(_entry(part.name, part.path.stat().st_size), opened)
-        for name, text in sorted(texts.items()):
-            content = text.encode()
+        for name, content in sorted(code.items()):
             archive.addfile(_entry(name, len(content)), io.BytesIO(content))
 
 

@@ -17,7 +17,7 @@ def main() -> None:
     try:
         import runpod
     except ModuleNotFoundError as missing:
-        raise MissingExtra(f"a RunPod worker needs {missing.name}: pip install 'shoal[runpod]'") from None
+        raise MissingExtra(f"a RunPod worker needs {missing.name}: pip install 'shoal-tts[runpod]'") from None
     settings = read_settings().settings
     handler = handler_for(open_worker(settings))
     # One concurrent job per slot: the engine runs them in one batch.

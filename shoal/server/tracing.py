@@ -19,7 +19,7 @@ class TracingMiddleware:
         try:
             from opentelemetry import propagate, trace
         except ImportError:
-            raise MissingExtra("tracing needs: pip install 'shoal[tracing]'") from None
+            raise MissingExtra("tracing needs: pip install 'shoal-tts[tracing]'") from None
         self._app = app
         self._extract = propagate.extract
         self._kind = trace.SpanKind.SERVER
@@ -56,7 +56,7 @@ def default_provider() -> Any:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        raise MissingExtra("tracing needs: pip install 'shoal[tracing]'") from None
+        raise MissingExtra("tracing needs: pip install 'shoal-tts[tracing]'") from None
     provider = TracerProvider(resource=Resource.create({"service.name": "shoal"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider

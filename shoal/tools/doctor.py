@@ -176,7 +176,7 @@ def _compile() -> list[DoctorFinding]:
 def _extras() -> Iterator[DoctorFinding]:
     for extra, packages in EXTRAS.items():
         lacking = [package for package in packages if _installed(package) is None]
-        advice = f"pip install 'shoal[{extra}]'" if lacking else ""
+        advice = f"pip install 'shoal-tts[{extra}]'" if lacking else ""
         found = f"lacks {', '.join(lacking)}" if lacking else "installed"
         yield DoctorFinding(f"extra {extra}", found, "missing" if lacking else "ok", advice)
 
@@ -196,7 +196,7 @@ def _audio() -> Iterator[DoctorFinding]:
         yield DoctorFinding("audio formats", formats, "warn" if lacking else "ok", advice)
     else:
         yield DoctorFinding(
-            "audio formats", "wav, pcm", "warn", "for flac, mp3, opus, aac and webm: pip install 'shoal[formats]'"
+            "audio formats", "wav, pcm", "warn", "for flac, mp3, opus, aac and webm: pip install 'shoal-tts[formats]'"
         )
     if (soxr := _installed("soxr")) is not None:
         yield DoctorFinding("soxr", soxr)

@@ -73,6 +73,6 @@ def recorded() -> Recorded:
 
 @pytest.fixture
 def without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if `shoal[formats]` were not installed."""
+    """As if `shoal-tts[formats]` were not installed."""
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.setitem(sys.modules, "soxr", None)

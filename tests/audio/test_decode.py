@@ -356,7 +356,7 @@ def test_plain_wav_needs_no_extra(without_extras, speech):
 
 
 def test_other_files_without_the_extra_name_the_command(without_extras):
-    with pytest.raises(MissingExtra, match=r"pip install 'shoal\[formats\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'shoal-tts\[formats\]'"):
         read_audio(b"fLaC" + bytes(100), RATE)
     with pytest.raises(AudioError, match="text file"):
         read_audio(b"hello", RATE)

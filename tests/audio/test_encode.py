@@ -201,7 +201,7 @@ def test_wav_and_pcm_need_no_extra_and_the_others_name_the_command(without_extra
     for format in ("wav", "pcm"):
         assert len(encode_file(speech(), format, RATE)) >= 2 * RATE
     for format in ("flac", "mp3", "aac"):
-        with pytest.raises(MissingExtra, match=rf"writing {format} needs: pip install 'shoal\[formats\]'"):
+        with pytest.raises(MissingExtra, match=rf"writing {format} needs: pip install 'shoal-tts\[formats\]'"):
             encoder(format, RATE)
 
 

@@ -15,7 +15,7 @@ def test_equal_rates_pass_through_untouched(without_extras, speech):
 
 
 def test_other_rates_without_the_extra_name_the_command(without_extras):
-    with pytest.raises(MissingExtra, match=r"44100 to 48000 Hz needs: pip install 'shoal\[formats\]'"):
+    with pytest.raises(MissingExtra, match=r"44100 to 48000 Hz needs: pip install 'shoal-tts\[formats\]'"):
         Resampler(44_100, 48_000)
 
 

@@ -36,7 +36,7 @@ def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(doctor, "_installed", lambda package: None if package == "av" else "1.0")
     findings = {finding.subject: finding for finding in examine().findings}
     assert findings["extra formats"].mark == "missing"
-    assert findings["extra formats"].advice == "pip install 'shoal[formats]'"
+    assert findings["extra formats"].advice == "pip install 'shoal-tts[formats]'"
     assert findings["audio formats"].value == "wav, pcm"
 
 

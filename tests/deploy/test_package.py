@@ -1,6 +1,9 @@
 """What is packed: complete, the same each time, and whole or not there."""
 
+import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from shoal import __version__
 from shoal.checkpoint.find import BUNDLED_DIRECTORY
 from shoal.checkpoint.load import load_checkpoint, load_codec
 from shoal.checkpoint.save import save_quantized
@@ -16,6 +20,8 @@ from shoal.deploy.package import ARCHIVE, CHECKPOINT, model_files, package_runpo
 from shoal.errors import CheckpointError, InvalidRequest, OutputError
 from shoal.quantize.apply import modes_of, quantize_codec
 from shoal.quantize.modes import WeightModes
+
+WHEEL = f"code/shoal_tts-{__version__}-py3-none-any.whl"
 
 
 def quiet(reported: str) -> None:
@@ -37,10 +43,44 @@ def test_the_archive_holds_the_model_and_the_handler(tiny_directory: Path, tmp_p
     with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
         names = set(archive.getnames())
         archive.extractall(tmp_path / "model", filter="data")
-    assert names == {*(path.name for path in tiny_directory.iterdir()), "code/inference.py", "code/requirements.txt"}
+    assert names == {
+        *(path.name for path in tiny_directory.iterdir()),
+        "code/inference.py",
+        "code/requirements.txt",
+        WHEEL,
+    }
     for path in tiny_directory.iterdir():
         assert (tmp_path / "model" / path.name).read_bytes() == path.read_bytes()
     assert "shoal.deploy.container" in (tmp_path / "out" / "Dockerfile").read_text()
+
+
+def test_an_archive_installs_offline_from_its_own_wheel(tiny_directory: Path, tmp_path: Path) -> None:
+    """As SageMaker's containers do, from another directory. `--no-deps`: dependencies are not what is carried."""
+    package_sagemaker(model_files(str(tiny_directory)), tmp_path / "out", quiet)
+    with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
+        archive.extractall(tmp_path / "model", filter="data")
+    installed = install_offline("--requirement", tmp_path / "model" / "code" / "requirements.txt", tmp_path)
+    code = "import shoal.deploy.sagemaker as s; print(s.__file__)"
+    command = [sys.executable, "-P", "-c", code]
+    env = {**os.environ, "PYTHONPATH": str(installed)}
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=True)
+    assert Path(ran.stdout.strip()).is_relative_to(installed)
+
+
+def test_a_repository_for_triton_carries_its_wheel(tiny_directory: Path, tmp_path: Path) -> None:
+    package_triton(model_files(str(tiny_directory)), tmp_path / "models", quiet)
+    (wheel,) = (tmp_path / "models" / "shoal").glob("*.whl")
+    installed = install_offline(wheel, tmp_path)
+    assert (installed / "shoal" / "deploy" / "triton_backend.py").is_file()
+
+
+def install_offline(*arguments: str | Path) -> Path:
+    """Install with no index into a directory below the last argument; pip checks names, hashes and metadata."""
+    target = Path(arguments[-1]) / "installed"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+    command += ["--no-deps", "--no-compile", "--target", str(target), *map(str, arguments[:-1])]
+    subprocess.run(command, cwd=target.anchor, check=True, capture_output=True, timeout=300)
+    return target
 
 
 def test_the_bundled_model_brings_its_voices() -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
+from shoal import __version__
 from tests.deploy.conftest import ROOT, SAY
 from tests.server.conftest import Serving, free_port, samples_of, surroundings
 
@@ -80,12 +82,30 @@ def test_what_cannot_be_spoken_is_an_error_of_the_job(
 def test_an_address_is_installed_with_what_a_server_needs(address: str, tmp_path: Path) -> None:
     (installed,) = calls_of_setup(tmp_path, "pip", SHOAL_PACKAGE=address)
     requirement = Requirement(installed.removeprefix("install --quiet "))
-    assert (requirement.name, requirement.extras, requirement.url) == ("shoal", {"server"}, address)
+    assert (requirement.name, requirement.extras, requirement.url) == ("shoal-tts", {"server"}, address)
 
 
-@pytest.mark.parametrize("package", ["shoal", "/wheels/shoal-1-py3-none-any.whl"])
-def test_a_name_or_a_wheel_is_installed_with_what_a_server_needs(package: str, tmp_path: Path) -> None:
-    assert calls_of_setup(tmp_path, "pip", SHOAL_PACKAGE=package) == [f"install --quiet {package}[server]"]
+@pytest.mark.parametrize(
+    ("package", "wanted"),
+    [
+        ("shoal-tts", "shoal-tts[server]"),
+        ("shoal-tts==3.1", "shoal-tts[server]==3.1"),
+        ("/wheels/shoal_tts-1-py3-none-any.whl", "/wheels/shoal_tts-1-py3-none-any.whl[server]"),
+    ],
+)
+def test_a_name_or_a_wheel_is_installed_with_what_a_server_needs(package: str, wanted: str, tmp_path: Path) -> None:
+    assert calls_of_setup(tmp_path, "pip", SHOAL_PACKAGE=package) == [f"install --quiet {wanted}"]
+
+
+def test_without_a_package_the_version_of_the_script_is_installed(tmp_path: Path) -> None:
+    assert calls_of_setup(tmp_path, "pip") == [f"install --quiet shoal-tts[server]=={__version__}"]
+
+
+def test_a_wheel_beside_the_script_is_installed(tmp_path: Path) -> None:
+    wheel = tmp_path / "shoal_tts-9-py3-none-any.whl"
+    wheel.touch()
+    script = shutil.copy(SETUP, tmp_path / "setup.sh")
+    assert calls_of_setup(tmp_path, "pip", script=script) == [f"install --quiet {wheel}[server]"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +117,7 @@ def test_only_what_is_no_directory_is_fetched(model: str, pulls: list[str], tmp_
     assert called == [*pulls, "serve"]
 
 
-def calls_of_setup(place: Path, program: str, **variables: str) -> list[str]:
+def calls_of_setup(place: Path, program: str, script: Path = SETUP, **variables: str) -> list[str]:
     """What the first start calls, with a Python that makes environments whose programs only note their arguments."""
     noted = f'#!/bin/sh\necho "$@" >> "{place}/${{0##*/}}.calls"\n'
     (place / "noted").write_text(noted)
@@ -107,7 +127,7 @@ def calls_of_setup(place: Path, program: str, **variables: str) -> list[str]:
     for script in ("noted", "python3"):
         (place / script).chmod(0o755)
     env = {"PATH": f"{place}:{os.environ['PATH']}", "WORKSPACE": str(place / "volume"), **variables}
-    subprocess.run(["sh", "-eu", str(SETUP)], check=True, capture_output=True, cwd=place, env=env, timeout=60)
+    subprocess.run(["sh", "-eu", str(script)], check=True, capture_output=True, cwd=place, env=env, timeout=60)
     return (place / f"{program}.calls").read_text().splitlines()
 
 

@@ -188,7 +188,7 @@ def test_without_matplotlib_an_html_report_names_the_install_command(
     for command in (["report", tmp_path / "a.json"], ["bench"], ["load", "http://127.0.0.1:1"]):
         ran = shoal(*command, "--html", tmp_path / "r.html")
         assert ran.code == MissingExtra.exit_code
-        assert "pip install 'shoal[bench]'" in ran.said
+        assert "pip install 'shoal-tts[bench]'" in ran.said
     assert shoal("report", tmp_path / "a.json").code == 0
 
 

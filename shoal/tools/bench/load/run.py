@@ -174,7 +174,7 @@ def _client(plan: LoadPlan, transport: "httpx.AsyncBaseTransport | None") -> "ht
     try:
         import httpx
     except ModuleNotFoundError:
-        raise MissingExtra("load tests need httpx: pip install 'shoal[bench]'") from None
+        raise MissingExtra("load tests need httpx: pip install 'shoal-tts[bench]'") from None
     # No proxy, which would be measured too, and no connection limit: queueing must happen in the server.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
     return httpx.AsyncClient(timeout=plan.timeout, limits=limits, trust_env=False, transport=transport)

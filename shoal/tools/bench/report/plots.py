@@ -238,7 +238,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        raise MissingExtra("HTML reports need matplotlib: pip install 'shoal[bench]'") from None
+        raise MissingExtra("HTML reports need matplotlib: pip install 'shoal-tts[bench]'") from None
 
 
 @contextmanager
