@@ -30,9 +30,12 @@ TAIL = """
 ## Names of an older server
 
 These variables are read when the variable above is not set: {aliases}.
-`S1_MINI_BATCH_TIMEOUT_MS` is in milliseconds. `S1_MINI_COMPILE=false` sets `rung` to `eager`; otherwise
-`S1_MINI_COMPILE_BACKEND` sets it ({backends}),
-and `S1_MINI_COMPILE=true` alone means `auto`. The engine has its own fused kernels and does not use torch.compile.
+`S1_MINI_BATCH_TIMEOUT_MS` is in milliseconds and has an effect with the policies `dynamic` and `static` only.
+`S1_MINI_KV_CACHE_SIZE` counts entries: 0 switches the prefix cache off; a larger number does not limit it, since
+`kv_bytes` does. The server logs at its start which of them have less effect than on the older server.
+`S1_MINI_COMPILE=false` sets `rung` to `eager`; otherwise `S1_MINI_COMPILE_BACKEND` sets it ({backends}),
+and `S1_MINI_COMPILE=true` or `auto` alone means `auto`. The engine has its own fused kernels and does not use
+torch.compile.
 """
 
 

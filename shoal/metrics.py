@@ -47,6 +47,8 @@ ENGINE_METRICS = (
     _gauge("shoal_kv_blocks", "blocks.all", "Blocks of the KV cache."),
     _gauge("shoal_kv_blocks_used", "blocks.used", "KV cache blocks that running sequences hold."),
     _gauge("shoal_kv_blocks_cached", "blocks.cached", "Free KV cache blocks whose content a later prompt can reuse."),
+    _counter("shoal_prefix_lookups", "prefix_cache.lookups", "Prompts looked up in the prefix cache."),
+    _gauge("shoal_prefix_hit_ratio", "prefix_cache.hit_ratio", "Share of the looked-up prompts that reused a block."),
     _counter("shoal_prefix_hits", "prefix_cache.hits", "Prompts that reused at least one cached KV block."),
     _counter("shoal_prefix_tokens_saved", "prefix_cache.tokens_saved", "Prompt tokens reused from the prefix cache."),
     _counter("shoal_prefix_evictions", "prefix_cache.evictions", "Cached KV blocks evicted to make space."),

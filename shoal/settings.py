@@ -36,16 +36,18 @@ ALIASES = {
     "device": "S1_MINI_DEVICE",
     "dtype": "S1_MINI_PRECISION",
     "slots": "S1_MINI_BATCH_SIZE",
+    "batch_size": "S1_MINI_BATCH_SIZE",
     "batch_seconds": "S1_MINI_BATCH_TIMEOUT_MS",
-    "kv_bytes": "S1_MINI_KV_CACHE_SIZE",
+    "prefix_cache": "S1_MINI_KV_CACHE_SIZE",
     "cached_voices": "S1_MINI_REFERENCE_CACHE_SIZE",
     "clear_on_oom": "S1_MINI_VRAM_CLEAR_ON_OOM",
     "request_seconds": "S1_MINI_REQUEST_TIMEOUT_S",
     "metrics": "S1_MINI_METRICS_ENABLED",
 }
+BATCH_TIMEOUT, KV_ENTRIES = ALIASES["batch_seconds"], ALIASES["prefix_cache"]
 # The older server had a switch for torch.compile and a choice of its backend; both map to the `rung` setting.
 COMPILE, COMPILE_BACKEND = "S1_MINI_COMPILE", "S1_MINI_COMPILE_BACKEND"
-BACKEND_RUNGS = {"inductor": "auto", "cudagraphs": "graph", "eager": "eager", "aot_eager": "eager"}
+BACKEND_RUNGS = {"auto": "auto", "inductor": "auto", "cudagraphs": "graph", "eager": "eager", "aot_eager": "eager"}
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
@@ -139,6 +141,14 @@ class Settings(BaseSettings):
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
         description="Type of the KV cache; `auto` is the model's type. `int8` and `fp8` hold twice as many tokens.",
+    )
+    prefix_cache: bool = Field(
+        EngineConfig.prefix_cache,
+        description="Keep the KV blocks of prompts for later prompts that start the same, such as those of one voice.",
+    )
+    host_kv_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        ByteSize(EngineConfig.host_kv_bytes),
+        description="Host memory for shared KV blocks that were evicted from the device; 0 keeps none.",
     )
     token_budget: Count = Field(
         EngineConfig.token_budget,
@@ -282,6 +292,8 @@ class Settings(BaseSettings):
             gpu_memory=self.gpu_memory,
             kv_bytes=None if self.kv_bytes is None else int(self.kv_bytes),
             kv_dtype=self.kv_dtype,
+            prefix_cache=self.prefix_cache,
+            host_kv_bytes=int(self.host_kv_bytes),
             token_budget=self.token_budget,
             policy=self.policy,
             batch_size=self.batch_size,
@@ -348,7 +360,7 @@ class Environment(PydanticBaseSettingsSource):
             # Kubernetes sets SHOAL_PORT=tcp://… for a service named shoal.
             if value and not value.startswith("tcp://"):
                 self.names[field_name] = name
-                return _convert_unit(name, value), field_name, False
+                return _convert_alias(name, value), field_name, False
         if field_name == "rung" and (found := _rung_from_aliases(self._variables)):
             value, self.names[field_name] = found
             return value, field_name, False
@@ -365,6 +377,21 @@ class ResolvedSettings:
 
     settings: Settings
     sources: dict[str, str]
+
+    def notices(self) -> list[str]:
+        """Return a sentence for each variable of the older server that has no effect or less than it had there."""
+        notices = []
+        if self.sources["batch_seconds"] == BATCH_TIMEOUT and self.settings.policy == "continuous":
+            notices.append(
+                f"{BATCH_TIMEOUT} has no effect: the policy `continuous` admits requests at every step and waits for "
+                "no batch; SHOAL_POLICY=dynamic collects batches"
+            )
+        if self.sources["prefix_cache"] == KV_ENTRIES and self.settings.prefix_cache:
+            notices.append(
+                f"{KV_ENTRIES} only switches the prefix cache on: it holds as many prefixes as the KV cache has "
+                "memory for and evicts the least recently used; SHOAL_KV_BYTES limits the memory"
+            )
+        return notices
 
 
 def read_settings(
@@ -391,19 +418,21 @@ def default_keys_file() -> Path | None:
     return file if file.exists() else None
 
 
-def _convert_unit(name: str, value: str) -> str:
-    if not name.endswith("_MS"):
+def _convert_alias(name: str, value: str) -> str:
+    """Convert milliseconds to seconds, and a number of cache entries to a switch."""
+    if name not in (BATCH_TIMEOUT, KV_ENTRIES):
         return value
     try:
-        return str(float(value) / 1000)
+        return str(float(value) / 1000) if name == BATCH_TIMEOUT else str(int(value) > 0)
     except ValueError:
-        raise InvalidRequest(f"{name} must be a number of milliseconds, not {value!r}") from None
+        unit = "a number of milliseconds" if name == BATCH_TIMEOUT else "a number of cached prefixes"
+        raise InvalidRequest(f"{name} must be {unit}, not {value[:64]!r}") from None
 
 
 def _rung_from_aliases(variables: Mapping[str, str]) -> tuple[str, str] | None:
     """Return (`rung` value, variable) from the older server's variables. Raises InvalidRequest for unknown values."""
     compile, backend = variables.get(COMPILE, ""), variables.get(COMPILE_BACKEND, "")
-    if compile and not _parse_bool(compile):
+    if compile not in ("", "auto") and not _parse_bool(compile):
         return "eager", COMPILE
     if backend:
         if backend not in BACKEND_RUNGS:
@@ -416,7 +445,7 @@ def _parse_bool(value: str) -> bool:
     try:
         return TypeAdapter(bool).validate_python(value)
     except ValidationError:
-        raise InvalidRequest(f"{COMPILE} must be true or false, not {value[:64]!r}") from None
+        raise InvalidRequest(f"{COMPILE} must be auto, true or false, not {value[:64]!r}") from None
 
 
 def _settings_file(variables: Mapping[str, str]) -> Path | None:

@@ -20,7 +20,7 @@ if ! [ -x "$VENV/bin/shoal" ]; then
     # RunPod images include a torch that fits their driver: use it.
     python3 -m venv --system-site-packages "$VENV"
     for wheel in "$(dirname "$0")"/shoal_tts-*.whl; do
-        [ -e "$wheel" ] && : "${SHOAL_PACKAGE:=$wheel}"
+        if [ -e "$wheel" ]; then : "${SHOAL_PACKAGE:=$wheel}"; fi
     done
     case ${SHOAL_PACKAGE:=shoal-tts==$VERSION} in
         *://*) wanted="shoal-tts[server] @ $SHOAL_PACKAGE" ;;  # pip reads no extras at the end of an address

@@ -1,5 +1,6 @@
 """`shoal serve`, `shoal config` and `shoal keys`."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from shoal.errors import MissingExtra
 if TYPE_CHECKING:
     from shoal.api.keys import KeyFile
     from shoal.settings import ResolvedSettings
+
+logger = logging.getLogger(__name__)
 
 PANEL = "Serve"
 
@@ -82,6 +85,8 @@ def serve(
         from shoal.server.run import serve
 
     set_up_logging(origin.settings.log_format, origin.settings.log_level)
+    for notice in origin.notices():
+        logger.warning(notice)
     serve(origin.settings.server(), origin.settings.source(), origin.settings.voice_directory())
 
 

@@ -13,11 +13,11 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from io import BytesIO
 from pathlib import Path
 
-import shoal
+from shoal import __version__
 from shoal.errors import CheckpointError
 
 DISTRIBUTION = "shoal-tts"
-PACKAGE = Path(shoal.__file__).parent
+PACKAGE = Path(__file__).parents[1]
 METADATA = ("METADATA", "WHEEL", "entry_points.txt", "licenses/LICENSE")
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that zip can store
 
@@ -40,7 +40,7 @@ def wheel_name(installed: Distribution) -> str:
 
 def requirement(extra: str) -> str:
     """Return a requirements file that installs the wheel beside it: pip resolves `.` from the file's directory."""
-    return f"--find-links .\n{DISTRIBUTION}[{extra}]=={shoal.__version__}\n"
+    return f"--find-links .\n{DISTRIBUTION}[{extra}]=={__version__}\n"
 
 
 def _package_files() -> dict[str, bytes]:

@@ -20,10 +20,15 @@ ROOT: Key = b""
 
 @dataclass(slots=True)
 class BlockStats:
+    lookups: int = 0  # prompts that were looked up
     hits: int = 0  # prompts that reused at least one block
     tokens_saved: int = 0  # tokens that were not recomputed
     evictions: int = 0
     host_hits: int = 0  # blocks restored from host memory
+
+    @property
+    def hit_ratio(self) -> float:
+        return self.hits / self.lookups if self.lookups else 0.0
 
 
 def block_key(before: Key, tokens: NDArray[np.int32]) -> Key:
@@ -108,6 +113,7 @@ class BlockPool:
     def match(self, keys: Iterable[Key]) -> list[int]:
         """Reference and return the blocks of the longest cached prefix of `keys`."""
         found: list[int] = []
+        self.stats.lookups += 1
         for key in keys:
             block = self._find(key)
             if block is None:

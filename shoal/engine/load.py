@@ -77,6 +77,7 @@ def _load(
         quantize=weight_chooser(config, torch.device(device), choose_dtype(dtype, device)),
     )
     if device == "cpu":
+        _warn_if_emulated(choose_dtype(dtype, device))
         to_column_major(checkpoint.model)
     carried = config.carried_columns or checkpoint.profile.carried_columns
     # Random weights generate noise, which the speech guard would reject.
@@ -158,3 +159,16 @@ def choose_dtype(dtype: str | None, device: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise InvalidRequest(f"unknown dtype {dtype!r}: {', '.join(DTYPES)}")
     return DTYPES[dtype]
+
+
+def _warn_if_emulated(dtype: torch.dtype) -> None:
+    """Warn about a 16-bit type that this CPU has no instructions for: first audio then takes many times as long."""
+    suffix = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype)
+    read = getattr(torch.cpu, "get_capabilities", None)  # torch >= 2.11
+    if suffix is None or read is None or any(name.endswith(suffix) and has for name, has in read().items()):
+        return
+    logger.warning(
+        "this CPU has no %s instructions and emulates them, which is many times slower than float32: remove the "
+        "`dtype` setting, or use `quantize=int8` to save memory",
+        suffix,
+    )

@@ -179,7 +179,7 @@ class Service:
             "waiting": len(core.scheduler.waiting),
             "slots": core.config.slots,
             "blocks": {"all": core.pool.count, "used": core.pool.used, "cached": core.pool.cached},
-            "prefix_cache": asdict(core.pool.stats),
+            "prefix_cache": asdict(core.pool.stats) | {"hit_ratio": core.pool.stats.hit_ratio},
             "scheduler": asdict(core.scheduler.stats),
             "speech": asdict(core.tracker.stats),
             "steps": asdict(core.stats),

@@ -124,8 +124,8 @@ def calls_of_setup(place: Path, program: str, script: Path = SETUP, **variables:
     (place / "python3").write_text(
         f'#!/bin/sh\nmkdir -p "$4/bin"\ncp "{place}/noted" "$4/bin/pip"\ncp "{place}/noted" "$4/bin/shoal"\n'
     )
-    for script in ("noted", "python3"):
-        (place / script).chmod(0o755)
+    for name in ("noted", "python3"):
+        (place / name).chmod(0o755)
     env = {"PATH": f"{place}:{os.environ['PATH']}", "WORKSPACE": str(place / "volume"), **variables}
     subprocess.run(["sh", "-eu", str(script)], check=True, capture_output=True, cwd=place, env=env, timeout=60)
     return (place / f"{program}.calls").read_text().splitlines()

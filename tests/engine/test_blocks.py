@@ -122,6 +122,7 @@ def test_hits_and_saved_tokens_are_counted() -> None:
     pool.match(keys(2))
     pool.match([b"nothing of the dtype"])
     assert (pool.stats.hits, pool.stats.tokens_saved) == (1, 8)
+    assert (pool.stats.lookups, pool.stats.hit_ratio) == (2, 0.5)
 
 
 def test_clearing_the_cache_drops_unreferenced_blocks_without_saving_them(kv: PagedKV) -> None:

@@ -411,3 +411,24 @@ def test_a_model_that_does_not_fit_is_refused_with_advice(monkeypatch: pytest.Mo
     monkeypatch.setattr("shoal.engine.load.resolve_model", full)
     with pytest.raises(InvalidRequest, match="lower slots"):
         shoal.load("random:tiny", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capabilities", "warned"),
+    [
+        ("bfloat16", {"avx2": True, "avx512_bf16": False}, True),
+        ("bfloat16", {"avx2": True, "avx512_bf16": True}, False),
+        ("float16", {"avx512_bf16": True, "amx_fp16": False}, True),
+        ("float32", {"avx2": True}, False),
+    ],
+)
+def test_a_dtype_that_the_cpu_emulates_is_warned_about(
+    dtype: str,
+    capabilities: dict[str, bool],
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    with shoal.load("random:tiny", device="cpu", dtype=dtype):
+        assert ("emulates them" in caplog.text) == warned

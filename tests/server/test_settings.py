@@ -40,7 +40,7 @@ def test_variables_of_the_older_server_are_read() -> None:
             "S1_MINI_PRECISION": "bf16",
             "S1_MINI_BATCH_SIZE": "3",
             "S1_MINI_BATCH_TIMEOUT_MS": "20",
-            "S1_MINI_KV_CACHE_SIZE": "64MiB",
+            "S1_MINI_KV_CACHE_SIZE": "0",
             "S1_MINI_REQUEST_TIMEOUT_S": "7",
             "S1_MINI_METRICS_ENABLED": "false",
             "S1_MINI_REFERENCE_CACHE_SIZE": "8",
@@ -49,10 +49,27 @@ def test_variables_of_the_older_server_are_read() -> None:
     )
     source, server = resolved.settings.source(), resolved.settings.server()
     assert (source.device, source.dtype, source.config.slots) == ("cpu", "bfloat16", 3)
-    assert (source.config.batch_seconds, source.config.kv_bytes) == (0.02, 64 << 20)
+    assert (source.config.batch_size, source.config.batch_seconds, source.config.prefix_cache) == (3, 0.02, False)
     assert (server.limits.request_seconds, server.metrics) == (7.0, False)
     assert (source.config.cached_voices, source.config.clear_on_oom) == (8, False)
     assert resolved.sources["slots"] == "S1_MINI_BATCH_SIZE"
+
+
+def test_the_environment_of_the_older_server_is_accepted_as_it_stands() -> None:
+    environment = """DEVICE=cuda PRECISION=float16 COMPILE=auto COMPILE_BACKEND=auto BATCH_SIZE=4 BATCH_TIMEOUT_MS=50
+        KV_CACHE_SIZE=100 REFERENCE_CACHE_SIZE=1000 REQUEST_TIMEOUT_S=60 VRAM_CLEAR_ON_OOM=true METRICS_ENABLED=true"""
+    source = read(dict(f"S1_MINI_{line}".split("=") for line in environment.split())).settings.source()
+    assert (source.device, source.dtype, source.config.rung) == ("cuda", "float16", "auto")
+    assert (source.config.slots, source.config.batch_size, source.config.batch_seconds) == (4, 4, 0.05)
+    assert (source.config.prefix_cache, source.config.cached_voices, source.config.clear_on_oom) == (True, 1000, True)
+
+
+def test_variables_of_the_older_server_that_do_less_are_named() -> None:
+    variables = {"S1_MINI_BATCH_TIMEOUT_MS": "50", "S1_MINI_KV_CACHE_SIZE": "100"}
+    notices = read(variables).notices()
+    assert [notice.split()[0] for notice in notices] == ["S1_MINI_BATCH_TIMEOUT_MS", "S1_MINI_KV_CACHE_SIZE"]
+    assert read({**variables, "SHOAL_POLICY": "dynamic", "SHOAL_PREFIX_CACHE": "true"}).notices() == []
+    assert read({}).notices() == []
 
 
 @pytest.mark.parametrize(
@@ -60,6 +77,8 @@ def test_variables_of_the_older_server_are_read() -> None:
     [
         ({}, "auto", "default"),
         ({"S1_MINI_COMPILE": "1"}, "auto", "S1_MINI_COMPILE"),
+        ({"S1_MINI_COMPILE": "auto"}, "auto", "S1_MINI_COMPILE"),
+        ({"S1_MINI_COMPILE": "auto", "S1_MINI_COMPILE_BACKEND": "auto"}, "auto", "S1_MINI_COMPILE_BACKEND"),
         ({"S1_MINI_COMPILE": "false"}, "eager", "S1_MINI_COMPILE"),
         ({"S1_MINI_COMPILE": "0", "S1_MINI_COMPILE_BACKEND": "inductor"}, "eager", "S1_MINI_COMPILE"),
         ({"S1_MINI_COMPILE": "1", "S1_MINI_COMPILE_BACKEND": "cudagraphs"}, "graph", "S1_MINI_COMPILE_BACKEND"),
@@ -96,9 +115,10 @@ def test_the_service_variable_of_kubernetes_is_not_read_as_a_port() -> None:
     ("variables", "flags", "message"),
     [
         ({"SHOAL_PORT": "high"}, {}, r"port \(SHOAL_PORT\)"),
+        ({"S1_MINI_KV_CACHE_SIZE": "64MiB"}, {}, "S1_MINI_KV_CACHE_SIZE must be a number of cached prefixes"),
         ({"S1_MINI_BATCH_TIMEOUT_MS": "soon"}, {}, "S1_MINI_BATCH_TIMEOUT_MS must be a number"),
-        ({"S1_MINI_COMPILE": "perhaps"}, {}, "S1_MINI_COMPILE must be true or false"),
-        ({"S1_MINI_COMPILE_BACKEND": "magic"}, {}, "S1_MINI_COMPILE_BACKEND must be one of inductor"),
+        ({"S1_MINI_COMPILE": "perhaps"}, {}, "S1_MINI_COMPILE must be auto, true or false"),
+        ({"S1_MINI_COMPILE_BACKEND": "magic"}, {}, "S1_MINI_COMPILE_BACKEND must be one of auto, inductor"),
         ({}, {"slots": 0}, r"slots \(flag\)"),
         ({}, {"colour": "blue"}, "colour"),
         ({"S1_MINI_BATCH_TIMEOUT_MS": "10001"}, {}, r"batch_seconds .*: Input should be less than or equal to 10"),
