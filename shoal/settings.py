@@ -250,6 +250,10 @@ class Settings(BaseSettings):
     stall_seconds: Positive = Field(
         Limits.stall_seconds, description="Time in seconds after which a client that reads nothing is disconnected."
     )
+    live_idle_seconds: Positive = Field(
+        Limits.live_idle_seconds,
+        description="Time in seconds after which a live WebSocket without text to speak is closed.",
+    )
     connections: Count = Field(
         Limits.connections,
         description="Maximum number of concurrent requests and WebSockets; further ones, except health probes, are "
@@ -342,6 +346,7 @@ class Settings(BaseSettings):
             buffer_bytes=int(self.buffer_bytes),
             slow_reader=self.slow_reader,
             stall_seconds=self.stall_seconds,
+            live_idle_seconds=self.live_idle_seconds,
             connections=self.connections,
         )
 

@@ -86,6 +86,14 @@ class Recording:
     transcript: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SpokenTurn:
+    """A turn that was spoken: its text as the model read it, and its codes [codebooks, frames]."""
+
+    text: str
+    codes: NDArray[np.int32]
+
+
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
     """Text to speak and how. The model's defaults apply without `sampling`, and to its fields that are None."""
@@ -98,6 +106,11 @@ class SpeechRequest:
     normalize: bool = True  # spell out numbers and symbols if the model needs it; False: use the text as written
     timeout: float | None = None  # seconds from submission to the last sample
     whole: bool = False  # return audio only when complete, so that a failed generation can be retried
+    # Earlier turns that this text continues, as returned by the last chunk of the request before. None: the text stands
+    # alone and its turns are not returned.
+    context: tuple[SpokenTurn, ...] | None = None
+    carry_turns: bool = True  # generate each turn of a long text with the previous turns as context
+    first_chunk_frames: int | None = None  # frames of audio before the first chunk is sent; None: the engine's setting
 
     def __post_init__(self) -> None:
         if not isinstance(self.voice, str | None):
@@ -108,15 +121,21 @@ class SpeechRequest:
             raise InvalidRequest(f"chunk_bytes must be between 16 and 100000 bytes, not {self.chunk_bytes}")
         if self.timeout is not None and not self.timeout > 0:
             raise InvalidRequest(f"timeout must be greater than 0 seconds, not {self.timeout:g}")
+        if self.first_chunk_frames is not None and self.first_chunk_frames < 1:
+            raise InvalidRequest(f"first_chunk_frames must be at least 1, not {self.first_chunk_frames}")
 
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """Generated samples; `finish` is set on the last chunk of an utterance, which may be empty."""
+    """Generated samples; `finish` is set on the last chunk of an utterance, which may be empty.
+
+    `context` is set on the last chunk of a request with a context: the turns that the next request can continue.
+    """
 
     samples: Samples
     sample_rate: int
     finish: FinishReason | None = None
+    context: tuple[SpokenTurn, ...] | None = None
 
     @property
     def seconds(self) -> float:

@@ -59,7 +59,15 @@ class BodyReservation:
         self._budget.acquire(size)
         self._size += size
 
+    def transfer(self) -> "BodyReservation":
+        """Return a reservation that holds this part from now on; this one is empty then."""
+        other = BodyReservation(self._budget)
+        other._size, self._size = self._size, 0
+        return other
+
     def release(self) -> None:
         """Idempotent."""
         self._budget.release(self._size)
         self._size = 0
+
+    close = release  # for contextlib.closing

@@ -27,6 +27,7 @@ class Limits:
     buffer_bytes: int = 16 << 20  # generated audio that the client has not read yet, per request
     slow_reader: SlowReaderPolicy = "end"  # what to do when that buffer is full
     stall_seconds: float = 30.0  # a client that reads nothing for this long is disconnected
+    live_idle_seconds: float = 600.0  # a live socket without text to speak is closed after this time
     connections: int = 1_024
 
 

@@ -1,13 +1,14 @@
 """Live text input: the events of a live session, and the buffer that cuts incoming text into sentences."""
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from shoal.api.parsing import unpack, validated
 from shoal.api.schemas import Body, SpeechBody
-from shoal.errors import InvalidRequest, TextError
+from shoal.errors import InvalidRequest
 
 # A sentence ends only when something follows its end mark: "3." may become "3.5", and "..." may grow.
 SENTENCE_END = re.compile(r"[.!?…;:]['\")\]]*(?=\s)|[。！？；]|\n")
@@ -42,8 +43,12 @@ class Stop(Body):
     event: Literal["stop"]
 
 
-LiveEvent = Start | Text | Flush | Stop
-EVENTS: dict[str, type[LiveEvent]] = {"start": Start, "text": Text, "flush": Flush, "stop": Stop}
+class Cancel(Body):
+    event: Literal["cancel"]
+
+
+LiveEvent = Start | Text | Flush | Stop | Cancel
+EVENTS: dict[str, type[LiveEvent]] = {"start": Start, "text": Text, "flush": Flush, "stop": Stop, "cancel": Cancel}
 
 
 def parse_event(message: bytes) -> LiveEvent:
@@ -53,45 +58,53 @@ def parse_event(message: bytes) -> LiveEvent:
     if not isinstance(name, str):
         raise InvalidRequest("an event is a map with its name under the key `event`")
     if name not in EVENTS:
-        raise InvalidRequest(f"unknown event {name[:64]!r}: send start, text, flush or stop")
+        raise InvalidRequest(f"unknown event {name[:64]!r}: send start, text, flush, stop or cancel")
     return validated(EVENTS[name], content)
 
 
-def parse_start(message: bytes) -> LiveBody:
-    """Return the request in the first event. Raises InvalidRequest or a subclass."""
+def parse_message(message: bytes) -> LiveBody | Text | Flush | Stop | Cancel:
+    """Parse one MessagePack message; a `start` event becomes its request. Raises InvalidRequest or a subclass."""
     event = parse_event(message)
-    if not isinstance(event, Start):
-        raise InvalidRequest("the first event must be `start`")
-    return event.body()
+    return event.body() if isinstance(event, Start) else event
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """A sentence or a part of one; `end` is the number of characters of the whole text up to its end."""
+
+    text: str
+    end: int
 
 
 class TextBuffer:
-    """Collects text and returns it in pieces: whole sentences of `min_characters`, cut at `max_characters` at most.
+    """Collects text and returns it in pieces: whole sentences of `min_characters`, cut at `max_characters` at most."""
 
-    `session_characters` bounds the text of the whole session.
-    """
-
-    def __init__(self, min_characters: int, max_characters: int | None, session_characters: int) -> None:
-        self._min, self._left = min_characters, session_characters
+    def __init__(self, min_characters: int, max_characters: int | None) -> None:
+        self._min = min_characters
         self._max = max(max_characters or DEFAULT_MAX_CHARACTERS, min_characters, 16)
-        self._text = ""
+        self._text, self._taken = "", 0
 
-    def add(self, text: str) -> list[str]:
-        """Return the pieces that can be spoken now. Raises TextError when the session's limit is exceeded."""
-        self._left -= len(text)
-        if self._left < 0:
-            raise TextError("the text of this session is too long; start another session")
+    @property
+    def received(self) -> int:
+        """Characters received so far."""
+        return self._taken + len(self._text)
+
+    def add(self, text: str) -> list[TextPiece]:
+        """Return the pieces that can be spoken now."""
         self._text += text
-        ready: list[str] = []
+        ready: list[TextPiece] = []
         while cut := self._cut():
-            piece, self._text = self._text[:cut], self._text[cut:]
-            ready.append(piece)
-        return [piece for piece in ready if speakable(piece)]
+            ready += self._take(cut)
+        return ready
 
-    def flush(self) -> list[str]:
+    def flush(self) -> list[TextPiece]:
         """Return all buffered text."""
-        piece, self._text = self._text, ""
-        return [piece] if speakable(piece) else []
+        return self._take(len(self._text))
+
+    def _take(self, characters: int) -> list[TextPiece]:
+        piece, self._text = self._text[:characters], self._text[characters:]
+        self._taken += len(piece)
+        return [TextPiece(piece, self._taken)] if speakable(piece) else []
 
     def _cut(self) -> int:
         """Return where to cut the buffered text, or 0 to wait for more."""

@@ -188,7 +188,8 @@ class AudioDecoder:
         if utterance.whole:
             return self._max_frames
         lead = utterance.sent - (self.clock() - utterance.first_sent) * self.codec.config.frame_rate
-        return chunk_frames(utterance.sent, lead, self._first, self._max_frames)
+        first = min(utterance.first_frames or self._first, self._max_frames)
+        return chunk_frames(utterance.sent, lead, first, self._max_frames)
 
     def _start(self, chunks: list[PlannedChunk]) -> Fetch:
         """Launch one call over all chunks."""

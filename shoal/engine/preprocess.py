@@ -1,14 +1,18 @@
 """Text preprocessing: clean, normalize, split and tokenize a text into turns. Runs off the engine thread."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from shoal.audio.guard import shortest_seconds
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.sequence import Tokens
 from shoal.engine.utterance import Turn
+from shoal.speech import SpokenTurn
 from shoal.text.clean import check_spoken_length, check_text, clean_text
 from shoal.text.normalize import normalize
-from shoal.text.prompt import PROMPT_BUILDERS, Grid, GridBuilder, PromptBuilder
+from shoal.text.prompt import PROMPT_BUILDERS, Grid, GridBuilder, PromptBuilder, join
 from shoal.text.split import split_dialogue, split_sentences, split_text
 from shoal.text.tokenizer import SPEAKER_TAG
 from shoal.voices.voice import Voice
@@ -44,6 +48,53 @@ def build_turns(
         )
         for turn in split(text, checkpoint, chunk_bytes or profile.chunk_bytes)
     ]
+
+
+def continue_context(
+    turns: list[Turn], context: Sequence[SpokenTurn], checkpoint: Checkpoint, limit: int, *, keep_first: bool
+) -> tuple[SpokenTurn, ...]:
+    """Put `context` before the first of `turns`, in place, and return the part of it that was kept.
+
+    A prompt has at most `limit` tokens. When the context does not fit, the most recent turns that fill half of the
+    space are kept, so that turns are dropped, and the prefix in the KV cache changes, only once in a while. With
+    `keep_first` its first turn is kept too: without a voice it is what identifies the speaker.
+    """
+    prompts, first = prompt_builder(checkpoint), turns[0]
+    assert first.prefix is not None, "build_turns sets the prefix"
+    space = limit - len(first.prefix) - len(first.continuation)
+    kept = _fitting(
+        context,
+        [len(_tokens(prompts.next_turn(each.text))) + each.codes.shape[1] for each in context],
+        space,
+        keep_first=keep_first,
+    )
+    if kept:
+        tokens = [_tokens(_context_grid(prompts, kept)), first.continuation]
+        turns[0] = replace(first, body=np.concatenate(tokens))
+    return kept
+
+
+def _fitting(
+    context: Sequence[SpokenTurn], sizes: list[int], space: int, *, keep_first: bool
+) -> tuple[SpokenTurn, ...]:
+    """Return all of `context` if `sizes` fit into `space` tokens, else the most recent turns that fill half of it."""
+    if sum(sizes) <= space:
+        return tuple(context)
+    anchor = 1 if keep_first and sizes[0] <= space // 2 else 0
+    left = space // 2 - sum(sizes[:anchor])
+    start = len(context)
+    while start > anchor and sizes[start - 1] <= left:
+        start -= 1
+        left -= sizes[start]
+    return (*context[:anchor], *context[start:])
+
+
+def _context_grid(prompts: PromptBuilder, context: Sequence[SpokenTurn]) -> Grid:
+    """Return the grid of turns that were spoken, as it follows the prefix."""
+    parts = [prompts.first_turn(context[0].text), prompts.grid.frames(context[0].codes)]
+    for turn in context[1:]:
+        parts += [prompts.next_turn(turn.text), prompts.grid.frames(turn.codes)]
+    return join(parts)
 
 
 def prompt_builder(checkpoint: Checkpoint) -> PromptBuilder:

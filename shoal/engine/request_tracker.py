@@ -14,7 +14,7 @@ from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, ShoalError, TextError
 from shoal.model.config import DualARConfig
-from shoal.speech import AudioChunk, FinishReason, Samples
+from shoal.speech import AudioChunk, FinishReason, Samples, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +111,8 @@ class RequestTracker:
         utterance.truncated |= sequence.finish is FinishReason.LENGTH
         if self._left_out(utterance):
             return self._retry_turn(utterance)
+        if turn_ended:
+            utterance.turn_ends.append(len(utterance.codes))
         ended = turn_ended and not self._next_turn(utterance)
         return self.audio_decoder.next_chunk(utterance, ended=ended, pausing=turn_ended)
 
@@ -146,13 +148,17 @@ class RequestTracker:
         utterance.begin_turn()
         turn, sequence, sampling = utterance.turns[utterance.turn], utterance.sequence, utterance.turn_sampling()
         length = sequence.length + len(turn.continuation)
-        longest = min(self.model.max_prompt, self.config.carried_columns or self.model.max_prompt)
-        if length <= longest and self.scheduler.fits(length, sampling, sequence.max_length):
+        if utterance.carry_turns and length <= self.context_limit(sampling):
             sequence.begin_turn(turn.continuation, sampling)
         else:
             # Earlier turns no longer fit into the context: continue from the voice alone.
             self.scheduler.restart(sequence, turn.prompt, sampling)
         return True
+
+    def context_limit(self, sampling: SamplingParams) -> int:
+        """Return the longest prompt, in tokens, that may contain earlier turns."""
+        longest = min(self.model.max_prompt, self.config.carried_columns or self.model.max_prompt)
+        return min(longest, self.scheduler.longest_prompt(sampling, self.model.slow.max_seq_len))
 
     def _deliver(self, chunk: PlannedChunk, samples: DecodeResult) -> list[Event]:
         utterance = chunk.utterance
@@ -179,7 +185,8 @@ class RequestTracker:
             del self.active[utterance.id]
             self._release(utterance, self.scheduler.release)
             self.stats.spoken += 1
-        return Event(utterance, AudioChunk(samples, self.audio_decoder.codec.config.sample_rate, finish))
+        context = utterance.spoken_context() if chunk.ended else None
+        return Event(utterance, AudioChunk(samples, self.audio_decoder.codec.config.sample_rate, finish, context))
 
     def _check_speech(self, utterance: Utterance, samples: Samples, *, ended: bool) -> SpeechDefect | None:
         if utterance.guard is None:

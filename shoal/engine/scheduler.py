@@ -127,6 +127,13 @@ class Scheduler:
         longest = min(max_length, prompt + sampling.max_frames) if sampling.max_frames else max_length
         return self.pool.needed(longest) <= self.pool.count
 
+    def longest_prompt(self, sampling: SamplingParams, max_length: int) -> int:
+        """Return the longest prompt for which `fits` is true, in tokens; 0 if none is."""
+        room = self.pool.count * self.pool.size
+        if room >= max_length:
+            return max_length
+        return max(0, room - sampling.max_frames) if sampling.max_frames else 0
+
     def plan(self, alone: Sequence | None = None) -> Batch:
         """Return the next batch and advance all sequences as if it had run: later plans may use what it computes.
 

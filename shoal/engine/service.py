@@ -20,7 +20,7 @@ from shoal.audio.decode import read_audio
 from shoal.engine.core import EngineCore
 from shoal.engine.device_health import device_problem
 from shoal.engine.memory.stats import memory_stats
-from shoal.engine.preprocess import build_turns
+from shoal.engine.preprocess import build_turns, continue_context
 from shoal.engine.process.messages import ModelInfo
 from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Utterance
@@ -124,7 +124,20 @@ class Service:
         """Split and tokenize a request. Raises TextError if the text cannot be spoken."""
         turns = build_turns(request.text, voice, self.core.checkpoint, request.chunk_bytes, prepared=request.normalize)
         sampling = (request.sampling or Sampling()).resolve(self.default_sampling)
-        return Utterance(next(self._ids), turns, sampling, whole=request.whole, deadline=deadline)
+        context = request.context
+        if context:
+            limit = self.core.tracker.context_limit(sampling)
+            context = continue_context(turns, context, self.core.checkpoint, limit, keep_first=voice is None)
+        return Utterance(
+            next(self._ids),
+            turns,
+            sampling,
+            whole=request.whole,
+            deadline=deadline,
+            context=context,
+            carry_turns=request.carry_turns,
+            first_frames=request.first_chunk_frames,
+        )
 
     def _prepare_cached(
         self, request: SpeechRequest, voice: Voice | None, deadline: float | None

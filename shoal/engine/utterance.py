@@ -1,6 +1,7 @@
 """One request inside the engine: its turns, generated frames and delivery state."""
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from shoal.audio.guard import SpeechGuard
 from shoal.engine.sequence import Sequence, Tokens
 from shoal.errors import ShoalError
-from shoal.speech import AudioChunk, Samples, SamplingParams
+from shoal.speech import AudioChunk, Samples, SamplingParams, SpokenTurn
 
 # Odd multipliers, so that the seeds of all turns and attempts differ modulo 2**64.
 TURN_STRIDE = 0x9E3779B97F4A7C15
@@ -47,6 +48,9 @@ class Utterance:
     whole: bool = False
     deadline: float | None = None  # absolute, on the engine's clock
     replayed: bool = False  # an engine process that had this request has died
+    context: tuple[SpokenTurn, ...] | None = None  # earlier turns that the prompt of the first turn contains
+    carry_turns: bool = True  # every turn continues the previous ones
+    first_frames: int | None = None  # frames of the first chunk; None: the engine's setting
     sequence: Sequence = field(init=False)
     guard: SpeechGuard | None = None
     turn: int = 0
@@ -55,6 +59,7 @@ class Utterance:
     truncated: bool = False  # a turn reached max_frames or the context length
     attempt: int = 0
     codes: list[NDArray[np.int32]] = field(default_factory=list)  # [codebooks] per frame, of all turns
+    turn_ends: list[int] = field(default_factory=list)  # number of frames at the end of each finished turn
     decoded: int = 0  # frames that have been decoded to samples
     sent: int = 0  # frames whose audio was sent to the caller
     first_sent: float = 0.0
@@ -100,7 +105,16 @@ class Utterance:
         self.turn = self.turn_start = self.turn_attempt = self.decoded = self.sent = 0
         self.truncated = False
         self.codes.clear()
+        self.turn_ends.clear()
         self.buffered.clear()
+
+    def spoken_context(self) -> tuple[SpokenTurn, ...] | None:
+        """Return the context for the next request: the turns before this utterance and its own."""
+        if self.context is None:
+            return None
+        bounds, codes = pairwise((0, *self.turn_ends)), self.all_codes()
+        spoken = zip(self.turns, bounds, strict=False)
+        return (*self.context, *(SpokenTurn(turn.text, codes[:, start:end]) for turn, (start, end) in spoken))
 
     def all_codes(self) -> NDArray[np.int32]:
         """Return the codes [codebooks, frames] of all turns."""

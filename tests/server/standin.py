@@ -32,15 +32,19 @@ class Standin:
     def __init__(self, rest: int = RATE, pause: float = 0.0) -> None:
         self.rest, self.pause = rest, pause  # samples, seconds
         self.go_on = threading.Event()
+        self.begun: list[str] = []
         self.spoken: list[str] = []
+        self.ended: list[str] = []  # and the caller has taken the last chunk
         self.encoding = self.left = 0
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
+        self.begun.append(request.text)
         yield AudioChunk(np.full(RATE // 10, 0.1, np.float32), RATE)
         await asyncio.sleep(self.pause)
         await self._may()
         self.spoken.append(request.text)
         yield AudioChunk(np.full(self.rest, 0.1, np.float32), RATE, "stop")
+        self.ended.append(request.text)
 
     async def aencode(self, audio: bytes) -> Codes:
         self.encoding += 1

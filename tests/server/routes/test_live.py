@@ -12,10 +12,10 @@ import pytest
 from fastapi import WebSocket, WebSocketDisconnect
 from websockets.sync.client import ClientConnection, connect
 
-from shoal.api.config import Limits, ServerConfig
+from shoal.api.config import KeyLimits, Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle, EngineLifecycle
 from shoal.api.keys import ANONYMOUS
-from shoal.api.live import TextBuffer
+from shoal.api.live import TextBuffer, TextPiece
 from shoal.api.state import ServerState, create_state
 from shoal.audio.decode import AudioLimits, read_audio
 from shoal.checkpoint.load import Checkpoint
@@ -23,7 +23,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.load import voice_cache
-from shoal.server.routes.live import LiveSession
+from shoal.server.routes.live import FishSocket
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import Serving, Start
 from tests.server.standin import Standin, counted, listening, state_with, wait_until
@@ -110,7 +110,8 @@ def test_flushed_text_is_spoken_before_the_session_ends(server: Serving) -> None
         events = [receive(socket)]
         while events[-1]["event"] == "audio":
             events.append(receive(socket))
-    assert events[-1] == {"event": "finish", "reason": "stop"}
+    assert (events[-1]["event"], events[-1]["reason"]) == ("finish", "stop")
+    assert events[-1]["spoken"]["characters"] == 2
 
 
 def test_a_session_without_words_sends_no_audio(server: Serving) -> None:
@@ -118,7 +119,11 @@ def test_a_session_without_words_sends_no_audio(server: Serving) -> None:
         send(socket, event="start", request=START)
         send(socket, event="text", text="  … ")
         send(socket, event="stop")
-        assert receive(socket) == {"event": "finish", "reason": "stop"}
+        assert receive(socket) == {
+            "event": "finish",
+            "reason": "stop",
+            "spoken": {"characters": 0, "audio_seconds": 0.0},
+        }
 
 
 @pytest.mark.parametrize(
@@ -153,8 +158,8 @@ def test_wrong_events_end_with_an_error(server: Serving, events: list[Any]) -> N
         ({"event": "text"}, "text: Field required"),
         ({"event": "text", "text": "Hi", "colour": "blue"}, "colour: unknown field; there are event, text"),
         ({"event": "stop", "now": True}, "now: unknown field; there are event"),
-        ({"event": "start", "request": START}, "this session has started already: send text, flush or stop"),
-        ({"event": "sing"}, "unknown event 'sing': send start, text, flush or stop"),
+        ({"event": "start", "request": START}, "this session has started already: send text, flush, stop or cancel"),
+        ({"event": "sing"}, "unknown event 'sing': send start, text, flush, stop or cancel"),
         ({"event": 5}, "an event is a map with its name under the key `event`"),
         ({"text": "Hi"}, "an event is a map with its name under the key `event`"),
     ],
@@ -176,7 +181,7 @@ def test_a_session_is_not_idle_while_it_speaks(tmp_path: Path) -> None:
     """Each text takes less time than the idle timeout, all of them together more."""
     standin = Standin(pause=0.4)
     standin.go_on.set()
-    state = state_with(standin, Limits(request_seconds=0.5), tmp_path)
+    state = state_with(standin, Limits(live_idle_seconds=0.5), tmp_path)
     with listening(state) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
         send(socket, event="start", request=START)
         for text in ("One.", "Two.", "Three.", "Four."):
@@ -214,7 +219,7 @@ def test_text_received_before_a_shutdown_is_spoken(start_server: Start) -> None:
             wait_until(lambda: http.get("/ready").json()["state"] == "stopping")
         send(other, event="text", text="And one more.")
         ended, refused = heard(one), heard(other)
-    assert ended[-1] == {"event": "finish", "reason": "stop"}
+    assert ended[-1]["reason"] == "stop"
     assert sounds([first[0], *ended]) == whole
     assert refused[-1]["message"] == "the model is not ready: the server is stopping"
     assert sounds([first[1], *refused]) == whole
@@ -260,7 +265,7 @@ def test_a_disconnect_during_a_send_cancels_the_request_and_is_no_error(tiny: Ch
     )
 
     async def leave(state: ServerState) -> None:
-        session = asyncio.create_task(LiveSession(cast(WebSocket, socket), state, ANONYMOUS, "me").run())
+        session = asyncio.create_task(FishSocket(cast(WebSocket, socket), state, ANONYMOUS, "me").run())
         await asyncio.wait_for(socket.sending.wait(), 60)
         socket.gone.set()
         await session
@@ -276,7 +281,6 @@ def test_a_disconnect_during_a_send_cancels_the_request_and_is_no_error(tiny: Ch
 
 
 def test_a_disconnect_after_stop_frees_the_queue_place(tmp_path: Path) -> None:
-    """Messages between stop and disconnect are ignored."""
     standin = Standin()  # continues only after the client has disconnected
     state = state_with(standin, Limits(), tmp_path)
     with listening(state) as port:
@@ -285,8 +289,6 @@ def test_a_disconnect_after_stop_frees_the_queue_place(tmp_path: Path) -> None:
             send(socket, event="text", text="Hello there.")
             send(socket, event="stop")
             assert receive(socket)["event"] == "audio"
-            send(socket, event="text", text="And more.")
-            socket.send("This is no MessagePack.")
             assert state.queue.in_flight == 1
         wait_until(lambda: state.queue.in_flight == 0)
         assert counted(state, "live", "disconnected") == 1
@@ -294,12 +296,119 @@ def test_a_disconnect_after_stop_frees_the_queue_place(tmp_path: Path) -> None:
         standin.go_on.set()
 
 
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[tuple[ServerState, Standin, ClientConnection]]:
+    """A socket to a server whose speech stops after its first chunk until `go_on` is set."""
+    standin = Standin()
+    state = state_with(standin, Limits(), tmp_path)
+    with listening(state) as port:
+        with connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+            yield state, standin, socket
+        standin.go_on.set()
+
+
+def test_cancel_frees_the_place_tells_what_was_spoken_and_keeps_the_socket(
+    held: tuple[ServerState, Standin, ClientConnection],
+) -> None:
+    state, standin, socket = held
+    standin.go_on.set()
+    send(socket, event="start", request=START)
+    send(socket, event="text", text="One. ")
+    send(socket, event="flush")
+    wait_until(lambda: standin.spoken == ["One. "])
+    standin.go_on.clear()
+    send(socket, event="text", text="Number two.")
+    send(socket, event="flush")
+    send(socket, event="text", text="Never spoken.")
+    wait_until(lambda: standin.begun == ["One. ", "Number two."])
+    send(socket, event="cancel")
+    *_, finish = heard(socket)
+    assert finish["reason"] == "cancel"
+    assert finish["spoken"]["characters"] == len("One. ")
+    assert finish["interrupted"]["characters"] == len("Number two.")
+    assert 0 <= finish["interrupted"]["audio_seconds"] <= 0.1
+    assert state.queue.in_flight == 0
+    standin.go_on.set()
+    send(socket, event="start", request={**START, "text": "Another session."})
+    send(socket, event="stop")
+    *_, finish = heard(socket)
+    assert finish["reason"] == "stop"
+    assert standin.spoken == ["One. ", "Another session."]
+
+
+def test_cancel_after_the_session_has_ended_is_ignored(held: tuple[ServerState, Standin, ClientConnection]) -> None:
+    _, standin, socket = held
+    standin.go_on.set()
+    for _ in range(2):
+        send(socket, event="cancel")
+        send(socket, event="start", request={**START, "text": "Hello."})
+        send(socket, event="stop")
+        *_, finish = heard(socket)
+        assert finish["reason"] == "stop"
+
+
+def test_text_after_stop_is_an_error(held: tuple[ServerState, Standin, ClientConnection]) -> None:
+    _, _, socket = held
+    send(socket, event="start", request={**START, "text": "Hello."})
+    send(socket, event="stop")
+    send(socket, event="text", text="More.")
+    *_, finish = heard(socket)
+    assert finish["message"].startswith("this session is ending")
+
+
+def test_only_the_text_that_waits_is_limited(tmp_path: Path) -> None:
+    """A conversation may last for hours on one socket, but no client may queue hours of text."""
+    standin = Standin()
+    standin.go_on.set()
+    state = state_with(standin, Limits(text_characters=12), tmp_path)
+    with listening(state) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+        send(socket, event="start", request=START)
+        for number in range(4):
+            send(socket, event="text", text="Ten chars.")
+            send(socket, event="flush")
+            wait_until(lambda number=number: len(standin.ended) == number + 1)  # type: ignore[misc]
+        send(socket, event="text", text="Thirteen more")
+        *_, finish = heard(socket)
+    assert finish["message"] == "more than 12 characters wait to be spoken: send the text more slowly"
+
+
+def test_each_session_of_a_socket_counts_as_a_request(tmp_path: Path) -> None:
+    standin = Standin()
+    standin.go_on.set()
+    engine = EngineHandle(standin, VoiceStore(tmp_path), 25.0)
+    config = ServerConfig(key_limits=KeyLimits(requests_per_minute=2))
+    state = create_state(config, EngineLifecycle(lambda: engine, engine), 4)
+    with listening(state) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+        for _ in range(3):
+            send(socket, event="start", request={**START, "text": "Hello."})
+            send(socket, event="stop")
+            *_, finish = heard(socket)
+    assert finish["message"] == "this key may send 2 requests a minute"
+
+
+def test_the_same_session_gives_the_same_audio_on_the_same_socket(server: Serving) -> None:
+    """The context of a session is not carried into the next."""
+    sessions = []
+    with live(server) as socket:
+        for _ in range(2):
+            send(socket, event="start", request=START)
+            for text in ("Hello there.", "And again."):
+                send(socket, event="text", text=text)
+                send(socket, event="flush")
+            send(socket, event="stop")
+            sessions.append(b"".join(event.get("audio", b"") for event in heard(socket)))
+    assert sessions[0] == sessions[1]
+
+
 def test_text_is_split_at_sentence_ends() -> None:
-    buffer = TextBuffer(min_characters=10, max_characters=40, session_characters=1000)
+    buffer = TextBuffer(min_characters=10, max_characters=40)
     assert buffer.add("Hi. How are") == []
-    assert buffer.add(" you? I am") == ["Hi. How are you?"]
-    assert buffer.add(" " + "well " * 10) == [" I am well well well well well well"]
-    assert buffer.flush() == [" well well well well "]
+    assert buffer.add(" you? I am") == [TextPiece("Hi. How are you?", 16)]
+    assert buffer.add(" " + "well " * 10) == [TextPiece(" I am well well well well well well", 51)]
+    assert buffer.flush() == [TextPiece(" well well well well ", 72)]
     assert buffer.add("3.5") == []
-    assert buffer.flush() == ["3.5"]
+    assert buffer.received == 75
+    assert buffer.flush() == [TextPiece("3.5", 75)]
+    assert buffer.add("...") == []
     assert buffer.flush() == []
+    assert buffer.received == 78
