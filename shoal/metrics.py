@@ -69,6 +69,11 @@ ENGINE_METRICS = (
     _counter("shoal_steps_out_of_memory", "steps.out_of_memory", "Engine steps that ran out of GPU memory."),
     _counter("shoal_step_seconds", "steps.seconds", "Seconds spent in engine steps, without codec decoding."),
     _counter("shoal_codec_seconds", "codec_seconds", "Seconds spent decoding frames to samples."),
+    _gauge(
+        "shoal_engine_dropped_sizes",
+        "dropped_sizes",
+        "Batch and prompt sizes that the backends leave out because they failed; larger or smaller ones serve instead.",
+    ),
     _gauge("shoal_voice_cache_entries", "voices.entries", "Encoded voices in memory."),
     _counter("shoal_voice_cache_hits", "voices.hits", "Voice lookups answered from memory."),
     _counter("shoal_voice_cache_misses", "voices.misses", "Voice lookups that loaded or encoded the voice."),
@@ -77,6 +82,15 @@ ENGINE_METRICS = (
     _gauge("shoal_gpu_memory_allocated_bytes", "vram.allocated", "GPU memory allocated by the engine's tensors."),
     _gauge("shoal_engine_resident_bytes", "host.resident", "Resident host memory of the engine process."),
     _counter("shoal_engine_restarts", "restarts", "Restarts of the engine process after a failure."),
+)
+
+
+# Exported once for each part of the engine, with the backend as a label and the value 1.
+BACKEND_METRIC = EngineMetric(
+    "shoal_engine_backend",
+    "gauge",
+    ("backends",),
+    "1 for the execution backend in use, by part (model, codec) and backend (graph, fused, plain-graph, eager).",
 )
 
 
@@ -160,6 +174,12 @@ class EngineCollector(Collector):
             if isinstance(value, int | float):
                 family = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
                 yield family(metric.name, metric.help, value=value)
+        backends = _at(statistics, BACKEND_METRIC.path)
+        if isinstance(backends, Mapping):
+            gauge = GaugeMetricFamily(BACKEND_METRIC.name, BACKEND_METRIC.help, labels=("part", "backend"))
+            for part, backend in backends.items():
+                gauge.add_metric((part, backend), 1)
+            yield gauge
 
 
 def _at(statistics: Any, path: tuple[str, ...]) -> Any:

@@ -176,7 +176,7 @@ class Settings(BaseSettings):
         EngineConfig.guard,
         description="Check that the generated audio is speech, and retry or fail the request when it is not.",
     )
-    rung: Literal["auto", "graph", "fused", "eager"] = Field(
+    rung: Literal["auto", "graph", "fused", "plain-graph", "eager"] = Field(
         "auto",
         description="Execution backend to start with: `auto` is the fastest that works on this device; "
         "the engine falls back to slower ones.",

@@ -4,12 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.api.exceptions import NotReady
-from shoal.engine.process.messages import ModelInfo
+from shoal.engine.process.messages import Backends, ModelInfo
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
@@ -54,7 +54,7 @@ class EngineHandle:
     service: SpeechService
     voices: VoiceStore
     frame_rate: float  # frames per second
-    backend: str = "eager"
+    backends: Callable[[], Backends] = Backends  # in use at this moment
 
 
 def load_engine(source: EngineSource, voices: Path) -> EngineHandle:
@@ -65,14 +65,15 @@ def load_engine(source: EngineSource, voices: Path) -> EngineHandle:
 def start_engine(supervisor: Supervisor, voices: Path) -> EngineHandle:
     """Start the supervisor's engine process and wait until it is ready. Raises the error that prevented it."""
     supervisor.start()
-    return engine_handle(supervisor, supervisor.model_info, supervisor.source, voices)
+    handle = engine_handle(supervisor, supervisor.model_info, supervisor.source, voices)
+    return replace(handle, backends=lambda: supervisor.model_info.backends)
 
 
 def engine_handle(service: SpeechService, info: ModelInfo, source: EngineSource, voices: Path) -> EngineHandle:
     """Return the handle of a running engine, with the voice store at `voices`."""
     limits = voice_limits(source.config.reference_seconds)
     store = VoiceStore(voices, info.builtin_voices, sample_rate=info.sample_rate, limits=limits)
-    return EngineHandle(service, store, info.frame_rate, backend=info.backend)
+    return EngineHandle(service, store, info.frame_rate, lambda: info.backends)
 
 
 class EngineLifecycle:
@@ -139,7 +140,9 @@ class EngineLifecycle:
         started = time.monotonic()
         try:
             self._engine = await asyncio.to_thread(self._load)
-            logger.info("engine ready after %.1f s (backend %s)", time.monotonic() - started, self._engine.backend)
+            backends = self._engine.backends()
+            seconds = time.monotonic() - started
+            logger.info("engine ready after %.1f s (backend %s, codec %s)", seconds, backends.model, backends.codec)
         except Exception as failure:  # noqa: BLE001 - edge: a background task; `serve` re-raises after the server stopped
             if not self._stopping:
                 self.failure = failure

@@ -125,4 +125,5 @@ class Replica:
 
 
 def _summary(facts: ModelInfo) -> dict[str, Any]:
-    return {"model": facts.model, "device": facts.device, "rung": facts.backend, "sample_rate": facts.sample_rate}
+    backends = {"rung": facts.backends.model, "codec_rung": facts.backends.codec}
+    return {"model": facts.model, "device": facts.device, **backends, "sample_rate": facts.sample_rate}

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.codec.graph_decoder import MAX_POSITIONS, FrameSpan, GraphDecoder, ResetCall
 from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, Snake, WindowLayer
 from shoal.kernels import residual_unit as unit
 from shoal.kernels.conv import Taps, conv, depthwise_norm, update_past
-from shoal.kernels.cuda_graph import CapturedGraph, compile_ahead, to_host
+from shoal.kernels.cuda_graph import CapturedGraph, GraphSizes, compile_ahead
 from shoal.kernels.linear import linear
 from shoal.kernels.packing import Packing
 from shoal.kernels.rms_norm import rms_norm
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 # Sizes of the captured calls, in frames. A call beyond the largest would be no faster and only take more memory.
 FRAME_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_FRAMES = FRAME_BUCKETS[-1]
-# Streams per reset launch.
-RESET_SLOTS = 8
-# Length of the rotary table in frames: more than an hour and a half of speech per stream.
-MAX_POSITIONS = 1 << 17
 
 
 def pack_conv(layer: CausalConv, dtype: torch.dtype) -> Taps:
@@ -272,125 +269,46 @@ class FusedCall:
         self.samples.copy_(self._codec.run(codes, Packing(slots, starts, counts)))
 
 
-class FusedReset:
-    """Workload that resets RESET_SLOTS slots. Captured, because it is one small launch per layer and frequent."""
+class FusedDecoder(GraphDecoder[int, FusedCall]):
+    """Streaming decoder on fused kernels. A call decodes the frames of all streams, packed along time.
 
-    def __init__(self, codec: FusedCodec) -> None:
-        self._codec = codec
-        self.inputs = torch.full((RESET_SLOTS,), codec.spare, dtype=torch.int32, device=codec.device)
+    Raises RuntimeError if no size works.
+    """
 
-    def run(self) -> None:
-        self._codec.reset(self.inputs.long())
-
-
-@dataclass(frozen=True, slots=True)
-class FrameSpan:
-    """Frames [start, start + frames) of a row, decoded in one call."""
-
-    row: int
-    start: int
-    frames: int
-
-
-@dataclass(frozen=True, slots=True)
-class PendingDecode:
-    """Launched decode calls; `wait` returns their samples."""
-
-    calls: list[tuple[list[FrameSpan], Tensor]]  # with the concatenated samples of all spans
-    lengths: list[int]  # frames per row
-    step: int  # samples per frame
-    ended: torch.cuda.Event | None
-
-    def wait(self) -> list[np.ndarray]:
-        """Wait for the device and return the samples of each row. The only synchronization of the codec."""
-        if self.ended is not None:
-            self.ended.synchronize()
-        rows = [np.empty(length * self.step, np.float32) for length in self.lengths]
-        for spans, samples in self.calls:
-            ends = np.cumsum([span.frames * self.step for span in spans])
-            for span, piece in zip(spans, np.split(samples.numpy(), ends[:-1]), strict=True):
-                begin = span.start * self.step
-                rows[span.row][begin : begin + len(piece)] = piece
-        return rows
-
-
-class FusedDecoder:
-    """Counterpart of `StreamingDecoder` on a CUDA stream of its own, so that it overlaps with the model."""
+    backend = "graph"
 
     def __init__(self, codec: Codec, slots: int, dtype: torch.dtype, *, capture: bool) -> None:
-        self.codec = codec
+        super().__init__(codec, slots)
         self.past = FusedCodec(codec, slots, dtype)
-        self._seen = [0] * slots
         largest = min(MAX_FRAMES, slots * MAX_STEPS)
         sizes = [size for size in FRAME_BUCKETS if size < largest]
         sizes.append(min(size for size in FRAME_BUCKETS if size >= largest))
-        self._calls = {size: CapturedGraph(FusedCall(self.past, size)) for size in sizes}
-        self._reset = CapturedGraph(FusedReset(self.past))
-        self._stream = torch.cuda.Stream() if codec.device.type == "cuda" else None
+        self._calls = GraphSizes("codec graph", {size: FusedCall(self.past, size) for size in sizes})
+        self._reset = CapturedGraph(ResetCall(self.past, slots, codec.device))
         if capture:
+            compile_ahead(self._calls[size].workload for size in self._calls)
             self._capture()
 
-    @torch.inference_mode()
-    def launch(self, codes: np.ndarray, slots: Sequence[int], lengths: Sequence[int]) -> PendingDecode:
-        """Launch the decoding of codes [n, codebooks, T], of which the first lengths[i] frames of row i are valid.
-
-        Raises RuntimeError if a stream would exceed MAX_POSITIONS frames.
-        """
-        if not all(map(self.can_extend, slots, lengths)):
-            raise RuntimeError(f"stream exceeds the limit of {MAX_POSITIONS} frames; reset the slot first")
-        for slot, new in zip(slots, lengths, strict=True):
-            self._seen[slot] += new
-        with torch.cuda.stream(self._stream):
-            calls = [(spans, self._launch(codes, slots, spans)) for spans in pack_calls(lengths)]
-            ended = None if self._stream is None else self._stream.record_event()
-        return PendingDecode(calls, list(lengths), self.codec.config.frame_length, ended)
-
-    def can_extend(self, slot: int, frames: int) -> bool:
-        """Return whether the stream of a slot can take `frames` more frames."""
-        return self._seen[slot] + frames <= MAX_POSITIONS
-
-    def decode(self, codes: Tensor, slots: Sequence[int], lengths: Sequence[int] | None = None) -> Tensor:
-        """Decode like `StreamingDecoder.decode`, with codes and samples on the host."""
-        rows = self.launch(codes.numpy(), slots, lengths or [codes.shape[-1]] * len(slots)).wait()
-        width = codes.shape[-1] * self.codec.config.frame_length
-        return torch.stack([F.pad(torch.from_numpy(row), (0, width - len(row))) for row in rows])
-
-    @torch.inference_mode()
-    def reset(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self._seen[slot] = 0
-        with torch.cuda.stream(self._stream):
-            for start in range(0, len(slots), RESET_SLOTS):
-                piece = list(slots[start : start + RESET_SLOTS])
-                self._reset.run(np.array(piece + [self.past.spare] * (RESET_SLOTS - len(piece)), np.int32))
+    def _split(self, lengths: Sequence[int]) -> Iterator[list[FrameSpan]]:
+        return pack_calls(lengths, max(self._calls))
 
     def _launch(self, codes: np.ndarray, slots: Sequence[int], spans: list[FrameSpan]) -> Tensor:
-        """Launch one call and start copying its samples to the host."""
         used = sum(span.frames for span in spans)
-        call = next(call for size, call in self._calls.items() if size >= used)
-        inputs, start = call.workload.padding(), 0
+        size = next(size for size in self._calls if size >= used)
+        inputs, start = self._calls[size].workload.padding(), 0
         for span in spans:
             place = slice(start, start + span.frames)
             inputs[0, place], inputs[1, place], inputs[2, place] = slots[span.row], start, span.frames
             inputs[3:, place] = codes[span.row, :, span.start : span.start + span.frames]
             start += span.frames
-        call.run(inputs)
-        return to_host(call.workload.samples[: used * self.codec.config.frame_length])
-
-    def _capture(self) -> None:
-        """Capture the largest graph first, so that the others reuse its memory pool."""
-        compile_ahead(call.workload for call in self._calls.values())
-        pool = None
-        for call in reversed(self._calls.values()):
-            pool = call.capture(pool)
-        self._reset.capture(pool)
+        return self._calls.run(size, inputs).samples[: used * self.codec.config.frame_length]
 
 
-def pack_calls(lengths: Sequence[int]) -> Iterator[list[FrameSpan]]:
+def pack_calls(lengths: Sequence[int], max_frames: int = MAX_FRAMES) -> Iterator[list[FrameSpan]]:
     """Pack all frames of all rows into as few calls as possible; rows that do not fit continue in the next call."""
     packed = [0] * len(lengths)
     while any(packed[row] < length for row, length in enumerate(lengths)):
-        spans, free = list[FrameSpan](), MAX_FRAMES
+        spans, free = list[FrameSpan](), max_frames
         for row, length in enumerate(lengths):
             frames = min(length - packed[row], MAX_STEPS, free)
             if frames:

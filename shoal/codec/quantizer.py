@@ -72,6 +72,9 @@ class Quantizer(nn.Module):
         # Computed from the weights at the first lookup; a buffer, so that it moves with them to another device.
         self.register_buffer("_tables", torch.empty(0, device="cpu"), persistent=False)
         self._tables: Tensor
+        # Last entry and first table row of every codebook [2, codebooks, 1], likewise: CUDA graphs capture `lookup`.
+        self.register_buffer("_bounds", torch.empty(0, device="cpu", dtype=torch.long), persistent=False)
+        self._bounds: Tensor
 
     def encode(self, latent: Tensor, past: Past) -> Tensor:
         """Encode latent [n, dim, steps] -> codes [n, codebooks, frames]."""
@@ -82,9 +85,11 @@ class Quantizer(nn.Module):
 
     def lookup(self, codes: Tensor) -> Tensor:
         """Look up codes [n, codebooks, T] -> latent [n, dim, T]; codes beyond a codebook's end are clamped."""
-        sizes = torch.tensor(self.sizes, device=codes.device)
-        first = sizes.cumsum(0) - sizes
-        rows = torch.minimum(codes, sizes[:, None] - 1) + first[:, None]
+        if self._bounds.numel() == 0:
+            sizes = torch.tensor(self.sizes, device=codes.device)
+            self._bounds = torch.stack((sizes - 1, sizes.cumsum(0) - sizes))[..., None]
+        last, first = self._bounds
+        rows = torch.minimum(codes, last) + first
         return F.embedding(rows, self.tables()).sum(1).transpose(1, 2)
 
     def upscale(self, latent: Tensor, past: Past) -> Tensor:

@@ -6,18 +6,23 @@ graphs concurrently with the model, and the host waits for neither.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from shoal.codec.dac import Codec
-from shoal.codec.fused import MAX_POSITIONS, FusedDecoder
+from shoal.codec.fused import FusedDecoder
+from shoal.codec.graph_decoder import MAX_POSITIONS, GraphDecoder
+from shoal.codec.plain_graphs import PlainGraphDecoder
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.chunks import chunk_frames
+from shoal.engine.execution.retry import RetryTimer
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
+from shoal.kernels.cuda_graph import describe_error
 from shoal.speech import Samples
 
 logger = logging.getLogger(__name__)
@@ -33,6 +38,7 @@ class PlannedChunk:
 
 
 TOO_LONG = f"the speech has more than {MAX_POSITIONS:,} frames; split the text into several requests"
+CodecBackend = Literal["graph", "plain-graph", "eager"]
 Fetch = Callable[[], list[Samples]]
 DecodeResult = Samples | GenerationFailed
 
@@ -47,6 +53,9 @@ class DecodeCall:
     fetch: Fetch
 
 
+AnyDecoder = GraphDecoder[Any, Any] | StreamingDecoder
+
+
 class AudioDecoder:
     """Streaming decoder state of every slot. Slot numbers are those of the sequences."""
 
@@ -58,25 +67,37 @@ class AudioDecoder:
         first_frames: int,
         max_frames: int,
         clock: Callable[[], float] = time.monotonic,
-        fused: bool = False,
+        backends: Sequence[CodecBackend] = ("eager",),
         overlap: bool = False,
     ) -> None:
-        """With `fused` the codec runs in half precision through kernels and graphs, until they fail."""
+        """Decode with the first of `backends` that works; `graph` runs in half precision. The last must be eager."""
         self.codec = codec
         self.clock = clock
         self.seconds = 0.0  # host time spent launching calls and waiting for them
         self.failures = 0  # utterances in a row that the codec could not decode alone either
-        self._slots, self._first, self._max_frames = slots, first_frames, max_frames
-        self._decoder = (fused and self._build_fused()) or StreamingDecoder(codec, slots)
-        # Only graphs run asynchronously; the eager decoder finishes within the step.
-        self.overlap = overlap and isinstance(self._decoder, FusedDecoder)
+        self.reasons: dict[CodecBackend, str] = {}  # why a backend is not used
+        self._slots, self._first, self._max_frames, self._overlap = slots, first_frames, max_frames, overlap
+        self._backends, self._retry = backends, RetryTimer(clock)
+        self._built: dict[CodecBackend, AnyDecoder] = {}
+        self._worked = False  # whether a call succeeded since a size was left out
+        self._decoder = self._build(backends)
         self._lost: set[int] = set()  # slots whose state was lost with a decoder that failed
         self._stale: set[int] = set()  # released slots that still hold the state of their last utterance
         self._call: DecodeCall | None = None  # submitted, not collected
 
     @property
-    def backend(self) -> str:
-        return "graph" if isinstance(self._decoder, FusedDecoder) else "eager"
+    def backend(self) -> CodecBackend:
+        return self._decoder.backend if isinstance(self._decoder, GraphDecoder) else "eager"
+
+    @property
+    def overlap(self) -> bool:
+        """Whether calls are collected in the next step. Only graphs run asynchronously."""
+        return self._overlap and isinstance(self._decoder, GraphDecoder)
+
+    @property
+    def dropped(self) -> list[str]:
+        """Return size and reason of the sizes that the current decoder leaves out."""
+        return self._decoder.dropped if isinstance(self._decoder, GraphDecoder) else []
 
     def next_chunk(self, utterance: Utterance, *, ended: bool, pausing: bool = False) -> PlannedChunk | None:
         """Return the chunk of an utterance to decode now, or None until enough frames have gathered.
@@ -97,6 +118,8 @@ class AudioDecoder:
         assert self._call is None, "a call is in flight"
         started = time.perf_counter()
         filled = [each for each in chunks if each.frames]
+        if self._retry.due():
+            self._upgrade()
         if filled:
             self._reset_stale()
         lost = [each for each in filled if each.utterance.sequence.slot in self._lost]
@@ -105,8 +128,8 @@ class AudioDecoder:
         intact = [each for each in filled if each.utterance.id not in results]
         try:
             fetch = self._start(intact)
-        except self._retryable:
-            results |= self._rescue(intact)
+        except self._retryable as error:
+            results |= self._rescue(intact, error)
             intact, fetch = [], list
         self._call = DecodeCall(chunks, results, intact, fetch)
         self.seconds += time.perf_counter() - started
@@ -144,8 +167,9 @@ class AudioDecoder:
         """Wait for a call and return its samples by utterance id."""
         try:
             rows = call.fetch()
-        except self._retryable:
-            return self._rescue([each for each in call.intact if _present(each)])
+        except self._retryable as error:
+            return self._rescue([each for each in call.intact if _present(each)], error)
+        self._worked = True
         if rows:
             self.failures = 0
         for each in call.intact:
@@ -155,33 +179,73 @@ class AudioDecoder:
     def _fits(self, chunk: PlannedChunk) -> bool:
         """Whether the stream stays within the positions that the graphs support; eager operators have no limit."""
         decoder = self._decoder
-        return not isinstance(decoder, FusedDecoder) or decoder.can_extend(chunk.utterance.sequence.slot, chunk.frames)
+        return not isinstance(decoder, GraphDecoder) or decoder.can_extend(chunk.utterance.sequence.slot, chunk.frames)
 
     @property
     def _retryable(self) -> type[Exception]:
         """Errors after which decoding is retried: any error of the graphs, device errors of the eager decoder."""
-        return Exception if isinstance(self._decoder, FusedDecoder) else RuntimeError
+        return Exception if isinstance(self._decoder, GraphDecoder) else RuntimeError
 
-    def _rescue(self, chunks: list[PlannedChunk]) -> dict[int, DecodeResult]:
-        """Fall back to the eager decoder after a failed call, and decode the chunks one by one."""
+    def _rescue(self, chunks: list[PlannedChunk], error: Exception) -> dict[int, DecodeResult]:
+        """Fall back after a failed call, and decode the chunks one by one."""
         logger.exception("codec call over %d utterances failed; decoding them one by one", len(chunks))
-        self._downgrade()
+        self._downgrade(error)
         return {each.utterance.id: self._redecode(each) for each in chunks}
 
-    def _build_fused(self) -> FusedDecoder | None:
-        try:
-            return FusedDecoder(self.codec, self._slots, torch.float16, capture=self.codec.device.type == "cuda")
-        except Exception:  # edge to the compiler, which raises anything; the eager decoder always works
-            logger.exception("the fused codec cannot be built; using the eager codec")
-            return None
+    def _build(self, backends: Sequence[CodecBackend]) -> AnyDecoder:
+        """Return the decoder of the first backend that can be built."""
+        for backend in backends[:-1]:
+            try:
+                return self._decoder_of(backend)
+            except Exception as error:
+                self.reasons[backend] = describe_error(error)
+                logger.info("codec backend %s cannot be built; trying the next one", backend, exc_info=True)
+        return self._decoder_of(backends[-1])
 
-    def _downgrade(self) -> None:
-        """Switch to the eager decoder. The state of all slots is lost and recomputed with their next chunk."""
-        if isinstance(self._decoder, FusedDecoder):
-            self._lost = {slot for slot, seen in enumerate(self._decoder._seen) if seen} - self._stale
-            self._stale.clear()
-            self._decoder = StreamingDecoder(self.codec, self._slots)
-            self.overlap = False
+    def _decoder_of(self, backend: CodecBackend) -> AnyDecoder:
+        if backend not in self._built:
+            capture = self.codec.device.type == "cuda"
+            builders: dict[CodecBackend, Callable[[], AnyDecoder]] = {
+                "graph": lambda: FusedDecoder(self.codec, self._slots, torch.float16, capture=capture),
+                "plain-graph": lambda: PlainGraphDecoder(self.codec, self._slots, capture=capture),
+                "eager": lambda: StreamingDecoder(self.codec, self._slots),
+            }
+            self._built[backend] = builders[backend]()
+        return self._built[backend]
+
+    def _downgrade(self, error: Exception) -> None:
+        """Leave out the size that failed, or switch to the next backend. The eager decoder stays."""
+        failed = self._decoder
+        if not isinstance(failed, GraphDecoder):
+            return
+        self.reasons[failed.backend] = describe_error(error)
+        if self._worked and failed.drop_failed():
+            self._worked = False
+        else:
+            following = self._backends[self._backends.index(failed.backend) + 1 :]
+            self._switch(self._build([each for each in following if each == "eager" or each not in self.reasons]))
+        seconds = self._retry.start()
+        logger.warning("the codec runs on %s; trying again in %.0f s", self.backend, seconds)
+
+    def _upgrade(self) -> None:
+        """Return to the fastest decoder that could be built, with all its sizes."""
+        self._retry.stop()
+        self._worked = False
+        backend = next(each for each in self._backends if each in self._built)
+        decoder = self._built[backend]
+        self.reasons.pop(backend, None)
+        if isinstance(decoder, GraphDecoder):
+            decoder.restore()
+        if decoder is not self._decoder:
+            logger.info("trying codec backend %s again", backend)
+            self._switch(decoder)
+
+    def _switch(self, decoder: AnyDecoder) -> None:
+        """Use another decoder. The state of all slots is lost and recomputed with their next chunk."""
+        self._lost |= {slot for slot, seen in enumerate(self._decoder._seen) if seen} - self._stale
+        self._stale.clear()
+        self._decoder = decoder
+        decoder.reset(list(range(self._slots)))
 
     def _chunk_frames(self, utterance: Utterance) -> int:
         """Return the frames an utterance needs before a chunk is decoded."""
@@ -202,19 +266,27 @@ class AudioDecoder:
         return self._run(codes, [each.utterance.sequence.slot for each in chunks], [each.frames for each in chunks])
 
     def _redecode(self, chunk: PlannedChunk) -> DecodeResult:
-        """Rebuild a slot whose state is lost or half written, by decoding the utterance from its first frame."""
+        """Rebuild a slot whose state is lost or half written; falls back as far as the eager decoder if that fails."""
+        while True:
+            try:
+                return self._decode_from_start(chunk)
+            except self._retryable as error:
+                if not isinstance(self._decoder, GraphDecoder):
+                    number = chunk.utterance.id
+                    logger.exception("utterance %d: the codec failed", number, extra={"job": number})
+                    self.failures += 1
+                    return GenerationFailed("the codec failed on this request")
+                self._downgrade(error)
+
+    def _decode_from_start(self, chunk: PlannedChunk) -> Samples:
+        """Decode an utterance from its first frame; return the samples of the chunk."""
         utterance, slot = chunk.utterance, chunk.utterance.sequence.slot
         end = utterance.decoded + chunk.frames
-        try:
-            self._lost.discard(slot)
-            self._decoder.reset([slot])
-            codes = np.stack(utterance.codes[:end], axis=1)[None].astype(np.int64)
-            chunks = [codes[..., i : i + self._max_frames] for i in range(0, end, self._max_frames)]
-            samples = np.concatenate([self._run(chunk, [slot])()[0] for chunk in chunks])
-        except RuntimeError:
-            logger.exception("utterance %d: the codec failed", utterance.id, extra={"job": utterance.id})
-            self.failures += 1
-            return GenerationFailed("the codec failed on this request")
+        self._lost.discard(slot)
+        self._decoder.reset([slot])
+        codes = np.stack(utterance.codes[:end], axis=1)[None].astype(np.int64)
+        pieces = [codes[..., i : i + self._max_frames] for i in range(0, end, self._max_frames)]
+        samples = np.concatenate([self._run(piece, [slot])()[0] for piece in pieces])
         self.failures = 0
         utterance.decoded = end
         return samples[-chunk.frames * self.codec.config.frame_length :]
@@ -222,7 +294,7 @@ class AudioDecoder:
     def _run(self, codes: np.ndarray, slots: list[int], lengths: list[int] | None = None) -> Fetch:
         """Start decoding codes [n, codebooks, T]; only the first lengths[i] frames of row i are valid."""
         real = lengths or [codes.shape[-1]] * len(slots)
-        if isinstance(self._decoder, FusedDecoder):
+        if isinstance(self._decoder, GraphDecoder):
             return self._decoder.launch(codes, slots, real).wait
         uneven = real if len(set(real)) > 1 else None
         samples = self._decoder.decode(torch.from_numpy(codes), slots, uneven).float().cpu().numpy()

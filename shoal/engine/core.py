@@ -10,10 +10,10 @@ import numpy as np
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
-from shoal.engine.audio_decoder import AudioDecoder
+from shoal.engine.audio_decoder import AudioDecoder, CodecBackend
 from shoal.engine.blocks import BlockPool, BlockStats
 from shoal.engine.device_health import PROBE_ID, DeviceHealth
-from shoal.engine.execution.fallback import FallbackRunner, parse_backend
+from shoal.engine.execution.fallback import Backend, FallbackRunner, parse_backend
 from shoal.engine.execution.runner import EagerRunner
 from shoal.engine.kv_cache import HostCache, PagedKV, resolve_kv_dtype
 from shoal.engine.memory.stats import is_out_of_memory, release_cached_memory
@@ -23,6 +23,7 @@ from shoal.engine.scheduler import Batch, Scheduler, SchedulerStats, StepOutput
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.errors import GenerationFailed, InvalidRequest
+from shoal.kernels.jit import kernels_unavailable
 from shoal.model.slow import Head
 from shoal.quantize.apply import modes_of
 from shoal.speech import SamplingParams
@@ -68,7 +69,8 @@ class EngineCore:
         )
         head = Head(model.slow)
         eager = EagerRunner(model, head, kv, self.scheduler.tables, config.slots)
-        self.runner = FallbackRunner(eager, head, first=parse_backend(config.rung), buckets=config.buckets)
+        first = parse_backend(config.rung)
+        self.runner = FallbackRunner(eager, head, first=first, buckets=config.buckets, clock=clock)
         self.health = DeviceHealth(self.runner, kv, self.scheduler.tables, model.config)
         self.audio_decoder = AudioDecoder(
             checkpoint.codec,
@@ -77,8 +79,7 @@ class EngineCore:
             max_frames=config.max_chunk_frames,
             clock=clock,
             overlap=self.runner.lag > 0,
-            # The fused codec packs unquantized weights; quantized codecs run through their own layers.
-            fused=self.runner.backend == "graph" and modes_of(model, checkpoint.codec).codec == "none",
+            backends=codec_backends(checkpoint, first),
         )
         self.tracker = RequestTracker(self.scheduler, self.audio_decoder, model.config, config, clock)
         self._suspects: deque[tuple[Sequence, int]] = deque()  # each with its length when the step failed
@@ -215,6 +216,17 @@ class EngineCore:
                 return first
             self._suspects.popleft()
         return None
+
+
+def codec_backends(checkpoint: Checkpoint, first: Backend | None) -> list[CodecBackend]:
+    """Return the codec backends to try in order. The choice does not depend on which one the model can use."""
+    codec, backends = checkpoint.codec, list[CodecBackend](["eager"])
+    if codec.device.type != "cuda" or first == "eager":
+        return backends
+    backends.insert(0, "plain-graph")
+    # The fused codec packs unquantized weights; quantized codecs run through their own layers.
+    fused = kernels_unavailable(codec.device) is None and modes_of(checkpoint.model, codec).codec == "none"
+    return ["graph", *backends] if fused and first != "plain-graph" else backends
 
 
 def block_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:

@@ -45,7 +45,8 @@ def load(
 ) -> Engine:
     """Load a model by name or directory and return an engine. Close the engine, or use it in a `with`.
 
-    `dtype` defaults to bfloat16 on a GPU and float32 on a CPU; `config.quantize` selects the weight quantization.
+    `dtype` defaults to bfloat16 on a GPU (float16 before compute capability 8.0) and float32 on a CPU;
+    `config.quantize` selects the weight quantization.
     `codec` is the codec of models that come without one. `voices` is the directory of stored voices, in addition to
     the model's built-in ones. `warm` runs one-time work before returning and loads stored voices in the background.
     """
@@ -87,7 +88,28 @@ def _load(
     if warm:
         core.warm_up()
         cache.warm()
+    if (slow := slow_backends(core)) is not None:
+        logger.warning("%s", slow)
     return Engine(core, cache)
+
+
+def slow_backends(core: EngineCore) -> str | None:
+    """Return one line on why a GPU is not used through the fastest backend and what to do; None if it is, or must not.
+
+    Sizes that are left out are named as well.
+    """
+    runner, codec, device = core.runner, core.audio_decoder, core.checkpoint.model.device
+    if device.type != "cuda" or core.config.rung not in ("auto", "graph"):
+        return None
+    backends = {"model": runner.backend, "codec": codec.backend}
+    slow = [f"the {part} runs on {name} instead of graph" for part, name in backends.items() if name != "graph"]
+    dropped = [*runner.dropped, *codec.dropped]
+    if not slow and not dropped:
+        return None
+    reasons = dict.fromkeys([*runner.reasons.values(), *codec.reasons.values(), *dropped])
+    facts = [*slow, *([f"{len(dropped)} sizes are left out"] if dropped else [])]
+    advice = 'run `shoal doctor`; see "Compiling a kernel fails" in the troubleshooting guide'
+    return f"{', '.join(facts)} ({'; '.join(reasons) or 'quantized codec'}): slower, not different; {advice}"
 
 
 def build_core(checkpoint: Checkpoint, config: EngineConfig) -> EngineCore:
@@ -154,8 +176,11 @@ def choose_device(device: str) -> str:
 
 
 def choose_dtype(dtype: str | None, device: str) -> torch.dtype:
+    """Return the dtype of a name, or the default of a device: GPUs before compute capability 8.0 only emulate bf16."""
+    if dtype is None and device == "cpu":
+        return torch.float32
     if dtype is None:
-        return torch.float32 if device == "cpu" else torch.bfloat16
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
     if dtype not in DTYPES:
         raise InvalidRequest(f"unknown dtype {dtype!r}: {', '.join(DTYPES)}")
     return DTYPES[dtype]

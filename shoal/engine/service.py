@@ -21,7 +21,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.device_health import device_problem
 from shoal.engine.memory.stats import memory_stats
 from shoal.engine.preprocess import build_turns, continue_context
-from shoal.engine.process.messages import ModelInfo
+from shoal.engine.process.messages import Backends, ModelInfo
 from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Utterance
 from shoal.errors import DeadlineExceeded
@@ -62,6 +62,11 @@ class Service:
     def ready(self) -> bool:
         return self.thread.running
 
+    @property
+    def backends(self) -> Backends:
+        """Backends in use at this moment."""
+        return Backends(self.core.runner.backend, self.core.audio_decoder.backend)
+
     def model_info(self) -> ModelInfo:
         checkpoint = self.core.checkpoint
         return ModelInfo(
@@ -71,7 +76,7 @@ class Service:
             frame_rate=checkpoint.codec.config.frame_rate,
             model=checkpoint.name,
             device=str(checkpoint.model.device),
-            backend=self.core.runner.backend,
+            backends=self.backends,
             builtin_voices=checkpoint.builtin_voices,
         )
 
@@ -197,6 +202,8 @@ class Service:
             "speech": asdict(core.tracker.stats),
             "steps": asdict(core.stats),
             "codec_seconds": core.audio_decoder.seconds,
+            "backends": asdict(self.backends),
+            "dropped_sizes": len(core.runner.dropped) + len(core.audio_decoder.dropped),
             "voices": asdict(self.voices.statistics),
             **memory_stats(core.checkpoint.model.device),
         }

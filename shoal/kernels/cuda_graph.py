@@ -1,6 +1,7 @@
 """CUDA graph capture and replay for fixed-shape workloads, and pinned host buffers that feed them."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from shoal.kernels.jit import compile_only
+
+logger = logging.getLogger(__name__)
 
 
 class HostBuffer:
@@ -51,6 +54,9 @@ class Workload(Protocol):
 
     inputs: Tensor
 
+    def padding(self) -> np.ndarray:
+        """Return inputs of which every row is padding: they may be run at any time and change no sequence."""
+
     def run(self) -> None:
         """Launch the kernels."""
 
@@ -84,11 +90,19 @@ class CapturedGraph(Generic[WorkloadT]):
         else:
             self._graph.replay()
 
+    def launch_padding(self) -> None:
+        """Launch the workload once over padding and wait for it. Raises what the compiler or the device raises."""
+        with torch.inference_mode():
+            self.run(self.workload.padding())
+        if self.workload.inputs.device.type == "cuda":
+            torch.cuda.synchronize(self.workload.inputs.device)
+
     def capture(self, pool: Any) -> Any:
         """Capture the graph and return its memory pool, which other graphs may share.
 
-        The workload runs once before the capture, so the current inputs must have no side effects.
+        The workload runs once over padding before the capture.
         """
+        self.host_buffer.upload(self.workload.padding())
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), torch.inference_mode():
@@ -96,7 +110,87 @@ class CapturedGraph(Generic[WorkloadT]):
             self.workload.run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
+        # Thread-local: other threads, which encode voices, may allocate memory during the capture.
+        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self.workload.run()
         self._graph = graph
         return graph.pool()
+
+
+KeyT = TypeVar("KeyT")
+
+
+class GraphSizes(Generic[KeyT, WorkloadT]):
+    """The sizes of one kind of workload, smallest first. A size that fails is dropped; a larger one serves its batches.
+
+    Each size has a key: the number of rows, or a tuple that starts with the class it belongs to.
+    """
+
+    def __init__(self, name: str, workloads: Mapping[KeyT, WorkloadT]) -> None:
+        self.name = name  # for messages
+        self.available = {key: CapturedGraph(workload) for key, workload in workloads.items()}
+        self.dropped: dict[KeyT, str] = {}  # with the reason
+        self._withdrawn: dict[KeyT, CapturedGraph[WorkloadT]] = {}  # dropped by `run`: may work again later
+        self._failed: KeyT | None = None
+
+    def __iter__(self) -> Iterator[KeyT]:
+        return iter(self.available)
+
+    def __getitem__(self, key: KeyT) -> CapturedGraph[WorkloadT]:
+        return self.available[key]
+
+    def build(self, pool: Any = None, *, capture: bool) -> Any:
+        """Capture every size, or launch it once, largest first; drop those that fail. Returns the memory pool.
+
+        Smaller graphs reuse the memory pool of the largest. Raises RuntimeError if no size works.
+        """
+        for key, graph in reversed(list(self.available.items())):
+            try:
+                if capture:
+                    pool = graph.capture(pool)
+                else:
+                    graph.launch_padding()
+            except Exception as error:  # noqa: BLE001 - edge to the compiler and the driver, which raise anything
+                self._drop(key, error)
+        if not self.available:
+            raise RuntimeError(f"no size of {self.name} works: {next(iter(self.dropped.values()))}")
+        return pool
+
+    def run(self, key: KeyT, inputs: np.ndarray) -> WorkloadT:
+        """Run one size and return its workload, which holds the results."""
+        try:
+            self.available[key].run(inputs)
+        except Exception as error:
+            self._failed = key
+            self.dropped[key] = describe_error(error)
+            raise
+        return self.available[key].workload
+
+    def drop_failed(self) -> bool:
+        """Withdraw the size whose last run raised; return whether others remain. False if none raised."""
+        key, self._failed = self._failed, None
+        if key is None or len(self.available) == 1:
+            return False
+        logger.warning("%s of size %s failed and is not used any more: %s", self.name, key, self.dropped[key])
+        self._withdrawn[key] = self.available.pop(key)
+        return True
+
+    def restore(self) -> None:
+        """Use the sizes again that `drop_failed` has withdrawn."""
+        if self._withdrawn:
+            self.available |= self._withdrawn
+            self.available = dict(sorted(self.available.items()))
+            for key in self._withdrawn:
+                del self.dropped[key]
+            self._withdrawn = {}
+
+    def _drop(self, key: KeyT, error: Exception) -> None:
+        self.dropped[key] = describe_error(error)
+        del self.available[key]
+        logger.info("%s of size %s cannot be built and is left out: %s", self.name, key, self.dropped[key])
+
+
+def describe_error(error: BaseException) -> str:
+    """Return type and first line of an error, for logs and reports."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -6,7 +6,7 @@ bf16, four values at a time are assembled from their bits with integer and packe
 
 from __future__ import annotations
 
-from shoal.kernels.jit import jit, tl, triton
+from shoal.kernels.jit import ASSEMBLER, interpreted, jit, tl, triton
 
 # Each 32-bit register holds two values, one in the low byte of each 16-bit half. The bf16 bits of 128 + n are those of
 # 128 with n in the mantissa, for n up to 127: a value is (128 + its low seven bits) minus 128, or minus 256 if its sign
@@ -66,8 +66,8 @@ if triton is not None:
     FP8_UNPINNED, FP8_PINNED = (tl.constexpr(assembler(FP8, pinned=pinned)) for pinned in (False, True))
     CONSTRAINTS = tl.constexpr(",".join(["=r"] * (2 * WORDS) + ["r"] * WORDS))
     PACK = tl.constexpr(4 * WORDS)
-    # The interpreter cannot run inline assembly.
-    USE_ASM = tl.constexpr(not triton.knobs.runtime.interpret)
+    # The interpreter cannot run inline assembly, and PTX is NVIDIA's.
+    USE_ASM = tl.constexpr(ASSEMBLER and not interpreted())
 
 
 @jit

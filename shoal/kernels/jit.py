@@ -1,6 +1,6 @@
 """Triton set-up: JIT decorators, compile-only mode and programmatic dependent launch (PDL).
 
-Without Triton this module still imports; `kernels_available` is then False and no kernel can be launched.
+Without Triton this module still imports; `kernels_unavailable` then says so and no kernel can be launched.
 
 On Hopper and later, kernels of a frame are launched with PDL: a kernel starts before its predecessor has finished,
 prefetches its weights, and then waits (`grid_dependency_wait`). A kernel launched with PDL must wait before it reads or
@@ -21,11 +21,14 @@ import torch
 from shoal.paths import cache_directory
 
 __all__ = [
+    "ASSEMBLER",
+    "collect_compiled",
     "compile_only",
     "grid_dependency_wait",
+    "interpreted",
     "jit",
     "kernel",
-    "kernels_available",
+    "kernels_unavailable",
     "launch_dependents",
     "launch_dependents_and_wait",
     "next_power_of_two",
@@ -45,10 +48,19 @@ with suppress(RuntimeError):  # a user without a home directory: Triton's own de
 try:
     import triton
     import triton.language as tl
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:
     triton = None
     tl = None
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # Triton 3.3 and older
+    gdc_launch_dependents = gdc_wait = None
+
+# PTX inline assembly; AMD's assembler does not know it.
+ASSEMBLER = torch.version.hip is None
+# Whether this Triton knows the launch option of PDL. AMD's backend refuses it even when it is off.
+PDL_OPTION = gdc_wait is not None and ASSEMBLER
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -64,17 +76,27 @@ class Kernel:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         compiled = _compiled.get()
-        return self.function[grid] if compiled is None else partial(self._compile, compiled, grid)
+        if compiled is not None:
+            return partial(self._compile, compiled, grid)
+        return self.function[grid] if PDL_OPTION else partial(self._launch_without_pdl, grid)
+
+    def _launch_without_pdl(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> Any:
+        options.pop("launch_pdl", None)
+        return self.function[grid](*arguments, **options)
 
     def _compile(self, compiled: set[Any], grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         """Compile the variant that this launch would run.
 
         Most launches repeat an earlier signature; checking our own key first is much cheaper than Triton's lookup.
         """
+        if not PDL_OPTION:
+            options.pop("launch_pdl", None)
         key = id(self), *map(_signature, arguments), *((name, _signature(value)) for name, value in options.items())
         if key not in compiled:
             compiled.add(key)
-            self.function.run(*arguments, grid=grid, warmup=True, **options)
+            variant = self.function.run(*arguments, grid=grid, warmup=True, **options)
+            if (collected := _collected.get()) is not None:
+                collected.append((self.function.__name__, variant.metadata.shared))
 
 
 def kernel(*do_not_specialize: str) -> Callable[[Callable[..., Any]], Any]:
@@ -85,6 +107,22 @@ def kernel(*do_not_specialize: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 _compiled: ContextVar[set[Any] | None] = ContextVar("compiled", default=None)
+_collected: ContextVar[list[tuple[str, int]] | None] = ContextVar("collected", default=None)
+
+
+@contextmanager
+def collect_compiled() -> Iterator[list[tuple[str, int]]]:
+    """Turn launches of this context into compilations, one after the other; compile errors are raised.
+
+    Yields a list that receives the name and the shared memory in bytes of every compiled variant.
+    """
+    token, collected = _compiled.set(set()), list[tuple[str, int]]()
+    collecting = _collected.set(collected)
+    try:
+        yield collected
+    finally:
+        _collected.reset(collecting)
+        _compiled.reset(token)
 
 
 @contextmanager
@@ -135,17 +173,27 @@ def launch_dependents_and_wait():
     gdc_wait()
 
 
-def kernels_available(device: torch.device) -> bool:
-    """Return whether kernels run on tensors of this device: on a GPU, or anywhere under Triton's interpreter."""
+def kernels_unavailable(device: torch.device) -> str | None:
+    """Return why kernels do not run on tensors of this device; None on an NVIDIA GPU and under the interpreter."""
     if triton is None:
-        return False
-    return device.type == "cuda" or bool(triton.knobs.runtime.interpret)
+        return "Triton is not installed"
+    if interpreted():
+        return None
+    if device.type != "cuda":
+        return f"{device.type} is no GPU that Triton supports"
+    return None if torch.version.hip is None else "the fused kernels have not been tested on ROCm"
+
+
+def interpreted() -> bool:
+    """Return whether kernels run in Triton's interpreter. Triton 3.3 and older have no `knobs`."""
+    knobs = getattr(triton, "knobs", None)
+    return os.environ.get("TRITON_INTERPRET") == "1" if knobs is None else bool(knobs.runtime.interpret)
 
 
 @cache
 def supports_pdl(device: torch.device) -> bool:
     """Return whether the device has programmatic dependent launch (compute capability 9.0 or later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return PDL_OPTION and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache

@@ -32,17 +32,37 @@ def paged_decode_reference(
     *,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Attend with one new token per sequence: q [n, heads, d], block tables [n, blocks] -> [n, heads, d].
 
-    lengths [n] include the new token. Quantized keys and values have scales [blocks, block_size, kv_heads].
+    lengths [n] include the new token. Quantized keys and values have scales [blocks, block_size, kv_heads]. `mask` is
+    `decode_mask` of the lengths, for callers that attend more than once.
     """
     k, v = _gather(keys, key_scales, tables, q.dtype), _gather(values, value_scales, tables, q.dtype)
-    visible = torch.arange(k.shape[-2], device=q.device) < lengths[:, None]
-    out = F.scaled_dot_product_attention(
-        q[:, :, None], k, v, attn_mask=visible[:, None, None], enable_gqa=q.shape[1] != k.shape[1]
-    )
+    mask = decode_mask(lengths, k.shape[-2], q.dtype) if mask is None else mask
+    if q.device.type != "cpu":
+        return grouped_decode(q, k, v, mask)
+    out = F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
     return out.squeeze(-2)
+
+
+def decode_mask(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Return the mask [n, 1, 1, width] of sequences with `lengths` [n] visible tokens: boolean, or a bias on a GPU."""
+    visible = (torch.arange(width, device=lengths.device) < lengths[:, None])[:, None, None]
+    if lengths.device.type == "cpu":
+        return visible
+    # Attention turns a boolean mask into this bias itself, but once per layer.
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -torch.inf)
+
+
+def grouped_decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attend with q [n, heads, d] over k, v [n, kv_heads, width, d] -> [n, heads, d].
+
+    The query heads that share a key head become rows of one query, so that keys and values are not repeated.
+    """
+    groups = q.unflatten(1, (k.shape[1], -1))
+    return F.scaled_dot_product_attention(groups, k, v, attn_mask=mask).flatten(1, 2)
 
 
 def paged_prefill_reference(
@@ -59,9 +79,24 @@ def paged_prefill_reference(
 
     q [T, heads, d], block table [blocks] -> [T, heads, d]
     """
-    k = _gather(keys, key_scales, table[None], q.dtype)[:, :, :end]
-    v = _gather(values, value_scales, table[None], q.dtype)[:, :, :end]
     mask = torch.ones(len(q), end, dtype=torch.bool, device=q.device).tril(end - len(q))
+    return masked_prefill(q, keys, values, table, mask, key_scales=key_scales, value_scales=value_scales)
+
+
+def masked_prefill(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    mask: Tensor,
+    *,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> Tensor:
+    """Attend with q [T, heads, d] over the first tokens of one sequence that mask [T, width] makes visible."""
+    width = mask.shape[1]
+    k = _gather(keys, key_scales, table[None], q.dtype)[:, :, :width]
+    v = _gather(values, value_scales, table[None], q.dtype)[:, :, :width]
     q = q.transpose(0, 1)[None]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
     return out[0].transpose(0, 1)

@@ -17,7 +17,7 @@ from shoal import __version__
 Mark = Literal["ok", "warn", "missing"]
 
 OLDEST_PYTHON = (3, 11)
-OLDEST_TORCH = (2, 6)
+OLDEST_TORCH = (2, 8)
 EXTRAS = {"formats": ("av", "soxr")}
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
 # Bytes of the weights of s1-mini in bf16 and its codec in fp32.
@@ -108,9 +108,8 @@ def _torch() -> Iterator[DoctorFinding]:
     old = parts < OLDEST_TORCH
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     build = f"ROCm {torch.version.hip}" if torch.version.hip else build
-    yield DoctorFinding(
-        "torch", f"{torch.__version__}, {build}", "warn" if old else "ok", "2.6 or newer" if old else ""
-    )
+    advice = "2.8 or newer: the Triton of older versions cannot compile all kernels" if old else ""
+    yield DoctorFinding("torch", f"{torch.__version__}, {build}", "warn" if old else "ok", advice)
     threads, cores = torch.get_num_threads(), _cores()
     many = threads > cores
     advice = f"more threads than cores reduce the speed: set OMP_NUM_THREADS={cores}" if many else ""
@@ -238,14 +237,21 @@ def _whole_snapshot(repository: str) -> Path | None:
 
 
 def _choose() -> BackendChoice:
+    """Return the defaults. On a GPU the kernels that need the most of it are compiled, which takes some seconds."""
+    import torch
+
     from shoal.engine.load import choose_device, choose_dtype
+    from shoal.kernels.compile_check import check_kernels
 
     device = choose_device("auto")
-    dtype = str(choose_dtype(None, device)).removeprefix("torch.")
-    why = "torch finds no GPU" if device == "cpu" else "torch finds a GPU"
-    # CUDA graphs need the Triton kernels. The engine falls back to another backend if this one cannot be built.
-    rung = "graph" if device.startswith("cuda") and _installed("triton") else "eager"
-    return BackendChoice(device, dtype, rung, why)
+    dtype = choose_dtype(None, device)
+    name = str(dtype).removeprefix("torch.")
+    if device == "cpu":
+        return BackendChoice(device, name, "eager", "torch finds no GPU")
+    reason = check_kernels(torch.device(device), dtype)
+    if reason is not None:
+        return BackendChoice(device, name, "plain-graph", f"torch finds a GPU; no fused kernels: {reason}")
+    return BackendChoice(device, name, "graph", "torch finds a GPU; the largest kernels compile and fit")
 
 
 def _can_encode(codec: str) -> bool:

@@ -85,6 +85,18 @@ def test_only_complete_models_of_the_cache_are_listed(tmp_path: Path, monkeypatc
     assert next(found for found in doctor._models() if found.subject == "models").value == "nano, reef/small"
 
 
+@pytest.mark.parametrize(("reason", "backend"), [(None, "graph"), ("Triton is not installed", "plain-graph")])
+def test_the_backend_of_a_gpu_is_predicted_from_its_kernels(
+    monkeypatch: pytest.MonkeyPatch, reason: str | None, backend: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr("shoal.kernels.compile_check.check_kernels", lambda device, dtype: reason)
+    choice = doctor._choose()
+    assert (choice.device, choice.dtype, choice.rung) == ("cuda", "float16", backend)
+    assert (reason or "fit") in choice.why
+
+
 def cached(cache: Path, folder: str, files: dict[str, str]) -> None:
     snapshot = cache / folder / "snapshots" / "0123"
     snapshot.mkdir(parents=True)

@@ -12,7 +12,8 @@ from shoal.checkpoint.random import fill_random
 from shoal.codec import fused
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
-from shoal.codec.fused import FRAME_BUCKETS, MAX_POSITIONS, FusedDecoder, pack_calls
+from shoal.codec.fused import FRAME_BUCKETS, FusedDecoder, pack_calls
+from shoal.codec.graph_decoder import MAX_POSITIONS
 from shoal.kernels import residual_unit as unit
 from shoal.kernels.cuda_graph import compile_ahead
 from shoal.kernels.window_attention import MAX_STEPS
@@ -56,7 +57,7 @@ def test_arbitrarily_chunked_streams_equal_the_plain_codec(
 ) -> None:
     decoder = FusedDecoder(codec, 3, torch.float32, capture=False)
     with poisoned_memory():
-        compile_ahead(call.workload for call in decoder._calls.values())  # must not change any state
+        compile_ahead(decoder._calls[size].workload for size in decoder._calls)  # must not change any state
     monkeypatch.setattr(fused, "MAX_STEPS", max_steps)
     codes = torch.randint(0, 16, (2, 3, 6), generator=torch.Generator().manual_seed(1))
     expected, step = codec.decode(codes), CONFIG.frame_length

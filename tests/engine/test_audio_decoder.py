@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.codec.fused import MAX_POSITIONS, FrameSpan, FusedDecoder, PendingDecode
+from shoal.codec.fused import FusedDecoder
+from shoal.codec.graph_decoder import MAX_POSITIONS, FrameSpan, PendingDecode
+from shoal.codec.plain_graphs import PlainCall
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.audio_decoder import AudioDecoder, DecodeResult, PlannedChunk
+from shoal.engine.execution.retry import FIRST_SECONDS
 from shoal.engine.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import GenerationFailed
@@ -260,11 +263,18 @@ class BrokenGraphs(FusedDecoder):
     def reset(self, slots: Rows[int]) -> None:
         self.eager.reset(slots)
 
+    def drop_failed(self) -> bool:
+        return False
+
+    def wrap(self, box: AudioDecoder) -> None:
+        box._backends, box._decoder = ("graph", "eager"), self
+        box._built["graph"] = self
+
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_codec_whose_graphs_fail_falls_back_without_audible_difference(tiny: Checkpoint, late: bool) -> None:
     box, frames = audio_decoder(tiny), [codes(6, seed) for seed in (1, 2)]
-    box._decoder = BrokenGraphs(tiny, works=2, late=late)
+    BrokenGraphs(tiny, works=2, late=late).wrap(box)
     speakers = [utterance(0, frames[0][:, :2]), utterance(1, frames[1][:, :2])]
     heard = [[], []]  # type: ignore[var-annotated]
 
@@ -289,7 +299,7 @@ def test_a_codec_whose_graphs_fail_falls_back_without_audible_difference(tiny: C
 @pytest.mark.parametrize("works", [0, 1])
 def test_chunks_of_utterances_released_before_collect_are_dropped(tiny: Checkpoint, works: int) -> None:
     box, speakers = audio_decoder(tiny), [utterance(slot, codes(3, slot)) for slot in range(3)]
-    box._decoder = BrokenGraphs(tiny, works, late=True)
+    BrokenGraphs(tiny, works, late=True).wrap(box)
     box.submit([PlannedChunk(each, 3, ended=True) for each in speakers])
     gone = speakers.pop(1)
     gone.sequence.slot = -1
@@ -306,7 +316,7 @@ def test_chunks_of_utterances_released_before_collect_are_dropped(tiny: Checkpoi
 
 def test_a_stream_too_long_for_the_graphs_fails_alone_and_the_graphs_stay(tiny: Checkpoint) -> None:
     box, speakers = audio_decoder(tiny), [utterance(slot, codes(3, slot)) for slot in range(2)]
-    box._decoder = BrokenGraphs(tiny, works=1, late=False)
+    BrokenGraphs(tiny, works=1, late=False).wrap(box)
     box._decoder._seen[0] = MAX_POSITIONS - 2
     answers = decode(box, [PlannedChunk(each, 3, ended=True) for each in speakers])
     assert isinstance(answers[0], GenerationFailed)
@@ -319,6 +329,46 @@ def test_only_graphs_overlap_with_the_model(tiny: Checkpoint) -> None:
     """Eager operators finish when they are launched: collecting a step later would only delay the audio."""
     box = AudioDecoder(tiny.codec, 4, first_frames=2, max_frames=32, overlap=True)
     assert not box.overlap
-    box._decoder, box.overlap = BrokenGraphs(tiny, works=0, late=False), True
+    BrokenGraphs(tiny, works=0, late=False).wrap(box)
+    box._overlap = True
     decode(box, [PlannedChunk(utterance(0, codes(3)), 3, ended=True)])
     assert (box.backend, box.overlap) == ("eager", False)
+
+
+def test_a_codec_backend_that_fails_is_tried_again_later(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing size is left out first; a second failure switches to the next backend; both end after a while."""
+    clock, failing, run = FakeClock(), set[int](), PlainCall.run
+
+    def run_or_fail(call: PlainCall) -> None:
+        if call.frames in failing:
+            raise ValueError("an illegal memory access")
+        run(call)
+
+    monkeypatch.setattr(PlainCall, "run", run_or_fail)
+    box = AudioDecoder(
+        tiny.codec, 4, first_frames=2, max_frames=32, clock=clock, backends=("plain-graph", "eager"), overlap=True
+    )
+    frames, heard = codes(12, 1), []
+    speaker = utterance(0)
+
+    def hear(until: int) -> None:
+        speaker.codes = list(frames[:, :until].T)
+        (answer,) = decode(box, [PlannedChunk(speaker, speaker.backlog, ended=False)])
+        heard.append(sound(answer))
+
+    hear(2)
+    failing.add(2)
+    hear(4)
+    assert (box.backend, box.overlap) == ("plain-graph", True)
+    assert "plain codec graph (2, 1): ValueError: an illegal memory access" in box.dropped
+    failing |= {8, 32}
+    hear(6)
+    assert (box.backend, box.overlap) == ("eager", False)
+    assert "illegal memory access" in box.reasons["plain-graph"]
+    hear(8)
+    failing.clear()
+    clock.now += FIRST_SECONDS
+    hear(12)
+    assert box.backend == "plain-graph"
+    assert box.reasons == {}
+    assert np.allclose(np.concatenate(heard), whole(tiny, frames), atol=1e-5)

@@ -341,7 +341,11 @@ def test_device_and_dtype_defaults_depend_on_the_machine(monkeypatch: pytest.Mon
         choose_device("cuda:0")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert choose_device("auto") == "cuda"
-    assert [str(choose_dtype(None, device)) for device in ("cpu", "cuda")] == ["torch.float32", "torch.bfloat16"]
+    assert choose_dtype(None, "cpu") == torch.float32
+    for capability, expected in {(7, 5): torch.float16, (8, 0): torch.bfloat16, (12, 0): torch.bfloat16}.items():
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device, found=capability: found)
+        assert choose_dtype(None, "cuda") == expected
+    assert choose_dtype("bfloat16", "cuda") == torch.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ limit; exits with 1 if there are any. A compile error aborts.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -23,10 +25,10 @@ from shoal.codec.dac import Codec
 from shoal.codec.fused import FRAME_BUCKETS, FusedCall, FusedCodec
 from shoal.config import EngineConfig
 from shoal.engine.execution.graphs import PROMPTS
+from shoal.kernels import compile_check
+from shoal.kernels.compile_check import check_kernels, launch_largest_products
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.jit import Kernel
-from shoal.kernels.linear import linear
-from shoal.kernels.split_k_linear import split_k_linear
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
@@ -53,24 +55,16 @@ class OfflineDriver:
         return 0
 
 
-class Product:
-    """Workload of one matrix product over uninitialised tensors."""
+class LargestProducts:
+    """Workload of the products that need the most shared memory."""
 
     inputs = torch.zeros(0)
 
-    def __init__(self, launch: Callable[[], object]) -> None:
-        self.run = launch
+    def padding(self) -> np.ndarray:
+        return self.inputs.numpy()
 
-
-def largest_products() -> Iterator[Workload]:
-    """Yield the products of the released models that exceed 99 KB with the tiles of an H200."""
-    shapes = [(1, 3072, 1024, True), (64, 1024, 1024, False), (128, 3072, 1024, True), (128, 4096, 1024, False)]
-    for rows, n, k, gated in shapes:
-        x, weight = (torch.empty(size, k, dtype=torch.bfloat16) for size in (rows, n * (2 if gated else 1)))
-        yield Product(lambda x=x, weight=weight, gated=gated: linear(x, weight, gated=gated))  # type: ignore[misc]
-    x, weight = torch.empty(64, 1024, dtype=torch.bfloat16), torch.empty(1024, 1024, dtype=torch.int8)
-    yield Product(lambda: linear(x, weight, scales=torch.empty(1024)))
-    yield Product(lambda: split_k_linear(*(torch.empty(rows, 3072, dtype=torch.bfloat16) for rows in (1, 1024))))
+    def run(self) -> None:
+        launch_largest_products(torch.device("cpu"), torch.bfloat16)
 
 
 def all_workloads(arch: int) -> Iterator[Workload]:
@@ -115,6 +109,13 @@ def compile_for(arch: int, workloads: Iterator[Workload]) -> dict[str, object]:
     return {"arch": arch, "variants": len(shared), "largest": max(size for _, size in shared), "over": over}
 
 
+def predictions(arch: int) -> dict[str, str | None]:
+    """Return what `shoal doctor` says about the kernels on this target, and on one with very little shared memory."""
+    compile_check.kernels_unavailable = lambda device: None
+    check = partial(check_kernels, torch.device("cpu"), torch.bfloat16)
+    return {"predicted": check(LIMITS[arch]), "with_16_kb": check(16_384)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arch", nargs="*", type=int, default=list(SUBSET), help="compute capabilities, such as 89")
@@ -123,7 +124,8 @@ def main() -> int:
     triton.AsyncCompileMode = RaisingCompileMode
     results = []
     for arch in arguments.arch:
-        results.append(compile_for(arch, all_workloads(arch) if arguments.full else largest_products()))
+        results.append(compile_for(arch, all_workloads(arch) if arguments.full else iter([LargestProducts()])))
+        results[-1] |= predictions(arch)
         print(json.dumps(results[-1]), flush=True)
     return 1 if any(result["over"] for result in results) else 0
 

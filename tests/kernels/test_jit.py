@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Thread, Timer
 
+import numpy as np
 import pytest
 import torch
 from triton.runtime import _async_compile
@@ -71,6 +72,9 @@ def test_without_parallel_compilation_compile_ahead_runs_nothing(monkeypatch: py
     class RaisingWorkload:
         inputs = torch.zeros(0)
 
+        def padding(self) -> np.ndarray:
+            return self.inputs.numpy()
+
         def run(self) -> None:
             raise AssertionError("kernels would be launched")
 
@@ -106,3 +110,5 @@ def test_the_largest_products_fit_the_shared_memory_of_every_target(tmp_path: Pa
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert [result["arch"] for result in results] == [80, 86, 89, 90, 120]
     assert all(result["variants"] == 6 for result in results)
+    assert all(result["predicted"] is None for result in results)
+    assert all("bytes of shared memory, this GPU has 16,384" in result["with_16_kb"] for result in results)

@@ -14,7 +14,8 @@ DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "shoal.json"
 def test_ready_reports_the_backend(http: httpx.Client) -> None:
     content = http.get("/ready").json()
     assert content["state"] == "ready"
-    assert content["rung"]
+    assert (content["rung"], content["codec_rung"]) == ("eager", "eager")
+    assert 'shoal_engine_backend{backend="eager",part="codec"} 1.0' in http.get("/metrics").text
 
 
 def figures(http: httpx.Client) -> dict[str, float]:

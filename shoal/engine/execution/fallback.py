@@ -1,29 +1,37 @@
 """Backend fallback: the fastest backend that works on this machine, and the next one when it fails.
 
-graph   fused kernels, a whole frame in one CUDA graph
-fused   the same kernels, launched one by one
-eager   PyTorch operators; runs everywhere
+graph        fused kernels, a whole frame in one CUDA graph
+fused        the same kernels, launched one by one
+plain-graph  PyTorch operators in CUDA graphs; runs on every GPU and with all weights
+eager        PyTorch operators; runs everywhere
+
+A size of a backend that fails is left out while others remain. A backend that fails in service is tried again later.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Literal
 
 from shoal.config import EngineConfig
-from shoal.engine.execution.graphs import FusedRunner, supported
+from shoal.engine.execution.fixed_size import FixedSizeRunner
+from shoal.engine.execution.graphs import FusedRunner, unsupported
+from shoal.engine.execution.plain_graphs import PlainGraphRunner
+from shoal.engine.execution.retry import RetryTimer
 from shoal.engine.execution.runner import EagerRunner, Launcher, PipelinedRunner
 from shoal.engine.scheduler import Batch, StepOutput
 from shoal.errors import InvalidRequest
+from shoal.kernels.cuda_graph import describe_error
 from shoal.model.slow import Head
 
 logger = logging.getLogger(__name__)
 
-Backend = Literal["graph", "fused", "eager"]
-BACKENDS: tuple[Backend, ...] = ("graph", "fused", "eager")
+Backend = Literal["graph", "fused", "plain-graph", "eager"]
+BACKENDS: tuple[Backend, ...] = ("graph", "fused", "plain-graph", "eager")
 
 
 class FallbackRunner:
-    """Runs steps on one backend; `downgrade` switches to the next one."""
+    """Runs steps on one backend; `downgrade` switches to the next one, for a while."""
 
     def __init__(
         self,
@@ -32,73 +40,121 @@ class FallbackRunner:
         *,
         first: Backend | None = None,
         buckets: tuple[int, ...] = EngineConfig.buckets,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._eager, self._head, self._buckets = eager, head, buckets
-        self._backends = list(BACKENDS[BACKENDS.index(first or best_backend(eager)) :])
+        self._candidates = BACKENDS[BACKENDS.index(first or best_backend(eager)) :]
+        self._built: dict[Backend, Launcher] = {}
+        self._retry = RetryTimer(clock)
+        self._worked = False  # whether a step succeeded since a size was left out
+        self.reasons: dict[Backend, str] = {}  # why a backend is not used
+        if first is None and (reason := unsupported(eager.model)) is not None:
+            self.reasons["graph"] = reason
         # On a GPU the host plans the next step while the device runs; on a CPU there is nothing to overlap.
         self.lag = 1 if eager.model.device.type == "cuda" else 0
-        self.runner = PipelinedRunner(eager, self.lag)
-        self._build()
-
-    @property
-    def backend(self) -> Backend:
-        return self._backends[0]
+        self.backend: Backend = self._candidates[0]
+        self.runner = PipelinedRunner(self._build(), self.lag)
 
     @property
     def in_flight(self) -> list[Batch]:
         """Batches that are launched and not yet collected, oldest first."""
         return [step.batch for step in self.runner.pending]
 
+    @property
+    def dropped(self) -> list[str]:
+        """Return kind, size and reason of the sizes that the current backend leaves out."""
+        launcher = self.runner.launcher
+        return launcher.dropped if isinstance(launcher, FixedSizeRunner) else []
+
     def run(self, batch: Batch) -> StepOutput:
         """Launch a batch and return the oldest finished step; an empty batch only waits for steps in flight.
 
         Any error of a backend that has a fallback is raised as a RuntimeError.
         """
+        if self._retry.due():
+            self._upgrade()
         try:
-            return self.runner.run(batch)
+            output = self.runner.run(batch)
         except Exception as error:  # edge to compilers and kernels, which raise anything
+            self.reasons[self.backend] = describe_error(error)
             if self.backend == "eager" or isinstance(error, RuntimeError):
                 raise
             raise RuntimeError(f"backend {self.backend} failed") from error
+        self._worked = True
+        return output
 
     def discard(self) -> None:
         """Discard the steps in flight; their sequences have to be recomputed."""
         self.runner.pending.clear()
 
     def downgrade(self) -> bool:
-        """Switch to the next backend and discard the steps in flight; False if there is no other backend."""
+        """Leave out the size that failed, or switch to the next backend; False if there is neither.
+
+        Discards the steps in flight.
+        """
+        self.discard()
+        if self._drop_size():
+            return True
         if self.backend == "eager":
-            self.discard()
             return False
-        logger.error("backend %s failed; falling back to %s", self.backend, self._backends[1])
-        self._backends.pop(0)
-        self._build()
+        failed = self.backend
+        self.backend = self._candidates[self._candidates.index(failed) + 1]
+        self.runner = PipelinedRunner(self._build(), self.lag)
+        seconds = self._retry.start()
+        logger.error("backend %s failed; using %s and trying again in %.0f s", failed, self.backend, seconds)
         return True
 
-    def _build(self) -> None:
-        """Build the first backend that can be built."""
-        while True:
+    def _drop_size(self) -> bool:
+        """Leave out the size that failed, unless no step has worked since the last failure: size is not the cause."""
+        launcher = self.runner.launcher
+        if not self._worked or not isinstance(launcher, FixedSizeRunner) or not launcher.drop_failed():
+            return False
+        self._worked = False
+        self._retry.start()
+        return True
+
+    def _upgrade(self) -> None:
+        """Return to the fastest backend that could be built, with all its sizes. Steps in flight are kept."""
+        self._retry.stop()
+        self._worked = False
+        self.backend = next(each for each in self._candidates if each in self._built)
+        self.runner.launcher = launcher = self._built[self.backend]
+        self.reasons.pop(self.backend, None)
+        if isinstance(launcher, FixedSizeRunner):
+            launcher.restore()
+        logger.info("trying backend %s again", self.backend)
+
+    def _build(self) -> Launcher:
+        """Return the launcher of the current backend, or of the next one that can be built."""
+        while self.backend not in self._built:
             try:
-                self.runner = PipelinedRunner(self._builders()[self.backend](), self.lag)
-                return
-            except Exception:  # edge to the compiler, which raises anything; the eager backend needs none
+                self._built[self.backend] = self._builders()[self.backend]()
+            except Exception as error:  # edge to the compiler, which raises anything; the eager backend needs none
                 if self.backend == "eager":
                     raise
-                logger.exception("backend %s cannot be built; trying the next one", self.backend)
-                self._backends.pop(0)
+                self.reasons[self.backend] = describe_error(error)
+                # The start ends with one warning about the backend in use; this is for those who look for the cause.
+                logger.info("backend %s cannot be built; trying the next one", self.backend, exc_info=True)
+                self.backend = self._candidates[self._candidates.index(self.backend) + 1]
+        return self._built[self.backend]
 
     def _builders(self) -> dict[Backend, Callable[[], Launcher]]:
         eager, head, buckets = self._eager, self._head, self._buckets
+        gpu = eager.model.device.type == "cuda"
         return {
             "graph": lambda: FusedRunner(eager, head, capture=True, buckets=buckets),
-            "fused": lambda: FusedRunner(eager, head, capture=False, buckets=buckets),
+            # Launched once before it counts as built: kernels are compiled and checked by their first launch.
+            "fused": lambda: FusedRunner(eager, head, capture=False, check=gpu, buckets=buckets),
+            "plain-graph": lambda: PlainGraphRunner(eager, capture=gpu, buckets=buckets),
             "eager": lambda: eager,
         }
 
 
 def best_backend(eager: EagerRunner) -> Backend:
-    """Return the first backend to try: graphs on a GPU whose kernels support this model."""
-    return "graph" if eager.model.device.type == "cuda" and supported(eager.model) else "eager"
+    """Return the first backend to try: on a GPU graphs, of fused kernels if they support this model."""
+    if eager.model.device.type != "cuda":
+        return "eager"
+    return "graph" if unsupported(eager.model) is None else "plain-graph"
 
 
 def parse_backend(name: str) -> Backend | None:

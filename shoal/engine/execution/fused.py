@@ -5,6 +5,7 @@ launches; CUDA graphs capture this. A token is computed the same way in a prefil
 recomputing a sequence gives identical bits.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +63,12 @@ class FusedTokens:
         self.slots, self.positions = self.inputs
         slow = model.config.slow
         self._workspace = DecodeWorkspace.allocate(rows, slow.n_head, slow.n_local_heads, slow.head_dim, model.device)
+
+    def padding(self) -> np.ndarray:
+        """Return inputs of padding rows only: position 0 of the spare slot, the last of the block tables."""
+        inputs = np.zeros(self.inputs.shape, np.int32)
+        inputs[0] = len(self.tables) - 1
+        return inputs
 
     def embed(self, tokens: Tensor, rows: Tensor) -> Tensor:
         """Embed the given rows of tokens [any, 1 + codebooks] as [rows, dim]."""

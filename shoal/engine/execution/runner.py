@@ -26,12 +26,14 @@ class PendingStep:
     batch: Batch
     tokens: Tensor | None = None  # on the host, valid after the event `ended`
     ended: torch.cuda.Event | None = None
+    order: np.ndarray | None = None  # row of `tokens` of each sampled sequence; None: the same order
 
     @classmethod
-    def of(cls, batch: Batch, tokens: Tensor) -> "PendingStep":
+    def of(cls, batch: Batch, tokens: Tensor, order: np.ndarray | None = None) -> "PendingStep":
         """Start copying tokens [rows, 1 + codebooks] to the host; the next launch may overwrite them."""
         host = to_host(tokens)
-        return cls(batch, host, torch.cuda.current_stream().record_event() if tokens.device.type == "cuda" else None)
+        ended = torch.cuda.current_stream().record_event() if tokens.device.type == "cuda" else None
+        return cls(batch, host, ended, order)
 
     def wait(self) -> StepOutput:
         """Wait for the device; the only synchronization of a step."""
@@ -39,7 +41,8 @@ class PendingStep:
             self.ended.synchronize()
         if self.tokens is None:
             return StepOutput.empty(self.batch)
-        return StepOutput(self.batch, self.tokens.numpy().astype(np.int32))
+        tokens = self.tokens.numpy().astype(np.int32)
+        return StepOutput(self.batch, tokens if self.order is None else tokens[self.order])
 
 
 class Launcher(Protocol):

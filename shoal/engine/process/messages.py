@@ -50,8 +50,16 @@ Command = Speak | Encode | Decode | GetStats | Cancel | Close
 
 
 @dataclass(frozen=True, slots=True)
+class Backends:
+    """Execution backends of the model and of the codec: graph, fused, plain-graph or eager."""
+
+    model: str = "eager"
+    codec: str = "eager"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Constants of a loaded model, known without a round trip to the engine."""
+    """Facts about a loaded model, known without a round trip to the engine. Only `backends` changes in service."""
 
     default_sampling: SamplingParams
     default_voice: str | None  # for requests that name no voice
@@ -59,7 +67,7 @@ class ModelInfo:
     frame_rate: float
     model: str
     device: str
-    backend: str
+    backends: Backends
     builtin_voices: tuple[Path, ...]  # directories of the voices that come with the model
 
 
@@ -70,10 +78,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Steps run since the start, and the number of active requests."""
+    """Steps run since the start, the number of active requests, and the backends in use."""
 
     steps: int
     active: int
+    backends: Backends
 
 
 @dataclass(frozen=True, slots=True)

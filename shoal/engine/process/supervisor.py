@@ -303,6 +303,7 @@ class Supervisor:
         """Handle a reply on the receiving thread of its process."""
         if isinstance(reply, Heartbeat):
             process.record_heartbeat(reply)
+            self._record_backends(process, reply)
         elif isinstance(reply, Ready):
             with self._lock:
                 process.model_info = self._model_info = reply.model_info
@@ -316,6 +317,14 @@ class Supervisor:
             self._on_end(process, reply.error)
         else:
             self._deliver(process, job_id, reply)
+
+    def _record_backends(self, process: EngineProcess, heartbeat: Heartbeat) -> None:
+        with self._lock:
+            info = process.model_info
+            if info is not None and info.backends != heartbeat.backends:
+                process.model_info = replace(info, backends=heartbeat.backends)
+                if process is self._current:
+                    self._model_info = process.model_info
 
     def _log(self, process: EngineProcess, job_id: int, line: LogLine) -> None:
         with self._lock:

@@ -208,7 +208,8 @@ class Worker:
     def _send_heartbeats(self) -> None:
         while True:
             time.sleep(HEARTBEAT_SECONDS)
-            self._send(0, Heartbeat(self._service.core.stats.steps, self._service.thread.active))
+            service = self._service
+            self._send(0, Heartbeat(service.core.stats.steps, service.thread.active, service.backends))
 
 
 def _settle(ended: "asyncio.Future[None]") -> None:

@@ -24,15 +24,17 @@ async def health() -> JSONResponse:
 
 @router.get(
     "/ready",
-    summary="Check that requests are accepted, and by which backend they are served",
+    summary="Check that requests are accepted, and by which backends model and codec run",
     responses={503: {"description": "Not ready; `state` says why.", "content": {"application/json": {}}}},
 )
 async def ready(state: State) -> JSONResponse:
     lifecycle = state.lifecycle
+    backends = lifecycle.engine.backends() if lifecycle.engine else None
     content = {
         "state": lifecycle.state,
         "model": state.config.model,
-        "rung": lifecycle.engine.backend if lifecycle.engine else None,
+        "rung": backends.model if backends else None,
+        "codec_rung": backends.codec if backends else None,
         "under_way": state.queue.in_flight,
     }
     if lifecycle.state == "ready":

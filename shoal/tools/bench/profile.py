@@ -231,7 +231,7 @@ class GraphParts(PlainParts):
     def _frame(self, voices: int) -> FusedFrame:
         rows = next(size for size in self.fused._frames if size >= voices)
         captured = self.fused._frames[rows]
-        inputs = self.fused._padding_rows(rows, 2)
+        inputs = captured.workload.padding()
         inputs[0, :voices], inputs[1, :voices] = np.arange(voices), CONTEXT - 1
         captured.host_buffer.upload(inputs)
         # Every sequence gets its own blocks, as far as memory allows: shared ones would be read from the L2 cache.

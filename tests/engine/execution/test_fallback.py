@@ -1,20 +1,27 @@
 """All backends give the same frames, and a failing backend fails no request."""
 
+import copy
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
-from shoal.engine.core import EngineCore
-from shoal.engine.execution.fallback import parse_backend
+from shoal.engine.core import EngineCore, codec_backends
+from shoal.engine.execution.fallback import Backend, parse_backend
 from shoal.engine.execution.graphs import FusedRunner
 from shoal.engine.execution.runner import PipelinedRunner
+from shoal.engine.load import slow_backends
 from shoal.engine.scheduler import Batch, StepOutput
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import InvalidRequest
 from shoal.model.generate import generate
 from shoal.model.slow import Head
+from shoal.quantize.apply import quantize_model
+from shoal.quantize.modes import WeightModes
 from shoal.speech import SamplingParams
 from tests.engine.oracle import run_with_lag
 
@@ -61,6 +68,14 @@ def test_fused_frames_equal_the_eager_path(tiny: Checkpoint) -> None:
         assert np.array_equal(each.all_codes(), expected(tiny, each))
 
 
+def with_fallback(checkpoint: Checkpoint) -> EngineCore:
+    """Return an engine whose eager runner is taken for the plain-graph backend, so that it has a fallback."""
+    core = EngineCore(checkpoint, EngineConfig(slots=3, guard=False, rung="eager"))
+    core.runner._candidates, core.runner.backend = ("plain-graph", "eager"), "plain-graph"
+    core.runner._built["plain-graph"] = core.runner._eager
+    return core
+
+
 class Broken:
     """A backend that works once and then always fails."""
 
@@ -82,8 +97,7 @@ class Broken:
 
 @pytest.mark.parametrize("kind", [RuntimeError, IndexError])
 def test_a_failing_backend_falls_back_and_every_request_finishes(tiny: Checkpoint, kind: type[Exception]) -> None:
-    core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
-    core.runner._backends = ["fused", "eager"]  # as if the current runner had a fallback
+    core = with_fallback(tiny)
     Broken(kind).wrap(core)
     utterances = some(tiny, 3)
     speak_all(core, utterances)
@@ -101,6 +115,7 @@ def test_a_backend_that_cannot_be_built_is_skipped(
         raise kind("no such device")
 
     monkeypatch.setattr("shoal.engine.execution.fallback.FusedRunner", refuse)
+    monkeypatch.setattr("shoal.engine.execution.fallback.PlainGraphRunner", refuse)
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="graph"))
     assert core.runner.backend == "eager"
 
@@ -110,7 +125,7 @@ def test_padding_rows_use_the_spare_slot_and_block(tiny: Checkpoint) -> None:
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
     runner = core.runner.runner
     assert isinstance(runner.launcher, FusedRunner)
-    assert runner.launcher._padding_rows(2, 3).tolist() == [[2, 2], [0, 0], [0, 0]]
+    assert runner.launcher._frames[2].workload.padding().tolist() == [[2, 2], [0, 0]]
     assert set(runner.launcher._tables.target.flatten().tolist()) == {core.pool.count}
 
 
@@ -132,8 +147,7 @@ def test_a_lagging_device_gives_the_same_output(tiny: Checkpoint, lag: int) -> N
 
 
 def test_steps_in_flight_are_recomputed_after_a_fallback(tiny: Checkpoint) -> None:
-    core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
-    core.runner._backends = ["fused", "eager"]
+    core = with_fallback(tiny)
     core.runner.runner = PipelinedRunner(core.runner._eager, 1)
     Broken(RuntimeError, works=2).wrap(core)
     utterances = some(tiny, 3)
@@ -150,3 +164,61 @@ def test_a_cpu_starts_on_the_eager_backend(tiny: Checkpoint) -> None:
 def test_an_unknown_backend_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="warp"):
         parse_backend("warp")
+
+
+def on_gpu(backend: str, codec: str, *, rung: str = "auto", reasons: dict[str, str] | None = None) -> EngineCore:
+    """Return what `slow_backends` reads of an engine on a GPU."""
+    runner = SimpleNamespace(backend=backend, reasons=reasons or {}, dropped=[])
+    return SimpleNamespace(  # type: ignore[return-value]
+        runner=runner,
+        audio_decoder=SimpleNamespace(backend=codec, reasons={}, dropped=[]),
+        checkpoint=SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda"))),
+        config=EngineConfig(rung=rung),
+    )
+
+
+def test_a_gpu_that_is_not_on_graphs_is_told_why_and_what_to_do() -> None:
+    warning = slow_backends(on_gpu("plain-graph", "graph", reasons={"graph": "Triton is not installed"}))
+    assert warning is not None
+    assert "the model runs on plain-graph instead of graph (Triton is not installed)" in warning
+    assert "shoal doctor" in warning
+    assert "codec" not in warning
+
+
+@pytest.mark.parametrize("core", [on_gpu("graph", "graph"), on_gpu("eager", "eager", rung="eager")])
+def test_no_warning_on_graphs_or_on_a_backend_that_was_asked_for(core: EngineCore) -> None:
+    assert slow_backends(core) is None
+
+
+def test_sizes_that_are_left_out_are_part_of_the_warning() -> None:
+    core = on_gpu("graph", "graph")
+    core.runner.dropped.append("frame graph 64: OutOfResources: shared memory")
+    assert "1 sizes are left out (frame graph 64: OutOfResources" in (slow_backends(core) or "")
+
+
+@pytest.mark.parametrize(
+    ("first", "kernels", "quantize", "expected"),
+    [
+        (None, True, "none", ["graph", "plain-graph", "eager"]),
+        ("fused", True, "none", ["graph", "plain-graph", "eager"]),
+        (None, False, "none", ["plain-graph", "eager"]),
+        (None, True, "codec=int8", ["plain-graph", "eager"]),
+        ("plain-graph", True, "none", ["plain-graph", "eager"]),
+        ("eager", True, "none", ["eager"]),
+    ],
+)
+def test_the_codec_chooses_its_backend_separately(
+    monkeypatch: pytest.MonkeyPatch, first: Backend | None, kernels: bool, quantize: str, expected: list[str]
+) -> None:
+    monkeypatch.setattr("shoal.engine.core.kernels_unavailable", lambda device: None if kernels else "no Triton")
+    monkeypatch.setattr("shoal.engine.core.modes_of", lambda model, codec: WeightModes.parse(quantize))
+    checkpoint = SimpleNamespace(model=None, codec=SimpleNamespace(device=torch.device("cuda")))
+    assert codec_backends(checkpoint, first) == expected  # type: ignore[arg-type]
+
+
+def test_quantized_layers_without_kernels_refuse_the_fused_backends(tiny: Checkpoint) -> None:
+    model = copy.deepcopy(tiny.model)
+    quantize_model(model, WeightModes.parse("int4"))
+    core = EngineCore(replace(tiny, model=model), EngineConfig(slots=2, guard=False, rung="graph"))
+    assert core.runner.backend == "plain-graph"
+    assert core.runner.reasons["graph"] == "RuntimeError: int4 weights have no fused kernels"

@@ -21,7 +21,7 @@ from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.save import save_random
 from shoal.config import EngineConfig
 from shoal.engine.process.jobs import JobRunner
-from shoal.engine.process.messages import Encode, GetStats
+from shoal.engine.process.messages import Backends, Encode, GetStats, Heartbeat
 from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
 from shoal.engine.process.worker import EngineSource, ReplyChannel, Worker
 from shoal.errors import EngineStopped, GenerationFailed, InvalidRequest, ModelNotFound, TextError
@@ -385,3 +385,17 @@ def test_after_close_requests_are_refused_and_the_process_has_exited(tmp_path: P
         asyncio.run(collect(supervisor, short(1)))
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+def test_backends_reported_by_heartbeats_are_those_of_the_current_process() -> None:
+    supervisor = Supervisor(SOURCE)
+    info = SimpleNamespace(backends=Backends("graph", "graph"))
+    current, retiring = (SimpleNamespace(model_info=info, record_heartbeat=lambda _: None) for _ in range(2))
+    supervisor._current, supervisor._model_info = current, info  # type: ignore[assignment]
+    now = Backends("plain-graph", "eager")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.engine.process.supervisor.replace", lambda _, **fields: SimpleNamespace(**fields))
+        supervisor._on_reply(retiring, 0, Heartbeat(1, 0, now))  # type: ignore[arg-type]
+        assert supervisor.model_info.backends == Backends("graph", "graph")
+        supervisor._on_reply(current, 0, Heartbeat(1, 0, now))  # type: ignore[arg-type]
+        assert supervisor.model_info.backends == now

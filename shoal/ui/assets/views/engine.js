@@ -27,11 +27,11 @@ export class EngineView {
 
   async #look() {
     try {
-      const [text, { rung }] = [await metrics(), await ready()];
+      const [text, { rung, codec_rung: codec }] = [await metrics(), await ready()];
       this.#readings = [...this.#readings, reading(text, performance.now() / 1000, this.#readings.at(-1))].slice(
         -KEPT_READINGS,
       );
-      byId("engine-rung").textContent = rung ?? "";
+      byId("engine-rung").textContent = rung ? `model: ${rung}, codec: ${codec}` : "";
       this.#draw(this.#readings.at(-1));
     } catch (problem) {
       this.#readings = [];

@@ -1,0 +1,40 @@
+"""Compile the kernels that need the most of a GPU and compare them with its limits, without launching anything."""
+
+import torch
+from torch import Tensor
+
+from shoal.kernels.cuda_graph import describe_error
+from shoal.kernels.jit import collect_compiled, kernels_unavailable, shared_memory_limit
+from shoal.kernels.linear import linear
+from shoal.kernels.split_k_linear import split_k_linear
+
+
+def check_kernels(device: torch.device, dtype: torch.dtype, limit: int | None = None) -> str | None:
+    """Return why the fused kernels cannot run on this GPU, None if they can. Takes seconds, less when cached.
+
+    `limit` is the shared memory per block in bytes, by default that of the device.
+    """
+    if (reason := kernels_unavailable(device)) is not None:
+        return reason
+    limit = shared_memory_limit(device) if limit is None else limit
+    with collect_compiled() as compiled:
+        try:
+            launch_largest_products(device, dtype)
+        except Exception as error:  # noqa: BLE001 - edge to the compiler, which raises anything
+            return f"a kernel does not compile: {describe_error(error)}"
+    name, shared = max(compiled, key=lambda each: each[1])
+    over = f"{name.strip('_')} needs {shared:,} bytes of shared memory, this GPU has {limit:,} per block"
+    return over if shared > limit else None
+
+
+def launch_largest_products(device: torch.device, dtype: torch.dtype) -> None:
+    """Launch the products of the released models that exceed 99 KB with the tiles of an H200."""
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    for rows, n, k, gated in ((1, 3072, 1024, True), (64, 1024, 1024, False), (128, 3072, 1024, True)):
+        linear(empty(rows, k), empty(2 * n if gated else n, k), gated=gated)
+    linear(empty(128, 1024), empty(4096, 1024))
+    linear(empty(64, 1024), empty(1024, 1024, dtype=torch.int8), scales=empty(1024, dtype=torch.float32))
+    split_k_linear(empty(1, 3072), empty(1024, 3072))
