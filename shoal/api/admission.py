@@ -65,6 +65,11 @@ class BodyReservation:
         other._size, self._size = self._size, 0
         return other
 
+    def resize(self, size: int) -> None:
+        """Hold `size` bytes from now on. Raises EngineBusy when the budget is exhausted."""
+        self._budget.acquire(size - self._size)
+        self._size = size
+
     def release(self) -> None:
         """Idempotent."""
         self._budget.release(self._size)

@@ -13,6 +13,7 @@ from shoal.errors import InvalidRequest
 # A sentence ends only when something follows its end mark: "3." may become "3.5", and "..." may grow.
 SENTENCE_END = re.compile(r"[.!?…;:]['\")\]]*(?=\s)|[。！？；]|\n")
 DEFAULT_MAX_CHARACTERS = 200
+MAX_EVENT_BYTES = 64 << 10  # all events but `start`, which may carry recordings
 
 
 class LiveBody(SpeechBody):
@@ -59,6 +60,8 @@ def parse_event(message: bytes) -> LiveEvent:
         raise InvalidRequest("an event is a map with its name under the key `event`")
     if name not in EVENTS:
         raise InvalidRequest(f"unknown event {name[:64]!r}: send start, text, flush, stop or cancel")
+    if name != "start" and len(message) > MAX_EVENT_BYTES:
+        raise InvalidRequest(f"a `{name}` event has at most {MAX_EVENT_BYTES:,} bytes: send a longer text in parts")
     return validated(EVENTS[name], content)
 
 
@@ -110,9 +113,13 @@ class TextBuffer:
         """Return where to cut the buffered text, or 0 to wait for more."""
         if len(self._text) < max(self._min, 1):
             return 0
-        ends = [found.end() for found in SENTENCE_END.finditer(self._text) if found.end() >= self._min]
-        if ends and ends[0] <= self._max:
-            return ends[0]
+        # Only the first end is searched for: a text of many short sentences is cut as often.
+        ends = (
+            found.end() for found in SENTENCE_END.finditer(self._text, 0, self._max + 2) if found.end() >= self._min
+        )
+        end = next(ends, None)
+        if end is not None and end <= self._max:
+            return end
         if len(self._text) <= self._max:
             return 0
         space = self._text.rfind(" ", 1, self._max)

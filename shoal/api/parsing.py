@@ -1,6 +1,7 @@
 """Parse request bodies: JSON, MessagePack and multipart bytes -> validated pydantic models. No I/O."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser
 
+from shoal.api.body_scan import MAX_ELEMENTS, BodyRejected, scan_json, scan_msgpack
 from shoal.api.exceptions import SchemaViolation
 
 JSON, MSGPACK, MULTIPART = "application/json", "application/msgpack", "multipart/form-data"
@@ -17,6 +19,8 @@ MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 ALL = (JSON, MSGPACK, MULTIPART)
 MAX_PARTS = 128
 PIECE_BYTES = 64 << 10
+MAX_ERRORS = 8  # reported per body
+MAX_NAME_CHARACTERS, MAX_MESSAGE_CHARACTERS = 64, 1_000  # of a client's field name, and of one error
 
 Model = TypeVar("Model", bound=BaseModel)
 Form = dict[str, list[str | bytes]]  # part name -> texts (str) and files (bytes)
@@ -28,29 +32,42 @@ def validated(model: type[Model], content: Any, *, lax: bool = False) -> Model:
         return model.model_validate(content, strict=False if lax else None)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise SchemaViolation([_format_error(model, dict(each)) for each in found]) from None
+        raise SchemaViolation(_format_errors(model, found)) from None
 
 
-def _format_error(model: type[BaseModel], error: dict[str, Any]) -> dict[str, Any]:
+def _format_errors(model: type[BaseModel], found: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the first errors, and one that counts the rest: the response must not grow with the body."""
+    errors = [_format_error(model, each) for each in found[:MAX_ERRORS]]
+    if len(found) > MAX_ERRORS:
+        more = f"and {len(found) - MAX_ERRORS:,} more errors"
+        errors.append({"type": "too_many_errors", "loc": ["body"], "msg": more})
+    return errors
+
+
+def _format_error(model: type[BaseModel], error: Mapping[str, Any]) -> dict[str, Any]:
     """Return pydantic's error; for an unknown top-level field, list the known ones in the message."""
-    location = list(error["loc"])
-    if error["type"] != "extra_forbidden":
-        return {**error, "loc": location}
-    known = f"; there are {', '.join(model.model_fields)}" if len(location) == 1 else ""
-    return {**error, "loc": location, "msg": f"unknown field{known}"}
+    location = [part[:MAX_NAME_CHARACTERS] if isinstance(part, str) else part for part in error["loc"]]
+    message = error["msg"][:MAX_MESSAGE_CHARACTERS]
+    if error["type"] == "extra_forbidden":
+        known = f"; there are {', '.join(model.model_fields)}" if len(location) == 1 else ""
+        message = f"unknown field{known}"
+    return {**error, "loc": location, "msg": message}
 
 
-def parse_json(body: bytes | str) -> Any:
-    """Raises SchemaViolation when `body` is not JSON."""
+def parse_json(body: bytes | str, max_elements: int = MAX_ELEMENTS) -> Any:
+    """Raises SchemaViolation when `body` is not JSON, repeats a key, or has too many elements."""
+    content = body.encode(errors="surrogatepass") if isinstance(body, str) else body
     try:
-        return pydantic_core.from_json(body, allow_inf_nan=False)
+        scan_json(content, max_elements)
+        return pydantic_core.from_json(content, allow_inf_nan=False)
     except (ValueError, RecursionError) as error:
         raise _unreadable("JSON", error) from None
 
 
-def unpack(body: bytes) -> Any:
-    """Raises SchemaViolation when `body` is not MessagePack."""
+def unpack(body: bytes, max_elements: int = MAX_ELEMENTS) -> Any:
+    """Raises SchemaViolation when `body` is not one MessagePack value, repeats a key, or has too many elements."""
     try:
+        scan_msgpack(body, max_elements)
         return ormsgpack.unpackb(body)
     except (ValueError, RecursionError) as error:
         raise _unreadable("MessagePack", error) from None
@@ -110,7 +127,7 @@ def check_parts(form: Form, *known: str) -> None:
     """Raise SchemaViolation when the form has a part that is not in `known`."""
     for name in form:
         if name not in known:
-            raise SchemaViolation([{"type": "extra_forbidden", "loc": [name], "msg": "unknown field"}])
+            raise _part_error("extra_forbidden", name, "unknown field")
 
 
 def _part(part: Field | File) -> tuple[str, str | bytes]:
@@ -121,12 +138,18 @@ def _part(part: Field | File) -> tuple[str, str | bytes]:
     try:
         return name, (part.value or b"").decode()
     except UnicodeDecodeError:
-        raise FormParserError(f"{name} is not UTF-8 text") from None
+        raise FormParserError(f"{name[:MAX_NAME_CHARACTERS]} is not UTF-8 text") from None
 
 
 def _unreadable(format: str, error: BaseException) -> SchemaViolation:
-    return SchemaViolation([{"type": "unreadable", "loc": ["body"], "msg": f"the body is not {format}: {error}"}])
+    rejected = isinstance(error, BodyRejected)
+    cause = f"the body is not accepted: {error}" if rejected else f"the body is not {format}: {error}"
+    return SchemaViolation([{"type": "unreadable", "loc": ["body"], "msg": cause[:MAX_MESSAGE_CHARACTERS]}])
 
 
 def _wrong_part(name: str, message: str) -> SchemaViolation:
-    return SchemaViolation([{"type": "missing", "loc": [name], "msg": message}])
+    return _part_error("missing", name, message)
+
+
+def _part_error(type: str, name: str, message: str) -> SchemaViolation:
+    return SchemaViolation([{"type": type, "loc": [name[:MAX_NAME_CHARACTERS]], "msg": message}])

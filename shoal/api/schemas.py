@@ -103,7 +103,11 @@ class SpeechBody(Body):
     ] = -1000
     references: Annotated[
         list[ReferenceRecording],
-        Field(default_factory=list, description="Recordings of the voice to clone; ignored when reference_id is set."),
+        Field(
+            default_factory=list,
+            fail_fast=True,
+            description="Recordings of the voice to clone; ignored when reference_id is set.",
+        ),
     ]
     reference_id: Annotated[
         VoiceName | None, Field(description="Name of a stored voice, as listed by /v1/references/list.")

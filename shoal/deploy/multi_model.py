@@ -41,7 +41,7 @@ from shoal.server.middleware.connection_limit import ConnectionLimit
 from shoal.server.middleware.errors import ErrorMiddleware
 from shoal.server.middleware.request_id import RequestIDMiddleware
 from shoal.server.preflight import check_device
-from shoal.server.protocol import bounded_protocol
+from shoal.server.protocol import protocol_options
 from shoal.server.request_body import read_model
 from shoal.server.run import CANCELLATION_FILTER, bind, check_access
 from shoal.settings import Settings
@@ -258,7 +258,7 @@ class MultiModelServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=bounded_protocol(config.limits),
+                **protocol_options(config.limits, BodyBudget(config.limits.all_bodies_bytes)),
                 log_config=None,
                 access_log=False,
                 server_header=False,

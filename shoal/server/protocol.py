@@ -1,17 +1,23 @@
 """uvicorn protocols that bound what a client can hold open or buffer before the application sees the request."""
 
 import asyncio
+import select
 import struct
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 
+from shoal.api.admission import BodyBudget, BodyReservation
 from shoal.api.config import Limits
+from shoal.errors import EngineBusy
 from shoal.server.streaming_response import CLOSE_CONNECTION
 
 if sys.platform != "win32":
@@ -20,6 +26,10 @@ if sys.platform != "win32":
 
 CLOSING_SECONDS = 5.0
 CHECKS = 4  # per stall timeout
+FRAGMENT_OVERHEAD_BYTES = 128  # memory that a fragment of a WebSocket message needs besides its data
+HANG_UP_CHECK_SECONDS = 0.1
+UPGRADES = (b"upgrade", b"http2-settings")  # headers, and options of the Connection header
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HeadersTooLarge(Exception):
@@ -87,22 +97,84 @@ async def close_transport(transport: asyncio.Transport, lost: asyncio.Event, imm
         await lost.wait()
 
 
+def has_hung_up(transport: asyncio.Transport) -> bool:
+    """Return whether the connection was reset. A client that only ended its sending side has not hung up."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), 0)
+    return bool(poll.poll(0))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket with a stall timeout, which also applies after the application has finished."""
+    """uvicorn's WebSocket with a stall timeout, which also applies after the application has finished.
+
+    Messages count against the body budget from their first byte until the application receives them.
+    """
 
     limits = Limits()
+    budget = BodyBudget(limits.all_bodies_bytes)
+    idle: "dict[BoundedProtocol | BoundedWebSocket, None]"
     _done = False
+    _fragment_bytes = 0  # memory held by the fragments of an unfinished message
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._queued = deque[int]()  # sizes of the messages that the application has not received
+        self._reservation = BodyReservation(self.budget)
         self._lost = asyncio.Event()
         self._watchdog = StallWatchdog(transport, self.limits.stall_seconds, self._is_writing)
         self._watchdog.start()  # a response from before the upgrade may be unsent
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watchdog.stop()
+        self._reservation.release()
+        self.idle.pop(self, None)
         super().connection_lost(exc)
         self._lost.set()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._reserve()
+
+    def handle_text(self, event: Frame) -> None:
+        self._add_fragment(event)
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self._add_fragment(event)
+        super().handle_bytes(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        self._add_fragment(event)
+        super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        if not self.close_sent:  # otherwise the message is discarded
+            self._queued.append(self._fragment_bytes)
+        self._fragment_bytes = 0
+        if self.curr_msg_data_type == "text" and not _is_utf8(b"".join(self.frames)):
+            self._fail(CloseCode.INVALID_DATA, "a text message must be UTF-8")  # uvicorn would log a traceback
+        else:
+            super().send_receive_event_to_app()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        if message["type"] == "websocket.receive":
+            self._queued.popleft()
+            self._reserve()
+        return message
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        # uvicorn would log a rejected handshake as an error of the application.
+        self.handshake_complete = self.handshake_complete or self.close_sent
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -113,20 +185,49 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().on_task_complete(task)
         self._done = True
         self._watchdog.start()
+        if not self.disconnected:
+            self.idle[self] = None  # waits for the client's close frame
 
     def _is_writing(self) -> bool:
         return self.writable.is_set() and not self._done
+
+    def _add_fragment(self, event: Frame) -> None:
+        self._fragment_bytes += len(event.data) + FRAGMENT_OVERHEAD_BYTES
+
+    def _reserve(self) -> None:
+        """Count what this socket holds against the budget, or close it when that exceeds a limit."""
+        if self.close_sent or self.disconnected:
+            return
+        if self._fragment_bytes > 2 * self.limits.body_bytes:
+            self._fail(CloseCode.MESSAGE_TOO_BIG, "the message has too many fragments")
+            return
+        try:
+            self._reservation.resize(len(self.conn.reader.buffer) + self._fragment_bytes + sum(self._queued))
+        except EngineBusy as error:
+            self._fail(CloseCode.TRY_AGAIN_LATER, str(error))
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        self.frames, self._fragment_bytes = [], 0
+        self.conn.fail(code, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.transport.close()
 
     async def _close(self, immediately: bool) -> None:
         await close_transport(self.transport, self._lost, immediately)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with limits on headers, idle connections and stalled clients."""
+    """uvicorn's HTTP protocol with limits on headers, idle connections and stalled clients.
+
+    Upgrades to protocols other than WebSocket are ignored, and a client that ends its sending side gets its response.
+    """
 
     limits = Limits()
     websocket = BoundedWebSocket
-    idle: "dict[BoundedProtocol, None]"  # all connections without a request, longest idle first
+    # All connections without a request, closing ones included, longest idle first.
+    idle: "dict[BoundedProtocol | BoundedWebSocket, None]"
+    _hang_up_check: asyncio.TimerHandle | None = None
     _deadline: asyncio.TimerHandle | None = None
     _head_bytes = 0  # raw bytes of the request head
     _header_bytes = 0  # parsed header names and values
@@ -145,14 +246,33 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._watchdog.stop()
         self._cancel_deadline()
+        if self._hang_up_check is not None:
+            self._hang_up_check.cancel()
         self.idle.pop(self, None)
         super().connection_lost(exc)
         self._lost.set()
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keep the connection for a response in progress; return None to close it."""
+        if not self._can_detect_hang_up() or self.cycle.more_body or self.cycle.response_complete:
+            return None
+        self.cycle.keep_alive = False
+        if not self.cycle.response_started and not self.pipeline:
+            # A client that has closed the connection, rather than its sending side only, answers with a reset.
+            self.transport.write(CONTINUE)
+        self._check_hang_up()
+        return True
+
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
         # Catches a single endless header too, which the parser does not report.
         if self._in_head and self._head_bytes > self.limits.header_bytes and not self.transport.is_closing():
             self._reject(431)
@@ -170,10 +290,16 @@ class BoundedProtocol(HttpToolsProtocol):
             raise HeadersTooLarge
 
     def on_headers_complete(self) -> None:
+        if self._ignores_upgrade():
+            return
         self._in_head = False
         self._cancel_deadline()
         self.idle.pop(self, None)
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._ignores_upgrade():
+            super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
         self._watchdog.stop()  # the WebSocket has its own
@@ -185,7 +311,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # The response may still be in the transport's buffer, and no application waits for it to be sent.
         self._watchdog.start()
         # Otherwise a pipelined request is being served now.
-        if self.cycle.response_complete and not self.transport.is_closing():
+        if self.cycle.response_complete:
             self.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
@@ -194,13 +320,53 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             super().send_400_response(msg)
 
+    def _ignores_upgrade(self) -> bool:
+        return bool(self.parser.should_upgrade()) and not self._should_upgrade()
+
+    def _upgrade(self, rest: bytes) -> None:
+        """Continue after a head that asks for an upgrade; `rest` follows the head."""
+        if self._should_upgrade():
+            self.handle_websocket_upgrade()
+        elif self.parser.get_method() == b"CONNECT":
+            self.send_400_response("CONNECT is not supported.")
+        else:
+            # The parser takes the head for the whole request, and the body for the next one. A new parser gets the
+            # head without the upgrade.
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._head_bytes = self._header_bytes = 0
+            self.data_received(head + rest)
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b", ".join(option for option in value.split(b",") if option.strip().lower() not in UPGRADES)
+            if name not in UPGRADES:
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _can_detect_hang_up(self) -> bool:
+        # Other systems' poll() reports a client that ended its sending side like one that has closed the connection.
+        return sys.platform == "linux" and self.cycle is not None and self.scope["http_version"] == "1.1"
+
+    def _check_hang_up(self) -> None:
+        if self.transport.is_closing():
+            return
+        if has_hung_up(self.transport):
+            self.transport.abort()
+        else:
+            self._hang_up_check = self.loop.call_later(HANG_UP_CHECK_SECONDS, self._check_hang_up)
+
     def _evict_idle(self) -> None:
         """Close the longest idle connection at the limit. ConnectionLimit bounds requests; this bounds idle ones."""
         if len(self.connections) > self.limits.connections and self.idle:
             oldest = next(iter(self.idle))
             del self.idle[oldest]
             # close() would keep the connection until its last response is read.
-            oldest.transport.abort() if oldest.transport.get_write_buffer_size() else oldest.transport.close()
+            unsent = oldest.transport.get_write_buffer_size()
+            oldest.transport.abort() if unsent or oldest.transport.is_closing() else oldest.transport.close()
 
     def _is_writing(self) -> bool:
         return not (self.cycle.response_complete or self.flow.write_paused)
@@ -224,7 +390,29 @@ class BoundedProtocol(HttpToolsProtocol):
         await close_transport(self.transport, self._lost, immediately)
 
 
-def bounded_protocol(limits: Limits) -> type[BoundedProtocol]:
+def bounded_protocol(limits: Limits, budget: BodyBudget) -> type[BoundedProtocol]:
     """Return a protocol class with these limits; uvicorn instantiates it once per connection."""
-    websocket = type("BoundedWebSocket", (BoundedWebSocket,), {"limits": limits})
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "idle": {}, "websocket": websocket})
+    idle: dict[BoundedProtocol | BoundedWebSocket, None] = {}
+    shared = {"limits": limits, "idle": idle}
+    websocket = type("BoundedWebSocket", (BoundedWebSocket,), {**shared, "budget": budget})
+    return type("BoundedProtocol", (BoundedProtocol,), {**shared, "websocket": websocket})
+
+
+class ProtocolOptions(TypedDict):
+    http: type[asyncio.Protocol]
+    ws: Literal["websockets-sansio"]
+    ws_max_size: int
+    ws_per_message_deflate: bool
+
+
+def protocol_options(limits: Limits, budget: BodyBudget) -> ProtocolOptions:
+    """Return the arguments of uvicorn.Config that bound connections.
+
+    Compression is off: a few kilobytes would inflate to a message of the maximum size, and audio hardly compresses.
+    """
+    return {
+        "http": bounded_protocol(limits, budget),
+        "ws": "websockets-sansio",
+        "ws_max_size": limits.body_bytes,
+        "ws_per_message_deflate": False,
+    }

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from shoal.api.admission import BodyBudget, BodyReservation
+from shoal.api.body_scan import MAX_ELEMENTS
 from shoal.api.config import Limits
 from shoal.api.exceptions import BodyTimeout, BodyTooLarge, UnknownMediaType
 from shoal.api.parsing import (
@@ -36,8 +37,12 @@ async def read_model(
     budget: BodyBudget,
     *,
     from_form: Callable[[Form], dict[str, Any]] | None = None,
+    max_elements: int = MAX_ELEMENTS,
 ) -> Model:
-    """Return the body as a `model`: JSON or MessagePack by Content-Type, or a form if `from_form` converts it."""
+    """Return the body as a `model`: JSON or MessagePack by Content-Type, or a form if `from_form` converts it.
+
+    `max_elements` bounds the values and keys of the body, before it is parsed.
+    """
     kind, known = media_type(request), ALL if from_form else (JSON, MSGPACK)
     if kind not in known:
         raise UnknownMediaType(f"send one of {', '.join(known)}, not {kind or 'nothing'}", known)
@@ -46,7 +51,7 @@ async def read_model(
         boundary = _boundary(request)
         return await parse_body(body, lambda: validated(model, from_form(parse_form(body, boundary)), lax=True))
     parse = unpack if kind == MSGPACK else parse_json
-    return await parse_body(body, lambda: validated(model, parse(body)))
+    return await parse_body(body, lambda: validated(model, parse(body, max_elements)))
 
 
 async def read_form(request: Request, limits: Limits, budget: BodyBudget) -> Form:

@@ -19,7 +19,7 @@ from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.app import create_app
 from shoal.server.preflight import check_device
-from shoal.server.protocol import bounded_protocol
+from shoal.server.protocol import protocol_options
 
 logger = logging.getLogger(__name__)
 
@@ -103,14 +103,12 @@ class DrainingServer(uvicorn.Server):
         self._state, self._supervisor = state, supervisor
         self._reload: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
-        config, limits = state.config, state.config.limits
+        config = state.config
         logging.getLogger("uvicorn.error").addFilter(CANCELLATION_FILTER)
         super().__init__(
             uvicorn.Config(
                 create_app(state, on_failure=self._stop),
-                http=bounded_protocol(limits),
-                ws="websockets-sansio",
-                ws_max_size=limits.body_bytes,
+                **protocol_options(config.limits, state.body_budget),
                 log_config=None,
                 access_log=False,
                 server_header=False,

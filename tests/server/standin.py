@@ -15,7 +15,7 @@ from shoal.api.config import Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle, EngineLifecycle
 from shoal.api.state import ServerState, create_state
 from shoal.server.app import create_app
-from shoal.server.protocol import bounded_protocol
+from shoal.server.protocol import protocol_options
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 from shoal.voices.store import VoiceStore
@@ -77,12 +77,11 @@ def state_with(standin: Standin, limits: Limits, voices: Path) -> ServerState:
 @contextmanager
 def listening(state: ServerState) -> Iterator[int]:
     """Run a server in a thread and return its port."""
-    port, protocol = free_port(), bounded_protocol(state.config.limits)
+    port = free_port()
     config = uvicorn.Config(
         create_app(state),
         port=port,
-        http=protocol,
-        ws="websockets-sansio",
+        **protocol_options(state.config.limits, state.body_budget),
         log_config=None,
         timeout_graceful_shutdown=1,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import ormsgpack
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from shoal.api.config import Limits
@@ -105,8 +106,10 @@ def test_a_live_session_holds_its_reservation_until_it_ends(house: House) -> Non
         wait_until(lambda: house.state.body_budget.used > 60_000)
         with house.live() as second:
             start(second)
-            finish = ormsgpack.unpackb(second.recv(timeout=60))  # type: ignore[arg-type]
-        assert finish == {"event": "finish", "reason": "error", "message": BUSY}
+            with pytest.raises(ConnectionClosed) as closed:
+                second.recv(timeout=60)
+            assert closed.value.rcvd is not None
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, BUSY)
         assert house.post("/v1/tts", SPEECH).status_code == 429
     wait_until(lambda: house.state.body_budget.used == 0)
     with house.live() as third:

@@ -9,12 +9,13 @@ import numpy as np
 import ormsgpack
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import Field, PlainValidator, WithJsonSchema
 
+from shoal.api.body_scan import MAX_ELEMENTS
 from shoal.api.engine_client import SpeechService
 from shoal.api.exceptions import wrong_field
 from shoal.api.parsing import JSON, MSGPACK
-from shoal.api.schemas import AudioBytes, Body, Integer
+from shoal.api.schemas import AudioBytes, Body
 from shoal.server.openapi import error_responses, model_response, request_body
 from shoal.server.request_body import read_model
 from shoal.server.state import Caller, State, bearer
@@ -24,17 +25,54 @@ from shoal.text.prompt import Codes
 
 router = APIRouter(tags=["Codec"], prefix="/v1/vqgan", dependencies=[Depends(bearer)])
 
-Matrix = list[list[Annotated[Integer, Field(ge=0, lt=2**31)]]]
+MAX_RECORDINGS = 16
+MAX_CODEBOOKS = 32
+MATRICES = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_RECORDINGS,
+    "items": {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_CODEBOOKS,
+        "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}},
+    },
+}
+
+
+def code_matrices(content: Any) -> list[Codes]:
+    """Return matrices [codebooks, frames]. Raises ValueError, once for all elements; shapes are checked before them."""
+    if not isinstance(content, list) or not 1 <= len(content) <= MAX_RECORDINGS:
+        raise ValueError(f"send a list of 1 to {MAX_RECORDINGS} matrices")
+    return [_code_matrix(rows) for rows in content]
+
+
+def _code_matrix(rows: Any) -> Codes:
+    if (
+        not isinstance(rows, list)
+        or not 1 <= len(rows) <= MAX_CODEBOOKS
+        or not all(isinstance(row, list) for row in rows)
+    ):
+        raise ValueError(f"a matrix is a list of 1 to {MAX_CODEBOOKS} rows, one per codebook")
+    if len({len(row) for row in rows}) != 1 or not rows[0]:
+        raise ValueError("all rows of a matrix must have the same length, at least one frame")
+    # numpy would convert strings and booleans too.
+    if not {type(code) for row in rows for code in row} <= {int, float}:
+        raise ValueError("codes are integers")
+    codes = np.asarray(rows, np.float64)  # exact for the allowed range; some clients send 200.0 for 200
+    if not ((codes >= 0) & (codes < 2**31) & (codes == np.floor(codes))).all():
+        raise ValueError("codes are integers from 0 to 2147483647")
+    return codes.astype(np.int32)
 
 
 class Audios(Body):
-    audios: Annotated[list[AudioBytes], Field(min_length=1, max_length=16)]
+    audios: Annotated[list[AudioBytes], Field(min_length=1, max_length=MAX_RECORDINGS, fail_fast=True)]
 
 
 class Tokens(Body):
     """One matrix [codebooks, frames] per recording."""
 
-    tokens: Annotated[list[Matrix], Field(min_length=1, max_length=16)]
+    tokens: Annotated[list[Codes], PlainValidator(code_matrices), WithJsonSchema(MATRICES)]
 
 
 ERRORS = error_responses(400, 401, 408, 413, 415, 422, 429, 503, 504)
@@ -61,24 +99,16 @@ async def encode(http: Request, state: State, key: Caller) -> Response:
 )
 async def decode(http: Request, state: State, key: Caller) -> Response:
     engine = state.lifecycle.require_engine()
-    body = await read_model(http, Tokens, state.config.limits, state.body_budget)
     max_frames = ceil(state.config.limits.reference_seconds * engine.frame_rate)
-    matrices = await asyncio.to_thread(lambda: [code_matrix(tokens, max_frames) for tokens in body.tokens])
-    audios = await run_for_client(http, state, key, "codec", partial(_decode_all, engine.service, matrices))
-    return _packed({"audios": audios})
-
-
-def code_matrix(tokens: list[list[int]], max_frames: int) -> Codes:
-    """Return codes [codebooks, frames]. Raises SchemaViolation for ragged rows or more than `max_frames` frames."""
-    lengths = {len(row) for row in tokens}
-    if len(lengths) != 1 or 0 in lengths:
-        raise wrong_field("tokens", "all rows of a matrix must have the same length, at least one frame")
-    if max(lengths) > max_frames:
+    max_elements = MAX_ELEMENTS + MAX_RECORDINGS * MAX_CODEBOOKS * max_frames
+    body = await read_model(http, Tokens, state.config.limits, state.body_budget, max_elements=max_elements)
+    if max(codes.shape[1] for codes in body.tokens) > max_frames:
         raise wrong_field(
             "tokens",
             f"a matrix may have at most {max_frames:,} frames (setting reference_seconds): send longer ones in parts",
         )
-    return np.asarray(tokens, np.int32)
+    audios = await run_for_client(http, state, key, "codec", partial(_decode_all, engine.service, body.tokens))
+    return _packed({"audios": audios})
 
 
 async def _encode_all(service: SpeechService, audios: list[bytes]) -> list[list[list[int]]]:

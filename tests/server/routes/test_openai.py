@@ -66,6 +66,7 @@ def test_events_carry_the_same_audio(http: httpx.Client, route: str) -> None:
     plain = http.post(route, json=body)
     with http.stream("POST", route, json={**body, "stream_format": "sse"}) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
+        assert "content-disposition" not in answer.headers  # events are no file of audio
         events = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
     audio = b"".join(base64.b64decode(event["audio"]) for event in events[:-1])
     samples, event_samples = np.frombuffer(plain.content, "<i2").astype(int), np.frombuffer(audio, "<i2").astype(int)

@@ -1,0 +1,95 @@
+"""Errors about a body do not grow with the body."""
+
+import json
+
+import ormsgpack
+import pytest
+
+from shoal.api.exceptions import SchemaViolation
+from shoal.api.parsing import MAX_ERRORS, check_parts, parse_json, unpack, validated
+from shoal.api.schemas import Invocation, SpeechBody
+from shoal.server.routes.codec import Audios, Tokens
+
+
+def rejection(model: type, content: object) -> SchemaViolation:
+    with pytest.raises(SchemaViolation) as caught:
+        validated(model, content)
+    assert len(json.dumps(caught.value.errors)) < 16_000
+    return caught.value
+
+
+def test_the_first_errors_are_reported_and_the_rest_counted() -> None:
+    found = rejection(SpeechBody, {"text": "Hi."} | {f"x{number}": 0 for number in range(900)}).errors
+    assert [error["loc"] for error in found[:2]] == [["x0"], ["x1"]]
+    assert len(found) == MAX_ERRORS + 1
+    assert found[-1]["msg"] == "and 892 more errors"
+
+
+@pytest.mark.parametrize(
+    ("model", "content"),
+    [
+        (SpeechBody, {"text": "Hi.", "references": [[]] * 9_000}),
+        (SpeechBody, {"text": "Hi.", "references": [{"a": 1, "b": 2}] * 9_000}),
+        (Audios, {"audios": [0] * 9_000}),
+        (Tokens, {"tokens": [[[-1] * 300_000]]}),
+        (Tokens, {"tokens": [[]] * 9_000}),
+        (Tokens, {"tokens": [[[]] * 9_000]}),
+    ],
+)
+def test_a_list_of_wrong_elements_is_a_few_errors(model: type, content: object) -> None:
+    assert len(rejection(model, content).errors) <= 4
+
+
+def test_long_names_are_cut() -> None:
+    assert rejection(SpeechBody, {"text": "Hi.", "x" * 100_000: 0}).errors[0]["loc"] == ["x" * 64]
+    assert rejection(Invocation, ["x" * 100_000]).errors
+    with pytest.raises(SchemaViolation) as caught:
+        check_parts({"x" * 100_000: ["a"]}, "text")
+    assert caught.value.errors[0]["loc"] == ["x" * 64]
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        ([[1.5]], "codes are integers from 0"),
+        ([[2**31]], "codes are integers from 0"),
+        ([[2**64 - 1]], "codes are integers from 0"),
+        ([[float("nan")]], "codes are integers from 0"),
+        ([["1"]], "codes are integers"),
+        ([[True]], "codes are integers"),
+        ([[None]], "codes are integers"),
+        ([[1], [1, 2]], "same length"),
+        ([[], []], "same length"),
+        ([[1]] * 33, "1 to 32 rows"),
+        ([1, 2], "1 to 32 rows"),
+        (1, "1 to 32 rows"),
+    ],
+)
+def test_a_wrong_matrix_of_codes_is_one_error(codes: object, message: str) -> None:
+    (error,) = rejection(Tokens, {"tokens": [codes]}).errors
+    assert (error["loc"], message in error["msg"]) == (["tokens"], True)
+
+
+def test_codes_become_an_array() -> None:
+    (codes,) = validated(Tokens, {"tokens": [[[0, 1], [2.0, 2**31 - 1]]]}).tokens
+    assert codes.tolist() == [[0, 1], [2, 2**31 - 1]]
+    assert codes.dtype == "int32"
+
+
+def test_ambiguous_bodies_are_rejected_with_the_reason() -> None:
+    with pytest.raises(SchemaViolation, match="the key 'text' occurs twice in one object"):
+        parse_json('{"text": "a", "text": "b"}')
+    with pytest.raises(SchemaViolation, match="1 bytes follow the end of its value"):
+        unpack(ormsgpack.packb({"text": "a"}) + b"\xc0")
+
+
+def test_a_megabyte_of_empty_lists_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parser(*_: object, **__: object) -> None:
+        raise AssertionError("the parser ran")
+
+    monkeypatch.setattr("ormsgpack.unpackb", parser)
+    monkeypatch.setattr("pydantic_core.from_json", parser)
+    with pytest.raises(SchemaViolation, match="more than 10,000 elements"):
+        unpack(b"\xdd" + (1 << 20).to_bytes(4) + b"\x90" * (1 << 20))
+    with pytest.raises(SchemaViolation, match="more than 10,000 elements"):
+        parse_json(b"[" + b"[]," * (1 << 18))
