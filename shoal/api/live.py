@@ -113,11 +113,9 @@ class TextBuffer:
         """Return where to cut the buffered text, or 0 to wait for more."""
         if len(self._text) < max(self._min, 1):
             return 0
-        # Only the first end is searched for: a text of many short sentences is cut as often.
-        ends = (
-            found.end() for found in SENTENCE_END.finditer(self._text, 0, self._max + 2) if found.end() >= self._min
-        )
-        end = next(ends, None)
+        # Only the first end is searched for: a text of many short sentences is cut as many times.
+        found = SENTENCE_END.finditer(self._text, 0, self._max + 2)
+        end = next((each.end() for each in found if each.end() >= self._min), None)
         if end is not None and end <= self._max:
             return end
         if len(self._text) <= self._max:

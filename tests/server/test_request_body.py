@@ -115,4 +115,4 @@ def test_a_live_session_holds_its_reservation_until_it_ends(house: House) -> Non
     with house.live() as third:
         start(third)
         third.send(ormsgpack.packb({"event": "stop"}))
-        assert ormsgpack.unpackb(third.recv(timeout=60)) == {"event": "finish", "reason": "stop"}  # type: ignore[arg-type]
+        assert ormsgpack.unpackb(third.recv(timeout=60))["reason"] == "stop"  # type: ignore[arg-type]
