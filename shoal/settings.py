@@ -201,6 +201,17 @@ class Settings(BaseSettings):
         description="File of API keys made by `shoal keys`. Unset: `keys.json` in the user's "
         "configuration directory, if it exists.",
     )
+    wyoming_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None, description="Port for Home Assistant's Wyoming protocol (flag `--wyoming`). Unset: not served."
+    )
+    wyoming_host: str = Field(
+        ServerConfig.wyoming_host,
+        description="Address to listen on for the Wyoming protocol, which has no API keys: any other than loopback "
+        "requires `insecure`.",
+    )
+    wyoming_languages: Names = Field(
+        ServerConfig.wyoming_languages, description="Languages of the voices, as Wyoming clients list them."
+    )
     model_aliases: Names = Field(MODEL_ALIASES, description="Model names that OpenAI clients may use for the model.")
     metrics: bool = Field(True, description="Serve Prometheus metrics at `/metrics`.")
     cors_origins: Names = Field(
@@ -320,6 +331,9 @@ class Settings(BaseSettings):
             port=self.port,
             model=self.model,
             model_aliases=self.model_aliases,
+            wyoming_port=self.wyoming_port,
+            wyoming_host=self.wyoming_host,
+            wyoming_languages=self.wyoming_languages,
             api_keys=tuple(key.get_secret_value() for key in self.api_keys),
             keys_file=self.keys_file or default_keys_file(),
             usage_file=self.usage_file or state_directory() / "usage.json",

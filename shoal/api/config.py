@@ -59,11 +59,19 @@ class ServerConfig:
     metrics: bool = True
     tracing: bool = False
 
+    wyoming_port: int | None = None  # None: the Wyoming protocol is not served
+    wyoming_host: str = "127.0.0.1"
+    wyoming_languages: tuple[str, ...] = ("en",)  # of every voice, as told to Home Assistant
+
     @property
     def on_loopback(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

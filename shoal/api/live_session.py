@@ -231,6 +231,9 @@ class LiveContexts:
     def __len__(self) -> int:
         return len(self._open)
 
+    def names(self) -> list[str]:
+        return list(self._open)
+
     def get(self, name: str) -> LiveContext | None:
         return self._open[name][0] if name in self._open else None
 

@@ -30,6 +30,10 @@ Model = Annotated[
 Device = Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda or cuda:INDEX.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free port.")]
+Wyoming = Annotated[
+    int | None,
+    typer.Option("--wyoming", metavar="PORT", help="Port for Home Assistant's Wyoming protocol. Default: not served."),
+]
 Slots = Annotated[int | None, typer.Option(help="Maximum batch size: sequences generated concurrently.")]
 KvDtype = Annotated[str | None, typer.Option("--kv-dtype", help="Dtype of the KV cache: auto, int8 or fp8.")]
 GpuMemory = Annotated[
@@ -61,6 +65,7 @@ def serve(
     device: Device = None,
     host: Host = None,
     port: Port = None,
+    wyoming: Wyoming = None,
     slots: Slots = None,
     quantize: Quantize = None,
     kv_dtype: KvDtype = None,
@@ -79,6 +84,7 @@ def serve(
     """
     flags = {"model": model, "codec": codec, "device": device, "host": host, "port": port, "slots": slots}
     flags |= {"quantize": quantize, "kv_dtype": kv_dtype, "gpu_memory": gpu_memory, "insecure": insecure}
+    flags |= {"wyoming_port": wyoming}
     origin = resolve_settings(flags, file, set)
     with server_extra():
         from shoal.server.logging import set_up_logging

@@ -14,7 +14,20 @@ from shoal.server.middleware.errors import ErrorMiddleware
 from shoal.server.middleware.origins import OriginMiddleware
 from shoal.server.middleware.request_id import RequestIDMiddleware
 from shoal.server.openapi import document
-from shoal.server.routes import about, codec, convert, elevenlabs, fish, health, live, openai, sagemaker, static, voices
+from shoal.server.routes import (
+    about,
+    codec,
+    convert,
+    elevenlabs,
+    elevenlabs_live,
+    fish,
+    health,
+    live,
+    openai,
+    sagemaker,
+    static,
+    voices,
+)
 from shoal.server.tracing import TracingMiddleware
 
 ABOUT = """Text to speech with the Fish-Speech models, through four APIs: Fish Audio's (`/v1/tts`, and live over a
@@ -50,12 +63,12 @@ def create_app(
         title="Shoal", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.server = state
-    modules = (fish, voices, codec, convert, openai, elevenlabs, sagemaker, about, health, live)
+    modules = (fish, voices, codec, convert, openai, elevenlabs, sagemaker, about, health, live, elevenlabs_live)
     for router in (*before, *(module.router for module in modules)):
         app.include_router(router)
     # The address of Fish Audio's cloud for ElevenLabs' clients.
-    app.include_router(elevenlabs.router, prefix="/compat/elevenlabs", include_in_schema=False)
-    app.include_router(elevenlabs.models_router, prefix="/compat/elevenlabs", include_in_schema=False)
+    for router in (elevenlabs.router, elevenlabs.models_router, elevenlabs_live.router):
+        app.include_router(router, prefix="/compat/elevenlabs", include_in_schema=False)
     if state.config.metrics:
         app.include_router(health.metrics_router)
     static.add_routes(app)

@@ -7,10 +7,11 @@ import socket
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
-from shoal.api.config import ServerConfig
+from shoal.api.config import ServerConfig, is_loopback
 from shoal.api.engine_client import EngineLifecycle, start_engine
 from shoal.api.state import ServerState, create_state
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
@@ -20,6 +21,9 @@ from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.app import create_app
 from shoal.server.preflight import check_device
 from shoal.server.protocol import protocol_options
+
+if TYPE_CHECKING:
+    from shoal.server.wyoming import WyomingServer
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +36,13 @@ def serve(config: ServerConfig, source: EngineSource, voices: Path) -> None:
     check_access(config)
     check_model(source.model)
     check_device(source)
-    with closing(bind(config)) as listener:
+    with ExitStack() as listeners:
+        listener = listeners.enter_context(closing(bind(config)))
+        wyoming = _bind_wyoming(config, listeners)
         supervisor = Supervisor(source)
         lifecycle = EngineLifecycle(lambda: start_engine(supervisor, voices), abort=supervisor.close)
         state = create_state(config, lifecycle, source.config.slots)
-        server = DrainingServer(state, supervisor)
+        server = DrainingServer(state, supervisor, wyoming)
         logger.info("listening on %s port %d", *listener.getsockname()[:2])
         try:
             server.run(sockets=[listener])
@@ -53,6 +59,11 @@ def check_access(config: ServerConfig) -> None:
             f"{config.host} can be reached from other machines and there is no API key: "
             "create one with `shoal keys new NAME`, or pass --insecure to serve without keys"
         )
+    if config.wyoming_port is not None and not (is_loopback(config.wyoming_host) or config.insecure):
+        raise InvalidRequest(
+            f"wyoming_host {config.wyoming_host} can be reached from other machines, and the Wyoming protocol has no "
+            "keys: use a loopback address, or pass --insecure to let every machine that reaches it speak"
+        )
 
 
 def check_model(name: str) -> None:
@@ -62,10 +73,15 @@ def check_model(name: str) -> None:
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """Return the listening socket. Raises InvalidRequest when the address is not available."""
+    """Return the listening socket of the HTTP server. Raises InvalidRequest when the address is not available."""
+    return _listen(config.host, config.port, "--host and --port")
+
+
+def _listen(host: str, port: int, flags: str) -> socket.socket:
+    """Return a listening socket. Raises InvalidRequest, which names the `flags` that select another address."""
     with ExitStack() as undo:
         try:
-            found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             family, kind, protocol, _, address = found[0]
             listener = undo.enter_context(socket.socket(family, kind, protocol))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,11 +89,16 @@ def bind(config: ServerConfig) -> socket.socket:
             listener.listen(LISTEN_BACKLOG)
         except OSError as problem:
             cause = problem.strerror or str(problem)
-            raise InvalidRequest(
-                f"cannot listen on {config.host} port {config.port}: {cause}; choose others with --host and --port"
-            ) from None
+            raise InvalidRequest(f"cannot listen on {host} port {port}: {cause}; choose others with {flags}") from None
         undo.pop_all()
         return listener
+
+
+def _bind_wyoming(config: ServerConfig, listeners: ExitStack) -> socket.socket | None:
+    if config.wyoming_port is None:
+        return None
+    bound = _listen(config.wyoming_host, config.wyoming_port, "--set wyoming_host=HOST and --wyoming")
+    return listeners.enter_context(closing(bound))
 
 
 class CancellationFilter(logging.Filter):
@@ -99,8 +120,11 @@ class DrainingServer(uvicorn.Server):
     On SIGUSR2 it reloads the model in a second engine process and switches to it without dropping requests.
     """
 
-    def __init__(self, state: ServerState, supervisor: Supervisor) -> None:
+    def __init__(self, state: ServerState, supervisor: Supervisor, wyoming: socket.socket | None = None) -> None:
+        """`wyoming` is the listening socket of the Wyoming protocol, if it is served."""
         self._state, self._supervisor = state, supervisor
+        self._wyoming_listener = wyoming
+        self._wyoming: WyomingServer | None = None
         self._reload: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
         config = state.config
@@ -123,6 +147,16 @@ class DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         with suppress(NotImplementedError, AttributeError):  # not on Windows
             self._loop.add_signal_handler(signal.SIGUSR2, self._begin_reload)
+        if self._wyoming_listener is not None:
+            from shoal.server.wyoming import WyomingServer
+
+            self._wyoming = WyomingServer(self._state)
+            await self._wyoming.start(self._wyoming_listener)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._wyoming is not None:
+            await self._wyoming.close()
+        await super().shutdown(sockets)
 
     def _begin_reload(self) -> None:
         state = self._state.lifecycle.state if self._reload is None or self._reload.done() else "already reloading"

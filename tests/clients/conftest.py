@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.conftest import Serving, start
+from tests.server.conftest import Serving, free_port, start
 
 KEY = "a-key-of-the-tests"
 
 
 @pytest.fixture(scope="session")
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    serving = start(tmp_path_factory.mktemp("clients"), model="nano", slots=4, api_keys=KEY)
+    home = tmp_path_factory.mktemp("clients")
+    serving = start(home, model="nano", slots=4, api_keys=KEY, wyoming_port=free_port())
     yield serving
     assert serving.end() == 0, serving.log.read_text()

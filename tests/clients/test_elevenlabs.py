@@ -9,6 +9,7 @@ from elevenlabs import VoiceSettings
 from elevenlabs.client import ElevenLabs
 from elevenlabs.core.api_error import ApiError
 from elevenlabs.errors import UnprocessableEntityError
+from websockets.exceptions import InvalidStatus
 
 from shoal.audio.decode import AudioLimits, read_audio
 from tests.clients.conftest import KEY
@@ -59,6 +60,20 @@ def test_both_routes_with_timestamps_carry_the_same_audio(client: ElevenLabs, sp
     assert (whole.alignment, base64.b64decode(whole.audio_base_64)) == (None, spoken)
     chunks = list(client.text_to_speech.stream_with_timestamps("gb_f", **said))
     assert len(b"".join(base64.b64decode(chunk.audio_base_64) for chunk in chunks)) == len(spoken)
+
+
+@pytest.mark.filterwarnings("ignore:ConnectionClosed.code is deprecated:DeprecationWarning")
+def test_text_that_is_still_written_is_spoken(
+    client: ElevenLabs, nano: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client always dials with TLS, which a proxy provides; here only its address is changed."""
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr(client.text_to_speech, "_ws_base_url", nano.url.replace("http", "ws"))
+    words = ("The tide ", "is coming in. ", "It is going out.")
+    audio = b"".join(client.text_to_speech.convert_realtime("gb_f", text=iter(words), output_format="pcm_16000"))
+    assert 1.5 < len(audio) / 32_000 < 6.0
+    with pytest.raises(InvalidStatus, match="404"):
+        list(client.text_to_speech.convert_realtime("nobody", text=iter(words)))
 
 
 def test_speed_has_an_effect_and_other_settings_are_named_as_ignored(client: ElevenLabs, spoken: bytes) -> None:

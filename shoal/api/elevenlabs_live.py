@@ -1,0 +1,100 @@
+"""Messages of ElevenLabs' WebSockets, `stream-input` and `multi-stream-input`, and what the query selects."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, Field
+
+from shoal.api.elevenlabs import DEFAULT_OUTPUT, NO_EFFECT, OUTPUTS, VoiceSettings, with_speed
+from shoal.api.exceptions import wrong_field
+from shoal.api.live import MAX_EVENT_BYTES, TextBuffer
+from shoal.api.output import OutputOptions
+from shoal.api.parsing import parse_json, validated
+from shoal.api.schemas import Body
+from shoal.errors import InvalidRequest
+from shoal.speech import Sampling, SpeechRequest
+
+DEFAULT_MIN_CHARACTERS = 120  # ElevenLabs' default for text that is buffered before the first audio
+MAX_SEED = 2**32 - 1
+
+
+class GenerationConfig(Body):
+    chunk_length_schedule: Annotated[list[float] | None, Field(max_length=16)] = None
+
+
+class StreamMessage(Body):
+    """One message from the client. The first of a context may carry its settings."""
+
+    text: str | None = None
+    flush: bool | None = None
+    context_id: Annotated[
+        str | None, Field(max_length=255, validation_alias=AliasChoices("context_id", "contextId"))
+    ] = None
+    close_context: bool | None = None
+    close_socket: bool | None = None
+    voice_settings: VoiceSettings | None = None
+    generation_config: Annotated[
+        GenerationConfig | None, Field(validation_alias=AliasChoices("generation_config", "generator_config"))
+    ] = None
+    try_trigger_generation: Annotated[bool | None, Field(description=NO_EFFECT)] = None
+    pronunciation_dictionary_locators: Annotated[
+        list[dict[str, Any]] | None, Field(max_length=16, description=NO_EFFECT)
+    ] = None
+    # The key was checked in the handshake; clients that repeat it here are served.
+    xi_api_key: Annotated[str | None, Field(validation_alias=AliasChoices("xi_api_key", "xi-api-key"))] = None
+    authorization: str | None = None
+
+    def min_characters(self) -> int:
+        """Return how much text is buffered before the end of a sentence is spoken."""
+        schedule = self.generation_config.chunk_length_schedule if self.generation_config else None
+        return round(min(500.0, max(0.0, schedule[0]))) if schedule else DEFAULT_MIN_CHARACTERS
+
+
+def parse_message(message: str) -> StreamMessage:
+    """Parse one message. Raises InvalidRequest or a subclass."""
+    if len(message) > MAX_EVENT_BYTES:
+        raise InvalidRequest(f"a message has at most {MAX_EVENT_BYTES:,} characters: send a longer text in parts")
+    return validated(StreamMessage, parse_json(message))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What the query of the handshake selects for all contexts of a socket."""
+
+    output: OutputOptions
+    auto_mode: bool  # speak every message at once, without waiting for the end of a sentence
+    normalize: bool
+    seed: int | None
+
+    def request(self, voice: str | None, seed: int, timeout: float) -> SpeechRequest:
+        """Return the request of a context, without text."""
+        sampling = Sampling(seed=seed if self.seed is None else self.seed)
+        return SpeechRequest("", voice=voice, sampling=sampling, normalize=self.normalize, timeout=timeout)
+
+    def buffer(self, first: StreamMessage) -> TextBuffer:
+        return TextBuffer(first.min_characters(), None)
+
+    def output_of(self, first: StreamMessage) -> OutputOptions:
+        return with_speed(self.output, first.voice_settings)
+
+
+def stream_options(query: Mapping[str, str]) -> StreamOptions:
+    """Read the query. Parameters that select nothing here are ignored, as ElevenLabs does. Raises SchemaViolation."""
+    format = query.get("output_format", DEFAULT_OUTPUT)
+    if format not in OUTPUTS:
+        raise wrong_field("output_format", f"use one of {', '.join(OUTPUTS)}")
+    return StreamOptions(
+        OUTPUTS[format],
+        auto_mode=query.get("auto_mode", "").lower() == "true",
+        normalize=query.get("apply_text_normalization") != "off",
+        seed=_seed(query.get("seed")),
+    )
+
+
+def _seed(value: str | None) -> int | None:
+    if value is None:
+        return None
+    if not value.isascii() or not value.isdigit() or len(value) > 10 or int(value) > MAX_SEED:
+        raise wrong_field("seed", f"must be a whole number from 0 to {MAX_SEED}")
+    return int(value)

@@ -1,0 +1,254 @@
+"""ElevenLabs' WebSockets: text arrives as it is written, audio is sent as it is generated.
+
+`stream-input` speaks one text: an empty text ends it, and the server closes the socket after the last audio.
+`multi-stream-input` has several contexts, each with its own text and audio. `flush` speaks the buffered text.
+`close_context` after a flush ends the context once its text is spoken; before a flush, or when it is repeated, it
+interrupts: the slot is released at the engine's next step. Errors of one context leave the others alone.
+
+Messages are JSON in text frames, audio is base64. Alignment is null: these models do not report the times of
+characters.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import secrets
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+
+from shoal.api.admission import BodyReservation
+from shoal.api.elevenlabs_live import StreamMessage, StreamOptions, parse_message, stream_options
+from shoal.api.exceptions import SlowReader, error_code
+from shoal.api.keys import Key
+from shoal.api.live_session import LiveContext, LiveContexts, Spoken
+from shoal.api.requests import SpeechJob, stored_voice
+from shoal.api.state import ServerState
+from shoal.errors import InvalidRequest, ShoalError, VoiceNotFound
+from shoal.server.error_responses import error_response
+from shoal.server.middleware.request_id import request_id
+from shoal.server.request_body import parse_body
+from shoal.server.routes.live import spoken_fields
+from shoal.server.state import state_of, websocket_caller
+from shoal.server.streaming_response import close_connection
+
+logger = logging.getLogger(__name__)
+
+router = APIRouter()
+
+SPEECH = "/v1/text-to-speech/{voice_id}"
+# Python's websockets accepts messages of up to 1 MiB. A multiple of two bytes, so that samples stay whole.
+MAX_AUDIO_BYTES = 96 << 10
+MAX_CONTEXTS = 16
+NORMAL, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1008, 1011
+CLOSE_SECONDS = 1.0
+ONLY = ""  # name of the context of messages without a context id
+
+
+@router.websocket(SPEECH + "/stream-input")
+async def stream_input(socket: WebSocket, voice_id: str) -> None:
+    await _serve(socket, voice_id, multi=False)
+
+
+@router.websocket(SPEECH + "/multi-stream-input")
+async def multi_stream_input(socket: WebSocket, voice_id: str) -> None:
+    await _serve(socket, voice_id, multi=True)
+
+
+async def _serve(socket: WebSocket, voice_id: str, *, multi: bool) -> None:
+    """Check key, query and voice before the socket is accepted, so that a rejection is an HTTP response."""
+    state = state_of(socket)
+    try:
+        key = websocket_caller(socket)
+        options = stream_options(socket.query_params)
+        voice = await _voice(state, voice_id)
+    except ShoalError as error:
+        denial = error_response(socket.url.path, error, state.queue.retry_after_seconds())
+        await socket.send_denial_response(denial)
+        return
+    await socket.accept()
+    with contextlib.suppress(WebSocketDisconnect, OSError):
+        await ElevenLabsSocket(socket, state, key, voice, options, multi=multi).run()
+
+
+async def _voice(state: ServerState, voice_id: str) -> str | None:
+    voices = state.lifecycle.require_engine().voices
+    name = await stored_voice(voice_id, voices)
+    if name is not None and not await asyncio.to_thread(voices.exists, name):
+        raise VoiceNotFound(f"there is no voice {name[:64]!r}: store one under this name, or use a stored one")
+    return name
+
+
+class SocketClosed(Exception):
+    """The server has closed the socket as the client asked."""
+
+
+class ElevenLabsSocket:
+    """One connection with one context (`stream-input`) or several."""
+
+    def __init__(
+        self, socket: WebSocket, state: ServerState, key: Key, voice: str | None, options: StreamOptions, *, multi: bool
+    ) -> None:
+        self._socket, self._state, self._key, self._voice, self._options = socket, state, key, voice, options
+        self._multi, self._id = multi, request_id(socket)
+        self._seed = secrets.randbits(32)
+        self._opened = 0
+        self._closing = False  # the client asked to close the socket once all text is spoken
+        self._flushed: set[str] = set()  # contexts whose text is all flushed: closing them speaks it to the end
+
+    async def run(self) -> None:
+        """Receive messages until either side closes the socket."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                contexts = LiveContexts(group, self._state, limit=MAX_CONTEXTS if self._multi else 1)
+                while True:
+                    message = await self._receive(contexts)
+                    with contextlib.closing(BodyReservation(self._state.body_budget)) as reservation:
+                        reservation.grow(len(message))
+                        parsed = await parse_body(message.encode(), partial(parse_message, message))
+                        await self._handle(contexts, parsed)
+        except* WebSocketDisconnect:
+            logger.info("%s: client disconnected", self._id)
+        except* SocketClosed:
+            await self._close(NORMAL, None)
+        except* ShoalError as group_error:
+            await self._fail(group_error.exceptions[0])
+        except* Exception:  # edge: the WebSocket's counterpart of HTTP 500
+            logger.exception("%s: internal error", self._id)
+            await self._close(INTERNAL_ERROR, self._error("internal server error", "internal_error"))
+
+    async def _receive(self, contexts: LiveContexts) -> str:
+        """Raises InvalidRequest for a binary frame, and when no message arrives for too long."""
+        try:
+            async with contexts.idle.limit():
+                return await self._socket.receive_text()
+        except KeyError:
+            raise InvalidRequest("send text frames of JSON, not binary frames") from None
+
+    async def _handle(self, contexts: LiveContexts, message: StreamMessage) -> None:
+        name = (message.context_id or ONLY) if self._multi else ONLY
+        if message.close_socket or (not self._multi and message.text == ""):
+            await self._close_when_spoken(contexts)
+        elif self._closing:
+            return  # the socket is about to close: nothing more is spoken
+        elif message.close_context:
+            await self._close_context(contexts, name)
+        else:
+            await self._add(contexts, name, message)
+
+    async def _add(self, contexts: LiveContexts, name: str, message: StreamMessage) -> None:
+        """Speak the text of a message. An empty text keeps the socket open, which receiving it has done."""
+        try:
+            context = contexts.get(name)
+            if context is None and message.text:
+                context = self._open(contexts, name, message)
+            if context is None:
+                return
+            if message.text:
+                self._flushed.discard(name)
+                context.add(message.text)
+            if message.flush:
+                self._flushed.add(name)
+            if message.flush or (message.text and self._options.auto_mode):
+                context.flush()
+        except ShoalError as error:
+            await self._fail_context(contexts, name, error)
+
+    def _open(self, contexts: LiveContexts, name: str, first: StreamMessage) -> LiveContext:
+        if self._opened:  # the first was counted when the socket was accepted
+            self._key = websocket_caller(self._socket)
+        self._opened += 1
+        engine, limits = self._state.lifecycle.require_engine(), self._state.config.limits
+        request = self._options.request(self._voice, self._seed, limits.request_seconds)
+        job = SpeechJob("elevenlabs", request, self._options.output_of(first), engine, self._key, self._id)
+        send, on_end = partial(self._send_audio, name), partial(self._ended, contexts, name)
+        return contexts.open(name, job, self._options.buffer(first), send, on_end)
+
+    async def _close_context(self, contexts: LiveContexts, name: str) -> None:
+        """End a context that is flushed; interrupt one that is not, or that was closed before."""
+        context = contexts.get(name)
+        if context is None:
+            return  # it has ended, and its last message is on the way to the client
+        if name in self._flushed and not context.ending:
+            context.end()
+            return
+        spoken = await contexts.cancel(name)
+        await self._finish_context(contexts, name, spoken)
+
+    async def _close_when_spoken(self, contexts: LiveContexts) -> None:
+        self._closing = True
+        for name in contexts.names():
+            context = contexts.get(name)
+            if context is not None:
+                context.end()
+        self._close_if_done(contexts)
+
+    def _close_if_done(self, contexts: LiveContexts) -> None:
+        if self._closing and not len(contexts):
+            raise SocketClosed
+
+    async def _ended(self, contexts: LiveContexts, name: str, context: LiveContext, error: ShoalError | None) -> None:
+        if isinstance(error, SlowReader):
+            raise error
+        if error is not None:
+            await self._fail_context(contexts, name, error)
+        else:
+            await self._finish_context(contexts, name, context.spoken)
+
+    async def _finish_context(self, contexts: LiveContexts, name: str, spoken: Spoken | None) -> None:
+        self._flushed.discard(name)
+        fields = spoken_fields(spoken) if spoken is not None else {}
+        await self._send(self._audio_message(name, None) | {"isFinal": True} | fields)
+        self._close_if_done(contexts)
+
+    async def _fail_context(self, contexts: LiveContexts, name: str, error: ShoalError) -> None:
+        """Report an error. It ends the context; without other contexts it ends the socket."""
+        if not self._multi:
+            raise error
+        logger.info("%s: context %s: %s", self._id, name[:64], error)
+        await contexts.cancel(name)
+        self._flushed.discard(name)
+        await self._send(self._error(str(error), error_code(error)) | _context_fields(name))
+        self._close_if_done(contexts)
+
+    async def _send_audio(self, name: str, audio: bytes) -> None:
+        for start in range(0, len(audio), MAX_AUDIO_BYTES):
+            await self._send(self._audio_message(name, audio[start : start + MAX_AUDIO_BYTES]))
+
+    def _audio_message(self, name: str, audio: bytes | None) -> dict[str, Any]:
+        encoded = None if audio is None else base64.b64encode(audio).decode()
+        message = {"audio": encoded, "isFinal": None, "alignment": None, "normalizedAlignment": None}
+        return message | (_context_fields(name) if self._multi else {})
+
+    def _error(self, message: str, code: str) -> dict[str, Any]:
+        return {"message": message, "error": code, "code": POLICY_VIOLATION}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        """Raises SlowReader when the client reads nothing for too long."""
+        seconds = self._state.config.limits.stall_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._socket.send_text(json.dumps(message))
+        except TimeoutError:
+            raise SlowReader(f"the client read nothing for {seconds:g} seconds") from None
+
+    async def _fail(self, error: BaseException) -> None:
+        logger.info("%s: %s", self._id, error)
+        if isinstance(error, SlowReader):
+            await close_connection(self._socket.scope, immediately=True)  # the client would not read the error either
+        else:
+            await self._close(POLICY_VIOLATION, self._error(str(error), error_code(error)))
+
+    async def _close(self, code: int, last: dict[str, Any] | None) -> None:
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                if last is not None:
+                    await self._socket.send_text(json.dumps(last))
+                await self._socket.close(code)
+
+
+def _context_fields(name: str) -> dict[str, Any]:
+    return {"contextId": name or None}

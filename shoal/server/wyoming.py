@@ -1,0 +1,256 @@
+"""Wyoming server: the protocol of Home Assistant's voice assistants, JSON lines and binary payloads over TCP.
+
+A client sends `describe` and gets `info` with the voices. It sends `synthesize` with a text, or `synthesize-start`, any
+number of `synthesize-chunk` and `synthesize-stop`, and gets `audio-start`, `audio-chunk` and `audio-stop`. The protocol
+has no keys: all requests count against one key of the name `wyoming`, with the default limits.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.error import Error
+from wyoming.event import Event, Eventable, async_write_event
+from wyoming.info import Attribution, Describe, Info, TtsProgram, TtsVoice
+from wyoming.ping import Ping, Pong
+from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
+
+from shoal import __version__
+from shoal.api.exceptions import BodyTimeout, ServerFull, SlowReader, error_code
+from shoal.api.keys import Key
+from shoal.api.live import TextBuffer
+from shoal.api.live_session import LiveContext, LiveContexts
+from shoal.api.output import OutputOptions
+from shoal.api.parsing import parse_json
+from shoal.api.requests import SpeechJob, stored_voice
+from shoal.api.state import ServerState
+from shoal.errors import InvalidRequest, ShoalError
+from shoal.speech import Sampling, SpeechRequest
+
+logger = logging.getLogger(__name__)
+
+API = "wyoming"
+MAX_HEADER_BYTES = 64 << 10  # one JSON line
+MAX_DATA_BYTES = 256 << 10  # JSON after the line
+MAX_PAYLOAD_BYTES = 1 << 20  # audio, which a text-to-speech server does not expect; read and dropped
+CHUNK_BYTES = 4_096  # of 16-bit samples; the size of Home Assistant's own chunks is of this order
+SENTENCE_CHARACTERS = 20  # a shorter sentence of streamed text waits for the next one
+UTTERANCE = "utterance"  # name of the one context that a connection has at a time
+ATTRIBUTION = Attribution("Shoal", "")
+
+
+class WyomingServer:
+    """Accepts connections of Wyoming clients on a listening socket. Bounded by the limit of connections."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._open: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._connected, sock=listener, limit=MAX_HEADER_BYTES)
+        logger.info("wyoming: listening on %s port %d", *listener.getsockname()[:2])
+
+    async def close(self) -> None:
+        """Stop accepting, and end the open connections. Requests in flight have been drained before."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._open:
+            task.cancel()
+        if self._open:
+            await asyncio.wait(self._open)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connection = WyomingConnection(self._state, reader, writer)
+        full = len(self._open) >= self._state.config.limits.connections
+        self._open.add(task)
+        try:
+            await (connection.reject() if full else connection.run())
+        except asyncio.CancelledError:
+            pass  # the server is shutting down
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+
+@dataclass(slots=True)
+class AudioOutput:
+    """Sends the audio of one utterance: `audio-start` before the first samples, `audio-stop` at the end."""
+
+    connection: "WyomingConnection"
+    rate: int  # Hz
+    streamed: bool  # the text came in pieces: the client also waits for `synthesize-stopped`
+    started: bool = False
+
+    async def send(self, audio: bytes) -> None:
+        if not self.started:
+            self.started = True
+            await self.connection.write(AudioStart(self.rate, 2, 1))
+        for start in range(0, len(audio), CHUNK_BYTES):
+            await self.connection.write(AudioChunk(self.rate, 2, 1, audio[start : start + CHUNK_BYTES]))
+
+    async def finish(self) -> None:
+        await self.send(b"")
+        await self.connection.write(AudioStop())
+        if self.streamed:
+            await self.connection.write(SynthesizeStopped())
+
+
+@dataclass(slots=True)
+class WyomingConnection:
+    """One connection: any number of texts, one after the other."""
+
+    state: ServerState
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    async def reject(self) -> None:
+        limit = self.state.config.limits.connections
+        await self._fail(ServerFull(f"the limit of {limit} connections is reached; try again later"))
+
+    async def run(self) -> None:
+        """Handle events until the client disconnects or an error ends the connection."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                contexts = LiveContexts(group, self.state, limit=1)
+                while True:
+                    await self._handle(contexts, await self._read(contexts))
+        except* (OSError, EOFError):
+            logger.info("%s: client disconnected", self.id)
+        except* ShoalError as group_error:
+            await self._fail(group_error.exceptions[0])
+        except* Exception:  # edge: the counterpart of HTTP 500
+            logger.exception("%s: internal error", self.id)
+
+    async def write(self, message: Eventable) -> None:
+        """Raises SlowReader when the client reads nothing for too long."""
+        seconds = self.state.config.limits.stall_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await async_write_event(message.event(), self.writer)
+        except TimeoutError:
+            raise SlowReader(f"the client read nothing for {seconds:g} seconds") from None
+
+    async def _read(self, contexts: LiveContexts) -> Event:
+        """Return the next event without its payload. Raises EOFError, or InvalidRequest for what is no event.
+
+        The package's own reader accepts data and payloads of any size.
+        """
+        try:
+            async with contexts.idle.limit():
+                line = await self.reader.readline()
+        except ValueError:
+            raise InvalidRequest(f"the first line of an event has more than {MAX_HEADER_BYTES:,} bytes") from None
+        if not line.endswith(b"\n"):
+            raise EOFError
+        header = _json_object(line)
+        data = await self._read_bytes(_length(header, "data_length", MAX_DATA_BYTES))
+        await self._read_bytes(_length(header, "payload_length", MAX_PAYLOAD_BYTES))
+        content = header.get("data") or {}
+        if not isinstance(header.get("type"), str) or not isinstance(content, dict):
+            raise InvalidRequest("an event is a JSON object with a `type` and, if any, an object under `data`")
+        return Event(header["type"], content | (_json_object(data) if data else {}))
+
+    async def _read_bytes(self, size: int) -> bytes:
+        seconds = self.state.config.limits.body_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.reader.readexactly(size)
+        except TimeoutError:
+            raise BodyTimeout(f"an event did not arrive within {seconds:g} seconds") from None
+
+    async def _handle(self, contexts: LiveContexts, event: Event) -> None:
+        """Handle one event. Unknown events are dropped, as the protocol requires."""
+        context, kind = contexts.get(UTTERANCE), event.type
+        if Describe.is_type(kind):
+            await self.write(await self._info())
+        elif Ping.is_type(kind):
+            await self.write(Pong(_text(event.data, "text", required=False)))
+        elif Synthesize.is_type(kind) and context is None:
+            (await self._open(contexts, event, streamed=False)).end()
+        elif SynthesizeStart.is_type(kind):
+            await self._open(contexts, event, streamed=True)
+        elif SynthesizeChunk.is_type(kind) and context is not None:
+            context.add(_text(event.data, "text") or "")
+        elif SynthesizeStop.is_type(kind) and context is not None:
+            context.end()
+
+    async def _open(self, contexts: LiveContexts, event: Event, *, streamed: bool) -> LiveContext:
+        """Start speaking, with the text of a `synthesize` event. Raises RateLimited, InvalidRequest or EngineBusy."""
+        state, key = self.state, Key(API, "", limits=self.state.config.key_limits)
+        state.key_usage.count_request(key)
+        engine = state.lifecycle.require_engine()
+        rate = engine.service.sample_rate
+        request = SpeechRequest(
+            "",
+            voice=await self._voice(event.data),
+            sampling=Sampling(seed=secrets.randbits(63)),
+            timeout=state.config.limits.request_seconds,
+        )
+        job = SpeechJob(API, request, OutputOptions("pcm", rate), engine, key, self.id)
+        output = AudioOutput(self, rate, streamed)
+
+        async def on_end(_: LiveContext, error: ShoalError | None) -> None:
+            if error is not None:
+                raise error
+            await output.finish()
+
+        context = contexts.open(UTTERANCE, job, TextBuffer(SENTENCE_CHARACTERS, None), output.send, on_end)
+        context.add("" if streamed else _text(event.data, "text") or "")
+        return context
+
+    async def _voice(self, data: dict[str, Any]) -> str | None:
+        """Return the stored voice that an event names, or None for the model's own."""
+        voice = data.get("voice") or {}
+        if not isinstance(voice, dict):
+            raise InvalidRequest("`voice` must be an object with the name of a voice")
+        name = _text(voice, "name", required=False)
+        return await stored_voice(name, self.state.lifecycle.require_engine().voices) if name else None
+
+    async def _info(self) -> Info:
+        engine = self.state.lifecycle.require_engine()
+        languages = list(self.state.config.wyoming_languages)
+        names = await asyncio.to_thread(engine.voices.names)
+        voices = [TtsVoice(name, ATTRIBUTION, True, name, __version__, languages) for name in names]
+        model = self.state.config.model
+        program = TtsProgram("shoal", ATTRIBUTION, True, f"Shoal with {model}", __version__, voices, True)
+        return Info(tts=[program])
+
+    async def _fail(self, error: BaseException) -> None:
+        """Tell the client and close. An error leaves the state of the connection unknown to the client."""
+        logger.info("%s: %s", self.id, error)
+        if isinstance(error, SlowReader):
+            self.writer.transport.abort()
+            return
+        with contextlib.suppress(OSError, ShoalError):
+            await self.write(Error(str(error), error_code(error)))
+
+
+def _json_object(content: bytes) -> dict[str, Any]:
+    parsed = parse_json(content)
+    if not isinstance(parsed, dict):
+        raise InvalidRequest("an event is a JSON object")
+    return parsed
+
+
+def _length(header: dict[str, Any], name: str, maximum: int) -> int:
+    length = header.get(name) or 0
+    if not isinstance(length, int) or not 0 <= length <= maximum:
+        raise InvalidRequest(f"`{name}` must be a whole number up to {maximum:,} bytes")
+    return length
+
+
+def _text(data: dict[str, Any], name: str, *, required: bool = True) -> str | None:
+    value = data.get(name)
+    if not isinstance(value, str | None) or (required and value is None):
+        raise InvalidRequest(f"`{name}` must be a text")
+    return value

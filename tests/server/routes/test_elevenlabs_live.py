@@ -1,0 +1,219 @@
+"""ElevenLabs' WebSockets over an engine under the test's control."""
+
+import base64
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from shoal.api.config import Limits
+from shoal.api.state import ServerState
+from tests.server.standin import RATE, Standin, listening, state_with, wait_until
+
+FIRST, WHOLE = 2 * RATE // 10, 2 * (RATE + RATE // 10)  # bytes of the first chunk, and of a whole text
+MULTI = "multi-stream-input?output_format=pcm_16000"
+
+
+@dataclass
+class Stand:
+    port: int
+    standin: Standin
+    state: ServerState
+
+    @contextlib.contextmanager
+    def dial(self, path: str = MULTI, voice: str = "default") -> Iterator[ClientConnection]:
+        url = f"ws://127.0.0.1:{self.port}/v1/text-to-speech/{voice}/{path}"
+        with connect(url, proxy=None, open_timeout=60) as socket:
+            yield socket
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    standin, home = Standin(), tmp_path_factory.mktemp("voices")
+    state = state_with(standin, Limits(text_characters=100), home)
+    with listening(state) as port:
+        yield Stand(port, standin, state)
+
+
+@pytest.fixture
+def stand(running: Stand) -> Iterator[Stand]:
+    """The engine waits after its first chunk until the test sets `go_on`; afterwards nothing is in flight."""
+    running.standin.go_on.clear()
+    running.standin.begun.clear()
+    running.standin.spoken.clear()
+    yield running
+    wait_until(lambda: running.state.queue.in_flight == 0)
+
+
+def send(socket: ClientConnection, **message: Any) -> None:
+    socket.send(json.dumps(message))
+
+
+def receive(socket: ClientConnection) -> dict[str, Any]:
+    message = json.loads(socket.recv(timeout=60))
+    assert isinstance(message, dict)
+    return message
+
+
+def until_final(socket: ClientConnection) -> dict[str | None, int]:
+    """Return the bytes of audio of each context, up to the first final message."""
+    heard: dict[str | None, int] = {}
+    while not (message := receive(socket)).get("isFinal"):
+        context = message.get("contextId")
+        heard[context] = heard.get(context, 0) + len(base64.b64decode(message["audio"]))
+        assert message["alignment"] is None
+    heard.setdefault(message.get("contextId"), 0)
+    return heard
+
+
+def closed_with(socket: ClientConnection) -> int | None:
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            socket.recv(timeout=60)
+    return socket.close_code
+
+
+def test_contexts_are_spoken_to_the_end_after_a_flush(stand: Stand) -> None:
+    stand.standin.go_on.set()
+    with stand.dial() as socket:
+        for name in ("a", "b"):
+            send(socket, text=" ", context_id=name, voice_settings={"stability": 0.5})
+            send(socket, text=f"Hello {name}. ", context_id=name)
+            send(socket, context_id=name, flush=True)
+            send(socket, context_id=name, close_context=True)
+        heard = [until_final(socket), until_final(socket)]
+    assert sum(each.get("a", 0) for each in heard) == WHOLE
+    assert sum(each.get("b", 0) for each in heard) == WHOLE
+
+
+def test_closing_a_context_before_a_flush_interrupts_it_and_leaves_the_others(stand: Stand) -> None:
+    with stand.dial(f"{MULTI}&auto_mode=true") as socket:
+        send(socket, text="Stop me. ", context_id="a")
+        assert receive(socket)["contextId"] == "a"
+        send(socket, text="Keep me. ", contextId="b")
+        assert receive(socket)["contextId"] == "b"
+        send(socket, context_id="a", close_context=True)
+        final = receive(socket)
+        assert (final["contextId"], final["isFinal"], final["spoken"]["characters"]) == ("a", True, 0)
+        assert final["interrupted"]["characters"] == len("Stop me. ")
+        stand.standin.go_on.set()
+        send(socket, context_id="b", flush=True)
+        send(socket, context_id="b", close_context=True)
+        assert until_final(socket) == {"b": WHOLE - FIRST}
+    assert stand.standin.spoken == ["Keep me. "]
+
+
+def test_closing_a_context_again_interrupts_it(stand: Stand) -> None:
+    with stand.dial() as socket:
+        send(socket, text="Stop me. ", context_id="a", flush=True)
+        assert receive(socket)["audio"]
+        send(socket, context_id="a", close_context=True)
+        send(socket, context_id="a", close_context=True)
+        assert until_final(socket) == {"a": 0}
+        send(socket, context_id="a", close_context=True)  # ended already
+        send(socket, text="")  # keeps the socket open
+        stand.standin.go_on.set()
+        send(socket, text="Again. ", context_id="a", flush=True)
+        send(socket, context_id="a", close_context=True)
+        assert until_final(socket) == {"a": WHOLE}
+    assert stand.standin.spoken == ["Again. "]
+
+
+def test_an_error_of_one_context_leaves_the_others(stand: Stand) -> None:
+    stand.standin.go_on.set()
+    with stand.dial() as socket:
+        send(socket, text="x" * 101, context_id="long")
+        error = receive(socket)
+        assert (error["contextId"], error["error"]) == ("long", "text_error")
+        send(socket, text="Hello. ", context_id="short", flush=True)
+        send(socket, context_id="short", close_context=True)
+        assert until_final(socket) == {"short": WHOLE}
+
+
+def test_close_socket_speaks_the_rest_and_closes(stand: Stand) -> None:
+    stand.standin.go_on.set()
+    with stand.dial() as socket:
+        send(socket, text="Hello there", context_id="a")
+        send(socket, close_socket=True)
+        assert until_final(socket) == {"a": WHOLE}
+        assert closed_with(socket) == 1000
+    with stand.dial() as socket:
+        send(socket, close_socket=True)
+        assert closed_with(socket) == 1000
+
+
+def test_the_number_of_contexts_is_limited(stand: Stand) -> None:
+    with stand.dial() as socket:
+        for number in range(17):
+            send(socket, text=" ", context_id=str(number))
+        error = receive(socket)
+        assert (error["contextId"], error["error"]) == ("16", "invalid_request")
+
+
+def test_an_empty_text_ends_stream_input(stand: Stand) -> None:
+    stand.standin.go_on.set()
+    with stand.dial("stream-input?output_format=pcm_16000") as socket:
+        send(socket, text=" ", generation_config={"chunk_length_schedule": [50]}, try_trigger_generation=True)
+        send(socket, text="Hello. ")
+        send(socket, text="")
+        heard = until_final(socket)
+        assert heard == {None: WHOLE}
+        assert closed_with(socket) == 1000
+
+
+@pytest.mark.parametrize(
+    "message",
+    ['{"text": 5}', "{", "[]", '{"txt": "Hello."}', b"\x81", '{"text": "a", "voice_settings": {"speed": 9}}',
+     '{"text": "Hello.", "context_id": "' + "c" * 300 + '"}', '{"text": "' + "a" * 70_000 + '"}'],
+)  # fmt: skip
+def test_malformed_messages_are_an_error_that_closes_the_socket(stand: Stand, message: str | bytes) -> None:
+    with stand.dial() as socket:
+        socket.send(message)
+        assert {"message", "error"} <= receive(socket).keys()
+        assert closed_with(socket) == 1008
+
+
+@pytest.mark.parametrize(
+    ("path", "voice", "status"),
+    [(MULTI, "nobody", 404), ("stream-input?output_format=midi", "default", 422),
+     ("stream-input?seed=-1", "default", 422), (MULTI, "a.b", 400)],
+)  # fmt: skip
+def test_a_handshake_that_cannot_be_served_is_rejected(stand: Stand, path: str, voice: str, status: int) -> None:
+    with pytest.raises(InvalidStatus) as refused, stand.dial(path, voice):
+        pass
+    assert refused.value.response.status_code == status
+    assert "detail" in json.loads(refused.value.response.body)
+
+
+def test_a_disconnect_cancels_all_contexts(stand: Stand) -> None:
+    with stand.dial() as socket:
+        for name in "ab":
+            send(socket, text="Hello. ", context_id=name, flush=True)
+        wait_until(lambda: len(stand.standin.begun) == 2)
+    wait_until(lambda: stand.state.queue.in_flight == 0)
+    assert stand.standin.spoken == []
+
+
+def test_keys_are_checked_before_the_socket_is_accepted(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from shoal.api.state import load_keys
+
+    state = state_with(Standin(), Limits(), tmp_path)
+    state.config = replace(state.config, api_keys=("a-key-of-the-tests",))
+    state.keys = load_keys(state.config)
+    with listening(state) as port:
+        stand = Stand(port, Standin(), state)
+        with pytest.raises(InvalidStatus) as refused, stand.dial():
+            pass
+        assert refused.value.response.status_code == 401
+        url = f"ws://127.0.0.1:{port}/v1/text-to-speech/default/{MULTI}"
+        with connect(url, proxy=None, additional_headers={"xi-api-key": "a-key-of-the-tests"}) as socket:
+            send(socket, close_socket=True)
+            assert closed_with(socket) == 1000
