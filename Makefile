@@ -2,6 +2,7 @@
 PYTHON ?= python3
 MODEL ?= nano
 VENV := .venv
+SERVER := $(VENV)/.server
 STAMP := $(VENV)/.installed
 JUDGES := $(VENV)/.judges
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt
@@ -10,14 +11,19 @@ PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check install --constraint 
 
 install: $(STAMP)
 
-# torch first, by its exact version: for a range, pip would install another build of it.
-$(STAMP): pyproject.toml constraints.txt
+# What a server needs. torch first, by its exact version: for a range, pip would install another build of it.
+$(SERVER): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) "torch==2.13.0"
+	$(PIP) --editable ".[server]"
+	touch $(SERVER)
+
+# What the tests and checks need in addition.
+$(STAMP): $(SERVER)
 	$(PIP) --editable ".[dev]"
 	touch $(STAMP)
 
-serve: install
+serve: $(SERVER)
 	$(VENV)/bin/shoal serve --model $(MODEL)
 
 # With the quality judges, so that the short quality tests (docs/quality.md) run too.

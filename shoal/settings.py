@@ -31,6 +31,7 @@ from shoal.voices.store import voice_directory
 
 PREFIX = "SHOAL_"
 FILE_VARIABLE = "SHOAL_CONFIG"
+KEYS_NAME = "keys.json"
 # Variables of an older server for the same models, read when the SHOAL_ variable is not set.
 ALIASES = {
     "device": "S1_MINI_DEVICE",
@@ -199,7 +200,7 @@ class Settings(BaseSettings):
     keys_file: Path | None = Field(
         None,
         description="File of API keys made by `shoal keys`. Unset: `keys.json` in the user's "
-        "configuration directory, if it exists.",
+        "configuration directory; a running server takes it up when it is created.",
     )
     wyoming_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         None, description="Port for Home Assistant's Wyoming protocol (flag `--wyoming`). Unset: not served."
@@ -222,7 +223,9 @@ class Settings(BaseSettings):
     tracing: bool = Field(
         False, description="Export OpenTelemetry spans as the OTEL_ variables say; needs `shoal-tts[tracing]`."
     )
-    log_format: Literal["json", "text"] = Field("json", description="Format of the log.")
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto", description="Format of the log; `auto` is text on a terminal and JSON otherwise."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level of Shoal's own log messages."
     )
@@ -336,6 +339,7 @@ class Settings(BaseSettings):
             wyoming_languages=self.wyoming_languages,
             api_keys=tuple(key.get_secret_value() for key in self.api_keys),
             keys_file=self.keys_file or default_keys_file(),
+            upcoming_keys_file=None if self.insecure else config_directory() / KEYS_NAME,
             usage_file=self.usage_file or state_directory() / "usage.json",
             cors_origins=self.cors_origins,
             key_limits=KeyLimits(self.requests_per_minute, self.concurrency, self.daily_audio_seconds),
@@ -433,7 +437,7 @@ def read_settings(
 
 
 def default_keys_file() -> Path | None:
-    file = config_directory() / "keys.json"
+    file = config_directory() / KEYS_NAME
     return file if file.exists() else None
 
 

@@ -48,6 +48,8 @@ class ServerConfig:
     model_aliases: tuple[str, ...] = MODEL_ALIASES
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     keys_file: Path | None = None
+    # Key file that does not exist yet. The server needs no key until it is created, and takes it up then.
+    upcoming_keys_file: Path | None = None
     usage_file: Path | None = None  # daily audio per key; None: counting restarts with the server
     cors_origins: tuple[str, ...] = ()
     key_limits: KeyLimits = field(default=KeyLimits())  # defaults for keys without their own

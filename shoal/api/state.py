@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -84,15 +84,17 @@ class ServerState:
 
     async def watch_keys(self) -> None:
         """Reload the key file when it changes; a broken file leaves the loaded keys in place."""
-        if self.config.keys_file is None:
+        path = self.config.keys_file or self.config.upcoming_keys_file
+        if path is None:
             return
-        file = KeyFile(self.config.keys_file)
-        seen = await asyncio.to_thread(file.version)
+        file = KeyFile(path)
+        seen = await asyncio.to_thread(file.version) if self.config.keys_file is not None else None
         while True:
             await asyncio.sleep(KEY_CHECK_SECONDS)
             version = await asyncio.to_thread(file.version)
             if version != seen:
                 seen = version
+                self.config = replace(self.config, keys_file=path)
                 await self._reload_keys(file)
 
     async def record_usage(self) -> None:

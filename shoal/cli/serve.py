@@ -1,8 +1,10 @@
 """`shoal serve`, `shoal config` and `shoal keys`."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,7 +95,26 @@ def serve(
     set_up_logging(origin.settings.log_format, origin.settings.log_level)
     for notice in origin.notices():
         logger.warning(notice)
-    serve(origin.settings.server(), origin.settings.source(), origin.settings.voice_directory())
+    settings = origin.settings
+    announce = partial(print_address, model=settings.model) if sys.stderr.isatty() else None
+    serve(settings.server(), settings.source(), settings.voice_directory(), announce)
+
+
+def print_address(host: str, port: int, model: str) -> None:
+    """Print where the server can be reached and how to speak with it, for a person at the terminal."""
+    url = address_for_clients(host, port)
+    typer.echo(
+        f"\nShoal serves {model} at {url}; open it in a browser, or:\n"
+        f'  curl {url}/v1/tts --json \'{{"text": "Hello there."}}\' --output hello.wav\n'
+        f"API: {url}/docs. Stop with Ctrl-C.\n",
+        err=True,
+    )
+
+
+def address_for_clients(host: str, port: int) -> str:
+    """Return the URL for clients on this machine; a wildcard address is reached by the loopback one."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}"
 
 
 def config(
@@ -174,6 +195,8 @@ def list_keys(file: KeysFile = None, json: Json = False) -> None:
     if json:
         print_json({"keys": entries})
         return
+    if not entries:
+        typer.echo("no keys; `shoal keys new NAME` creates one", err=True)
     for entry in entries:
         limits = ", ".join(f"{name} {value:g}" for name, value in entry.items() if isinstance(value, int | float))
         typer.echo(f"{entry['name']}\t{entry['created']}\t{limits or 'limits of the server'}")

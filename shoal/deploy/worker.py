@@ -31,7 +31,7 @@ def open_worker(settings: Settings) -> ServerState:
     service = load_service(source)
     engine = engine_handle(service, service.model_info(), source, settings.voice_directory())
     # The platform authenticates its callers and accounts for what they use.
-    config = replace(settings.server(), api_keys=(), keys_file=None, usage_file=None)
+    config = replace(settings.server(), api_keys=(), keys_file=None, upcoming_keys_file=None, usage_file=None)
     return create_state(config, EngineLifecycle(lambda: engine, engine), source.config.slots)
 
 

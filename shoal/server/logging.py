@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from shoal.server.middleware.request_id import current_id
 
-LogFormat = Literal["json", "text"]
+LogFormat = Literal["auto", "json", "text"]
 EXTRAS = ("api", "key", "audio_seconds", "method", "route", "status", "seconds")
 
 
@@ -40,9 +40,10 @@ class TextLines(logging.Formatter):
 
 
 def set_up_logging(format: LogFormat, level: str) -> None:
-    """Configure the root logger of a server process. Library code must not call it."""
+    """Configure the root logger of a server process; `auto` is text on a terminal. Library code must not call it."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if format == "json" else TextLines())
+    as_text = sys.stderr.isatty() if format == "auto" else format == "text"
+    handler.setFormatter(TextLines() if as_text else JsonLines())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("shoal").setLevel(level.upper())
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

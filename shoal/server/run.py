@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,7 @@ from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.app import create_app
 from shoal.server.preflight import check_device
 from shoal.server.protocol import protocol_options
+from shoal.server.tracing import check_tracing
 
 if TYPE_CHECKING:
     from shoal.server.wyoming import WyomingServer
@@ -31,9 +33,16 @@ DRAIN_CHECK_SECONDS = 0.05
 LISTEN_BACKLOG = 512  # connections that the kernel queues until they are accepted
 
 
-def serve(config: ServerConfig, source: EngineSource, voices: Path) -> None:
-    """Serve until a signal arrives. Settings are checked before the model is loaded; raises ShoalError."""
+def serve(
+    config: ServerConfig, source: EngineSource, voices: Path, on_listening: Callable[[str, int], None] | None = None
+) -> None:
+    """Serve until a signal arrives. Settings are checked before the model is loaded; raises ShoalError.
+
+    `on_listening` is called with address and port once connections are accepted, before the model is loaded.
+    """
     check_access(config)
+    if config.tracing:
+        check_tracing()
     check_model(source.model)
     check_device(source)
     with ExitStack() as listeners:
@@ -43,7 +52,10 @@ def serve(config: ServerConfig, source: EngineSource, voices: Path) -> None:
         lifecycle = EngineLifecycle(lambda: start_engine(supervisor, voices), abort=supervisor.close)
         state = create_state(config, lifecycle, source.config.slots)
         server = DrainingServer(state, supervisor, wyoming)
-        logger.info("listening on %s port %d", *listener.getsockname()[:2])
+        address, port = listener.getsockname()[:2]
+        logger.info("listening on %s port %d", address, port)
+        if on_listening is not None:
+            on_listening(address, port)
         try:
             server.run(sockets=[listener])
         finally:

@@ -48,6 +48,15 @@ class TracingMiddleware:
             await self._app(scope, receive, traced_send)
 
 
+def check_tracing() -> None:
+    """Raise MissingExtra unless OpenTelemetry is installed; called before the model is loaded."""
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError:
+        raise MissingExtra("tracing needs: pip install 'shoal-tts[tracing]'") from None
+
+
 def default_provider() -> Any:
     """Return a provider that exports spans to an OTLP collector over HTTP, in batches, from a background thread."""
     try:

@@ -1,12 +1,16 @@
+import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from shoal.api import state as state_module
 from shoal.api.config import KeyLimits, ServerConfig
+from shoal.api.engine_client import EngineLifecycle
+from shoal.api.exceptions import Unauthorized
 from shoal.api.keys import Key, KeyFile, KeyRing, key_from_settings
-from shoal.api.state import load_keys
+from shoal.api.state import create_state, load_keys
 from shoal.errors import InvalidRequest, OutputError
 
 
@@ -75,3 +79,23 @@ def test_a_key_file_that_cannot_be_written_is_an_output_error(tmp_path: Path) ->
 def test_a_key_short_enough_to_guess_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match="at least 16"):
         key_from_settings(1, "password", KeyLimits())
+
+
+def test_a_key_file_that_is_created_later_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "KEY_CHECK_SECONDS", 0.0)
+    file = KeyFile(tmp_path / "keys.json")
+    state = create_state(ServerConfig(upcoming_keys_file=file.path), EngineLifecycle(lambda: pytest.fail("no load")), 1)
+    assert state.authenticate("").name == "anyone"
+
+    async def create_and_wait() -> str:
+        watching = asyncio.create_task(state.watch_keys())
+        secret = file.create("alice")
+        while not len(state.keys):
+            await asyncio.sleep(0)
+        watching.cancel()
+        return secret
+
+    secret = asyncio.run(asyncio.wait_for(create_and_wait(), 60))
+    with pytest.raises(Unauthorized):
+        state.authenticate("")
+    assert state.authenticate(f"Bearer {secret}").name == "alice"

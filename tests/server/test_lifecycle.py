@@ -79,6 +79,7 @@ def test_keys_can_be_created_listed_and_revoked(tmp_path: Path) -> None:
     assert "alice" in listed
     assert secret not in listed
     assert run(tmp_path, "keys", "revoke", "alice").returncode == 0
+    assert "no keys" in run(tmp_path, "keys", "list").stderr
     assert run(tmp_path, "keys", "revoke", "alice").returncode == 2
 
 

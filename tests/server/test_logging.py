@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from shoal.server.logging import JsonLines, LogFormat, TextLines
+from shoal.cli.serve import address_for_clients
+from shoal.server.logging import JsonLines, LogFormat, TextLines, set_up_logging
 from tests.server.conftest import ROOT, Serving, free_port, surroundings
 
 # Like `tests.server.launch`, but the audio guard of the engine process rejects the first attempt.
@@ -80,3 +81,22 @@ def test_a_formatted_traceback_is_logged(formatter: logging.Formatter) -> None:
     written = formatter.format(record)
     assert "it broke" in written
     assert "Traceback: here" in written
+
+
+@pytest.mark.parametrize(
+    ("format", "terminal", "formatter"),
+    [("auto", True, TextLines), ("auto", False, JsonLines), ("json", True, JsonLines), ("text", False, TextLines)],
+)
+def test_the_log_is_text_on_a_terminal(
+    format: LogFormat, terminal: bool, formatter: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[logging.Handler] = []
+    monkeypatch.setattr(logging, "basicConfig", lambda handlers, **rest: installed.extend(handlers))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    set_up_logging(format, "info")
+    assert isinstance(installed[0].formatter, formatter)
+
+
+def test_the_address_for_clients_of_this_machine() -> None:
+    urls = [address_for_clients(host, 80) for host in ("127.0.0.1", "0.0.0.0", "::", "::1", "10.1.2.3")]
+    assert urls == [f"http://{name}:80" for name in ("127.0.0.1", "127.0.0.1", "[::1]", "[::1]", "10.1.2.3")]

@@ -1,8 +1,14 @@
 import asyncio
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.api.config import ServerConfig
+from shoal.engine.process.worker import EngineSource
+from shoal.errors import MissingExtra
+from shoal.server.run import serve
 from shoal.server.tracing import TracingMiddleware
 
 pytest.importorskip("opentelemetry.sdk")
@@ -35,3 +41,11 @@ def test_a_request_is_a_span_of_the_clients_trace() -> None:
     assert format(span.context.trace_id, "032x") == "4bf92f3577b34da6a3ce929d0e0e4736"
     assert span.attributes == {"http.response.status_code": 200, "shoal.request_id": "find-me"}
     assert [event.name for event in span.events] == ["first bytes"]
+
+
+def test_a_server_does_not_start_without_the_extra_that_tracing_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'shoal-tts\[tracing\]'"):
+        serve(ServerConfig(port=0, tracing=True), EngineSource("random:tiny"), tmp_path)
