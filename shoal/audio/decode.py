@@ -1,23 +1,32 @@
 """Decode untrusted audio files to mono samples at a given rate.
 
 The size is checked before reading, the channels, rate and declared duration before decoding, and the actual duration
-while decoding, so that a small file that decompresses into hours stops at the limit.
+while decoding, so that a small file that decompresses into hours stops at the limit. Plain wav files are decoded here;
+all other formats by ffmpeg in a child process with resource limits (`sandbox/`).
 """
 
+import logging
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from shoal.audio.ffmpeg import open_container
+from shoal.audio.ffmpeg import MAX_PACKETS, MAX_PACKETS_PER_SECOND, NEEDS_FFMPEG, open_container
+from shoal.audio.mp4 import check_index
 from shoal.audio.pcm import Samples
 from shoal.audio.resample import Resampler
+from shoal.audio.sandbox.messages import DecodeRequest
+from shoal.audio.sandbox.pool import POOL, interpreter
 from shoal.audio.wav import is_wav, open_wav
-from shoal.errors import AudioError
+from shoal.errors import AudioError, MissingExtra
+
+logger = logging.getLogger(__name__)
 
 # -80 dBFS: below a quiet voice (about -60) and above 16-bit quantization noise (about -98).
 SILENCE_RMS = 1e-4
@@ -75,8 +84,35 @@ def read_audio(source: bytes | Path | BinaryIO, sample_rate: int, limits: AudioL
     A file object is read from its current position and stays open. Raises AudioError for anything but a complete
     recording within the limits, MissingExtra when the format needs an optional library.
     """
-    with _open(_bounded_bytes(source, limits)) as reader:
+    data = _bounded_bytes(source, limits)
+    if _is_text(data):
+        raise AudioError("this is a text file, not a recording")
+    wav = open_wav(data) if is_wav(data) else None
+    return _decode(wav, sample_rate, limits) if wav is not None else _decode_in_sandbox(data, sample_rate, limits)
+
+
+def decode_container(data: bytes, sample_rate: int, limits: AudioLimits) -> DecodedAudio:
+    """Decode with ffmpeg in this process, for files that are trusted or within the sandbox. Raises as `read_audio`."""
+    check_index(data, MAX_PACKETS + int(MAX_PACKETS_PER_SECOND * limits.max_seconds))
+    with open_container(data) as reader:
         return _decode(reader, sample_rate, limits)
+
+
+def _decode_in_sandbox(data: bytes, sample_rate: int, limits: AudioLimits) -> DecodedAudio:
+    if find_spec("av") is None:
+        raise MissingExtra(NEEDS_FFMPEG)
+    if interpreter() is None:
+        _warn_unprotected()
+        return decode_container(data, sample_rate, limits)
+    fields = limits.max_bytes, limits.min_seconds, limits.max_seconds, limits.max_channels
+    request = DecodeRequest(sample_rate, *fields, limits.min_rate, limits.max_rate, len(data))
+    samples, rate, channels = POOL.decode(data, request)
+    return DecodedAudio(samples, sample_rate, rate, channels)
+
+
+@cache
+def _warn_unprotected() -> None:
+    logger.warning("recordings are decoded without resource limits: %r is not a Python interpreter", sys.executable)
 
 
 def check_reference(recording: DecodedAudio) -> None:
@@ -119,18 +155,6 @@ def _read_at_most(file: BinaryIO, max_bytes: int) -> bytes:
 def _check_size(size: int, limits: AudioLimits) -> None:
     if size > limits.max_bytes:
         raise AudioError(f"the recording is larger than {limits.max_bytes} bytes")
-
-
-@contextmanager
-def _open(data: bytes) -> Iterator[AudioReader]:
-    if _is_text(data):
-        raise AudioError("this is a text file, not a recording")
-    wav = open_wav(data) if is_wav(data) else None
-    if wav is not None:
-        yield wav
-    else:
-        with open_container(data) as reader:
-            yield reader
 
 
 def _is_text(data: bytes) -> bool:

@@ -36,8 +36,10 @@ CODECS = (
 )
 # Containers whose header states the duration; for others ffmpeg estimates it from the bitrate.
 DECLARES_DURATION = {"aiff", "flac", "mov,mp4,m4a,3gp,3g2,mj2"}
+NEEDS_FFMPEG = "formats other than plain wav need: pip install 'shoal-tts[formats]'"
 # Damaged packets are skipped, as players do, up to this fraction of all packets.
 MAX_DAMAGED_FRACTION = 0.1
+MAX_STREAMS = 64
 # ffmpeg's default of 5 MB takes seconds to probe on fragmented files.
 PROBE_BYTES = 1 << 20
 # Every packet costs a call into Python. Real packets last at least 2.5 ms; tiny ones would take hours to decode.
@@ -100,12 +102,13 @@ def open_container(data: bytes) -> Iterator[ContainerReader]:
     try:
         import av
     except ImportError:
-        raise MissingExtra("formats other than plain wav need: pip install 'shoal-tts[formats]'") from None
+        raise MissingExtra(NEEDS_FFMPEG) from None
     options = {
         "format_whitelist": CONTAINERS,
         "codec_whitelist": CODECS,
         "protocol_whitelist": "",
         "probesize": str(PROBE_BYTES),
+        "max_streams": str(MAX_STREAMS),
     }
     try:
         # Other files that a container refers to are opened as empty files; PyAV would print an exception raised here.
