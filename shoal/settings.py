@@ -220,6 +220,12 @@ class Settings(BaseSettings):
         description="Origins whose web pages may call the server (CORS), such as `https://app.example`; "
         "`*` allows all.",
     )
+    allowed_hosts: Names = Field(
+        (),
+        description="Names of this server that a Host header may have, such as `voice.example` or `*.example`; "
+        "addresses and `localhost` are always accepted. Unset: a server without keys on loopback accepts only those, "
+        "any other server every name; `*` accepts every name.",
+    )
     tracing: bool = Field(
         False, description="Export OpenTelemetry spans as the OTEL_ variables say; needs `shoal-tts[tracing]`."
     )
@@ -342,6 +348,7 @@ class Settings(BaseSettings):
             upcoming_keys_file=None if self.insecure else config_directory() / KEYS_NAME,
             usage_file=self.usage_file or state_directory() / "usage.json",
             cors_origins=self.cors_origins,
+            allowed_hosts=self.allowed_hosts,
             key_limits=KeyLimits(self.requests_per_minute, self.concurrency, self.daily_audio_seconds),
             insecure=self.insecure,
             limits=self.limits(),

@@ -52,6 +52,7 @@ class ServerConfig:
     upcoming_keys_file: Path | None = None
     usage_file: Path | None = None  # daily audio per key; None: counting restarts with the server
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # names in Host headers; see server/middleware/hosts.py
     key_limits: KeyLimits = field(default=KeyLimits())  # defaults for keys without their own
     insecure: bool = False
     limits: Limits = field(default=Limits())

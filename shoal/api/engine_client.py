@@ -71,7 +71,7 @@ def start_engine(supervisor: Supervisor, voices: Path) -> EngineHandle:
 
 def engine_handle(service: SpeechService, info: ModelInfo, source: EngineSource, voices: Path) -> EngineHandle:
     """Return the handle of a running engine, with the voice store at `voices`."""
-    limits = voice_limits(source.config.reference_seconds)
+    limits = voice_limits(source.config.reference_seconds, info.prompt_seconds)
     store = VoiceStore(voices, info.builtin_voices, sample_rate=info.sample_rate, limits=limits)
     return EngineHandle(service, store, info.frame_rate, lambda: info.backends)
 

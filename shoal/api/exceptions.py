@@ -60,6 +60,10 @@ class ForeignOrigin(ShoalError):
     """A web page of another origin called the server without permission."""
 
 
+class UnknownHost(ShoalError):
+    """The Host header names another machine, as in a DNS rebinding attack."""
+
+
 class ServerFull(ShoalError):
     """The limit on open requests and WebSockets is reached."""
 

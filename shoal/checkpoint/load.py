@@ -54,6 +54,11 @@ class Checkpoint:
         folder = self.directory / "voices" if self.directory is not None else None
         return (folder,) if folder is not None and folder.is_dir() else ()
 
+    @property
+    def prompt_seconds(self) -> float:
+        """Seconds of recordings that fit into a prompt which has nothing else."""
+        return self.model.config.max_prompt / self.codec.config.frame_rate
+
 
 # Rows compared to decide whether a stored output matrix repeats the tied embeddings.
 TIED_SAMPLE_ROWS = 64

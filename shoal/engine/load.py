@@ -135,7 +135,8 @@ def load_service(source: EngineSource) -> Service:
 def voice_cache(checkpoint: Checkpoint, directory: Path, config: EngineConfig | None = None) -> VoiceCache:
     """Return the cache of the voices of a directory and of the model, encoded by its codec on first use."""
     config = config or EngineConfig()
-    limits, rate = voice_limits(config.reference_seconds), checkpoint.codec.config.sample_rate
+    limits = voice_limits(config.reference_seconds, checkpoint.prompt_seconds)
+    rate = checkpoint.codec.config.sample_rate
     store = VoiceStore(directory, checkpoint.builtin_voices, sample_rate=rate, limits=limits)
     encoder = CodecEncoder(checkpoint.codec, max_seconds=config.reference_seconds)
     return VoiceCache(store, encoder, entries=config.cached_voices, limits=limits)

@@ -78,6 +78,7 @@ class Service:
             device=str(checkpoint.model.device),
             backends=self.backends,
             builtin_voices=checkpoint.builtin_voices,
+            prompt_seconds=checkpoint.prompt_seconds,
         )
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:

@@ -11,6 +11,7 @@ from shoal.api.state import ServerState
 from shoal.server.error_responses import add_exception_handlers
 from shoal.server.middleware.connection_limit import ConnectionLimit
 from shoal.server.middleware.errors import ErrorMiddleware
+from shoal.server.middleware.hosts import HostMiddleware
 from shoal.server.middleware.origins import OriginMiddleware
 from shoal.server.middleware.request_id import RequestIDMiddleware
 from shoal.server.openapi import document
@@ -91,6 +92,11 @@ def add_middleware(app: FastAPI, state: ServerState) -> None:
     )
     app.add_middleware(ErrorMiddleware)
     app.add_middleware(OriginMiddleware, allowed=state.config.cors_origins)
+    app.add_middleware(
+        HostMiddleware,
+        allowed=state.config.allowed_hosts,
+        is_open=lambda: state.config.on_loopback and not state.requires_key,
+    )
     app.add_middleware(RequestIDMiddleware, metrics=state.metrics)
     if state.config.tracing:
         app.add_middleware(TracingMiddleware)

@@ -50,6 +50,7 @@ STATUS: dict[type[ShoalError], int] = {
     exceptions.UnknownMediaType: 415,
     exceptions.SchemaViolation: 422,
     exceptions.ForeignOrigin: 403,
+    exceptions.UnknownHost: 403,
     exceptions.ServerFull: 503,
     exceptions.NotReady: 503,
     exceptions.SlowReader: 408,

@@ -1,6 +1,7 @@
 """Voices: the codes of reference recordings and their transcripts."""
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,15 +58,16 @@ class VoiceLimits:
     audio: AudioLimits = field(default=AudioLimits(max_seconds=90.0))
     max_transcript: int = 4_000  # characters; fast speech has 25 per second
     max_total_seconds: float = 300.0
+    prompt_seconds: float = math.inf  # audio that fits into the model's prompt
 
 
 DEFAULT_LIMITS = VoiceLimits()
 
 
-def voice_limits(seconds: float) -> VoiceLimits:
-    """Return the default limits, with a maximum recording length of `seconds`."""
+def voice_limits(seconds: float, prompt_seconds: float = math.inf) -> VoiceLimits:
+    """Return the default limits, with a maximum recording length of `seconds`, for a model's `prompt_seconds`."""
     total = max(seconds, DEFAULT_LIMITS.max_total_seconds)
-    return VoiceLimits(audio=AudioLimits(max_seconds=seconds), max_total_seconds=total)
+    return VoiceLimits(AudioLimits(max_seconds=seconds), max_total_seconds=total, prompt_seconds=prompt_seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +129,17 @@ def read_recordings(audios: Sequence[bytes], sample_rate: int, limits: VoiceLimi
         remaining -= recordings[-1].seconds
         if remaining < 0:
             raise AudioError(f"the recordings together are longer than {limits.max_total_seconds:g} seconds")
+        _check_prompt(limits.max_total_seconds - remaining, limits)
     return recordings
+
+
+def _check_prompt(seconds: float, limits: VoiceLimits) -> None:
+    """Raise AudioError for recordings that no request could use; a request would say so only after encoding them."""
+    if seconds > limits.prompt_seconds:
+        raise AudioError(
+            f"the recordings last {seconds:.1f} seconds and the prompt of this model holds "
+            f"{limits.prompt_seconds:.1f}, with the text: use a shorter recording, 10 to 30 seconds are best"
+        )
 
 
 def read_recording(audio: bytes, sample_rate: int, limits: VoiceLimits) -> DecodedAudio:

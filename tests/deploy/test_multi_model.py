@@ -110,7 +110,7 @@ def test_a_container_that_is_full_still_lives(tmp_path: Path) -> None:
 
     async def ask(path: str) -> httpx.Response:
         app = multi_model_app(ModelPool(config, source, 1 << 40), config)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             return await http.get(path)
 
     assert asyncio.run(ask("/ping")).status_code == 200

@@ -91,7 +91,7 @@ def ask(path: str) -> httpx.Response:
     app = RequestIDMiddleware(OriginMiddleware(ErrorMiddleware(broken), (PAGE,)), Metrics(lambda: None))
 
     async def get() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             return await http.get(path, headers={"origin": PAGE, "x-request-id": "find-me"})
 
     return asyncio.run(get())

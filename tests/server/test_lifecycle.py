@@ -177,7 +177,8 @@ def test_a_client_that_reads_nothing_is_disconnected(tight: Serving) -> None:
     wide = {"response_format": "wav", "sample_rate": 192_000, "speed": 0.25, "max_new_tokens": 1500}
     said = {"model": "tts-1", "voice": "alloy", "input": ENDLESS["text"], "seed": 10, "temperature": 1.5, "top_p": 1.0}
     body = json.dumps(said | wide).encode()
-    head = "POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    head = "POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += "Content-Length: {}\r\n\r\n"
     with contextlib.closing(socket.socket()) as line, tight.client() as http:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect(("127.0.0.1", tight.port))

@@ -56,7 +56,8 @@ def begin(house: House, content: dict[str, Any]) -> socket.socket:
     """Send a request and read the first bytes of its response."""
     body = ormsgpack.packb(content)
     head = (
-        f"POST /v1/tts HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: {len(body)}\r\n\r\n"
+        "POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
     )
     line = socket.create_connection(("127.0.0.1", house.port), timeout=240)
     line.sendall(head.encode() + body)

@@ -36,7 +36,7 @@ def talker() -> Standin:
 
 def ask_for_a_whole_answer(line: socket.socket) -> None:
     body = json.dumps({"text": "Hi.", "format": "wav", "streaming": False}).encode()
-    head = "POST /v1/tts HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    head = "POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
     line.sendall(head.format(len(body)).encode() + body)
     assert line.recv(15) == b"HTTP/1.1 200 OK"
 
@@ -61,7 +61,7 @@ def test_pipelined_requests_do_not_keep_a_stalled_connection_open(tmp_path: Path
     state = state_with(talker(), Limits(stall_seconds=0.3), tmp_path)
     with listening(state) as port, slow_line(port) as line:
         ask_for_a_whole_answer(line)
-        line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_until(lambda: not is_connected(line))
 
 
@@ -92,7 +92,7 @@ def frame(**event: Any) -> bytes:
 def test_a_live_session_that_is_not_read_is_closed(tmp_path: Path) -> None:
     state = state_with(talker(), Limits(stall_seconds=0.3), tmp_path)
     upgrade = (
-        b"GET /v1/tts/live HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"GET /v1/tts/live HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + base64.b64encode(bytes(16)) + b"\r\n\r\n"
     )
     with listening(state) as port, slow_line(port) as line:

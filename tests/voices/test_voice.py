@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.audio.decode import AudioLimits, read_audio
+from shoal.engine.load import voice_cache
 from shoal.errors import AudioError, InvalidRequest, TextError
 from shoal.text.prompt import Reference
 from shoal.voices.encoder import CodecEncoder
+from shoal.voices.store import VoiceStore
 from shoal.voices.voice import (
     DEFAULT_LIMITS,
     PACE_RANGE,
@@ -21,6 +23,7 @@ from shoal.voices.voice import (
     check_new_transcript,
     check_transcript,
     voice_from_recordings,
+    voice_limits,
 )
 
 SAFE = "abcXYZ019-_ "
@@ -207,3 +210,23 @@ def test_a_path_that_cannot_be_read_is_named(encoder, tmp_path):
 def test_voices_without_a_codec_need_no_torch():
     code = "import sys, shoal.voices.cache; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_recordings_longer_than_the_prompt_are_refused_before_they_are_encoded_or_stored(encoder, wav, tmp_path):
+    limits = voice_limits(90.0, prompt_seconds=1.5)
+    clips = [(wav(1.0), "One."), (wav(1.0), "Two.")]
+    with pytest.raises(AudioError, match=r"last 2\.0 seconds and the prompt of this model holds 1\.5"):
+        voice_from_recordings(clips, encoder, limits)
+    assert encoder.encoded == 0
+    store = VoiceStore(tmp_path, sample_rate=encoder.sample_rate, limits=limits)
+    with pytest.raises(AudioError, match="use a shorter recording"):
+        store.add("long", wav(2.0), "Long.")
+    assert store.names() == []
+    assert voice_from_recordings(clips[:1], encoder, limits).frames == 10
+
+
+def test_the_voices_of_a_model_have_the_limit_of_its_prompt(tiny, tmp_path):
+    assert tiny.prompt_seconds == tiny.model.config.max_prompt / tiny.codec.config.frame_rate
+    cache = voice_cache(tiny, tmp_path)
+    assert cache._limits.prompt_seconds == tiny.prompt_seconds
+    cache.close()

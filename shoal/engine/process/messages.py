@@ -4,6 +4,7 @@ Only plain picklable values. On the pipe every message travels as `(job, message
 Audio has no envelope of its own: an `AudioChunk` is sent as it is.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class ModelInfo:
     device: str
     backends: Backends
     builtin_voices: tuple[Path, ...]  # directories of the voices that come with the model
+    prompt_seconds: float = math.inf  # seconds of recordings that fit into a prompt
 
 
 @dataclass(frozen=True, slots=True)

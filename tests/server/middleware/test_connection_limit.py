@@ -40,7 +40,7 @@ def line_to(serving: Serving) -> socket.socket:
 
 
 def lives(line: socket.socket) -> bool:
-    line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     answer = b""
     while not answer.endswith(b"}"):
         piece = line.recv(4096)

@@ -107,7 +107,8 @@ def test_a_conversion_is_counted_and_ends_when_its_client_leaves(server: Serving
     # Long enough to be observed in flight on any machine.
     request = httpx.Request("POST", server.url, data={"format": "opus"}, files={"audio": ("a.wav", quiet_minutes(58))})
     content, kind = request.read(), request.headers["content-type"]
-    head = f"POST /v1/convert HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST /v1/convert HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+    head += f"Content-Length: {len(content)}\r\n\r\n"
     left = 'shoal_requests_total{api="convert",outcome="disconnected"} 1.0'
     with socket.create_connection(("127.0.0.1", server.port), timeout=240) as line:
         line.sendall(head.encode() + content)

@@ -1,0 +1,60 @@
+"""Refuse requests whose Host header names another machine.
+
+A web page can make its own name resolve to 127.0.0.1 (DNS rebinding); the browser then takes this server for the
+page's own origin. The Host header still has the page's name. Addresses cannot be rebound, and programs may send no
+Host, so both pass. Servers with keys, and those that listen on other addresses than loopback, often have names that
+they do not know; they are checked only if `allowed_hosts` is set.
+"""
+
+from collections.abc import Callable
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from shoal.api.exceptions import UnknownHost
+from shoal.server.error_responses import send_error
+
+PROBES = ("/health", "/ready", "/ping")  # load balancers send them with any name
+ANY = "*"
+LOCAL = "localhost"
+REJECTION = "this server is not known as {host!r}; add the name to allowed_hosts to allow it"
+
+
+class HostMiddleware:
+    """Rejects unknown names with a 403 if `allowed` has any, or while `is_open()`: every local program may call."""
+
+    def __init__(self, app: ASGIApp, allowed: tuple[str, ...], is_open: Callable[[], bool]) -> None:
+        self._app, self._is_open = app, is_open
+        self._allowed = tuple(name.lower() for name in allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and scope["path"] not in PROBES and self._checks():
+            for host in Headers(scope=scope).getlist("host"):
+                if not self._is_known(host_name(host)):
+                    await send_error(scope, receive, send, UnknownHost(REJECTION.format(host=host[:128])))
+                    return
+        await self._app(scope, receive, send)
+
+    def _checks(self) -> bool:
+        return ANY not in self._allowed and (bool(self._allowed) or self._is_open())
+
+    def _is_known(self, name: str) -> bool:
+        if name in ("", LOCAL, *self._allowed) or name.endswith("." + LOCAL) or _is_address(name):
+            return True
+        return any(pattern.startswith("*.") and name.endswith(pattern[1:]) for pattern in self._allowed)
+
+
+def host_name(host: str) -> str:
+    """Return the name or address of a Host header, without the port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].strip().lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
