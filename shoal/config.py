@@ -30,8 +30,9 @@ class EngineConfig:
     carried_columns: int = 0  # maximum prompt tokens that keep earlier turns of a long text; 0: the model's limit
     # Batch sizes with a CUDA graph; values above `slots` are ignored and `slots` is always included.
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-    # Execution backend to start with: graph, fused, plain-graph or eager; auto: the fastest that works here.
+    # Execution backend to start with: graph, fused, plain-graph, native or eager; auto: the fastest that works here.
     rung: str = "auto"
+    cpu_isa: str = "auto"  # instruction set of the native backend: avx512, avx2, baseline; auto: the CPU's best
     clear_on_oom: bool = True  # release cached GPU memory after an out-of-memory error
     reference_seconds: float = 90.0  # maximum duration of a voice recording
     cached_voices: int = 1_000  # encoded voices kept in memory

@@ -177,10 +177,15 @@ class Settings(BaseSettings):
         EngineConfig.guard,
         description="Check that the generated audio is speech, and retry or fail the request when it is not.",
     )
-    rung: Literal["auto", "graph", "fused", "plain-graph", "eager"] = Field(
+    rung: Literal["auto", "graph", "fused", "plain-graph", "native", "eager"] = Field(
         "auto",
         description="Execution backend to start with: `auto` is the fastest that works on this device; "
         "the engine falls back to slower ones.",
+    )
+    cpu_isa: Literal["auto", "avx512", "avx2", "baseline"] = Field(
+        "auto",
+        description="Instruction set of the `native` backend on a CPU: `auto` is the fastest that the CPU has. "
+        "The results are the same with all but `baseline`.",
     )
     clear_on_oom: bool = Field(
         EngineConfig.clear_on_oom,
@@ -325,6 +330,7 @@ class Settings(BaseSettings):
             buckets=self.buckets,
             guard=self.guard,
             rung=self.rung,
+            cpu_isa=self.cpu_isa,
             clear_on_oom=self.clear_on_oom,
             cached_voices=self.cached_voices,
             reference_seconds=self.reference_seconds,

@@ -106,7 +106,6 @@ class SpeechRequest:
     normalize: bool = True  # spell out numbers and symbols if the model needs it; False: use the text as written
     timeout: float | None = None  # seconds from submission to the last sample
     whole: bool = False  # return audio only when complete, so that a failed generation can be retried
-    client: str = ""  # name of the API key; waiting requests start round robin over the clients
     # Earlier turns that this text continues, as returned by the last chunk of the request before. None: the text stands
     # alone and its turns are not returned.
     context: tuple[SpokenTurn, ...] | None = None

@@ -17,7 +17,7 @@ LAYERS = (
     {"server", "cluster", "batch", "deploy", "settings", "ui"},
     {"api"},
     {"engine", "voices", "audio"},
-    {"text", "model", "codec", "checkpoint", "kernels", "quantize"},
+    {"text", "model", "codec", "checkpoint", "kernels", "quantize", "native"},
     {"speech", "config", "errors", "metrics", "paths"},
 )
 # Imports within the layer of text, model and codec are limited to these.
@@ -26,11 +26,12 @@ WITHIN_LAYER = {
     "quantize": {"model", "codec"},
     "model": {"kernels"},
     "codec": {"kernels"},
+    "native": {"model", "codec", "kernels"},
     "text": set[str](),
     "kernels": set[str](),
 }
 PUBLIC_API = "shoal"
-CORE = ("model", "codec", "checkpoint", "text", "engine", "kernels", "quantize")
+CORE = ("model", "codec", "checkpoint", "text", "engine", "kernels", "quantize", "native")
 EXTRAS = ("pydantic", "fastapi", "uvicorn", "starlette", "av", "soxr", "soundfile", "torchao", "typer", "rich", "ray",
           "prometheus_client", "ormsgpack", "huggingface_hub", "triton", "scipy")  # fmt: skip
 

@@ -23,6 +23,8 @@ from shoal.engine.execution.retry import RetryTimer
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.kernels.cuda_graph import describe_error
+from shoal.native.codec import NativeDecoder
+from shoal.native.library import Context, NativeUnavailable
 from shoal.speech import Samples
 
 logger = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ class PlannedChunk:
 
 
 TOO_LONG = f"the speech has more than {MAX_POSITIONS:,} frames; split the text into several requests"
-CodecBackend = Literal["graph", "plain-graph", "eager"]
+CodecBackend = Literal["graph", "plain-graph", "native", "eager"]
 Fetch = Callable[[], list[Samples]]
 DecodeResult = Samples | GenerationFailed
 
@@ -53,7 +55,7 @@ class DecodeCall:
     fetch: Fetch
 
 
-AnyDecoder = GraphDecoder[Any, Any] | StreamingDecoder
+AnyDecoder = GraphDecoder[Any, Any] | NativeDecoder | StreamingDecoder
 
 
 class AudioDecoder:
@@ -69,27 +71,34 @@ class AudioDecoder:
         clock: Callable[[], float] = time.monotonic,
         backends: Sequence[CodecBackend] = ("eager",),
         overlap: bool = False,
+        native: Callable[[], Context] = Context,
     ) -> None:
-        """Decode with the first of `backends` that works; `graph` runs in half precision. The last must be eager."""
+        """Decode with the first of `backends` that works; `graph` runs in half precision. The last must be eager.
+
+        `native` returns the library context of the native backend.
+        """
         self.codec = codec
         self.clock = clock
         self.seconds = 0.0  # host time spent launching calls and waiting for them
         self.failures = 0  # utterances in a row that the codec could not decode alone either
         self.reasons: dict[CodecBackend, str] = {}  # why a backend is not used
         self._slots, self._first, self._max_frames, self._overlap = slots, first_frames, max_frames, overlap
-        self._backends, self._retry = backends, RetryTimer(clock)
+        self._backends, self._retry, self._native = backends, RetryTimer(clock), native
         self._built: dict[CodecBackend, AnyDecoder] = {}
         self._worked = False  # whether a call succeeded since a size was left out
         self._decoder = self._build(backends)
-        # Whether calls are collected in the next step. Only graphs run asynchronously.
-        self.overlap = overlap and isinstance(self._decoder, GraphDecoder)
         self._lost: set[int] = set()  # slots whose state was lost with a decoder that failed
         self._stale: set[int] = set()  # released slots that still hold the state of their last utterance
         self._call: DecodeCall | None = None  # submitted, not collected
 
     @property
     def backend(self) -> CodecBackend:
-        return self._decoder.backend if isinstance(self._decoder, GraphDecoder) else "eager"
+        return self._decoder.backend if isinstance(self._decoder, GraphDecoder | NativeDecoder) else "eager"
+
+    @property
+    def overlap(self) -> bool:
+        """Whether calls are collected in the next step. Only graphs run asynchronously."""
+        return self._overlap and isinstance(self._decoder, GraphDecoder)
 
     @property
     def dropped(self) -> list[str]:
@@ -180,8 +189,8 @@ class AudioDecoder:
 
     @property
     def _retryable(self) -> type[Exception]:
-        """Errors after which decoding is retried: any error of the graphs, device errors of the eager decoder."""
-        return Exception if isinstance(self._decoder, GraphDecoder) else RuntimeError
+        """Errors after which decoding is retried: device errors of the eager decoder, any error of the others."""
+        return Exception if isinstance(self._decoder, GraphDecoder | NativeDecoder) else RuntimeError
 
     def _rescue(self, chunks: list[PlannedChunk], error: Exception) -> dict[int, DecodeResult]:
         """Fall back after a failed call, and decode the chunks one by one."""
@@ -196,6 +205,8 @@ class AudioDecoder:
                 return self._decoder_of(backend)
             except Exception as error:
                 self.reasons[backend] = describe_error(error)
+                if isinstance(error, NativeUnavailable):
+                    logger.warning("the native codec is not available, using eager: %s", error)
                 logger.info("codec backend %s cannot be built; trying the next one", backend, exc_info=True)
         return self._decoder_of(backends[-1])
 
@@ -205,6 +216,7 @@ class AudioDecoder:
             builders: dict[CodecBackend, Callable[[], AnyDecoder]] = {
                 "graph": lambda: FusedDecoder(self.codec, self._slots, torch.float16, capture=capture),
                 "plain-graph": lambda: PlainGraphDecoder(self.codec, self._slots, capture=capture),
+                "native": lambda: NativeDecoder(self.codec, self._slots, self._native()),
                 "eager": lambda: StreamingDecoder(self.codec, self._slots),
             }
             self._built[backend] = builders[backend]()
@@ -213,10 +225,10 @@ class AudioDecoder:
     def _downgrade(self, error: Exception) -> None:
         """Leave out the size that failed, or switch to the next backend. The eager decoder stays."""
         failed = self._decoder
-        if not isinstance(failed, GraphDecoder):
+        if not isinstance(failed, GraphDecoder | NativeDecoder):
             return
         self.reasons[failed.backend] = describe_error(error)
-        if self._worked and failed.drop_failed():
+        if self._worked and isinstance(failed, GraphDecoder) and failed.drop_failed():
             self._worked = False
         else:
             following = self._backends[self._backends.index(failed.backend) + 1 :]
@@ -242,7 +254,6 @@ class AudioDecoder:
         self._lost |= {slot for slot, seen in enumerate(self._decoder._seen) if seen} - self._stale
         self._stale.clear()
         self._decoder = decoder
-        self.overlap = self._overlap and isinstance(decoder, GraphDecoder)
         decoder.reset(list(range(self._slots)))
 
     def _chunk_frames(self, utterance: Utterance) -> int:

@@ -25,6 +25,7 @@ from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.errors import GenerationFailed, InvalidRequest
 from shoal.kernels.jit import kernels_unavailable
 from shoal.model.slow import Head
+from shoal.native.library import Context
 from shoal.quantize.apply import modes_of
 from shoal.speech import SamplingParams
 
@@ -70,7 +71,7 @@ class EngineCore:
         head = Head(model.slow)
         eager = EagerRunner(model, head, kv, self.scheduler.tables, config.slots)
         first = parse_backend(config.rung)
-        self.runner = FallbackRunner(eager, head, first=first, buckets=config.buckets, clock=clock)
+        self.runner = FallbackRunner(eager, head, first=first, buckets=config.buckets, isa=config.cpu_isa, clock=clock)
         self.health = DeviceHealth(self.runner, kv, self.scheduler.tables, model.config)
         self.audio_decoder = AudioDecoder(
             checkpoint.codec,
@@ -80,6 +81,7 @@ class EngineCore:
             clock=clock,
             overlap=self.runner.lag > 0,
             backends=codec_backends(checkpoint, first),
+            native=lambda: self.runner.native_context or Context(config.cpu_isa),
         )
         self.tracker = RequestTracker(self.scheduler, self.audio_decoder, model.config, config, clock)
         self._suspects: deque[tuple[Sequence, int]] = deque()  # each with its length when the step failed
@@ -221,6 +223,8 @@ class EngineCore:
 def codec_backends(checkpoint: Checkpoint, first: Backend | None) -> list[CodecBackend]:
     """Return the codec backends to try in order. The choice does not depend on which one the model can use."""
     codec, backends = checkpoint.codec, list[CodecBackend](["eager"])
+    if codec.device.type == "cpu" and first in (None, "native"):
+        return ["native", "eager"]
     if codec.device.type != "cuda" or first == "eager":
         return backends
     backends.insert(0, "plain-graph")

@@ -53,9 +53,7 @@ class RequestTracker:
             self._check_turn(turn.prompt_length, utterance)
         opening = utterance.turns[0].prompt
         sampling = utterance.turn_sampling()
-        utterance.sequence = Sequence.start(
-            utterance.id, opening, sampling, self.model.slow.max_seq_len, utterance.client
-        )
+        utterance.sequence = Sequence.start(utterance.id, opening, sampling, self.model.slow.max_seq_len)
         utterance.guard = self._new_guard(utterance)
         self.scheduler.add(utterance.sequence)
         self.active[utterance.id] = utterance

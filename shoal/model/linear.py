@@ -11,12 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.kernels.int4_linear import supports_int4
-
 QuantizedMode = Literal["int8", "int4", "fp8"]
-# "per_channel": the fused Triton kernels read `weight` and its scales per row. "grouped": they read packed int4 and its
-# scales per group. "torch": PyTorch operators only.
-KernelKind = Literal["per_channel", "grouped", "torch"]
+# "per_channel": the fused Triton kernels read `weight` and its scales per row. "torch": PyTorch operators only.
+KernelKind = Literal["per_channel", "torch"]
 
 # Input columns that share a scale and a zero point in int4.
 GROUP_SIZE = 128
@@ -150,7 +147,6 @@ class Int4Linear(QuantizedLinear):
     """Affine int4 in groups of input columns: w = (q - 8) · scale + zero. Two columns per byte, the even one low."""
 
     mode = "int4"
-    kernel = "grouped"
     group_size: int
     scales_and_zeros: Tensor
 
@@ -226,6 +222,24 @@ QUANTIZED_LINEARS: dict[QuantizedMode, type[QuantizedLinear]] = {
 }
 
 
+class DequantizedLinear(nn.Linear):
+    """Float copy of an int8 layer that keeps the int8 weights for the native backend, which reads fewer bytes.
+
+    Its results are those of `nn.Linear`, and it counts as a float layer.
+    """
+
+    def __init__(self, layer: Int8Linear, dtype: torch.dtype) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        self.weight = nn.Parameter(layer.dequantize(dtype), requires_grad=False)
+        if layer.bias is not None:
+            self.bias = nn.Parameter(layer.bias.to(dtype), requires_grad=False)
+        self._layers = (layer,)  # in a tuple, so that it is no submodule
+
+    @property
+    def int8(self) -> Int8Linear:
+        return self._layers[0]
+
+
 class CpuInt8Linear(Quantized):
     """int8 layer in the form that a CPU computes fastest, made from an `Int8Linear`; it cannot be converted back."""
 
@@ -295,6 +309,8 @@ def first_rows(layer: AnyLinear | CpuInt8Linear, x: Tensor, count: int) -> Tenso
 
 def take_rows(layer: AnyLinear, rows: Tensor) -> AnyLinear:
     """Return a layer of the same kind with only these outputs, in this order."""
+    if isinstance(layer, DequantizedLinear):
+        return DequantizedLinear(layer.int8.take_rows(rows), layer.weight.dtype)
     return dense(layer.weight.detach()[rows]) if isinstance(layer, nn.Linear) else layer.take_rows(rows)
 
 
@@ -305,8 +321,6 @@ def row_scales(layer: nn.Module) -> Tensor | None:
 
 def has_fused_kernels(layer: nn.Module) -> bool:
     """Return whether the fused Triton kernels can compute with this layer's weights."""
-    if isinstance(layer, Int4Linear):
-        return supports_int4(layer.in_features, layer.group_size)
     return not isinstance(layer, Quantized) or layer.kernel == "per_channel"
 
 
@@ -317,6 +331,13 @@ def dense(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     if bias is not None:
         layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer
+
+
+def dequantized(layer: QuantizedLinear, dtype: torch.dtype) -> nn.Linear:
+    """Return a float layer with the values of a quantized one; one from int8 on a CPU keeps its int8 weights."""
+    if isinstance(layer, Int8Linear) and dtype == torch.float32 and layer.weight.device.type == "cpu":
+        return DequantizedLinear(layer, dtype)
+    return dense(layer.dequantize(dtype), layer.bias)
 
 
 def quantize_rows(

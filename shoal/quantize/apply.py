@@ -18,7 +18,7 @@ from shoal.model.linear import (
     Quantized,
     QuantizedLinear,
     WeightOnlyInt8Linear,
-    dense,
+    dequantized,
 )
 from shoal.quantize.convolution import Int8Conv
 from shoal.quantize.modes import Mode, WeightModes, has_int8_matmul
@@ -96,7 +96,7 @@ def to_mode(layer: AnyLinear, mode: Mode, component: str, dtype: torch.dtype) ->
         return layer
     if isinstance(layer, QuantizedLinear):
         if mode == "none":
-            return dense(layer.dequantize(dtype), layer.bias)
+            return dequantized(layer, dtype)
         raise InvalidRequest(
             f"{component} is stored as {layer.mode} and cannot be quantized again to {mode}: "
             f"use the original weights, {component}={layer.mode} or {component}=none"
@@ -144,7 +144,7 @@ def is_large_conv(conv: nn.Module) -> TypeGuard[nn.Conv1d | nn.ConvTranspose1d]:
 
 def _for_cpu(layer: Int8Linear, min_weights: int) -> nn.Module:
     if layer.weight.numel() < min_weights:
-        return dense(layer.dequantize(torch.float32), layer.bias)
+        return dequantized(layer, torch.float32)
     kind = DynamicInt8Linear if has_int8_matmul() else WeightOnlyInt8Linear
     return kind(layer.weight, layer.scales, layer.bias)
 

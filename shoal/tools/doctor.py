@@ -117,6 +117,11 @@ def _torch() -> Iterator[DoctorFinding]:
     from shoal.quantize.modes import int8_implementation
 
     yield DoctorFinding("CPU weights", f"float32, {int8_implementation()}")
+    from shoal.native.library import native_library
+
+    native = native_library()
+    advice = "" if native.available else "install g++ or clang++: eager is several times slower on a CPU"
+    yield DoctorFinding("CPU backend", native.detail, "ok" if native.available else "warn", advice)
 
 
 def _gpu() -> Iterator[DoctorFinding]:
@@ -242,12 +247,14 @@ def _choose() -> BackendChoice:
 
     from shoal.engine.load import choose_device, choose_dtype
     from shoal.kernels.compile_check import check_kernels
+    from shoal.native.library import native_library
 
     device = choose_device("auto")
     dtype = choose_dtype(None, device)
     name = str(dtype).removeprefix("torch.")
     if device == "cpu":
-        return BackendChoice(device, name, "eager", "torch finds no GPU")
+        rung = "native" if native_library().available else "eager"
+        return BackendChoice(device, name, rung, "torch finds no GPU")
     reason = check_kernels(torch.device(device), dtype)
     if reason is not None:
         return BackendChoice(device, name, "plain-graph", f"torch finds a GPU; no fused kernels: {reason}")

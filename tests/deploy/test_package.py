@@ -5,23 +5,24 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from shoal import __version__
 from shoal.checkpoint.find import BUNDLED_DIRECTORY
 from shoal.checkpoint.load import load_checkpoint, load_codec
 from shoal.checkpoint.save import save_quantized
 from shoal.cli import app
+from shoal.deploy.own_wheel import DISTRIBUTION, wheel_name
 from shoal.deploy.package import ARCHIVE, CHECKPOINT, model_files, package_runpod, package_sagemaker, package_triton
 from shoal.errors import CheckpointError, InvalidRequest, OutputError
 from shoal.quantize.apply import modes_of, quantize_codec
 from shoal.quantize.modes import WeightModes
 
-WHEEL = f"code/shoal_tts-{__version__}-py3-none-any.whl"
+WHEEL = f"code/{wheel_name(distribution(DISTRIBUTION))}"
 
 
 def quiet(reported: str) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from shoal.checkpoint.load import Checkpoint
+from shoal.engine.audio_decoder import AudioDecoder
 from shoal.engine.core import EngineCore
 from shoal.engine.execution.runner import PipelinedRunner
 from shoal.engine.sequence import Tokens
@@ -132,9 +133,15 @@ class StepDriver:
         raise AssertionError(f"not finished after {max_steps} steps")
 
 
+def force_overlap(core: EngineCore, overlap: bool) -> None:
+    """Emulate graphs, which run asynchronously: collect audio in the next step, whichever decoder is in use."""
+    core.audio_decoder.__class__ = type("ForcedOverlap", (AudioDecoder,), {"overlap": overlap})
+
+
 def run_with_lag(core: EngineCore, lag: int) -> None:
     """Emulate a GPU: frames are returned `lag` steps after their launch, samples one step later."""
-    core.runner.lag, core.audio_decoder.overlap = lag, lag > 0
+    core.runner.lag = lag
+    force_overlap(core, lag > 0)
     core.runner.runner = PipelinedRunner(core.runner.runner.launcher, lag)
 
 

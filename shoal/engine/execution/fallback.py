@@ -3,6 +3,7 @@
 graph        fused kernels, a whole frame in one CUDA graph
 fused        the same kernels, launched one by one
 plain-graph  PyTorch operators in CUDA graphs; runs on every GPU and with all weights
+native       C++ on a CPU, a whole step in one call
 eager        PyTorch operators; runs everywhere
 
 A size of a backend that fails is left out while others remain. A backend that fails in service is tried again later.
@@ -11,11 +12,12 @@ A size of a backend that fails is left out while others remain. A backend that f
 import logging
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
 from shoal.config import EngineConfig
 from shoal.engine.execution.fixed_size import FixedSizeRunner
 from shoal.engine.execution.graphs import FusedRunner, unsupported
+from shoal.engine.execution.native import NativeRunner
 from shoal.engine.execution.plain_graphs import PlainGraphRunner
 from shoal.engine.execution.retry import RetryTimer
 from shoal.engine.execution.runner import EagerRunner, Launcher, PipelinedRunner
@@ -23,11 +25,12 @@ from shoal.engine.scheduler import Batch, StepOutput
 from shoal.errors import InvalidRequest
 from shoal.kernels.cuda_graph import describe_error
 from shoal.model.slow import Head
+from shoal.native.library import Context, NativeUnavailable
 
 logger = logging.getLogger(__name__)
 
-Backend = Literal["graph", "fused", "plain-graph", "eager"]
-BACKENDS: tuple[Backend, ...] = ("graph", "fused", "plain-graph", "eager")
+Backend = Literal["graph", "fused", "plain-graph", "native", "eager"]
+BACKENDS: tuple[Backend, ...] = ("graph", "fused", "plain-graph", "native", "eager")
 
 
 class FallbackRunner:
@@ -40,10 +43,12 @@ class FallbackRunner:
         *,
         first: Backend | None = None,
         buckets: tuple[int, ...] = EngineConfig.buckets,
+        isa: str = EngineConfig.cpu_isa,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._eager, self._head, self._buckets = eager, head, buckets
-        self._candidates = BACKENDS[BACKENDS.index(first or best_backend(eager)) :]
+        self._eager, self._head, self._buckets, self._isa = eager, head, buckets, isa
+        usable = [each for each in BACKENDS if each != "native" or eager.model.device.type == "cpu"]
+        self._candidates = usable[usable.index(first or best_backend(eager)) :]
         self._built: dict[Backend, Launcher] = {}
         self._retry = RetryTimer(clock)
         self._worked = False  # whether a step succeeded since a size was left out
@@ -54,6 +59,11 @@ class FallbackRunner:
         self.lag = 1 if eager.model.device.type == "cuda" else 0
         self.backend: Backend = self._candidates[0]
         self.runner = PipelinedRunner(self._build(), self.lag)
+
+    @property
+    def native_context(self) -> Context | None:
+        """The library context of the native backend, which the codec shares; None on other backends."""
+        return cast(NativeRunner, self.runner.launcher).context if self.backend == "native" else None
 
     @property
     def in_flight(self) -> list[Batch]:
@@ -133,6 +143,8 @@ class FallbackRunner:
                 if self.backend == "eager":
                     raise
                 self.reasons[self.backend] = describe_error(error)
+                if isinstance(error, NativeUnavailable):
+                    logger.warning("backend native is not available, using eager: %s", error)
                 # The start ends with one warning about the backend in use; this is for those who look for the cause.
                 logger.info("backend %s cannot be built; trying the next one", self.backend, exc_info=True)
                 self.backend = self._candidates[self._candidates.index(self.backend) + 1]
@@ -146,14 +158,15 @@ class FallbackRunner:
             # Launched once before it counts as built: kernels are compiled and checked by their first launch.
             "fused": lambda: FusedRunner(eager, head, capture=False, check=gpu, buckets=buckets),
             "plain-graph": lambda: PlainGraphRunner(eager, capture=gpu, buckets=buckets),
+            "native": lambda: NativeRunner(eager, head, isa=self._isa),
             "eager": lambda: eager,
         }
 
 
 def best_backend(eager: EagerRunner) -> Backend:
-    """Return the first backend to try: on a GPU graphs, of fused kernels if they support this model."""
+    """Return the first backend to try: native code on a CPU, graphs on a GPU, of fused kernels if they support this."""
     if eager.model.device.type != "cuda":
-        return "eager"
+        return "native"
     return "graph" if unsupported(eager.model) is None else "plain-graph"
 
 

@@ -20,6 +20,7 @@ from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import InvalidRequest
 from shoal.model.generate import generate
 from shoal.model.slow import Head
+from shoal.native.library import NativeUnavailable
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
 from shoal.speech import SamplingParams
@@ -116,6 +117,7 @@ def test_a_backend_that_cannot_be_built_is_skipped(
 
     monkeypatch.setattr("shoal.engine.execution.fallback.FusedRunner", refuse)
     monkeypatch.setattr("shoal.engine.execution.fallback.PlainGraphRunner", refuse)
+    monkeypatch.setattr("shoal.engine.execution.fallback.NativeRunner", refuse)
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="graph"))
     assert core.runner.backend == "eager"
 
@@ -157,8 +159,15 @@ def test_steps_in_flight_are_recomputed_after_a_fallback(tiny: Checkpoint) -> No
         assert np.array_equal(each.all_codes(), expected(tiny, each))
 
 
-def test_a_cpu_starts_on_the_eager_backend(tiny: Checkpoint) -> None:
+def test_a_cpu_without_a_native_library_runs_eager_and_says_why(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NativeUnavailable("no C++ compiler found")
+
+    monkeypatch.setattr("shoal.engine.execution.fallback.NativeRunner", refuse)
     assert EngineCore(tiny, EngineConfig(slots=2, guard=False)).runner.backend == "eager"
+    assert "backend native is not available, using eager: no C++ compiler found" in caplog.text
 
 
 def test_an_unknown_backend_is_refused_by_name() -> None:

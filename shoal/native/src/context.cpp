@@ -1,0 +1,163 @@
+#include "context.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <unistd.h>
+
+namespace shoal {
+
+float* Scratch::get(int number, size_t count) {
+    auto& buffer = buffers_[number];
+    if (buffer.size() < count) buffer = std::vector<float>(count + count / 4);
+    return buffer.data();
+}
+
+static inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Workers wait this many checks, some tens of microseconds, for the next call before they sleep.
+constexpr int SPIN = 2000;
+
+// Index of the calling thread within the call that it works for.
+static thread_local int current_thread = 0;
+
+// Worker threads. Units are claimed one by one, so the caller alone finishes all of them when the cores are busy
+// elsewhere; it waits only for units that a worker has begun.
+class Pool {
+  public:
+    // Throws std::system_error if the system refuses another thread.
+    explicit Pool(int workers) : pid_(getpid()) {
+        for (int i = 0; i < workers; i++) threads_.emplace_back([this, i] { serve(i + 1); });
+    }
+
+    ~Pool() {
+        if (getpid() != pid_) {  // a forked child has no workers to join
+            for (auto& thread : threads_) thread.detach();
+            return;
+        }
+        stop_.store(true);
+        wake();
+        for (auto& thread : threads_) thread.join();
+    }
+
+    bool usable() const { return getpid() == pid_; }
+
+    void run(int units, const std::function<void(int, int)>& work) {
+        // Workers still inside the previous call would read the new one half written.
+        while (inside_.load(std::memory_order_seq_cst) != 0) relax();
+        work_ = &work;
+        units_ = units;
+        done_.store(0, std::memory_order_relaxed);
+        next_.store(0, std::memory_order_relaxed);
+        open_.store(true, std::memory_order_release);
+        generation_.fetch_add(1, std::memory_order_seq_cst);
+        if (sleeping_.load(std::memory_order_seq_cst) > 0) wake();
+        claim(0);
+        int spins = 0;
+        while (done_.load(std::memory_order_acquire) < units) {
+            if (++spins < SPIN)
+                relax();
+            else
+                std::this_thread::yield();
+        }
+        open_.store(false, std::memory_order_seq_cst);
+    }
+
+  private:
+    void claim(int thread) {
+        for (int unit; (unit = next_.fetch_add(1, std::memory_order_acq_rel)) < units_;) {
+            (*work_)(unit, thread);
+            done_.fetch_add(1, std::memory_order_acq_rel);
+        }
+    }
+
+    void serve(int thread) {
+        uint64_t seen = 0;
+        current_thread = thread;
+        for (;;) {
+            if (!await(seen)) return;
+            inside_.fetch_add(1, std::memory_order_seq_cst);
+            if (open_.load(std::memory_order_seq_cst)) claim(thread);
+            inside_.fetch_sub(1, std::memory_order_release);
+        }
+    }
+
+    // Wait for the next call; false when the pool ends.
+    bool await(uint64_t& seen) {
+        for (int spins = 0; spins < SPIN; spins++) {
+            if (stop_.load(std::memory_order_relaxed)) return false;
+            const uint64_t now = generation_.load(std::memory_order_acquire);
+            if (now != seen) return seen = now, true;
+            relax();
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        sleeping_.fetch_add(1, std::memory_order_seq_cst);
+        condition_.wait(lock, [&] { return stop_.load() || generation_.load(std::memory_order_seq_cst) != seen; });
+        sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+        seen = generation_.load();
+        return !stop_.load();
+    }
+
+    void wake() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        condition_.notify_all();
+    }
+
+    const pid_t pid_;
+    std::vector<std::thread> threads_;
+    std::mutex mutex_;
+    std::condition_variable condition_;
+    std::atomic<uint64_t> generation_{0};
+    std::atomic<int> sleeping_{0}, next_{0}, done_{0}, inside_{0};
+    std::atomic<bool> stop_{false}, open_{false};
+    const std::function<void(int, int)>* work_ = nullptr;
+    int units_ = 0;
+};
+
+Context::Context(const Kernels& kernels, int threads)
+    : k(kernels), threads_(threads), scratch_(static_cast<size_t>(threads)) {
+    if (threads > 1) pool_ = std::make_unique<Pool>(threads - 1);
+}
+
+Context::~Context() = default;
+
+void Context::parallel(int units, const std::function<void(int, int)>& work) {
+    if (units < 2 || !pool_ || nested_ || !pool_->usable()) {
+        for (int unit = 0; unit < units; unit++) work(unit, current_thread);
+        return;
+    }
+    nested_ = true;
+    pool_->run(units, work);
+    nested_ = false;
+}
+
+// Products below this many multiplications take about as long as starting a thread.
+constexpr double MIN_PARALLEL = 1e5;
+
+void Context::product(const Product& p, int rows) {
+    const int panels = (p.w->rows + PANEL - 1) / PANEL;
+    const double work = static_cast<double>(rows) * p.w->cols * p.w->rows;
+    if (threads_ == 1 || nested_ || work < MIN_PARALLEL) return k.product(p, 0, rows, 0, panels);
+    // Split the longer axis; a few units more than threads, so that a slow thread does not hold up the others.
+    const int row_units = rows / (2 * k.row_tile), wanted = work < 20 * MIN_PARALLEL ? threads_ : 4 * threads_;
+    if (row_units >= wanted) {
+        parallel(wanted, [&](int unit, int) {
+            const auto at = [&](int u) { return static_cast<int>(static_cast<int64_t>(rows) * u / wanted); };
+            k.product(p, at(unit), at(unit + 1), 0, panels);
+        });
+        return;
+    }
+    const int units = panels < wanted ? panels : wanted;
+    parallel(units, [&](int unit, int) {
+        k.product(p, 0, rows, panels * unit / units, panels * (unit + 1) / units);
+    });
+}
+
+}  // namespace shoal

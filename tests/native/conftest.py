@@ -1,0 +1,17 @@
+"""The native library, compiled on first use; its tests are skipped where it cannot be compiled."""
+
+import pytest
+
+from shoal.native.library import INSTRUCTION_SETS, NativeUnavailable, choose_isa, open_library
+
+
+@pytest.fixture(scope="session")
+def instruction_sets() -> list[str]:
+    """All instruction sets of this CPU, the fastest first."""
+    try:
+        best = choose_isa("auto")
+        library = open_library()
+    except NativeUnavailable as error:
+        pytest.skip(f"no native library: {error}")
+    names = INSTRUCTION_SETS[INSTRUCTION_SETS.index(best) :]
+    return [name for name in names if library.shoal_supports(name.encode())]

@@ -1,0 +1,127 @@
+"""The native streaming decoder: the samples of the codec, in any chunks, alone and beside other streams."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.random import random_checkpoint
+from shoal.codec.streaming import StreamingDecoder
+from shoal.engine.audio_decoder import AudioDecoder, PlannedChunk
+from shoal.engine.sequence import Sequence
+from shoal.engine.utterance import Turn, Utterance
+from shoal.native.codec import NativeDecoder
+from shoal.native.library import Context, NativeUnavailable
+from shoal.quantize.apply import quantize_codec
+from shoal.speech import SamplingParams
+
+FRAMES = 24
+
+
+@pytest.fixture(scope="module")
+def context(instruction_sets: list[str]) -> Context:
+    return Context(instruction_sets[0], 2)
+
+
+@pytest.fixture(scope="module")
+def codes(tiny: Checkpoint) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    sizes = tiny.codec.config.codebook_sizes
+    return torch.stack([torch.randint(0, size, (6, FRAMES), generator=generator) for size in sizes], dim=1)
+
+
+def in_chunks(decoder: NativeDecoder | StreamingDecoder, codes: Tensor, slots: list[int], sizes: list[int]) -> Tensor:
+    return torch.cat([decoder.decode(chunk, slots) for chunk in codes.split(sizes, dim=-1)], dim=1)
+
+
+@pytest.mark.parametrize("sizes", [[FRAMES], [1] * FRAMES, [1, 2, 5, 16], [23, 1]], ids=str)
+def test_any_chunks_give_the_samples_of_the_whole(
+    tiny: Checkpoint, codes: Tensor, instruction_sets: list[str], sizes: list[int]
+) -> None:
+    expected = tiny.codec.decode(codes[:2])
+    for isa in instruction_sets:
+        decoder = NativeDecoder(tiny.codec, 3, Context(isa, 1))
+        found = in_chunks(decoder, codes[:2], [2, 0], sizes)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_a_stream_has_the_same_bits_beside_others_and_with_more_threads(
+    tiny: Checkpoint, codes: Tensor, instruction_sets: list[str]
+) -> None:
+    alone = NativeDecoder(tiny.codec, 1, Context(instruction_sets[0], 1))
+    expected = in_chunks(alone, codes[3:4], [0], [5, 3, 16])
+    for threads in (1, 2, 3):
+        together = NativeDecoder(tiny.codec, 6, Context(instruction_sets[0], threads))
+        assert torch.equal(in_chunks(together, codes, [5, 4, 3, 2, 1, 0], [5, 3, 16])[3:4], expected)
+
+
+def test_streams_of_different_lengths_continue_where_they_ended(
+    tiny: Checkpoint, codes: Tensor, context: Context
+) -> None:
+    decoder, step = NativeDecoder(tiny.codec, 3, context), tiny.codec.config.frame_length
+    first = decoder.decode(codes[:3, :, :10], [0, 1, 2], [10, 4, 7])
+    assert decoder._seen == [10, 4, 7]
+    second = decoder.decode(codes[1:2, :, 4:], [1])
+    found = torch.cat((first[1, : 4 * step], second[0]))
+    torch.testing.assert_close(found, tiny.codec.decode(codes[1:2])[0], rtol=0, atol=2e-6)
+
+
+def test_a_reset_slot_starts_a_new_stream(tiny: Checkpoint, codes: Tensor, context: Context) -> None:
+    decoder = NativeDecoder(tiny.codec, 2, context)
+    first = decoder.decode(codes[:1], [1])
+    decoder.reset([1])
+    assert torch.equal(decoder.decode(codes[:1], [1]), first)
+    assert not torch.equal(decoder.decode(codes[:1], [1]), first)
+
+
+def test_codes_beyond_a_codebook_are_clamped(tiny: Checkpoint, codes: Tensor, context: Context) -> None:
+    wild = codes[:1].clone()
+    wild[0, :, 3] = 10**12
+    limit = torch.tensor(tiny.codec.config.codebook_sizes)[:, None] - 1
+    decoder = NativeDecoder(tiny.codec, 2, context)
+    assert torch.equal(decoder.decode(wild, [0]), decoder.decode(torch.minimum(wild, limit), [1]))
+
+
+def test_a_long_stream_grows_its_rotary_table(tiny: Checkpoint, codes: Tensor, context: Context) -> None:
+    decoder, eager = NativeDecoder(tiny.codec, 1, context), StreamingDecoder(tiny.codec, 1)
+    position = decoder._structure.max_steps - 10
+    decoder._positions[0] = eager._seen[0] = position
+    eager.past.frames_seen[0] = position
+    found, expected = (in_chunks(each, codes[:1], [0], [8, 16]) for each in (decoder, eager))
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_a_quantized_codec_is_refused(context: Context) -> None:
+    codec = random_checkpoint("tiny", dtype=torch.float32).codec
+    quantize_codec(codec, "int8")
+    with pytest.raises(NativeUnavailable, match="not supported"):
+        NativeDecoder(codec, 1, context)
+
+
+def speaker(slot: int, codes: Tensor) -> Utterance:
+    prompt = np.zeros((1, 1 + codes.shape[0]), np.int32)
+    made = Utterance(slot, [Turn("hm", prompt, prompt)], SamplingParams())
+    made.sequence = Sequence.start(slot, prompt, SamplingParams(), 100)
+    made.sequence.slot = slot
+    made.codes.extend(codes.T.numpy().astype(np.int32))
+    return made
+
+
+def test_the_engine_continues_with_the_eager_codec_when_the_native_one_fails(
+    tiny: Checkpoint, codes: Tensor, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = AudioDecoder(
+        tiny.codec, 2, first_frames=1, max_frames=8, backends=("native", "eager"), native=lambda: context
+    )
+    assert box.backend == "native"
+    each, heard = speaker(0, codes[0]), []
+    for frames in (8, 8, 8):
+        if len(heard) == 1:
+            monkeypatch.setattr(context.library, "shoal_decode", lambda *_: 2)
+        box.submit([PlannedChunk(each, frames, ended=False)])
+        ((_, samples),) = box.collect()
+        assert isinstance(samples, np.ndarray)
+        heard.append(samples)
+    assert box.backend == "eager"
+    np.testing.assert_allclose(np.concatenate(heard), tiny.codec.decode(codes[:1])[0].numpy(), rtol=0, atol=1e-5)

@@ -1,0 +1,100 @@
+"""Packed products, sampling, and finding or compiling the library."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.kernels.sample import sample_reference
+from shoal.model.linear import Int4Linear, Int8Linear
+from shoal.native import build, library
+from shoal.native.library import Context, NativeUnavailable, Tensors, choose_isa, find_library, open_library
+
+
+@pytest.fixture(scope="module")
+def contexts(instruction_sets: list[str]) -> list[Context]:
+    return [Context(isa, threads) for isa in instruction_sets for threads in (1, 2)]
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 8), (40, 24), (129, 33), (640, 384)])
+@pytest.mark.parametrize("quantized", [False, True], ids=["floats", "int8"])
+def test_products_equal_torch(contexts: list[Context], outputs: int, inputs: int, quantized: bool) -> None:
+    torch.manual_seed(0)
+    layer: torch.nn.Module = torch.nn.Linear(inputs, outputs)
+    layer = Int8Linear.from_linear(layer) if quantized else layer  # type: ignore[arg-type]
+    tensors, x = Tensors(), torch.randn(17, inputs)
+    packed = tensors.linear(layer)
+    for context in contexts:
+        torch.testing.assert_close(context.product(packed, x), layer(x).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_has_the_same_bits_in_every_batch_with_every_tile_and_thread_count(contexts: list[Context]) -> None:
+    """So a request gets the same codes alone and in a batch; AVX2 and AVX-512 give the same bits as well."""
+    torch.manual_seed(0)
+    tensors, x = Tensors(), torch.randn(40, 96)
+    packed = tensors.linear(torch.nn.Linear(96, 1200))
+    for context in contexts:
+        whole = context.product(packed, x)
+        for rows in (1, 2, 3, 5, 7, 8, 13):
+            assert torch.equal(context.product(packed, x[:rows]), whole[:rows]), (context.isa, rows)
+    fused = [context.product(packed, x) for context in contexts if context.isa != "baseline"]
+    assert all(torch.equal(each, fused[0]) for each in fused)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k"), [(0.7, 0.9, 2**31), (1.0, 0.6, 5), (0.01, 0.99, 30), (1.3, 1.0, 2**31)]
+)
+def test_samples_equal_the_reference(contexts: list[Context], temperature: float, top_p: float, top_k: int) -> None:
+    draw, rows, size = open_library().shoal_sample, 60, 257
+    generator = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(rows, size, generator=generator)
+    logits[::7, 5] = logits[::7, 9]  # ties
+    frame, seed = torch.arange(rows), torch.arange(rows) * 7919
+    none, ones = torch.zeros(rows, 0, dtype=torch.long), torch.ones(rows)
+    settings = (ones * temperature, ones * top_p, torch.full((rows,), top_k))
+    expected = sample_reference(logits, none, ones, *settings, seed, frame, lane=3)
+    found = [draw(row.data_ptr(), size, temperature, top_p, top_k, 7919 * i, i, 3) for i, row in enumerate(logits)]
+    assert found == expected.tolist()
+    assert len(set(found)) > 20
+
+
+def test_logits_that_are_not_numbers_give_a_token_in_range(contexts: list[Context]) -> None:
+    logits = torch.full((300,), torch.nan)
+    assert 0 <= open_library().shoal_sample(logits.data_ptr(), 300, 0.7, 0.9, 50, 1, 2, 3) < 300
+
+
+def test_an_unknown_instruction_set_is_refused_with_those_that_work(contexts: list[Context]) -> None:
+    with pytest.raises(NativeUnavailable, match=r"no mmx: use .*baseline"):
+        choose_isa("mmx")
+
+
+def test_int4_weights_are_refused() -> None:
+    with pytest.raises(NativeUnavailable, match="Int4Linear"):
+        Tensors().linear(Int4Linear.from_weight(torch.randn(8, 128)))
+
+
+def test_the_bundled_library_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "BUNDLED", tmp_path)
+    (tmp_path / build.library_name()).touch()
+    assert find_library() == tmp_path / build.library_name()
+
+
+def test_without_a_compiler_the_reason_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "BUNDLED", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(NativeUnavailable, match=re.escape("install g++ or clang++")):
+        find_library()
+    assert not library.native_library().available
+
+
+def test_a_compiler_that_fails_leaves_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'no such header' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(build.BuildFailed, match="no such header"):
+        build.compile_library(tmp_path / "out" / "lib.so")
+    assert list((tmp_path / "out").iterdir()) == []
