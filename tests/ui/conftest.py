@@ -9,11 +9,12 @@ import pytest
 from shoal.audio.encode import encode_file
 from tests.browser import chromium
 from tests.server.conftest import Serving, start
+from tests.waiting import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-PATIENCE = 60_000  # milliseconds that anything on the page may take; it seldom takes one second
+PATIENCE = int(1000 * TIMEOUT_SECONDS)  # milliseconds for any change of the page; it seldom takes one second
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +43,9 @@ def visit(browser: "Browser", serving: Serving) -> Iterator[Visit]:
         if "Content Security Policy" in message.text:
             faults.append(message.text)
 
-    def open_page(url: str = serving.url, *, ready: bool = True, **wishes: Any) -> "Page":
+    def open_page(url: str = serving.url, *, ready: bool = True, **options: Any) -> "Page":
         settings: dict[str, Any] = {"reduced_motion": "reduce", "permissions": ["microphone"]}
-        context = browser.new_context(**(settings | wishes))
+        context = browser.new_context(**(settings | options))
         context.set_default_timeout(PATIENCE)
         contexts.append(context)
         page = context.new_page()

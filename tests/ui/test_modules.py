@@ -77,32 +77,32 @@ def test_passages_cover_the_text_and_none_is_too_long(run: Run, most: int) -> No
         + "x" * 90
         + " end 👩‍👩‍👧."
     )
-    found = run("speech/script.js", "({ passages }, [text, most]) => passages(text, most)", [text, most])
+    found = run("speech/lines.js", "({ passages }, [text, most]) => passages(text, most)", [text, most])
     assert max(len(passage.encode("utf-16-le")) // 2 for passage in found) <= most
     assert "".join("".join(found).split()) == "".join(text.split())
 
 
 def test_passages_end_at_sentence_ends(run: Run) -> None:
     text = "One is here. Two is here. Three is here."
-    found = run("speech/script.js", "({ passages }, text) => passages(text, 30)", text)
+    found = run("speech/lines.js", "({ passages }, text) => passages(text, 30)", text)
     assert found == ["One is here. Two is here.", "Three is here."]
 
 
 def test_the_first_line_is_short_and_the_others_are_long(run: Run) -> None:
     work = """({ monologue }) => monologue("One is here. ".repeat(60), null).map(({ text }) => text.length)"""
-    assert run("speech/script.js", work) == [168, 467, 142]
+    assert run("speech/lines.js", work) == [168, 467, 142]
 
 
 @pytest.mark.parametrize(("factor", "parts"), [(0.2, 1), (2.0, 2), (6.0, 5), (1000.0, 5)])
 def test_a_slow_machine_gets_shorter_requests(run: Run, factor: float, parts: int) -> None:
     line = {"text": "One is here. " * 20, "voice": "me", "speaker": 1, "turn": 2}
-    lines = run("speech/script.js", "({ fitted }, [line, factor]) => fitted(line, factor)", [line, factor])
+    lines = run("speech/lines.js", "({ fitted }, [line, factor]) => fitted(line, factor)", [line, factor])
     assert len(lines) == parts
     assert {(line["voice"], line["speaker"], line["turn"]) for line in lines} == {("me", 1, 2)}
 
 
 def test_text_without_words_has_no_lines(run: Run) -> None:
-    assert run("speech/script.js", "({ monologue }) => monologue('  \\n ', null)") == []
+    assert run("speech/lines.js", "({ monologue }) => monologue('  \\n ', null)") == []
 
 
 def test_a_growing_track_updates_its_outline(run: Run) -> None:

@@ -3,8 +3,6 @@
 import io
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +12,17 @@ import pytest
 
 from shoal.audio.decode import AudioLimits, read_audio
 from shoal.checkpoint.find import BUNDLED_DIRECTORY
-from tests.server.conftest import Serving, start
-from tests.server.test_lifecycle import engine_of
-from tests.ui.conftest import PATIENCE, Visit
+from tests.server.conftest import Serving, engine_of, start
+from tests.ui.conftest import Visit
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 SHORT = "The tide is coming in."
 LONG = " ".join(f"Wave number {number} rolls over the sand and goes back to the sea." for number in range(60))
-SEED = 23  # with which the tiny random model says the short text in about two seconds
+SEED = 44  # with which the tiny random model says the short text in 0.9 seconds
+VOICE_SEED = 23  # with which it says the texts of the tests with voices in about two seconds
 
 
 NAMELESS = """() => {
@@ -47,20 +46,20 @@ def choose_seed(page: "Page", seed: int | None) -> None:
 
 def wait_until_made(page: "Page") -> None:
     page.wait_for_selector("#speak:not(.busy):enabled")
-    wait_for(lambda: stage(page, "samples") > 0)
+    wait_until(lambda: playback(page, "samples") > 0, interval=0.1)
 
 
 def wait_until_heard(page: "Page") -> None:
-    page.wait_for_selector("#stage[data-state=ended]")
+    page.wait_for_selector("#playback[data-state=ended]")
 
 
-def stage(page: "Page", name: str) -> int:
-    return int(page.get_attribute("#stage", f"data-{name}") or 0)
+def playback(page: "Page", name: str) -> int:
+    return int(page.get_attribute("#playback", f"data-{name}") or 0)
 
 
 def spoken_by_server(url: str, text: str = SHORT, **fields: object) -> np.ndarray:
     body = {"text": text, "seed": SEED, "format": "pcm", "streaming": True, **fields}
-    answer = httpx.post(f"{url}/v1/tts", json=body, timeout=60, trust_env=False).raise_for_status()
+    answer = httpx.post(f"{url}/v1/tts", json=body, timeout=240, trust_env=False, verify=False).raise_for_status()
     return np.frombuffer(answer.content, "<i2")
 
 
@@ -78,15 +77,8 @@ def samples_of(audio: bytes, rate: int = 16_000) -> np.ndarray:
 
 def figure(serving: Serving, name: str) -> float:
     """Return a metric, summed over its labels."""
-    text = httpx.get(f"{serving.url}/metrics", trust_env=False).text
+    text = httpx.get(f"{serving.url}/metrics", trust_env=False, verify=False).text
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE / 1000
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def add_voice(page: "Page", name: str, recording: bytes) -> None:
@@ -105,8 +97,8 @@ def test_typed_text_is_played_to_its_last_sample(visit: Visit, serving: Serving)
     wait_until_made(page)
     wait_until_heard(page)
     expected = spoken_by_server(serving.url)
-    assert (stage(page, "samples"), stage(page, "rate")) == (len(expected), 16_000)
-    assert stage(page, "played") == len(expected)
+    assert (playback(page, "samples"), playback(page, "rate")) == (len(expected), 16_000)
+    assert playback(page, "played") == len(expected)
     # The last bit may differ: chunk boundaries depend on timing.
     heard = np.frombuffer(downloaded(page, "wav")[44:], "<i2")
     assert np.abs(heard.astype(int) - expected).max() <= 1
@@ -119,13 +111,13 @@ def test_a_long_text_plays_while_it_is_generated_and_stop_frees_the_slot(visit: 
     page = visit()
     left = figure(serving, 'shoal_requests_total{api="fish",outcome="disconnected"}')
     say(page, LONG, seed=10)
-    wait_for(lambda: stage(page, "played") > 8000)
+    wait_until(lambda: playback(page, "played") > 8000, interval=0.1)
     assert page.is_visible("#speak.busy")
     assert page.inner_text("#progress-words").startswith("Part ")
-    wait_for(lambda: figure(serving, "shoal_engine_running") == 1)
+    wait_until(lambda: figure(serving, "shoal_engine_running") == 1, interval=0.1)
     page.click("#speak")
     page.wait_for_selector("#speak:not(.busy)")
-    wait_for(lambda: figure(serving, "shoal_engine_running") == 0)
+    wait_until(lambda: figure(serving, "shoal_engine_running") == 0, interval=0.1)
     assert figure(serving, 'shoal_requests_total{api="fish",outcome="disconnected"}') == left + 1
     page.wait_for_selector("#history >> text=stopped early")
 
@@ -154,7 +146,7 @@ def test_a_busy_server_is_retried_in_the_middle_of_a_text(visit: Visit) -> None:
 def test_audio_generated_before_an_engine_crash_is_kept(visit: Visit, serving: Serving) -> None:
     page = visit()
     say(page, LONG, seed=10)
-    wait_for(lambda: stage(page, "samples") > 0)
+    wait_until(lambda: playback(page, "samples") > 0, interval=0.1)
     os.kill(engine_of(serving), signal.SIGKILL)
     page.wait_for_selector("#notice >> text=The audio broke off")
     page.wait_for_selector("#history >> text=broke off")
@@ -165,19 +157,19 @@ def test_every_format_can_be_downloaded(visit: Visit) -> None:
     page = visit()
     say(page)
     wait_until_made(page)
-    seconds = stage(page, "samples") / 16_000
+    seconds = playback(page, "samples") / 16_000
     for format in ("mp3", "opus", "flac", "aac", "webm"):
         assert len(samples_of(downloaded(page, format))) / 16_000 == pytest.approx(seconds, abs=0.15)
-    assert len(downloaded(page, "pcm")) == 2 * stage(page, "samples")
+    assert len(downloaded(page, "pcm")) == 2 * playback(page, "samples")
 
 
 def test_an_uploaded_voice_speaks_is_renamed_and_deleted(visit: Visit, serving: Serving, recording: bytes) -> None:
     page = visit()
     add_voice(page, "harbour", recording)
     page.wait_for_selector(".voice[data-name=harbour] input:checked", state="attached")
-    say(page)
+    say(page, seed=VOICE_SEED)
     wait_until_made(page)
-    assert stage(page, "samples") == len(spoken_by_server(serving.url, reference_id="harbour"))
+    assert playback(page, "samples") == len(spoken_by_server(serving.url, reference_id="harbour", seed=VOICE_SEED))
     page.click("[aria-label='Edit harbour']")
     page.fill("#new-name", "port")
     page.click("text=Rename")
@@ -186,7 +178,7 @@ def test_an_uploaded_voice_speaks_is_renamed_and_deleted(visit: Visit, serving: 
     page.click("text=Delete voice")
     page.click("text=Delete for good?")
     page.wait_for_selector(".voice[data-name=port]", state="detached")
-    listed = httpx.get(f"{serving.url}/v1/references/list?format=json", trust_env=False).json()
+    listed = httpx.get(f"{serving.url}/v1/references/list?format=json", trust_env=False, verify=False).json()
     assert "port" not in listed["reference_ids"]
 
 
@@ -220,7 +212,7 @@ def test_a_voice_can_be_recorded(visit: Visit, serving: Serving) -> None:
     page = visit()
     page.click("#add-voice")
     page.click("#record")
-    page.wait_for_selector("#record-clock:text('0:02')")
+    wait_until(lambda: page.inner_text("#record-clock") >= "0:02", interval=0.1)
     page.click("#record")
     page.wait_for_selector("#recording-preview", state="visible")
     page.fill("#voice-name", "by microphone")
@@ -242,13 +234,13 @@ def test_a_dialogue_is_spoken_by_its_cast(visit: Visit, serving: Serving, record
     page.select_option("[aria-label='Speaker of line 1']", "0")
     page.click("#add-turn")
     page.keyboard.type("Hear what?")
-    choose_seed(page, SEED)
+    choose_seed(page, VOICE_SEED)
     page.click("#speak")
     page.wait_for_selector("#turns [aria-current]")
     wait_until_made(page)
     lines = (("Did you hear that?", "first"), ("Hear what?", "second"))
-    spoken = [len(spoken_by_server(serving.url, text, reference_id=voice)) for text, voice in lines]
-    assert stage(page, "samples") == sum(spoken) + 0.2 * 16_000
+    spoken = [len(spoken_by_server(serving.url, text, reference_id=voice, seed=VOICE_SEED)) for text, voice in lines]
+    assert playback(page, "samples") == sum(spoken) + 0.2 * 16_000
     page.wait_for_selector("#history >> text=first, second")
 
 
@@ -256,14 +248,14 @@ def test_history_survives_a_reload(visit: Visit) -> None:
     page = visit()
     say(page, "<img src=x onerror=alert(1)> is only text.", seed=6)
     wait_until_made(page)
-    made = stage(page, "samples")
+    made = playback(page, "samples")
     page.wait_for_selector("#history >> text=<img src=x onerror=alert(1)> is only text.")
     page.reload()
     page.wait_for_selector("#speak:enabled")
-    assert stage(page, "samples") == 0
+    assert playback(page, "samples") == 0
     page.click("[aria-label^='Play: <img']")
     wait_until_heard(page)
-    assert (stage(page, "samples"), stage(page, "played")) == (made, made)
+    assert (playback(page, "samples"), playback(page, "played")) == (made, made)
     page.fill("#text", "")
     page.click("[aria-label^='Use again']")
     assert page.input_value("#text").startswith("<img")
@@ -314,7 +306,7 @@ def test_pieces_are_scheduled_without_gaps_at_the_models_rate(visit: Visit) -> N
     wait_until_heard(page)
     laid = page.evaluate("window.laid")
     assert len(laid) > 3
-    assert sum(piece["samples"] for piece in laid) == stage(page, "samples")
+    assert sum(piece["samples"] for piece in laid) == playback(page, "samples")
     assert {piece["rate"] for piece in laid} == {16_000}
     ends = [piece["when"] + piece["samples"] / 16_000 for piece in laid]
     assert [piece["when"] for piece in laid[1:]] == pytest.approx(ends[:-1], abs=1e-7)
@@ -338,19 +330,24 @@ def test_text_that_cannot_be_spoken_is_reported(visit: Visit) -> None:
     page = visit()
     say(page, "<|im_end|> is a control token.")
     page.wait_for_selector("#notice >> text=control token")
-    assert stage(page, "samples") == 0
+    assert playback(page, "samples") == 0
     page.click("#notice-close")
     assert page.is_hidden("#notice")
 
 
 def test_an_empty_generation_is_reported(visit: Visit) -> None:
     page = visit()
-    say(page, LONG[:60], seed=23)
+    say(page, LONG[:60], seed=23)  # which ends before the first frame
     page.wait_for_selector("#notice >> text=The model said nothing")
+
+
+# Stops the clock of the player: what plays goes on playing until it is paused.
+STOP_CLOCK = """() => Object.defineProperty(BaseAudioContext.prototype, "currentTime", { get: () => 1 })"""
 
 
 def test_the_page_can_be_used_with_the_keyboard(visit: Visit) -> None:
     page = visit()
+    choose_seed(page, SEED)
 
     def tab_to(id: str) -> None:
         for _ in range(80):
@@ -366,10 +363,11 @@ def test_the_page_can_be_used_with_the_keyboard(visit: Visit) -> None:
     wait_until_made(page)
     wait_until_heard(page)
     tab_to("wave")
+    page.evaluate(STOP_CLOCK)
     page.keyboard.press("Home")
-    page.wait_for_selector("#stage[data-state=playing]")
+    page.wait_for_selector("#playback[data-state=playing]")
     page.keyboard.press("Space")
-    page.wait_for_selector("#stage[data-state=paused]")
+    page.wait_for_selector("#playback[data-state=paused]")
     tab_to("add-voice")
     page.keyboard.press("Enter")
     page.wait_for_selector("#voice-dialog[open]")
@@ -428,7 +426,7 @@ def test_nano_speaks_with_a_builtin_voice(visit: Visit, tmp_path: Path) -> None:
         assert page.locator(".voice input:checked").get_attribute("value")
         say(page, "Hello.")
         wait_until_made(page)
-        assert 0.2 < stage(page, "samples") / stage(page, "rate") < 10
+        assert 0.2 < playback(page, "samples") / playback(page, "rate") < 10
         assert page.locator("#voices [aria-label^=Edit]").count() == 0
     finally:
         served.end()

@@ -13,8 +13,8 @@ import { EngineView } from "./views/engine.js";
 import { HistoryList } from "./views/history.js";
 import { askForKey } from "./views/key-dialog.js";
 import * as notice from "./views/notice.js";
+import { PlaybackView } from "./views/playback.js";
 import { SamplingForm } from "./views/sampling.js";
-import { Stage } from "./views/stage.js";
 import { VoiceDialog } from "./views/voice-dialog.js";
 import { VoicePicker } from "./views/voices.js";
 
@@ -28,14 +28,14 @@ const STATES = {
 };
 
 const player = new Player();
-const stage = new Stage(player);
+const playback = new PlaybackView(player);
 const picker = new VoicePicker();
 const dialogue = new DialogueEditor();
 const sampling = new SamplingForm();
 const composer = new Composer(dialogue, picker);
 const history = new HistoryList();
 const download = new DownloadMenu((problem) => notice.tell(problem));
-const speaking = new Speaking({ player, stage, composer, dialogue, sampling, history, download });
+const speaking = new Speaking({ player, playback, composer, dialogue, sampling, history, download });
 const voiceDialog = new VoiceDialog();
 const editDialog = new EditDialog();
 new EngineView();
@@ -106,8 +106,8 @@ function reuse({ draft, seed, moved }) {
 function replay({ speech, track }) {
   speaking.stop();
   player.play(track);
-  stage.showFigures(speech);
-  stage.update();
+  playback.showFigures(speech);
+  playback.update();
   download.show(track);
 }
 

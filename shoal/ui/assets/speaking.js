@@ -1,8 +1,8 @@
 /** Handles Speak: from the text to the stored recording. */
 
 import { Track } from "./audio/track.js";
-import { Performance, drawSeed } from "./speech/perform.js";
-import { characters, expectedSeconds } from "./speech/script.js";
+import { characters, expectedSeconds } from "./speech/lines.js";
+import { Synthesis, randomSeed } from "./speech/synthesis.js";
 import { byId } from "./views/dom.js";
 import { askForKey } from "./views/key-dialog.js";
 import * as notice from "./views/notice.js";
@@ -15,56 +15,57 @@ const SILENCE = {
 
 export class Speaking {
   #page;
-  #now = null; // the current Performance
+  #current = null; // the Synthesis in progress
 
-  /** `page`: player, stage, composer, dialogue, sampling, history, download. */
+  /** `page`: player, playback, composer, dialogue, sampling, history, download. */
   constructor(page) {
     this.#page = page;
     this.rate = 0; // the model's sample rate in Hz; 0 before it is known
     byId("speak").addEventListener("click", () => this.toggle());
     page.composer.addEventListener("change", () => this.update());
-    page.stage.addEventListener("turn", ({ detail }) => page.dialogue.mark(detail));
+    page.playback.addEventListener("turn", ({ detail }) => page.dialogue.mark(detail));
   }
 
   toggle() {
-    if (this.#now) this.#now.stop();
+    if (this.#current) this.#current.stop();
     else if (!byId("speak").disabled) this.#speak();
   }
 
   stop() {
-    this.#now?.stop();
+    this.#current?.stop();
   }
 
   update() {
-    const busy = this.#now !== null;
+    const busy = this.#current !== null;
     byId("speak").classList.toggle("busy", busy);
     byId("speak").disabled = !busy && (!this.rate || this.#page.composer.lines.length === 0);
     byId("speak-label").textContent = busy ? "Stop" : "Speak";
   }
 
   async #speak() {
-    const { player, stage, composer, sampling, download } = this.#page;
-    const recipe = { draft: composer.draft, moved: sampling.moved, seed: sampling.seed ?? drawSeed() };
+    const { player, playback, composer, sampling, download } = this.#page;
+    const recipe = { draft: composer.draft, moved: sampling.moved, seed: sampling.seed ?? randomSeed() };
     const track = new Track(this.rate);
-    const now = (this.#now = new Performance(composer.lines, { ...sampling.wishes, seed: recipe.seed }, track));
-    this.#follow(now);
-    stage.expect(expectedSeconds(characters(now.lines)));
+    const options = { ...sampling.options, seed: recipe.seed };
+    const synthesis = (this.#current = new Synthesis(composer.lines, options, track));
+    this.#follow(synthesis);
+    playback.expect(expectedSeconds(characters(synthesis.lines)));
     player.play(track);
     download.show(null);
-    await now.run().catch((problem) => void this.#explain(problem));
-    this.#now = null;
-    this.#end(now, recipe);
+    await synthesis.run().catch((problem) => void this.#explain(problem));
+    this.#current = null;
+    this.#end(synthesis, recipe);
   }
 
-  #follow(now) {
-    const { player, stage } = this.#page;
-    now.addEventListener("audio", () => {
+  #follow(synthesis) {
+    const { player, playback } = this.#page;
+    synthesis.addEventListener("audio", () => {
       player.follow();
-      stage.update();
-      this.#show(now);
+      playback.update();
+      this.#show(synthesis);
     });
-    now.addEventListener("line", () => this.#show(now));
-    now.addEventListener("waiting", ({ detail }) => {
+    synthesis.addEventListener("line", () => this.#show(synthesis));
+    synthesis.addEventListener("waiting", ({ detail }) => {
       byId("progress-words").textContent = `The server is busy; going on in ${detail.seconds} s`;
     });
     notice.clear();
@@ -72,9 +73,10 @@ export class Speaking {
     announce("Speaking");
   }
 
-  #show(now) {
-    this.#page.stage.showFigures({ firstAudio: now.firstAudio, rtf: now.realTimeFactor, seed: now.wishes.seed });
-    this.#showProgress(now);
+  #show(synthesis) {
+    const { firstAudio, realTimeFactor: rtf, options } = synthesis;
+    this.#page.playback.showFigures({ firstAudio, rtf, seed: options.seed });
+    this.#showProgress(synthesis);
   }
 
   #showProgress({ lines, line, progress, outcome }) {
@@ -83,15 +85,15 @@ export class Speaking {
     byId("progress-words").textContent = `Part ${Math.min(line + 1, lines.length)} of ${lines.length}`;
   }
 
-  #end(now, recipe) {
-    const { track, outcome } = now;
+  #end(synthesis, recipe) {
+    const { track, outcome } = synthesis;
     this.#showEnd(track, outcome);
-    this.#show(now);
-    this.#page.stage.update();
+    this.#show(synthesis);
+    this.#page.playback.update();
     this.update();
     byId("keep-seed").disabled = false;
     byId("keep-seed").onclick = () => (this.#page.sampling.seed = recipe.seed);
-    if (track.length) this.#keep(now, recipe);
+    if (track.length) this.#keep(synthesis, recipe);
     else if (outcome === "whole") notice.tell(SILENCE);
     announce(outcome === "whole" ? `Done, ${duration(track.seconds)} of audio` : "Stopped");
   }

@@ -20,8 +20,8 @@ export async function ready() {
 }
 
 /** Returns a response that streams 16-bit samples as they are generated. */
-export function speak(wishes, signal) {
-  const body = JSON.stringify({ ...wishes, format: "pcm", streaming: true });
+export function speak(fields, signal) {
+  const body = JSON.stringify({ ...fields, format: "pcm", streaming: true });
   return ask("v1/tts", { method: "POST", headers: JSON_BODY, body, signal });
 }
 
@@ -51,21 +51,21 @@ export async function convert(wav, format) {
   return (await ask("v1/convert", { method: "POST", body: form })).blob();
 }
 
-async function json(path, wishes) {
-  return (await ask(path, wishes)).json();
+async function json(path, options) {
+  return (await ask(path, options)).json();
 }
 
-async function ask(path, wishes) {
-  const response = await send(path, wishes);
+async function ask(path, options) {
+  const response = await send(path, options);
   if (!response.ok) throw await problemOf(response);
   return response;
 }
 
-async function send(path, { headers = {}, ...wishes }) {
+async function send(path, { headers = {}, ...options }) {
   const secret = key.get();
   const shown = secret ? { ...headers, Authorization: `Bearer ${secret}` } : headers;
   try {
-    return await fetch(path, { ...wishes, headers: shown, cache: "no-store" });
+    return await fetch(path, { ...options, headers: shown, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw unreachable();

@@ -1,6 +1,6 @@
 /** Text input: plain text or a dialogue. */
 
-import { PASSAGE_CHARACTERS, characters, dialogue, expectedSeconds, monologue } from "../speech/script.js";
+import { PASSAGE_CHARACTERS, characters, dialogue, expectedSeconds, monologue } from "../speech/lines.js";
 import { recall, remember } from "../store/preferences.js";
 import { byId, element } from "./dom.js";
 import { plural } from "./words.js";

@@ -67,7 +67,7 @@ export class SamplingForm {
   }
 
   /** Returns the fields of /v1/tts. */
-  get wishes() {
+  get options() {
     const { speed, volume, ...sampling } = this.moved;
     if (speed === undefined && volume === undefined) return sampling;
     return { ...sampling, prosody: { speed: speed ?? 1, volume: volume ?? 0 } };

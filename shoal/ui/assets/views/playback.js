@@ -9,7 +9,7 @@ const SWIMMING_MILLISECONDS = 33;
 const QUIET = 0.08; // below this, quiet sound is drawn as quiet
 
 /** Dispatches `turn` when another turn starts playing; null when playback ends. */
-export class Stage extends EventTarget {
+export class PlaybackView extends EventTarget {
   #player;
   #expected = 0; // seconds, while more audio is expected
   #school = [];
@@ -41,11 +41,11 @@ export class Stage extends EventTarget {
   /** Also updates the accessible labels: numbers, names and states. */
   update() {
     const { track, state, position } = this.#player;
-    const stage = byId("stage");
-    stage.dataset.state = state;
-    stage.dataset.samples = track?.length ?? 0;
-    stage.dataset.rate = track?.rate ?? 0;
-    stage.dataset.played = position;
+    const playback = byId("playback");
+    playback.dataset.state = state;
+    playback.dataset.samples = track?.length ?? 0;
+    playback.dataset.rate = track?.rate ?? 0;
+    playback.dataset.played = position;
     const here = track ? position / track.rate : 0;
     byId("position").textContent = clock(here);
     byId("duration").textContent = clock(track?.seconds ?? 0);

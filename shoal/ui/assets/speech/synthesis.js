@@ -3,27 +3,27 @@
 import { SampleReader, wavFile } from "../audio/pcm.js";
 import * as server from "../server/client.js";
 import { Problem, brokenOff } from "../server/problem.js";
-import { characters, expectedSeconds, fitted } from "./script.js";
+import { characters, expectedSeconds, fitted } from "./lines.js";
 
 const BETWEEN_TURNS_SECONDS = 0.2;
 const REFERENCE_SECONDS = { least: 1, most: 45 };
 const TRIES = 5;
 
 /** A random seed that a JSON number represents exactly. */
-export function drawSeed() {
+export function randomSeed() {
   return crypto.getRandomValues(new Uint32Array(1))[0];
 }
 
-export class Performance extends EventTarget {
-  #leaving = new AbortController();
+export class Synthesis extends EventTarget {
+  #abort = new AbortController();
   #began = 0; // when the current request was sent; 0 between lines
   #working = 0; // seconds spent waiting for the server on finished lines
   #references = new Map();
 
-  /** `wishes` are fields of /v1/tts other than text and voice. */
-  constructor(lines, wishes, track) {
+  /** `options` are the fields of /v1/tts other than text and voice. */
+  constructor(lines, options, track) {
     super();
-    Object.assign(this, { lines, wishes, track });
+    Object.assign(this, { lines, options, track });
     this.firstAudio = null; // seconds
     this.line = 0; // index of the current line
     this.outcome = null; // whole, stopped, broken
@@ -49,21 +49,21 @@ export class Performance extends EventTarget {
     try {
       for (this.line = 0; this.line < this.lines.length; this.line++) {
         this.#fit();
-        await this.#perform(this.lines[this.line]);
+        await this.#synthesize(this.lines[this.line]);
       }
       this.outcome = "whole";
     } catch (error) {
-      this.outcome = this.#leaving.signal.aborted ? "stopped" : "broken";
+      this.outcome = this.#abort.signal.aborted ? "stopped" : "broken";
       if (this.outcome === "broken") throw error;
     } finally {
       this.#endLine();
       this.track.complete = true;
-      this.#tell("end");
+      this.#dispatch("end");
     }
   }
 
   stop() {
-    this.#leaving.abort();
+    this.#abort.abort();
   }
 
   /** Sends shorter requests to a slow machine, since each request has a deadline. */
@@ -72,10 +72,10 @@ export class Performance extends EventTarget {
     if (rtf !== null) this.lines.splice(this.line, 1, ...fitted(this.lines[this.line], rtf));
   }
 
-  async #perform(line) {
+  async #synthesize(line) {
     const from = this.#begin(line);
-    const body = await this.#ask(line);
-    await this.#listen(body, from);
+    const body = await this.#request(line);
+    await this.#receive(body, from);
     this.#endLine();
     await this.#keepReference(line, from);
   }
@@ -89,30 +89,30 @@ export class Performance extends EventTarget {
     const before = this.lines[this.line - 1];
     if (before && before.turn !== turn) this.track.appendSilence(BETWEEN_TURNS_SECONDS);
     this.track.beginPart(speaker, turn);
-    this.#tell("line");
+    this.#dispatch("line");
     return this.track.length;
   }
 
   /** After the first line, waits for a busy server instead of failing half-way. */
-  async #ask(line) {
+  async #request(line) {
     for (let tries = 1; ; tries++) {
       this.#began = performance.now();
       try {
-        const response = await server.speak(this.#wishesFor(line), this.#leaving.signal);
+        const response = await server.speak(this.#bodyFor(line), this.#abort.signal);
         this.#check(response);
         return response.body;
       } catch (problem) {
         if (!problem.retryAfter || this.line === 0 || tries === TRIES) throw problem;
-        this.#tell("waiting", { seconds: problem.retryAfter });
-        await nap(problem.retryAfter, this.#leaving.signal);
+        this.#dispatch("waiting", { seconds: problem.retryAfter });
+        await sleep(problem.retryAfter, this.#abort.signal);
       }
     }
   }
 
-  #wishesFor({ text, voice, speaker }) {
-    if (voice !== null) return { ...this.wishes, text, reference_id: voice };
+  #bodyFor({ text, voice, speaker }) {
+    if (voice !== null) return { ...this.options, text, reference_id: voice };
     const reference = this.#references.get(speaker);
-    return reference ? { ...this.wishes, text, references: [reference] } : { ...this.wishes, text };
+    return reference ? { ...this.options, text, references: [reference] } : { ...this.options, text };
   }
 
   #check(response) {
@@ -121,14 +121,14 @@ export class Performance extends EventTarget {
     throw new Problem("The model has changed", "The server now speaks at another rate. Reload the page.");
   }
 
-  async #listen(body, from) {
+  async #receive(body, from) {
     const reader = new SampleReader();
     const stream = body.getReader();
     try {
       for (;;) {
         const { done, value } = await stream.read();
         if (done) return;
-        this.#hear(reader.feed(value));
+        this.#append(reader.feed(value));
       }
     } catch (error) {
       if (error.name === "AbortError") throw error;
@@ -136,11 +136,11 @@ export class Performance extends EventTarget {
     }
   }
 
-  #hear(samples) {
+  #append(samples) {
     if (!samples.length) return;
     this.firstAudio ??= (performance.now() - this.#began) / 1000;
     this.track.append(samples);
-    this.#tell("audio");
+    this.#dispatch("audio");
   }
 
   /** Without a reference each request would sample another speaker, so the first line becomes the reference of the rest. */
@@ -152,7 +152,7 @@ export class Performance extends EventTarget {
     this.#references.set(speaker, { text, audio: await base64(wavFile(samples, this.track.rate)) });
   }
 
-  #tell(name, detail = {}) {
+  #dispatch(name, detail = {}) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
 }
@@ -165,7 +165,7 @@ async function base64(blob) {
   return btoa(text);
 }
 
-function nap(seconds, signal) {
+function sleep(seconds, signal) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, 1000 * seconds);
     signal.addEventListener("abort", () => {
