@@ -11,6 +11,8 @@ from shoal.errors import InvalidRequest
 
 Samples = NDArray[np.float32]  # mono, in [-1, 1]
 
+LANGUAGES = ("en",)  # that texts can be normalized in
+
 Repetition = Literal["upstream", "window"]
 
 
@@ -95,6 +97,15 @@ class SpokenTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class Pronunciation:
+    """Entry of a lexicon: how a word is read. Phonemes are Arpabet; models that read none use the respelling."""
+
+    written: str
+    respelling: str | None = None
+    phonemes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechRequest:
     """Text to speak and how. The model's defaults apply without `sampling`, and to its fields that are None."""
 
@@ -103,7 +114,10 @@ class SpeechRequest:
     recordings: tuple[Recording, ...] = ()  # references of a voice that is not stored; excludes `voice`
     sampling: Sampling | None = None
     chunk_bytes: int | None = None  # maximum bytes of UTF-8 per turn; None: the model's default
-    normalize: bool = True  # spell out numbers and symbols if the model needs it; False: use the text as written
+    normalize: bool = True  # markup, and what the model needs spelled out; False: use the text as written
+    language: str | None = None  # spell out numbers and symbols in this language, for models that do not need it
+    ssml: bool | None = None  # whether the text is SSML; None: if it begins with <speak>
+    lexicon: tuple[Pronunciation, ...] = ()
     timeout: float | None = None  # seconds from submission to the last sample
     whole: bool = False  # return audio only when complete, so that a failed generation can be retried
     # Earlier turns that this text continues, as returned by the last chunk of the request before. None: the text stands
@@ -119,6 +133,8 @@ class SpeechRequest:
             raise InvalidRequest("give either voice or recordings, not both")
         if self.chunk_bytes is not None and not 16 <= self.chunk_bytes <= 100_000:
             raise InvalidRequest(f"chunk_bytes must be between 16 and 100000 bytes, not {self.chunk_bytes}")
+        if self.language is not None and self.language not in LANGUAGES:
+            raise InvalidRequest(f"language must be one of {', '.join(LANGUAGES)}, not {self.language!r:.40}")
         if self.timeout is not None and not self.timeout > 0:
             raise InvalidRequest(f"timeout must be greater than 0 seconds, not {self.timeout:g}")
         if self.first_chunk_frames is not None and self.first_chunk_frames < 1:

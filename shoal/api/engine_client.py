@@ -13,10 +13,12 @@ from shoal.engine.process.messages import Backends, ModelInfo
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
+from shoal.text.plan import TextRules
 from shoal.text.prompt import Codes
 from shoal.voices.store import VoiceStore
 from shoal.voices.voice import voice_limits
 
+DEFAULT_RULES = TextRules()
 logger = logging.getLogger(__name__)
 
 
@@ -55,6 +57,7 @@ class EngineHandle:
     voices: VoiceStore
     frame_rate: float  # frames per second
     backends: Callable[[], Backends] = Backends  # in use at this moment
+    text_rules: TextRules = DEFAULT_RULES
 
 
 def load_engine(source: EngineSource, voices: Path) -> EngineHandle:
@@ -73,7 +76,7 @@ def engine_handle(service: SpeechService, info: ModelInfo, source: EngineSource,
     """Return the handle of a running engine, with the voice store at `voices`."""
     limits = voice_limits(source.config.reference_seconds, info.prompt_seconds)
     store = VoiceStore(voices, info.builtin_voices, sample_rate=info.sample_rate, limits=limits)
-    return EngineHandle(service, store, info.frame_rate, lambda: info.backends)
+    return EngineHandle(service, store, info.frame_rate, lambda: info.backends, info.text_rules)
 
 
 class EngineLifecycle:

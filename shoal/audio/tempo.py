@@ -1,11 +1,19 @@
 """Streaming change of speed at the same pitch, with ffmpeg's `atempo` filter."""
 
+from importlib.util import find_spec
 from itertools import pairwise
 
 from shoal.errors import MissingExtra
 from shoal.speech import Samples
 
+NEEDS = "speeds other than 1 need: pip install 'shoal-tts[formats]'"
 MIN_FACTOR = 0.5  # of one filter; lower speeds use several in a row
+
+
+def check_tempo() -> None:
+    """Raise MissingExtra if the speed cannot be changed here."""
+    if find_spec("av") is None:
+        raise MissingExtra(NEEDS)
 
 
 class Tempo:
@@ -15,7 +23,7 @@ class Tempo:
         try:
             import av
         except ImportError:
-            raise MissingExtra("speeds other than 1 need: pip install 'shoal-tts[formats]'") from None
+            raise MissingExtra(NEEDS) from None
         self._rate, self._position = sample_rate, 0
         self._frame_class = av.AudioFrame
         self._not_yet = (av.BlockingIOError, av.EOFError)

@@ -32,11 +32,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """The next `frames` frames of an utterance to decode; `ended` if no more will follow."""
+    """The next `frames` frames of an utterance to decode; `ended` if no more will follow.
+
+    All frames belong to one turn: `turn` of the utterance.
+    """
 
     utterance: Utterance
     frames: int
     ended: bool
+    turn: int = 0
+    turn_ended: bool = False
 
 
 TOO_LONG = f"the speech has more than {MAX_POSITIONS:,} frames; split the text into several requests"

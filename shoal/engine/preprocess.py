@@ -1,6 +1,6 @@
-"""Text preprocessing: clean, normalize, split and tokenize a text into turns. Runs off the engine thread."""
+"""Text preprocessing: plan a text and tokenize it into turns. Runs off the engine thread."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +9,32 @@ from shoal.audio.guard import shortest_seconds
 from shoal.checkpoint.load import Checkpoint
 from shoal.engine.sequence import Tokens
 from shoal.engine.utterance import Turn
-from shoal.speech import SpokenTurn
-from shoal.text.clean import check_spoken_length, check_text, clean_text
-from shoal.text.normalize import normalize
+from shoal.errors import CheckpointError
+from shoal.speech import SpeechRequest, SpokenTurn
+from shoal.text import phonemes
+from shoal.text.plan import TextPlan, TextRules, TurnText, plan_text
 from shoal.text.prompt import PROMPT_BUILDERS, Grid, GridBuilder, PromptBuilder, join
-from shoal.text.split import split_dialogue, split_sentences, split_text
-from shoal.text.tokenizer import SPEAKER_TAG
+from shoal.text.tokenizer import Tokenizer
 from shoal.voices.voice import Voice
+
+Voices = Mapping[str | None, Voice | None]  # by name; None is the voice of the request
+
+
+def plan_request(request: SpeechRequest, checkpoint: Checkpoint) -> TextPlan:
+    """Return what the model reads for a request. Raises TextError if the text cannot be spoken."""
+    return plan_text(request, text_rules(checkpoint), checkpoint.tokenizer.check_text)
+
+
+def text_rules(checkpoint: Checkpoint) -> TextRules:
+    profile, family = checkpoint.profile, checkpoint.model.config.family
+    return TextRules(
+        english_words=profile.normalize,
+        phonemes=family.phonemes and _has_phonemes(checkpoint.tokenizer),
+        splits_dialogue=family.splits_dialogue,
+        sentence_turns=profile.sentence_turns,
+        chunk_bytes=profile.chunk_bytes,
+        max_characters=profile.max_characters,
+    )
 
 
 def build_turns(
@@ -24,30 +43,20 @@ def build_turns(
     checkpoint: Checkpoint,
     chunk_bytes: int | None = None,
     *,
-    prepared: bool = True,
+    normalize: bool = True,
 ) -> list[Turn]:
-    """Return the turns of a text, normalized if `prepared`. Raises TextError if the text cannot be spoken."""
-    profile = checkpoint.profile
-    text = clean_text(text)
-    check_text(text, max_characters=profile.max_characters, tokenizer=checkpoint.tokenizer)
-    if profile.normalize and prepared:
-        text = normalize(text)
-        check_spoken_length(text, max_characters=profile.max_characters)
+    """Return the turns of a text with one voice. Raises TextError if the text cannot be spoken."""
+    plan = plan_request(SpeechRequest(text, chunk_bytes=chunk_bytes, normalize=normalize), checkpoint)
+    return plan_turns(plan, {None: voice}, checkpoint)
+
+
+def plan_turns(plan: TextPlan, voices: Voices, checkpoint: Checkpoint) -> list[Turn]:
+    """Tokenize a plan; `voices` has the voice of the request and all that the plan names."""
     prompts = prompt_builder(checkpoint)
     # Shared by all turns: a voice is a hundred times as long as a short sentence.
-    prefix = _tokens(prompts.prefix(voice.references if voice is not None else ()))
-    pace, frame_rate = 1.0 if voice is None else voice.pace, checkpoint.codec.config.frame_rate
-    return [
-        Turn(
-            turn,
-            _tokens(prompts.first_turn(turn)),
-            _tokens(prompts.next_turn(turn)),
-            prefix,
-            min_frames=int(shortest_seconds(turn, profile.min_duration, pace) * frame_rate),
-            hold_frames=int(profile.hold_seconds * frame_rate),
-        )
-        for turn in split(text, checkpoint, chunk_bytes or profile.chunk_bytes)
-    ]
+    references = {name: () if voice is None else voice.references for name, voice in voices.items()}
+    prefixes = {name: _tokens(prompts.prefix(each)) for name, each in references.items()}
+    return [_turn(each, voices, prefixes, prompts, checkpoint) for each in plan.turns]
 
 
 def continue_context(
@@ -60,7 +69,7 @@ def continue_context(
     `keep_first` its first turn is kept too: without a voice it is what identifies the speaker.
     """
     prompts, first = prompt_builder(checkpoint), turns[0]
-    assert first.prefix is not None, "build_turns sets the prefix"
+    assert first.prefix is not None, "plan_turns sets the prefix"
     space = limit - len(first.prefix) - len(first.continuation)
     kept = _fitting(
         context,
@@ -99,15 +108,37 @@ def _context_grid(prompts: PromptBuilder, context: Sequence[SpokenTurn]) -> Grid
 
 def prompt_builder(checkpoint: Checkpoint) -> PromptBuilder:
     config = checkpoint.model.config
-    tokens = GridBuilder(checkpoint.tokenizer, config.num_codebooks)
+    tokens = GridBuilder(checkpoint.tokenizer, config.num_codebooks, phonemes=text_rules(checkpoint).phonemes)
     return PROMPT_BUILDERS[config.family.prompt_format](tokens)
 
 
-def split(text: str, checkpoint: Checkpoint, chunk_bytes: int) -> list[str]:
-    """Split dialogue by speaker turns, as S2 was trained, and other text by sentences, packed unless the model says."""
-    if checkpoint.model.config.family.splits_dialogue and SPEAKER_TAG.search(text):
-        return split_dialogue(text, chunk_bytes)
-    return (split_sentences if checkpoint.profile.sentence_turns else split_text)(text, chunk_bytes)
+def _turn(
+    turn: TurnText,
+    voices: Voices,
+    prefixes: Mapping[str | None, Tokens],
+    prompts: PromptBuilder,
+    checkpoint: Checkpoint,
+) -> Turn:
+    profile, codec = checkpoint.profile, checkpoint.codec.config
+    voice = voices[turn.delivery.voice]
+    pace = 1.0 if voice is None else voice.pace
+    return Turn(
+        turn.text,
+        _tokens(prompts.first_turn(turn.text)),
+        _tokens(prompts.next_turn(turn.text)),
+        prefixes[turn.delivery.voice],
+        min_frames=int(shortest_seconds(turn.text, profile.min_duration, pace) * codec.frame_rate),
+        hold_frames=int(profile.hold_seconds * codec.frame_rate),
+        delivery=turn.delivery,
+        silence_after=round(turn.pause_after * codec.sample_rate),
+    )
+
+
+def _has_phonemes(tokenizer: Tokenizer) -> bool:
+    try:
+        return all(tokenizer.token_id(each) >= 0 for each in (phonemes.START, phonemes.END))
+    except CheckpointError:
+        return False
 
 
 def _tokens(grid: Grid) -> Tokens:

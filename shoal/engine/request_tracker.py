@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from shoal.config import EngineConfig
 from shoal.engine.audio_decoder import AudioDecoder, DecodeResult, PlannedChunk
 from shoal.engine.scheduler import Progress, Scheduler
 from shoal.engine.sequence import Sequence
+from shoal.engine.turn_audio import TurnAudio
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, ShoalError, TextError
 from shoal.model.config import DualARConfig
@@ -55,6 +56,7 @@ class RequestTracker:
         sampling = utterance.turn_sampling()
         utterance.sequence = Sequence.start(utterance.id, opening, sampling, self.model.slow.max_seq_len)
         utterance.guard = self._new_guard(utterance)
+        utterance.audio = self._new_audio(utterance)
         self.scheduler.add(utterance.sequence)
         self.active[utterance.id] = utterance
 
@@ -100,6 +102,9 @@ class RequestTracker:
     def _new_guard(self, utterance: Utterance) -> SpeechGuard | None:
         return SpeechGuard(self.audio_decoder.codec.config.sample_rate, utterance.text) if self.config.guard else None
 
+    def _new_audio(self, utterance: Utterance) -> TurnAudio:
+        return TurnAudio(self.audio_decoder.codec.config.sample_rate, utterance.silence_before)
+
     def _advance(self, progress: Progress) -> PlannedChunk | Event | None:
         """Return the chunk to decode now, if any, or the event of an utterance that failed."""
         sequence = progress.sequence
@@ -113,8 +118,12 @@ class RequestTracker:
             return self._retry_turn(utterance)
         if turn_ended:
             utterance.turn_ends.append(len(utterance.codes))
+        number, turn = utterance.turn, utterance.turns[utterance.turn]
         ended = turn_ended and not self._next_turn(utterance)
-        return self.audio_decoder.next_chunk(utterance, ended=ended, pausing=turn_ended)
+        chunk = self.audio_decoder.next_chunk(utterance, ended=ended, pausing=turn_ended)
+        if chunk is None and turn_ended and (turn.silence_after or turn.delivery.rate != 1.0):
+            chunk = PlannedChunk(utterance, 0, ended=False)  # all frames are decoded, but the turn has more audio
+        return None if chunk is None else replace(chunk, turn=number, turn_ended=turn_ended)
 
     def _left_out(self, utterance: Utterance) -> bool:
         """Whether the model ended the current turn long before its text can have been spoken."""
@@ -148,10 +157,11 @@ class RequestTracker:
         utterance.begin_turn()
         turn, sequence, sampling = utterance.turns[utterance.turn], utterance.sequence, utterance.turn_sampling()
         length = sequence.length + len(turn.continuation)
-        if utterance.carry_turns and length <= self.context_limit(sampling):
+        same_voice = turn.prefix is utterance.turns[utterance.turn - 1].prefix
+        if same_voice and utterance.carry_turns and length <= self.context_limit(sampling):
             sequence.begin_turn(turn.continuation, sampling)
         else:
-            # Earlier turns no longer fit into the context: continue from the voice alone.
+            # Earlier turns are of another voice or no longer fit into the context: continue from the voice alone.
             self.scheduler.restart(sequence, turn.prompt, sampling)
         return True
 
@@ -167,6 +177,8 @@ class RequestTracker:
         finding = self._check_speech(utterance, samples, ended=chunk.ended)
         if finding is not None:
             return self._reject(utterance, finding)
+        turn = utterance.turns[chunk.turn]
+        samples = utterance.audio.apply(turn, samples, turn_ended=chunk.turn_ended)
         if utterance.whole and not chunk.ended:
             utterance.buffered.append(samples)
             return []
@@ -204,7 +216,7 @@ class RequestTracker:
         logger.warning("utterance %d: %s; retrying with another seed", utterance.id, finding.value, extra=extra)
         self.stats.retried += 1
         utterance.restart()
-        utterance.guard = self._new_guard(utterance)
+        utterance.guard, utterance.audio = self._new_guard(utterance), self._new_audio(utterance)
         self.audio_decoder.clear(utterance.sequence.slot)
         self.scheduler.restart(utterance.sequence, utterance.turns[0].prompt, utterance.turn_sampling())
         return []

@@ -10,22 +10,24 @@ import logging
 from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from shoal.audio.decode import read_audio
+from shoal.audio.tempo import check_tempo
 from shoal.engine.core import EngineCore
 from shoal.engine.device_health import device_problem
 from shoal.engine.memory.stats import memory_stats
-from shoal.engine.preprocess import build_turns, continue_context
+from shoal.engine.preprocess import continue_context, plan_request, plan_turns, text_rules
 from shoal.engine.process.messages import Backends, ModelInfo
 from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Utterance
 from shoal.errors import DeadlineExceeded
 from shoal.speech import AudioChunk, Samples, Sampling, SamplingParams, SpeechRequest
+from shoal.text.plan import TextPlan
 from shoal.text.prompt import Codes, check_codes
 from shoal.voices.cache import VoiceCache, VoiceLookup, VoiceSource
 from shoal.voices.encoder import CodecEncoder
@@ -78,6 +80,7 @@ class Service:
             device=str(checkpoint.model.device),
             backends=self.backends,
             builtin_voices=checkpoint.builtin_voices,
+            text_rules=text_rules(checkpoint),
             prompt_seconds=checkpoint.prompt_seconds,
         )
 
@@ -123,17 +126,51 @@ class Service:
         prepared = await asyncio.to_thread(self._prepare_cached, request, voice, deadline)
         if isinstance(prepared, Utterance):
             return prepared
-        voice = await self.voices.load(prepared)
-        return await asyncio.to_thread(self.build_utterance, request, voice, deadline)
+        for name, lookup in prepared.missing.items():
+            prepared.voices[name] = await self.voices.load(lookup)
+        return await asyncio.to_thread(self._build, request, prepared, deadline)
 
     def build_utterance(self, request: SpeechRequest, voice: Voice | None, deadline: float | None) -> Utterance:
-        """Split and tokenize a request. Raises TextError if the text cannot be spoken."""
-        turns = build_turns(request.text, voice, self.core.checkpoint, request.chunk_bytes, prepared=request.normalize)
+        """Split and tokenize a request. Voices that its markup names are encoded first if they are not cached.
+
+        Raises TextError if the text cannot be spoken.
+        """
+        plan = self._plan(request)
+        draft = RequestDraft(plan, {None: voice})
+        for name in plan.voices:
+            draft.voices[name] = self.voices.resolve_blocking(name)
+        return self._build(request, draft, deadline)
+
+    def _prepare_cached(
+        self, request: SpeechRequest, voice: Voice | None, deadline: float | None
+    ) -> "Utterance | RequestDraft":
+        """Return the utterance, or a draft with the voices that are not in memory and have to be awaited first."""
+        draft = RequestDraft(self._plan(request), {None: voice})
+        source = self._voice_source(request)
+        wanted: dict[str | None, VoiceSource] = {name: name for name in draft.plan.voices}
+        if voice is None and source is not None:
+            wanted[None] = source
+        for name, wanted_source in wanted.items():
+            lookup = self.voices.look_up(wanted_source)
+            draft.voices[name] = self.voices.cached(lookup)
+            if draft.voices[name] is None:
+                draft.missing[name] = lookup
+        return draft if draft.missing else self._build(request, draft, deadline)
+
+    def _plan(self, request: SpeechRequest) -> TextPlan:
+        plan = plan_request(request, self.core.checkpoint)
+        if any(turn.delivery.rate != 1.0 for turn in plan.turns):
+            check_tempo()  # here, because the engine thread cannot raise MissingExtra
+        return plan
+
+    def _build(self, request: SpeechRequest, draft: "RequestDraft", deadline: float | None) -> Utterance:
+        turns = plan_turns(draft.plan, draft.voices, self.core.checkpoint)
         sampling = (request.sampling or Sampling()).resolve(self.default_sampling)
         context = request.context
-        if context:
+        if context and turns[0].delivery.voice is None:
             limit = self.core.tracker.context_limit(sampling)
-            context = continue_context(turns, context, self.core.checkpoint, limit, keep_first=voice is None)
+            unnamed = draft.voices[None] is None
+            context = continue_context(turns, context, self.core.checkpoint, limit, keep_first=unnamed)
         return Utterance(
             next(self._ids),
             turns,
@@ -143,19 +180,8 @@ class Service:
             context=context,
             carry_turns=request.carry_turns,
             first_frames=request.first_chunk_frames,
+            silence_before=round(draft.plan.pause_before * self.sample_rate),
         )
-
-    def _prepare_cached(
-        self, request: SpeechRequest, voice: Voice | None, deadline: float | None
-    ) -> Utterance | VoiceLookup:
-        """Return the utterance, or the lookup of a voice that is not in memory and has to be awaited first."""
-        source = self._voice_source(request)
-        if voice is None and source is not None:
-            lookup = self.voices.look_up(source)
-            voice = self.voices.cached(lookup)
-            if voice is None:
-                return lookup
-        return self.build_utterance(request, voice, deadline)
 
     def _voice_source(self, request: SpeechRequest) -> VoiceSource | None:
         if request.recordings:
@@ -213,6 +239,15 @@ class Service:
         self.thread.close(drain=drain, timeout=timeout)
         self._codec_thread.shutdown(cancel_futures=True)
         self.voices.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDraft:
+    """A planned request, its voices by name (None: the voice of the request), and those that are not in memory yet."""
+
+    plan: TextPlan
+    voices: dict[str | None, Voice | None]
+    missing: dict[str | None, VoiceLookup] = field(default_factory=dict)
 
 
 class UtteranceStream:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,10 @@ from shoal.audio.guard import SpeechGuard
 from shoal.engine.sequence import Sequence, Tokens
 from shoal.errors import ShoalError
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpokenTurn
+from shoal.text.markup.segments import AS_REQUESTED, Delivery
+
+if TYPE_CHECKING:
+    from shoal.engine.turn_audio import TurnAudio
 
 # Odd multipliers, so that the seeds of all turns and attempts differ modulo 2**64.
 TURN_STRIDE = 0x9E3779B97F4A7C15
@@ -26,6 +31,8 @@ class Turn:
     continuation: Tokens  # appended after the previous turn
     prefix: Tokens | None = None  # precedes `body` when this turn starts a sequence; shared by all turns
     min_frames: int = 0  # a turn that stops earlier has left out part of its text
+    delivery: Delivery = AS_REQUESTED
+    silence_after: int = 0  # samples
     hold_frames: int = 0  # frames a stream holds back; a turn that stops earlier can be generated again
 
     @property
@@ -51,8 +58,10 @@ class Utterance:
     context: tuple[SpokenTurn, ...] | None = None  # earlier turns that the prompt of the first turn contains
     carry_turns: bool = True  # every turn continues the previous ones
     first_frames: int | None = None  # frames of the first chunk; None: the engine's setting
+    silence_before: int = 0  # samples
     sequence: Sequence = field(init=False)
     guard: SpeechGuard | None = None
+    audio: "TurnAudio" = field(init=False)
     turn: int = 0
     turn_start: int = 0  # frames of the turns before this one
     turn_attempt: int = 0
@@ -114,7 +123,9 @@ class Utterance:
             return None
         bounds, codes = pairwise((0, *self.turn_ends)), self.all_codes()
         spoken = zip(self.turns, bounds, strict=False)
-        return (*self.context, *(SpokenTurn(turn.text, codes[:, start:end]) for turn, (start, end) in spoken))
+        # Turns in a voice that the markup named are no context for the voice of the request.
+        own = ((turn, place) for turn, place in spoken if turn.delivery.voice is None)
+        return (*self.context, *(SpokenTurn(turn.text, codes[:, start:end]) for turn, (start, end) in own))
 
     def all_codes(self) -> NDArray[np.int32]:
         """Return the codes [codebooks, frames] of all turns."""

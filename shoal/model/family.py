@@ -22,6 +22,7 @@ class Family:
 
     name: str
     prompt_format: PromptFormat
+    phonemes: bool  # was trained on phoneme tags
     splits_dialogue: bool  # text with speaker tags is split at speaker changes instead of at sentence ends
     repetition_rule: RepetitionRule
     repetition_window: int  # frames
@@ -57,6 +58,7 @@ S2_CONTROL_TOKENS = (
 S1 = Family(
     name="s1",
     prompt_format="interleave",
+    phonemes=True,
     splits_dialogue=False,
     repetition_rule="penalty",
     repetition_window=16,
@@ -70,6 +72,7 @@ S1 = Family(
 S2 = Family(
     name="s2",
     prompt_format="chat",
+    phonemes=True,
     splits_dialogue=True,
     repetition_rule="ras",
     repetition_window=10,
@@ -82,6 +85,6 @@ S2 = Family(
     sampling=SamplingParams(top_k=30, repetition_penalty=1.0),
 )
 # The bundled model: S1's prompts and sampling over bytes, with S2's input to the fast transformer.
-NANO = replace(S1, name="nano", norm_fast_input=True)
+NANO = replace(S1, name="nano", phonemes=False, norm_fast_input=True)
 
 FAMILIES = {family.name: family for family in (S1, S2, NANO)}

@@ -14,6 +14,7 @@ from shoal.text.acronyms import spell_capitals
 from shoal.text.fold import check_script, fold
 from shoal.text.identifiers import speak_identifiers
 from shoal.text.markdown import plain_text
+from shoal.text.months import MONTH_OF
 from shoal.text.quantities import read_apart, speak_quantities
 from shoal.text.ranges import speak_lengths, speak_ranges
 from shoal.text.roman import speak_roman
@@ -108,14 +109,8 @@ DOTTED_ABBREVIATIONS = {
     "rte": "route",
     "pkwy": "parkway",
     "misc": "miscellaneous",
-    "jan": "January",
-    "feb": "February",
-    "apr": "April",
-    "aug": "August",
-    "sept": "September",
-    "oct": "October",
-    "nov": "November",
-    "dec": "December",
+    # "jun.", "jul.", "mar." and "sep." end sentences as names and words.
+    **{short: MONTH_OF[short.title()] for short in ("jan", "feb", "apr", "aug", "sept", "oct", "nov", "dec")},
 }
 NUMBERED = {
     "no": "number",

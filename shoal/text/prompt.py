@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InvalidRequest
+from shoal.text import phonemes
 from shoal.text.tokenizer import SPEAKER_TAG, STOP, Tokenizer
 
 Grid: TypeAlias = NDArray[np.int32]  # [1 + C, T]
@@ -41,15 +42,26 @@ class GridBuilder:
     tokenizer: Tokenizer
     num_codebooks: int
     specials: bool = False
+    phonemes: bool = False  # phoneme tags in text become control tokens
 
     def control(self, name: str, text: str = "") -> Grid:
         """Return one control token followed by trusted text."""
         return self.ids([self.tokenizer.token_id(name), *self.tokenizer.encode(text)])
 
     def text(self, text: str) -> Grid:
+        if self.phonemes and phonemes.START in text:
+            return self.ids([each for part in phonemes.TAG.split(self._checked(text)) for each in self._part(part)])
+        return self.ids(self.tokenizer.encode(self._checked(text), specials=self.specials))
+
+    def _checked(self, text: str) -> str:
         if not self.specials:
-            self.tokenizer.check_text(text)
-        return self.ids(self.tokenizer.encode(text, specials=self.specials))
+            self.tokenizer.check_text(phonemes.without_spans(text) if self.phonemes else text)
+        return text
+
+    def _part(self, text: str) -> Sequence[int]:
+        if phonemes.TAG.fullmatch(text):
+            return [self.tokenizer.token_id(text)]
+        return self.tokenizer.encode(text, specials=self.specials)
 
     def ids(self, ids: Sequence[int]) -> Grid:
         grid = np.zeros((1 + self.num_codebooks, len(ids)), np.int32)

@@ -8,24 +8,11 @@ import re
 from collections.abc import Callable
 from functools import partial
 
+from shoal.text.months import MONTHS
 from shoal.text.numbers import MAX_DIGITS, cardinal, digits, number, ordinal, plural, year
 
 Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 
-MONTHS = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-)
 MONTH = "|".join(f"{month[:3]}(?:{month[3:]})?" if month != "September" else "Sept?(?:ember)?" for month in MONTHS)
 
 # One number, with or without comma groups and decimals. START excludes positions inside a number.

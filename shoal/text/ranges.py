@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from shoal.text.months import MONTH_OF
 from shoal.text.numbers import ordinal
 
 
@@ -43,19 +44,15 @@ DAYS = {
     "Mon": "Monday", "Tue": "Tuesday", "Tues": "Tuesday", "Wed": "Wednesday", "Weds": "Wednesday", "Thu": "Thursday",
     "Thur": "Thursday", "Thurs": "Thursday", "Fri": "Friday", "Sat": "Saturday", "Sun": "Sunday",
 }  # fmt: skip
-MONTHS = {
-    "Jan": "January", "Feb": "February", "Mar": "March", "Apr": "April", "Jun": "June", "Jul": "July", "Aug": "August",
-    "Sep": "September", "Sept": "September", "Oct": "October", "Nov": "November", "Dec": "December",
-}  # fmt: skip
-CALENDAR = {**DAYS, **MONTHS}
+CALENDAR = {**DAYS, **MONTH_OF}
 CALENDAR_NAME = any_of({*CALENDAR, *CALENDAR.values(), "May"})
 CALENDAR_RANGE = re.compile(rf"(?<![\w-])({CALENDAR_NAME})\.?\s?-\s?({CALENDAR_NAME})(?![\w-])")
 # Some are words or names ("Sat", "Sun"): expanded where another day, a date or a time follows.
-DAY_BEFORE_TIME = re.compile(rf"(?<![\w-])({any_of(DAYS)})(?:\.,?|,)?(?=\s(?:{any_of(MONTHS)}|\d))")
+DAY_BEFORE_TIME = re.compile(rf"(?<![\w-])({any_of(DAYS)})(?:\.,?|,)?(?=\s(?:{any_of(MONTH_OF)}|\d))")
 DOTTED_DAY = re.compile(r"(?<![\w-])(Mon|Tues?|Weds?|Thurs?|Fri)(?:(\.)(?=\s*$|\s+[A-Z])|\.(?!\w))")
 
 MONTH_DAYS = re.compile(
-    rf"(?<![\w-])({any_of({*MONTHS, *MONTHS.values(), 'May'})})\.?\s(\d{{1,2}})(?:st|nd|rd|th)?"
+    rf"(?<![\w-])({any_of({*MONTH_OF, *MONTH_OF.values(), 'May'})})\.?\s(\d{{1,2}})(?:st|nd|rd|th)?"
     r"\s?-\s?(\d{1,2})(?:st|nd|rd|th)?(?![\w:%/-])"
 )
 DECADES = re.compile(r"(?<!\w)([12]\d\d0)'?s\s?-\s?'?(?=[2-9]0s\b)")

@@ -376,7 +376,7 @@ def test_numbers_are_spelled_out_if_the_profile_asks_for_it(tiny: Checkpoint) ->
     spelling = replace(tiny, profile=replace(tiny.profile, normalize=True))
     assert [turn.text for turn in build_turns("Room 12.", None, spelling)] == ["Room twelve."]
     assert [turn.text for turn in build_turns("Room 12.", None, tiny)] == ["Room 12."]
-    assert [turn.text for turn in build_turns("Room 12.", None, spelling, prepared=False)] == ["Room 12."]
+    assert [turn.text for turn in build_turns("Room 12.", None, spelling, normalize=False)] == ["Room 12."]
 
 
 def test_normalization_may_not_grow_a_text_beyond_the_limit(tiny: Checkpoint) -> None:
@@ -384,7 +384,7 @@ def test_normalization_may_not_grow_a_text_beyond_the_limit(tiny: Checkpoint) ->
     assert build_turns("In 1984, 99 people paid $5.99 for it. " * 2, None, spelling)
     with pytest.raises(TextError, match="spelled out, the limit is 400: split it"):
         build_turns("a " + "≥" * 98, None, spelling)
-    assert build_turns("a " + "≥" * 98, None, spelling, prepared=False)
+    assert build_turns("a " + "≥" * 98, None, spelling, normalize=False)
 
 
 def test_turns_share_the_tokens_of_their_voice(tiny: Checkpoint, voice: Voice) -> None:

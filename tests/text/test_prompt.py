@@ -131,3 +131,18 @@ def test_prompts_work_with_a_vocabulary_of_single_bytes(byte_directory: Path) ->
     spoken = [*b"<|speaker:0|>A", tokenizer.semantic_begin + 3, tokenizer.stop_id, *b"<|speaker:0|>Hi"]
     assert grid[0].tolist() == [tokenizer.token_id("<|interleave|>"), *spoken]
     assert grid[1:, 15].tolist() == [3, 5]
+
+
+@pytest.mark.parametrize("family", ["s1", "s2"])
+def test_phoneme_tags_become_control_tokens_and_others_stay_refused(family: str) -> None:
+    tokenizer = load_tokenizer(GOLDEN / family / "checkpoint")
+    plain, reading = GridBuilder(tokenizer, CODEBOOKS), GridBuilder(tokenizer, CODEBOOKS, phonemes=True)
+    text = "I <|phoneme_start|>R EH1 D<|phoneme_end|> it<|phoneme_start|>gong1<|phoneme_end|>."
+    assert np.array_equal(reading.text(text), GridBuilder(tokenizer, CODEBOOKS, specials=True).text(text))
+    assert (reading.text(text)[0] == tokenizer.token_id("<|phoneme_start|>")).sum() == 2
+    refused = ("<|phoneme_start|>a", "a<|phoneme_end|>", "<|phoneme_start|><|im_end|><|phoneme_end|>", "<|im_end|>")
+    for each in refused:
+        with pytest.raises(TextError, match="control token"):
+            reading.text(each)
+    with pytest.raises(TextError, match="phoneme_start"):
+        plain.text(text)

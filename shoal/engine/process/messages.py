@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.errors import ShoalError
 from shoal.speech import AudioChunk, SamplingParams, SpeechRequest
+from shoal.text.plan import TextRules
 from shoal.text.prompt import Codes
 
 
@@ -70,6 +71,7 @@ class ModelInfo:
     device: str
     backends: Backends
     builtin_voices: tuple[Path, ...]  # directories of the voices that come with the model
+    text_rules: TextRules
     prompt_seconds: float = math.inf  # seconds of recordings that fit into a prompt
 
 

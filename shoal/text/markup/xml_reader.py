@@ -1,0 +1,65 @@
+"""Hardened XML reader: no document type, no entities of its own, bounded depth; errors carry line and column."""
+
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+from xml.parsers import expat
+
+from shoal.errors import TextError
+from shoal.text.tokenizer import check_unicode
+
+MAX_DEPTH = 32
+
+
+class Handler(Protocol):
+    """Receives the elements of a document in order; may raise TextError, which then carries the place."""
+
+    def start(self, name: str, attributes: dict[str, str]) -> None: ...
+    def end(self, name: str) -> None: ...
+    def text(self, text: str) -> None: ...
+
+
+def read_xml(document: str, handler: Handler, kind: str) -> None:
+    """Parse a document. Raises TextError, `KIND line 1, column 8: ...`, for what is malformed or refused."""
+    check_unicode(document)
+    parser = expat.ParserCreate("utf-8")
+    depth = 0
+
+    def placed(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except TextError as problem:
+            line, column = parser.CurrentLineNumber, parser.CurrentColumnNumber + 1
+            raise TextError(f"{kind} line {line}, column {column}: {problem}") from None
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        placed(lambda: _check_depth(depth))
+        placed(lambda: handler.start(name, attributes))
+
+    def end(name: str) -> None:
+        nonlocal depth
+        depth -= 1
+        placed(lambda: handler.end(name))
+
+    def refuse(*_: object) -> None:
+        placed(_refuse_declarations)
+
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler = lambda text: placed(lambda: handler.text(text))
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
+    try:
+        parser.Parse(document.encode(), True)
+    except expat.ExpatError as problem:
+        reason = expat.errors.messages.get(problem.code, "not well-formed")
+        raise TextError(f"{kind} line {problem.lineno}, column {problem.offset + 1}: {reason}") from None
+
+
+def _check_depth(depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise TextError(f"elements are nested more than {MAX_DEPTH} deep")
+
+
+def _refuse_declarations() -> NoReturn:
+    raise TextError("document types and entity declarations are not allowed: remove the <!DOCTYPE ...>")

@@ -1,0 +1,188 @@
+"""Plan a text: markup, lexicon, normalization and splitting. The result is what the model reads, turn by turn.
+
+Needs neither a tokenizer nor a model, so the server can show a plan without asking the engine.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from shoal.errors import TextError
+from shoal.speech import SpeechRequest
+from shoal.text.clean import check_spoken_length, check_text, clean_text, has_words
+from shoal.text.languages import NORMALIZERS
+from shoal.text.lexicon import Lexicon
+from shoal.text.markdown import plain_text
+from shoal.text.markup.pauses import parse_pauses, unescape
+from shoal.text.markup.segments import AS_REQUESTED, Delivery, Passage, Pause, Segment, check_segments
+from shoal.text.markup.ssml import is_ssml, parse_ssml
+from shoal.text.normalize import normalize
+from shoal.text.phonemes import SPAN, without_spans
+from shoal.text.split import split_dialogue, split_sentences, split_text
+from shoal.text.style_tags import S1_TAG, S2_TAG, drop_style_tags
+from shoal.text.tokenizer import SPEAKER_TAG
+
+# Tags that a model reads as such, and that normalization must not change.
+TAGS = re.compile(f"{SPAN.pattern}|{SPEAKER_TAG.pattern}")
+TAGS_AND_STYLES = re.compile(f"{TAGS.pattern}|{S1_TAG.pattern}|{S2_TAG.pattern}", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """What a model reads, and how its texts are split."""
+
+    english_words: bool = False  # only English, spelled out in words: numbers and symbols have to be normalized
+    phonemes: bool = False  # reads phoneme tags
+    splits_dialogue: bool = False
+    sentence_turns: bool = False
+    chunk_bytes: int = 600
+    max_characters: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class TurnText:
+    """Text of one turn as the model reads it, and the silence after it."""
+
+    text: str
+    delivery: Delivery = AS_REQUESTED
+    pause_after: float = 0.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TextPlan:
+    turns: tuple[TurnText, ...]
+    pause_before: float = 0.0  # seconds
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of the voices that the markup uses."""
+        return tuple(dict.fromkeys(turn.delivery.voice for turn in self.turns if turn.delivery.voice is not None))
+
+    @property
+    def text(self) -> str:
+        """The text as the model reads it, pauses in brackets."""
+        parts = [_shown_pause(self.pause_before)]
+        for turn in self.turns:
+            parts += [turn.text, _shown_pause(turn.pause_after)]
+        return " ".join(filter(None, parts))
+
+
+def plan_text(
+    request: SpeechRequest,
+    rules: TextRules,
+    check: Callable[[str], None] | None = None,
+    lexicon: Lexicon | None = None,
+) -> TextPlan:
+    """Return the turns of a request. `check` raises for text that the model must not get, such as control tokens.
+
+    Words of the request's lexicon have precedence over those of `lexicon`.
+    `normalize=False` passes the text unchanged, except for SSML that `ssml=True` asks for. Raises TextError if the text
+    cannot be spoken.
+    """
+    segments = _parse(request, rules)
+    check_segments(segments)
+    spoken = list(_spoken(segments, request, rules, check, Lexicon(request.lexicon, lexicon)))
+    check_spoken_length("".join(each.text for each in _passages(spoken)), max_characters=rules.max_characters)
+    return _Planner(rules, request.chunk_bytes or rules.chunk_bytes).plan(spoken)
+
+
+def _parse(request: SpeechRequest, rules: TextRules) -> list[Segment]:
+    """Return the segments of the text, after the checks that concern the text as a whole."""
+    text = clean_text(request.text)
+    check_text(text, max_characters=rules.max_characters)
+    if request.ssml or (request.ssml is None and request.normalize and is_ssml(text)):
+        return parse_ssml(text, phonemes=rules.phonemes)
+    return parse_pauses(text) if request.normalize else [Passage(text)]
+
+
+def _spoken(
+    segments: Iterable[Segment],
+    request: SpeechRequest,
+    rules: TextRules,
+    check: Callable[[str], None] | None,
+    lexicon: Lexicon,
+) -> Iterator[Segment]:
+    """Yield the segments with the words that the model reads; passages without a word are left out."""
+    for segment in segments:
+        if isinstance(segment, Passage):
+            if not has_words(_words(segment.text, request, rules)):
+                continue
+            if check is not None:
+                check(without_spans(segment.text) if rules.phonemes else segment.text)
+            segment = replace(segment, text=_spoken_text(segment.text, lexicon, request, rules))
+        yield segment
+
+
+def _words(text: str, request: SpeechRequest, rules: TextRules) -> str:
+    """Return what may contain words: style tags do not, for a model that would not read them."""
+    text = SPEAKER_TAG.sub("", text)
+    return drop_style_tags(text) if rules.english_words and request.normalize else text
+
+
+def _spoken_text(text: str, lexicon: Lexicon, request: SpeechRequest, rules: TextRules) -> str:
+    if not request.normalize:
+        return text
+    text = lexicon.apply(unescape(text), phonemes=rules.phonemes)
+    if rules.english_words:
+        if request.language not in (None, "en"):
+            raise TextError(f"this model speaks English only: normalize must be en, not {request.language}")
+        return normalize(text)
+    text = _between(TAGS, text, plain_text)
+    return text if request.language is None else _between(TAGS_AND_STYLES, text, NORMALIZERS[request.language])
+
+
+def _between(tags: re.Pattern[str], text: str, change: Callable[[str], str]) -> str:
+    """Return the text with `change` applied between the tags. Spaces around the pieces stay as they are."""
+    parts, last = [], 0
+    for match in tags.finditer(text):
+        parts += [_changed(text[last : match.start()], change), match[0]]
+        last = match.end()
+    return "".join((*parts, _changed(text[last:], change)))
+
+
+def _changed(text: str, change: Callable[[str], str]) -> str:
+    content = text.strip()
+    if not has_words(content):
+        return text
+    start = text.index(content[0])
+    return text[:start] + change(content) + text[start + len(content) :]
+
+
+@dataclass
+class _Planner:
+    """Collects turns and the pauses between them."""
+
+    rules: TextRules
+    chunk_bytes: int
+    turns: list[TurnText] = field(default_factory=list)
+    pause_before: float = 0.0
+
+    def plan(self, segments: Iterable[Segment]) -> TextPlan:
+        for segment in segments:
+            if isinstance(segment, Pause):
+                self._pause(segment.seconds)
+            else:
+                self.turns += [TurnText(turn, segment.delivery) for turn in self._split(segment.text)]
+        if not self.turns:
+            raise TextError("the text has no letter or digit: there is nothing to speak")
+        return TextPlan(tuple(self.turns), self.pause_before)
+
+    def _pause(self, seconds: float) -> None:
+        if self.turns:
+            self.turns[-1] = replace(self.turns[-1], pause_after=self.turns[-1].pause_after + seconds)
+        else:
+            self.pause_before += seconds
+
+    def _split(self, text: str) -> list[str]:
+        """Split dialogue by speaker turns, as S2 was trained, and other text by sentences."""
+        if self.rules.splits_dialogue and SPEAKER_TAG.search(text):
+            return split_dialogue(text, self.chunk_bytes)
+        return (split_sentences if self.rules.sentence_turns else split_text)(text, self.chunk_bytes)
+
+
+def _passages(segments: Iterable[Segment]) -> Iterator[Passage]:
+    return (each for each in segments if isinstance(each, Passage))
+
+
+def _shown_pause(seconds: float) -> str:
+    return f"[pause:{seconds:g}s]" if seconds else ""
