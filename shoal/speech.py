@@ -120,6 +120,7 @@ class SpeechRequest:
     lexicon: tuple[Pronunciation, ...] = ()
     timeout: float | None = None  # seconds from submission to the last sample
     whole: bool = False  # return audio only when complete, so that a failed generation can be retried
+    client: str = ""  # name of the API key; waiting requests start round robin over the clients
     # Earlier turns that this text continues, as returned by the last chunk of the request before. None: the text stands
     # alone and its turns are not returned.
     context: tuple[SpokenTurn, ...] | None = None

@@ -139,7 +139,7 @@ def test_a_waiting_lock_is_granted_when_the_holder_releases_it(tmp_path: Path) -
     with file_lock(tmp_path / "lock"):
         waiting.start()
         assert not granted.is_set()
-    waiting.join(60)
+    waiting.join(240)
     assert granted.is_set()
 
 
@@ -159,5 +159,5 @@ def test_the_memory_of_a_process_is_measured_while_it_runs() -> None:
     assert rss_bytes() > 10 << 20
     assert peak_rss_bytes() >= rss_bytes() * 0.9
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait(60)
+    ended.wait(240)
     assert rss_bytes(ended.pid) == 0

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+import unicodedata
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from types import TracebackType
@@ -12,7 +13,7 @@ from shoal.api.exceptions import ClientDisconnected, error_code
 from shoal.api.keys import Key
 from shoal.api.state import ServerState
 from shoal.errors import DeadlineExceeded
-from shoal.speech import AudioChunk
+from shoal.speech import AudioChunk, SpeechRequest
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +28,29 @@ class RequestAccounting:
     As a context manager it calls `finish` with the exception that left the block.
     """
 
-    def __init__(self, state: ServerState, api: str, key: Key, request_id: str, *, queued: bool = False) -> None:
-        """`queued`: the caller holds a place in the admission queue and releases it itself."""
+    def __init__(
+        self,
+        state: ServerState,
+        api: str,
+        key: Key,
+        request_id: str,
+        *,
+        queued: bool = False,
+        expected_seconds: float = 0.0,
+    ) -> None:
+        """`queued`: the caller holds a place in the admission queue and releases it itself.
+
+        `expected_seconds` of audio are reserved from the daily quota of the key until the request has ended.
+        """
         self._state, self._api, self._key, self._id, self._queued = state, api, key, request_id, queued
         self.started = time.monotonic()
         self.audio_seconds = 0.0
         self._finished = False
         with ExitStack() as undo:
             if not queued:
-                state.queue.acquire()
-                undo.callback(state.queue.release, state.queue.average_seconds)
-            state.key_usage.acquire(key)
+                state.enter_queue(key)
+                undo.callback(state.leave_queue, key, state.queue.average_seconds)
+            self._reservation = state.key_usage.acquire(key, expected_seconds)
             undo.pop_all()
         state.metrics.in_flight.inc()
 
@@ -53,7 +66,7 @@ class RequestAccounting:
         if not self.audio_seconds and len(chunk.samples):
             self._state.metrics.time_to_first_audio.labels(self._api).observe(time.monotonic() - self.started)
         self.audio_seconds += chunk.seconds
-        self._state.key_usage.record_audio(self._key, chunk.seconds)
+        self._state.key_usage.record_audio(self._key, chunk.seconds, self._reservation)
         self._state.metrics.audio_seconds.labels(self._key.name).inc(chunk.seconds)
 
     def finish(self, error: BaseException | None = None) -> None:
@@ -63,8 +76,8 @@ class RequestAccounting:
         self._finished = True
         seconds = time.monotonic() - self.started
         if not self._queued:
-            self._state.queue.release(seconds)
-        self._state.key_usage.release(self._key)
+            self._state.leave_queue(self._key, seconds)
+        self._state.key_usage.release(self._key, self._reservation)
         self._state.metrics.in_flight.dec()
         self._record(seconds, error)
 
@@ -93,6 +106,20 @@ def outcome_of(error: BaseException | None) -> str:
         return "completed"
     disconnected = isinstance(error, asyncio.CancelledError | GeneratorExit | ClientDisconnected)
     return "disconnected" if disconnected else error_code(error)
+
+
+def expected_seconds(request: SpeechRequest, frame_rate: float) -> float:
+    """Estimate the audio of a request, rather too long than too short, at most its maximum number of frames."""
+    seconds = sum(map(_seconds_of, request.text)) + 0.5
+    frames = None if request.sampling is None else request.sampling.max_frames
+    return min(seconds, frames / frame_rate) if frames else seconds
+
+
+def _seconds_of(character: str) -> float:
+    """Return the time to speak one character: letters, wide letters such as Chinese ones, digits that are spelled."""
+    if character.isdigit():
+        return 0.35
+    return 0.3 if unicodedata.east_asian_width(character) in "WF" else 0.08
 
 
 async def run_admitted(

@@ -1,9 +1,14 @@
 """Admission limits of one serving process: requests in flight, and memory held by request bodies."""
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from shoal.errors import EngineBusy
+
+# A client may hold this many times the free places. So one client gets three quarters of the queue, n active clients
+# get 3 / (1 + 3n) each, and there is always room for another one (Choudhury and Hahne's dynamic thresholds).
+SHARE_OF_FREE = 3
 
 
 @dataclass(slots=True)
@@ -14,16 +19,24 @@ class AdmissionQueue:
     slots: int
     in_flight: int = 0
     average_seconds: float = 2.0  # moving average of request durations
+    by_client: Counter[str] = field(default_factory=Counter)  # requests in flight
 
-    def acquire(self) -> None:
-        """Raises EngineBusy when the queue is full."""
-        if self.in_flight >= self.capacity:
+    def acquire(self, client: str = "", *, shared: bool = False) -> None:
+        """Raises EngineBusy when the queue is full, or with `shared` when the client holds its share of it."""
+        free, own = self.capacity - self.in_flight, self.by_client[client]
+        if free <= 0:
             raise EngineBusy(f"{self.in_flight} requests are in flight and the queue is full; try again later")
+        if shared and own >= SHARE_OF_FREE * free:
+            raise EngineBusy(f"{own} requests of this key are in flight, its share of the queue; try again later")
         self.in_flight += 1
+        self.by_client[client] += 1
 
-    def release(self, seconds: float) -> None:
+    def release(self, seconds: float, client: str = "") -> None:
         """End a request that took `seconds`."""
         self.in_flight -= 1
+        self.by_client[client] -= 1
+        if not self.by_client[client]:
+            del self.by_client[client]
         self.average_seconds += 0.1 * (seconds - self.average_seconds)
 
     def retry_after_seconds(self) -> float:

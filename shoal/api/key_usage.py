@@ -38,9 +38,17 @@ class KeyUsage:
     tokens: float
     refilled: float  # clock time of the last refill
     in_flight: int = 0
+    reserved_seconds: float = 0.0  # audio that requests in flight are expected to add
     day: str = ""  # UTC, ISO
     audio_seconds: float = 0.0  # on that day
     has_quota: bool = False
+
+
+@dataclass(slots=True)
+class AudioReservation:
+    """Seconds of audio that one request is still expected to produce."""
+
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +87,49 @@ class KeyUsageTracker:
             raise RateLimited(f"this key may send {limit} requests a minute", (1 - usage.tokens) * 60 / limit)
         usage.tokens -= 1
 
-    def acquire(self, key: Key) -> None:
-        """Start a request of this key. Raises RateLimited or QuotaExceeded."""
+    def acquire(self, key: Key, expected_seconds: float = 0.0) -> AudioReservation:
+        """Start a request of this key and reserve the audio it is expected to produce.
+
+        Raises RateLimited or QuotaExceeded.
+        """
         limits, usage = self.limits_for(key), self._usage_of(key)
-        if limits.daily_audio_seconds is not None and usage.audio_seconds >= limits.daily_audio_seconds:
-            message = f"this key has used its {limits.daily_audio_seconds:g} seconds of audio for today (UTC)"
-            raise QuotaExceeded(message, self._seconds_to_midnight())
+        if limits.daily_audio_seconds is not None:
+            self._check_quota(usage, limits.daily_audio_seconds, expected_seconds)
         if limits.concurrency is not None and usage.in_flight >= limits.concurrency:
             raise RateLimited(f"this key may have {limits.concurrency} requests in flight at one time", 1.0)
         usage.in_flight += 1
+        usage.reserved_seconds += expected_seconds
+        return AudioReservation(expected_seconds)
 
-    def release(self, key: Key) -> None:
-        self._usage_of(key).in_flight -= 1
+    def release(self, key: Key, reservation: AudioReservation) -> None:
+        """End a request and give back what is left of its reservation."""
+        usage = self._usage_of(key)
+        usage.in_flight -= 1
+        usage.reserved_seconds -= reservation.seconds
+        reservation.seconds = 0.0
 
-    def record_audio(self, key: Key, seconds: float) -> None:
-        self._usage_of(key).audio_seconds += seconds
+    def record_audio(self, key: Key, seconds: float, reservation: AudioReservation | None = None) -> None:
+        """Count audio that was sent; it uses up the reservation of its request first."""
+        usage, reservation = self._usage_of(key), reservation or AudioReservation()
+        settled = min(seconds, reservation.seconds)
+        reservation.seconds -= settled
+        usage.reserved_seconds -= settled
+        usage.audio_seconds += seconds
+
+    def _check_quota(self, usage: KeyUsage, limit: float, expected_seconds: float) -> None:
+        """Raise QuotaExceeded unless the request fits, or is the only one and something is left.
+
+        So a key can use all of its quota, and exceeds it by at most one request, however many it sends at once.
+        """
+        if usage.audio_seconds >= limit:
+            message = f"this key has used its {limit:g} seconds of audio for today (UTC)"
+            raise QuotaExceeded(message, self._seconds_to_midnight())
+        if usage.in_flight and usage.audio_seconds + usage.reserved_seconds + expected_seconds > limit:
+            raise QuotaExceeded(
+                f"this key may use {limit:g} seconds of audio a day (UTC), and its requests in flight need the rest: "
+                "wait until they have ended",
+                1.0,
+            )
 
     def daily_audio(self) -> dict[str, DailyAudio]:
         """Return the usage of the keys that have a daily limit, by key name."""

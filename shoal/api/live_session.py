@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from shoal.api.accounting import RequestAccounting
+from shoal.api.accounting import RequestAccounting, expected_seconds
 from shoal.api.admission import BodyReservation
 from shoal.api.engine_client import SpeechService
 from shoal.api.exceptions import NotReady
@@ -160,13 +160,13 @@ class LiveContext:
     def _begin(self) -> None:
         """Take a place in the admission queue. Raises EngineBusy when it is full."""
         if self._busy_since is None:
-            self._state.queue.acquire()
+            self._state.enter_queue(self._job.key)
             self._busy_since = asyncio.get_running_loop().time()
             self._idle.begin()
 
     def _rest(self) -> None:
         if self._busy_since is not None:
-            self._state.queue.release(asyncio.get_running_loop().time() - self._busy_since)
+            self._state.leave_queue(self._job.key, asyncio.get_running_loop().time() - self._busy_since)
             self._busy_since = None
             self._idle.end()
 
@@ -199,7 +199,11 @@ class LiveContext:
     async def _audio(self, request: SpeechRequest) -> AsyncGenerator[tuple[bytes, float], None]:
         """Yield the encoded audio of one sentence, each piece with its seconds, and keep its turns as context."""
         job = self._job
-        with RequestAccounting(self._state, job.api, job.key, job.id, queued=True) as accounting:
+        request = replace(request, client=job.key.name)
+        expected = expected_seconds(request, self._engine.frame_rate)
+        with RequestAccounting(
+            self._state, job.api, job.key, job.id, queued=True, expected_seconds=expected
+        ) as accounting:
             async with aclosing(chunks_before(deadline_of(request), self._service(), request)) as chunks:
                 async for chunk in chunks:
                     accounting.record_audio(chunk)

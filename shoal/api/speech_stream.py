@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from shoal.api.accounting import RequestAccounting
+from shoal.api.accounting import RequestAccounting, expected_seconds
 from shoal.api.config import SlowReaderPolicy
 from shoal.api.engine_client import SpeechService
 from shoal.api.exceptions import ClientDisconnected, SlowReader
@@ -88,7 +88,8 @@ class SpeechStream:
     def __init__(self, state: ServerState, job: SpeechJob) -> None:
         limits = state.config.limits
         self._state, self._job = state, job
-        self.accounting = RequestAccounting(state, job.api, job.key, job.id)
+        expected = expected_seconds(job.request, job.engine.frame_rate)
+        self.accounting = RequestAccounting(state, job.api, job.key, job.id, expected_seconds=expected)
         self._deadline = deadline_of(job.request)
         self.buffer = ByteBuffer(limits.buffer_bytes, limits.slow_reader)
         self._task = asyncio.create_task(self._run())
@@ -137,7 +138,7 @@ class SpeechStream:
             self.buffer.close(error)
 
     async def _generate(self) -> None:
-        service, request = self._job.engine.service, self._job.request
+        service, request = self._job.engine.service, replace(self._job.request, client=self._job.key.name)
         encoder = OutputEncoder(self._job.output, service.sample_rate, stream=self._job.stream)
         async with aclosing(chunks_before(self._deadline, service, request)) as chunks:
             async for chunk in chunks:

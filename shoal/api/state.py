@@ -66,6 +66,14 @@ class ServerState:
         """True also for a key file without keys: deleting the last key must not open the server."""
         return bool(self.config.api_keys) or self.config.keys_file is not None
 
+    def enter_queue(self, key: Key) -> None:
+        """Take a place in the admission queue. Raises EngineBusy; with several keys, each has a share of the queue."""
+        self.queue.acquire(key.name, shared=len(self.keys) > 1)
+
+    def leave_queue(self, key: Key, seconds: float) -> None:
+        """Give back the place of a request that took `seconds`."""
+        self.queue.release(seconds, key.name)
+
     async def encode(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run audio encoding in the encoder threads, whose number bounds its CPU use."""
         return await asyncio.get_running_loop().run_in_executor(self.encoder_pool, partial(work, *args, **kwargs))

@@ -1,6 +1,7 @@
 """Modified DAC codec: samples -> codes -> samples, with a causal encoder and a causal decoder."""
 
 from collections.abc import Callable
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,34 @@ from shoal.codec.layers import (
 from shoal.codec.quantizer import Quantizer
 from shoal.codec.streaming import NoPast, Past, SlotPast
 from shoal.errors import InvalidRequest
+
+
+class Float32Convolutions:
+    """Context manager that turns off TF32 in cuDNN convolutions. Thread-safe and reentrant.
+
+    cuDNN's switch is process-wide: the first thread to enter saves it, the last one to leave restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._inside, self._saved = 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._saved = torch.backends.cudnn.allow_tf32
+                torch.backends.cudnn.allow_tf32 = False
+            self._inside += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.cudnn.allow_tf32 = self._saved
+
+
+# TF32 rounds inputs to 10 bits, which changes about 1 % of the codes of a voice.
+float32_convolutions = Float32Convolutions()
 
 
 class DacBlock(nn.Module):
@@ -106,7 +135,7 @@ class Codec(nn.Module):
 
     @torch.inference_mode()
     def encode(self, samples: Tensor) -> Tensor:
-        """Encode samples [n, N] -> codes [n, codebooks, ceil(N / frame_length)].
+        """Encode samples [n, N] -> codes [n, codebooks, ceil(N / frame_length)], without TF32 on a GPU.
 
         Raises InvalidRequest without an encoder.
         """
@@ -118,7 +147,8 @@ class Codec(nn.Module):
             return torch.zeros(len(samples), self.config.num_codebooks, 0, dtype=torch.long, device=samples.device)
         padded = nn.functional.pad(samples, (0, frames * length - samples.shape[-1]))
         chunks = padded[:, None].split(self.CHUNK_FRAMES * length, dim=-1)
-        return torch.cat(self._in_chunks(self.encode_from, chunks, frames), dim=-1)
+        with float32_convolutions:
+            return torch.cat(self._in_chunks(self.encode_from, chunks, frames), dim=-1)
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:

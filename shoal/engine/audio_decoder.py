@@ -92,6 +92,8 @@ class AudioDecoder:
         self._built: dict[CodecBackend, AnyDecoder] = {}
         self._worked = False  # whether a call succeeded since a size was left out
         self._decoder = self._build(backends)
+        # Whether calls are collected in the next step. Only graphs run asynchronously.
+        self.overlap = overlap and isinstance(self._decoder, GraphDecoder)
         self._lost: set[int] = set()  # slots whose state was lost with a decoder that failed
         self._stale: set[int] = set()  # released slots that still hold the state of their last utterance
         self._call: DecodeCall | None = None  # submitted, not collected
@@ -99,11 +101,6 @@ class AudioDecoder:
     @property
     def backend(self) -> CodecBackend:
         return self._decoder.backend if isinstance(self._decoder, GraphDecoder | NativeDecoder) else "eager"
-
-    @property
-    def overlap(self) -> bool:
-        """Whether calls are collected in the next step. Only graphs run asynchronously."""
-        return self._overlap and isinstance(self._decoder, GraphDecoder)
 
     @property
     def dropped(self) -> list[str]:
@@ -259,6 +256,7 @@ class AudioDecoder:
         self._lost |= {slot for slot, seen in enumerate(self._decoder._seen) if seen} - self._stale
         self._stale.clear()
         self._decoder = decoder
+        self.overlap = self._overlap and isinstance(decoder, GraphDecoder)
         decoder.reset(list(range(self._slots)))
 
     def _chunk_frames(self, utterance: Utterance) -> int:

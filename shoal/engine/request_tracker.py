@@ -54,7 +54,9 @@ class RequestTracker:
             self._check_turn(turn.prompt_length, utterance)
         opening = utterance.turns[0].prompt
         sampling = utterance.turn_sampling()
-        utterance.sequence = Sequence.start(utterance.id, opening, sampling, self.model.slow.max_seq_len)
+        utterance.sequence = Sequence.start(
+            utterance.id, opening, sampling, self.model.slow.max_seq_len, utterance.client
+        )
         utterance.guard = self._new_guard(utterance)
         utterance.audio = self._new_audio(utterance)
         self.scheduler.add(utterance.sequence)

@@ -5,7 +5,6 @@ sequence is recomputed to the same result.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.engine.blocks import BlockPool
+from shoal.engine.fair_queue import FairQueue
 from shoal.engine.memory.concurrency_limit import ConcurrencyLimit
 from shoal.engine.policy import AdmissionPolicy, Continuous
 from shoal.engine.sequence import Sequence, Tokens
@@ -96,7 +96,7 @@ class Scheduler:
         self.policy = policy or Continuous()
         self.clock = clock
         self.stats = SchedulerStats()
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = FairQueue()
         self.running: list[Sequence] = []  # in order of admission
         self.tables: NDArray[np.int32] = np.zeros((slots, pool.needed(max_tokens + 1)), np.int32)
         self.concurrency = ConcurrencyLimit(slots, clock)
@@ -119,7 +119,7 @@ class Scheduler:
                 f"a prompt of {sequence.length} tokens and its frames do not fit the KV cache of "
                 f"{self.pool.count * self.pool.size} tokens: shorten the text or lower max_frames"
             )
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
         self._waiting_since[sequence.id] = self.clock()
 
     def fits(self, prompt: int, sampling: SamplingParams, max_length: int) -> bool:
@@ -199,7 +199,7 @@ class Scheduler:
         if sequence in self.running:
             self.running.remove(sequence)
             self._release_blocks(sequence)
-            self.waiting.appendleft(sequence)
+            self.waiting.add_preempted(sequence)
             self._waiting_since.setdefault(sequence.id, self.clock())
         sequence.reset_kv()
 
@@ -229,16 +229,18 @@ class Scheduler:
     def _admit_waiting(self) -> None:
         if not self.waiting:
             return
-        oldest = self.clock() - self._waiting_since[self.waiting[0].id]
+        oldest = self.clock() - self._waiting_since[self.waiting.first.id]
         # Preempted sequences keep their slot and are not subject to the admission policy again.
         quota = self.policy.quota(len(self.waiting), len(self.running), oldest)
         if len(self.running) >= self.concurrency.limit:
             self.concurrency.maybe_grow()
-        while self.waiting and len(self.running) < self.concurrency.limit and (quota > 0 or self.waiting[0].slot >= 0):
-            quota -= self.waiting[0].slot < 0
-            if not self._start(self.waiting[0]):
+        while self.waiting and len(self.running) < self.concurrency.limit:
+            first = self.waiting.first
+            new = first.slot < 0
+            if (new and quota <= 0) or not self._start(first):
                 return
-            self.running.append(self.waiting.popleft())
+            quota -= new
+            self.running.append(self.waiting.pop())
 
     def _start(self, sequence: Sequence) -> bool:
         """Assign a slot and the blocks of the known tokens; False if either is not available."""

@@ -24,6 +24,7 @@ class Sequence:
     sampling: SamplingParams
     max_length: int  # in tokens
     tokens: Tokens
+    client: str = ""  # for fair queueing
     length: int = 0
     turn_start: int = 0
     planned: int = 0
@@ -38,9 +39,10 @@ class Sequence:
     finish: FinishReason | None = None
 
     @classmethod
-    def start(cls, id: int, prompt: Tokens, sampling: SamplingParams, max_length: int) -> "Sequence":
+    def start(cls, id: int, prompt: Tokens, sampling: SamplingParams, max_length: int, client: str = "") -> "Sequence":
         """Return a new sequence with a prompt [T, 1 + codebooks]."""
-        sequence = cls(id, sampling, max_length, np.zeros((max(len(prompt), 64), prompt.shape[1]), np.int32))
+        tokens = np.zeros((max(len(prompt), 64), prompt.shape[1]), np.int32)
+        sequence = cls(id, sampling, max_length, tokens, client)
         sequence.begin_turn(prompt, sampling)
         return sequence
 

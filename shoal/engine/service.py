@@ -177,6 +177,7 @@ class Service:
             sampling,
             whole=request.whole,
             deadline=deadline,
+            client=request.client,
             context=context,
             carry_turns=request.carry_turns,
             first_frames=request.first_chunk_frames,

@@ -54,6 +54,7 @@ class Utterance:
     sampling: SamplingParams
     whole: bool = False
     deadline: float | None = None  # absolute, on the engine's clock
+    client: str = ""  # for fair queueing
     replayed: bool = False  # an engine process that had this request has died
     context: tuple[SpokenTurn, ...] | None = None  # earlier turns that the prompt of the first turn contains
     carry_turns: bool = True  # every turn continues the previous ones

@@ -181,7 +181,11 @@ def kernels_unavailable(device: torch.device) -> str | None:
         return None
     if device.type != "cuda":
         return f"{device.type} is no GPU that Triton supports"
-    return None if torch.version.hip is None else "the fused kernels have not been tested on ROCm"
+    if torch.version.hip is not None:
+        return "the fused kernels have not been tested on ROCm"
+    # Triton has no tensor-core instructions for them: products compile to scalar code that spills.
+    old = torch.cuda.get_device_capability(device) < (8, 0)
+    return "the fused kernels need compute capability 8.0" if old else None
 
 
 def interpreted() -> bool:

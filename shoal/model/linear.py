@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.kernels.int4_linear import supports_int4
+
 QuantizedMode = Literal["int8", "int4", "fp8"]
-# "per_channel": the fused Triton kernels read `weight` and its scales per row. "torch": PyTorch operators only.
-KernelKind = Literal["per_channel", "torch"]
+# "per_channel": the fused Triton kernels read `weight` and its scales per row. "grouped": they read packed int4 and its
+# scales per group. "torch": PyTorch operators only.
+KernelKind = Literal["per_channel", "grouped", "torch"]
 
 # Input columns that share a scale and a zero point in int4.
 GROUP_SIZE = 128
@@ -147,6 +150,7 @@ class Int4Linear(QuantizedLinear):
     """Affine int4 in groups of input columns: w = (q - 8) · scale + zero. Two columns per byte, the even one low."""
 
     mode = "int4"
+    kernel = "grouped"
     group_size: int
     scales_and_zeros: Tensor
 
@@ -321,6 +325,8 @@ def row_scales(layer: nn.Module) -> Tensor | None:
 
 def has_fused_kernels(layer: nn.Module) -> bool:
     """Return whether the fused Triton kernels can compute with this layer's weights."""
+    if isinstance(layer, Int4Linear):
+        return supports_int4(layer.in_features, layer.group_size)
     return not isinstance(layer, Quantized) or layer.kernel == "per_channel"
 
 

@@ -36,10 +36,10 @@ def test_the_request_rate_of_a_key_is_limited() -> None:
 
 def test_the_concurrency_of_a_key_is_limited() -> None:
     tracker, key, _ = tracker_with(concurrency=1)
-    tracker.acquire(key)
+    reservation = tracker.acquire(key)
     with pytest.raises(RateLimited):
         tracker.acquire(key)
-    tracker.release(key)
+    tracker.release(key, reservation)
     tracker.acquire(key)
 
 
@@ -52,6 +52,21 @@ def test_the_daily_quota_is_reset_at_midnight() -> None:
     assert rejected.value.retry_after == 6 * 3600
     clock.day = datetime(2030, 1, 2, 1, tzinfo=UTC)
     tracker.acquire(key)
+
+
+def test_a_reservation_is_settled_by_the_audio_that_was_sent() -> None:
+    tracker, key, _ = tracker_with(daily_audio_seconds=10)
+    first, second = tracker.acquire(key, 5.0), tracker.acquire(key, 4.0)
+    with pytest.raises(QuotaExceeded) as rejected:
+        tracker.acquire(key, 2.0)
+    assert rejected.value.retry_after < 60, "not midnight: a request in flight may turn out shorter"
+    tracker.record_audio(key, 2.0, first)
+    tracker.release(key, first)
+    tracker.acquire(key, 3.0)
+    tracker.record_audio(key, 6.0, second)  # longer than expected
+    tracker.release(key, second)
+    with pytest.raises(QuotaExceeded):
+        tracker.acquire(key, 1.0)
 
 
 def test_limits_of_a_key_override_the_defaults() -> None:

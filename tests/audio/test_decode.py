@@ -292,7 +292,7 @@ def test_a_file_of_tiny_packets_stops_soon(recorded):
     struct.pack_into(">I", crumbs, bytes_per_packet, 2)
     struct.pack_into(">I", crumbs, frames_per_packet, 7)
     bad("tiny or damaged packets", bytes(crumbs))
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 240
 
 
 class TestFilesThatNameOtherFiles:

@@ -86,7 +86,7 @@ def test_killed_and_interrupted_it_goes_on_where_it_was(tmp_path: Path) -> None:
     interrupted = start(tmp_path, "--slots", "2")
     until_done(interrupted, out, len(journalled) + 3)
     interrupted.send_signal(signal.SIGINT)
-    _, reported = interrupted.communicate(timeout=60)
+    _, reported = interrupted.communicate(timeout=240)
     assert interrupted.returncode == 130
     kept = re.search(r"interrupted: (\d+) of 18 lines are done; run the same command again to resume", reported)
     assert kept is not None, reported
@@ -94,7 +94,7 @@ def test_killed_and_interrupted_it_goes_on_where_it_was(tmp_path: Path) -> None:
     second = {path.name: path.stat().st_mtime_ns for path in out.glob("*.wav")}
 
     whole = start(tmp_path, "--slots", "8", "--json")
-    reported, faults = whole.communicate(timeout=120)
+    reported, faults = whole.communicate(timeout=240)
     assert whole.returncode == 1, faults
     assert "line 17: the line is not JSON" in faults
     assert "line 18: there is no voice 'nobody'" in faults

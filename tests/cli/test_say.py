@@ -232,7 +232,7 @@ def start(*arguments: object, stdout: int | None = None) -> subprocess.Popen[byt
 
 
 def said(process: subprocess.Popen[bytes]) -> str:
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     return err.decode()
 
 
@@ -264,5 +264,5 @@ def test_torch_dynamo_is_not_imported_without_compiling(tmp_path: Path) -> None:
     code = f"import sys, shoal.cli\ntry: shoal.cli.main()\nfinally: print({heavy})"
     flags = ["-o", str(tmp_path / "a.wav"), "--max-frames", "2", "--quiet", "--model", "random:tiny"]
     command = [sys.executable, "-c", code, "say", "Hello.", *flags]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (ran.stdout, ran.stderr) == ("[]\n", "")

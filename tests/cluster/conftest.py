@@ -20,7 +20,7 @@ from tests.server.conftest import ROOT, free_port, recording, surroundings
 
 __all__ = ["recording"]  # a fixture here, too
 
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 SLOTS = 4
 
 
@@ -40,16 +40,16 @@ class Cluster:
         return (self.home / "log").read_text()
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=90.0, trust_env=False)
+        return httpx.Client(base_url=self.url, timeout=240, trust_env=False, verify=False)
 
     def workers(self) -> list[dict[str, Any]]:
-        workers: list[dict[str, Any]] = httpx.get(f"{self.url}/v1/workers", timeout=60, trust_env=False).json()[
-            "workers"
-        ]
+        workers: list[dict[str, Any]] = httpx.get(
+            f"{self.url}/v1/workers", timeout=240, trust_env=False, verify=False
+        ).json()["workers"]
         return workers
 
     def health(self) -> httpx.Response:
-        return httpx.get(f"{self.url}/v1/health", timeout=60, trust_env=False)
+        return httpx.get(f"{self.url}/v1/health", timeout=240, trust_env=False, verify=False)
 
     def wait_until(self, ready: int, seconds: float = START_SECONDS) -> None:
         deadline = time.monotonic() + seconds
@@ -109,7 +109,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(60)
+            process.wait(240)
     if process.poll() is None:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

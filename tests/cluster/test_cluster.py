@@ -228,7 +228,7 @@ def test_an_upgrade_to_another_model_fails_no_request(cluster: Cluster) -> None:
         upgrade = cluster.run("cluster", "up", "--address", "auto", *changed, "--port", str(cluster.port))
         ended.set()
         for each in running:
-            each.result(90)
+            each.result(240)
     assert upgrade.returncode == 0, upgrade.stderr
     assert set(statuses) == {200}
     assert [(worker["facts"]["model"], worker["engine"]["slots"]) for worker in cluster.workers()] == [
@@ -257,7 +257,7 @@ def test_replicas_come_with_the_load_and_go_with_it(cluster: Cluster) -> None:
         cluster.wait_until(ready=2)
         ended.set()
         for each in running:
-            each.result(90)
+            each.result(240)
     cluster.wait_until(ready=1)
     assert set(statuses) == {200}
 
@@ -269,7 +269,7 @@ def test_status_tells_and_down_ends_it(cluster: Cluster) -> None:
     assert (status["state"], len(status["workers"])) == ("RUNNING", 1)
     assert "voices" in cluster.run("cluster", "status").stdout
     assert cluster.run("cluster", "down").returncode == 0
-    assert cluster.process.wait(60) == 0, cluster.log
+    assert cluster.process.wait(240) == 0, cluster.log
     nowhere = cluster.run("cluster", "status")
     assert nowhere.returncode == 2
     assert "no Ray cluster" in nowhere.stderr

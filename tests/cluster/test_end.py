@@ -34,7 +34,7 @@ def test_sigterm_ends_the_command_without_a_stack_trace(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
-        _, complaints = process.communicate(timeout=60)
+        _, complaints = process.communicate(timeout=240)
     finally:
         process.kill()
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.codec.config import CodecConfig
-from shoal.codec.dac import Codec
+from shoal.codec.dac import Codec, float32_convolutions
+from shoal.codec.streaming import NoPast, Past
 from shoal.errors import InvalidRequest
 
 FRAME = 2048
@@ -96,6 +99,41 @@ def test_padding_a_recording_keeps_its_codes(codec: Codec) -> None:
 
 
 # Configuration
+
+
+def test_encoding_turns_tf32_off_and_restores_it(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    encode_from = codec.encode_from
+
+    def record(samples: Tensor, past: Past) -> Tensor:
+        seen.append(torch.backends.cudnn.allow_tf32)
+        return encode_from(samples, past)
+
+    monkeypatch.setattr(codec, "encode_from", record)
+    for setting in (True, False):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", setting)
+        codec.encode(random_samples(1, FRAME))
+        assert torch.backends.cudnn.allow_tf32 is setting
+    assert seen == [False, False]
+
+
+def test_tf32_stays_off_until_the_last_of_several_encodings_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    with float32_convolutions:
+        with float32_convolutions:
+            pass
+        assert torch.backends.cudnn.allow_tf32 is False
+    assert torch.backends.cudnn.allow_tf32 is True
+
+
+@pytest.mark.gpu
+def test_a_gpu_encodes_in_fp32(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu, samples = copy.deepcopy(codec).to("cuda"), random_samples(1, 40 * FRAME).to("cuda")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    codes = on_gpu.encode(samples)
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        assert torch.equal(codes, on_gpu.encode_from(samples[:, None], NoPast()))
+    assert float((codes.cpu() == codec.encode(samples.cpu())).float().mean()) > 0.999
 
 
 def test_a_codec_without_encoder_decodes_and_rejects_encoding(codec: Codec) -> None:

@@ -35,7 +35,7 @@ WORKERS = HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas"}
 
 def ran(*command: object) -> str:
     """What a linter finds."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

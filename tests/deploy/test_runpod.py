@@ -127,7 +127,7 @@ def calls_of_setup(place: Path, program: str, script: Path = SETUP, **variables:
     for name in ("noted", "python3"):
         (place / name).chmod(0o755)
     env = {"PATH": f"{place}:{os.environ['PATH']}", "WORKSPACE": str(place / "volume"), **variables}
-    subprocess.run(["sh", "-eu", str(script)], check=True, capture_output=True, cwd=place, env=env, timeout=60)
+    subprocess.run(["sh", "-eu", str(script)], check=True, capture_output=True, cwd=place, env=env, timeout=240)
     return (place / f"{program}.calls").read_text().splitlines()
 
 

@@ -21,7 +21,7 @@ def main(address: str, bodies: list[str]) -> None:
         answers = [{"pieces": [], "error": None, "order": []} for _ in bodies]
         open_requests = len(bodies)
         while open_requests:
-            result, error = heard.get(timeout=120)
+            result, error = heard.get(timeout=240)
             if error is not None:
                 # The stream does not say whose error it is: the tests ask for one at a time.
                 answers[-1]["error"] = str(error.message())

@@ -18,7 +18,7 @@ def run(name: str, *arguments: object) -> str:
     program = EXAMPLES / name
     command = [sys.executable, str(program)] if program.suffix == ".py" else ["sh", "-e", str(program)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([*command, *map(str, arguments)], capture_output=True, env=env, timeout=120)
+    ran = subprocess.run([*command, *map(str, arguments)], capture_output=True, env=env, timeout=240)
     assert ran.returncode == 0, ran.stderr.decode()
     return ran.stdout.decode(errors="replace")
 

@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, timeout=120)
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, timeout=240)
     assert built.returncode == 0, built.stdout + built.stderr
     return out
 

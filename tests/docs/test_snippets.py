@@ -36,7 +36,7 @@ def test_shell_runs(snippet: Snippet, site_server: Serving, elsewhere: Path) -> 
     here = str(Path(sys.executable).parent)
     env = os.environ | {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        ["sh", "-ec", snippet.at(site_server.url)], capture_output=True, text=True, env=env, timeout=120
+        ["sh", "-ec", snippet.at(site_server.url)], capture_output=True, text=True, env=env, timeout=240
     )
     assert ran.returncode == 0, ran.stderr
     written = [path for path in elsewhere.iterdir() if path.suffix in (".wav", ".mp3", ".opus")]

@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, Sampling
 from shoal.voices.store import voice_directory
 from shoal.voices.voice import Voice
 from tests.engine.oracle import Oracle, assert_nothing_leaked
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 SHORT = SamplingParams(seed=1, max_frames=6)
@@ -59,10 +59,7 @@ def engine(tiny: Checkpoint, tmp_path: Path) -> Iterator[Engine]:
 
 def settle(engine: Engine) -> None:
     """Wait until no utterance is active; cancelled ones are released at the next step."""
-    end = time.monotonic() + 60
-    while engine.service.thread.active or not engine.service.core.idle:
-        assert time.monotonic() < end
-        time.sleep(0.002)
+    wait_until(lambda: not engine.service.thread.active and engine.service.core.idle)
 
 
 def test_speak_equals_generate(engine: Engine, oracle: Oracle) -> None:

@@ -5,7 +5,7 @@ the device one step ahead of the host. It notices when a sequence reads memory t
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -327,9 +327,22 @@ def test_a_cancelled_sequence_releases_its_blocks_at_once() -> None:
 def test_a_cancelled_sequence_that_waits_leaves_the_queue() -> None:
     line = scheduler()
     line.add(sequence(0, tokens=9))
-    line.cancel(line.waiting[0])
+    line.cancel(line.waiting.first)
     assert (line.active, line.stats.cancelled) == (0, 1)
     assert not line.plan()
+
+
+def test_waiting_sequences_start_round_robin_over_their_clients() -> None:
+    line = scheduler()
+    clients = {0: "greedy", 1: "greedy", 2: "greedy", 3: "modest", 4: "greedy", 5: "other", 6: "modest"}
+    for id, client in clients.items():
+        line.add(replace(sequence(id, tokens=2), client=client))
+    line.cancel(next(each for each in line.waiting if each.id == 1))
+    started = [line.waiting.pop().id for _ in range(3)]
+    line.waiting.add_preempted(sequence(9, tokens=2))
+    started += [line.waiting.pop().id for _ in range(len(line.waiting))]
+    assert started == [0, 3, 5, 9, 2, 6, 4]
+    assert not line.waiting
 
 
 def test_a_cached_prompt_is_not_recomputed() -> None:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +17,8 @@ import pytest
 
 from shoal.audio.encode import encode_file
 from shoal.paths import rss_bytes
+from tests.waiting import TIMEOUT_SECONDS, wait_until
 
-START_SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -38,30 +37,58 @@ class Serving:
         return int(self.url.rpartition(":")[2])
 
     def client(self, **headers: str) -> httpx.Client:
-        client = httpx.Client(base_url=self.url, timeout=60.0, headers=headers, trust_env=False)
+        # verify=False in all tests: loading the CA bundle takes 20 ms per client, and there is no TLS on loopback.
+        client = httpx.Client(
+            base_url=self.url, timeout=TIMEOUT_SECONDS, headers=headers, trust_env=False, verify=False
+        )
         self.clients.append(client)
         return client
 
     def wait_until_ready(self, path: str = "/ready") -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}{path}", trust_env=False).status_code == 200:
-                    return
+        def ready() -> bool:
             assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.1)
-        raise AssertionError(self.log.read_text())
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{self.url}{path}", trust_env=False, verify=False).status_code == 200
+            return False
+
+        wait_until(ready, self.log.read_text, interval=0.1)
 
     def end(self) -> int:
         for client in self.clients:
             client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(TIMEOUT_SECONDS)
 
     def memory(self) -> int:
         """Return the RSS in bytes of the server process, without the engine process."""
         return rss_bytes(self.process.pid)
+
+
+def engine_of(serving: Serving) -> int:
+    """Return the process id of the engine process."""
+    return engines_of(serving)[0]
+
+
+def engines_of(serving: Serving) -> list[int]:
+    tasks = Path(f"/proc/{serving.process.pid}/task").iterdir()
+    children = [child for task in tasks for child in (task / "children").read_text().split()]
+    names = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    return [child for child, line in names.items() if b"spawn_main" in line]
+
+
+def pause_engine(serving: Serving) -> int:
+    """Stop the engine process as soon as it exists, and return its id."""
+    wait_until(lambda: engines_of(serving), serving.log.read_text)
+    engine = engine_of(serving)
+    os.kill(engine, signal.SIGSTOP)
+    return engine
+
+
+def figure(http: httpx.Client, name: str) -> float:
+    """Return a metric without labels."""
+    lines = http.get("/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
 def free_port() -> int:

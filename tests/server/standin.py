@@ -2,8 +2,7 @@
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import free_port
+from tests.waiting import wait_until
 
 RATE = 16_000
 
@@ -93,14 +93,7 @@ def listening(state: ServerState) -> Iterator[int]:
         yield port
     finally:
         server.should_exit = True
-        thread.join(60)
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.01)
+        thread.join(240)
 
 
 def counted(state: ServerState, api: str, outcome: str) -> float:

@@ -33,7 +33,7 @@ def unharmed(server: Serving) -> Iterator[None]:
 
 
 def dial(server: Serving) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=240)
 
 
 def status_line(line: socket.socket) -> bytes:
@@ -49,7 +49,7 @@ def test_a_declared_gigabyte_is_rejected_before_it_is_sent(server: Serving) -> N
         line.sendall(TTS.format(length=GIGABYTE).encode())
         began = time.monotonic()
         assert b" 413 " in status_line(line)
-    assert time.monotonic() - began < 60.0
+    assert time.monotonic() - began < 240
 
 
 def test_a_chunked_gigabyte_is_rejected_at_the_limit(server: Serving) -> None:
@@ -70,7 +70,7 @@ def test_a_slowly_sent_body_times_out(server: Serving) -> None:
         line.sendall(TTS.format(length=1000).encode())
         began = time.monotonic()
         assert b" 408 " in status_line(line)
-    assert 1.5 < time.monotonic() - began < 60.0
+    assert 1.5 < time.monotonic() - began < 240
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: "])
@@ -79,7 +79,7 @@ def test_slowly_sent_headers_time_out(server: Serving, start: bytes) -> None:
         line.sendall(start)
         began = time.monotonic()
         assert b" 408 " in status_line(line)
-    assert time.monotonic() - began < 60.0
+    assert time.monotonic() - began < 240
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_compression_bomb_is_rejected(http: httpx.Client) -> None:
         ),
     ):
         assert answer.status_code == 400
-    assert time.monotonic() - began < 60.0
+    assert time.monotonic() - began < 240
 
 
 def test_a_wav_with_a_false_length_is_rejected(http: httpx.Client) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,19 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from shoal.api.keys import KeyFile
-from tests.server.conftest import ROOT, Serving, Start, command, samples_of, start, surroundings
+from tests.server.conftest import (
+    ROOT,
+    Serving,
+    Start,
+    command,
+    engine_of,
+    figure,
+    pause_engine,
+    samples_of,
+    start,
+    surroundings,
+)
+from tests.waiting import wait_until
 
 LONG = {"text": "Hello there.", "max_new_tokens": 150, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
 # Hundreds of turns: no machine finishes them within the server's deadline.
@@ -28,7 +39,7 @@ ENDLESS = {**LONG, "text": "Hello there. " * 300, "chunk_length": 16, "max_new_t
 
 def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     env = surroundings(home) | variables
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=180, cwd=ROOT, env=env)
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=240, cwd=ROOT, env=env)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +95,12 @@ def test_keys_can_be_created_listed_and_revoked(tmp_path: Path) -> None:
 
 
 def ready(serving: Serving) -> dict[str, Any]:
-    status: dict[str, Any] = httpx.get(f"{serving.url}/ready", timeout=60, trust_env=False).json()
+    status: dict[str, Any] = httpx.get(f"{serving.url}/ready", timeout=240, trust_env=False, verify=False).json()
     return status
 
 
 def speak(serving: Serving, body: dict[str, object], **headers: str) -> httpx.Response:
-    return httpx.post(f"{serving.url}/v1/tts", json=body, headers=headers, timeout=60, trust_env=False)
+    return httpx.post(f"{serving.url}/v1/tts", json=body, headers=headers, timeout=240, trust_env=False, verify=False)
 
 
 def test_keys_authenticate_and_their_limits_hold(start_server: Start, tmp_path: Path) -> None:
@@ -104,37 +115,37 @@ def test_keys_authenticate_and_their_limits_hold(start_server: Start, tmp_path: 
     spent = speak(serving, say, authorization=f"Bearer {alice}")
     assert (spent.status_code, int(spent.headers["retry-after"]) > 1) == (429, True)
     assert [speak(serving, {}, authorization=f"Bearer {bob}").status_code for _ in range(7)] == [422] * 6 + [429]
-    assert httpx.get(f"{serving.url}/health", trust_env=False).status_code == 200
-    assert httpx.get(f"{serving.url}/metrics", trust_env=False).status_code == 401
+    assert httpx.get(f"{serving.url}/health", trust_env=False, verify=False).status_code == 200
+    assert httpx.get(f"{serving.url}/metrics", trust_env=False, verify=False).status_code == 401
     with pytest.raises(InvalidStatus) as refused:
         connect(f"ws://127.0.0.1:{serving.port}/v1/tts/live", proxy=None)
     assert refused.value.response.status_code == 401
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(api_key="wrong", base_url=f"{serving.url}/v1", http_client=serving.client()).models.list()
-    document = httpx.get(f"{serving.url}/openapi.json", trust_env=False).json()
+    document = httpx.get(f"{serving.url}/openapi.json", trust_env=False, verify=False).json()
     assert document["paths"]["/v1/tts"]["post"]["security"] == [{"HTTPBearer": []}]
     file.revoke("bob")
-    while (status := speak(serving, say, authorization=f"Bearer {bob}").status_code) != 401:
-        assert status == 429  # until the server looks at the file again
-        time.sleep(0.1)
+
+    def key_is_refused() -> bool:
+        status = speak(serving, say, authorization=f"Bearer {bob}").status_code
+        assert status in (401, 429)
+        return status == 401
+
+    wait_until(key_is_refused, interval=0.1)  # the server reads the file again every second
 
 
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server with capacity for two requests and short timeouts."""
-    limits = {"request_seconds": 5, "buffer_bytes": 65536, "stall_seconds": 1}
+    """A server with capacity for two requests that soon disconnects clients that do not read."""
+    limits = {"request_seconds": 600, "buffer_bytes": 65536, "stall_seconds": 1}
     serving = start(tmp_path_factory.mktemp("tight"), slots=1, max_waiting=1, **limits)
     yield serving
     serving.end()
 
 
 def test_a_full_queue_rejects_with_retry_after(tight: Serving) -> None:
-    """One request runs, one waits, the next are rejected. Retried if the first reached its deadline too early."""
-    for _ in range(20):
-        with contextlib.suppress(httpx.TransportError):
-            waited, refused = fill_the_queue(tight)
-            if waited.status_code == 200 and {answer.status_code for answer in refused} == {429}:
-                break
+    """One request runs, one waits, the next are rejected."""
+    waited, refused = fill_the_queue(tight)
     assert (waited.status_code, {answer.status_code for answer in refused}) == (200, {429})
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
 
@@ -147,17 +158,18 @@ def fill_the_queue(tight: Serving) -> tuple[httpx.Response, list[httpx.Response]
             pieces = running.iter_bytes()  # kept: httpx closes the response with its iterator
             next(pieces)
             waits = pool.submit(speak, tight, short)
-            while not waits.done() and ready(tight)["under_way"] < 2:
-                time.sleep(0.01)
+            wait_until(lambda: ready(tight)["under_way"] == 2)
             refused = [speak(tight, short) for _ in range(3)]
         return waits.result(), refused
 
 
-def test_a_request_that_exceeds_its_deadline_is_ended(tight: Serving) -> None:
-    late = speak(tight, {**ENDLESS, "streaming": False})
+def test_a_request_that_exceeds_its_deadline_is_ended(start_server: Start) -> None:
+    serving = start_server(slots=1, request_seconds=1)
+    late = speak(serving, {**ENDLESS, "streaming": False})
     assert (late.status_code, late.json()["error"]) == (504, "Gateway Timeout")
     with pytest.raises(httpx.RemoteProtocolError):
-        speak(tight, ENDLESS)
+        # Repeated on a busy machine that sends no audio within the deadline.
+        wait_until(lambda: speak(serving, ENDLESS).status_code != 504)
 
 
 def test_a_client_that_reads_nothing_is_disconnected(tight: Serving) -> None:
@@ -171,39 +183,25 @@ def test_a_client_that_reads_nothing_is_disconnected(tight: Serving) -> None:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect(("127.0.0.1", tight.port))
         line.sendall(head.format(len(body)).encode() + body)
-        for _ in range(300):
-            if 'shoal_errors_total{kind="stream_slow_reader"}' in http.get("/metrics").text:
-                break
-            time.sleep(0.1)
-        else:
-            raise AssertionError(tight.log.read_text()[-2000:])
+        wait_until(lambda: 'shoal_errors_total{kind="stream_slow_reader"}' in http.get("/metrics").text, interval=0.1)
         assert http.get("/ready").json()["under_way"] == 0
-
-
-def engine_of(serving: Serving) -> int:
-    """Return the process id of the engine process."""
-    tasks = Path(f"/proc/{serving.process.pid}/task").iterdir()
-    children = [child for task in tasks for child in (task / "children").read_text().split()]
-    names = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    return next(child for child, line in names.items() if b"spawn_main" in line)
 
 
 def test_start_engine_crash_and_graceful_shutdown(start_server: Start) -> None:
     """The server starts, speaks, survives a killed engine, and finishes requests before it stops."""
     serving = start_server(slots=4, wait=False, request_seconds=300, drain_seconds=200)
+    engine = pause_engine(serving)
     refuses_until_ready(serving)
+    os.kill(engine, signal.SIGCONT)
     serving.wait_until_ready()
     survives_its_engine(serving)
     finishes_before_it_ends(serving)
 
 
 def refuses_until_ready(serving: Serving) -> None:
+    wait_until(lambda: "listening" in serving.log.read_text(), serving.log.read_text)
     with serving.client() as http:
-        for _ in range(100):
-            with contextlib.suppress(httpx.TransportError):
-                assert http.get("/health").status_code == 200
-                break
-            time.sleep(0.1)
+        assert http.get("/health").status_code == 200
         early = http.post("/v1/tts", json={"text": "Hi."})
         assert (early.status_code, early.headers["retry-after"]) == (503, "5")
         assert http.get("/ready").json()["state"] == "starting"
@@ -212,17 +210,21 @@ def refuses_until_ready(serving: Serving) -> None:
 
 def outcome(serving: Serving, number: int) -> int | str:
     try:
-        return speak(serving, {**LONG, "max_new_tokens": 60, "streaming": number % 2 == 0}).status_code
+        return speak(serving, {**LONG, "max_new_tokens": 30, "streaming": number % 2 == 0}).status_code
     except httpx.TransportError as broken:
         return type(broken).__name__
 
 
 def survives_its_engine(serving: Serving) -> None:
-    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+    with concurrent.futures.ThreadPoolExecutor(12) as pool, serving.client() as http:
+        frames = figure(http, "shoal_frames_total")
+        engine = pause_engine(serving)
         outcomes = [pool.submit(outcome, serving, number) for number in range(12)]
-        time.sleep(0.7)
-        os.kill(engine_of(serving), signal.SIGKILL)
-        results = [each.result(90) for each in outcomes]
+        wait_until(lambda: ready(serving)["under_way"] == 12)
+        os.kill(engine, signal.SIGCONT)
+        wait_until(lambda: figure(http, "shoal_frames_total") > frames)
+        os.kill(engine, signal.SIGKILL)
+        results = [each.result(240) for each in outcomes]
     assert set(results) <= {200, 503, "RemoteProtocolError", "ReadError"}
     assert results.count(200) >= 6
     serving.wait_until_ready()
@@ -230,7 +232,7 @@ def survives_its_engine(serving: Serving) -> None:
 
 
 def finishes_before_it_ends(serving: Serving) -> None:
-    longer = LONG | {"text": "Hello there. " * 100, "max_new_tokens": 300}  # several turns
+    longer = LONG | {"text": "Hello there. " * 8, "chunk_length": 40, "max_new_tokens": 60}  # several turns
     whole = samples_of(speak(serving, longer).content)
     with serving.client() as http, http.stream("POST", "/v1/tts", json=longer) as answer:
         pieces = answer.iter_bytes()
@@ -238,14 +240,13 @@ def finishes_before_it_ends(serving: Serving) -> None:
         serving.process.send_signal(signal.SIGTERM)
         # The socket stays open: load balancers and new clients get a 503.
         with serving.client() as another:
-            while another.get("/ready").json()["state"] != "stopping":
-                time.sleep(0.01)
+            wait_until(lambda: another.get("/ready").json()["state"] == "stopping")
             assert another.get("/ready").status_code == 503
             refused = speak(serving, {"text": "Hi."})
             assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
         audio += b"".join(pieces)
     assert serving.process.wait(240) == 0
-    assert len(samples_of(audio)) == len(whole) > 300 * 640
+    assert len(samples_of(audio)) == len(whole) > 60 * 640
 
 
 def test_a_second_interrupt_skips_the_drain(start_server: Start) -> None:
@@ -256,10 +257,9 @@ def test_a_second_interrupt_skips_the_drain(start_server: Start) -> None:
         next(pieces)
         engine = engine_of(serving)
         serving.process.send_signal(signal.SIGINT)
-        while httpx.get(f"{serving.url}/ready", trust_env=False).json()["state"] != "stopping":
-            time.sleep(0.01)
+        wait_until(lambda: ready(serving)["state"] == "stopping")
         serving.process.send_signal(signal.SIGINT)
-        assert serving.process.wait(60) == 0, serving.log.read_text()
+        assert serving.process.wait(240) == 0, serving.log.read_text()
         with pytest.raises(httpx.TransportError):  # it was not spoken to its end
             b"".join(pieces)
     with pytest.raises(ProcessLookupError):
@@ -277,5 +277,5 @@ def test_curl_speaks(server: Serving, tmp_path: Path) -> None:
     out = tmp_path / "a.wav"
     body = '{"text":"Hello.","max_new_tokens":5,"streaming":true}'
     request = ["curl", "-sSN", "--noproxy", "*", "-H", "content-type: application/json", "-d", body]
-    subprocess.run([*request, "-o", str(out), f"{server.url}/v1/tts"], check=True, timeout=60)
+    subprocess.run([*request, "-o", str(out), f"{server.url}/v1/tts"], check=True, timeout=240)
     assert out.read_bytes().startswith(b"RIFF")

@@ -4,7 +4,6 @@ import json
 import logging
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from shoal.cli.serve import address_for_clients
 from shoal.server.logging import JsonLines, LogFormat, TextLines, set_up_logging
 from tests.server.conftest import ROOT, Serving, free_port, surroundings
+from tests.waiting import wait_until
 
 # Like `tests.server.launch`, but the audio guard of the engine process rejects the first attempt.
 LAUNCH = """
@@ -70,9 +70,7 @@ def test_log_lines_of_the_engine_can_be_text(tmp_path: Path) -> None:
 
 
 def test_the_log_says_how_the_weights_are_quantized(server: Serving, http: httpx.Client) -> None:
-    deadline = time.monotonic() + 60
-    while '"message": "weights: ' not in server.log.read_text():
-        assert time.monotonic() < deadline, server.log.read_text()
+    wait_until(lambda: '"message": "weights: ' in server.log.read_text(), server.log.read_text)
 
 
 @pytest.mark.parametrize("formatter", [JsonLines(), TextLines()])

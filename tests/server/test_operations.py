@@ -1,12 +1,12 @@
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tests.server.conftest import Serving
+from tests.waiting import wait_until
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "shoal.json"
 
@@ -45,14 +45,15 @@ def test_metrics_count_requests_and_audio(http: httpx.Client) -> None:
 def test_every_log_line_is_json_with_the_request_id(server: Serving, http: httpx.Client) -> None:
     wish = {"text": "Hello.", "max_new_tokens": 2, "seed": 5}
     http.post("/v1/tts", json=wish, headers={"x-request-id": "find-me"})
-    mine: list[dict[str, Any]] = []
-    deadline = time.monotonic() + 60  # the last line is written after the last byte was sent
-    while len(mine) < 2 and time.monotonic() < deadline:
+
+    def mine() -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
-        mine = [line for line in lines if line.get("request_id") == "find-me"]
-    assert [line["logger"] for line in mine] == ["shoal.api.accounting", "shoal.server.middleware.request_id"]
-    assert mine[1]["status"] == 200
-    assert mine[0]["audio_seconds"] == 0.08
+        return [line for line in lines if line.get("request_id") == "find-me"]
+
+    wait_until(lambda: len(mine()) == 2)  # the last line is written after the last byte was sent
+    assert [line["logger"] for line in mine()] == ["shoal.api.accounting", "shoal.server.middleware.request_id"]
+    assert mine()[1]["status"] == 200
+    assert mine()[0]["audio_seconds"] == 0.08
 
 
 def test_the_openapi_document_has_every_route_with_examples(http: httpx.Client) -> None:
@@ -82,8 +83,6 @@ def test_the_dashboard_queries_only_existing_metrics(http: httpx.Client) -> None
 
 def test_unknown_paths_are_logged_but_are_no_metric_labels(server: Serving, http: httpx.Client) -> None:
     http.get("/nowhere/at/all" + "l" * 1000)
-    deadline = time.monotonic() + 60
-    while "GET /nowhere/at/all" not in server.log.read_text():
-        assert time.monotonic() < deadline
+    wait_until(lambda: "GET /nowhere/at/all" in server.log.read_text())
     assert "l" * 200 not in server.log.read_text()
     assert "nowhere" not in http.get("/metrics").text

@@ -53,7 +53,7 @@ def look_at_all(server: Serving, mode: GenerationMode, examples: int) -> None:
         @given(case=operation.as_strategy(generation_mode=mode))
         def look(case: schemathesis.Case) -> None:
             shorten(case)
-            answer = case.call(timeout=60)
+            answer = case.call(timeout=240)
             # A form converts every value to text, which may be valid.
             strict = [] if case.media_type == "multipart/form-data" else [negative_data_rejection]
             case.validate_response(answer, checks=CHECKS + strict)

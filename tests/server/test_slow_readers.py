@@ -13,7 +13,8 @@ import ormsgpack
 from websockets.frames import Frame, Opcode
 
 from shoal.api.config import Limits
-from tests.server.standin import RATE, Standin, listening, state_with, wait_until
+from tests.server.standin import RATE, Standin, listening, state_with
+from tests.waiting import wait_until
 
 MUCH = 600 * RATE  # samples: far more than the kernel buffers
 
@@ -22,7 +23,7 @@ MUCH = 600 * RATE  # samples: far more than the kernel buffers
 def slow_line(port: int) -> Iterator[socket.socket]:
     with contextlib.closing(socket.socket()) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        line.settimeout(20)
+        line.settimeout(240)
         line.connect(("127.0.0.1", port))
         yield line
 

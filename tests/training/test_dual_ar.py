@@ -478,7 +478,7 @@ def test_a_maker_that_fails_is_named_and_the_others_are_ended(tmp_path: Path, mo
     folders = dict.fromkeys(("teachers", "text", "heldout_text", "codec", "speech", "codes"), tmp_path)
     speaking = Speaking(**folders, heldout_codes=tmp_path, codebooks=None, hours=1.0, processes=1)
     with Makers.start(speaking, tmp_path) as makers:
-        makers.running["encode"].wait(60)
+        makers.running["encode"].wait(240)
         with pytest.raises(RuntimeError, match="encode ended"):
             makers.check()
     assert makers.running["speech"].poll() is not None

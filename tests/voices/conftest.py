@@ -31,7 +31,7 @@ class LoudnessEncoder:
 
     def encode(self, samples: Samples) -> Codes:
         self.threads.add(threading.current_thread().name)
-        assert self.gate.wait(60)
+        assert self.gate.wait(240)
         if self.error is not None:
             raise self.error
         self.encoded += 1

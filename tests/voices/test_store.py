@@ -529,7 +529,7 @@ def run_script(script: str, *arguments: object) -> list[list[str]]:
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
     # A script finds the package beside the tests even where nothing is installed.
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=240, env=environment)
     return [line.split() for line in done.stdout.splitlines()]
 
 

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import resample_poly  # type: ignore[import-untyped]
 
 SAMPLE_RATE = 16_000
 FRAME = 640  # samples per codec frame, 25 frames a second
@@ -23,6 +22,8 @@ def scale_formants(speech: Signal, factor: float) -> Signal:
     """Speech with all frequencies times `factor`, and hence 1/factor times as long."""
     if factor == 1.0:
         return speech
+    from scipy.signal import resample_poly  # type: ignore[import-untyped]  # a second to import, needed only here
+
     down = round(100 * factor)
     common = math.gcd(100, down)
     return np.asarray(resample_poly(speech, 100 // common, down // common), dtype=np.float64)

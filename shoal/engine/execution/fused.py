@@ -13,6 +13,7 @@ from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.embed import embed_tokens
 from shoal.kernels.fast_attention import fast_attention
+from shoal.kernels.int4_linear import int4_linear
 from shoal.kernels.linear import linear
 from shoal.kernels.paged_attention import DecodeWorkspace, paged_decode
 from shoal.kernels.qkv import rope_and_cache
@@ -21,7 +22,7 @@ from shoal.kernels.sample_token import SemanticIds, sample_code, sample_semantic
 from shoal.kernels.split_k_linear import split_k_linear
 from shoal.model.dual_ar import DualAR
 from shoal.model.layers import TransformerBlock
-from shoal.model.linear import AnyLinear, has_fused_kernels, row_scales
+from shoal.model.linear import AnyLinear, Int4Linear, has_fused_kernels, row_scales
 from shoal.model.slow import Head
 
 # Up to this many rows products use split-K; larger batches fill the GPU without it.
@@ -42,7 +43,9 @@ class ResidualStream:
     def add(self, inner: Tensor, layer: AnyLinear) -> None:
         """Add layer(inner) to x; the sum may become visible in `x` only after the next norm."""
         scales = row_scales(layer)
-        if len(self.x) > SPLIT_K_ROWS or inner.shape[1] % 128:
+        if isinstance(layer, Int4Linear):
+            int4_linear(inner, layer.weight, layer.scales_and_zeros, residual=self.x, out=self.x)
+        elif len(self.x) > SPLIT_K_ROWS or inner.shape[1] % 128:
             linear(inner, layer.weight, scales=scales, residual=self.x, out=self.x)
         else:
             self._partials, self._scales = split_k_linear(inner, layer.weight), scales
@@ -127,7 +130,7 @@ class FusedFrame(FusedTokens):
         config, fast = model.config, model.config.fast
         self._memory, self._rows = states.memory, rows
         self._ids = SemanticIds(head.first, head.count, head.stop_id, config.codebook_size)
-        assert has_fused_kernels(head.output), "the fused kernels need float or per-channel weights"
+        assert has_fused_kernels(head.output), "the fused kernels do not support these weights"
         self._head = head.output
         self.tokens = torch.zeros(rows, 1 + config.num_codebooks, dtype=torch.long, device=model.device)
         # The first two fast positions are known together, so the weights are read once for both.
@@ -163,7 +166,7 @@ class FusedFrame(FusedTokens):
         stream, rows, last = ResidualStream(self._opening), self._rows, len(self.model.fast.layers) - 1
         for index, block in self._fast_blocks():
             qkv = project(stream.normed(block.attention_norm), block.attention.wqkv)
-            mixed = qkv.new_empty(2 * rows, block.attention.wo.weight.shape[1])
+            mixed = qkv.new_empty(2 * rows, block.attention.wo.in_features)
             for position, part in enumerate((slice(0, rows), slice(rows, None))):
                 self._attend(qkv[part], position, index, mixed[part])
             if index == last:
@@ -197,7 +200,9 @@ class FusedFrame(FusedTokens):
 
 
 def project(x: Tensor, layer: AnyLinear, count: int | None = None, *, gated: bool = False) -> Tensor:
-    """Apply a layer, with or without per-channel scales; with `count` only its first output channels."""
+    """Apply a layer of any weights with kernels; with `count` only its first output channels."""
+    if isinstance(layer, Int4Linear):
+        return int4_linear(x, layer.weight[:count], layer.scales_and_zeros, gated=gated)
     scales = row_scales(layer)
     return linear(x, layer.weight[:count], scales=None if scales is None else scales[:count], gated=gated)
 

@@ -11,6 +11,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.fused import FusedDecoder
+from shoal.codec.plain_graphs import PlainGraphDecoder
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.execution.fused import FusedPrefill, ResidualStream
@@ -86,7 +87,7 @@ def engine(checkpoint: Checkpoint, slots: int, backend: str) -> EngineCore:
 @pytest.mark.parametrize("settings", [{"temperature": 1e-5, "top_p": 0.5}, {"repetition_penalty": 1.3}], ids=str)
 def test_every_backend_generates_the_same_frames(small: Checkpoint, settings: dict[str, float]) -> None:
     plain = said(engine(small, 3, "eager"), 3, 12, **settings)
-    for backend in ("fused", "graph"):
+    for backend in ("fused", "graph", "plain-graph"):
         frames = said(engine(small, 3, backend), 3, 12, **settings)
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(frames, plain, strict=True)), backend
 
@@ -128,6 +129,14 @@ def test_the_kernels_are_as_close_to_fp32_as_the_eager_path(full: Checkpoint) ->
     head = Head(model.slow).float()
     logits = [head(exact_model.norm(each.float())) for each in (exact, plain, stream.x)]
     assert (logits[2] - logits[0]).norm() <= 1.1 * (logits[1] - logits[0]).norm()
+
+
+def test_the_plain_graph_codec_streams_close_to_the_eager_one(full: Checkpoint) -> None:
+    decoder = PlainGraphDecoder(full.codec, 3, capture=True)
+    codes = torch.randint(0, 1000, (2, 10, 20))
+    pieces = [decoder.decode(piece, [0, 2]) for piece in codes.split([1, 2, 7, 10], dim=-1)]
+    plain = full.codec.decode(codes.cuda()).cpu()
+    assert (torch.cat(pieces, dim=-1) - plain).norm() / plain.norm() < 1e-3
 
 
 def test_the_graph_codec_streams_exactly_and_close_to_the_eager_one(full: Checkpoint) -> None:

@@ -12,8 +12,9 @@ from shoal.config import EngineConfig
 from shoal.engine.process.logging import ForwardingHandler, current_job, job_of, write_line
 from shoal.engine.process.messages import LogLine
 from shoal.engine.process.supervisor import Supervisor
-from tests.engine.process.test_supervisor import collect, short, wait_until
+from tests.engine.process.test_supervisor import collect, short
 from tests.engine.rigged import RiggedSource, reject_the_first
+from tests.waiting import wait_until
 
 asking: ContextVar[str] = ContextVar("asking", default="nobody")
 

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from shoal.errors import EngineStopped, GenerationFailed, InvalidRequest, ModelN
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
 from tests.engine.rigged import POISON_SEED, RiggedSource, break_the_device
 from tests.engine.test_engine import recording
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 SOURCE = EngineSource("random:tiny", device="cpu", config=EngineConfig(slots=4))
@@ -44,13 +44,6 @@ async def collect(supervisor: Supervisor, request: SpeechRequest) -> list[AudioC
 
 def samples_of(chunks: list[AudioChunk]) -> np.ndarray:
     return np.concatenate([chunk.samples for chunk in chunks])
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +146,7 @@ def test_a_reload_and_a_crash_at_once_leave_one_engine() -> None:
         assert supervisor.process_id is not None
         os.kill(supervisor.process_id, signal.SIGKILL)
         wait_until(lambda: supervisor.restarts == 1)
-        reload.join(60)
+        reload.join(240)
         wait_until(lambda: not supervisor._starting and not supervisor._retiring)
         assert samples_of(asyncio.run(collect(supervisor, short(1)))).size > 0
     finally:
@@ -168,7 +161,7 @@ def test_an_engine_that_does_not_read_its_pipe_blocks_no_caller(supervisor: Supe
         command = Encode(bytes(8 << 20))  # more than a pipe buffers
         sending = threading.Thread(target=supervisor._submit, args=(command, lambda reply: None), daemon=True)
         sending.start()
-        sending.join(60)
+        sending.join(240)
         assert not sending.is_alive()
     finally:
         os.kill(engine, signal.SIGCONT)
@@ -289,7 +282,7 @@ def test_an_engine_whose_thread_fails_is_restarted_and_the_request_resubmitted(t
         [sys.executable, script, tmp_path / "mark"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.stdout.split() == [str(6 * 640), "1", "True"], done.stderr
@@ -317,7 +310,7 @@ def test_close_kills_an_engine_that_is_starting(again: bool) -> None:
     assert fresh.process.exitcode == -signal.SIGKILL
     assert not supervisor.ready
     if not again:
-        starting.join(60)
+        starting.join(240)
         assert not starting.is_alive()
 
 
@@ -330,7 +323,7 @@ def test_a_drain_waits_for_requests_whose_voice_is_still_being_encoded() -> None
     async def drained() -> list[AudioChunk]:
         speaking = asyncio.create_task(collect(supervisor, wanted))
         await asyncio.sleep(0)  # submitted; the engine has only started to read the recording
-        await asyncio.to_thread(supervisor.close, drain=True, timeout=60)
+        await asyncio.to_thread(supervisor.close, drain=True, timeout=240)
         return await speaking
 
     assert asyncio.run(drained())[-1].finish is not None
@@ -354,8 +347,8 @@ def test_reading_commands_is_not_blocked_by_sending_results() -> None:
     worker._service = SimpleNamespace(statistics=dict)  # type: ignore[assignment]
     reading = threading.Thread(target=lambda: [worker._run_command(job, GetStats()) for job in (1, 2)], daemon=True)
     reading.start()
-    assert pipe.full.wait(60)
-    reading.join(60)
+    assert pipe.full.wait(240)
+    reading.join(240)
     held_up = reading.is_alive()
     pipe.read.set()
     assert not held_up

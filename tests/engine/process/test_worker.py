@@ -20,7 +20,7 @@ from tests.engine.process.test_supervisor import collect, short
 from tests.engine.rigged import Gate, RiggedSource
 from tests.engine.test_engine import recording
 
-SECONDS = 60.0  # timeout for anything that would otherwise hang
+SECONDS = 240.0  # timeout for anything that would otherwise hang
 MANY = 12  # more than the worker has threads
 
 

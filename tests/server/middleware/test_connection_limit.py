@@ -36,7 +36,7 @@ def filled(serving: Serving) -> Iterator[None]:
 
 
 def line_to(serving: Serving) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", serving.port), timeout=60)
+    return socket.create_connection(("127.0.0.1", serving.port), timeout=240)
 
 
 def lives(line: socket.socket) -> bool:

@@ -9,7 +9,8 @@ import ormsgpack
 import pytest
 
 from shoal.api.config import Limits
-from tests.server.standin import Standin, counted, listening, state_with, wait_until
+from tests.server.standin import Standin, counted, listening, state_with
+from tests.waiting import wait_until
 
 PACKED = {"content-type": "application/msgpack"}
 
@@ -58,13 +59,16 @@ def test_a_failed_request_is_not_counted_as_completed(http: httpx.Client) -> Non
 def test_who_leaves_ends_what_is_encoded_and_what_would_have_been(tmp_path: Path) -> None:
     standin = Standin()
     state = state_with(standin, Limits(), tmp_path)
-    with listening(state) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+    with (
+        listening(state) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False) as http,
+    ):
         with pytest.raises(httpx.ReadTimeout):
             http.post(
                 "/v1/vqgan/encode",
                 content=ormsgpack.packb({"audios": [b"a"] * 16}),
                 headers=PACKED,
-                timeout=httpx.Timeout(20, read=0.5),
+                timeout=httpx.Timeout(240, read=0.5),
             )
         wait_until(lambda: standin.left == 1)
         assert (standin.encoding, state.queue.in_flight) == (1, 0)
@@ -74,7 +78,10 @@ def test_who_leaves_ends_what_is_encoded_and_what_would_have_been(tmp_path: Path
 def test_encoding_has_the_time_of_a_request(tmp_path: Path) -> None:
     standin = Standin()
     state = state_with(standin, Limits(request_seconds=0.2), tmp_path)
-    with listening(state) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+    with (
+        listening(state) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False) as http,
+    ):
         late = post(http, "/v1/vqgan/encode", {"audios": [b"a"] * 16})
     assert (late.status_code, late.json()["message"]) == (504, "the request took longer than 0.2 seconds")
     assert (standin.encoding, standin.left) == (1, 1)
@@ -88,7 +95,7 @@ def test_bodies_are_read_while_many_wait_for_the_codec(tmp_path: Path) -> None:
     with (
         listening(state) as port,
         concurrent.futures.ThreadPoolExecutor(40) as pool,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False, timeout=240) as http,
     ):
         waiting = [pool.submit(post, http, "/v1/vqgan/encode", {"audios": [b"a"]}) for _ in range(40)]
         wait_until(lambda: standin.encoding == 40)

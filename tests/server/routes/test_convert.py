@@ -14,7 +14,7 @@ from shoal.audio.encode import encode_file
 from shoal.errors import AudioError
 from shoal.server.routes.convert import conversion_steps
 from tests.server.conftest import Serving
-from tests.server.standin import wait_until
+from tests.waiting import wait_until
 
 
 def wav_of(samples: np.ndarray, rate: int, channels: int = 1) -> bytes:
@@ -110,7 +110,7 @@ def test_a_conversion_is_counted_and_ends_when_its_client_leaves(server: Serving
     head = f"POST /v1/convert HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
     head += f"Content-Length: {len(content)}\r\n\r\n"
     left = 'shoal_requests_total{api="convert",outcome="disconnected"} 1.0'
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as line:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=240) as line:
         line.sendall(head.encode() + content)
         wait_until(lambda: http.get("/ready").json()["under_way"] == 1)
         assert left not in http.get("/metrics").text

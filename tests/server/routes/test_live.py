@@ -26,7 +26,8 @@ from shoal.engine.load import voice_cache
 from shoal.server.routes.live import FishSocket
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import Serving, Start
-from tests.server.standin import Standin, counted, listening, state_with, wait_until
+from tests.server.standin import Standin, counted, listening, state_with
+from tests.waiting import wait_until
 
 ANY_LENGTH = AudioLimits(min_seconds=0.0)
 FRAME = 0.04  # seconds; the published client sends no seed, so each piece of text is at least this long
@@ -79,7 +80,7 @@ def send(socket: ClientConnection, **event: Any) -> None:
 
 
 def receive(socket: ClientConnection) -> dict[str, Any]:
-    event: dict[str, Any] = ormsgpack.unpackb(socket.recv(timeout=60))  # type: ignore[arg-type]
+    event: dict[str, Any] = ormsgpack.unpackb(socket.recv(timeout=240))  # type: ignore[arg-type]
     return event
 
 
@@ -223,7 +224,7 @@ def test_text_received_before_a_shutdown_is_spoken(start_server: Start) -> None:
     assert sounds([first[0], *ended]) == whole
     assert refused[-1]["message"] == "the model is not ready: the server is stopping"
     assert sounds([first[1], *refused]) == whole
-    assert serving.process.wait(60) == 0
+    assert serving.process.wait(240) == 0
 
 
 def test_a_client_that_disconnects_frees_its_queue_place(server: Serving) -> None:
@@ -266,7 +267,7 @@ def test_a_disconnect_during_a_send_cancels_the_request_and_is_no_error(tiny: Ch
 
     async def leave(state: ServerState) -> None:
         session = asyncio.create_task(FishSocket(cast(WebSocket, socket), state, ANONYMOUS, "me").run())
-        await asyncio.wait_for(socket.sending.wait(), 60)
+        await asyncio.wait_for(socket.sending.wait(), 240)
         socket.gone.set()
         await session
         # Immediately, not when the generator is garbage collected.

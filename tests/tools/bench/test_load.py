@@ -353,7 +353,7 @@ def test_an_interrupt_keeps_finished_measurements(slow_server: SlowServer, tmp_p
     while slow_server.answered < 8 and child.poll() is None:
         time.sleep(0.05)
     os.kill(child.pid, how)
-    said, _ = child.communicate(timeout=120)
+    said, _ = child.communicate(timeout=240)
     assert child.returncode == 130, said
     document = json.loads(path.read_text())
     assert not document["complete"]

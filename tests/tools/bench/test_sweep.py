@@ -178,7 +178,7 @@ def test_an_interrupt_keeps_finished_measurements(tmp_path: Path) -> None:
         if "waiting" in line:
             break
     child.send_signal(signal.SIGINT)
-    out, error = child.communicate(timeout=60)
+    out, error = child.communicate(timeout=240)
     assert child.returncode == 130, error
     kept = json.loads(path.read_text())
     assert not kept["complete"]
@@ -236,4 +236,4 @@ def test_an_unwritable_file_is_rejected_before_the_measurement(
         began = time.monotonic()
         ran = shoal(*command, flag, tmp_path / place)
         assert (ran.code, "cannot be written" in ran.err) == (10, True), ran.err
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 240
