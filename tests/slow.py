@@ -71,6 +71,8 @@ FILES = (
     "tools/bench/test_engine.py",
     "tools/bench/test_report.py",
     "audio/test_encode.py",
+    "audio/test_sandbox.py",
+    "fuzz/test_fuzz.py",
     "server/middleware/test_connection_limit.py",
     "cli/test_models.py",
     "deploy/test_endpoint.py",

@@ -47,3 +47,4 @@ def set_up_logging(format: LogFormat, level: str) -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("shoal").setLevel(level.upper())
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # any client can cause its warnings

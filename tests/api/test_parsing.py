@@ -53,6 +53,7 @@ def test_long_names_are_cut() -> None:
     [
         ([[1.5]], "codes are integers from 0"),
         ([[2**31]], "codes are integers from 0"),
+        ([[10**400]], "codes are integers from 0"),
         ([[2**64 - 1]], "codes are integers from 0"),
         ([[float("nan")]], "codes are integers from 0"),
         ([["1"]], "codes are integers"),

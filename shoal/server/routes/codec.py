@@ -27,6 +27,7 @@ router = APIRouter(tags=["Codec"], prefix="/v1/vqgan", dependencies=[Depends(bea
 
 MAX_RECORDINGS = 16
 MAX_CODEBOOKS = 32
+CODE_RANGE = "codes are integers from 0 to 2147483647"
 MATRICES = {
     "type": "array",
     "minItems": 1,
@@ -59,9 +60,12 @@ def _code_matrix(rows: Any) -> Codes:
     # numpy would convert strings and booleans too.
     if not {type(code) for row in rows for code in row} <= {int, float}:
         raise ValueError("codes are integers")
-    codes = np.asarray(rows, np.float64)  # exact for the allowed range; some clients send 200.0 for 200
+    try:
+        codes = np.asarray(rows, np.float64)  # exact for the allowed range; some clients send 200.0 for 200
+    except OverflowError:
+        raise ValueError(CODE_RANGE) from None
     if not ((codes >= 0) & (codes < 2**31) & (codes == np.floor(codes))).all():
-        raise ValueError("codes are integers from 0 to 2147483647")
+        raise ValueError(CODE_RANGE)
     return codes.astype(np.int32)
 
 
