@@ -1,11 +1,24 @@
 """`shoal cluster`: several replicas on Ray Serve, on this machine or on a Ray cluster."""
 
+import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shoal.cli.flags import Codec, Json
-from shoal.cli.serve import Device, File, Host, Insecure, Model, Set, Slots, resolve_settings, server_extra
+from shoal.cli.serve import (
+    Device,
+    File,
+    Host,
+    Insecure,
+    Model,
+    Set,
+    Slots,
+    print_address,
+    resolve_settings,
+    server_extra,
+)
 
 if TYPE_CHECKING:
     from shoal.cluster.config import ClusterConfig, ClusterPlan
@@ -39,6 +52,46 @@ def add_to(app: typer.Typer) -> None:
     group.command("status")(status)
     group.command("down")(down)
     app.add_typer(group, name="cluster", rich_help_panel=PANEL)
+    app.command(rich_help_panel=PANEL)(balance)
+
+
+def balance(
+    workers: Annotated[str, typer.Option(help="URLs of the servers, separated by commas.")],
+    strategy: Strategy = "least-connections",
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL=NUMBER",
+            help="Share of the requests for a server relative to the others, whose weight is 1; may be repeated.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = DEFAULT_PORT,
+    origin: Annotated[
+        list[str] | None, typer.Option(help="Origin whose web pages may call the balancer; may be repeated.")
+    ] = None,
+) -> None:
+    """Distribute requests over several running servers, without Ray.
+
+    Servers are checked every two seconds. A request that has sent no audio is repeated on another server when its own
+    fails or is full. Keys are checked by the servers. `/v1/workers` shows health, load and latency of each.
+
+    Example: shoal balance --workers http://a:8080,http://b:8080
+
+    Example: shoal balance --workers http://a:8080,http://b:8080 --weight http://b:8080=0.05
+    """
+    with server_extra():
+        from shoal.cluster.balancer.app import balance
+        from shoal.cluster.balancer.config import BalancerConfig, parse_weights, parse_workers
+        from shoal.cluster.routing import check_strategy
+        from shoal.server.logging import set_up_logging
+
+    found = parse_workers([url for url in workers.split(",") if url.strip()], parse_weights(weight or ()))
+    set_up_logging("auto", "info")
+    balance(
+        BalancerConfig(found, host, port, strategy=check_strategy(strategy), cors_origins=tuple(origin or ())),
+        partial(print_address, model=f"{len(found)} servers") if sys.stderr.isatty() else None,
+    )
 
 
 def up(

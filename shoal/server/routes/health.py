@@ -36,6 +36,7 @@ async def ready(state: State) -> JSONResponse:
         "rung": backends.model if backends else None,
         "codec_rung": backends.codec if backends else None,
         "under_way": state.queue.in_flight,
+        "slots": state.queue.slots,
     }
     if lifecycle.state == "ready":
         return JSONResponse(content)

@@ -1,0 +1,128 @@
+"""ASGI application and process of the balancer."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from types import FrameType
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI, Request, Response, WebSocket
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from shoal.api.admission import BodyBudget
+from shoal.cluster.balancer.config import BalancerConfig
+from shoal.cluster.balancer.proxy import Proxy
+from shoal.cluster.balancer.sockets import forward_socket
+from shoal.cluster.balancer.workers import WorkerPool
+from shoal.metrics import Metrics
+from shoal.server.error_responses import add_exception_handlers
+from shoal.server.middleware.connection_limit import ConnectionLimit
+from shoal.server.middleware.errors import ErrorMiddleware
+from shoal.server.middleware.origins import OriginMiddleware
+from shoal.server.middleware.request_id import RequestIDMiddleware
+from shoal.server.protocol import protocol_options
+
+logger = logging.getLogger(__name__)
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]
+RETRY_SECONDS = 2.0
+DRAIN_SECONDS = 30
+
+
+def create_balancer(config: BalancerConfig) -> FastAPI:
+    """Return the application: its own health routes, and everything else forwarded."""
+    client = httpx.AsyncClient(
+        timeout=httpx.Timeout(None, connect=config.connect_seconds),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        trust_env=False,
+    )
+    pool = WorkerPool(config, client)
+    proxy = Proxy(config, pool, client)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.create_task(pool.watch())
+        yield
+        watching.cancel()
+        await client.aclose()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
+    metrics = Metrics(dict)
+    _add_health_routes(app, pool, metrics)
+
+    @app.websocket("/{path:path}")
+    async def socket(socket: WebSocket) -> None:
+        await forward_socket(socket, config, pool)
+
+    @app.api_route("/{path:path}", methods=METHODS)
+    async def forward(request: Request) -> Response:
+        return await proxy.forward(request)
+
+    add_exception_handlers(app, lambda: RETRY_SECONDS)
+    app.add_middleware(
+        ConnectionLimit, max_connections=config.limits.connections, retry_after_seconds=lambda: RETRY_SECONDS
+    )
+    app.add_middleware(ErrorMiddleware)
+    app.add_middleware(OriginMiddleware, allowed=config.cors_origins)
+    app.add_middleware(RequestIDMiddleware, metrics=metrics)
+    return app
+
+
+def _add_health_routes(app: FastAPI, pool: WorkerPool, metrics: Metrics) -> None:
+    def health() -> dict[str, Any]:
+        healthy = sum(worker.healthy for worker in pool.workers)
+        return {"status": "ok" if healthy else "unavailable", "ready": healthy, "workers": len(pool.workers)}
+
+    @app.get("/health")
+    async def alive() -> dict[str, Any]:
+        return health()
+
+    @app.get("/ready")
+    @app.get("/v1/health")
+    async def ready() -> JSONResponse:
+        found = health()
+        return JSONResponse(found, 200 if found["ready"] else 503)
+
+    @app.get("/v1/workers")
+    async def workers() -> dict[str, Any]:
+        return {"workers": [worker.report() for worker in pool.workers]}
+
+    @app.get("/metrics")
+    async def own_metrics() -> Response:
+        """HTTP metrics of the balancer; those of the engines are at the workers."""
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+class BalancerServer(uvicorn.Server):
+    """Finishes requests in flight on SIGINT and SIGTERM, and exits with status 0 then."""
+
+    def __init__(self, config: BalancerConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_balancer(config),
+                **protocol_options(config.limits, BodyBudget(config.limits.all_bodies_bytes)),
+                host=config.host,
+                port=config.port,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=DRAIN_SECONDS,
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._captured_signals.clear()  # uvicorn would raise the signal again at exit
+
+
+def balance(config: BalancerConfig, on_listening: Callable[[str, int], None] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    logger.info("balancing %d workers on %s port %d", len(config.workers), config.host, config.port)
+    if on_listening is not None:
+        on_listening(config.host, config.port)
+    BalancerServer(config).run()

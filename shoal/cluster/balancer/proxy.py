@@ -1,0 +1,160 @@
+"""Forward HTTP requests to a worker, and to another one when the first fails before it has sent audio."""
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import ormsgpack
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from shoal.api.admission import BodyBudget
+from shoal.api.exceptions import NotReady
+from shoal.api.parsing import JSON, MSGPACK
+from shoal.cluster.balancer.config import BalancerConfig
+from shoal.cluster.balancer.workers import RequestTimer, Worker, WorkerPool
+from shoal.errors import EngineStopped
+from shoal.server.request_body import INLINE_BYTES, media_type, read_body
+from shoal.server.streaming_response import close_connection
+
+logger = logging.getLogger(__name__)
+
+# Routes that only generate audio: a second attempt changes nothing that a first one may have stored.
+SPEECH_PATHS = ("/v1/tts", "/v1/audio/speech", "/v1/text-to-speech/", "/invocations", "/v1/vqgan/")
+RETRIED_STATUSES = (429, 502, 503)  # full, or going down: another worker may have room
+# RFC 9110: these belong to one connection. The balancer sets Host and X-Request-ID, and checks Origin itself.
+CONNECTION_HEADERS = {
+    *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"),
+    *("upgrade", "http2-settings", "host", "origin", "content-length", "expect", "x-request-id"),
+}
+
+
+class Proxy:
+    """Sends each request to the best worker."""
+
+    def __init__(self, config: BalancerConfig, pool: WorkerPool, client: httpx.AsyncClient) -> None:
+        self._config, self._pool, self._client = config, pool, client
+        self._budget = BodyBudget(config.limits.all_bodies_bytes)
+
+    async def forward(self, request: Request) -> Response:
+        """Return the worker's response, streamed. Raises NotReady without workers, EngineStopped if all failed."""
+        body = await read_body(request, self._config.limits, self._budget)
+        workers = self._pool.order(voice_of(request, body))[: self._config.attempts]
+        if not workers:
+            raise NotReady("no worker is ready; /v1/workers says why")
+        for number, worker in enumerate(workers, 1):
+            response = await self._try(request, body, worker, is_last=number == len(workers))
+            if response is not None:
+                return response
+        raise EngineStopped("all workers failed before they sent audio; send the request again")
+
+    async def _try(self, request: Request, body: bytes, worker: Worker, *, is_last: bool) -> Response | None:
+        """Return the response of one worker, or None if another worker should be tried."""
+        async with AsyncExitStack() as stack:
+            timer = stack.enter_context(worker.request())
+            sending = self._client.build_request(
+                request.method, _target(request, worker), headers=_forwarded(request), content=body
+            )
+            try:
+                response = await self._client.send(sending, stream=True)
+                stack.push_async_callback(response.aclose)
+                chunks = aiter(response.aiter_raw())
+                first = await anext(chunks, b"")
+            except httpx.TransportError as problem:
+                self._lost(request, worker, problem)
+                return None
+            if response.status_code in RETRIED_STATUSES and not is_last and is_repeatable(request):
+                worker.counts["retried"] += 1
+                return None
+            timer.first_byte()
+            worker.counts["failed"] += response.status_code >= 500
+            body_chunks = relay(first, chunks, timer, worker, request.scope)
+            headers = _returned(response.headers, worker)
+            return RelayedResponse(body_chunks, response.status_code, headers, held=stack.pop_all())
+
+    def _lost(self, request: Request, worker: Worker, problem: httpx.TransportError) -> None:
+        """Take the worker out until its next check. Raises EngineStopped if the request must not be repeated."""
+        worker.mark(f"connection failed: {type(problem).__name__}")
+        worker.counts["failed"] += 1
+        if not is_repeatable(request) and not isinstance(problem, httpx.ConnectError | httpx.ConnectTimeout):
+            raise EngineStopped("the worker failed during the request, which may or may not have had an effect")
+        logger.warning("worker %s lost: trying the request on another worker", worker.name)
+
+
+class RelayedResponse(StreamingResponse):
+    """Streamed response that holds the worker's connection until it is sent or the client is gone."""
+
+    def __init__(
+        self, content: AsyncIterator[bytes], status: int, headers: dict[str, str], *, held: AsyncExitStack
+    ) -> None:
+        super().__init__(content, status, headers)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._held.aclose()
+
+
+async def relay(
+    first: bytes, chunks: AsyncIterator[bytes], timer: RequestTimer, worker: Worker, scope: Scope
+) -> AsyncIterator[bytes]:
+    """Yield the body of a response. If the worker is lost, the client's connection is closed before the last chunk."""
+    try:
+        if first:
+            yield first
+        async for chunk in chunks:
+            yield chunk
+        timer.end()
+    except httpx.TransportError as problem:
+        worker.counts["failed"] += 1
+        worker.mark(f"connection failed while it sent audio: {type(problem).__name__}")
+        await close_connection(scope, immediately=False)
+
+
+def is_repeatable(request: Request) -> bool:
+    return request.method in ("GET", "HEAD", "OPTIONS") or request.url.path.startswith(SPEECH_PATHS)
+
+
+def voice_of(request: Request, body: bytes) -> str | None:
+    """Return the name of the voice that a request asks for, if it is cheap to find: affinity is only a preference."""
+    if request.url.path.startswith("/v1/text-to-speech/"):
+        return f"name:{request.url.path.split('/')[3]}"
+    if len(body) > INLINE_BYTES:
+        return None
+    voice = _field(_parsed(media_type(request), body), "reference_id", "voice")
+    return f"name:{voice}" if voice else None
+
+
+def _parsed(kind: str, body: bytes) -> Any:
+    try:
+        if kind == JSON:
+            return json.loads(body)
+        return ormsgpack.unpackb(body) if kind == MSGPACK else None
+    except (ValueError, RecursionError):
+        return None  # the worker answers with the error
+
+
+def _field(document: Any, *names: str) -> str | None:
+    found = (document.get(name) for name in names) if isinstance(document, dict) else ()
+    return next((value for value in found if isinstance(value, str) and value), None)
+
+
+def _target(request: Request, worker: Worker) -> str:
+    query = f"?{request.url.query}" if request.url.query else ""
+    return f"{worker.address.url}{request.scope.get('raw_path', request.url.path.encode()).decode('ascii')}{query}"
+
+
+def _forwarded(request: Request) -> list[tuple[bytes, bytes]]:
+    headers = [each for each in request.headers.raw if each[0].decode("latin-1") not in CONNECTION_HEADERS]
+    return [*headers, (b"x-request-id", request.state.request_id.encode())]
+
+
+def _returned(headers: httpx.Headers, worker: Worker) -> dict[str, str]:
+    kept = {name: value for name, value in headers.items() if name not in CONNECTION_HEADERS - {"content-length"}}
+    return {**kept, "x-shoal-worker": worker.name}

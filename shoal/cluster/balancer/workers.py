@@ -1,0 +1,167 @@
+"""Health, load and latency of the workers behind a balancer, and the order in which a request tries them."""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import httpx
+import numpy as np
+
+from shoal.cluster.balancer.config import BalancerConfig, WorkerAddress
+from shoal.cluster.routing import Candidate, Strategy, make_strategy
+
+logger = logging.getLogger(__name__)
+
+RECENT_REQUESTS = 512  # requests per worker whose latency is reported
+DEFAULT_SLOTS = 16  # until the worker has reported its own
+
+
+@dataclass(eq=False)
+class Worker:
+    """One server behind the balancer."""
+
+    name: str
+    address: WorkerAddress
+    healthy: bool = False
+    reason: str = "not checked yet"
+    slots: int = DEFAULT_SLOTS
+    in_flight: int = 0  # requests of this balancer
+    reported_load: int = 0  # requests of all its clients, when it was last checked
+    counts: Counter[str] = field(default_factory=Counter)  # requests, retried, failed
+    first_byte_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
+    total_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
+
+    @property
+    def load(self) -> int:
+        """Own requests are counted at once, those of other clients with a delay: the higher count is closer."""
+        return max(self.in_flight, self.reported_load)
+
+    @contextmanager
+    def request(self) -> Iterator["RequestTimer"]:
+        """Count a request as in flight; the timer records its latency."""
+        self.in_flight += 1
+        self.counts["requests"] += 1
+        timer = RequestTimer(self)
+        try:
+            yield timer
+        finally:
+            self.in_flight -= 1
+
+    def mark(self, reason: str) -> None:
+        """Set the worker's health; an empty reason is healthy. Changes are logged once."""
+        if (reason == "") != self.healthy:
+            logger.log(logging.WARNING if reason else logging.INFO, "worker %s: %s", self.name, reason or "healthy")
+        self.healthy, self.reason = reason == "", reason
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "url": self.address.url,
+            "weight": self.address.weight,
+            "healthy": self.healthy,
+            "reason": self.reason,
+            "slots": self.slots,
+            "in_flight": self.in_flight,
+            "requests": self.counts["requests"],
+            "retried": self.counts["retried"],
+            "failed": self.counts["failed"],
+            "first_byte_ms": _percentiles(self.first_byte_seconds),
+            "total_ms": _percentiles(self.total_seconds),
+        }
+
+
+class RequestTimer:
+    """Records the time to the first byte and to the end of one request."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._started = worker, time.monotonic()
+
+    def first_byte(self) -> None:
+        self._worker.first_byte_seconds.append(time.monotonic() - self._started)
+
+    def end(self) -> None:
+        self._worker.total_seconds.append(time.monotonic() - self._started)
+
+
+class WorkerPool:
+    """Checks the workers in the background and orders them for each request."""
+
+    def __init__(self, config: BalancerConfig, client: httpx.AsyncClient) -> None:
+        self._config, self._client = config, client
+        self.workers = [Worker(f"worker-{number}", address) for number, address in enumerate(config.workers, 1)]
+        self._shares = WeightedShares()
+        self._strategies: dict[float, Strategy] = {}
+
+    def order(self, voice: str | None) -> list[Worker]:
+        """Return the healthy workers, best first.
+
+        Workers of equal weight form a group. A group is chosen by weight, and the strategy orders its workers; the
+        other groups follow, so that a request still succeeds when the chosen group fails.
+        """
+        by_weight = sorted((each for each in self.workers if each.healthy), key=lambda each: each.address.weight)
+        groups = {weight: list(group) for weight, group in groupby(by_weight, lambda each: each.address.weight)}
+        shares = {weight: weight * len(group) for weight, group in groups.items()}
+        return [worker for weight in self._shares.order(shares) for worker in self._ordered(weight, groups, voice)]
+
+    def _ordered(self, weight: float, groups: dict[float, list[Worker]], voice: str | None) -> list[Worker]:
+        strategy = self._strategies.setdefault(weight, make_strategy(self._config.strategy))
+        by_name = {worker.name: worker for worker in groups[weight]}
+        candidates = [Candidate(each.name, each.load, each.slots) for each in groups[weight]]
+        return [by_name[candidate.id] for candidate in strategy.order(voice, candidates)]
+
+    async def watch(self) -> None:
+        """Check all workers until cancelled."""
+        while True:
+            await self.check()
+            await asyncio.sleep(self._config.check_seconds)
+
+    async def check(self) -> None:
+        await asyncio.gather(*(self._check(worker) for worker in self.workers))
+
+    async def _check(self, worker: Worker) -> None:
+        try:
+            answer = await self._client.get(f"{worker.address.url}/ready", timeout=self._config.connect_seconds)
+            status = answer.json() if answer.headers.get("content-type", "").startswith("application/json") else {}
+        except (httpx.HTTPError, ValueError) as problem:
+            worker.mark(f"no answer to /ready: {type(problem).__name__}")
+            return
+        if answer.status_code != 200:
+            worker.mark(f"not ready: {status.get('state', answer.status_code)}")
+            return
+        worker.slots = _count(status.get("slots")) or worker.slots
+        worker.reported_load = _count(status.get("under_way"))
+        worker.mark("")
+
+
+class WeightedShares:
+    """Smooth weighted round robin: spreads the choices of each key evenly over time, in proportion to its share."""
+
+    def __init__(self) -> None:
+        self._credit: Counter[float] = Counter()
+
+    def order(self, shares: dict[float, float]) -> list[float]:
+        """Return the keys, the chosen one first and the others by falling share."""
+        if len(shares) < 2:
+            return list(shares)
+        for key, share in shares.items():
+            self._credit[key] += share  # type: ignore[assignment]  # Counter's type allows integers only
+        chosen = max(shares, key=lambda key: self._credit[key])
+        self._credit[chosen] -= sum(shares.values())  # type: ignore[assignment]
+        return [chosen, *sorted((key for key in shares if key != chosen), key=lambda key: -shares[key])]
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _percentiles(seconds: deque[float]) -> dict[str, float] | None:
+    if not seconds:
+        return None
+    found = np.percentile(np.array(seconds) * 1000, (50, 95))
+    return {"p50": round(float(found[0]), 1), "p95": round(float(found[1]), 1), "requests": len(seconds)}

@@ -1,0 +1,237 @@
+"""The balancer as a process in front of two real servers, and in front of servers that fail."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+
+import httpx
+import ormsgpack
+import pytest
+from starlette.testclient import TestClient
+from websockets.sync.client import connect
+
+from shoal.cluster.balancer.app import BalancerServer, create_balancer
+from shoal.cluster.balancer.config import BalancerConfig, WorkerAddress, parse_weights, parse_workers
+from shoal.cluster.balancer.workers import WeightedShares, WorkerPool
+from shoal.errors import InvalidRequest
+from tests.server.conftest import ROOT, Serving, command, free_port, samples_of, start, surroundings
+
+SAY = {"text": "The tide is coming in.", "seed": 7, "max_new_tokens": 12, "format": "wav"}
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Serving]]:
+    home = tmp_path_factory.mktemp("workers")
+    started = [start(home / str(number), wait=False, slots=4) for number in range(2)]
+    for serving in started:
+        serving.wait_until_ready()
+    yield started
+    for serving in started:
+        serving.end()
+
+
+@pytest.fixture(scope="module")
+def balancer(workers: list[Serving], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    home, port = tmp_path_factory.mktemp("balancer"), free_port()
+    urls = ",".join(serving.url for serving in workers)
+    flags = ["balance", "--workers", urls, "--port", str(port), "--strategy", "round-robin"]
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(command(*flags), stdout=log, stderr=log, cwd=ROOT, env=surroundings(home))
+    serving = Serving(process, f"http://127.0.0.1:{port}", home / "log", home)
+    serving.wait_until_ready()
+    wait_until(lambda: httpx.get(f"{serving.url}/v1/health", trust_env=False).json()["ready"] == 2)
+    yield serving
+    assert serving.end() == 0, serving.log.read_text()
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    """Poll for a state that another process reaches; a busy machine may take long."""
+    waiting = Event()
+    for _ in range(1200):
+        if reached():
+            return
+        waiting.wait(0.1)
+    raise AssertionError("the state was not reached")
+
+
+def test_requests_alternate_between_the_servers_and_sound_the_same(balancer: Serving, workers: list[Serving]) -> None:
+    with ThreadPoolExecutor(4) as pool, balancer.client() as client:
+        answers = list(pool.map(lambda _: client.post("/v1/tts", json=SAY), range(4)))
+    direct = workers[0].client().post("/v1/tts", json=SAY)
+    assert Counter(answer.headers["x-shoal-worker"] for answer in answers) == {"worker-1": 2, "worker-2": 2}
+    assert {len(samples_of(answer.content)) for answer in answers} == {len(samples_of(direct.content))}
+    reported = balancer.client().get("/v1/workers").json()["workers"]
+    assert [worker["slots"] for worker in reported] == [4, 4]
+    assert all(worker["first_byte_ms"]["p50"] > 0 and worker["in_flight"] == 0 for worker in reported)
+
+
+def test_errors_and_headers_of_the_servers_pass_through(balancer: Serving) -> None:
+    wrong = balancer.client().post("/v1/tts", json={"text": ""}, headers={"X-Request-ID": "find-me"})
+    assert (wrong.status_code // 100, wrong.headers["x-request-id"]) == (4, "find-me")
+    assert balancer.client().get("/v1/models").json()["object"] == "list"
+    assert balancer.client().get("/nowhere").status_code == 404
+
+
+def test_pages_of_other_origins_are_rejected(balancer: Serving) -> None:
+    foreign = balancer.client().post("/v1/tts", json=SAY, headers={"Origin": "https://evil.example"})
+    own = balancer.client().post("/v1/tts", json=SAY, headers={"Origin": balancer.url})
+    assert (foreign.status_code, own.status_code) == (403, 200)
+
+
+def test_a_live_session_passes_through(balancer: Serving) -> None:
+    url = balancer.url.replace("http", "ws") + "/v1/tts/live"
+    begin = {"event": "start", "request": {"text": "", "seed": 7, "max_new_tokens": 12, "format": "pcm"}}
+    with connect(url, proxy=None, open_timeout=60) as socket:
+        for event in (begin, {"event": "text", "text": "The tide is coming in. "}, {"event": "stop"}):
+            socket.send(ormsgpack.packb(event))
+        events = []
+        while not events or events[-1]["event"] != "finish":
+            events.append(ormsgpack.unpackb(socket.recv(timeout=120)))
+    assert events[-1]["reason"] == "stop"
+    assert sum(len(event.get("audio", b"")) for event in events) > 1000
+
+
+class Breaking(BaseHTTPRequestHandler):
+    """Ready server that fails every POST: at once, or after the first bytes of audio if the path says so."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def do_POST(self) -> None:
+        if "half" in self.path:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"4\r\nRIFF\r\n")
+        self.close_connection = True
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def breaking() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Breaking) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@contextlib.contextmanager
+def balanced(*urls: str) -> Iterator[httpx.Client]:
+    """A balancer in this process whose workers are checked once, before the first request."""
+    addresses, port = tuple(WorkerAddress(url) for url in urls), free_port()
+    config = BalancerConfig(addresses, port=port, strategy="round-robin", check_seconds=3600)
+    server = BalancerServer(config)
+    thread = Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=120) as client:
+        wait_until(lambda: client.get("/v1/health").json()["ready"] == len(urls))
+        yield client
+    server.should_exit = True
+    thread.join()
+
+
+def test_a_request_without_audio_is_repeated_on_another_server(breaking: str, workers: list[Serving]) -> None:
+    with balanced(breaking, workers[0].url) as client:
+        answer = client.post("/v1/tts", json=SAY)
+        assert (answer.status_code, answer.headers["x-shoal-worker"]) == (200, "worker-2")
+        assert len(samples_of(answer.content)) > 1000
+        broken, working = client.get("/v1/workers").json()["workers"]
+    assert (broken["healthy"], broken["failed"], working["healthy"]) == (False, 1, True)
+
+
+def test_a_request_that_changes_something_is_not_repeated(breaking: str, workers: list[Serving]) -> None:
+    with balanced(breaking, workers[0].url) as client:
+        answer = client.post("/v1/references/add", content=b"")
+    assert (answer.status_code, "may or may not" in answer.text) == (503, True)
+
+
+def test_a_response_that_breaks_off_is_not_repeated(breaking: str, workers: list[Serving]) -> None:
+    with balanced(breaking, workers[0].url) as client, pytest.raises(httpx.RemoteProtocolError):
+        client.post("/v1/tts?half", json=SAY)
+
+
+def test_without_a_ready_server_the_balancer_says_so() -> None:
+    with TestClient(create_balancer(BalancerConfig((WorkerAddress(f"http://127.0.0.1:{free_port()}"),)))) as client:
+        answer = client.post("/v1/tts", json=SAY)
+        assert (answer.status_code, "no worker is ready" in answer.text) == (503, True)
+        assert client.get("/v1/health").status_code == 503
+
+
+def test_groups_are_chosen_in_proportion_to_their_weights() -> None:
+    shares = WeightedShares()
+    chosen = [shares.order({1.0: 9.0, 0.1: 1.0})[0] for _ in range(100)]
+    assert Counter(chosen) == {1.0: 90, 0.1: 10}
+    assert all(0.1 in chosen[start : start + 10] for start in range(0, 100, 10))
+
+
+def test_a_small_weight_gets_its_share_under_every_strategy() -> None:
+    for strategy in ("round-robin", "least-connections", "voice-affinity"):
+        config = BalancerConfig(
+            (WorkerAddress("http://a"), WorkerAddress("http://b"), WorkerAddress("http://c", 0.5)),
+            strategy=strategy,  # type: ignore[arg-type]
+        )
+        pool = WorkerPool(config, httpx.AsyncClient())
+        for worker in pool.workers:
+            worker.mark("")
+        first = Counter(pool.order("name:alice")[0].name for _ in range(50))
+        assert first["worker-3"] == 10
+        assert sorted(each.name for each in pool.order(None)) == ["worker-1", "worker-2", "worker-3"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "weights", "message"),
+    [
+        ([], [], "no workers"),
+        (["ftp://a"], [], "not of the form"),
+        (["http://a/path"], [], "not of the form"),
+        (["http://a", "http://a/"], [], "twice"),
+        (["http://a"], ["http://b=1"], "not one of --workers"),
+        (["http://a"], ["http://a=0"], "positive"),
+        (["http://a"], ["half"], "URL=NUMBER"),
+    ],
+)
+def test_wrong_workers_and_weights_are_refused(workers: list[str], weights: list[str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        parse_workers(workers, parse_weights(weights))
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "shoal.cli", "balance", "--workers", "localhost:8080"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=surroundings(tmp_path),
+        timeout=300,
+    )
+    assert (ran.returncode, "http://HOST:PORT" in ran.stderr) == (2, True)
+
+
+def test_a_worker_that_is_lost_is_taken_out_by_the_next_check() -> None:
+    config = BalancerConfig((WorkerAddress(f"http://127.0.0.1:{free_port()}"),))
+
+    async def check() -> WorkerPool:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            pool = WorkerPool(config, client)
+            pool.workers[0].mark("")
+            await pool.check()
+            return pool
+
+    (worker,) = asyncio.run(check()).workers
+    assert (worker.healthy, "no answer" in worker.reason) == (False, True)
