@@ -207,6 +207,11 @@ class Settings(BaseSettings):
         description="File of API keys made by `shoal keys`. Unset: `keys.json` in the user's "
         "configuration directory; a running server takes it up when it is created.",
     )
+    public_voices: bool = Field(
+        False,
+        description="List the voices and the model at `/v1/audio/voices` and `/v1/audio/models` without an API key, "
+        "for clients that send none.",
+    )
     wyoming_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         None, description="Port for Home Assistant's Wyoming protocol (flag `--wyoming`). Unset: not served."
     )
@@ -279,6 +284,14 @@ class Settings(BaseSettings):
         Limits.live_idle_seconds,
         description="Time in seconds after which a live WebSocket without text to speak is closed.",
     )
+    kept_speech_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        ByteSize(Limits.kept_speech_bytes),
+        description="Memory for finished speech that can still be stored as a voice by its request id; 0 keeps none.",
+    )
+    kept_speech_seconds: Positive = Field(
+        Limits.kept_speech_seconds,
+        description="Time in seconds for which finished speech can be stored as a voice by its request id.",
+    )
     connections: Count = Field(
         Limits.connections,
         description="Maximum number of concurrent requests and WebSockets; further ones, except health probes, are "
@@ -346,6 +359,7 @@ class Settings(BaseSettings):
             port=self.port,
             model=self.model,
             model_aliases=self.model_aliases,
+            public_voices=self.public_voices,
             wyoming_port=self.wyoming_port,
             wyoming_host=self.wyoming_host,
             wyoming_languages=self.wyoming_languages,
@@ -379,6 +393,8 @@ class Settings(BaseSettings):
             stall_seconds=self.stall_seconds,
             live_idle_seconds=self.live_idle_seconds,
             connections=self.connections,
+            kept_speech_bytes=int(self.kept_speech_bytes),
+            kept_speech_seconds=self.kept_speech_seconds,
         )
 
 

@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import importlib.util
 import io
-import os
 import re
 import sys
 import unicodedata
@@ -18,12 +17,14 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import MissingExtra
+from shoal.voices import transcriber
+from shoal.voices.transcriber import pieces as pieces
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,45 +168,11 @@ def at_judge_rate(samples: Samples, rate: int) -> Samples:
 # --- the judges -----------------------------------------------------------------------------------------------------
 
 
-class Transcriber:
+class Transcriber(transcriber.Transcriber):
     """What is heard, by Moonshine tiny (English)."""
 
     name = "moonshine-voice==0.1.0/tiny-en/whole"
-    # Silence on both sides, without which first and last words get lost.
-    padding = RATE // 2
-    # Its voice detector keeps state from clip to clip, even across instances, so that what is heard would depend on
-    # the order of clips (4 of 60 changed). At threshold 0 it finds one stretch of speech in everything.
-    options: ClassVar = {"vad_threshold": "0.0"}
-
-    @cached_property
-    def _model(self) -> Any:
-        module = _load("moonshine_voice.transcriber")
-        weights = _folder("moonshine_voice") / "assets" / "tiny-en"
-        if not weights.is_dir():
-            raise MissingExtra(f"this moonshine-voice carries no weights; the judges need: {INSTALL}")
-        tiny = _load("moonshine_voice.moonshine_api").ModelArch.TINY
-        os.environ.setdefault("MOONSHINE_ORT_SINGLE_THREAD", "1")
-        return module.Transcriber(str(weights), tiny, options=self.options)
-
-    def __call__(self, samples: Samples) -> str:
-        return " ".join(filter(None, map(self._hear, pieces(samples))))
-
-    def _hear(self, samples: Samples) -> str:
-        transcript = self._model.transcribe_without_streaming(np.pad(samples, self.padding).tolist(), RATE)
-        return " ".join(line.text.strip() for line in transcript.lines)
-
-
-def pieces(samples: Samples, longest: int = 10 * RATE) -> list[Samples]:
-    """`samples` cut at quiet moments into pieces that the transcriber can hold; joined they are `samples` again."""
-    found, step = [], RATE // 20
-    while len(samples) > longest:
-        late = samples[longest // 2 : longest]
-        energy = np.square(late[: len(late) // step * step].reshape(-1, step)).sum(1)
-        # Two steps together, cut between them: the middle of the quietest tenth of a second.
-        cut = longest // 2 + (int(np.argmin(energy[1:] + energy[:-1])) + 1) * step
-        found.append(samples[:cut])
-        samples = samples[cut:]
-    return [*found, samples]
+    install = INSTALL
 
 
 class OpinionScore:

@@ -29,6 +29,8 @@ class Limits:
     stall_seconds: float = 30.0  # a client that reads nothing for this long is disconnected
     live_idle_seconds: float = 600.0  # a live socket without text to speak is closed after this time
     connections: int = 1_024
+    kept_speech_bytes: int = 64 << 20  # samples of finished speech that can still be stored as a voice; 0 keeps none
+    kept_speech_seconds: float = 600.0  # how long finished speech is kept
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class ServerConfig:
     metrics: bool = True
     tracing: bool = False
 
+    public_voices: bool = False  # list voices and models to clients without a key
     wyoming_port: int | None = None  # None: the Wyoming protocol is not served
     wyoming_host: str = "127.0.0.1"
     wyoming_languages: tuple[str, ...] = ("en",)  # of every voice, as told to Home Assistant

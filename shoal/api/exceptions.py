@@ -56,6 +56,10 @@ class SchemaViolation(InvalidRequest):
         return field_name(self.errors[0])
 
 
+class SpeechNotKept(ShoalError):
+    """No finished speech is kept under the request id."""
+
+
 class ForeignOrigin(ShoalError):
     """A web page of another origin called the server without permission."""
 

@@ -91,6 +91,7 @@ class SpeechStream:
         expected = expected_seconds(job.request, job.engine.frame_rate)
         self.accounting = RequestAccounting(state, job.api, job.key, job.id, expected_seconds=expected)
         self._deadline = deadline_of(job.request)
+        self._recorder = state.kept_speech.record(job.key.name, job.id, job.request.text)
         self.buffer = ByteBuffer(limits.buffer_bytes, limits.slow_reader)
         self._task = asyncio.create_task(self._run())
         self._watch: asyncio.Task[None] | None = None
@@ -134,6 +135,7 @@ class SpeechStream:
         finally:
             # Reading may take long; release the recordings now.
             self._job = replace(self._job, request=replace(self._job.request, recordings=()))
+            self._recorder.discard()
             self.accounting.finish(error)
             self.buffer.close(error)
 
@@ -143,7 +145,9 @@ class SpeechStream:
         async with aclosing(chunks_before(self._deadline, service, request)) as chunks:
             async for chunk in chunks:
                 self.accounting.record_audio(chunk)
+                self._recorder.add(chunk)
                 await self.buffer.put(await self._encode(encoder.feed, chunk.samples))
+        self._recorder.finish()
         await self.buffer.put(await self._encode(encoder.finish))
 
     async def _encode(self, work: Callable[..., bytes], *args: object) -> bytes:

@@ -12,10 +12,12 @@ from shoal.api.admission import AdmissionQueue, BodyBudget
 from shoal.api.config import ServerConfig
 from shoal.api.engine_client import EngineLifecycle
 from shoal.api.exceptions import Unauthorized
+from shoal.api.kept_speech import KeptSpeechStore
 from shoal.api.key_usage import KeyUsageTracker, UsageFile, UsageRecorder
 from shoal.api.keys import ANONYMOUS, Key, KeyFile, KeyRing, key_from_settings
 from shoal.errors import ShoalError
 from shoal.metrics import Metrics
+from shoal.voices.transcriber import Transcriber
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,8 @@ class ServerState:
     keys: KeyRing = field(default=KeyRing(()))
     engine_stats: EngineStatsCache = field(default_factory=EngineStatsCache)
     usage: UsageRecorder | None = None
+    kept_speech: KeptSpeechStore = field(default_factory=lambda: KeptSpeechStore(0, 0.0, 0.0))
+    transcriber: Transcriber = field(default_factory=Transcriber)  # runs in `convert_pool`
     # Dedicated executor: converting an hour of audio must not block streaming encoders or body parsing.
     convert_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "shoal-convert"))
 
@@ -119,18 +123,19 @@ class ServerState:
 
 def create_state(config: ServerConfig, lifecycle: EngineLifecycle, slots: int) -> ServerState:
     """Read the key and usage files and create the state. Raises InvalidRequest for a broken key file."""
-    engine_stats, key_usage = EngineStatsCache(), KeyUsageTracker(config.key_limits)
+    engine_stats, key_usage, limits = EngineStatsCache(), KeyUsageTracker(config.key_limits), config.limits
     return ServerState(
         config,
         lifecycle,
         Metrics(lambda: engine_stats.latest),
         key_usage,
         AdmissionQueue(config.capacity, slots),
-        BodyBudget(config.limits.all_bodies_bytes),
+        BodyBudget(limits.all_bodies_bytes),
         ThreadPoolExecutor(config.encoding_threads, thread_name_prefix="shoal-encode"),
         load_keys(config),
         engine_stats,
         UsageRecorder(key_usage, UsageFile(config.usage_file)) if config.usage_file is not None else None,
+        KeptSpeechStore(limits.kept_speech_bytes, limits.kept_speech_seconds, limits.reference_seconds),
     )
 
 

@@ -25,6 +25,7 @@ from shoal.server.routes import (
     health,
     live,
     openai,
+    openai_voices,
     sagemaker,
     static,
     voices,
@@ -64,8 +65,8 @@ def create_app(
         title="Shoal", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.server = state
-    modules = (fish, voices, codec, convert, openai, elevenlabs, sagemaker, about, health, live, elevenlabs_live)
-    for router in (*before, *(module.router for module in modules)):
+    modules = (fish, voices, codec, convert, openai, openai_voices, elevenlabs, elevenlabs_live, sagemaker, about)
+    for router in (*before, *(module.router for module in (*modules, health, live))):
         app.include_router(router)
     # The address of Fish Audio's cloud for ElevenLabs' clients.
     for router in (elevenlabs.router, elevenlabs.models_router, elevenlabs_live.router):

@@ -49,6 +49,7 @@ STATUS: dict[type[ShoalError], int] = {
     exceptions.BodyTimeout: 408,
     exceptions.UnknownMediaType: 415,
     exceptions.SchemaViolation: 422,
+    exceptions.SpeechNotKept: 404,
     exceptions.ForeignOrigin: 403,
     exceptions.UnknownHost: 403,
     exceptions.ServerFull: 503,

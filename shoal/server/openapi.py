@@ -95,10 +95,11 @@ def request_body(
     return {"requestBody": {"required": True, "content": content}}
 
 
-def form_body(properties: Mapping[str, Any]) -> dict[str, Any]:
+def form_body(properties: Mapping[str, Any], required: Sequence[str] | None = None) -> dict[str, Any]:
+    """Describe a form. By default all of its parts are required."""
     schema = {
         "type": "object",
-        "required": list(properties),
+        "required": list(properties if required is None else required),
         "properties": dict(properties),
         "additionalProperties": False,
     }

@@ -17,8 +17,8 @@ from tests.server.conftest import Serving
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ELEVENLABS = "/v1/text-to-speech/{voice_id}"
 SPEAKING = ("/v1/tts", "/v1/audio/speech", "/invocations", ELEVENLABS, f"{ELEVENLABS}/stream")
-# Routes that parse the same body with the same code as one in SPEAKING.
-SAME_BODY = (f"{ELEVENLABS}/with-timestamps", f"{ELEVENLABS}/stream/with-timestamps")
+# Routes that parse the same body with the same code as another.
+SAME_BODY = (f"{ELEVENLABS}/with-timestamps", f"{ELEVENLABS}/stream/with-timestamps", "/v1/voices/add")
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))

@@ -15,18 +15,20 @@ from pydantic import BaseModel
 
 from shoal.api.config import ServerConfig
 from shoal.api.elevenlabs import DEFAULT_OUTPUT, OUTPUTS, ElevenLabsSpeech, elevenlabs_job
-from shoal.api.exceptions import SchemaViolation
+from shoal.api.exceptions import SchemaViolation, wrong_field
 from shoal.api.keys import Key
 from shoal.api.output import OutputOptions
-from shoal.api.parsing import JSON
+from shoal.api.parsing import JSON, check_parts, text_part, validated
+from shoal.api.schemas import VOICE_NAME, Body, VoiceName
 from shoal.api.speech_stream import SpeechStream
 from shoal.api.state import ServerState
+from shoal.api.voice_upload import store_recordings
 from shoal.errors import VoiceNotFound
 from shoal.server.middleware.request_id import request_id
-from shoal.server.openapi import audio_response, error_responses, model_response, request_body
-from shoal.server.request_body import read_model
+from shoal.server.openapi import audio_response, error_responses, form_body, model_response, request_body
+from shoal.server.request_body import read_form, read_model
 from shoal.server.state import Caller, State, bearer
-from shoal.server.streaming_response import Transform, respond
+from shoal.server.streaming_response import Transform, respond, run_for_client
 from shoal.voices.store import VoiceStore
 
 SPEECH = "/v1/text-to-speech/{voice_id}"
@@ -54,6 +56,31 @@ class ElevenLabsVoice(BaseModel):
     labels: dict[str, str] = {}
     description: str | None = None
     preview_url: str | None = None
+
+
+class ElevenLabsNewVoice(Body):
+    name: VoiceName
+
+
+class ElevenLabsVoiceAdded(BaseModel):
+    voice_id: str
+    requires_verification: bool = False
+
+
+class ElevenLabsStatus(BaseModel):
+    status: str = "ok"
+
+
+IGNORED_PART = {"type": "string", "description": "Accepted without effect."}
+FORM: dict[str, Any] = {
+    "name": {"type": "string", "pattern": VOICE_NAME, "maxLength": 255},
+    "files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}},
+    "text": {"type": "string", "minLength": 1, "description": "Extension: transcript, if there is one recording."},
+    "description": IGNORED_PART,
+    "labels": IGNORED_PART,
+    "remove_background_noise": IGNORED_PART,
+}
+NEW_VOICE = form_body(FORM, required=("name", "files"))
 
 
 class ElevenLabsVoices(BaseModel):
@@ -188,6 +215,35 @@ async def voice_page(state: State, key: Caller) -> JSONResponse:
 async def voice(voice_id: str, state: State, key: Caller) -> JSONResponse:
     store = state.lifecycle.require_engine().voices
     return JSONResponse((await asyncio.to_thread(_describe, store, voice_id)).model_dump())
+
+
+@router.post(
+    "/v1/voices/add",
+    summary="Store recordings as a voice",
+    responses=model_response(ElevenLabsVoiceAdded, JSON) | ERRORS,
+    openapi_extra=NEW_VOICE,
+)
+async def add_voice(http: Request, state: State, key: Caller) -> JSONResponse:
+    form = await read_form(http, state.config.limits, state.body_budget)
+    check_parts(form, *FORM)
+    name = validated(ElevenLabsNewVoice, {"name": text_part(form, "name")}).name
+    files = [part for part in form.get("files", []) if isinstance(part, bytes)]
+    if not 0 < len(files) <= state.config.limits.references:
+        raise wrong_field("files", f"send 1 to {state.config.limits.references} recordings under this name")
+    text = text_part(form, "text") if "text" in form and len(files) == 1 else None
+    clips = [(file, text) for file in files]
+    await run_for_client(http, state, key, "voices", lambda: store_recordings(state, name, clips))
+    return JSONResponse(ElevenLabsVoiceAdded(voice_id=name).model_dump())
+
+
+@router.delete(
+    "/v1/voices/{voice_id}",
+    summary="Delete a voice",
+    responses=model_response(ElevenLabsStatus, JSON) | error_responses(400, 401, 404, 409, 429, 503, elevenlabs=True),
+)
+async def delete_voice(voice_id: str, state: State, key: Caller) -> JSONResponse:
+    await asyncio.to_thread(state.lifecycle.require_engine().voices.delete, voice_id)
+    return JSONResponse(ElevenLabsStatus().model_dump())
 
 
 async def _voices(state: ServerState) -> list[ElevenLabsVoice]:

@@ -1,0 +1,45 @@
+"""Store voices that clients send: recordings with or without transcripts, or finished speech."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from shoal.api.keys import Key
+from shoal.api.state import ServerState
+from shoal.audio.decode import AudioLimits, read_audio
+from shoal.errors import MissingExtra, TextError
+from shoal.voices.transcriber import RATE, Transcriber
+
+
+async def store_recordings(state: ServerState, name: str, clips: Sequence[tuple[bytes, str | None]]) -> None:
+    """Store a voice. A recording without a transcript gets one from the recogniser, if it is installed.
+
+    Raises VoiceExists, AudioError, TextError, or MissingExtra without a transcript and a recogniser.
+    """
+    store = state.lifecycle.require_engine().voices
+    limits = AudioLimits(max_seconds=state.config.limits.reference_seconds)
+    complete = [(audio, text or await _transcribed(state, audio, limits)) for audio, text in clips]
+    await asyncio.to_thread(store.add_recordings, name, complete)
+
+
+async def store_speech(state: ServerState, name: str, key: Key, request_id: str) -> None:
+    """Store the speech of an earlier request of this key as a voice. Raises SpeechNotKept, VoiceExists, AudioError."""
+    speech = state.kept_speech.find(key.name, request_id)
+    store = state.lifecycle.require_engine().voices
+    await asyncio.to_thread(lambda: store.add(name, speech.wav(), speech.text))
+
+
+async def _transcribed(state: ServerState, audio: bytes, limits: AudioLimits) -> str:
+    work = partial(_transcribe, state.transcriber, audio, limits)
+    return await asyncio.get_running_loop().run_in_executor(state.convert_pool, work)
+
+
+def _transcribe(transcriber: Transcriber, audio: bytes, limits: AudioLimits) -> str:
+    samples = read_audio(audio, RATE, limits).samples
+    try:
+        text = transcriber(samples)
+    except MissingExtra as missing:
+        raise MissingExtra(f"the recording has no transcript: send it as `text`, or: {missing}") from None
+    if not text:
+        raise TextError("no English words were recognised in the recording: send its transcript as `text`")
+    return text
