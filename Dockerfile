@@ -5,8 +5,13 @@
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS wheel
+# The wheel contains the native CPU backend, which is compiled here; without a compiler it would be left out.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY shoal shoal
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

@@ -1,6 +1,7 @@
 """Dockerfiles, the compose file and the manifests of Kubernetes: linted and checked by schemas, without a daemon."""
 
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -79,6 +80,20 @@ def test_what_the_image_copies_is_not_ignored() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert {name for names in copied for name in names.split()} == kept
+
+
+def test_what_the_image_copies_is_enough_to_build_the_wheel(tmp_path: Path) -> None:
+    """The first stage, without its image: the same files, and nothing else of the checkout."""
+    for names in re.findall(r"^COPY (.+) \S+$", stages()["wheel"], re.MULTILINE):
+        for name in names.split():
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, tmp_path / name)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheels")]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=600)
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    patterns = re.findall(r"/wheels/(\S+\.whl)", stages()["cpu"] + stages()["cuda"])
+    assert patterns
+    assert all(wheel.match(pattern) for pattern in patterns)
 
 
 def test_the_health_check_asks_a_path_that_there_is() -> None:
