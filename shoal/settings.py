@@ -106,7 +106,7 @@ class Settings(BaseSettings):
     model: str = Field(
         "nano", description="Model to serve: a name such as `nano` or `s1-mini`, or a checkpoint directory."
     )
-    device: Device = Field("auto", description="Device to run on: `auto`, `cpu`, `cuda` or `cuda:N`.")
+    device: Device = Field("auto", description="Device to run on: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.")
     dtype: Dtype = Field(
         None,
         description="Type of weights and activations: `float32`, `bfloat16` or `float16`. Unset: chosen "

@@ -154,3 +154,23 @@ def test_the_core_needs_only_torch_and_the_tokenizers() -> None:
     command = [sys.executable, "-c", BLOCKED_IMPORT, ",".join(EXTRAS), *names]
     finished = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent)
     assert finished.returncode == 0, finished.stderr
+
+
+def test_the_package_imports_without_the_modules_that_windows_lacks() -> None:
+    """Third-party packages are imported first, as the platform that they were installed for."""
+    program = """
+import importlib, pkgutil, sys, types
+import shoal
+names = [each.name for each in pkgutil.walk_packages(shoal.__path__, "shoal.")]
+names = [name for name in names if not name.endswith(("__main__", "triton_backend"))]
+for name in names:
+    importlib.import_module(name)
+for name in [name for name in sys.modules if name.split(".")[0] == "shoal"]:
+    del sys.modules[name]
+sys.modules |= dict.fromkeys(("fcntl", "resource", "termios", "pwd", "grp", "tty", "triton"))
+sys.modules["msvcrt"], sys.platform = types.ModuleType("msvcrt"), "win32"
+for name in names:
+    importlib.import_module(name)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -153,7 +153,7 @@ def resolve_kv_dtype(name: str, model: torch.dtype, device: torch.device) -> tor
     """Return the dtype of the setting `kv_dtype` (auto, int8 or fp8). Raises InvalidRequest if unsupported here."""
     dtypes = {"auto": model, "int8": torch.int8}
     # The kernels convert fp8 from compute capability 8.9 (Ada) on; a CPU converts in software.
-    if device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9):
+    if device.type == "cpu" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)):
         dtypes["fp8"] = torch.float8_e4m3fn
     if name not in dtypes:
         raise InvalidRequest(f"kv_dtype = {name!r} is not supported on {device.type}: use {', '.join(dtypes)}")

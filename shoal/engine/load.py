@@ -167,8 +167,10 @@ def choose_device(device: str) -> str:
         found = torch.device(device)
     except RuntimeError:
         found = torch.device("meta")
-    if found.type not in ("cpu", "cuda"):
-        raise InvalidRequest(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
+    if found.type not in ("cpu", "cuda", "mps"):
+        raise InvalidRequest(f"unknown device {device!r}: use auto, cpu, cuda, cuda:N or mps")
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise InvalidRequest("mps: this machine has no Apple GPU that torch can use; use cpu")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise InvalidRequest(f"{device}: this machine has no usable CUDA device; run `shoal doctor` for the cause")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
@@ -178,7 +180,7 @@ def choose_device(device: str) -> str:
 
 def choose_dtype(dtype: str | None, device: str) -> torch.dtype:
     """Return the dtype of a name, or the default of a device: GPUs before compute capability 8.0 only emulate bf16."""
-    if dtype is None and device == "cpu":
+    if dtype is None and not device.startswith("cuda"):
         return torch.float32
     if dtype is None:
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shoal.kernels.attention import grouped_attention
 from shoal.kernels.dequant import dequantize
 from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
 from shoal.kernels.kv_quant import dequantize_kv
@@ -98,8 +99,7 @@ def masked_prefill(
     k = _gather(keys, key_scales, table[None], q.dtype)[:, :, :width]
     v = _gather(values, value_scales, table[None], q.dtype)[:, :, :width]
     q = q.transpose(0, 1)[None]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-    return out[0].transpose(0, 1)
+    return grouped_attention(q, k, v, mask)[0].transpose(0, 1)
 
 
 def _gather(cache: Tensor, scales: Tensor | None, tables: Tensor, dtype: torch.dtype) -> Tensor:

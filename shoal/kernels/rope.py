@@ -24,13 +24,18 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Rotate x [..., heads, head_dim] by table [..., head_dim // 2, 2], one row per position; computes in fp32."""
     pairs = x.float().unflatten(-1, (-1, 2))
     table = table.unsqueeze(-3)
-    if x.device.type != "mps":
+    if has_complex(x.device):
         # The same four products in one operator: the overhead of operators dominates a small step.
         rotated = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(table))
         return rotated.flatten(-2).to(x.dtype)
     cos, sin = table.unbind(-1)
     even, odd = pairs.unbind(-1)
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+
+
+def has_complex(device: torch.device) -> bool:
+    """Return whether the device multiplies complex numbers; not every version of torch does on Apple's GPUs."""
+    return device.type != "mps"
 
 
 @jit

@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from shoal.kernels.attention import grouped_attention
 from shoal.model.config import BlockConfig
 
 
@@ -54,8 +54,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """
     new, seen = q.shape[-2], keys.shape[-2]
     mask = None if new == 1 else causal_mask(new, seen, q.device)
-    mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != keys.shape[1])
-    return mixed.transpose(1, 2).flatten(0, 1)
+    return grouped_attention(q, keys, values, mask).transpose(1, 2).flatten(0, 1)
 
 
 def causal_mask(new: int, seen: int, device: torch.device) -> Tensor:

@@ -52,7 +52,7 @@ class WeightModes:
 
 def supported_modes(component: Component, device: "torch.device") -> tuple[Mode, ...]:
     """Return the modes a component may have on this device."""
-    if device.type == "cpu":
+    if device.type in ("cpu", "mps"):
         return ("none", "int8")
     if component == "codec":
         return CODEC_MODES

@@ -20,6 +20,7 @@ from shoal.codec.layers import WindowTransformer
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
+from shoal.engine.kv_cache import resolve_kv_dtype
 from shoal.engine.load import choose_device, choose_dtype, voice_cache
 from shoal.engine.preprocess import build_turns, prompt_builder
 from shoal.errors import (
@@ -343,6 +344,14 @@ def test_device_and_dtype_defaults_depend_on_the_machine(monkeypatch: pytest.Mon
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda device, found=capability: found)
         assert choose_dtype(None, "cuda") == expected
     assert choose_dtype("bfloat16", "cuda") == torch.bfloat16
+    with pytest.raises(InvalidRequest, match="no Apple GPU"):
+        choose_device("mps")
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert choose_device("mps") == "mps"
+    assert choose_dtype(None, "mps") == torch.float32
+    assert resolve_kv_dtype("auto", torch.float32, torch.device("mps")) == torch.float32
+    with pytest.raises(InvalidRequest, match="not supported on mps"):
+        resolve_kv_dtype("fp8", torch.float32, torch.device("mps"))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ class SlotStates:
 
     def __init__(self, model: DualAR, slots: int) -> None:
         self.device = model.device
+        self.has_float64 = model.device.type != "mps"
         self.spare = slots
         settings = SamplingTensors.from_settings([SamplingParams()] * (slots + 1), model.device)
         self.state = FrameState.initial(model.config, settings)
@@ -42,13 +43,13 @@ class SlotStates:
         host = torch.from_numpy(np.stack([self._packed(sequence) for sequence in sequences]))
         if self.device.type == "cuda":
             host = host.pin_memory()
-        packed = host.to(self.device, non_blocking=True)
-        slots = packed[:, 0].long()
+        packed = host.to(self.device, non_blocking=True) if self.has_float64 else host
+        slots = packed[:, 0].long().to(self.device)
         for token, name in enumerate(TENSOR_FIELDS, start=2):
             target: Tensor = getattr(state.settings, name)
-            target[slots] = packed[:, token].to(target.dtype)
-        state.frame[slots] = packed[:, 1].long()
-        past = packed[:, 2 + len(TENSOR_FIELDS) :].long()
+            target[slots] = packed[:, token].to(target.dtype).to(self.device)
+        state.frame[slots] = packed[:, 1].long().to(self.device)
+        past = packed[:, 2 + len(TENSOR_FIELDS) :].long().to(self.device)
         self.newest[slots] = past[:, :width]
         state.window[slots] = past[:, width:].unflatten(1, (width, -1))
 
