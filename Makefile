@@ -5,6 +5,7 @@ VENV := .venv
 SERVER := $(VENV)/.server
 STAMP := $(VENV)/.installed
 JUDGES := $(VENV)/.judges
+CLIENTS := $(VENV)/.clients
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt
 
 .PHONY: install serve test test-fast check format quality clean
@@ -27,7 +28,7 @@ serve: $(SERVER)
 	$(VENV)/bin/shoal serve --model $(MODEL)
 
 # With the quality judges, so that the short quality tests (docs/quality.md) run too.
-test: $(JUDGES)
+test: $(JUDGES) $(CLIENTS)
 	scripts/browser
 	scripts/test
 
@@ -69,3 +70,9 @@ $(TEACHERS)/flite: | $(STAMP)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+
+# Clients that the tests run against a server and whose declared dependencies conflict with ours.
+$(CLIENTS): $(STAMP) tests/clients/requirements-no-deps.txt
+	$(VENV)/bin/pip --quiet --disable-pip-version-check install --no-deps \
+	    --requirement tests/clients/requirements-no-deps.txt
+	touch $(CLIENTS)

@@ -82,10 +82,14 @@ class SamplingParams(Sampling):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Voice reference sent with a request: the bytes of an audio file and its transcript."""
+    """Voice reference sent with a request: the bytes of an audio file and its transcript.
+
+    In a dialogue `speaker` is the number of its speaker, from 0; None: every recording is a speaker of its own.
+    """
 
     audio: bytes
     transcript: str
+    speaker: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +115,7 @@ class SpeechRequest:
 
     text: str
     voice: str | None = None  # name of a stored voice
+    voices: tuple[str, ...] = ()  # stored voices of the speakers of a dialogue, in order; excludes `voice`
     recordings: tuple[Recording, ...] = ()  # references of a voice that is not stored; excludes `voice`
     sampling: Sampling | None = None
     chunk_bytes: int | None = None  # maximum bytes of UTF-8 per turn; None: the model's default
@@ -130,8 +135,8 @@ class SpeechRequest:
     def __post_init__(self) -> None:
         if not isinstance(self.voice, str | None):
             raise InvalidRequest(f"voice must be the name of a stored voice or None, not {self.voice!r:.80}")
-        if self.voice is not None and self.recordings:
-            raise InvalidRequest("give either voice or recordings, not both")
+        if (self.voice is not None) + bool(self.voices) + bool(self.recordings) > 1:
+            raise InvalidRequest("give only one of voice, voices and recordings")
         if self.chunk_bytes is not None and not 16 <= self.chunk_bytes <= 100_000:
             raise InvalidRequest(f"chunk_bytes must be between 16 and 100000 bytes, not {self.chunk_bytes}")
         if self.language is not None and self.language not in LANGUAGES:

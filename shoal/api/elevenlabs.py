@@ -10,7 +10,7 @@ from shoal.api.engine_client import EngineHandle
 from shoal.api.keys import Key
 from shoal.api.output import OutputOptions
 from shoal.api.requests import SpeechJob, check_length, model_names, sampling_for, stored_voice
-from shoal.api.schemas import Body, MaxFrames, RepetitionPenalty, Seed, Temperature, TopP
+from shoal.api.schemas import Body, MaxFrames, RepetitionPenalty, Seed, Temperature, TopK, TopP
 from shoal.speech import SpeechRequest
 
 RATES = (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
@@ -67,6 +67,7 @@ class ElevenLabsSpeech(Body):
     ] = None
     temperature: Annotated[Temperature | None, Field(description="Extension: sampling temperature.")] = None
     top_p: Annotated[TopP | None, Field(description="Extension: nucleus sampling threshold.")] = None
+    top_k: Annotated[TopK | None, Field(description="Extension: sample from the K likeliest tokens; 0: all.")] = None
     repetition_penalty: Annotated[RepetitionPenalty | None, Field(description="Extension: repetition penalty.")] = None
     max_new_tokens: Annotated[MaxFrames | None, Field(description="Extension: maximum frames per turn.")] = None
     pronunciation_dictionary_locators: Annotated[

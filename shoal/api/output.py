@@ -8,6 +8,7 @@ import numpy as np
 
 from shoal.audio.encode import AudioWriter, StreamBuffer
 from shoal.audio.formats import FORMATS, audio_format
+from shoal.audio.loudness import LoudnessNormalizer
 from shoal.audio.tempo import Tempo
 from shoal.speech import Samples
 
@@ -21,6 +22,7 @@ class OutputOptions:
     bitrate: int | None = None  # bits per second; None: the encoder's default
     speed: float = 1.0
     decibels: float = 0.0
+    normalize_loudness: bool = False
 
     def __post_init__(self) -> None:
         known = audio_format(self.format)
@@ -51,6 +53,7 @@ class OutputEncoder:
 
     def feed(self, samples: Samples) -> bytes:
         """Return the bytes that are ready, possibly none."""
+        samples = samples if self._loudness is None else self._loudness.feed(samples)
         self._write(samples if self._tempo is None else self._tempo.feed(samples))
         return self._ready.take()
 
@@ -63,6 +66,10 @@ class OutputEncoder:
 
     def _write(self, samples: Samples) -> None:
         self._writer.write(samples * self._gain)
+
+    @cached_property
+    def _loudness(self) -> LoudnessNormalizer | None:
+        return LoudnessNormalizer(self._model_rate) if self._options.normalize_loudness else None
 
     @cached_property
     def _tempo(self) -> Tempo | None:

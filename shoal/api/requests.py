@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from shoal.api.config import Limits, ServerConfig
@@ -11,13 +11,10 @@ from shoal.api.engine_client import EngineHandle
 from shoal.api.exceptions import wrong_field
 from shoal.api.keys import Key
 from shoal.api.output import OutputOptions
-from shoal.api.schemas import OpenAISpeech, SpeechBody
-from shoal.errors import InvalidRequest, ModelNotFound, TextError
+from shoal.api.schemas import OpenAISpeech, ReferenceRecording, SpeechBody
+from shoal.errors import ModelNotFound, TextError
 from shoal.speech import Recording, Sampling, SpeechRequest
 from shoal.voices.store import VoiceStore
-
-# `model` header values that the published Fish clients send; all select the loaded model.
-CLIENT_MODELS = ("s2-pro", "s1", "s1-mini", "speech-1.5", "speech-1.6", "agent-x0")
 
 # OpenAI's voice names. Where no stored voice has the name, the model's own voice is used.
 OPENAI_VOICES = frozenset(
@@ -44,23 +41,33 @@ class SpeechJob:
 
 
 def fish_job(
-    body: SpeechBody, engine: EngineHandle, limits: Limits, key: Key, id: str, *, api: str = "fish"
+    body: SpeechBody,
+    engine: EngineHandle,
+    limits: Limits,
+    key: Key,
+    id: str,
+    *,
+    api: str = "fish",
+    ignored: tuple[str, ...] = (),
 ) -> SpeechJob:
     """Raises InvalidRequest or a subclass for a body that cannot be served."""
-    return SpeechJob(api, fish_request(body, limits), body.output(), engine, key, id)
+    request = replace(fish_request(body, limits), first_chunk_frames=body.first_chunk_frames(engine.frame_rate))
+    return SpeechJob(api, request, body.output(), engine, key, id, ignored=(*ignored, *body.ignored()))
 
 
 def fish_request(body: SpeechBody, limits: Limits) -> SpeechRequest:
-    pairs = [] if body.reference_id else [(each.audio, each.text) for each in body.references]
+    names = [body.reference_id] if isinstance(body.reference_id, str) else body.reference_id or []
     return SpeechRequest(
         check_length(body.text, limits),
-        voice=body.reference_id,
-        recordings=recordings(pairs, limits),
+        voice=names[0] if len(names) == 1 else None,
+        voices=tuple(names) if len(names) > 1 else (),
+        recordings=() if names else recordings(body.references, limits),
         sampling=sampling_for(body),
         chunk_bytes=body.chunk_length,
         normalize=body.normalize,
         timeout=limits.request_seconds,
         whole=not body.streams,
+        carry_turns=body.condition_on_previous_chunks,
     )
 
 
@@ -88,7 +95,7 @@ async def stored_voice(name: str, voices: VoiceStore) -> str | None:
     return name if await asyncio.to_thread(voices.exists, name) else None
 
 
-def response_headers(job: SpeechJob) -> dict[str, str]:
+def response_headers(job: SpeechJob, config: ServerConfig) -> dict[str, str]:
     """Return headers with what a client cannot read from the audio bytes."""
     assert job.request.sampling is not None
     headers = {"X-Ignored-Fields": ", ".join(job.ignored)} if job.ignored else {}
@@ -96,6 +103,7 @@ def response_headers(job: SpeechJob) -> dict[str, str]:
         "Content-Disposition": f"attachment; filename=audio.{job.output.format}",
         "X-Sample-Rate": str(job.output.rate_for(job.engine.service.sample_rate)),
         "X-Channels": "1",
+        "X-Model": config.model.encode("ascii", "replace").decode(),
         "X-Seed": str(job.request.sampling.seed),
     }
 
@@ -106,6 +114,7 @@ class SamplingFields(Protocol):
     seed: int | None
     temperature: float | None
     top_p: float | None
+    top_k: int | None
     repetition_penalty: float | None
     max_new_tokens: int | None
 
@@ -115,6 +124,7 @@ def sampling_for(body: SamplingFields) -> Sampling:
     return Sampling(
         temperature=body.temperature,
         top_p=body.top_p,
+        top_k=body.top_k,
         repetition_penalty=body.repetition_penalty,
         seed=secrets.randbits(63) if body.seed is None else body.seed,
         max_frames=body.max_new_tokens,
@@ -128,16 +138,19 @@ def check_length(text: str, limits: Limits) -> str:
     return text
 
 
-def recordings(pairs: Sequence[tuple[bytes, str]], limits: Limits) -> tuple[Recording, ...]:
-    if len(pairs) > limits.references:
-        raise wrong_field("references", f"send at most {limits.references} recordings, not {len(pairs)}")
-    return tuple(Recording(audio, text) for audio, text in pairs)
+def recordings(references: Sequence[ReferenceRecording], limits: Limits) -> tuple[Recording, ...]:
+    """Raise SchemaViolation for too many recordings, and for speakers that are not numbered from 0."""
+    if len(references) > limits.references:
+        raise wrong_field("references", f"send at most {limits.references} recordings, not {len(references)}")
+    speakers = {each.speaker for each in references} - {None}
+    if speakers and (speakers != set(range(len(speakers))) or any(each.speaker is None for each in references)):
+        raise wrong_field("references", "number the speakers from 0, and give every recording its speaker or none")
+    return tuple(Recording(each.audio, each.text, each.speaker) for each in references)
 
 
-def check_model_header(model: str | None, config: ServerConfig) -> None:
-    """Raise InvalidRequest when a Fish client asks for a model that is not loaded."""
-    if model is not None and model not in (*CLIENT_MODELS, config.model):
-        raise InvalidRequest(f"the model header asks for {model[:64]!r}; this server runs {config.model!r}")
+def ignored_model(model: str | None, config: ServerConfig) -> tuple[str, ...]:
+    """Return what the `model` header of a Fish client asks for without effect: any name selects the loaded model."""
+    return () if model is None or model == config.model else ("model",)
 
 
 def check_model(model: str, config: ServerConfig) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,9 +21,14 @@ from pydantic import (
 from shoal.api.exceptions import wrong_field
 from shoal.api.output import OutputOptions
 from shoal.api.parsing import Form, parse_json, text_part
+from shoal.audio.formats import OPUS_BITRATES
 
 Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac", "webm", "ulaw", "alaw"]
 AUTO_BITRATE = -1000
+OPUS_KILOBITS = (AUTO_BITRATE, 24, 32, 48, 64)  # values of Fish Audio's older clients
+# First chunk by `latency`. Playback starts with it: a start after 90 ms was heard to crackle on real networks.
+FIRST_CHUNK_SECONDS = {"balanced": 0.46, "normal": 0.93}
+KNOWN_FEATURES = ("quality-guard",)  # every request has it: output that is not speech is generated again
 PCM_RATE = 24_000  # Hz; OpenAI's clients assume it, since pcm has no header
 
 
@@ -59,29 +65,76 @@ AudioBytes = Annotated[
 ]
 Seed = Annotated[Integer, Field(ge=0, le=2**63 - 1)]
 VOICE_NAME = r"^[a-zA-Z0-9\-_]([a-zA-Z0-9\-_ ]*[a-zA-Z0-9\-_])?$"
-VoiceName = Annotated[str, Field(min_length=1, max_length=255, pattern=VOICE_NAME)]
+MAX_NAME = 255
+VoiceName = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=VOICE_NAME)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(ge=0.9, le=2)]
+TopK = Annotated[Integer, Field(ge=0, le=100_000)]
 MaxFrames = Annotated[Integer, Field(ge=0, le=100_000)]
 SampleRate = Annotated[Integer, Field(ge=8_000, le=192_000)]
+
+
+MAX_SPEAKERS = 16
 
 
 class ReferenceRecording(Body):
     audio: AudioBytes
     text: Annotated[str, Field(min_length=1, description="Transcript of the recording.")]
+    speaker: Annotated[
+        Integer | None,
+        Field(ge=0, lt=MAX_SPEAKERS, description="Speaker of a dialogue, from 0. Default: one speaker per recording."),
+    ] = None
+
+
+def _flatten(references: Any) -> Any:
+    """Number the speakers of nested recordings, one list per speaker: [[a, b], [c]] -> a and b of 0, c of 1."""
+    if not (isinstance(references, list) and references and all(isinstance(each, list) for each in references)):
+        return references
+    if len(references) > MAX_SPEAKERS or not all(references):
+        raise ValueError(f"give each of at most {MAX_SPEAKERS} speakers a recording; {len(references)} lists were sent")
+    return [
+        {**recording, "speaker": speaker} if isinstance(recording, dict) else recording
+        for speaker, recordings in enumerate(references)
+        for recording in recordings
+    ]
+
+
+def _check_names(voices: str | list[str] | None) -> str | list[str] | None:
+    names = [voices] if isinstance(voices, str) else voices or []
+    if isinstance(voices, list) and not 1 <= len(names) <= MAX_SPEAKERS:
+        raise ValueError(f"send 1 to {MAX_SPEAKERS} voices, one for each speaker, not {len(names)}")
+    for name in names:
+        if len(name) > MAX_NAME or not re.fullmatch(VOICE_NAME, name):
+            raise ValueError(f"{name[:64]!r} is not a voice's name: use up to {MAX_NAME} letters, digits, - and _")
+    return voices
+
+
+NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_NAME, "pattern": VOICE_NAME}
+VoiceNames = Annotated[
+    str | list[str] | None,
+    AfterValidator(_check_names),
+    WithJsonSchema(
+        {"anyOf": [NAME_SCHEMA, {"type": "array", "items": NAME_SCHEMA, "maxItems": MAX_SPEAKERS}, {"type": "null"}]}
+    ),
+]
 
 
 class Prosody(Body):
     speed: Annotated[float, Field(ge=0.5, le=2.0, description="Speaking rate; the pitch does not change.")] = 1.0
     volume: Annotated[float, Field(ge=-20.0, le=20.0, description="Gain in decibels.")] = 0.0
+    normalize_loudness: Annotated[
+        bool | None, Field(description="Bring the speech to -16 LUFS (EBU R 128) before the gain of `volume`.")
+    ] = None
 
 
-def _only_true(conditioned: bool) -> bool:
-    # Not Literal[True]: that would not convert the strings of a form.
-    if not conditioned:
-        raise ValueError("only true is supported: every turn is generated with the previous turns as context")
-    return conditioned
+def _check_opus_bitrate(bitrate: int) -> int:
+    if bitrate in OPUS_KILOBITS or OPUS_BITRATES.min <= bitrate <= OPUS_BITRATES.max:
+        return bitrate
+    kilobits = ", ".join(map(str, OPUS_KILOBITS))
+    raise ValueError(
+        f"send {OPUS_BITRATES.min} to {OPUS_BITRATES.max} bits per second, or one of {kilobits} kilobits per second"
+    )
 
 
 class SpeechBody(Body):
@@ -98,19 +151,34 @@ class SpeechBody(Body):
     ] = None
     mp3_bitrate: Annotated[Literal[64, 128, 192], Field(description="Bitrate in kbit/s for mp3.")] = 128
     opus_bitrate: Annotated[
-        Literal[-1000, 24, 32, 48, 64],
-        Field(description="Bitrate in kbit/s for opus and webm; -1000 lets the encoder choose."),
-    ] = -1000
+        Integer,
+        AfterValidator(_check_opus_bitrate),
+        Field(
+            description="Bitrate of opus and webm in bit/s, or 24, 32, 48 or 64 kbit/s; -1000 is the encoder's choice.",
+            json_schema_extra={
+                "anyOf": [
+                    {"enum": list(OPUS_KILOBITS)},
+                    {"minimum": OPUS_BITRATES.min, "maximum": OPUS_BITRATES.max},
+                ]
+            },
+        ),
+    ] = AUTO_BITRATE
     references: Annotated[
         list[ReferenceRecording],
+        Field(fail_fast=True),
+        BeforeValidator(_flatten),
         Field(
             default_factory=list,
-            fail_fast=True,
-            description="Recordings of the voice to clone; ignored when reference_id is set.",
+            description="Recordings of the voice to clone; ignored when reference_id is set. For a dialogue, a list of "
+            "lists has the recordings of each speaker.",
         ),
     ]
     reference_id: Annotated[
-        VoiceName | None, Field(description="Name of a stored voice, as listed by /v1/references/list.")
+        VoiceNames,
+        Field(
+            description="Name of a stored voice, as listed by /v1/references/list; a list has one for each speaker of "
+            "a dialogue."
+        ),
     ] = None
     seed: Annotated[
         Seed | None, Field(description="Sampling seed. Default: random, returned in the X-Seed header.")
@@ -123,9 +191,12 @@ class SpeechBody(Body):
         bool, Field(description="Normalise numbers and symbols for the model; false passes the text through unchanged.")
     ] = True
     latency: Annotated[
-        Literal["normal", "balanced"],
-        Field(description="balanced streams the audio, normal returns it whole; `streaming` takes precedence."),
-    ] = "normal"
+        Literal["low", "balanced", "normal"] | None,
+        Field(
+            description="First chunk of a stream: low 2 frames, balanced 0.46 s, normal 0.93 s. low and balanced "
+            "stream, normal returns the audio whole; `streaming` takes precedence. Default: whole, or 2 frames."
+        ),
+    ] = None
     streaming: Annotated[
         bool | None, Field(description="Stream the audio as it is generated. Takes precedence over `latency`.")
     ] = None
@@ -133,6 +204,9 @@ class SpeechBody(Body):
         MaxFrames | None, Field(description="Maximum frames per turn; 0: as many as the context holds.")
     ] = None
     top_p: Annotated[TopP | None, Field(description="Nucleus sampling threshold. Default: the model's.")] = None
+    top_k: Annotated[
+        TopK | None, Field(description="Sample from the K likeliest tokens; 0: all. Default: the model's.")
+    ] = None
     temperature: Annotated[Temperature | None, Field(description="Sampling temperature. Default: the model's.")] = None
     repetition_penalty: Annotated[
         RepetitionPenalty | None, Field(description="Repetition penalty; the S2 family ignores it, as upstream.")
@@ -143,18 +217,22 @@ class SpeechBody(Body):
         Field(ge=0, le=1000, description="Live socket only: minimum characters to speak before a flush."),
     ] = 50
     condition_on_previous_chunks: Annotated[
-        bool,
-        AfterValidator(_only_true),
-        Field(
-            description="Only true is supported: every turn is generated with the previous turns as context.",
-            json_schema_extra={"const": True},
-        ),
+        bool, Field(description="Generate every turn, and every sentence of a live session, with the previous ones.")
     ] = True
     early_stop_threshold: Annotated[
         float, Field(ge=1.0, le=1.0, description="Only 1.0 is supported: generation ends at the model's end token.")
     ] = 1.0
+    features: Annotated[
+        list[Annotated[str, Field(max_length=64)]],
+        Field(
+            default_factory=list,
+            max_length=16,
+            description="Fish Audio's optional features. quality-guard is always on; others have no effect and are "
+            "named in the X-Ignored-Fields header.",
+        ),
+    ]
 
-    @field_validator("mp3_bitrate", "opus_bitrate", mode="before")
+    @field_validator("mp3_bitrate", mode="before")
     @classmethod
     def _number(cls, value: Any) -> Any:
         """Forms carry strings, which a Literal of numbers does not convert even in lax mode."""
@@ -162,19 +240,41 @@ class SpeechBody(Body):
 
     @property
     def streams(self) -> bool:
-        return self.latency == "balanced" if self.streaming is None else self.streaming
+        return self.latency in ("low", "balanced") if self.streaming is None else self.streaming
+
+    def first_chunk_frames(self, frame_rate: float) -> int | None:
+        """Return the frames of the first chunk that `latency` chooses; None: the engine's setting."""
+        if self.latency is None:
+            return None
+        return 2 if self.latency == "low" else round(FIRST_CHUNK_SECONDS[self.latency] * frame_rate)
+
+    def ignored(self) -> tuple[str, ...]:
+        """Return the names of what the body asks for without effect."""
+        return tuple(f"features.{_header_text(name)}" for name in self.features if name not in KNOWN_FEATURES)
 
     def output(self) -> OutputOptions:
         """Raises InvalidRequest when the format does not support the sample rate."""
         prosody = self.prosody or Prosody()
-        return OutputOptions(self.format, self.sample_rate, self._bitrate(), prosody.speed, prosody.volume)
+        return OutputOptions(
+            self.format,
+            self.sample_rate,
+            self._bitrate(),
+            prosody.speed,
+            prosody.volume,
+            normalize_loudness=bool(prosody.normalize_loudness),
+        )
 
     def _bitrate(self) -> int | None:
         if self.format == "mp3":
             return self.mp3_bitrate * 1000
         if self.format in ("opus", "webm") and self.opus_bitrate != AUTO_BITRATE:
-            return self.opus_bitrate * 1000
+            return self.opus_bitrate * (1000 if self.opus_bitrate in OPUS_KILOBITS else 1)
         return None
+
+
+def _header_text(name: str) -> str:
+    """Return a name in the characters that an HTTP header can hold."""
+    return re.sub(r"[^A-Za-z0-9._-]", "?", name)
 
 
 def form_fields(form: Form) -> dict[str, Any]:
@@ -183,7 +283,7 @@ def form_fields(form: Form) -> dict[str, Any]:
     if len(audios) != len(texts):
         raise wrong_field("reference_text", f"{len(audios)} recordings have {len(texts)} texts; send one text for each")
     content: dict[str, Any] = {name: text_part(form, name) for name in form}
-    for name in ("references", "prosody"):
+    for name in ("references", "prosody", "features"):
         if name in content:
             content[name] = parse_json(content[name])
     if audios:
@@ -229,6 +329,7 @@ class OpenAISpeech(Body):
     ] = None
     temperature: Annotated[Temperature | None, Field(description="Extension: sampling temperature.")] = None
     top_p: Annotated[TopP | None, Field(description="Extension: nucleus sampling threshold.")] = None
+    top_k: Annotated[TopK | None, Field(description="Extension: sample from the K likeliest tokens; 0: all.")] = None
     repetition_penalty: Annotated[RepetitionPenalty | None, Field(description="Extension: repetition penalty.")] = None
     max_new_tokens: Annotated[MaxFrames | None, Field(description="Extension: maximum frames per turn.")] = None
     normalize: Annotated[

@@ -98,8 +98,8 @@ def make_strategy(name: str) -> Strategy:
 
 def voice_key(request: SpeechRequest) -> str | None:
     """Return a key that all requests of one voice share: its name, or a hash of its recordings."""
-    if request.voice is not None:
-        return f"name:{request.voice}"
+    if request.voice is not None or request.voices:
+        return f"name:{request.voice or ','.join(request.voices)}"
     if not request.recordings:
         return None
     content = blake2b(digest_size=16)

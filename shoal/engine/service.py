@@ -7,7 +7,7 @@ decoded on the calling thread; the async variants use one codec thread.
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
@@ -25,13 +25,13 @@ from shoal.engine.preprocess import continue_context, plan_request, plan_turns, 
 from shoal.engine.process.messages import Backends, ModelInfo
 from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Utterance
-from shoal.errors import DeadlineExceeded
-from shoal.speech import AudioChunk, Samples, Sampling, SamplingParams, SpeechRequest
+from shoal.errors import DeadlineExceeded, InvalidRequest
+from shoal.speech import AudioChunk, Recording, Samples, Sampling, SamplingParams, SpeechRequest
 from shoal.text.plan import TextPlan
 from shoal.text.prompt import Codes, check_codes
-from shoal.voices.cache import VoiceCache, VoiceLookup, VoiceSource
+from shoal.voices.cache import DialogueSource, VoiceCache, VoiceLookup, VoiceSource
 from shoal.voices.encoder import CodecEncoder
-from shoal.voices.voice import Voice, voice_limits
+from shoal.voices.voice import Clip, Voice, voice_limits
 
 logger = logging.getLogger(__name__)
 
@@ -185,6 +185,12 @@ class Service:
         )
 
     def _voice_source(self, request: SpeechRequest) -> VoiceSource | None:
+        """Return the voice that a request names. Raises InvalidRequest for a dialogue with a model that has none."""
+        speakers = request.voices or clips_of_speakers(request.recordings)
+        if len(speakers) > 1 and not self.core.checkpoint.model.config.family.splits_dialogue:
+            raise InvalidRequest("this model speaks with one voice per request: send one voice, or use an S2 model")
+        if len(speakers) > 1:
+            return DialogueSource(tuple(speakers))
         if request.recordings:
             return [(recording.audio, recording.transcript) for recording in request.recordings]
         return request.voice or self.default_voice
@@ -249,6 +255,15 @@ class RequestDraft:
     plan: TextPlan
     voices: dict[str | None, Voice | None]
     missing: dict[str | None, VoiceLookup] = field(default_factory=dict)
+
+
+def clips_of_speakers(recordings: Iterable[Recording]) -> list[list[Clip]]:
+    """Return the recordings of each speaker; empty if they have no speakers."""
+    speakers: dict[int, list[Clip]] = {}
+    for each in recordings:
+        if each.speaker is not None:
+            speakers.setdefault(each.speaker, []).append((each.audio, each.transcript))
+    return [clips for _, clips in sorted(speakers.items())]
 
 
 class UtteranceStream:

@@ -111,7 +111,7 @@ async def respond(
     stream = SpeechStream(state, job)
     stream.close_on_disconnect(partial(wait_for_disconnect, http.receive))
     stream.on_generated(partial(release_body, http))
-    headers = response_headers(job)
+    headers = response_headers(job, state.config)
     if transform is not None:
         del headers["Content-Disposition"]  # events are not a file of audio
     media_type = media_type or job.output.media_type

@@ -29,10 +29,11 @@ TASK_WITH_VOICES = "convert the provided text to speech reference to the followi
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Voice reference: a transcript and its codes [C, n]."""
+    """Voice reference: a transcript and its codes [C, n]. Without `speaker` it is a speaker of its own."""
 
     text: str
     codes: Codes
+    speaker: int | None = None
 
 
 @dataclass(frozen=True)
@@ -190,10 +191,12 @@ def build_prompt(
 
 
 def tagged_transcripts(references: Sequence[Reference]) -> str:
-    """Return one line per reference, tagged with its index as speaker unless the transcript has its own tag."""
+    """Return one line per reference, tagged with its speaker, or its index, unless the transcript has its own tag."""
     return "\n".join(
-        reference.text if SPEAKER_TAG.search(reference.text) else f"<|speaker:{speaker}|>{reference.text}"
-        for speaker, reference in enumerate(references)
+        reference.text
+        if SPEAKER_TAG.search(reference.text)
+        else f"<|speaker:{index if reference.speaker is None else reference.speaker}|>{reference.text}"
+        for index, reference in enumerate(references)
     )
 
 

@@ -32,13 +32,22 @@ from shoal.voices.voice import (
     VoiceLimits,
     audio_bytes,
     check_transcript,
+    dialogue_voice,
     hash_parts,
     voice_from_recordings,
 )
 
 logger = logging.getLogger(__name__)
 
-VoiceSource: TypeAlias = str | Sequence[Clip]  # the name of a stored voice, or recordings
+
+@dataclass(frozen=True, slots=True)
+class DialogueSource:
+    """Voices of the speakers of a dialogue, in order: each the name of a stored voice, or recordings."""
+
+    speakers: tuple[str | Sequence[Clip], ...]
+
+
+VoiceSource: TypeAlias = str | Sequence[Clip] | DialogueSource  # the name of a stored voice, recordings, or a dialogue
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,9 @@ class VoiceCache:
 
     def look_up(self, source: VoiceSource) -> VoiceLookup:
         """Return the key of a voice. Reads file stamps or hashes recordings, so it does not belong on an event loop."""
+        if isinstance(source, DialogueSource):
+            speakers = [self.look_up(each) for each in source.speakers]
+            return VoiceLookup(tuple(each.key for each in speakers), lambda: self._make_dialogue(speakers))
         if isinstance(source, str):
             name = source
             return VoiceLookup((name, self._store.stamp(name)), lambda: self._store.get(name, self._encoder))
@@ -211,6 +223,19 @@ class VoiceCache:
                     self._count(failures=1)
                 else:
                     self._insert(lookup.key, voice)
+        return voice
+
+    def _make_dialogue(self, speakers: Sequence[VoiceLookup]) -> Voice:
+        """Make the voices that are not in memory, in this thread of the pool, and join them."""
+        return dialogue_voice([self._make_speaker(each) for each in speakers])
+
+    def _make_speaker(self, lookup: VoiceLookup) -> Voice:
+        with self._lock:
+            voice = self._hit(lookup.key)
+        if voice is None:
+            voice = lookup.make()
+            with self._lock:
+                self._insert(lookup.key, voice)
         return voice
 
     def _insert(self, key: Hashable, voice: Voice) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -95,7 +95,8 @@ class Voice:
         digest = hashlib.sha256()
         for reference in self.references:
             codes = np.ascontiguousarray(reference.codes, "<i4")
-            hash_parts(digest, reference.text.encode(), repr(codes.shape).encode(), codes.tobytes())
+            shape = repr((codes.shape, reference.speaker)).encode()
+            hash_parts(digest, reference.text.encode(), shape, codes.tobytes())
         return digest.hexdigest()
 
     @property
@@ -105,6 +106,14 @@ class Voice:
     @property
     def seconds(self) -> float:
         return self.frames / self.frame_rate
+
+
+def dialogue_voice(speakers: Sequence[Voice]) -> Voice:
+    """Return the voice of a dialogue: the references of all speakers, each with the number of its speaker."""
+    references = (
+        replace(reference, speaker=number) for number, voice in enumerate(speakers) for reference in voice.references
+    )
+    return Voice(None, tuple(references), speakers[0].frame_rate)
 
 
 def voice_from_recordings(clips: Sequence[Clip], encoder: VoiceEncoder, limits: VoiceLimits = DEFAULT_LIMITS) -> Voice:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.audio.encode import encode_file
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
@@ -17,7 +18,8 @@ from shoal.engine.load import voice_cache
 from shoal.engine.preprocess import _fitting, build_turns
 from shoal.engine.utterance import TURN_STRIDE
 from shoal.speech import AudioChunk, Sampling, SpeechRequest, SpokenTurn
-from shoal.voices.voice import Voice
+from shoal.voices.store import VoiceStore
+from shoal.voices.voice import Voice, dialogue_voice
 from tests.engine.oracle import Oracle
 
 PLAIN = EngineConfig(slots=4, guard=False)
@@ -106,3 +108,24 @@ def test_the_turns_kept_fit_and_are_the_most_recent(sizes: list[int], space: int
         assert len(kept) == len(sizes)
     recent = [number for number in kept if number or not keep_first]
     assert recent == list(range(len(sizes) - len(recent), len(sizes)))
+
+
+def test_the_speakers_of_a_dialogue_have_their_own_stored_voices(tiny_s2: Checkpoint, tmp_path: Path) -> None:
+    at = np.arange(16_000) / 16_000
+    for name, pitch in (("anna", 220), ("ben", 110)):
+        sound = (0.5 * np.sin(2 * np.pi * pitch * at) * np.sin(2 * np.pi * 2 * at) ** 2).astype(np.float32)
+        VoiceStore(tmp_path).add(name, encode_file(sound, "wav", 16_000), f"I am {name}.")
+    with Engine(EngineCore(tiny_s2, PLAIN), voice_cache(tiny_s2, tmp_path)) as engine:
+        resolve = engine.service.resolve_blocking
+        anna, ben = (resolve(SpeechRequest("Hello.", voice=name)) for name in ("anna", "ben"))
+        both = resolve(SpeechRequest("Hello.", voices=("anna", "ben")))
+        turned = resolve(SpeechRequest("Hello.", voices=("ben", "anna")))
+        chunks = spoken(
+            engine, "<|speaker:0|>Hi. <|speaker:1|>Yes?", None, voices=("anna", "ben"), sampling=sampling(0)
+        )
+    assert anna
+    assert ben
+    assert both
+    assert turned
+    assert both.key == dialogue_voice([anna, ben]).key != turned.key
+    assert sum(len(chunk.samples) for chunk in chunks) > 0

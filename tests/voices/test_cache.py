@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from shoal.errors import AudioError, EngineStopped, InvalidRequest, TextError, VoiceNotFound
-from shoal.voices.cache import VoiceCache
+from shoal.text.prompt import tagged_transcripts
+from shoal.voices.cache import DialogueSource, VoiceCache
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.store import VoiceStore
 from tests.waiting import wait_until
@@ -72,6 +73,20 @@ def test_changes_on_disk_are_noticed(cache, store, wav):
     assert cache.resolve_blocking("bell").references[0].text == "old"
     store.add("anna", wav(), "new")
     assert cache.resolve_blocking("anna").references[0].text == "new"
+
+
+def test_a_dialogue_has_the_voices_of_its_speakers(cache, store, encoder, wav):
+    store.add("anna", wav(), "hi")
+    cache.resolve_blocking("anna")
+    both = cache.resolve_blocking(DialogueSource(("anna", [(wav(pitch=330), "ho"), (wav(2.0), "hu")])))
+    assert [(each.text, each.speaker) for each in both.references] == [("hi", 0), ("ho", 1), ("hu", 1)]
+    assert encoder.encoded == 3, "anna's recording was encoded before"
+    assert cache.resolve_blocking(DialogueSource(("anna", [(wav(pitch=330), "ho"), (wav(2.0), "hu")]))) is both
+    assert cache.resolve_blocking([(wav(pitch=330), "ho"), (wav(2.0), "hu")]).references[0].speaker is None
+    assert encoder.encoded == 3, "the second speaker is cached too"
+    assert tagged_transcripts(both.references) == "<|speaker:0|>hi\n<|speaker:1|>ho\n<|speaker:1|>hu"
+    with pytest.raises(VoiceNotFound):
+        cache.resolve_blocking(DialogueSource(("anna", "nobody")))
 
 
 def test_the_least_recently_used_voice_is_evicted_first(store, encoder, wav):

@@ -28,6 +28,7 @@ class DefaultSampling(BaseModel):
 
     temperature: float
     top_p: float
+    top_k: int
     repetition_penalty: float
     max_new_tokens: int
 
@@ -72,6 +73,7 @@ def default_sampling(sampling: SamplingParams) -> DefaultSampling:
     return DefaultSampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
+        top_k=sampling.top_k,
         repetition_penalty=sampling.repetition_penalty,
         max_new_tokens=sampling.max_frames,
     )

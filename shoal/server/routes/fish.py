@@ -4,7 +4,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from shoal.api.parsing import ALL
-from shoal.api.requests import check_model_header, fish_job
+from shoal.api.requests import fish_job, ignored_model
 from shoal.api.schemas import SpeechBody, form_fields
 from shoal.server.middleware.request_id import request_id
 from shoal.server.openapi import audio_response, error_responses, request_body
@@ -29,10 +29,10 @@ EXAMPLES = {
     openapi_extra=request_body(SpeechBody, ALL, EXAMPLES),
 )
 async def speak(http: Request, state: State, key: Caller) -> Response:
-    check_model_header(http.headers.get("model"), state.config)
     engine, limits = state.lifecycle.require_engine(), state.config.limits
     body = await read_model(http, SpeechBody, limits, state.body_budget, from_form=form_fields)
-    return await respond(http, state, fish_job(body, engine, limits, key, request_id(http)))
+    ignored = ignored_model(http.headers.get("model"), state.config)
+    return await respond(http, state, fish_job(body, engine, limits, key, request_id(http), ignored=ignored))
 
 
 @router.get("/v1/health", summary="Check that the server is up", responses=error_responses(401))

@@ -20,7 +20,7 @@ from shoal.api.exceptions import SlowReader
 from shoal.api.keys import Key
 from shoal.api.live import Cancel, Flush, LiveBody, Stop, Text, TextBuffer, parse_message
 from shoal.api.live_session import LiveContext, LiveContexts, Spoken
-from shoal.api.requests import check_model_header, fish_job
+from shoal.api.requests import fish_job
 from shoal.api.state import ServerState
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.error_responses import error_response
@@ -44,12 +44,12 @@ async def live(socket: WebSocket) -> None:
     state = state_of(socket)
     try:
         key = websocket_caller(socket)
-        check_model_header(socket.headers.get("model"), state.config)
         state.lifecycle.require_engine()
     except ShoalError as error:
         await socket.send_denial_response(error_response("/v1/tts/live", error, state.queue.retry_after_seconds()))
         return
-    await socket.accept()
+    # Any `model` header selects the loaded model, which this names.
+    await socket.accept(headers=[(b"x-model", state.config.model.encode("ascii", "replace"))])
     with contextlib.suppress(WebSocketDisconnect, OSError):
         await FishSocket(socket, state, key, request_id(socket)).run()
 
