@@ -11,6 +11,7 @@ from collections.abc import Iterator
 MAX_ELEMENTS = 10_000
 MAX_KEYS = 1_000  # validation makes one error per unknown key
 MAX_DEPTH = 32
+MAX_ESCAPES = 1_000_000  # a parser holds the GIL while it resolves them; some clients escape every / of base64
 QUOTE = ord('"')
 
 # Code -> bytes that follow a value of fixed size; the codes of short strings contain their length.
@@ -134,6 +135,8 @@ def scan_json(body: bytes, max_elements: int = MAX_ELEMENTS) -> None:
 
     Strings, keys, lists, objects and commas count as elements, which is at most twice the number of values and keys.
     """
+    if body.count(b"\\") > MAX_ESCAPES:
+        raise BodyRejected(f"it has more than {MAX_ESCAPES:,} escapes")
     count, open = _ElementCount(max_elements), list[set[bytes]]()
     for start, end in _json_tokens(body):
         character = body[start]

@@ -92,15 +92,22 @@ def parse_form(body: bytes, boundary: str) -> Form:
         parser = FormParser(
             MULTIPART, on_part, on_part, on_end, boundary=boundary, config={"MAX_MEMORY_FILE_SIZE": len(body) + 1}
         )
-        # The parser copies what it is given; feeding it in pieces bounds the size of the copies.
-        for start in range(0, len(body), PIECE_BYTES):
-            parser.write(body[start : start + PIECE_BYTES])
-        parser.finalize()
+        _feed(parser, body)
     except (FormParserError, ValueError) as error:
         raise _unreadable("a form", error) from None
     if not ended:
         raise _unreadable("a form", ValueError("it is truncated"))
     return dict(parts)
+
+
+def _feed(parser: FormParser, body: bytes) -> None:
+    """Parse the whole body. The parser copies what it is given; feeding it in pieces bounds the size of the copies."""
+    try:
+        for start in range(0, len(body), PIECE_BYTES):
+            parser.write(body[start : start + PIECE_BYTES])
+        parser.finalize()
+    finally:
+        parser.parser = None  # breaks a cycle: otherwise uploads stay in memory until the garbage collector runs
 
 
 def text_part(form: Form, name: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.api.body_scan import MAX_DEPTH, MAX_KEYS, PIECE_BYTES, BodyRejected, scan_json, scan_msgpack
+from shoal.api.body_scan import MAX_DEPTH, MAX_ESCAPES, MAX_KEYS, PIECE_BYTES, BodyRejected, scan_json, scan_msgpack
 
 VALUES = st.recursive(
     st.none()
@@ -113,6 +113,12 @@ def test_strings_longer_than_a_piece_end_where_they_end(escape: str, offset: int
     """A comma, a bracket or a quote inside a string counts as nothing."""
     text = "[" * (PIECE_BYTES - 4 + offset) + escape + "{,"
     scan_json(f'{{"a\\n": "{text}", "b": 1}}'.encode(), 5)
+
+
+def test_escapes_are_limited() -> None:
+    scan_json(b'"' + b"\\/" * MAX_ESCAPES + b'"')
+    with pytest.raises(BodyRejected, match="1,000,000 escapes"):
+        scan_json(b'"' + b"\\/" * (MAX_ESCAPES + 1) + b'"')
 
 
 @pytest.mark.parametrize("body", [b"]]]]", b'"', b'"\\', b'{"a"' + b" " * 70_000, b"{,:", b'"a":1', b'{"\\x":1}', b""])

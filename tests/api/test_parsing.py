@@ -1,12 +1,14 @@
 """Errors about a body do not grow with the body."""
 
+import contextlib
+import gc
 import json
 
 import ormsgpack
 import pytest
 
 from shoal.api.exceptions import SchemaViolation
-from shoal.api.parsing import MAX_ERRORS, check_parts, parse_json, unpack, validated
+from shoal.api.parsing import MAX_ERRORS, check_parts, parse_form, parse_json, unpack, validated
 from shoal.api.schemas import Invocation, SpeechBody
 from shoal.server.routes.codec import Audios, Tokens
 
@@ -82,6 +84,20 @@ def test_ambiguous_bodies_are_rejected_with_the_reason() -> None:
         parse_json('{"text": "a", "text": "b"}')
     with pytest.raises(SchemaViolation, match="1 bytes follow the end of its value"):
         unpack(ormsgpack.packb({"text": "a"}) + b"\xc0")
+
+
+@pytest.mark.parametrize("end", [b"--b--\r\n", b"--c"])
+def test_a_parsed_form_leaves_no_garbage(end: bytes) -> None:
+    """Otherwise its recordings stay in memory, beyond the budget for bodies, until the garbage collector runs."""
+    head = b'--b\r\nContent-Disposition: form-data; name="audio"; filename="a"\r\n\r\n'
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(SchemaViolation):
+            parse_form(head + bytes(1_000) + b"\r\n" + end, "b")
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_a_megabyte_of_empty_lists_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
