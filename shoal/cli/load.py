@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from shoal.tools.bench.load.summary import Objective
 
 PANEL = "Measure"
+DEFAULT_SECONDS = 20.0
+NO_LIMIT_SECONDS = 86_400.0  # of a stage that ends after a number of requests
 
 Urls = Annotated[
     list[str], typer.Argument(metavar="URL...", help="Server to test: http://HOST:PORT, with or without the route.")
@@ -45,8 +47,12 @@ def load(
         typer.Option(help="Closed loop: clients that send one request after another, as 8, 1,4,16 or 1..16."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="Duration of every stage in seconds; use hours for a soak test.")
-    ] = 20.0,
+        float | None,
+        typer.Option(min=0.1, help="Duration of every stage in seconds; use hours for a soak test. Default: 20."),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="End every stage after this many requests, or after --seconds if given.")
+    ] = None,
     find_rate: FindRate = False,
     slo_first_audio: Annotated[
         float, typer.Option(min=1, help="Objective: maximum time to first audio in milliseconds.")
@@ -87,7 +93,7 @@ def load(
     _check_servers(urls, compare)
     plan = LoadPlan(
         objective=_objective(slo_first_audio, slo_buffer, slo_share),
-        stages=_stages(rate, clients, seconds, search=find_rate),
+        stages=_stages(rate, clients, seconds, requests, search=find_rate),
         search=find_rate,
         warm_up=warm_up,
         sentences=sentences,
@@ -114,7 +120,9 @@ def _objective(first_audio: float, buffer: int, share: float) -> "Objective":
     return Objective(first_audio / 1000, buffer / 1000, share)
 
 
-def _stages(rate: str | None, clients: str | None, seconds: float, *, search: bool) -> "list[LoadStage]":
+def _stages(
+    rate: str | None, clients: str | None, seconds: float | None, requests: int | None, *, search: bool
+) -> "list[LoadStage]":
     """Return the closed-loop stages, then the open-loop ones; one request per second if neither was given."""
     from shoal.tools.bench.load.stage import parse_stages
 
@@ -122,7 +130,10 @@ def _stages(rate: str | None, clients: str | None, seconds: float, *, search: bo
         raise typer.BadParameter(
             "the search is open-loop: give --rate as the starting rate, not --clients", param_hint="--find-rate"
         )
-    stages = parse_stages(clients, open=False, seconds=seconds) if clients else []
+    if requests is not None and (search or (seconds is None and ".." in f"{rate} {clients}")):
+        raise typer.BadParameter("the search, and a ramp without --seconds, need a duration", param_hint="--requests")
+    limit = seconds or (DEFAULT_SECONDS if requests is None else NO_LIMIT_SECONDS)
+    stages = parse_stages(clients, open=False, seconds=limit, requests=requests) if clients else []
     if rate or not stages:
-        stages += parse_stages(rate or "1", open=True, seconds=seconds)
+        stages += parse_stages(rate or "1", open=True, seconds=limit, requests=requests)
     return stages

@@ -123,6 +123,17 @@ def test_compared_servers_receive_the_same_texts() -> None:
 
 
 @pytest.mark.usefixtures("virtual")
+@pytest.mark.parametrize("open", [False, True])
+def test_a_stage_can_end_after_a_number_of_requests(open: bool) -> None:
+    plan = LoadPlan(parse_stages("2", open=open, seconds=86_400.0, requests=10))
+    document = run_load([OPENAI], plan, progress=False, transport=VirtualServer(first=0.5, pieces=1))
+    (stage,) = document["runs"][0]["stages"]
+    assert len(stage["outcomes"]) == 10
+    expected = 4.0 if not open else 10 / stage["seconds"]  # two clients with requests of half a second
+    assert stage["throughput"] == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.usefixtures("virtual")
 def test_a_ramp_of_clients_grows_to_its_end() -> None:
     stage = measured(VirtualServer(first=0.1, pieces=1), "1..4", open=False, seconds=40.0)["stages"][0]
     due = [outcome["due"] for outcome in stage["outcomes"]]
@@ -216,6 +227,8 @@ def test_invalid_loads_are_rejected(text: str) -> None:
         ("http://a", "--slo-buffer", "70"),
         ("http://a", "--find-rate", "--clients", "3"),
         ("http://a", "--rate", "fast"),
+        ("http://a", "--clients", "1..4", "--requests", "10"),
+        ("http://a", "--find-rate", "--requests", "10"),
         ("nowhere",),
     ],
 )

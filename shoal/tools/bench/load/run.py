@@ -131,9 +131,16 @@ async def _run(
     async def send(at: int, due: float) -> LoadOutcome:
         return await send_request(http, run.target, words[at % len(words)], at, due, began)
 
+    def note(outcome: LoadOutcome) -> None:
+        outcomes.append(outcome)
+        if stage.requests is not None:
+            bar.advance(stage.seconds / stage.requests)
+
     try:
-        with _ticking(bar, f"{run.name}: {stage.name}", stage.seconds):
-            await run_stage(stage, send, outcomes.append, plan.seed + number)
+        with _ticking(bar, f"{run.name}: {stage.name}", stage.seconds if stage.requests is None else 0.0):
+            await run_stage(stage, send, note, plan.seed + number)
+        if stage.requests is not None:  # rates refer to the time that the requests took
+            run.outcomes[-1] = (replace(stage, seconds=asyncio.get_running_loop().time() - began), outcomes)
     except (asyncio.CancelledError, *INTERRUPTS):
         # Rates of an interrupted stage refer to the time it ran. SIGTERM raises in whichever task is running.
         run.outcomes[-1] = (replace(stage, seconds=asyncio.get_running_loop().time() - began), outcomes)

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 
 from shoal.errors import InvalidRequest
 from shoal.tools.bench.load.client import LoadOutcome
@@ -24,12 +25,16 @@ OnOutcome = Callable[[LoadOutcome], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadStage:
-    """Load for `seconds`, constant or a ramp from `first` to `last`. Requests in flight at the end are completed."""
+    """Load for `seconds`, constant or a ramp from `first` to `last`, or until `requests` were sent.
+
+    Requests in flight at the end are completed.
+    """
 
     open: bool
     first: float  # requests per second (open loop) or clients (closed loop)
     last: float
     seconds: float
+    requests: int | None = None
 
     @property
     def name(self) -> str:
@@ -39,7 +44,7 @@ class LoadStage:
         return f"{load} client{'' if load == '1' else 's'}"
 
 
-def parse_stages(text: str, *, open: bool, seconds: float) -> list[LoadStage]:
+def parse_stages(text: str, *, open: bool, seconds: float, requests: int | None = None) -> list[LoadStage]:
     """Parse `2`, `1,2,4` (one stage each) or `1..8` (a ramp). Raises InvalidRequest."""
     stages = []
     for part in text.split(","):
@@ -52,7 +57,7 @@ def parse_stages(text: str, *, open: bool, seconds: float) -> list[LoadStage]:
         if not all(0 < each <= 10_000 for each in load) or not whole:
             what = "a rate" if open else "a number of clients"
             raise InvalidRequest(f"{part!r} is not {what}, such as 2, or 1,2,4 for stages, or 1..8 for a ramp")
-        stages.append(LoadStage(open, *load, seconds))
+        stages.append(LoadStage(open, *load, seconds, requests))
     return stages
 
 
@@ -88,7 +93,7 @@ async def _open_loop(
         on_outcome(await send(number, due))
         in_flight -= 1
 
-    for number, at in enumerate(arrival_times(stage, seed)):
+    for number, at in enumerate(islice(arrival_times(stage, seed), stage.requests)):
         await asyncio.sleep(began + at - clock())
         if in_flight < MAX_IN_FLIGHT:
             in_flight += 1
@@ -99,18 +104,18 @@ async def _open_loop(
 
 def _closed_loop(stage: LoadStage, send: SendRequest, on_outcome: OnOutcome, group: asyncio.TaskGroup) -> None:
     clock = asyncio.get_running_loop().time
-    began, count = clock(), round(max(stage.first, stage.last))
-    numbers = iter(range(1 << 62))
+    began, clients = clock(), round(max(stage.first, stage.last))
+    numbers = count(0) if stage.requests is None else iter(range(stage.requests))
 
     async def client(starts: float, stops: float) -> None:
         await asyncio.sleep(starts)
-        while clock() - began < stops:
-            outcome = await send(next(numbers), clock())
+        while clock() - began < stops and (number := next(numbers, None)) is not None:
+            outcome = await send(number, clock())
             on_outcome(outcome)
             if outcome.error is not None:
                 await asyncio.sleep(PAUSE)
 
-    for at in range(count):
+    for at in range(clients):
         group.create_task(client(*_presence(stage, at)))
 
 
