@@ -63,8 +63,8 @@ def _dtype(value: Any) -> Any:
 
 
 def _device(text: str) -> None:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
-        raise InvalidRequest(f"unknown device {text[:64]!r}; use auto, cpu, cuda or cuda:N")
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", text):
+        raise InvalidRequest(f"unknown device {text[:64]!r}; use auto, cpu, cuda, cuda:N or mps")
 
 
 def _weights(text: str) -> None:

@@ -17,7 +17,8 @@ def add_to(app: typer.Typer) -> None:
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Instead: show how many concurrent sequences common GPUs can hold.")
+        bool,
+        typer.Option("--plan", help="Instead: show how many sequences common GPUs hold, and their speed."),
     ] = False,
     compile: Annotated[
         bool, typer.Option("--compile", help="Also test torch.compile; takes up to half a minute.")
@@ -29,19 +30,21 @@ def doctor(
 
     Example: shoal doctor --plan
     """
-    from shoal.cli.tables import print_json, show_plan, show_report
+    from shoal.cli.tables import print_json, show_plan, show_predictions, show_report
     from shoal.tools.doctor import examine
 
     if plan:
         from dataclasses import asdict
 
         from shoal.engine.memory.capacity import capacity_table
+        from shoal.tools.predicted_speed import predicted_table
 
-        holdings = capacity_table()
+        holdings, speeds = capacity_table(), predicted_table()
         if json:
-            print_json({"cards": [asdict(holding) for holding in holdings]})
+            print_json({"cards": [asdict(each) for each in holdings], "predicted": [asdict(each) for each in speeds]})
         else:
             show_plan(holdings)
+            show_predictions(speeds)
         return
     report = examine(compile=compile)
     if json:

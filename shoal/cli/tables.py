@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shoal.checkpoint.inspect import Inspection
     from shoal.engine.memory.capacity import CardCapacity
     from shoal.tools.doctor import DoctorReport
+    from shoal.tools.predicted_speed import PredictedSpeed
 
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "missing": "[red]missing[/]"}
 
@@ -48,6 +49,20 @@ def show_plan(holdings: "Sequence[CardCapacity]") -> None:
     kinds = " / ".join(holdings[0].voices[contexts[0]])
     Console().print(
         f"Concurrent sequences with a {kinds} KV cache, in 90 % of the GPU memory, weights as `--quantize auto`."
+    )
+
+
+def show_predictions(speeds: "Sequence[PredictedSpeed]") -> None:
+    table = Table(
+        "GPU", "model", "weights", "backend", "frame, ms", "RTF", "voices in real time", title="Predicted speed"
+    )
+    for each in speeds:
+        figures = f"{each.frame_ms:.1f}", f"{each.rtf:.3f}", "-" if each.voices is None else str(each.voices)
+        table.add_row(each.card, each.model, each.weights, each.backend, *figures)
+    show_table(table)
+    Console().print(
+        "Predicted from the bytes of a frame and the bandwidth on the data sheet, corrected by what an H200 reached; "
+        "nothing was measured on the other cards. Voices: in real time, within memory, 1,024 tokens each."
     )
 
 

@@ -31,6 +31,11 @@ def codec_bytes(codec: Codec, mode: Mode) -> int:
     return sum(_bytes(module, mode if id(module) in small else "none", 4) for module in codec.modules())
 
 
+def stack_bytes(stack: nn.Module, mode: Mode, dtype: torch.dtype) -> int:
+    """Return the bytes of all weights of a module and its children."""
+    return sum(_bytes(module, mode, dtype.itemsize) for module in stack.modules())
+
+
 def _bytes(module: nn.Module, mode: Mode, itemsize: int) -> int:
     held = [*module.parameters(recurse=False), *module._buffers.values()]
     if mode_of(module) != "none":

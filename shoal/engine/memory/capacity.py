@@ -45,7 +45,7 @@ def capacity_table(cards: tuple[int, ...] = CARDS, models: tuple[str, ...] = MOD
 def card_capacity(card: int, model: str) -> CardCapacity:
     """Return what fits into the default `gpu_memory` of a card, with the weights that `auto` selects."""
     cap = int(SHARE * card * 1e9)
-    skeleton, codec = _skeletons(model)
+    skeleton, codec = skeletons(model)
     modes = choose_modes(AUTO, skeleton, codec, device=GPU, dtype=DTYPE, memory=cap).modes
     size = weight_bytes(skeleton, codec, modes)
     return CardCapacity(
@@ -85,7 +85,7 @@ def _token_bytes(model: DualAR, dtype: torch.dtype) -> int:
 
 
 @cache
-def _skeletons(model: str) -> tuple[DualAR, Codec]:
+def skeletons(model: str) -> tuple[DualAR, Codec]:
     config, sound = SIZES[model]
     with torch.device("meta"):
         return DualAR(config), Codec(sound)

@@ -1,0 +1,130 @@
+"""Speed that common GPUs should reach, predicted from memory bandwidth and from what was measured on an H200.
+
+A frame reads every weight of the slow transformer once and those of the fast one once per codebook. The time of a step
+is the latency of its layers plus these bytes at the fraction of the card's bandwidth that the H200 reached; another
+sequence in the batch adds what it added there, scaled by bandwidth. Both constants follow from the two measured models.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from shoal.engine.memory.capacity import DTYPE, GPU, MODELS, SHARE, card_capacity, skeletons
+from shoal.model.slow import candidate_ids
+from shoal.quantize.modes import WeightModes
+from shoal.quantize.policy import AUTO, choose_modes
+from shoal.quantize.sizes import stack_bytes
+
+CONTEXT = 1024  # tokens per sequence, for the number of sequences that fit into memory
+KERNELS_FROM = (8, 0)  # compute capability
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Data sheet of a GPU."""
+
+    name: str
+    gigabytes: int
+    bandwidth: float  # bytes per second
+    capability: tuple[int, int]
+
+
+H200 = Card("H200", 141, 4.8e12, (9, 0))
+CARDS = (
+    Card("RTX 3060", 12, 360e9, (8, 6)),
+    Card("RTX 4060 Ti", 16, 288e9, (8, 9)),
+    Card("RTX 4090", 24, 1008e9, (8, 9)),
+    Card("L4", 24, 300e9, (8, 9)),
+    Card("T4", 16, 320e9, (7, 5)),
+    Card("A10", 24, 600e9, (8, 6)),
+    Card("A100", 80, 2039e9, (8, 0)),
+    H200,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds on an H200 in bf16: a frame of one sequence, and a step of 64 with its share of the codec."""
+
+    frame: float
+    step_of_64: float
+
+
+# docs/benchmarks.md: 1.06 ms and 610 audio-s/s; 5.23 ms and 239 audio-s/s, at 21.53 frames per second of audio.
+MEASURED = {"s1-mini": Measured(1.06e-3, 64 / (610 * 21.53)), "s2-pro": Measured(5.23e-3, 64 / (239 * 21.53))}
+# A frame of S1-mini in graphs of plain operators, for cards without fused kernels.
+PLAIN_FRAME = 10.8e-3
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedSpeed:
+    """One model on one card. Nothing of it was measured on that card, except on the H200."""
+
+    card: str
+    model: str
+    weights: str
+    backend: str
+    frame_ms: float  # one sequence
+    rtf: float  # one sequence
+    voices: int | None  # in real time, and within memory; not predicted for plain operators
+
+
+def predicted_table() -> list[PredictedSpeed]:
+    return [predict(card, model) for model in MODELS for card in CARDS]
+
+
+def predict(card: Card, model: str) -> PredictedSpeed:
+    skeleton, codec = skeletons(model)
+    memory = int(SHARE * card.gigabytes * 1e9)
+    modes = choose_modes(AUTO, skeleton, codec, device=GPU, dtype=DTYPE, memory=memory).modes
+    frame, kernels = frame_seconds(card, model, modes), card.capability >= KERNELS_FROM
+    duration, measured = 1 / codec.config.frame_rate, MEASURED[model]
+    another = (measured.step_of_64 - measured.frame) / 63 * H200.bandwidth / card.bandwidth
+    real_time = 1 + int((duration - frame) / another) if frame < duration else 0
+    fitting = card_capacity(card.gigabytes, model).voices[CONTEXT]["16-bit"]
+    return PredictedSpeed(
+        card.name,
+        model,
+        str(modes),
+        "graph" if kernels else "plain-graph",
+        round(frame * 1e3, 2),
+        round(frame / duration, 3),
+        min(real_time, fitting) if kernels else None,
+    )
+
+
+def frame_seconds(card: Card, model: str, modes: WeightModes) -> float:
+    """Return the predicted time of a frame of one sequence."""
+    latency, efficiency = fitted()
+    reading = frame_bytes(model, modes) / (efficiency * card.bandwidth)
+    if card.capability >= KERNELS_FROM:
+        return layer_passes(model) * latency + reading
+    plain = PLAIN_FRAME - frame_bytes("s1-mini", WeightModes()) / (efficiency * H200.bandwidth)
+    return plain * layer_passes(model) / layer_passes("s1-mini") + reading
+
+
+@cache
+def fitted() -> tuple[float, float]:
+    """Return seconds per layer pass and the fraction of the bandwidth that explain both measured frames."""
+    (first, one, few), (second, two, many) = (
+        (MEASURED[model].frame, frame_bytes(model, WeightModes()), layer_passes(model)) for model in MODELS
+    )
+    per_byte = (second - first * many / few) / (two - one * many / few)
+    return (first - one * per_byte) / few, 1 / (per_byte * H200.bandwidth)
+
+
+def layer_passes(model: str) -> int:
+    """Return the layers that a frame runs through, those of the fast transformer once per codebook but the first."""
+    config = skeletons(model)[0].config
+    return config.slow.n_layer + (config.num_codebooks - 1) * config.fast.n_layer
+
+
+@cache
+def frame_bytes(model: str, modes: WeightModes) -> int:
+    """Return the bytes of weights that a frame reads."""
+    skeleton, _ = skeletons(model)
+    config = skeleton.config
+    slow = stack_bytes(skeleton.slow.layers, modes.slow, DTYPE)
+    fast = stack_bytes(skeleton.fast.layers, modes.fast, DTYPE)
+    passes = config.num_codebooks - 1
+    heads = len(candidate_ids(config)) * config.slow.dim + passes * config.residual_size * config.fast.dim
+    return slow + passes * fast + heads * DTYPE.itemsize
