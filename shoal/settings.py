@@ -207,6 +207,11 @@ class Settings(BaseSettings):
         description="File of API keys made by `shoal keys`. Unset: `keys.json` in the user's "
         "configuration directory; a running server takes it up when it is created.",
     )
+    ignore_instructions: bool = Field(
+        False,
+        description="Accept `instructions` of OpenAI clients although the model follows none, and name them in the "
+        "X-Ignored-Fields header; otherwise they are refused with 422.",
+    )
     public_voices: bool = Field(
         False,
         description="List the voices and the model at `/v1/audio/voices` and `/v1/audio/models` without an API key, "
@@ -359,6 +364,7 @@ class Settings(BaseSettings):
             port=self.port,
             model=self.model,
             model_aliases=self.model_aliases,
+            ignore_instructions=self.ignore_instructions,
             public_voices=self.public_voices,
             wyoming_port=self.wyoming_port,
             wyoming_host=self.wyoming_host,

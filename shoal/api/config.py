@@ -64,6 +64,7 @@ class ServerConfig:
     metrics: bool = True
     tracing: bool = False
 
+    ignore_instructions: bool = False  # of OpenAI clients, for models that follow none
     public_voices: bool = False  # list voices and models to clients without a key
     wyoming_port: int | None = None  # None: the Wyoming protocol is not served
     wyoming_host: str = "127.0.0.1"

@@ -14,6 +14,7 @@ from shoal.api.output import OutputOptions
 from shoal.api.schemas import OpenAISpeech, ReferenceRecording, SpeechBody
 from shoal.errors import ModelNotFound, TextError
 from shoal.speech import Recording, Sampling, SpeechRequest
+from shoal.text.tokenizer import SPEAKER_TAG
 from shoal.voices.store import VoiceStore
 
 # OpenAI's voice names. Where no stored voice has the name, the model's own voice is used.
@@ -21,6 +22,8 @@ OPENAI_VOICES = frozenset(
     {"alloy", "ash", "ballad", "cedar", "coral", "default", "echo", "fable"}
     | {"marin", "nova", "onyx", "sage", "shimmer", "verse"}
 )
+
+BRACKETS = str.maketrans("[]", "()")  # a direction is in brackets itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +77,37 @@ def fish_request(body: SpeechBody, limits: Limits) -> SpeechRequest:
 async def openai_job(body: OpenAISpeech, engine: EngineHandle, config: ServerConfig, key: Key, id: str) -> SpeechJob:
     """Raises InvalidRequest or a subclass, or ModelNotFound, for a body that cannot be served."""
     check_model(body.model, config)
+    text, ignored = openai_text(body, engine, config)
     request = SpeechRequest(
-        check_length(body.input, config.limits),
+        check_length(text, config.limits),
         voice=await openai_voice(body, engine.voices),
         sampling=sampling_for(body),
         normalize=body.normalize,
         timeout=config.limits.request_seconds,
     )
-    return SpeechJob("openai", request, body.output(), engine, key, id)
+    return SpeechJob("openai", request, body.output(), engine, key, id, ignored=ignored)
+
+
+def openai_text(body: OpenAISpeech, engine: EngineHandle, config: ServerConfig) -> tuple[str, tuple[str, ...]]:
+    """Return the text with its instructions, and the fields without effect. Raises SchemaViolation."""
+    if not body.instructions or not body.instructions.strip():
+        return body.input, ()
+    if engine.text_rules.directions:
+        return with_direction(body.input, body.instructions), ()
+    if config.ignore_instructions:
+        return body.input, ("instructions",)
+    raise wrong_field(
+        "instructions",
+        "this model follows no instructions; leave them out, or start the server with ignore_instructions=true",
+    )
+
+
+def with_direction(text: str, direction: str) -> str:
+    """Return the text with a direction in brackets before it, after the tag of the first speaker if it has one."""
+    words = " ".join(direction.translate(BRACKETS).split())
+    tag = SPEAKER_TAG.match(text)
+    start = tag.end() if tag else 0
+    return f"{text[:start]}[{words}] {text[start:]}"
 
 
 async def openai_voice(body: OpenAISpeech, voices: VoiceStore) -> str | None:

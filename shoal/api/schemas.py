@@ -295,12 +295,6 @@ class VoiceById(Body):
     id: VoiceName
 
 
-def _no_instructions(value: Any) -> Any:
-    if value:
-        raise ValueError("instructions are not supported: these models take their style from the voice and the text")
-    return value
-
-
 class OpenAISpeech(Body):
     """Body of `POST /v1/audio/speech`."""
 
@@ -308,9 +302,12 @@ class OpenAISpeech(Body):
     input: Annotated[str, Field(min_length=1, description="Text to speak.")]
     voice: Annotated[VoiceName | VoiceById, Field(description="Name of a stored voice, or an OpenAI voice name.")]
     instructions: Annotated[
-        Literal[""] | None,
-        BeforeValidator(_no_instructions),
-        Field(description="Not supported: these models take their style from the voice and the text."),
+        str | None,
+        Field(
+            max_length=4_096,
+            description="How to speak. S2 models read it as a direction in brackets before the text; other models "
+            "follow none, and it is refused unless `ignore_instructions` is set.",
+        ),
     ] = None
     response_format: Annotated[
         Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw"],

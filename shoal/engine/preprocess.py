@@ -30,6 +30,7 @@ def text_rules(checkpoint: Checkpoint) -> TextRules:
     return TextRules(
         english_words=profile.normalize,
         phonemes=family.phonemes and _has_phonemes(checkpoint.tokenizer),
+        directions=family.directions,
         splits_dialogue=family.splits_dialogue,
         sentence_turns=profile.sentence_turns,
         chunk_bytes=profile.chunk_bytes,

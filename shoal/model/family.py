@@ -30,6 +30,7 @@ class Family:
     norm_fast_input: bool  # the fast transformer reads the hidden state after the final norm
     tied_embeddings: bool  # the released model has no output matrix of its own
     release_layout: ReleaseLayout
+    directions: bool  # follows free-form directions in brackets, such as [speak slowly]
     control_tokens: tuple[str, ...]  # in vocabulary order, without the brackets; the semantic tokens follow
     sampling: SamplingParams  # defaults of models that store none
 
@@ -66,6 +67,7 @@ S1 = Family(
     norm_fast_input=False,
     tied_embeddings=False,
     release_layout="pickle",
+    directions=False,
     control_tokens=S1_CONTROL_TOKENS,
     sampling=SamplingParams(),
 )
@@ -80,6 +82,7 @@ S2 = Family(
     norm_fast_input=True,
     tied_embeddings=True,
     release_layout="sharded",
+    directions=True,
     control_tokens=S2_CONTROL_TOKENS,
     # Upstream's server fixes top_k at 30 for every request and ignores the penalty.
     sampling=SamplingParams(top_k=30, repetition_penalty=1.0),

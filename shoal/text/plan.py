@@ -33,6 +33,7 @@ class TextRules:
 
     english_words: bool = False  # only English, spelled out in words: numbers and symbols have to be normalized
     phonemes: bool = False  # reads phoneme tags
+    directions: bool = False  # follows free-form directions in brackets
     splits_dialogue: bool = False
     sentence_turns: bool = False
     chunk_bytes: int = 600
