@@ -57,5 +57,5 @@ def test_instructions_are_refused_or_named_as_ignored_by_models_that_follow_none
     lenient = replace(CONFIG, ignore_instructions=True)
     ignored = job(engine, lenient, instructions="Sing.")
     assert (ignored.request.text, ignored.ignored) == ("Hello.", ("instructions",))
-    assert response_headers(ignored)["X-Ignored-Fields"] == "instructions"
+    assert response_headers(ignored, lenient)["X-Ignored-Fields"] == "instructions"
     assert job(engine, lenient).ignored == ()

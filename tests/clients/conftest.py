@@ -9,7 +9,7 @@ from tests.server.conftest import Serving, free_port, start
 
 KEY = "a-key-of-the-tests"
 # `make test` installs what is not in the `dev` extra.
-collect_ignore = [] if find_spec("pipecat") else ["test_pipecat.py"]
+collect_ignore = [] if find_spec("pipecat") else ["test_pipecat.py", "test_pipecat_elevenlabs.py"]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,79 @@
+"""LiveKit's ElevenLabs plugin, which speaks over `multi-stream-input` and `/stream`."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import aiohttp
+import httpx
+from livekit.agents import APIConnectOptions
+from livekit.agents.tts import SynthesizeStream
+from livekit.plugins import elevenlabs
+
+from tests.clients.conftest import KEY
+from tests.server.conftest import Serving
+
+PATIENT = APIConnectOptions(max_retry=0, timeout=60.0)
+T = TypeVar("T")
+
+
+def with_plugin(nano: Serving, use: Callable[[elevenlabs.TTS], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with asyncio.timeout(240), aiohttp.ClientSession() as session:
+            tts = elevenlabs.TTS(voice_id="gb_f", api_key=KEY, base_url=f"{nano.url}/v1", http_session=session)
+            try:
+                return await use(tts)
+            finally:
+                await tts.aclose()
+
+    return asyncio.run(run())
+
+
+async def speak(tts: elevenlabs.TTS, text: str) -> tuple[float, SynthesizeStream]:
+    """Return the seconds of audio of a reply, and its stream."""
+    async with tts.stream(conn_options=PATIENT) as stream:
+        for word in text.split(" "):
+            stream.push_text(f"{word} ")
+        stream.end_input()
+        return sum([event.frame.duration async for event in stream]), stream
+
+
+def test_a_text_is_synthesized(nano: Serving) -> None:
+    async def use(tts: elevenlabs.TTS) -> float:
+        return (await tts.synthesize("Good morning.", conn_options=PATIENT).collect()).duration
+
+    assert 0.4 < with_plugin(nano, use) < 3.0
+
+
+def test_replies_use_one_connection_and_can_be_interrupted(nano: Serving) -> None:
+    async def use(tts: elevenlabs.TTS) -> tuple[list[float], list[bool]]:
+        first, one = await speak(tts, "Good morning. The tide is coming in.")
+        stream = tts.stream(conn_options=PATIENT)
+        stream.push_text("One sentence follows another. " * 3)
+        await anext(aiter(stream))
+        await stream.aclose()
+        last, other = await speak(tts, "It is going out.")
+        return [first, last], [one._connection_reused, other._connection_reused]
+
+    seconds, reused = with_plugin(nano, use)
+    assert 1.0 < seconds[0] < 6.0
+    assert 0.4 < seconds[1] < 3.0
+    assert reused == [False, True]
+    assert settled(nano)
+
+
+def test_the_voices_are_listed(nano: Serving) -> None:
+    voices = with_plugin(nano, lambda tts: tts.list_voices())
+    assert {"gb_f", "rms"} <= {voice.id for voice in voices}
+
+
+def settled(nano: Serving) -> bool:
+    """Wait until no request is in flight."""
+    with httpx.Client(trust_env=False, headers={"authorization": f"Bearer {KEY}"}) as http:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if "\nshoal_requests_in_flight 0.0" in http.get(f"{nano.url}/metrics").text:
+                return True
+            time.sleep(0.05)
+    return False
