@@ -71,9 +71,8 @@ class SlotPast:
         self.frames_seen[self._rows] += self._frames if self._lengths is None else self._lengths
 
     def reset(self, rows: Tensor) -> None:
-        self.frames_seen[rows] = 0
-        for buffer in self.buffers:
-            buffer[rows] = 0
+        for state in (self.frames_seen, *self.buffers):
+            state.index_fill_(0, rows, 0)
 
     def join(self, x: Tensor, steps: int) -> Tensor:
         if steps == 0:

@@ -2,13 +2,16 @@
 
 Compiles the matrix products that need the most shared memory for every target, or with `--full` all kernels of S1-mini,
 S2-Pro and the codec at every bucket and prompt size for the given targets (many minutes each). Prints one JSON line per
-target with the number of variants, the largest shared memory in bytes, and the variants above the
-limit; exits with 1 if there are any. A compile error aborts.
+target with the number of variants, the largest shared memory and the most spilled registers in bytes, and the variants
+above a limit; exits with 1 if there are any. A compile error aborts.
 """
 
 import argparse
 import json
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -36,7 +39,9 @@ from tests.kernels.hopper import RaisingCompileMode, frames
 
 # Opt-in shared memory per block in bytes, by compute capability.
 LIMITS = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-SUBSET = (80, 86, 89, 90, 120)
+SUBSET = (80, 86, 89, 90, 100, 120)
+# Registers that a variant may spill to local memory, in bytes per thread.
+MAX_SPILLS = 512
 
 
 class OfflineDriver:
@@ -101,13 +106,24 @@ def compile_for(arch: int, workloads: Iterator[Workload]) -> dict[str, object]:
             module.shared_memory_limit = lambda device: LIMITS[arch]
     compile_ahead(workloads)
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
-    shared = [
-        (name, variant.metadata.shared)
+    variants = [
+        (name, variant.metadata.shared, spilled_bytes(variant.asm["cubin"]))
         for name, each in kernels.items()
         for variant in each.function.device_caches[arch][0].values()
     ]
-    over = [each for each in shared if each[1] > LIMITS[arch]]
-    return {"arch": arch, "variants": len(shared), "largest": max(size for _, size in shared), "over": over}
+    over = [each for each in variants if each[1] > LIMITS[arch] or each[2] > MAX_SPILLS]
+    _, shared, spills = (max(column) for column in zip(*variants, strict=True))
+    return {"arch": arch, "variants": len(variants), "largest": shared, "spills": spills, "over": over}
+
+
+def spilled_bytes(cubin: bytes) -> int:
+    """Return the local memory per thread of a kernel, which its registers spill to."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    return max(int(stack) for stack in re.findall(r"STACK:(\d+)", usage.stdout))
 
 
 def predictions(arch: int) -> dict[str, str | None]:
