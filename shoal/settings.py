@@ -118,6 +118,9 @@ class Settings(BaseSettings):
         "`slow=int8,fast=fp8,codec=int8`.",
     )
     codec: Path | None = Field(None, description="Codec file or directory, for models that come without a codec.")
+    lexicon: Path | None = Field(
+        None, description="File with readings of words, for all requests: a table or a W3C PLS document."
+    )
     voices: Path | None = Field(
         None, description="Directory of stored voices. Unset: `voices` in the user's data directory."
     )
@@ -353,7 +356,9 @@ class Settings(BaseSettings):
             cached_voices=self.cached_voices,
             reference_seconds=self.reference_seconds,
         )
-        return EngineSource(self.model, self.device, self.dtype, self.codec, self.voice_directory(), config)
+        return EngineSource(
+            self.model, self.device, self.dtype, self.codec, self.voice_directory(), config, self.lexicon
+        )
 
     def voice_directory(self) -> Path:
         return self.voices or voice_directory()

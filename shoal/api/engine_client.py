@@ -13,6 +13,7 @@ from shoal.engine.process.messages import Backends, ModelInfo
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
+from shoal.text.lexicon import Lexicon, read_lexicon
 from shoal.text.plan import TextRules
 from shoal.text.prompt import Codes
 from shoal.voices.store import VoiceStore
@@ -58,6 +59,7 @@ class EngineHandle:
     frame_rate: float  # frames per second
     backends: Callable[[], Backends] = Backends  # in use at this moment
     text_rules: TextRules = DEFAULT_RULES
+    lexicon: Lexicon | None = None
 
 
 def load_engine(source: EngineSource, voices: Path) -> EngineHandle:
@@ -76,7 +78,8 @@ def engine_handle(service: SpeechService, info: ModelInfo, source: EngineSource,
     """Return the handle of a running engine, with the voice store at `voices`."""
     limits = voice_limits(source.config.reference_seconds, info.prompt_seconds)
     store = VoiceStore(voices, info.builtin_voices, sample_rate=info.sample_rate, limits=limits)
-    return EngineHandle(service, store, info.frame_rate, lambda: info.backends, info.text_rules)
+    lexicon = None if source.lexicon is None else read_lexicon(source.lexicon)
+    return EngineHandle(service, store, info.frame_rate, lambda: info.backends, info.text_rules, lexicon)
 
 
 class EngineLifecycle:

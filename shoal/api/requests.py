@@ -1,10 +1,12 @@
 """Turn validated bodies into jobs for the engine. A field means the same in every API."""
 
 import asyncio
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
+from urllib.parse import quote
 
 from shoal.api.config import Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle
@@ -13,9 +15,13 @@ from shoal.api.keys import Key
 from shoal.api.output import OutputOptions
 from shoal.api.schemas import OpenAISpeech, ReferenceRecording, SpeechBody
 from shoal.errors import ModelNotFound, TextError
-from shoal.speech import Recording, Sampling, SpeechRequest
+from shoal.speech import Pronunciation, Recording, Sampling, SpeechRequest
+from shoal.text.lexicon import pronunciation
+from shoal.text.plan import TextPlan, plan_text
 from shoal.text.tokenizer import SPEAKER_TAG
 from shoal.voices.store import VoiceStore
+
+SPOKEN_TEXT_BYTES = 4_000  # of the X-Spoken-Text header; /v1/text returns a whole text
 
 # OpenAI's voice names. Where no stored voice has the name, the model's own voice is used.
 OPENAI_VOICES = frozenset(
@@ -37,6 +43,7 @@ class SpeechJob:
     key: Key
     id: str
     ignored: tuple[str, ...] = ()  # request fields that were accepted without effect
+    show_text: bool = False  # return the text as the model reads it in a header
 
     @property
     def stream(self) -> bool:
@@ -55,7 +62,8 @@ def fish_job(
 ) -> SpeechJob:
     """Raises InvalidRequest or a subclass for a body that cannot be served."""
     request = replace(fish_request(body, limits), first_chunk_frames=body.first_chunk_frames(engine.frame_rate))
-    return SpeechJob(api, request, body.output(), engine, key, id, ignored=(*ignored, *body.ignored()))
+    ignored = (*ignored, *body.ignored())
+    return SpeechJob(api, request, body.output(), engine, key, id, ignored=ignored, show_text=body.show_text)
 
 
 def fish_request(body: SpeechBody, limits: Limits) -> SpeechRequest:
@@ -67,7 +75,10 @@ def fish_request(body: SpeechBody, limits: Limits) -> SpeechRequest:
         recordings=() if names else recordings(body.references, limits),
         sampling=sampling_for(body),
         chunk_bytes=body.chunk_length,
-        normalize=body.normalize,
+        normalize=body.normalize is not False,
+        language=language_of(body),
+        ssml=body.ssml,
+        lexicon=request_lexicon(body),
         timeout=limits.request_seconds,
         whole=not body.streams,
         carry_turns=body.condition_on_previous_chunks,
@@ -82,10 +93,13 @@ async def openai_job(body: OpenAISpeech, engine: EngineHandle, config: ServerCon
         check_length(text, config.limits),
         voice=await openai_voice(body, engine.voices),
         sampling=sampling_for(body),
-        normalize=body.normalize,
+        normalize=body.normalize is not False,
+        language=language_of(body),
+        ssml=body.ssml,
+        lexicon=request_lexicon(body),
         timeout=config.limits.request_seconds,
     )
-    return SpeechJob("openai", request, body.output(), engine, key, id, ignored=ignored)
+    return SpeechJob("openai", request, body.output(), engine, key, id, ignored=ignored, show_text=body.show_text)
 
 
 def openai_text(body: OpenAISpeech, engine: EngineHandle, config: ServerConfig) -> tuple[str, tuple[str, ...]]:
@@ -119,6 +133,42 @@ async def stored_voice(name: str, voices: VoiceStore) -> str | None:
     if name not in OPENAI_VOICES:
         return name
     return name if await asyncio.to_thread(voices.exists, name) else None
+
+
+class TextFields(Protocol):
+    """Fields of speech bodies that say how the text is read."""
+
+    normalize: bool | Literal["en"]
+    lexicon: dict[str, str]
+
+
+def language_of(body: TextFields) -> str | None:
+    return body.normalize if isinstance(body.normalize, str) else None
+
+
+def request_lexicon(body: TextFields) -> tuple[Pronunciation, ...]:
+    """Raises SchemaViolation for an entry that is not one, and for a lexicon of a text that is passed unchanged."""
+    if body.lexicon and body.normalize is False:
+        raise wrong_field("lexicon", "normalize: false passes the text unchanged; leave one of them out")
+    try:
+        return tuple(pronunciation(written, reading) for written, reading in body.lexicon.items())
+    except TextError as problem:
+        raise wrong_field("lexicon", str(problem)) from None
+
+
+def text_plan(request: SpeechRequest, engine: EngineHandle) -> TextPlan:
+    """Return what the model reads for a request. CPU-bound: run it in a thread. Raises TextError."""
+    return plan_text(request, engine.text_rules, lexicon=engine.lexicon)
+
+
+def spoken_text_header(request: SpeechRequest, engine: EngineHandle) -> str:
+    """Return the text as the model reads it, percent-encoded UTF-8, cut to what clients accept in a header."""
+    encoded = ""
+    for word in re.findall(r"\s*\S+", text_plan(request, engine).text):
+        if len(encoded) + len(part := quote(word)) > SPOKEN_TEXT_BYTES:
+            return encoded + quote(" …")
+        encoded += part
+    return encoded
 
 
 def response_headers(job: SpeechJob, config: ServerConfig) -> dict[str, str]:

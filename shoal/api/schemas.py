@@ -73,6 +73,25 @@ RepetitionPenalty = Annotated[float, Field(ge=0.9, le=2)]
 TopK = Annotated[Integer, Field(ge=0, le=100_000)]
 MaxFrames = Annotated[Integer, Field(ge=0, le=100_000)]
 SampleRate = Annotated[Integer, Field(ge=8_000, le=192_000)]
+Normalize = Annotated[
+    bool | Literal["en"],
+    Field(
+        description="true: read markup, and spell out what the model needs; false: pass the text unchanged; "
+        "a language: also spell out numbers and symbols in it, for models that read many languages."
+    ),
+]
+Ssml = Annotated[bool | None, Field(description="Whether the text is SSML. Default: if it begins with `<speak>`.")]
+RequestLexicon = Annotated[
+    dict[str, str],
+    Field(
+        default_factory=dict,
+        max_length=100,
+        description="Readings of words: a respelling, or phonemes in slashes (`/JH IH1 F/`, Arpabet or IPA).",
+    ),
+]
+ShowText = Annotated[
+    bool, Field(description="Return the text as the model reads it, percent-encoded, in the X-Spoken-Text header.")
+]
 
 
 MAX_SPEAKERS = 16
@@ -187,9 +206,10 @@ class SpeechBody(Body):
         Literal["on", "off"],
         Field(description="Accepted for compatibility: encoded references are always cached by content."),
     ] = "off"
-    normalize: Annotated[
-        bool, Field(description="Normalise numbers and symbols for the model; false passes the text through unchanged.")
-    ] = True
+    normalize: Normalize = True
+    ssml: Ssml = None
+    lexicon: RequestLexicon
+    show_text: ShowText = False
     latency: Annotated[
         Literal["low", "balanced", "normal"] | None,
         Field(
@@ -283,7 +303,7 @@ def form_fields(form: Form) -> dict[str, Any]:
     if len(audios) != len(texts):
         raise wrong_field("reference_text", f"{len(audios)} recordings have {len(texts)} texts; send one text for each")
     content: dict[str, Any] = {name: text_part(form, name) for name in form}
-    for name in ("references", "prosody", "features"):
+    for name in ("references", "prosody", "features", "lexicon"):
         if name in content:
             content[name] = parse_json(content[name])
     if audios:
@@ -329,9 +349,10 @@ class OpenAISpeech(Body):
     top_k: Annotated[TopK | None, Field(description="Extension: sample from the K likeliest tokens; 0: all.")] = None
     repetition_penalty: Annotated[RepetitionPenalty | None, Field(description="Extension: repetition penalty.")] = None
     max_new_tokens: Annotated[MaxFrames | None, Field(description="Extension: maximum frames per turn.")] = None
-    normalize: Annotated[
-        bool, Field(description="Extension: normalise numbers and symbols for the model, as in /v1/tts.")
-    ] = True
+    normalize: Normalize = True
+    ssml: Ssml = None
+    lexicon: RequestLexicon
+    show_text: ShowText = False
 
     def output(self) -> OutputOptions:
         rate = self.sample_rate or (PCM_RATE if self.response_format == "pcm" else None)

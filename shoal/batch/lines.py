@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from shoal.api.exceptions import SchemaViolation
 from shoal.api.parsing import parse_json, validated
+from shoal.api.requests import request_lexicon
 from shoal.api.schemas import SpeechBody, VoiceName
 from shoal.errors import InvalidRequest, ShoalError
 
@@ -63,6 +64,7 @@ class LineDefaults:
 
     model: str
     fields: dict[str, Any] = field(default_factory=dict)
+    lexicon: str = ""  # hash of the lexicon file of the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,10 @@ def parse_line(raw: bytes, defaults: LineDefaults) -> tuple[LineBody, str]:
     content = _with_defaults(content, defaults.fields)
     body = validated(LineBody, content)
     body.output()  # raises for settings that the audio format does not support
+    request_lexicon(body)  # raises for an entry that is not one
     fields = json.dumps(content, ensure_ascii=False, sort_keys=True)
-    return body, blake2b(f"{defaults.model}\0{fields}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    hashed = "\0".join(filter(None, (defaults.model, fields, defaults.lexicon)))
+    return body, blake2b(hashed.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def default_name(number: int) -> str:

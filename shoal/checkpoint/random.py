@@ -88,11 +88,7 @@ def random_checkpoint(
     size: str, *, seed: int = 0, dtype: torch.dtype | None = None, device: str = "cpu", encoder: bool = True
 ) -> Checkpoint:
     """Return a model of a named size whose weights depend only on the seed and the device. Raises ModelNotFound."""
-    if size not in SIZES:
-        raise ModelNotFound(
-            f"random:{size}: unknown size, expected one of {', '.join(RANDOM_PREFIX + name for name in SIZES)}"
-        )
-    model_config, codec_config = SIZES[size]
+    model_config, codec_config = _configs(size)
     with init_empty_weights():
         model, codec = DualAR(model_config), Codec(codec_config, encoder=encoder)
     generator = torch.Generator(device).manual_seed(seed)
@@ -105,6 +101,19 @@ def random_checkpoint(
         tokenizer=synthetic_tokenizer(model_config),
         profile=default_profile(model_config.family),
     )
+
+
+def random_family(size: str) -> Family:
+    """Return the family of the models of a named size. Raises ModelNotFound."""
+    return _configs(size)[0].family
+
+
+def _configs(size: str) -> tuple[DualARConfig, CodecConfig]:
+    if size not in SIZES:
+        raise ModelNotFound(
+            f"random:{size}: unknown size, expected one of {', '.join(RANDOM_PREFIX + name for name in SIZES)}"
+        )
+    return SIZES[size]
 
 
 @torch.no_grad()

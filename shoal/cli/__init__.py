@@ -17,6 +17,7 @@ from shoal.cli import (
     cluster,
     deploy,
     doctor,
+    lexicon,
     load,
     models,
     profile,
@@ -45,7 +46,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # This is the order of the groups in the help: the most common commands come first.
-for module in (speak, voices, batch, serve, cluster, deploy, models, bench, load, simulate, report, profile, doctor):
+for module in (
+    speak,
+    voices,
+    lexicon,
+    batch,
+    serve,
+    cluster,
+    deploy,
+    models,
+    bench,
+    load,
+    simulate,
+    report,
+    profile,
+    doctor,
+):
     module.add_to(app)
 
 

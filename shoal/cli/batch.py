@@ -1,12 +1,13 @@
 """`shoal batch`: speak every line of a file."""
 
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.flags import Codec, Json, Quiet
+from shoal.cli.flags import Codec, Json, Lexicon, Quiet
 from shoal.cli.serve import Device, File, Model, Set, Slots, resolve_settings, server_extra
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def batch(
     codec: Codec = None,
     device: Device = None,
     slots: Slots = None,
+    lexicon: Lexicon = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="Distribute the lines over several engines with Ray Data.")
     ] = False,
@@ -62,7 +64,8 @@ def batch(
 
     Example: shoal batch lines.jsonl -o speech/ --model random:tiny
     """
-    settings = resolve_settings({"model": model, "codec": codec, "device": device, "slots": slots}, file, set).settings
+    flags = {"model": model, "codec": codec, "device": device, "slots": slots, "lexicon": lexicon}
+    settings = resolve_settings(flags, file, set).settings
     with server_extra():
         from shoal.batch.lines import InputFile, LineDefaults
         from shoal.batch.manifest import Manifest
@@ -72,7 +75,10 @@ def batch(
     from shoal.cli.tables import print_json
 
     fields = {name: value for name, value in (("voice", voice), ("format", format)) if value is not None}
-    source, progress = InputFile(lines, LineDefaults(settings.model, fields)), BatchProgress(shown=not quiet)
+    source, progress = (
+        InputFile(lines, LineDefaults(settings.model, fields, _hash(settings.lexicon))),
+        BatchProgress(shown=not quiet),
+    )
     with Manifest.opened(output) as manifest:
         found = plan_batch(source, manifest)
         progress.add_plan(found)
@@ -86,6 +92,16 @@ def batch(
         progress.print_summary(output)
     if progress.failed:
         raise typer.Exit(1)
+
+
+def _hash(lexicon: Path | None) -> str:
+    """Return the hash of the lexicon: lines are spoken again when it has changed. Raises InvalidRequest."""
+    if lexicon is None:
+        return ""
+    from shoal.text.lexicon import read_lexicon
+
+    read_lexicon(lexicon)
+    return sha256(lexicon.read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ Codec = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:INDEX.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Lexicon = Annotated[
+    Path | None,
+    typer.Option("--lexicon", help="File with readings of words: a table (word = reading) or a W3C PLS document."),
+]
 Quantize = Annotated[
     str | None,
     typer.Option(

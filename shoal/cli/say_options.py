@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from shoal.errors import InvalidRequest, TextError
 
 if TYPE_CHECKING:
-    from shoal.speech import Recording, Sampling, SpeechRequest
+    from shoal.speech import Recording, SpeechRequest
 
 STDIN = "-"
 STDOUT = Path("-")
@@ -68,11 +68,11 @@ class VoiceOption:
     name: str | None = None
     recording: "Recording | None" = None
 
-    def request(self, text: str, sampling: "Sampling") -> "SpeechRequest":
+    def request(self, text: str) -> "SpeechRequest":
         from shoal.speech import SpeechRequest
 
         recordings = () if self.recording is None else (self.recording,)
-        return SpeechRequest(text, voice=self.name, recordings=recordings, sampling=sampling)
+        return SpeechRequest(text, voice=self.name, recordings=recordings)
 
 
 def parse_voice(voice: str | None, transcript: str | None) -> VoiceOption:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.completion import complete_model
-from shoal.cli.flags import Codec, Json, Quantize
+from shoal.cli.flags import Codec, Json, Lexicon, Quantize
 from shoal.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def serve(
     kv_dtype: KvDtype = None,
     gpu_memory: GpuMemory = None,
     insecure: Insecure = None,
+    lexicon: Lexicon = None,
     file: File = None,
     set: Set = None,
 ) -> None:
@@ -86,7 +87,7 @@ def serve(
     """
     flags = {"model": model, "codec": codec, "device": device, "host": host, "port": port, "slots": slots}
     flags |= {"quantize": quantize, "kv_dtype": kv_dtype, "gpu_memory": gpu_memory, "insecure": insecure}
-    flags |= {"wyoming_port": wyoming}
+    flags |= {"wyoming_port": wyoming, "lexicon": lexicon}
     origin = resolve_settings(flags, file, set)
     with server_extra():
         from shoal.server.logging import set_up_logging

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.completion import complete_model, complete_voice
-from shoal.cli.flags import Codec, Device, Json, Quantize, Quiet
+from shoal.cli.flags import Codec, Device, Json, Lexicon, Quantize, Quiet
 from shoal.cli.say_options import check_output, parse_voice, read_text_option, sampling_overrides
+from shoal.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shoal.audio.pcm import Samples
@@ -83,6 +84,14 @@ def say(
         typer.Option(help="Maximum frames per turn (about a sentence); 0 is as many as the context holds."),
     ] = None,
     as_written: AsWritten = False,
+    ssml: Annotated[
+        bool | None,
+        typer.Option("--ssml/--no-ssml", help="Whether the text is SSML. Default: if it begins with <speak>."),
+    ] = None,
+    lexicon: Lexicon = None,
+    show_text: Annotated[
+        bool, typer.Option("--show-text", help="Print the text as the model reads it, and do not speak.")
+    ] = False,
     format: Annotated[
         str | None,
         typer.Option(
@@ -115,6 +124,11 @@ def say(
         repetition=repetition,
         max_frames=max_frames,
     )
+    if lexicon is not None and as_written:
+        raise InvalidRequest("--lexicon changes the text and --as-written does not: use one of them")
+    if show_text:
+        _show_text(replace(speaker.request(content), normalize=not as_written, ssml=ssml), model, lexicon, json=json)
+        return
     check_output(output, format, json=json)
     if model == "nano" and speaker.recording is not None:
         typer.echo("note: nano barely clones voices; use its built-in voices, or s1-mini or s2-pro to clone", err=True)
@@ -123,9 +137,10 @@ def say(
     from shoal.cli.speech_progress import SpeechProgress
     from shoal.cli.tables import print_json
 
-    with SpeechProgress(shown=not quiet) as progress, _engine(model, codec, device, dtype, quantize) as engine:
+    with SpeechProgress(shown=not quiet) as progress, _engine(model, codec, device, dtype, quantize, lexicon) as engine:
         sampling = replace(engine.service.default_sampling, **overrides)
-        _speak(engine, replace(speaker.request(content, sampling), normalize=not as_written), sinks, progress)
+        request = replace(speaker.request(content), sampling=sampling, normalize=not as_written, ssml=ssml)
+        _speak(engine, request, sinks, progress)
     if json:
         print_json({**sinks.as_json(), "model": model, "seed": sampling.seed, **progress.as_json()})
     elif not quiet:
@@ -161,12 +176,30 @@ class AudioSinks:
         return str(self.output) if self.output is not None else self.player.name if self.player is not None else ""
 
 
-def _engine(model: str, codec: Path | None, device: str, dtype: str | None, quantize: str | None) -> "Engine":
+def _show_text(request: "SpeechRequest", model: str, lexicon: Path | None, *, json: bool) -> None:
+    """Print the turns of a text, one per line. Reads the model's configuration, not its weights."""
+    from dataclasses import asdict
+
+    from shoal.checkpoint.text_rules import model_text_rules
+    from shoal.cli.tables import print_json
+    from shoal.text.lexicon import read_lexicon
+    from shoal.text.plan import plan_text
+
+    plan = plan_text(request, model_text_rules(model), lexicon=None if lexicon is None else read_lexicon(lexicon))
+    if json:
+        print_json({"text": plan.text, **asdict(plan)})
+    else:
+        typer.echo("\n".join(plan.lines()))
+
+
+def _engine(
+    model: str, codec: Path | None, device: str, dtype: str | None, quantize: str | None, lexicon: Path | None
+) -> "Engine":
     from shoal import load
     from shoal.config import EngineConfig
 
     config = EngineConfig(quantize=quantize or EngineConfig.quantize)
-    return load(model, device=device, dtype=dtype, codec=codec, config=config)
+    return load(model, device=device, dtype=dtype, codec=codec, config=config, lexicon=lexicon)
 
 
 def _speak(engine: "Engine", request: "SpeechRequest", sinks: AudioSinks, progress: "SpeechProgress") -> None:

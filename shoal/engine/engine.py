@@ -11,6 +11,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.service import Service
 from shoal.errors import InvalidRequest
 from shoal.speech import AudioChunk, Sampling, Speech, SpeechRequest
+from shoal.text.lexicon import Lexicon
 from shoal.voices.cache import VoiceCache
 from shoal.voices.voice import Voice
 
@@ -21,8 +22,8 @@ class Engine:
     A voice is the name of a stored voice, a `Voice`, or None for the model's default.
     """
 
-    def __init__(self, core: EngineCore, voices: VoiceCache) -> None:
-        self.service = Service(core, voices)
+    def __init__(self, core: EngineCore, voices: VoiceCache, lexicon: Lexicon | None = None) -> None:
+        self.service = Service(core, voices, lexicon)
 
     @property
     def sample_rate(self) -> int:

@@ -23,6 +23,7 @@ from shoal.model.dual_ar import DualAR
 from shoal.model.linear import to_column_major
 from shoal.quantize.modes import WeightModes
 from shoal.quantize.policy import check_requested, choose_modes
+from shoal.text.lexicon import Lexicon, read_lexicon
 from shoal.voices.cache import VoiceCache
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.store import VoiceStore, voice_directory
@@ -41,6 +42,7 @@ def load(
     codec: str | Path | None = None,
     voices: str | Path | None = None,
     config: EngineConfig | None = None,
+    lexicon: str | Path | None = None,
     warm: bool = False,
 ) -> Engine:
     """Load a model by name or directory and return an engine. Close the engine, or use it in a `with`.
@@ -48,11 +50,13 @@ def load(
     `dtype` defaults to bfloat16 on a GPU (float16 before compute capability 8.0) and float32 on a CPU;
     `config.quantize` selects the weight quantization.
     `codec` is the codec of models that come without one. `voices` is the directory of stored voices, in addition to
-    the model's built-in ones. `warm` runs one-time work before returning and loads stored voices in the background.
+    the model's built-in ones, `lexicon` a file with readings of words. `warm` runs one-time work before returning and
+    loads stored voices in the background.
     """
     device, config = choose_device(device), config or EngineConfig()
     try:
-        return _load(model, device, dtype, codec, voices, config, warm=warm)
+        words = None if lexicon is None else read_lexicon(Path(lexicon))
+        return _load(model, device, dtype, codec, voices, config, words, warm=warm)
     except torch.OutOfMemoryError as error:
         raise InvalidRequest(
             f"{model} does not fit into the free memory of {device}: lower slots, quantize "
@@ -67,6 +71,7 @@ def _load(
     codec: str | Path | None,
     voices: str | Path | None,
     config: EngineConfig,
+    lexicon: Lexicon | None,
     *,
     warm: bool,
 ) -> Engine:
@@ -90,7 +95,7 @@ def _load(
         cache.warm()
     if (slow := slow_backends(core)) is not None:
         logger.warning("%s", slow)
-    return Engine(core, cache)
+    return Engine(core, cache, lexicon)
 
 
 def slow_backends(core: EngineCore) -> str | None:
@@ -128,6 +133,7 @@ def load_service(source: EngineSource) -> Service:
         codec=source.codec,
         voices=source.voices,
         config=source.config,
+        lexicon=source.lexicon,
         warm=True,
     ).service
 

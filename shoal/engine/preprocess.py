@@ -7,35 +7,21 @@ import numpy as np
 
 from shoal.audio.guard import shortest_seconds
 from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.text_rules import checkpoint_text_rules
 from shoal.engine.sequence import Tokens
 from shoal.engine.utterance import Turn
-from shoal.errors import CheckpointError
 from shoal.speech import SpeechRequest, SpokenTurn
-from shoal.text import phonemes
-from shoal.text.plan import TextPlan, TextRules, TurnText, plan_text
+from shoal.text.lexicon import Lexicon
+from shoal.text.plan import TextPlan, TurnText, plan_text
 from shoal.text.prompt import PROMPT_BUILDERS, Grid, GridBuilder, PromptBuilder, join
-from shoal.text.tokenizer import Tokenizer
 from shoal.voices.voice import Voice
 
 Voices = Mapping[str | None, Voice | None]  # by name; None is the voice of the request
 
 
-def plan_request(request: SpeechRequest, checkpoint: Checkpoint) -> TextPlan:
+def plan_request(request: SpeechRequest, checkpoint: Checkpoint, lexicon: Lexicon | None = None) -> TextPlan:
     """Return what the model reads for a request. Raises TextError if the text cannot be spoken."""
-    return plan_text(request, text_rules(checkpoint), checkpoint.tokenizer.check_text)
-
-
-def text_rules(checkpoint: Checkpoint) -> TextRules:
-    profile, family = checkpoint.profile, checkpoint.model.config.family
-    return TextRules(
-        english_words=profile.normalize,
-        phonemes=family.phonemes and _has_phonemes(checkpoint.tokenizer),
-        directions=family.directions,
-        splits_dialogue=family.splits_dialogue,
-        sentence_turns=profile.sentence_turns,
-        chunk_bytes=profile.chunk_bytes,
-        max_characters=profile.max_characters,
-    )
+    return plan_text(request, checkpoint_text_rules(checkpoint), checkpoint.tokenizer.check_text, lexicon)
 
 
 def build_turns(
@@ -109,7 +95,9 @@ def _context_grid(prompts: PromptBuilder, context: Sequence[SpokenTurn]) -> Grid
 
 def prompt_builder(checkpoint: Checkpoint) -> PromptBuilder:
     config = checkpoint.model.config
-    tokens = GridBuilder(checkpoint.tokenizer, config.num_codebooks, phonemes=text_rules(checkpoint).phonemes)
+    tokens = GridBuilder(
+        checkpoint.tokenizer, config.num_codebooks, phonemes=checkpoint_text_rules(checkpoint).phonemes
+    )
     return PROMPT_BUILDERS[config.family.prompt_format](tokens)
 
 
@@ -133,13 +121,6 @@ def _turn(
         delivery=turn.delivery,
         silence_after=round(turn.pause_after * codec.sample_rate),
     )
-
-
-def _has_phonemes(tokenizer: Tokenizer) -> bool:
-    try:
-        return all(tokenizer.token_id(each) >= 0 for each in (phonemes.START, phonemes.END))
-    except CheckpointError:
-        return False
 
 
 def _tokens(grid: Grid) -> Tokens:

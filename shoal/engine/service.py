@@ -18,15 +18,17 @@ import torch
 
 from shoal.audio.decode import read_audio
 from shoal.audio.tempo import check_tempo
+from shoal.checkpoint.text_rules import checkpoint_text_rules
 from shoal.engine.core import EngineCore
 from shoal.engine.device_health import device_problem
 from shoal.engine.memory.stats import memory_stats
-from shoal.engine.preprocess import continue_context, plan_request, plan_turns, text_rules
+from shoal.engine.preprocess import continue_context, plan_request, plan_turns
 from shoal.engine.process.messages import Backends, ModelInfo
 from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Utterance
 from shoal.errors import DeadlineExceeded, InvalidRequest
 from shoal.speech import AudioChunk, Recording, Samples, Sampling, SamplingParams, SpeechRequest
+from shoal.text.lexicon import Lexicon
 from shoal.text.plan import TextPlan
 from shoal.text.prompt import Codes, check_codes
 from shoal.voices.cache import DialogueSource, VoiceCache, VoiceLookup, VoiceSource
@@ -39,8 +41,8 @@ logger = logging.getLogger(__name__)
 class Service:
     """Engine in this process, with the interface that servers and `Engine` use. Thread-safe."""
 
-    def __init__(self, core: EngineCore, voices: VoiceCache) -> None:
-        self.core, self.voices = core, voices
+    def __init__(self, core: EngineCore, voices: VoiceCache, lexicon: Lexicon | None = None) -> None:
+        self.core, self.voices, self.lexicon = core, voices, lexicon
         self.thread = EngineThread(core)
         self._encoder = CodecEncoder(core.checkpoint.codec, max_seconds=core.config.reference_seconds)
         # One thread: the memory profile reserves room for encoding one piece of one recording.
@@ -80,7 +82,7 @@ class Service:
             device=str(checkpoint.model.device),
             backends=self.backends,
             builtin_voices=checkpoint.builtin_voices,
-            text_rules=text_rules(checkpoint),
+            text_rules=checkpoint_text_rules(checkpoint),
             prompt_seconds=checkpoint.prompt_seconds,
         )
 
@@ -135,7 +137,7 @@ class Service:
 
         Raises TextError if the text cannot be spoken.
         """
-        plan = self._plan(request)
+        plan = self.plan(request)
         draft = RequestDraft(plan, {None: voice})
         for name in plan.voices:
             draft.voices[name] = self.voices.resolve_blocking(name)
@@ -145,7 +147,7 @@ class Service:
         self, request: SpeechRequest, voice: Voice | None, deadline: float | None
     ) -> "Utterance | RequestDraft":
         """Return the utterance, or a draft with the voices that are not in memory and have to be awaited first."""
-        draft = RequestDraft(self._plan(request), {None: voice})
+        draft = RequestDraft(self.plan(request), {None: voice})
         source = self._voice_source(request)
         wanted: dict[str | None, VoiceSource] = {name: name for name in draft.plan.voices}
         if voice is None and source is not None:
@@ -157,8 +159,9 @@ class Service:
                 draft.missing[name] = lookup
         return draft if draft.missing else self._build(request, draft, deadline)
 
-    def _plan(self, request: SpeechRequest) -> TextPlan:
-        plan = plan_request(request, self.core.checkpoint)
+    def plan(self, request: SpeechRequest) -> TextPlan:
+        """Return what the model reads for a request. Raises TextError if the text cannot be spoken."""
+        plan = plan_request(request, self.core.checkpoint, self.lexicon)
         if any(turn.delivery.rate != 1.0 for turn in plan.turns):
             check_tempo()  # here, because the engine thread cannot raise MissingExtra
         return plan

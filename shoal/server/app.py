@@ -28,6 +28,7 @@ from shoal.server.routes import (
     openai_voices,
     sagemaker,
     static,
+    text,
     voices,
 )
 from shoal.server.tracing import TracingMiddleware
@@ -65,7 +66,7 @@ def create_app(
         title="Shoal", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.server = state
-    modules = (fish, voices, codec, convert, openai, openai_voices, elevenlabs, elevenlabs_live, sagemaker, about)
+    modules = (fish, text, voices, codec, convert, openai, openai_voices, elevenlabs, elevenlabs_live, sagemaker, about)
     for router in (*before, *(module.router for module in (*modules, health, live))):
         app.include_router(router)
     # The address of Fish Audio's cloud for ElevenLabs' clients.

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from shoal.api.accounting import Work, run_admitted
 from shoal.api.exceptions import ClientDisconnected, SlowReader, error_code
 from shoal.api.keys import Key
-from shoal.api.requests import SpeechJob, response_headers
+from shoal.api.requests import SpeechJob, response_headers, spoken_text_header
 from shoal.api.speech_stream import SpeechStream
 from shoal.api.state import ServerState
 from shoal.server.middleware.request_id import request_id
@@ -117,6 +117,8 @@ async def respond(
     media_type = media_type or job.output.media_type
     with ExitStack() as cleanup:
         cleanup.callback(stream.close)
+        if job.show_text:
+            headers["X-Spoken-Text"] = await asyncio.to_thread(spoken_text_header, job.request, job.engine)
         if not job.stream:
             return Response(await stream.read_all(), media_type=media_type, headers=headers)
         await stream.buffer.wait_for_data()

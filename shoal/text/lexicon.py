@@ -121,6 +121,18 @@ def parse_lexicon(path: Path) -> tuple[list[Pronunciation], list[str]]:
     return _parse_pls(text, path) if text.lstrip().startswith("<") else _parse_table(text, path)
 
 
+def lexicon_problems(entries: Iterable[Pronunciation], *, phonemes: bool) -> list[str]:
+    """Return what is wrong with entries that can be read: double words, and phonemes for a model that reads none."""
+    problems, seen = [], set[str]()
+    for entry in entries:
+        if entry.written in seen:
+            problems.append(f"{entry.written!r} has more than one reading: the last one is used")
+        if entry.respelling is None and not phonemes:
+            problems.append(f"{entry.written!r} has only phonemes, and this model reads none: add a respelling")
+        seen.add(entry.written)
+    return problems
+
+
 def _parse_table(text: str, path: Path) -> tuple[list[Pronunciation], list[str]]:
     entries, problems = [], []
     for number, line in enumerate(text.splitlines(), start=1):

@@ -62,10 +62,14 @@ class TextPlan:
     @property
     def text(self) -> str:
         """The text as the model reads it, pauses in brackets."""
+        return " ".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """Return the turns, and the pauses between them in brackets, one per line."""
         parts = [_shown_pause(self.pause_before)]
         for turn in self.turns:
             parts += [turn.text, _shown_pause(turn.pause_after)]
-        return " ".join(filter(None, parts))
+        return list(filter(None, parts))
 
 
 def plan_text(

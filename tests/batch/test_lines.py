@@ -92,6 +92,7 @@ def test_whatever_changes_the_sound_changes_the_digest(tmp_path: Path) -> None:
     assert same != digest(tmp_path, text="a", seed=2)
     assert same != digest(tmp_path, LineDefaults("s1-mini"), text="a", seed=1)
     assert same != digest(tmp_path, LineDefaults("nano", {"voice": "me"}), text="a", seed=1)
+    assert same != digest(tmp_path, LineDefaults("nano", lexicon="00"), text="a", seed=1)
 
 
 def test_defaults_hold_for_lines_that_do_not_say_otherwise(tmp_path: Path) -> None:

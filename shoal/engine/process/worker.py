@@ -55,6 +55,7 @@ class EngineSource:
     codec: Path | None = None
     voices: Path | None = None
     config: EngineConfig = field(default_factory=EngineConfig)
+    lexicon: Path | None = None
 
 
 def run_worker(pipe: Connection, source: EngineSource, log_level: int) -> None:
