@@ -105,9 +105,9 @@ def _load_affine(affine_ptrs, mask):
 
 
 @jit
-def _group_product(x_even, x_odd, x_sum, w_ptrs, mask, scale, zero, acc, dtype: tl.constexpr, SWAP_AB: tl.constexpr):
+def _group_product(x_even, x_odd, x_sum, packed, scale, zero, acc, dtype: tl.constexpr, SWAP_AB: tl.constexpr):
     """Add the product with one group of weights of each split to acc [4, DIM_A, DIM_B]."""
-    low, high = _unpack(tl.load(w_ptrs, mask=mask, other=0), dtype)
+    low, high = _unpack(packed, dtype)
     part = _batched_dot(x_odd, high, _batched_dot(x_even, low, tl.zeros_like(acc), SWAP_AB), SWAP_AB)
     # Written as FMA: the compiler must not round differently at another tile size.
     if SWAP_AB:
@@ -132,6 +132,7 @@ def _int4_kernel(
     HAS_RESIDUAL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     GROUPS: tl.constexpr = K // 512  # per split
@@ -149,12 +150,21 @@ def _int4_kernel(
     affine_ptrs = affine + (split[:, None] * GROUPS * AFFINE_ROWS + n[None, :]) * 2
     acc = tl.zeros((4, DIM_A, DIM_B), tl.float32)
     acc_up = tl.zeros((4, DIM_A, DIM_B), tl.float32)
-    # Scales, zeros and inputs are loaded one group ahead; the compiler prefetches the weights alone.
+    if PDL:
+        launch_dependents()
+    # Weights do not depend on earlier kernels: with EARLY two groups are loaded while the previous kernel still runs,
+    # and each group two ahead of its use. Otherwise the compiler prefetches them, through shared memory.
+    if EARLY:
+        w_next = tl.load(w_ptrs, mask=w_mask, other=0)
+        w_third = tl.load(w_ptrs + 64 * (GROUPS > 1), mask=w_mask, other=0)
+        if GATED:
+            up_next = tl.load(w_ptrs + N * (K // 2), mask=w_mask, other=0)
+            up_third = tl.load(w_ptrs + N * (K // 2) + 64 * (GROUPS > 1), mask=w_mask, other=0)
+    # Scales, zeros and inputs are loaded one group ahead.
     scale_next, zero_next = _load_affine(affine_ptrs, affine_mask)
     if GATED:
         up_scale_next, up_zero_next = _load_affine(affine_ptrs + 2 * N, affine_mask)
     if PDL:
-        launch_dependents()
         grid_dependency_wait()
     x_next = tl.load(x_ptrs, mask=m_mask, other=0.0)
     for group in range(0, GROUPS):
@@ -171,11 +181,20 @@ def _int4_kernel(
         sums = tl.zeros((4, 16, BLOCK_M) if SWAP_AB else (4, BLOCK_M, 8), tl.float32)
         sums = _batched_dot(x_odd, ones, _batched_dot(x_even, ones, sums, SWAP_AB), SWAP_AB)
         x_sum = tl.max(sums, axis=1 if SWAP_AB else 2)
-        w = w_ptrs + group * 64
-        acc = _group_product(x_even, x_odd, x_sum, w, w_mask, scale, zero, acc, dtype, SWAP_AB)
+        if EARLY:
+            packed, w_next = w_next, w_third
+            w_third = tl.load(w_ptrs + tl.minimum(group + 2, GROUPS - 1) * 64, mask=w_mask, other=0)
+        else:
+            packed = tl.load(w_ptrs + group * 64, mask=w_mask, other=0)
+        acc = _group_product(x_even, x_odd, x_sum, packed, scale, zero, acc, dtype, SWAP_AB)
         if GATED:
-            up = w + N * (K // 2)
-            acc_up = _group_product(x_even, x_odd, x_sum, up, w_mask, up_scale, up_zero, acc_up, dtype, SWAP_AB)
+            if EARLY:
+                packed, up_next = up_next, up_third
+                up = w_ptrs + N * (K // 2) + tl.minimum(group + 2, GROUPS - 1) * 64
+                up_third = tl.load(up, mask=w_mask, other=0)
+            else:
+                packed = tl.load(w_ptrs + N * (K // 2) + group * 64, mask=w_mask, other=0)
+            acc_up = _group_product(x_even, x_odd, x_sum, packed, up_scale, up_zero, acc_up, dtype, SWAP_AB)
     acc, acc_up = _reduce_splits(acc, DIM_A, DIM_B, SWAP_AB), _reduce_splits(acc_up, DIM_A, DIM_B, SWAP_AB)
     _epilogue(acc, acc_up, 1.0, 1.0, residual, out, m, n, rows, N, False, GATED, HAS_RESIDUAL)
 
@@ -212,6 +231,7 @@ def int4_linear(
         HAS_RESIDUAL=residual is not None,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
+        EARLY=tile.stages == 1,
         PDL=pdl,
         num_warps=tile.warps,
         num_stages=tile.stages,

@@ -28,6 +28,14 @@ def test_the_kernel_equals_the_dequantized_product(
     torch.testing.assert_close(ours, reference, atol=close, rtol=close)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("columns", [512, 1024, 1536])
+def test_weights_that_are_loaded_early_give_the_same_result(gated: bool, columns: int, device: str) -> None:
+    x, weight, affine = layer(2, 32, torch.float32, device, columns)
+    early = int4_linear(x, weight, affine, gated=gated, tile=Tile(8, 16, 128, stages=1))
+    torch.testing.assert_close(early, int4_linear(x, weight, affine, gated=gated, tile=Tile(8, 16, 128, stages=3)))
+
+
 def test_the_reference_equals_the_layer(device: str) -> None:
     x, weight, affine = layer(3, 32, torch.float32, device)
     plain = Int4Linear(512, 32, 128)
