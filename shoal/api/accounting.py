@@ -88,7 +88,7 @@ class RequestAccounting:
             metrics.generation_seconds.labels(self._api).observe(seconds)
             if self.audio_seconds:
                 metrics.real_time_factor.observe(seconds / self.audio_seconds)
-        elif outcome != "disconnected":
+        elif outcome not in ("disconnected", "interrupted"):
             metrics.errors.labels(outcome).inc()
         logger.info(
             "%s: %s, %.2f s of audio in %.2f s",

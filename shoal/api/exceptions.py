@@ -11,6 +11,10 @@ class ClientDisconnected(Exception):
     """The client closed the connection before the response was complete."""
 
 
+class Interrupted(Exception):
+    """The client cancelled the speech and kept the connection."""
+
+
 class Unauthorized(ShoalError):
     """The API key is missing or wrong."""
 

@@ -13,11 +13,12 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from shoal.api.accounting import RequestAccounting, expected_seconds
 from shoal.api.admission import BodyReservation
 from shoal.api.engine_client import SpeechService
-from shoal.api.exceptions import NotReady
+from shoal.api.exceptions import Interrupted, NotReady
 from shoal.api.live import TextBuffer, TextPiece
 from shoal.api.output import OutputEncoder
 from shoal.api.requests import SpeechJob
@@ -80,6 +81,13 @@ class IdleTimer:
             self._timer.reschedule(asyncio.get_running_loop().time() + self._idle_seconds)
 
 
+class Mark(Enum):
+    """What follows a piece of text: the client flushed, or no more text follows."""
+
+    FLUSHED = "flushed"
+    ENDED = "ended"
+
+
 class LiveContext:
     """One stream of text and audio. `run` speaks; the other methods do not block and may be called meanwhile."""
 
@@ -97,11 +105,12 @@ class LiveContext:
         self._reservation = reservation
         self._engine = job.engine
         self._encoder = OutputEncoder(job.output, job.engine.service.sample_rate, stream=True)
-        # None: no more text follows. NotReady: text arrived during shutdown; raised once earlier text is spoken.
-        self._pieces: asyncio.Queue[TextPiece | NotReady | None] = asyncio.Queue()
+        # NotReady: text arrived during shutdown; raised once earlier text is spoken.
+        self._pieces: asyncio.Queue[TextPiece | Mark | NotReady] = asyncio.Queue()
         self._turns: tuple[SpokenTurn, ...] = ()
         self._busy_since: float | None = None
         self.ending = False  # no more text is accepted
+        self.cancelled = False
         self.spoken = Spoken()
 
     def add(self, text: str) -> None:
@@ -122,21 +131,25 @@ class LiveContext:
         """Speak the buffered text now. Raises EngineBusy when the queue is full."""
         self._check_open()
         self._enqueue(self._buffer.flush())
+        self._pieces.put_nowait(Mark.FLUSHED)
 
     def end(self) -> None:
         """Speak the buffered text and end; `run` then returns. Idempotent."""
         if not self.ending:
             self.flush()
             self.ending = True
-            self._pieces.put_nowait(None)
+            self._pieces.put_nowait(Mark.ENDED)
 
     async def run(self) -> None:
         """Speak until `end` was called and all text is spoken. Raises ShoalError. Cancelling stops at the next step."""
         number = 0
         try:
-            while (piece := await self._next_piece()) is not None:
-                await self._speak(piece, number)
-                number += 1
+            while (piece := await self._next_piece()) is not Mark.ENDED:
+                if isinstance(piece, TextPiece):
+                    await self._speak(piece, number)
+                    number += 1
+                else:
+                    await self._send(await self._state.encode(self._encoder.drain))
             if number:
                 await self._send(await self._state.encode(self._encoder.finish))
         finally:
@@ -170,8 +183,8 @@ class LiveContext:
             self._busy_since = None
             self._idle.end()
 
-    async def _next_piece(self) -> TextPiece | None:
-        """Return the next piece, or None after the last. Raises NotReady in place of a rejected text."""
+    async def _next_piece(self) -> TextPiece | Mark:
+        """Return the next piece or mark. Raises NotReady in place of a rejected text."""
         if self._pieces.empty():
             self._rest()
         piece = await self._pieces.get()
@@ -204,11 +217,15 @@ class LiveContext:
         with RequestAccounting(
             self._state, job.api, job.key, job.id, queued=True, expected_seconds=expected
         ) as accounting:
-            async with aclosing(chunks_before(deadline_of(request), self._service(), request)) as chunks:
-                async for chunk in chunks:
-                    accounting.record_audio(chunk)
-                    self._turns = self._turns if chunk.context is None else chunk.context
-                    yield await self._state.encode(self._encoder.feed, chunk.samples), chunk.seconds
+            try:
+                async with aclosing(chunks_before(deadline_of(request), self._service(), request)) as chunks:
+                    async for chunk in chunks:
+                        accounting.record_audio(chunk)
+                        self._turns = self._turns if chunk.context is None else chunk.context
+                        yield await self._state.encode(self._encoder.feed, chunk.samples), chunk.seconds
+            finally:
+                if self.cancelled:
+                    accounting.finish(Interrupted())
 
     def _service(self) -> SpeechService:
         """Return the current service. During shutdown, keep the previous one: accepted text is still spoken."""
@@ -271,6 +288,7 @@ class LiveContexts:
         if name not in self._open:
             return None
         context, task = self._open.pop(name)
+        context.cancelled = True
         task.cancel()
         await asyncio.wait([task])
         return context.spoken

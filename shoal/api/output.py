@@ -50,11 +50,28 @@ class OutputEncoder:
         self._options, self._model_rate, self._stream = options, model_rate, stream
         self._gain = np.float32(10.0 ** (options.decibels / 20.0))
         self._ready, self._file = StreamBuffer(), io.BytesIO()
+        self._fed = False  # since the last drain
 
     def feed(self, samples: Samples) -> bytes:
         """Return the bytes that are ready, possibly none."""
+        self._fed = True
         samples = samples if self._loudness is None else self._loudness.feed(samples)
         self._write(samples if self._tempo is None else self._tempo.feed(samples))
+        return self._ready.take()
+
+    def drain(self) -> bytes:
+        """Return what changing the speed and the sample rate still hold back, with `stream`; later samples start anew.
+
+        Without it the end of a sentence is sent with the next one, which may follow minutes later. A compressed
+        format still holds back its last frame, at most 60 ms.
+        """
+        if not self._fed:
+            return b""
+        self._fed = False
+        if self._tempo is not None:
+            self._write(self._tempo.finish())
+            del self._tempo
+        self._writer.drain()
         return self._ready.take()
 
     def finish(self) -> bytes:

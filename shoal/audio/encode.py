@@ -73,11 +73,17 @@ class AudioWriter:
         known = audio_format(format)
         self.media_type = known.media_type
         self.output_rate = known.rate_for(sample_rate) if output_rate is None else known.check_rate(output_rate)
+        self._sample_rate = sample_rate
         self._resampler = Resampler(sample_rate, self.output_rate)
         self._writer = _writer(known, self.output_rate, known.check_bitrate(bitrate), sink)
 
     def write(self, samples: Samples) -> None:
         self._writer.write(self._resampler.feed(speech_samples(samples)))
+
+    def drain(self) -> None:
+        """Write what the resampler holds back; later samples are resampled anew."""
+        self._writer.write(self._resampler.finish())
+        self._resampler = Resampler(self._sample_rate, self.output_rate)
 
     def close(self) -> None:
         self._writer.write(self._resampler.finish())

@@ -36,3 +36,14 @@ def test_without_streaming_the_whole_file_is_returned_at_the_end() -> None:
     encoder = OutputEncoder(OutputOptions("wav"), 16_000, stream=False)
     assert encoder.feed(np.zeros(160, np.float32)) == b""
     assert len(encoder.finish()) == 44 + 320
+
+
+@pytest.mark.parametrize(("rate", "speed"), [(16_000, 1.0), (24_000, 1.0), (16_000, 0.5), (44_100, 1.3)])
+def test_a_drained_encoder_holds_nothing_back_and_starts_anew(rate: int, speed: float) -> None:
+    pieces = np.array_split((0.5 * np.sin(np.arange(16_000) / 10)).astype(np.float32), 25)
+    options = OutputOptions("pcm", rate, speed=speed)
+    encoder, alone = (OutputEncoder(options, 16_000, stream=True) for _ in range(2))
+    expected = b"".join([*map(alone.feed, pieces), alone.finish()])
+    assert encoder.drain() == b""
+    assert [b"".join([*map(encoder.feed, pieces), encoder.drain()]) for _ in range(2)] == [expected] * 2
+    assert encoder.drain() == encoder.finish() == b""

@@ -26,7 +26,7 @@ from shoal.engine.load import voice_cache
 from shoal.server.routes.live import FishSocket
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import Serving, Start
-from tests.server.standin import Standin, counted, listening, state_with
+from tests.server.standin import RATE, Standin, counted, listening, state_with
 from tests.waiting import wait_until
 
 ANY_LENGTH = AudioLimits(min_seconds=0.0)
@@ -329,12 +329,28 @@ def test_cancel_frees_the_place_tells_what_was_spoken_and_keeps_the_socket(
     assert finish["interrupted"]["characters"] == len("Number two.")
     assert 0 <= finish["interrupted"]["audio_seconds"] <= 0.1
     assert state.queue.in_flight == 0
+    assert counted(state, "live", "interrupted") == 1
     standin.go_on.set()
     send(socket, event="start", request={**START, "text": "Another session."})
     send(socket, event="stop")
     *_, finish = heard(socket)
     assert finish["reason"] == "stop"
     assert standin.spoken == ["One. ", "Another session."]
+
+
+def test_the_end_of_a_flushed_sentence_does_not_wait_for_the_next(
+    held: tuple[ServerState, Standin, ClientConnection],
+) -> None:
+    """Changing the sample rate holds samples back; a flush releases them."""
+    _, standin, socket = held
+    standin.go_on.set()
+    send(socket, event="start", request={**START, "sample_rate": 24_000})
+    send(socket, event="text", text="Hello.")
+    send(socket, event="flush")
+    expected, received = 2 * round((standin.rest / RATE + 0.1) * 24_000), 0
+    while received < expected:
+        received += len(receive(socket)["audio"])
+    assert received == expected
 
 
 def test_cancel_after_the_session_has_ended_is_ignored(held: tuple[ServerState, Standin, ClientConnection]) -> None:
