@@ -1,16 +1,28 @@
 """ElevenLabs' API: request bodies, output formats and their translation to speech jobs."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from shoal.api.config import ServerConfig
 from shoal.api.engine_client import EngineHandle
+from shoal.api.exceptions import wrong_field
 from shoal.api.keys import Key
 from shoal.api.output import OutputOptions
 from shoal.api.requests import SpeechJob, check_length, model_names, sampling_for, stored_voice
-from shoal.api.schemas import Body, MaxFrames, RepetitionPenalty, Seed, Temperature, TopK, TopP
+from shoal.api.schemas import (
+    FIRST_CHUNK_SECONDS,
+    MAX_SPEAKERS,
+    Body,
+    MaxFrames,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
 from shoal.speech import SpeechRequest
 
 RATES = (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
@@ -49,15 +61,13 @@ class VoiceSettings(Body):
         return [f"voice_settings.{name}" for name in self.model_dump(exclude_none=True, exclude={"speed"})]
 
 
-class ElevenLabsSpeech(Body):
-    """Body of `POST /v1/text-to-speech/{voice_id}` and the routes below it."""
+class ElevenLabsFields(Body):
+    """Fields that the bodies of speech and of dialogues share."""
 
-    text: Annotated[str, Field(min_length=1, description="Text to speak.", examples=["Hello there."])]
     model_id: Annotated[
         str | None, Field(max_length=255, description="Any name: the loaded model speaks. /v1/models has its name.")
     ] = None
     language_code: Annotated[str | None, Field(max_length=64, description=NO_EFFECT)] = None
-    voice_settings: Annotated[VoiceSettings | None, Field(description="Settings of the voice.")] = None
     seed: Annotated[
         Seed | None, Field(description="Sampling seed. Default: random, returned in the X-Seed header.")
     ] = None
@@ -74,47 +84,120 @@ class ElevenLabsSpeech(Body):
         list[dict[str, Any]] | None, Field(max_length=16, description=NO_EFFECT)
     ] = None
     previous_text: Annotated[str | None, Field(description=NO_EFFECT)] = None
-    next_text: Annotated[str | None, Field(description=NO_EFFECT)] = None
     previous_request_ids: Annotated[list[str] | None, Field(max_length=16, description=NO_EFFECT)] = None
     next_request_ids: Annotated[list[str] | None, Field(max_length=16, description=NO_EFFECT)] = None
     use_pvc_as_ivc: Annotated[bool | None, Field(description=NO_EFFECT)] = None
-    apply_language_text_normalization: Annotated[bool | None, Field(description=NO_EFFECT)] = None
     audio_effects: Annotated[dict[str, Any] | None, Field(max_length=16, description=NO_EFFECT)] = None
 
     def ignored(self, config: ServerConfig) -> tuple[str, ...]:
         """Return the names of the fields that are given and have no effect on this server."""
-        fields = [name for name in IGNORED_FIELDS if getattr(self, name)]
-        if self.model_id and self.model_id not in model_names(config):
-            fields.append("model_id")
-        return (*fields, *(self.voice_settings.ignored() if self.voice_settings else ()))
+        fields = type(self).model_fields.items()
+        names = [name for name, field in fields if field.description == NO_EFFECT and getattr(self, name)]
+        foreign = self.model_id and self.model_id not in model_names(config)
+        return (*names, *(["model_id"] if foreign else []))
 
 
-IGNORED_FIELDS = tuple(name for name, field in ElevenLabsSpeech.model_fields.items() if field.description == NO_EFFECT)
+class ElevenLabsSpeech(ElevenLabsFields):
+    """Body of `POST /v1/text-to-speech/{voice_id}` and the routes below it."""
+
+    text: Annotated[str, Field(min_length=1, description="Text to speak.", examples=["Hello there."])]
+    voice_settings: Annotated[VoiceSettings | None, Field(description="Settings of the voice.")] = None
+    next_text: Annotated[str | None, Field(description=NO_EFFECT)] = None
+    apply_language_text_normalization: Annotated[bool | None, Field(description=NO_EFFECT)] = None
+
+    def ignored(self, config: ServerConfig) -> tuple[str, ...]:
+        return (*super().ignored(config), *(self.voice_settings.ignored() if self.voice_settings else ()))
+
+
+class DialogueLine(Body):
+    text: Annotated[str, Field(min_length=1, description="Text to speak.")]
+    voice_id: Annotated[str, Field(min_length=1, max_length=255, description="Name of a stored voice.")]
+
+
+class ElevenLabsDialogue(ElevenLabsFields):
+    """Body of `POST /v1/text-to-dialogue` and `/v1/text-to-dialogue/stream`."""
+
+    inputs: Annotated[list[DialogueLine], Field(min_length=1, max_length=200, description="Lines in their order.")]
+    settings: Annotated[dict[str, Any] | None, Field(max_length=16, description=NO_EFFECT)] = None
+    future_text: Annotated[str | None, Field(description=NO_EFFECT)] = None
+
+    def voices(self) -> tuple[str, ...]:
+        """Return the voices in the order of their first lines. Raises SchemaViolation for too many."""
+        found = tuple(dict.fromkeys(line.voice_id for line in self.inputs))
+        if len(found) > MAX_SPEAKERS:
+            raise wrong_field("inputs", f"use at most {MAX_SPEAKERS} voices, not {len(found)}")
+        return found
+
+    def text(self) -> str:
+        """Return all lines, with the tag of its speaker before each line if there are several."""
+        voices = self.voices()
+        if len(voices) == 1:
+            return " ".join(line.text for line in self.inputs)
+        return "".join(f"<|speaker:{voices.index(line.voice_id)}|>{line.text}" for line in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class AudioDelivery:
+    """How the audio of a request is delivered."""
+
+    output: OutputOptions
+    whole: bool  # as one file, or as a stream
+    low_latency: bool = False  # begin a stream with the first frames, at the risk of gaps in playback
+
+    def first_chunk_frames(self, frame_rate: float) -> int | None:
+        """Return the frames of the first chunk: players start with it, and need some audio ahead of the network."""
+        return None if self.whole or self.low_latency else round(FIRST_CHUNK_SECONDS["balanced"] * frame_rate)
 
 
 async def elevenlabs_job(
     body: ElevenLabsSpeech,
     voice_id: str,
-    output: OutputOptions,
+    delivery: AudioDelivery,
     engine: EngineHandle,
     config: ServerConfig,
     key: Key,
     id: str,
-    *,
-    whole: bool,
 ) -> SpeechJob:
     """Raises InvalidRequest or a subclass for a body that cannot be served."""
-    request = SpeechRequest(
-        check_length(body.text, config.limits),
+    request = replace(
+        elevenlabs_request(body, body.text, delivery, engine, config),
         voice=await stored_voice(voice_id, engine.voices),
+    )
+    output = with_speed(delivery.output, body.voice_settings)
+    return SpeechJob("elevenlabs", request, output, engine, key, id, ignored=body.ignored(config))
+
+
+async def dialogue_job(
+    body: ElevenLabsDialogue, delivery: AudioDelivery, engine: EngineHandle, config: ServerConfig, key: Key, id: str
+) -> SpeechJob:
+    """Raises InvalidRequest or a subclass for a body that cannot be served."""
+    names = body.voices()
+    request = replace(
+        elevenlabs_request(body, body.text(), delivery, engine, config),
+        voice=await stored_voice(names[0], engine.voices) if len(names) == 1 else None,
+        voices=names if len(names) > 1 else (),
+    )
+    return SpeechJob("elevenlabs", request, delivery.output, engine, key, id, ignored=body.ignored(config))
+
+
+def elevenlabs_request(
+    body: ElevenLabsFields, text: str, delivery: AudioDelivery, engine: EngineHandle, config: ServerConfig
+) -> SpeechRequest:
+    """Return the request without its voice. Raises TextError for a text over the limit."""
+    return SpeechRequest(
+        check_length(text, config.limits),
         sampling=sampling_for(body),
         normalize=body.apply_text_normalization != "off",
         timeout=config.limits.request_seconds,
-        whole=whole,
+        whole=delivery.whole,
+        first_chunk_frames=delivery.first_chunk_frames(engine.frame_rate),
     )
-    output = with_speed(output, body.voice_settings)
-    return SpeechJob("elevenlabs", request, output, engine, key, id, ignored=body.ignored(config))
 
 
 def with_speed(output: OutputOptions, settings: VoiceSettings | None) -> OutputOptions:
     return replace(output, speed=settings.speed) if settings and settings.speed else output
+
+
+def wants_low_latency(query: Mapping[str, str]) -> bool:
+    """Return whether `optimize_streaming_latency` asks for the earliest audio."""
+    return query.get("optimize_streaming_latency") in ("3", "4")

@@ -6,7 +6,15 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
 
-from shoal.api.elevenlabs import DEFAULT_OUTPUT, NO_EFFECT, OUTPUTS, VoiceSettings, with_speed
+from shoal.api.elevenlabs import (
+    DEFAULT_OUTPUT,
+    NO_EFFECT,
+    OUTPUTS,
+    AudioDelivery,
+    VoiceSettings,
+    wants_low_latency,
+    with_speed,
+)
 from shoal.api.exceptions import wrong_field
 from shoal.api.live import MAX_EVENT_BYTES, TextBuffer
 from shoal.api.output import OutputOptions
@@ -62,21 +70,27 @@ def parse_message(message: str) -> StreamMessage:
 class StreamOptions:
     """What the query of the handshake selects for all contexts of a socket."""
 
-    output: OutputOptions
+    delivery: AudioDelivery
     auto_mode: bool  # speak every message at once, without waiting for the end of a sentence
     normalize: bool
     seed: int | None
 
-    def request(self, voice: str | None, seed: int, timeout: float) -> SpeechRequest:
+    def request(self, voice: str | None, seed: int, frame_rate: float, timeout: float) -> SpeechRequest:
         """Return the request of a context, without text."""
-        sampling = Sampling(seed=seed if self.seed is None else self.seed)
-        return SpeechRequest("", voice=voice, sampling=sampling, normalize=self.normalize, timeout=timeout)
+        return SpeechRequest(
+            "",
+            voice=voice,
+            sampling=Sampling(seed=seed if self.seed is None else self.seed),
+            normalize=self.normalize,
+            timeout=timeout,
+            first_chunk_frames=self.delivery.first_chunk_frames(frame_rate),
+        )
 
     def buffer(self, first: StreamMessage) -> TextBuffer:
         return TextBuffer(first.min_characters(), None)
 
     def output_of(self, first: StreamMessage) -> OutputOptions:
-        return with_speed(self.output, first.voice_settings)
+        return with_speed(self.delivery.output, first.voice_settings)
 
 
 def stream_options(query: Mapping[str, str]) -> StreamOptions:
@@ -85,7 +99,7 @@ def stream_options(query: Mapping[str, str]) -> StreamOptions:
     if format not in OUTPUTS:
         raise wrong_field("output_format", f"use one of {', '.join(OUTPUTS)}")
     return StreamOptions(
-        OUTPUTS[format],
+        AudioDelivery(OUTPUTS[format], whole=False, low_latency=wants_low_latency(query)),
         auto_mode=query.get("auto_mode", "").lower() == "true",
         normalize=query.get("apply_text_normalization") != "off",
         seed=_seed(query.get("seed")),

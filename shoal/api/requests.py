@@ -89,9 +89,11 @@ async def openai_job(body: OpenAISpeech, engine: EngineHandle, config: ServerCon
     """Raises InvalidRequest or a subclass, or ModelNotFound, for a body that cannot be served."""
     check_model(body.model, config)
     text, ignored = openai_text(body, engine, config)
+    voice, voices = await openai_voices(body, engine.voices)
     request = SpeechRequest(
         check_length(text, config.limits),
-        voice=await openai_voice(body, engine.voices),
+        voice=voice,
+        voices=voices,
         sampling=sampling_for(body),
         normalize=body.normalize is not False,
         language=language_of(body),
@@ -124,8 +126,11 @@ def with_direction(text: str, direction: str) -> str:
     return f"{text[:start]}[{words}] {text[start:]}"
 
 
-async def openai_voice(body: OpenAISpeech, voices: VoiceStore) -> str | None:
-    return await stored_voice(body.voice if isinstance(body.voice, str) else body.voice.id, voices)
+async def openai_voices(body: OpenAISpeech, voices: VoiceStore) -> tuple[str | None, tuple[str, ...]]:
+    """Return the stored voice, or None for an OpenAI name that is not stored, and the voices of a dialogue."""
+    if isinstance(body.voice, list):
+        return (await stored_voice(body.voice[0], voices), ()) if len(body.voice) == 1 else (None, tuple(body.voice))
+    return await stored_voice(body.voice if isinstance(body.voice, str) else body.voice.id, voices), ()
 
 
 async def stored_voice(name: str, voices: VoiceStore) -> str | None:

@@ -320,7 +320,13 @@ class OpenAISpeech(Body):
 
     model: Annotated[str, Field(min_length=1, max_length=255, description="A name listed by /v1/models.")]
     input: Annotated[str, Field(min_length=1, description="Text to speak.")]
-    voice: Annotated[VoiceName | VoiceById, Field(description="Name of a stored voice, or an OpenAI voice name.")]
+    voice: Annotated[
+        VoiceName | VoiceById | Annotated[list[VoiceName], Field(min_length=1, max_length=MAX_SPEAKERS)],
+        Field(
+            description="Name of a stored voice, or an OpenAI voice name. Extension: a list of stored voices, one for "
+            "each speaker of a dialogue."
+        ),
+    ]
     instructions: Annotated[
         str | None,
         Field(

@@ -59,7 +59,7 @@ STATUS: dict[type[ShoalError], int] = {
 # Statuses after which the connection is closed: the rest of the body is not worth reading.
 CLOSING = {408, 413}
 OPENAI_PATHS = ("/v1/audio/", "/v1/models")
-ELEVENLABS_PATHS = ("/v1/text-to-speech/", "/v1/voices", "/v2/voices", "/compat/elevenlabs/")
+ELEVENLABS_PATHS = ("/v1/text-to-speech/", "/v1/text-to-dialogue", "/v1/voices", "/v2/voices", "/compat/elevenlabs/")
 STARTING_SECONDS = 5.0
 CLIENT_CLOSED_REQUEST = 499  # nginx's convention; only the log and the metrics see it
 

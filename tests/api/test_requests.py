@@ -1,20 +1,32 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from shoal.api.config import ServerConfig
+from shoal.api.elevenlabs import (
+    OUTPUTS,
+    AudioDelivery,
+    ElevenLabsDialogue,
+    ElevenLabsSpeech,
+    dialogue_job,
+    elevenlabs_job,
+)
 from shoal.api.engine_client import EngineHandle
 from shoal.api.exceptions import SchemaViolation
 from shoal.api.keys import ANONYMOUS
 from shoal.api.requests import SpeechJob, openai_job, response_headers
 from shoal.api.schemas import OpenAISpeech
+from shoal.errors import InvalidRequest
 from shoal.text.plan import TextRules
 from shoal.voices.store import VoiceStore
 from tests.server.standin import Standin
 
 CONFIG = ServerConfig()
+STREAM = AudioDelivery(OUTPUTS["pcm_16000"], whole=False)
 
 
 @pytest.fixture
@@ -22,8 +34,8 @@ def engine(tmp_path: Path) -> EngineHandle:
     return EngineHandle(Standin(), VoiceStore(tmp_path), 25.0)
 
 
-def job(engine: EngineHandle, config: ServerConfig = CONFIG, **fields: str) -> SpeechJob:
-    body = OpenAISpeech(model="tts-1", voice="alloy", **({"input": "Hello."} | fields))
+def job(engine: EngineHandle, config: ServerConfig = CONFIG, **fields: Any) -> SpeechJob:
+    body = OpenAISpeech(**({"model": "tts-1", "voice": "alloy", "input": "Hello."} | fields))
     return asyncio.run(openai_job(body, engine, config, ANONYMOUS, "id"))
 
 
@@ -46,9 +58,9 @@ def test_instructions_are_a_direction_before_the_text(
 @pytest.mark.parametrize(("size", "follows"), [("tiny", False), ("tiny-s2", True)])
 def test_only_the_s2_family_follows_instructions(size: str, follows: bool) -> None:
     from shoal.checkpoint.random import random_checkpoint
-    from shoal.engine.preprocess import text_rules
+    from shoal.checkpoint.text_rules import checkpoint_text_rules
 
-    assert text_rules(random_checkpoint(size)).directions is follows
+    assert checkpoint_text_rules(random_checkpoint(size)).directions is follows
 
 
 def test_instructions_are_refused_or_named_as_ignored_by_models_that_follow_none(engine: EngineHandle) -> None:
@@ -59,3 +71,43 @@ def test_instructions_are_refused_or_named_as_ignored_by_models_that_follow_none
     assert (ignored.request.text, ignored.ignored) == ("Hello.", ("instructions",))
     assert response_headers(ignored, lenient)["X-Ignored-Fields"] == "instructions"
     assert job(engine, lenient).ignored == ()
+
+
+def test_several_voices_are_the_speakers_of_a_dialogue(engine: EngineHandle) -> None:
+    def voices(voice: object) -> tuple[str | None, tuple[str, ...]]:
+        request = job(engine, voice=voice).request
+        return request.voice, request.voices
+
+    assert voices(["anna", "ben"]) == (None, ("anna", "ben"))
+    assert voices(["anna"]) == ("anna", ())
+    assert voices(["alloy"]) == voices("alloy") == (None, ())
+    with pytest.raises(ValidationError):
+        voices([])
+
+
+def dialogue(engine: EngineHandle, *lines: tuple[str, str], **fields: Any) -> SpeechJob:
+    inputs = [{"voice_id": voice, "text": text} for voice, text in lines]
+    body = ElevenLabsDialogue(inputs=inputs, **fields)
+    return asyncio.run(dialogue_job(body, STREAM, engine, CONFIG, ANONYMOUS, "id"))
+
+
+def test_the_lines_of_a_dialogue_get_the_tags_of_their_speakers(engine: EngineHandle) -> None:
+    request = dialogue(engine, ("ben", "One."), ("anna", "Two."), ("ben", "Three.")).request
+    assert request.text == "<|speaker:0|>One.<|speaker:1|>Two.<|speaker:0|>Three."
+    assert (request.voice, request.voices) == (None, ("ben", "anna"))
+    alone = dialogue(engine, ("ben", "One."), ("ben", "Two.")).request
+    assert (alone.text, alone.voice, alone.voices) == ("One. Two.", "ben", ())
+    assert dialogue(engine, ("ben", "One."), settings={"stability": 0.5}).ignored == ("settings",)
+    with pytest.raises(InvalidRequest, match="use at most 16 voices, not 17"):
+        dialogue(engine, *((f"voice{number}", "Hi.") for number in range(17)))
+
+
+def test_a_stream_begins_with_enough_audio_to_play(engine: EngineHandle) -> None:
+    def first_frames(delivery: AudioDelivery) -> int | None:
+        body = ElevenLabsSpeech(text="Hello.")
+        spoken = asyncio.run(elevenlabs_job(body, "alloy", delivery, engine, CONFIG, ANONYMOUS, "id"))
+        return spoken.request.first_chunk_frames
+
+    assert first_frames(STREAM) == round(0.46 * engine.frame_rate)
+    assert first_frames(replace(STREAM, low_latency=True)) is None
+    assert first_frames(replace(STREAM, whole=True)) is None

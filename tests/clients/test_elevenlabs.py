@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from elevenlabs import VoiceSettings
+from elevenlabs import DialogueInput, VoiceSettings
 from elevenlabs.client import ElevenLabs
 from elevenlabs.core.api_error import ApiError
 from elevenlabs.errors import UnprocessableEntityError
@@ -85,6 +85,15 @@ def test_speed_has_an_effect_and_other_settings_are_named_as_ignored(client: Ele
     assert len(audio) == pytest.approx(len(spoken) / 2, rel=0.1)
     assert answer.headers["x-ignored-fields"] == "model_id, voice_settings.stability, voice_settings.similarity_boost"
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+def test_a_dialogue_of_one_voice_is_spoken_and_one_of_two_needs_another_model(client: ElevenLabs) -> None:
+    line = DialogueInput(text="Good morning.", voice_id="gb_f")
+    audio = b"".join(client.text_to_dialogue.stream(inputs=[line, line], output_format="pcm_16000", seed=SEED))
+    assert 0.8 < len(audio) / 32_000 < 6.0
+    with pytest.raises(ApiError) as refused:
+        list(client.text_to_dialogue.convert(inputs=[line, DialogueInput(text="Hello.", voice_id="rms")]))
+    assert (refused.value.status_code, "S2 model" in refused.value.body["detail"]["message"]) == (400, True)
 
 
 def test_voices_and_models_are_listed(client: ElevenLabs) -> None:

@@ -15,10 +15,13 @@ from schemathesis.specs.openapi.checks import (
 from tests.server.conftest import Serving
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-ELEVENLABS = "/v1/text-to-speech/{voice_id}"
-SPEAKING = ("/v1/tts", "/v1/audio/speech", "/invocations", ELEVENLABS, f"{ELEVENLABS}/stream")
+ELEVENLABS, DIALOGUE = "/v1/text-to-speech/{voice_id}", "/v1/text-to-dialogue"
+SPEAKING = ("/v1/tts", "/v1/audio/speech", "/invocations", ELEVENLABS, f"{ELEVENLABS}/stream", DIALOGUE)
 # Routes that parse the same body with the same code as another.
-SAME_BODY = (f"{ELEVENLABS}/with-timestamps", f"{ELEVENLABS}/stream/with-timestamps", "/v1/voices/add")
+SAME_BODY = (
+    *(f"{ELEVENLABS}/with-timestamps", f"{ELEVENLABS}/stream/with-timestamps"),
+    *(f"{DIALOGUE}/stream", "/v1/voices/add"),
+)
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))

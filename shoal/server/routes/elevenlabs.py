@@ -14,7 +14,16 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from shoal.api.config import ServerConfig
-from shoal.api.elevenlabs import DEFAULT_OUTPUT, OUTPUTS, ElevenLabsSpeech, elevenlabs_job
+from shoal.api.elevenlabs import (
+    DEFAULT_OUTPUT,
+    OUTPUTS,
+    AudioDelivery,
+    ElevenLabsDialogue,
+    ElevenLabsSpeech,
+    dialogue_job,
+    elevenlabs_job,
+    wants_low_latency,
+)
 from shoal.api.exceptions import SchemaViolation, wrong_field
 from shoal.api.keys import Key
 from shoal.api.output import OutputOptions
@@ -31,11 +40,12 @@ from shoal.server.state import Caller, State, bearer
 from shoal.server.streaming_response import Transform, respond, run_for_client
 from shoal.voices.store import VoiceStore
 
-SPEECH = "/v1/text-to-speech/{voice_id}"
+SPEECH, DIALOGUE = "/v1/text-to-speech/{voice_id}", "/v1/text-to-dialogue"
 JSON_LINES = "application/x-ndjson"
 ERRORS = error_responses(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 504, elevenlabs=True)
 EXAMPLES = {"plain": {"value": {"text": "Hello there."}}}
 BODY = request_body(ElevenLabsSpeech, (JSON,), EXAMPLES)
+DIALOGUE_BODY = request_body(ElevenLabsDialogue, (JSON,))
 
 router = APIRouter(tags=["ElevenLabs"], dependencies=[Depends(bearer)])
 models_router = APIRouter(tags=["ElevenLabs"], dependencies=[Depends(bearer)])
@@ -162,6 +172,38 @@ async def stream_with_timestamps(voice_id: str, http: Request, state: State, key
     return await _speak(http, state, key, voice_id, output, whole=False, json_lines=True)
 
 
+@router.post(
+    DIALOGUE,
+    summary="Generate a dialogue as a whole file",
+    response_class=Response,
+    responses=audio_response() | ERRORS,
+    openapi_extra=DIALOGUE_BODY,
+)
+async def dialogue(http: Request, state: State, key: Caller, output: Output) -> Response:
+    return await _speak_dialogue(http, state, key, output, whole=True)
+
+
+@router.post(
+    DIALOGUE + "/stream",
+    summary="Generate a dialogue as a stream",
+    response_class=Response,
+    responses=audio_response() | ERRORS,
+    openapi_extra=DIALOGUE_BODY,
+)
+async def stream_dialogue(http: Request, state: State, key: Caller, output: Output) -> Response:
+    return await _speak_dialogue(http, state, key, output, whole=False)
+
+
+async def _speak_dialogue(
+    http: Request, state: ServerState, key: Key, output: OutputOptions, *, whole: bool
+) -> Response:
+    engine = state.lifecycle.require_engine()
+    body = await read_model(http, ElevenLabsDialogue, state.config.limits, state.body_budget)
+    delivery = AudioDelivery(output, whole, wants_low_latency(http.query_params))
+    job = await dialogue_job(body, delivery, engine, state.config, key, request_id(http))
+    return _with_id(await respond(http, state, job), job.id)
+
+
 async def _speak(
     http: Request,
     state: ServerState,
@@ -174,12 +216,15 @@ async def _speak(
 ) -> Response:
     engine = state.lifecycle.require_engine()
     body = await read_model(http, ElevenLabsSpeech, state.config.limits, state.body_budget)
-    job = await elevenlabs_job(body, voice_id, output, engine, state.config, key, request_id(http), whole=whole)
+    delivery = AudioDelivery(output, whole, wants_low_latency(http.query_params))
+    job = await elevenlabs_job(body, voice_id, delivery, engine, state.config, key, request_id(http))
     if json_lines:
-        response = await respond(http, state, job, media_type=JSON_LINES, transform=_json_lines)
-    else:
-        response = await respond(http, state, job)
-    response.headers["request-id"] = job.id  # the name under which ElevenLabs' clients look for it
+        return _with_id(await respond(http, state, job, media_type=JSON_LINES, transform=_json_lines), job.id)
+    return _with_id(await respond(http, state, job), job.id)
+
+
+def _with_id(response: Response, id: str) -> Response:
+    response.headers["request-id"] = id  # the name under which ElevenLabs' clients look for it
     return response
 
 

@@ -162,7 +162,7 @@ class ElevenLabsSocket:
             self._key = websocket_caller(self._socket)
         self._opened += 1
         engine, limits = self._state.lifecycle.require_engine(), self._state.config.limits
-        request = self._options.request(self._voice, self._seed, limits.request_seconds)
+        request = self._options.request(self._voice, self._seed, engine.frame_rate, limits.request_seconds)
         job = SpeechJob("elevenlabs", request, self._options.output_of(first), engine, self._key, self._id)
         send, on_end = partial(self._send_audio, name), partial(self._ended, contexts, name)
         return contexts.open(name, job, self._options.buffer(first), send, on_end)

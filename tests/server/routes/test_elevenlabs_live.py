@@ -12,11 +12,14 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from shoal.api.config import Limits
-from shoal.api.state import ServerState
+from shoal.api.config import KeyLimits, Limits, ServerConfig
+from shoal.api.engine_client import EngineHandle, EngineLifecycle
+from shoal.api.state import ServerState, create_state
+from shoal.voices.store import VoiceStore
 from tests.server.standin import RATE, Standin, listening, state_with, wait_until
 
 FIRST, WHOLE = 2 * RATE // 10, 2 * (RATE + RATE // 10)  # bytes of the first chunk, and of a whole text
+KEY = "a-key-of-the-tests"
 MULTI = "multi-stream-input?output_format=pcm_16000"
 
 
@@ -200,20 +203,33 @@ def test_a_disconnect_cancels_all_contexts(stand: Stand) -> None:
     assert stand.standin.spoken == []
 
 
-def test_keys_are_checked_before_the_socket_is_accepted(tmp_path: Path) -> None:
-    from dataclasses import replace
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[int]:
+    """The port of a server with one key, which may send two requests per minute."""
+    limits = KeyLimits(requests_per_minute=2)
+    config = ServerConfig(api_keys=(KEY,), key_limits=limits)
+    standin = Standin()
+    standin.go_on.set()
+    engine = EngineHandle(standin, VoiceStore(tmp_path), 25.0)
+    with listening(create_state(config, EngineLifecycle(lambda: engine, engine), 4)) as port:
+        yield port
 
-    from shoal.api.state import load_keys
 
-    state = state_with(Standin(), Limits(), tmp_path)
-    state.config = replace(state.config, api_keys=("a-key-of-the-tests",))
-    state.keys = load_keys(state.config)
-    with listening(state) as port:
-        stand = Stand(port, Standin(), state)
-        with pytest.raises(InvalidStatus) as refused, stand.dial():
-            pass
-        assert refused.value.response.status_code == 401
-        url = f"ws://127.0.0.1:{port}/v1/text-to-speech/default/{MULTI}"
-        with connect(url, proxy=None, additional_headers={"xi-api-key": "a-key-of-the-tests"}) as socket:
-            send(socket, close_socket=True)
-            assert closed_with(socket) == 1000
+def test_keys_and_their_limits_hold(limited: int) -> None:
+    url = f"ws://127.0.0.1:{limited}/v1/text-to-speech/default/{MULTI}"
+    with pytest.raises(InvalidStatus) as refused, connect(url, proxy=None):
+        pass
+    assert refused.value.response.status_code == 401
+    with connect(url, proxy=None, additional_headers={"xi-api-key": KEY}) as socket:
+        for name in "abc":
+            send(socket, text="Hello. ", context_id=name, flush=True)
+            send(socket, context_id=name, close_context=True)
+        messages = [receive(socket)]
+        while len([message for message in messages if message.get("isFinal") or "error" in message]) < 3:
+            messages.append(receive(socket))
+    errors = [(message["contextId"], message["error"]) for message in messages if "error" in message]
+    assert errors == [("c", "rate_limited")]
+    with pytest.raises(InvalidStatus) as late, connect(url, proxy=None, additional_headers={"xi-api-key": KEY}):
+        pass
+    assert late.value.response.status_code == 429
+    assert int(late.value.response.headers["retry-after"]) > 0
