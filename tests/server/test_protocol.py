@@ -206,7 +206,7 @@ REFUSED = [
     handshake("Sec-WebSocket-Key: x", VERSION),
     handshake(KEY, VERSION, path="/v1/nothing"),
     handshake(KEY, VERSION, "Origin: https://evil.example"),
-    handshake(KEY, VERSION, "model: unknown"),
+    handshake(KEY, VERSION, path="/v1/text-to-speech/nobody/stream-input"),
     handshake(KEY, VERSION).replace(b"GET", b"POST"),
     b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
 ]
