@@ -1,10 +1,11 @@
-"""Input file of a batch: one JSON object per line, with the fields of `/v1/tts`.
+"""Input file of a batch: one JSON object per line, with the fields of `/v1/tts`, or one text per line in a .txt file.
 
 The file is validated before the model is loaded, so that an error in line 9,000 is reported within seconds. Lines are
 then read again by offset when they are needed: a batch may be larger than memory.
 """
 
 import json
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class LineDefaults:
     model: str
     fields: dict[str, Any] = field(default_factory=dict)
     lexicon: str = ""  # hash of the lexicon file of the batch
+    plain: bool = False  # lines are texts, not JSON objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ class InputFile:
                 if names.setdefault(name, number) != number:
                     raise InvalidRequest(f"id {name!r} is already used by line {names[name]}")
             except ShoalError as problem:
-                yield LineError(number, default_name(number), str(problem))
+                id = _given_id(raw, self.defaults)
+                known = id is not None and names.setdefault(id, number) == number
+                yield LineError(number, id if id is not None and known else default_name(number), str(problem))
             else:
                 yield LineTask(number, name, digest, start, len(raw))
 
@@ -96,21 +100,42 @@ def parse_line(raw: bytes, defaults: LineDefaults) -> tuple[LineBody, str]:
     """Validate a line and return its body and digest. Raises ShoalError that says what is wrong."""
     if len(raw) > MAX_LINE_BYTES:
         raise InvalidRequest(f"the line is longer than {MAX_LINE_BYTES >> 20} MB")
-    try:
-        content = parse_json(raw.decode())
-    except UnicodeDecodeError:
-        raise InvalidRequest("the line is not UTF-8 text") from None
-    except SchemaViolation as problem:
-        raise InvalidRequest(problem.errors[0]["msg"].replace("the body", "the line")) from None
-    if not isinstance(content, dict):
-        raise InvalidRequest('a line must be a JSON object, such as {"text": "Hello."}')
-    content = _with_defaults(content, defaults.fields)
+    content = _with_defaults(_content(raw, plain=defaults.plain), defaults.fields)
     body = validated(LineBody, content)
     body.output()  # raises for settings that the audio format does not support
     request_lexicon(body)  # raises for an entry that is not one
     fields = json.dumps(content, ensure_ascii=False, sort_keys=True)
     hashed = "\0".join(filter(None, (defaults.model, fields, defaults.lexicon)))
     return body, blake2b(hashed.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _content(raw: bytes, *, plain: bool) -> dict[str, Any]:
+    try:
+        text = raw.decode()
+        content = {"text": text.strip()} if plain else parse_json(text)
+    except UnicodeDecodeError:
+        raise InvalidRequest("the line is not UTF-8 text") from None
+    except SchemaViolation as problem:
+        message = problem.errors[0]["msg"].replace("the body", "the line")
+        raise InvalidRequest(f"{message}; put plain texts, one per line, into a .txt file") from None
+    if not isinstance(content, dict):
+        raise InvalidRequest('a line must be a JSON object, such as {"text": "Hello."}, or a text in a .txt file')
+    return content
+
+
+def _given_id(raw: bytes, defaults: LineDefaults) -> str | None:
+    """Return the id of an invalid line if it has a valid one, so that the user finds the line by it."""
+    if len(raw) > MAX_LINE_BYTES:
+        return None
+    try:
+        id = _content(raw, plain=defaults.plain).get("id")
+    except ShoalError:
+        return None
+    return id if isinstance(id, str) and re.match(NAME, id) else None
+
+
+def is_plain_text(path: Path) -> bool:
+    return path.suffix.lower() == ".txt"
 
 
 def default_name(number: int) -> str:

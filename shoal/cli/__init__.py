@@ -27,6 +27,7 @@ from shoal.cli import (
     speak,
     voices,
 )
+from shoal.cli.help import use_help_classes
 from shoal.errors import ShoalError, VoiceNotFound
 
 BUG_EXIT_CODE = 70
@@ -63,6 +64,7 @@ for module in (
     doctor,
 ):
     module.add_to(app)
+use_help_classes(app)
 
 
 @app.callback()

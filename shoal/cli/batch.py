@@ -26,7 +26,8 @@ def add_to(app: typer.Typer) -> None:
 
 def batch(
     lines: Annotated[
-        Path, typer.Argument(metavar="IN.JSONL", help="Input file: one JSON request body of /v1/tts per line.")
+        Path,
+        typer.Argument(metavar="IN.JSONL|IN.TXT", help="Input: one JSON body of /v1/tts per line; in .txt, one text."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the audio files and manifest.jsonl.")],
     voice: Annotated[str | None, typer.Option(help="Stored voice for lines without a voice.")] = None,
@@ -67,7 +68,7 @@ def batch(
     flags = {"model": model, "codec": codec, "device": device, "slots": slots, "lexicon": lexicon}
     settings = resolve_settings(flags, file, set).settings
     with server_extra():
-        from shoal.batch.lines import InputFile, LineDefaults
+        from shoal.batch.lines import InputFile, LineDefaults, is_plain_text
         from shoal.batch.manifest import Manifest
         from shoal.batch.run import plan_batch
 
@@ -76,7 +77,7 @@ def batch(
 
     fields = {name: value for name, value in (("voice", voice), ("format", format)) if value is not None}
     source, progress = (
-        InputFile(lines, LineDefaults(settings.model, fields, _hash(settings.lexicon))),
+        InputFile(lines, LineDefaults(settings.model, fields, _hash(settings.lexicon), is_plain_text(lines))),
         BatchProgress(shown=not quiet),
     )
     with Manifest.opened(output) as manifest:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.batch import lines
-from shoal.batch.lines import InputFile, LineDefaults, LineError, LineTask
+from shoal.batch.lines import InputFile, LineDefaults, LineError, LineTask, is_plain_text, parse_line
 from shoal.errors import InvalidRequest
 
 PLAIN = LineDefaults("nano")
@@ -108,3 +108,23 @@ def test_defaults_hold_for_lines_that_do_not_say_otherwise(tmp_path: Path) -> No
 def test_a_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="No such file"):
         list(InputFile(tmp_path / "nowhere.jsonl", PLAIN).tasks())
+
+
+def test_a_text_file_has_one_text_per_line(tmp_path: Path) -> None:
+    defaults = LineDefaults("nano", {"format": "mp3"}, plain=True)
+    content = 'The tide is coming in.\r\n\n  {"text": "read as it is"}\n'
+    found = read(tmp_path, content, defaults)
+    assert [(task.number, task.name) for task in found] == [(1, "000001"), (3, "000003")]
+    bodies = [parse_line(raw, defaults)[0] for raw in content.encode().splitlines() if raw.strip()]
+    assert [(body.text, body.format) for body in bodies] == [
+        ("The tide is coming in.", "mp3"),
+        ('{"text": "read as it is"}', "mp3"),
+    ]
+    assert [is_plain_text(Path(name)) for name in ("a.txt", "A.TXT", "a.jsonl", "txt")] == [True, True, False, False]
+
+
+def test_an_invalid_line_keeps_its_id_unless_another_line_has_it(tmp_path: Path) -> None:
+    invalid = '{"text": "", "id": "x"}\n'
+    assert [fault.name for fault in read(tmp_path, invalid)] == ["x"]
+    assert [each.name for each in read(tmp_path, '{"text": "a", "id": "x"}\n' + invalid)] == ["x", "000002"]
+    assert [fault.name for fault in read(tmp_path, '{"text": "", "id": "../x"}\n')] == ["000001"]

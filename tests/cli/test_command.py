@@ -42,6 +42,7 @@ def test_every_command_has_help_for_every_parameter(shoal: Shoal, path: tuple[st
     ran = shoal(*path, "--help")
     assert ran.code == 0
     assert "Example: " in ran.text or path == ("version",)
+    assert "<bool>" not in ran.text, "a flag takes no value"
     silent = [each.name for each in COMMANDS[path].params if not getattr(each, "help", None)]
     assert silent == []
 
