@@ -102,3 +102,17 @@ def reject_the_first() -> None:
         return findings.pop() if findings and asked_for else judge(self, utterance, *given, **named)
 
     RequestTracker._check_speech = judge_or_reject  # type: ignore[method-assign]
+
+
+def break_batches() -> None:
+    """Make plain frames of more than one row fail, as a kernel that does not fit the device would."""
+    from shoal.engine.execution.plain_graphs import PlainFrame
+
+    run = PlainFrame.run
+
+    def run_or_fail(self: PlainFrame) -> None:
+        if self.inputs.shape[1] > 1:
+            raise RuntimeError("out of resource: shared memory")
+        run(self)
+
+    PlainFrame.run = run_or_fail  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
 from shoal.engine.process.worker import EngineSource, ReplyChannel, Worker
 from shoal.errors import EngineStopped, GenerationFailed, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
-from tests.engine.rigged import POISON_SEED, RiggedSource, break_the_device
+from tests.engine.rigged import POISON_SEED, RiggedSource, break_batches, break_the_device
 from tests.engine.test_engine import recording
 from tests.waiting import wait_until
 
@@ -392,3 +392,23 @@ def test_backends_reported_by_heartbeats_are_those_of_the_current_process() -> N
         assert supervisor.model_info.backends == Backends("graph", "graph")
         supervisor._on_reply(current, 0, Heartbeat(1, 0, now))  # type: ignore[arg-type]
         assert supervisor.model_info.backends == now
+
+
+def test_a_batch_size_that_fails_with_clients_connected_loses_no_request(supervisor: Supervisor) -> None:
+    async def together(engine: Supervisor) -> list[list[AudioChunk]]:
+        return await asyncio.gather(*(collect(engine, short(seed)) for seed in range(3)))
+
+    # The static policy waits until all three requests are there, so the first step has three rows.
+    config = EngineConfig(slots=3, rung="plain-graph", buckets=(1,), policy="static", batch_size=3, batch_seconds=10.0)
+    broken = Supervisor(RiggedSource("random:tiny", device="cpu", config=config, rig=break_batches))
+    broken.start()
+    try:
+        for ours, theirs in zip(asyncio.run(together(broken)), asyncio.run(together(supervisor)), strict=True):
+            np.testing.assert_allclose(samples_of(ours), samples_of(theirs), atol=1e-3)
+        statistics = broken.statistics()
+        assert statistics["steps"]["failed"] == 1
+        assert statistics["dropped_sizes"] == 1
+        assert broken.restarts == 0
+        assert broken.model_info.backends.model == statistics["backends"]["model"] == "plain-graph"
+    finally:
+        broken.close()
