@@ -90,7 +90,7 @@ BACKEND_METRIC = EngineMetric(
     "shoal_engine_backend",
     "gauge",
     ("backends",),
-    "1 for the execution backend in use, by part (model, codec) and backend (graph, fused, plain-graph, eager).",
+    "1 for the backend in use, by part (model, codec) and backend (graph, fused, plain-graph, native, eager).",
 )
 
 

@@ -53,7 +53,7 @@ Command = Speak | Encode | Decode | GetStats | Cancel | Close
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """Execution backends of the model and of the codec: graph, fused, plain-graph or eager."""
+    """Execution backends of the model and of the codec: graph, fused, plain-graph, native or eager."""
 
     model: str = "eager"
     codec: str = "eager"
