@@ -17,6 +17,7 @@ FILES = (
     "kernels/test_jit.py",
     "engine/process/test_supervisor.py",
     "docs/test_snippets.py",
+    "server/test_soak.py",
     "engine/test_core.py",
     "engine/test_faults.py",
     "checkpoint/test_memory.py",

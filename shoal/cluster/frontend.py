@@ -1,7 +1,9 @@
 """HTTP frontend of the cluster: the application of `shoal serve` on top of the replicas, with two more routes."""
 
 import asyncio
+import logging
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +33,9 @@ from shoal.server.state import Caller, bearer
 
 REPLICAS, FRONTENDS, GATE = "replicas", "fronts", "gate"
 WAIT_SECONDS = 0.5
+WATCH_SECONDS = 2.0
+
+logger = logging.getLogger(__name__)
 
 
 class Frontend:
@@ -59,6 +64,7 @@ class Frontend:
             own, EngineLifecycle(lambda: engine, engine), source.config.slots * cluster.max_replicas
         )
         self._routes = cluster_routes(service)
+        self._watch = asyncio.create_task(watch_replicas(service))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return strip_request_id(create_app(self._state, before=[self._routes]))
@@ -74,6 +80,19 @@ async def wait_for_facts(replicas: DeploymentHandle, source: EngineSource) -> Mo
             if not isinstance(model, Exception) and model[0] == source:
                 return model[1]
         await asyncio.sleep(WAIT_SECONDS)
+
+
+async def watch_replicas(
+    service: ClusterService, health: Callable[[], dict[str, Any]] | None = None, seconds: float = WATCH_SECONDS
+) -> None:
+    """Keep `service.ready` up to date, so that `/ready` and `/ping` are 503 while no replica runs."""
+    while True:
+        try:
+            found = await asyncio.to_thread(health or replica_health)
+            service.ready = found["ready"] > 0
+        except Exception:  # edge to Ray, whose controller may restart: the last known state stays
+            logger.exception("the state of the replicas is not known")
+        await asyncio.sleep(seconds)
 
 
 def strip_request_id(app: ASGIApp) -> ASGIApp:

@@ -31,9 +31,8 @@ class ClusterService:
     def __init__(self, replicas: DeploymentHandle, facts: ModelInfo) -> None:
         self._replicas, self._facts = replicas, facts
         self._speak = replicas.options(stream=True).speak
-
-    # Always ready: Ray queues requests while no replica is available.
-    ready = True
+        # Whether a replica runs. Requests are accepted either way: Ray queues them until one does.
+        self.ready = True
 
     @property
     def default_sampling(self) -> SamplingParams:

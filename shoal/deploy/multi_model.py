@@ -155,10 +155,11 @@ class ModelPool:
         source = replace(self._source, model=url)
         assert source.voices is not None
         supervisor = Supervisor(source)
-        await asyncio.to_thread(supervisor.start)
         async with AsyncExitStack() as on_error:
-            # An engine that is not in the pool would hold memory that is not accounted for.
+            # An engine that is not in the pool would hold memory that is not accounted for. `close` also ends an engine
+            # that still loads when this task is cancelled.
             on_error.push_async_callback(asyncio.to_thread, supervisor.close)
+            await asyncio.to_thread(supervisor.start)
             engine = engine_handle(supervisor, supervisor.model_info, source, source.voices)
             state = create_state(
                 replace(self._config, model=name), EngineLifecycle(lambda: engine, engine), source.config.slots

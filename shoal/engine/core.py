@@ -179,8 +179,9 @@ class EngineCore:
         if len(sequences) == 1 and not downgraded:
             return [self._fail_alone(self.tracker.active[sequences[0].id])]
         self._requeue(sequences)
-        suspects = [] if downgraded else [(each, each.length) for each in sequences]
-        self._suspects = deque([*suspects, *(each for each in self._suspects if each[0] not in sequences)])
+        if not downgraded:
+            suspects = [(each, each.length) for each in reversed(sequences)]
+            self._suspects.extendleft(each for each in suspects if each not in self._suspects)
         return []
 
     def _fail_alone(self, utterance: Utterance) -> Event:

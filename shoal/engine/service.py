@@ -45,7 +45,7 @@ class Service:
         self.core, self.voices, self.lexicon = core, voices, lexicon
         self.thread = EngineThread(core)
         self._encoder = CodecEncoder(core.checkpoint.codec, max_seconds=core.config.reference_seconds)
-        # One thread: the memory profile reserves room for encoding one piece of one recording.
+        # One thread: the memory profile reserves room for one codec call outside the engine's steps.
         self._codec_thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-codec")
         self._ids = itertools.count()
 
@@ -207,8 +207,9 @@ class Service:
         """Return the samples of codes [codebooks, frames]."""
         codec = self.core.checkpoint.codec
         check_codes(codes, codec.config.num_codebooks, codec.config.semantic_codebook_size)
-        samples = codec.decode(torch.from_numpy(codes.astype(np.int64))[None].to(codec.device))
-        return samples[0].float().cpu().numpy()
+        with self._encoder.exclusive():
+            samples = codec.decode(torch.from_numpy(codes.astype(np.int64))[None].to(codec.device))
+            return samples[0].float().cpu().numpy()
 
     async def aencode(self, audio: bytes) -> Codes:
         """`encode` on the codec thread, in order of arrival. Cancelling removes a call that has not started."""

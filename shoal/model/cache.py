@@ -1,5 +1,7 @@
 """KV caches for batches of equally long rows: reference generation, the fast transformer and training."""
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -27,9 +29,11 @@ class DenseKVCache:
             self.filled = end
         return attend(q, self.keys[layer][:, :, :end], self.values[layer][:, :, :end])
 
-    def reset(self) -> None:
-        """Forget all tokens. Stale entries are overwritten before they become visible."""
-        self.filled = 0
+    def first_rows(self, rows: int) -> "DenseKVCache":
+        """Return an empty cache of `rows` rows in the memory of this one. Stale entries are overwritten before use."""
+        part = copy(self)
+        part.keys, part.values, part.rows, part.filled = self.keys[:, :rows], self.values[:, :rows], rows, 0
+        return part
 
 
 class NoKVCache:

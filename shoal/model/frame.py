@@ -54,10 +54,12 @@ class FrameSampler:
     Not thread-safe: the KV cache of the fast transformer is reused between calls.
     """
 
-    def __init__(self, model: DualAR, head: Head, noise: Noise = exponential_noise) -> None:
+    def __init__(self, model: DualAR, head: Head, noise: Noise = exponential_noise, *, max_rows: int = 1) -> None:
+        """The KV cache holds `max_rows` from the first call on; it grows for larger batches."""
+        self.max_rows = max_rows
         self.model, self.head, self.noise = model, head, noise
         self.family = model.config.family
-        self._caches: dict[int, DenseKVCache] = {}
+        self._cache: DenseKVCache | None = None  # of the largest batch so far
 
     def sample(self, hidden: Tensor, state: FrameState) -> Tensor:
         """Hidden states [n, dim] before the final norm -> tokens [n, 1 + codebooks]. Advances the state."""
@@ -91,7 +93,7 @@ class FrameSampler:
         return torch.where(repeated & (state.frame > 0), second, first)
 
     def _sample_codes(self, hidden: Tensor, semantic: Tensor, state: FrameState) -> Tensor:
-        config, fast, cache = self.model.config, self.model.fast, self._cache(len(hidden))
+        config, fast, cache = self.model.config, self.model.fast, self._empty_cache(len(hidden))
         codes = [(semantic - config.semantic_begin_id).clamp(0, config.codebook_size - 1)]
         lanes = torch.arange(1, config.num_codebooks, device=semantic.device)
         noise = self.noise(state.settings.seed, state.frame, lanes, config.residual_size)
@@ -104,13 +106,13 @@ class FrameSampler:
             codes.append(self._sample_code(logits, codebook, state, noise[:, codebook - 1]))
         return torch.stack(codes, dim=1)
 
-    def _cache(self, rows: int) -> DenseKVCache:
-        """Return an empty KV cache for one frame of the fast transformer; one per batch size is kept for reuse."""
-        if rows not in self._caches:
+    def _empty_cache(self, rows: int) -> DenseKVCache:
+        """Return an empty KV cache for one frame of the fast transformer; the memory is reused between calls."""
+        if self._cache is None or self._cache.rows < rows:
             model, length = self.model, self.model.config.num_codebooks
-            self._caches[rows] = DenseKVCache(model.config.fast, rows, length, model.dtype, model.device)
-        self._caches[rows].reset()
-        return self._caches[rows]
+            largest = max(rows, self.max_rows)
+            self._cache = DenseKVCache(model.config.fast, largest, length, model.dtype, model.device)
+        return self._cache.first_rows(rows)
 
     def _sample_code(self, logits: Tensor, codebook: int, state: FrameState, noise: Tensor) -> Tensor:
         settings = state.settings

@@ -2,9 +2,12 @@
 
 import hashlib
 import json
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from math import ceil
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -18,6 +21,10 @@ from shoal.voices.voice import DEFAULT_LIMITS, hash_parts
 CHANNELS = 16
 
 
+# One lock per codec. The memory profile has room for one call outside the engine's steps, on whatever thread.
+_LOCKS: WeakKeyDictionary[Codec, threading.Lock] = WeakKeyDictionary()
+
+
 class CodecEncoder:
     """Encodes concurrently with a running decoder: on its own CUDA stream, without touching the decoder's state.
 
@@ -29,6 +36,7 @@ class CodecEncoder:
         # Reserve the tables now: growing them later would replace tensors that a running decoder reads.
         codec.reserve(ceil(max_seconds * codec.config.frame_rate))
         self._stream = _encoding_stream(codec.device)
+        self._lock = _LOCKS.setdefault(codec, threading.Lock())
 
     @property
     def sample_rate(self) -> int:
@@ -46,10 +54,16 @@ class CodecEncoder:
         """Return the codes [codebooks, frames] of samples [n]. Raises CheckpointError without an encoder."""
         if not self._codec.can_encode:
             raise CheckpointError("the codec was loaded without its encoder: only voices with stored codes can be used")
-        with self._on_own_stream():
+        with self.exclusive():
             batch = torch.from_numpy(samples)[None].to(self._codec.device)
             codes: Codes = self._codec.encode(batch)[0].to("cpu", torch.int32).numpy()
         return codes
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Run the block on a stream of its own, so that it does not hold up steps, and as the codec's only call."""
+        with self._lock, self._on_own_stream():
+            yield
 
     def _on_own_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

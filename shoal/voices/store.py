@@ -3,7 +3,8 @@
 Nothing is modified in place. A new voice is written in a workspace (a hidden directory beside the voices) and published
 by one rename; a deleted voice is renamed into a workspace and removed there. So a crash leaves the old or the new
 state, and of two processes that add the same name one succeeds. Workspaces left by a crash are removed when a store is
-opened while no other process writes.
+opened while no other process writes. The directory is created with its first voice: a server whose home is read-only
+runs with the voices it has.
 """
 
 import errno
@@ -81,8 +82,6 @@ class VoiceStore:
         sample_rate: int = 44_100,
         limits: VoiceLimits = DEFAULT_LIMITS,
     ) -> None:
-        with _as_output_error(f"the voice directory {directory}"):
-            directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory.resolve()
         self._builtin = tuple(root.resolve() for root in builtin)
         self._sample_rate = sample_rate
@@ -91,7 +90,8 @@ class VoiceStore:
 
     def names(self) -> list[str]:
         """Return the sorted names of all directories with at least one recording and its transcript."""
-        names = {name for root in self._roots for name in _names(root)}
+        roots = self._roots if self._directory.is_dir() else self._builtin
+        names = {name for root in roots for name in _names(root)}
         return sorted(name for name in names if self.exists(name))
 
     def exists(self, name: str) -> bool:
@@ -273,6 +273,7 @@ class VoiceStore:
     @contextmanager
     def _workspace(self) -> Iterator[Path]:
         """Yield a new directory on the same file system, removed on exit. The shared lock marks it as in use."""
+        self._directory.mkdir(parents=True, exist_ok=True)
         with file_lock(self._directory, shared=True):
             path = self._directory / f"{WORKSPACE}{secrets.token_hex(8)}"
             path.mkdir()
@@ -283,6 +284,8 @@ class VoiceStore:
 
     def _sweep(self) -> None:
         """Remove workspaces left by crashes. Under the exclusive lock no process writes, so all of them are stale."""
+        if not self._directory.is_dir():
+            return  # a lock would create a file of this name
         try:
             with file_lock(self._directory, wait=False):
                 for path in self._directory.glob(f"{WORKSPACE}*"):

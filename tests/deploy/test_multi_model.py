@@ -4,7 +4,10 @@ import asyncio
 import multiprocessing
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
@@ -136,6 +139,32 @@ def test_an_engine_without_its_application_is_ended(tiny_directory: Path, tmp_pa
     for engine in left:
         engine.kill()  # this process could not end before it
     assert not left
+
+
+def test_a_cancelled_load_leaves_no_engine(tiny_directory: Path, tmp_path: Path) -> None:
+    source = EngineSource(device="cpu", voices=tmp_path, config=EngineConfig(slots=2, kv_bytes=1 << 20))
+    before = set(multiprocessing.active_children())
+
+    def left() -> set[BaseProcess]:
+        return {each for each in multiprocessing.active_children() if each not in before}
+
+    async def cancel() -> None:
+        loading = asyncio.create_task(ModelPool(ServerConfig(), source, 1 << 40).load("first", str(tiny_directory)))
+        async with asyncio.timeout(60):
+            while not left():
+                await asyncio.sleep(0.01)
+        loading.cancel()
+        with suppress(asyncio.CancelledError):
+            await loading
+
+    asyncio.run(cancel())
+    deadline = time.monotonic() + 60
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    remaining = left()
+    for engine in remaining:
+        engine.kill()
+    assert not remaining
 
 
 def test_the_variables_of_sagemaker_are_understood() -> None:

@@ -74,19 +74,19 @@ POISON_SEED = 666
 
 def break_the_device() -> None:
     """Make a step with a request of POISON_SEED fail, and every step after it, as after a sticky CUDA error."""
-    from shoal.engine.execution.runner import EagerRunner, PendingStep
-    from shoal.engine.scheduler import Batch
+    from shoal.engine.execution.runner import PipelinedRunner
+    from shoal.engine.scheduler import Batch, StepOutput
 
-    launch, broken = EagerRunner.launch, list[Batch]()
+    run, broken = PipelinedRunner.run, list[Batch]()
 
-    def launch_or_break(self: EagerRunner, batch: Batch) -> PendingStep:
+    def run_or_break(self: PipelinedRunner, batch: Batch) -> StepOutput:
         if any(sequence.sampling.seed == POISON_SEED for sequence in batch.sequences()):
             broken.append(batch)
         if broken:
             raise RuntimeError("CUDA error: device-side assert triggered")
-        return launch(self, batch)
+        return run(self, batch)
 
-    EagerRunner.launch = launch_or_break  # type: ignore[method-assign]
+    PipelinedRunner.run = run_or_break  # type: ignore[method-assign]
 
 
 def reject_the_first() -> None:

@@ -67,15 +67,16 @@ def test_a_token_does_not_attend_to_later_tokens(tiny: Checkpoint) -> None:
     assert not torch.allclose(after[:, 10:], before[:, 10:], atol=1e-2)
 
 
-def test_stale_entries_of_a_reset_cache_are_never_read(tiny: Checkpoint) -> None:
+def test_stale_entries_of_a_reused_cache_are_never_read(tiny: Checkpoint) -> None:
     model, columns = tiny.model, random_columns(tiny, 1, 6)[0]
-    cache = DenseKVCache(model.config.slow, 1, 8, torch.float32, torch.device("cpu"))
+    whole = DenseKVCache(model.config.slow, 3, 8, torch.float32, torch.device("cpu"))
+    cache = whole.first_rows(1)
     with torch.inference_mode():
         first = model.slow(columns, torch.arange(6), cache)
-        cache.keys.fill_(torch.nan)
-        cache.values.fill_(torch.nan)
-        cache.reset()
-        assert torch.equal(model.slow(columns, torch.arange(6), cache), first)
+        whole.keys.fill_(torch.nan)
+        whole.values.fill_(torch.nan)
+        assert torch.equal(model.slow(columns, torch.arange(6), whole.first_rows(1)), first)
+    assert cache.keys.data_ptr() == whole.keys.data_ptr()
 
 
 def test_consecutive_query_heads_share_a_key_head() -> None:

@@ -241,3 +241,17 @@ def test_the_stop_token_is_never_resampled(repeating: tuple[FrameSampler, FrameS
     state.window[0, 0, 0] = decoder.head.stop_id
     decoder.noise = lambda seed, frame, lane, size: torch.ones(1, size)
     assert int(decoder.sample_semantic(likeliest(decoder, stop), state)) == stop
+
+
+def test_the_cache_of_the_fast_transformer_is_kept_once_and_not_per_batch_size(tiny: Checkpoint) -> None:
+    model = tiny.model
+    decoder, kept = FrameSampler(model, Head(model.slow), max_rows=4), set[int]()
+    with torch.inference_mode():
+        for rows in (1, 3, 4, 2):
+            hidden = torch.zeros(rows, model.config.slow.dim)
+            decoder.sample(hidden, fresh(tiny, *[GREEDY] * rows))
+            assert decoder._cache is not None
+            kept.add(decoder._cache.keys.data_ptr())
+    assert len(kept) == 1
+    assert decoder._cache is not None
+    assert decoder._cache.rows == 4

@@ -67,6 +67,7 @@ def wav() -> Callable[..., bytes]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
+    (tmp_path / "voices").mkdir()
     return tmp_path / "voices"
 
 

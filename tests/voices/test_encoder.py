@@ -1,5 +1,7 @@
 import copy
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -94,3 +96,35 @@ def test_a_gpu_has_the_same_fingerprint_and_encodes_on_its_own_stream(tiny):
     codes = encoder.encode(samples())
     assert not busy.query()
     assert np.mean(codes == CodecEncoder(tiny.codec).encode(samples())) > 0.9
+
+
+def test_one_codec_call_runs_at_a_time_outside_the_steps(tiny):
+    """The memory profile has room for one: voices and `/v1/vqgan` have encoders and threads of their own."""
+    one, other, entered = CodecEncoder(tiny.codec), CodecEncoder(tiny.codec), threading.Event()
+
+    def second() -> None:
+        with other.exclusive():
+            entered.set()
+
+    with one.exclusive():
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert not entered.wait(0.05)
+        assert not other._lock.acquire(blocking=False)
+    assert entered.wait(60)
+    thread.join()
+    assert CodecEncoder(random_checkpoint("tiny").codec)._lock is not one._lock
+
+
+def test_encoding_runs_on_its_own_stream(tiny, monkeypatch):
+    encoder, inside = CodecEncoder(tiny.codec), list[bool]()
+
+    @contextmanager
+    def stream() -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.append(False)
+
+    monkeypatch.setattr(encoder, "_on_own_stream", stream)
+    encoder.encode(samples(0.1))
+    assert inside == [True, False]

@@ -46,6 +46,25 @@ def both(directory: Path, builtin: Path) -> VoiceStore:
 # Adding and getting
 
 
+def test_the_directory_is_created_with_the_first_voice(tmp_path, builtin, wav):
+    directory = tmp_path / "home" / "voices"
+    store = VoiceStore(directory, [builtin], sample_rate=RATE)
+    assert store.names() == ["narrator"]
+    assert not (tmp_path / "home").exists()
+    store.add("anna", wav(), "Hello there.")
+    assert files(directory) == ["anna"]
+
+
+def test_a_directory_that_cannot_be_created_leaves_the_built_in_voices(tmp_path, builtin, encoder, wav):
+    (tmp_path / "home").write_text("a file: nothing can be created below it")
+    store = VoiceStore(tmp_path / "home" / "voices", [builtin], sample_rate=RATE)
+    assert store.names() == ["narrator"]
+    assert store.get("narrator", encoder).name == "narrator"
+    with pytest.raises(OutputError, match="anna") as raised:
+        store.add("anna", wav(), "Hello there.")
+    assert str(tmp_path) not in str(raised.value)
+
+
 def test_a_voice_is_loaded_as_it_was_added(store, encoder, wav):
     store.add("anna", wav(), "Hello there.")
     voice = store.get("anna", encoder)
@@ -147,6 +166,7 @@ def test_every_operation_refuses_every_unsafe_name(tmp_path_factory, name):
     ):
         name += "/.."
     root = tmp_path_factory.getbasetemp() / "unsafe"
+    (root / "voices").mkdir(parents=True, exist_ok=True)
     store = VoiceStore(root / "voices")
     for operation in (
         lambda: store.add(name, b"", "hi"),
@@ -375,7 +395,6 @@ def test_names_that_are_not_safe_are_not_listed(store, directory, wav):
 
 
 def test_a_root_may_be_a_link_itself(directory, encoder, wav, tmp_path):
-    directory.mkdir()
     (tmp_path / "link").symlink_to(directory)
     store = VoiceStore(tmp_path / "link", sample_rate=RATE)
     store.add("anna", wav(), "hi")
@@ -610,12 +629,6 @@ def test_readers_see_a_complete_voice_or_none_during_writes(store, encoder, wav)
         reader.join()
     assert problems == []
     assert sum(met.values()) > 0
-
-
-def test_a_directory_that_cannot_be_created_is_named(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OutputError, match="file"):
-        VoiceStore(tmp_path / "file" / "voices")
 
 
 def test_details_are_plain_json(store, directory, wav):

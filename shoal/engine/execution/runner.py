@@ -78,7 +78,7 @@ class EagerRunner:
         self.model, self.kv, self.tables = model, kv, tables
         self.size = kv.keys.shape[2]
         self.slots = SlotStates(model, slots)
-        self.decoder = FrameSampler(model, head)
+        self.decoder = FrameSampler(model, head, max_rows=slots)
         self.threads = CPUThreads(model)
 
     @torch.inference_mode()

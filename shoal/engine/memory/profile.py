@@ -100,7 +100,7 @@ def minimal_kv_config(checkpoint: Checkpoint, config: EngineConfig) -> EngineCon
 
 @torch.inference_mode()
 def run_peak_load(core: EngineCore) -> None:
-    """Run the largest step: the last prefill chunk of the longest prompt, all slots decoded, a recording encoded."""
+    """Run the largest step: the last prefill chunk of the longest prompt, all slots decoded, recordings and codes."""
     core.warm_up()
     model, kv, config = core.checkpoint.model, core.host_cache.kv, core.config
     device, end, size = model.device, model.config.slow.max_seq_len, config.block_size
@@ -116,6 +116,7 @@ def run_peak_load(core: EngineCore) -> None:
     codec = core.checkpoint.codec
     if codec.can_encode:
         codec.encode(torch.zeros(1, codec.CHUNK_FRAMES * codec.config.frame_length, device=device))
+    codec.decode(torch.zeros(1, codec.config.num_codebooks, codec.CHUNK_FRAMES, dtype=torch.long, device=device))
 
 
 def _release_memory() -> None:

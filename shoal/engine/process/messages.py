@@ -112,6 +112,14 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Fragment:
+    """Part of a pickled reply that is too large to be sent at once."""
+
+    data: bytes
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     error: ShoalError
 

@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import logging
 import multiprocessing
+import pickle
 import queue
 import threading
 import time
@@ -26,6 +27,7 @@ from shoal.engine.process.messages import (
     Dying,
     Encode,
     Failed,
+    Fragment,
     GetStats,
     Heartbeat,
     JobReply,
@@ -81,6 +83,7 @@ class EngineProcess:
         self.process.start()
         child_end.close()
         self.jobs: dict[int, EngineJob] = {}
+        self._fragments: dict[int, list[bytes]] = {}  # of replies that have not arrived completely
         self.model_info: ModelInfo | None = None
         self.start_error: ShoalError | None = None
         self.blamed: frozenset[int] | None = None  # jobs the process died of; None: not known
@@ -118,11 +121,23 @@ class EngineProcess:
             while True:
                 job, reply = self._pipe.recv()
                 self.heard = time.monotonic()
-                self._on_reply(self, job, reply)
+                whole = self._joined(job, reply)
+                if whole is not None:
+                    self._on_reply(self, job, whole)
         self.process.join()
         self.exited.set()
         self._commands.put(None)
         self._on_reply(self, 0, Failed(EngineStopped(f"the engine process exited with code {self.process.exitcode}")))
+
+    def _joined(self, job: int, reply: Reply | Fragment) -> Reply | None:
+        """Return a reply, or None after a fragment that is not the last of its reply."""
+        if not isinstance(reply, Fragment):
+            return reply
+        self._fragments.setdefault(job, []).append(reply.data)
+        if not reply.last:
+            return None
+        whole: Reply = pickle.loads(b"".join(self._fragments.pop(job)))  # as safe as `recv`: from our own process
+        return whole
 
     def _send_commands(self) -> None:
         with suppress(OSError):

@@ -6,6 +6,7 @@ The process exits when the pipe closes, so it never outlives its parent.
 import asyncio
 import logging
 import os
+import pickle
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from shoal.engine.process.messages import (
     Dying,
     Encode,
     Failed,
+    Fragment,
     GetStats,
     Heartbeat,
     Ready,
@@ -35,6 +37,7 @@ from shoal.engine.process.messages import (
     Result,
     Speak,
 )
+from shoal.engine.process.native_memory import HeapTrimmer, bound_heap
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeviceFailed, EngineStopped, InternalError, ShoalError
 
@@ -42,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.5
 EXIT_DONE, EXIT_BROKEN = 0, 70  # 70 is EX_SOFTWARE
+FRAGMENT_BYTES = 256 << 10  # 3 s of samples at 22 kHz; a pipe takes it in well under a millisecond
 PREPARE_THREADS = 8  # for hashing recordings, tokenizing and sending results; encoding has its own thread
 
 
@@ -64,6 +68,7 @@ def run_worker(pipe: Connection, source: EngineSource, log_level: int) -> None:
     # supervisor decides when this process ends, after it has drained.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    bound_heap()
     replies = ReplyChannel(pipe)
     forward_logs(replies.send, log_level)
     try:
@@ -92,8 +97,28 @@ class ReplyChannel:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._sending = pipe, threading.Lock()
+        self._waiting, self._changed = 0, threading.Condition()  # calls of `send` that have not returned
 
     def send(self, job: int, reply: Reply) -> None:
+        with self._changed:
+            self._waiting += 1
+        try:
+            self._write(job, reply)
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                self._changed.notify_all()
+
+    def send_large(self, job: int, reply: Reply) -> None:
+        """Send a reply of any size in fragments, between which chunks of audio are sent first."""
+        data = pickle.dumps(reply)
+        for start in range(0, len(data), FRAGMENT_BYTES):
+            end = start + FRAGMENT_BYTES
+            with self._changed:
+                self._changed.wait_for(lambda: not self._waiting)
+            self._write(job, Fragment(data[start:end], last=end >= len(data)))
+
+    def _write(self, job: int, reply: Reply | Fragment) -> None:
         # A closed pipe is handled by the reading side, which ends the process.
         with suppress(OSError), self._sending:
             self._pipe.send((job, reply))
@@ -103,7 +128,7 @@ class Worker:
     def __init__(self, pipe: Connection, replies: ReplyChannel, source: EngineSource) -> None:
         from shoal.engine.load import load_service
 
-        self._pipe, self._send = pipe, replies.send
+        self._pipe, self._send, self._send_large = pipe, replies.send, replies.send_large
         self._service = load_service(source)
         self._service.thread.on_failure = self._exit_broken
         # The thread that reads commands never sends: with both pipe buffers full, each side would wait for the other.
@@ -189,7 +214,7 @@ class Worker:
     async def _reply(self, job: int, ask: Callable[[], Awaitable[object]]) -> None:
         with self._reporting_errors(job):
             value = await ask()
-            await asyncio.to_thread(self._send, job, Result(value))
+            await asyncio.to_thread(self._send_large, job, Result(value))
 
     @contextmanager
     def _reporting_errors(self, job: int) -> Iterator[None]:
@@ -207,10 +232,12 @@ class Worker:
             self._send(job, Failed(InternalError()))
 
     def _send_heartbeats(self) -> None:
+        service, trimmer = self._service, HeapTrimmer()
         while True:
             time.sleep(HEARTBEAT_SECONDS)
-            service = self._service
-            self._send(0, Heartbeat(service.core.stats.steps, service.thread.active, service.backends))
+            beat = Heartbeat(service.core.stats.steps, service.thread.active, service.backends)
+            self._send(0, beat)
+            trimmer.update(beat.steps, beat.active)
 
 
 def _settle(ended: "asyncio.Future[None]") -> None:

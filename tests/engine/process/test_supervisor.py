@@ -20,8 +20,8 @@ from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.save import save_random
 from shoal.config import EngineConfig
 from shoal.engine.process.jobs import JobRunner
-from shoal.engine.process.messages import Backends, Encode, GetStats, Heartbeat
-from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
+from shoal.engine.process.messages import Backends, Encode, Fragment, GetStats, Heartbeat, Result
+from shoal.engine.process.supervisor import EngineProcess, Supervisor, SupervisorConfig
 from shoal.engine.process.worker import EngineSource, ReplyChannel, Worker
 from shoal.errors import EngineStopped, GenerationFailed, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
@@ -342,7 +342,7 @@ class Blocked:
 
 def test_reading_commands_is_not_blocked_by_sending_results() -> None:
     worker, pipe = object.__new__(Worker), Blocked()
-    worker._send = ReplyChannel(pipe).send  # type: ignore[arg-type]
+    worker._send_large = ReplyChannel(pipe).send_large  # type: ignore[arg-type]
     worker._jobs = JobRunner(1)
     worker._service = SimpleNamespace(statistics=dict)  # type: ignore[assignment]
     reading = threading.Thread(target=lambda: [worker._run_command(job, GetStats()) for job in (1, 2)], daemon=True)
@@ -352,6 +352,44 @@ def test_reading_commands_is_not_blocked_by_sending_results() -> None:
     held_up = reading.is_alive()
     pipe.read.set()
     assert not held_up
+
+
+class RecordingPipe:
+    """A pipe whose first message is held until `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def send(self, message: tuple[int, object]) -> None:
+        self.sent.append(message[1])
+        self.begun.set()
+        assert self.go_on.wait(60)
+
+
+def test_a_large_reply_lets_chunks_of_audio_pass() -> None:
+    pipe = RecordingPipe()
+    channel, value = ReplyChannel(pipe), np.arange(200_000)  # type: ignore[arg-type]
+    chunk = AudioChunk(np.zeros(1, np.float32), 16_000)
+    large = threading.Thread(target=channel.send_large, args=(1, Result(value)))
+    large.start()
+    assert pipe.begun.wait(60)
+    small = threading.Thread(target=channel.send, args=(2, chunk))
+    small.start()
+    wait_until(lambda: channel._waiting == 1)
+    pipe.go_on.set()
+    large.join(60)
+    small.join(60)
+    fragments = [each for each in pipe.sent if isinstance(each, Fragment)]
+    assert len(fragments) > 3
+    assert pipe.sent[1] is chunk
+    process = object.__new__(EngineProcess)
+    process._fragments = {}
+    *parts, whole = [process._joined(1, each) for each in fragments]
+    assert parts == [None] * len(parts)
+    assert isinstance(whole, Result)
+    np.testing.assert_array_equal(whole.value, value)
+    assert process._fragments == {}
 
 
 def test_start_raises_the_error_of_a_model_that_cannot_be_loaded() -> None:

@@ -1,0 +1,33 @@
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # raised by Ray
+def test_a_cluster_without_replicas_is_not_ready() -> None:
+    from shoal.cluster.frontend import watch_replicas
+    from shoal.cluster.service import ClusterService
+
+    handle = SimpleNamespace(options=lambda stream: SimpleNamespace(speak=None))
+    service = ClusterService(handle, None)  # type: ignore[arg-type]
+    found: list[dict[str, Any] | Exception] = [{"ready": 0}, {"ready": 2}, RuntimeError("no controller"), {"ready": 0}]
+    seen: list[bool] = []
+
+    def health() -> dict[str, Any]:
+        seen.append(service.ready)
+        answer = found.pop(0) if found else {"ready": 0}
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def watch() -> None:
+        task = asyncio.create_task(watch_replicas(service, health, seconds=0.0))
+        while len(seen) < 5:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(watch())
+    assert seen[:5] == [True, False, True, True, False]

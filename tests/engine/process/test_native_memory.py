@@ -1,0 +1,58 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shoal.engine.process.native_memory import TRIM_SECONDS, HeapTrimmer
+from tests.engine.clock import FakeClock
+
+# Frees large buffers below small ones that stay, as codec calls do: a raised threshold keeps them in the heap.
+PROGRAM = """
+import ctypes
+from shoal.engine.process.native_memory import bound_heap
+from shoal.paths import rss_bytes
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+if {bound}:
+    assert bound_heap()
+libc.free(libc.malloc(30 << 20))  # raises the dynamic threshold
+before = rss_bytes()
+buffers, kept = [], []
+for _ in range(8):
+    buffers.append(libc.malloc(20 << 20))
+    ctypes.memset(buffers[-1], 1, 20 << 20)
+    kept.append(libc.malloc(1 << 10))
+for buffer in buffers:
+    libc.free(buffer)
+print((rss_bytes() - before) >> 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
+@pytest.mark.parametrize("bound", [False, True])
+def test_large_buffers_go_back_to_the_system_when_they_are_freed(bound: bool) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(bound=bound)], capture_output=True, text=True, env=environment, check=True
+    )
+    assert (int(done.stdout) < 20) is bound
+
+
+def test_the_heap_is_trimmed_when_the_engine_becomes_idle_and_once_a_minute() -> None:
+    clock, trims = FakeClock(), list[float]()
+    trimmer = HeapTrimmer(lambda pad: trims.append(clock.now), clock)
+    began = clock.now
+
+    def update(seconds: float, steps: int, active: int) -> None:
+        clock.now = began + seconds
+        trimmer.update(steps, active)
+
+    update(1.0, steps=0, active=0)  # nothing has run
+    update(2.0, steps=10, active=1)
+    update(3.0, steps=20, active=0)
+    update(4.0, steps=20, active=0)  # still idle
+    update(5.0, steps=30, active=2)
+    update(3.0 + TRIM_SECONDS, steps=40, active=2)
+    assert trims == [began + 3.0, began + 3.0 + TRIM_SECONDS]
