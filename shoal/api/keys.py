@@ -19,8 +19,11 @@ from typing import Any
 from shoal.api.config import KeyLimits
 from shoal.errors import InvalidRequest
 from shoal.paths import atomic_write, file_lock, output_errors
+from shoal.speech import Pronunciation
+from shoal.text.lexicon import read_lexicon
 
 PREFIX = "shoal_"
+MAX_WORDS = 1_000  # of a key's lexicon, which travels with each of its requests
 MIN_LENGTH = 16  # characters of a key chosen by hand
 
 
@@ -32,6 +35,17 @@ class Key:
     sha256: str = field(repr=False)
     created: str = ""
     limits: KeyLimits = field(default=KeyLimits())
+    lexicon_file: str | None = None
+    lexicon: tuple[Pronunciation, ...] = field(default=(), repr=False)  # of `lexicon_file`, once the server has read it
+
+    def load_lexicon(self) -> "Key":
+        """Return the key with the words of its lexicon. Raises InvalidRequest for a file that cannot be read."""
+        if self.lexicon_file is None:
+            return self
+        entries = tuple(read_lexicon(Path(self.lexicon_file)).entries.values())
+        if len(entries) > MAX_WORDS:
+            raise InvalidRequest(f"{self.lexicon_file} has {len(entries)} words; a key may have at most {MAX_WORDS}")
+        return replace(self, lexicon=entries)
 
 
 ANONYMOUS = Key("anyone", "")
@@ -90,17 +104,21 @@ class KeyFile:
             return None
         return found.st_mtime_ns, found.st_ino
 
-    def create(self, name: str, limits: KeyLimits | None = None) -> str:
+    def create(self, name: str, limits: KeyLimits | None = None, lexicon: Path | None = None) -> str:
         """Add a key and return its secret, which is not stored. Raises InvalidRequest when the name is taken."""
         if not name.strip():
             raise InvalidRequest("a key needs a name")
         secret = PREFIX + secrets.token_urlsafe(32)
         now = datetime.now(UTC).isoformat(timespec="seconds")
+        created = Key(
+            name, digest(secret), now, limits or KeyLimits(), None if lexicon is None else str(lexicon.resolve())
+        )
+        created.load_lexicon()  # a file that cannot be read is reported now, not when the server starts
         with self._locked():
             keys = self.read()
             if any(key.name == name for key in keys):
                 raise InvalidRequest(f"there is a key named {name!r} already")
-            self._write([*keys, Key(name, digest(secret), now, limits or KeyLimits())])
+            self._write([*keys, created])
         return secret
 
     def revoke(self, name: str) -> None:
@@ -129,12 +147,13 @@ class KeyFile:
 
 
 def _entry(key: Key) -> dict[str, Any]:
-    return {"name": key.name, "sha256": key.sha256, "created": key.created, **asdict(key.limits)}
+    lexicon = {} if key.lexicon_file is None else {"lexicon": key.lexicon_file}
+    return {"name": key.name, "sha256": key.sha256, "created": key.created, **asdict(key.limits), **lexicon}
 
 
 def _key(entry: dict[str, Any]) -> Key:
     rest = dict(entry)
-    key = Key(rest.pop("name"), rest.pop("sha256"), rest.pop("created"))
+    key = Key(rest.pop("name"), rest.pop("sha256"), rest.pop("created"), lexicon_file=rest.pop("lexicon", None))
     if not isinstance(key.name, str) or not isinstance(key.sha256, str) or len(key.sha256) != 64:
         raise ValueError("a key has a name and the SHA-256 of its secret")
     return replace(key, limits=KeyLimits(**rest))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 from urllib.parse import quote
+from xml.sax.saxutils import escape
 
 from shoal.api.config import Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle
@@ -17,6 +18,7 @@ from shoal.api.schemas import OpenAISpeech, ReferenceRecording, SpeechBody
 from shoal.errors import ModelNotFound, TextError
 from shoal.speech import Pronunciation, Recording, Sampling, SpeechRequest
 from shoal.text.lexicon import pronunciation
+from shoal.text.markup.ssml import is_ssml
 from shoal.text.plan import TextPlan, plan_text
 from shoal.text.tokenizer import SPEAKER_TAG
 from shoal.voices.store import VoiceStore
@@ -44,6 +46,10 @@ class SpeechJob:
     id: str
     ignored: tuple[str, ...] = ()  # request fields that were accepted without effect
     show_text: bool = False  # return the text as the model reads it in a header
+
+    def __post_init__(self) -> None:
+        # Here, so that a key's lexicon applies in every API.
+        object.__setattr__(self, "request", with_key_lexicon(self.request, self.key))
 
     @property
     def stream(self) -> bool:
@@ -121,6 +127,9 @@ def openai_text(body: OpenAISpeech, engine: EngineHandle, config: ServerConfig) 
 def with_direction(text: str, direction: str) -> str:
     """Return the text with a direction in brackets before it, after the tag of the first speaker if it has one."""
     words = " ".join(direction.translate(BRACKETS).split())
+    if is_ssml(text):
+        start = text.index(">", text.index("<speak")) + 1
+        return f"{text[:start]}{escape(f'[{words}]')} {text[start:]}"
     tag = SPEAKER_TAG.match(text)
     start = tag.end() if tag else 0
     return f"{text[:start]}[{words}] {text[start:]}"
@@ -159,6 +168,13 @@ def request_lexicon(body: TextFields) -> tuple[Pronunciation, ...]:
         return tuple(pronunciation(written, reading) for written, reading in body.lexicon.items())
     except TextError as problem:
         raise wrong_field("lexicon", str(problem)) from None
+
+
+def with_key_lexicon(request: SpeechRequest, key: Key) -> SpeechRequest:
+    """Return the request with the lexicon of its key, to which its own entries have precedence. Idempotent."""
+    if not key.lexicon or not request.normalize or request.lexicon[: len(key.lexicon)] == key.lexicon:
+        return request
+    return replace(request, lexicon=(*key.lexicon, *request.lexicon))
 
 
 def text_plan(request: SpeechRequest, engine: EngineHandle) -> TextPlan:

@@ -142,7 +142,7 @@ def create_state(config: ServerConfig, lifecycle: EngineLifecycle, slots: int) -
 def load_keys(config: ServerConfig) -> KeyRing:
     """Return the keys of the settings and of the key file. Blocks on file I/O."""
     configured = [key_from_settings(number, key, config.key_limits) for number, key in enumerate(config.api_keys, 1)]
-    stored = KeyFile(config.keys_file).read() if config.keys_file is not None else []
+    stored = [key.load_lexicon() for key in KeyFile(config.keys_file).read()] if config.keys_file is not None else []
     if config.keys_file is not None and not stored:
         logger.warning("%s has no keys: create one with `shoal keys new NAME --file FILE`", config.keys_file)
     return KeyRing([*configured, *stored])

@@ -164,6 +164,7 @@ def new_key(
         float | None,
         typer.Option(min=1, help="Seconds of audio per day (UTC) for this key. Default: the limit of the server."),
     ] = None,
+    lexicon: Lexicon = None,
     file: KeysFile = None,
     json: Json = False,
 ) -> None:
@@ -175,7 +176,7 @@ def new_key(
     from shoal.api.config import KeyLimits
     from shoal.cli.tables import print_json
 
-    secret = keys.create(name, KeyLimits(requests_per_minute, concurrency, daily_audio_seconds))
+    secret = keys.create(name, KeyLimits(requests_per_minute, concurrency, daily_audio_seconds), lexicon)
     if json:
         print_json({"name": name, "key": secret, "file": str(keys.path)})
         return

@@ -10,8 +10,11 @@ from shoal.api.config import KeyLimits, ServerConfig
 from shoal.api.engine_client import EngineLifecycle
 from shoal.api.exceptions import Unauthorized
 from shoal.api.keys import Key, KeyFile, KeyRing, key_from_settings
+from shoal.api.requests import with_key_lexicon
 from shoal.api.state import create_state, load_keys
 from shoal.errors import InvalidRequest, OutputError
+from shoal.speech import Pronunciation, SpeechRequest
+from shoal.text.lexicon import Lexicon
 
 
 def test_a_key_is_stored_as_a_hash_and_authenticates(tmp_path: Path) -> None:
@@ -99,3 +102,31 @@ def test_a_key_file_that_is_created_later_is_taken_up(tmp_path: Path, monkeypatc
     with pytest.raises(Unauthorized):
         state.authenticate("")
     assert state.authenticate(f"Bearer {secret}").name == "alice"
+
+
+def test_a_key_may_have_a_lexicon_which_yields_to_that_of_the_request(tmp_path: Path) -> None:
+    words, file = tmp_path / "words.txt", KeyFile(tmp_path / "keys.json")
+    words.write_text("nginx = engine x\nSQL = sequel\n")
+    secret = file.create("alice", lexicon=words)
+    key = load_keys(ServerConfig(keys_file=file.path)).find(secret)
+    assert key is not None
+    own = SpeechRequest("nginx and SQL", lexicon=(Pronunciation("SQL", "ess cue ell"),))
+    merged = with_key_lexicon(own, key)
+    assert Lexicon(merged.lexicon).apply(own.text, phonemes=False) == "engine x and ess cue ell"
+    assert with_key_lexicon(merged, key) is merged
+    written = SpeechRequest("nginx", normalize=False)
+    assert with_key_lexicon(written, key) is written
+
+
+def test_a_lexicon_that_cannot_be_read_is_reported_when_the_key_is_made_and_loaded(tmp_path: Path) -> None:
+    words, file = tmp_path / "words.txt", KeyFile(tmp_path / "keys.json")
+    with pytest.raises(InvalidRequest, match="cannot read the lexicon"):
+        file.create("alice", lexicon=words)
+    words.write_text("\n".join(f"word{number} = a" for number in range(1001)))
+    with pytest.raises(InvalidRequest, match="a key may have at most 1000"):
+        file.create("alice", lexicon=words)
+    words.write_text("a = b")
+    file.create("alice", lexicon=words)
+    words.unlink()
+    with pytest.raises(InvalidRequest, match="cannot read the lexicon"):
+        load_keys(ServerConfig(keys_file=file.path))

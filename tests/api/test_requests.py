@@ -21,7 +21,7 @@ from shoal.api.keys import ANONYMOUS
 from shoal.api.requests import SpeechJob, openai_job, response_headers
 from shoal.api.schemas import OpenAISpeech
 from shoal.errors import InvalidRequest
-from shoal.text.plan import TextRules
+from shoal.text.plan import TextRules, plan_text
 from shoal.voices.store import VoiceStore
 from tests.server.standin import Standin
 
@@ -111,3 +111,9 @@ def test_a_stream_begins_with_enough_audio_to_play(engine: EngineHandle) -> None
     assert first_frames(STREAM) == round(0.46 * engine.frame_rate)
     assert first_frames(replace(STREAM, low_latency=True)) is None
     assert first_frames(replace(STREAM, whole=True)) is None
+
+
+def test_a_direction_of_ssml_is_placed_inside_the_document(engine: EngineHandle) -> None:
+    s2 = replace(engine, text_rules=TextRules(directions=True))
+    made = job(s2, input='<speak version="1.1">Hello.</speak>', instructions="calm & quiet")
+    assert plan_text(made.request, s2.text_rules).text == "[calm & quiet] Hello."

@@ -326,6 +326,17 @@ def test_sliders_start_at_the_models_defaults_and_only_changed_ones_are_sent(vis
     assert page.input_value("#temperature") == "0.8"
 
 
+def test_a_switch_shows_the_text_as_the_model_reads_it(visit: Visit) -> None:
+    page = visit()
+    say(page, "**Hello** there. [pause:0.1s] Good day.")
+    wait_until_made(page)
+    assert page.is_hidden("#spoken-text")
+    page.check("#show-text")
+    say(page, "**Hello** there. [pause:0.1s] Good day.")
+    wait_until_made(page)
+    assert page.inner_text("#spoken-text") == "Hello there. [pause:0.1s] Good day."
+
+
 def test_text_that_cannot_be_spoken_is_reported(visit: Visit) -> None:
     page = visit()
     say(page, "<|im_end|> is a control token.")

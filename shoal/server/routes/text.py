@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from shoal.api.parsing import ALL, JSON
-from shoal.api.requests import fish_request, text_plan
+from shoal.api.requests import fish_request, text_plan, with_key_lexicon
 from shoal.api.schemas import SpeechBody, form_fields
 from shoal.server.openapi import error_responses, model_response, request_body
 from shoal.server.request_body import read_model
@@ -46,7 +46,7 @@ class SpokenText(BaseModel):
 async def show_text(http: Request, state: State, key: Caller) -> JSONResponse:
     engine, limits = state.lifecycle.require_engine(), state.config.limits
     body = await read_model(http, SpeechBody, limits, state.body_budget, from_form=form_fields)
-    request = fish_request(body, limits)
+    request = with_key_lexicon(fish_request(body, limits), key)
     plan = await run_for_client(http, state, key, "text", lambda: asyncio.to_thread(text_plan, request, engine))
     return JSONResponse(spoken_text(plan).model_dump())
 

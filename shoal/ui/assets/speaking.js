@@ -46,7 +46,7 @@ export class Speaking {
     const { player, playback, composer, sampling, download } = this.#page;
     const recipe = { draft: composer.draft, moved: sampling.moved, seed: sampling.seed ?? randomSeed() };
     const track = new Track(this.rate);
-    const options = { ...sampling.options, seed: recipe.seed };
+    const options = { ...sampling.options, seed: recipe.seed, ...(sampling.showsText && { show_text: true }) };
     const synthesis = (this.#current = new Synthesis(composer.lines, options, track));
     this.#follow(synthesis);
     playback.expect(expectedSeconds(characters(synthesis.lines)));
@@ -65,6 +65,8 @@ export class Speaking {
       this.#show(synthesis);
     });
     synthesis.addEventListener("line", () => this.#show(synthesis));
+    showText("");
+    synthesis.addEventListener("text", ({ detail }) => showText(`${byId("spoken-text").textContent} ${detail.text}`));
     synthesis.addEventListener("waiting", ({ detail }) => {
       byId("progress-words").textContent = `The server is busy; going on in ${detail.seconds} s`;
     });
@@ -120,6 +122,11 @@ export class Speaking {
     if (problem.status === 401 && (await askForKey(problem))) return this.#speak();
     notice.tell(problem, problem.status === 400 || problem.status === 422 ? null : () => this.#speak());
   }
+}
+
+function showText(text) {
+  byId("spoken-text").textContent = text.trim();
+  byId("spoken-text").hidden = !text;
 }
 
 function announce(words) {

@@ -100,6 +100,7 @@ export class Synthesis extends EventTarget {
       try {
         const response = await server.speak(this.#bodyFor(line), this.#abort.signal);
         this.#check(response);
+        this.#tellText(response.headers.get("X-Spoken-Text"));
         return response.body;
       } catch (problem) {
         if (!problem.retryAfter || this.line === 0 || tries === TRIES) throw problem;
@@ -113,6 +114,11 @@ export class Synthesis extends EventTarget {
     if (voice !== null) return { ...this.options, text, reference_id: voice };
     const reference = this.#references.get(speaker);
     return reference ? { ...this.options, text, references: [reference] } : { ...this.options, text };
+  }
+
+  /** `encoded` is the text as the model reads it, percent-encoded; null unless `show_text` asks for it. */
+  #tellText(encoded) {
+    if (encoded !== null) this.#dispatch("text", { text: decodeURIComponent(encoded) });
   }
 
   #check(response) {

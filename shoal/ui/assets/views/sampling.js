@@ -1,5 +1,6 @@
 /** Sampling settings: a seed, and sliders that start at the model's defaults. */
 
+import { recall, remember } from "../store/preferences.js";
 import { byId, element } from "./dom.js";
 
 /** `field` is the name in /v1/tts; `fallback` is the default if the model has none. */
@@ -30,6 +31,8 @@ export class SamplingForm {
 
   constructor() {
     byId("sliders").replaceChildren(...SLIDERS.map((slider) => this.#row(slider)));
+    byId("show-text").checked = recall("show-text", false);
+    byId("show-text").addEventListener("change", () => remember("show-text", byId("show-text").checked || null));
     byId("sampling").addEventListener("submit", (event) => event.preventDefault());
     byId("sampling").addEventListener("reset", (event) => {
       event.preventDefault();
@@ -54,6 +57,11 @@ export class SamplingForm {
 
   set seed(value) {
     byId("seed").value = value ?? "";
+  }
+
+  /** Whether the server is asked for the text as the model reads it. */
+  get showsText() {
+    return byId("show-text").checked;
   }
 
   /** The sliders that differ from their defaults. */
