@@ -6,9 +6,8 @@ from functools import partial
 
 from shoal.api.keys import Key
 from shoal.api.state import ServerState
-from shoal.audio.decode import AudioLimits, read_audio
-from shoal.errors import MissingExtra, TextError
-from shoal.voices.transcriber import RATE, Transcriber
+from shoal.audio.decode import AudioLimits
+from shoal.voices.transcriber import transcribe_recording
 
 
 async def store_recordings(state: ServerState, name: str, clips: Sequence[tuple[bytes, str | None]]) -> None:
@@ -18,7 +17,7 @@ async def store_recordings(state: ServerState, name: str, clips: Sequence[tuple[
     """
     store = state.lifecycle.require_engine().voices
     limits = AudioLimits(max_seconds=state.config.limits.reference_seconds)
-    complete = [(audio, text or await _transcribed(state, audio, limits)) for audio, text in clips]
+    complete = [(audio, await _transcribed(state, audio, limits) if text is None else text) for audio, text in clips]
     await asyncio.to_thread(store.add_recordings, name, complete)
 
 
@@ -30,16 +29,5 @@ async def store_speech(state: ServerState, name: str, key: Key, request_id: str)
 
 
 async def _transcribed(state: ServerState, audio: bytes, limits: AudioLimits) -> str:
-    work = partial(_transcribe, state.transcriber, audio, limits)
+    work = partial(transcribe_recording, state.transcriber, audio, "`text`", limits)
     return await asyncio.get_running_loop().run_in_executor(state.convert_pool, work)
-
-
-def _transcribe(transcriber: Transcriber, audio: bytes, limits: AudioLimits) -> str:
-    samples = read_audio(audio, RATE, limits).samples
-    try:
-        text = transcriber(samples)
-    except MissingExtra as missing:
-        raise MissingExtra(f"the recording has no transcript: send it as `text`, or: {missing}") from None
-    if not text:
-        raise TextError("no English words were recognised in the recording: send its transcript as `text`")
-    return text

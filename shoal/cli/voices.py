@@ -33,13 +33,18 @@ def add_to(app: typer.Typer) -> None:
 def add(
     name: Annotated[str, typer.Argument(help="Name of the voice: letters, digits, - and _.")],
     recording: Annotated[Path, typer.Argument(help="Audio file with 10 to 30 seconds of one speaker, in any format.")],
-    transcript: Annotated[str, typer.Option(help="Words spoken in the recording, verbatim.")],
+    transcript: Annotated[
+        str | None,
+        typer.Option(help="Words spoken in the recording, verbatim. Default: by an English recogniser, if installed."),
+    ] = None,
     voices: Directory = None,
 ) -> None:
     """Store a recording as a voice.
 
     Example: shoal voices add narrator me.wav --transcript "What I say in me.wav."
     """
+    if transcript is None:
+        transcript = _transcribe(recording)
     _store(voices).add(name, recording, transcript)
     # nano, the default model, barely clones voices.
     typer.echo(f'added {name}; try it: shoal say "Hello." --voice {quote(name)} --model s1-mini', err=True)
@@ -83,6 +88,14 @@ def remove(name: Name, voices: Directory = None) -> None:
     """
     _store(voices).delete(name)
     typer.echo(f"removed {name}", err=True)
+
+
+def _transcribe(recording: Path) -> str:
+    from shoal.voices.transcriber import Transcriber, transcribe_recording
+
+    transcript = transcribe_recording(Transcriber(), recording, "--transcript")
+    typer.echo(f"transcript: {transcript}\nif it is wrong, remove the voice and add it with --transcript", err=True)
+    return transcript
 
 
 def _store(directory: Path | None) -> "VoiceStore":

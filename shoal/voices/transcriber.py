@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from shoal.audio.decode import AudioLimits, read_audio
 from shoal.audio.pcm import Samples
-from shoal.errors import MissingExtra
+from shoal.errors import MissingExtra, TextError
+from shoal.voices.voice import DEFAULT_LIMITS
 
 RATE = 16_000
 
@@ -45,6 +47,23 @@ class Transcriber:
     def _hear(self, samples: Samples) -> str:
         transcript = self._model.transcribe_without_streaming(np.pad(samples, self.padding).tolist(), RATE)
         return " ".join(line.text.strip() for line in transcript.lines)
+
+
+def transcribe_recording(
+    transcriber: Transcriber, audio: bytes | Path, field: str, limits: AudioLimits = DEFAULT_LIMITS.audio
+) -> str:
+    """Return the words of a recording. `field` is the name under which the caller accepts a transcript.
+
+    Raises AudioError, TextError if no words are recognised, MissingExtra without the recogniser.
+    """
+    samples = read_audio(audio, RATE, limits).samples
+    try:
+        text = transcriber(samples)
+    except MissingExtra as missing:
+        raise MissingExtra(f"the recording has no transcript: send it as {field}, or: {missing}") from None
+    if not text:
+        raise TextError(f"no English words were recognised in the recording: send its transcript as {field}")
+    return text
 
 
 def pieces(samples: Samples, longest: int = 10 * RATE) -> list[Samples]:

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 from pathlib import Path
 
@@ -47,6 +48,18 @@ def test_cloning_with_nano_prints_a_note(shoal: Shoal, recording: Path, tmp_path
     out = tmp_path / "a.wav"
     ran = shoal("say", "Hi.", "--voice", recording, "--transcript", "La la.", "-o", out, "--max-frames", "4")
     assert "barely clones voices" in ran.err
+
+
+def test_without_a_recogniser_a_transcript_is_needed(
+    shoal: Shoal, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "moonshine_voice" else find_spec(name, *rest)
+    )
+    added = shoal("voices", "add", "tone", recording)
+    assert (added.code, "send it as --transcript, or: " in added.err, "shoal-tts[asr]" in added.err) == (11, True, True)
+    assert own(shoal) == []
 
 
 def test_invalid_voices_are_rejected(shoal: Shoal, recording: Path, tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from pydantic import BaseModel
 from shoal.api.exceptions import SchemaViolation
 from shoal.api.parsing import JSON, MSGPACK, check_parts, file_part, text_part, validated
 from shoal.api.schemas import VOICE_NAME, Body, VoiceName
+from shoal.api.voice_upload import store_recordings
 from shoal.server.openapi import error_responses, form_body, model_response, request_body
 from shoal.server.request_body import read_form, read_model
 from shoal.server.state import Caller, State, bearer
+from shoal.server.streaming_response import run_for_client
 
 router = APIRouter(tags=["Voices"], prefix="/v1/references", dependencies=[Depends(bearer)])
 
@@ -53,9 +55,9 @@ class VoiceList(BaseModel):
 NEW_VOICE = {
     "id": {"type": "string", "pattern": VOICE_NAME, "maxLength": 255},
     "audio": {"type": "string", "format": "binary", "description": "Recording of one speaker, 10 to 30 seconds."},
-    "text": {"type": "string", "minLength": 1, "description": "Transcript of the recording."},
+    "text": {"type": "string", "minLength": 1, "description": "Transcript of the recording. Default: by a recogniser."},
 }
-ERRORS = error_responses(400, 401, 404, 408, 409, 413, 415, 422, 429, 503)
+ERRORS = error_responses(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 504)
 
 FormatParameter = Annotated[
     str | None, Query(description="Response format, json or msgpack; takes precedence over the Accept header.")
@@ -79,14 +81,15 @@ ResponseType = Annotated[str, Depends(response_type)]
     "/add",
     summary="Store a voice",
     responses=model_response(VoiceChanged, JSON, MSGPACK) | ERRORS,
-    openapi_extra=form_body(NEW_VOICE),
+    openapi_extra=form_body(NEW_VOICE, required=("id", "audio")),
 )
 async def add(http: Request, state: State, key: Caller, kind: ResponseType) -> Response:
-    store = state.lifecycle.require_engine().voices
+    state.lifecycle.require_engine()
     form = await read_form(http, state.config.limits, state.body_budget)
     check_parts(form, "id", "audio", "text")
     name = validated(NewVoice, {"id": text_part(form, "id")}).id
-    await asyncio.to_thread(store.add, name, file_part(form, "audio"), text_part(form, "text"))
+    clip = file_part(form, "audio"), text_part(form, "text") if "text" in form else None
+    await run_for_client(http, state, key, "voices", lambda: store_recordings(state, name, [clip]))
     return respond(VoiceChanged(success=True, message=f"voice {name} was added", reference_id=name), kind)
 
 
