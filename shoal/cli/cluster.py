@@ -70,6 +70,13 @@ def balance(
     origin: Annotated[
         list[str] | None, typer.Option(help="Origin whose web pages may call the balancer; may be repeated.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name that a Host header may have, or * for any; may be repeated. Default: localhost and addresses "
+            "for a balancer on loopback, else any."
+        ),
+    ] = None,
 ) -> None:
     """Distribute requests over several running servers, without Ray.
 
@@ -89,7 +96,14 @@ def balance(
     found = parse_workers([url for url in workers.split(",") if url.strip()], parse_weights(weight or ()))
     set_up_logging("auto", "info")
     balance(
-        BalancerConfig(found, host, port, strategy=check_strategy(strategy), cors_origins=tuple(origin or ())),
+        BalancerConfig(
+            found,
+            host,
+            port,
+            strategy=check_strategy(strategy),
+            cors_origins=tuple(origin or ()),
+            allowed_hosts=tuple(allowed_host or ()),
+        ),
         partial(print_address, model=f"{len(found)} servers") if sys.stderr.isatty() else None,
     )
 

@@ -167,7 +167,8 @@ def test_a_response_that_breaks_off_is_not_repeated(breaking: str, workers: list
 
 
 def test_without_a_ready_server_the_balancer_says_so() -> None:
-    with TestClient(create_balancer(BalancerConfig((WorkerAddress(f"http://127.0.0.1:{free_port()}"),)))) as client:
+    app = create_balancer(BalancerConfig((WorkerAddress(f"http://127.0.0.1:{free_port()}"),)))
+    with TestClient(app, base_url="http://localhost") as client:
         answer = client.post("/v1/tts", json=SAY)
         assert (answer.status_code, "no worker is ready" in answer.text) == (503, True)
         assert client.get("/v1/health").status_code == 503

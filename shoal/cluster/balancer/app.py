@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shoal.api.admission import BodyBudget
+from shoal.api.config import is_loopback
 from shoal.cluster.balancer.config import BalancerConfig
 from shoal.cluster.balancer.proxy import Proxy
 from shoal.cluster.balancer.sockets import forward_socket
@@ -22,6 +23,7 @@ from shoal.metrics import Metrics
 from shoal.server.error_responses import add_exception_handlers
 from shoal.server.middleware.connection_limit import ConnectionLimit
 from shoal.server.middleware.errors import ErrorMiddleware
+from shoal.server.middleware.hosts import HostMiddleware
 from shoal.server.middleware.origins import OriginMiddleware
 from shoal.server.middleware.request_id import RequestIDMiddleware
 from shoal.server.protocol import protocol_options
@@ -68,6 +70,8 @@ def create_balancer(config: BalancerConfig) -> FastAPI:
     )
     app.add_middleware(ErrorMiddleware)
     app.add_middleware(OriginMiddleware, allowed=config.cors_origins)
+    # Whether the workers have keys is not known here.
+    app.add_middleware(HostMiddleware, allowed=config.allowed_hosts, is_open=lambda: is_loopback(config.host))
     app.add_middleware(RequestIDMiddleware, metrics=metrics)
     return app
 

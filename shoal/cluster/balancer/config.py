@@ -27,6 +27,7 @@ class BalancerConfig:
     connect_seconds: float = 2.0
     attempts: int = 3  # workers that one request is tried on: a request that crashes workers must not crash all
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # names in Host headers, which workers do not see; see HostMiddleware
     limits: Limits = field(default=Limits())
 
 

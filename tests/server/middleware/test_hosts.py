@@ -9,6 +9,8 @@ import pytest
 from shoal.api.config import ServerConfig
 from shoal.api.engine_client import EngineHandle, EngineLifecycle
 from shoal.api.state import create_state
+from shoal.cluster.balancer.app import create_balancer
+from shoal.cluster.balancer.config import BalancerConfig, WorkerAddress
 from shoal.server.app import create_app
 from shoal.voices.store import VoiceStore
 from tests.server.standin import Standin
@@ -66,6 +68,22 @@ def test_only_known_names_are_accepted(config: ServerConfig, host: str, expected
 
 def test_a_same_origin_request_of_a_rebound_name_is_refused(tmp_path: Path) -> None:
     assert status(LOOPBACK, tmp_path, "evil.example", "POST", "/v1/tts") == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "expected"),
+    [("127.0.0.1", (), 403), ("0.0.0.0", (), 503), ("127.0.0.1", ("evil.example",), 503), ("0.0.0.0", ("other",), 403)],
+)
+def test_a_balancer_checks_what_its_workers_do_not_see(host: str, allowed: tuple[str, ...], expected: int) -> None:
+    """It has no workers that are ready, so what passes gets a 503."""
+    config = BalancerConfig((WorkerAddress("http://127.0.0.1:1"),), host, allowed_hosts=allowed)
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(create_balancer(config))
+        async with httpx.AsyncClient(transport=transport, base_url="http://evil.example") as http:
+            return (await http.post("/v1/tts", json={"text": "Hello."})).status_code
+
+    assert asyncio.run(ask()) == expected
 
 
 def test_probes_may_have_any_name(tmp_path: Path) -> None:
