@@ -13,6 +13,13 @@ from shoal.errors import InvalidRequest
 # A sentence ends only when something follows its end mark: "3." may become "3.5", and "..." may grow.
 SENTENCE_END = re.compile(r"[.!?…;:]['\")\]]*(?=\s)|[。！？；]|\n")
 DEFAULT_MAX_CHARACTERS = 200
+# Phonemes, control tokens and style markers, the last of which may not have arrived to its end.
+MAX_UNCUT = 256
+UNCUT = re.compile(
+    r"<\|phoneme_start\|>[^<]{0,200}(?:<\|phoneme_end\|>)?|<\|[^<|>]{0,32}(?:\|>)?"
+    r"|\[[^\[\]\n]{0,64}\]|\([^()\n]{0,64}\)"
+)
+COMPLETE = re.compile(r"<\|phoneme_start\|>[^<]*<\|phoneme_end\|>|<\|(?!phoneme_start)[^<|>]*\|>|\[.*\]|\(.*\)")
 MAX_EVENT_BYTES = 64 << 10  # all events but `start`, which may carry recordings
 
 
@@ -120,8 +127,22 @@ class TextBuffer:
             return end
         if len(self._text) <= self._max:
             return 0
-        space = self._text.rfind(" ", 1, self._max)
-        return space if space > 0 else self._max
+        return uncut(self._text, self._max)
+
+
+def uncut(text: str, longest: int) -> int:
+    """Return where to cut a text without a sentence end: at a space outside of tags and markers; 0: wait for more."""
+    space = text.rfind(" ", 1, longest)
+    cut = space if space > 0 else longest
+    within = (each for each in UNCUT.finditer(text, 0, longest + MAX_UNCUT) if each.start() < cut < each.end())
+    whole = next(within, None)
+    if whole is None:
+        return cut
+    if whole.start():
+        return whole.start()
+    if COMPLETE.fullmatch(whole.group()):
+        return whole.end()
+    return cut if len(text) > longest + MAX_UNCUT else 0
 
 
 def speakable(text: str) -> bool:

@@ -11,7 +11,7 @@ from tests.docs.here import ROOT
 from tests.server.conftest import Serving
 
 EXAMPLES = ROOT / "examples"
-ASKS_A_SERVER = ("openai_client.py", "fish_client.py", "stream_http.py", "live_text.py")
+ASKS_A_SERVER = ("openai_client.py", "fish_client.py", "stream_http.py", "live_text.py", "interrupt.py")
 
 
 def run(name: str, *arguments: object) -> str:

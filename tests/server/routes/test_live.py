@@ -429,3 +429,23 @@ def test_text_is_split_at_sentence_ends() -> None:
     assert buffer.add("...") == []
     assert buffer.flush() == []
     assert buffer.received == 78
+
+
+@pytest.mark.parametrize(
+    "whole", ["<|phoneme_start|>HH AH0 L OW1<|phoneme_end|>", "<|speaker:1|>", "[in a low voice]", "(soft tone)"]
+)
+def test_tags_and_markers_are_not_cut(whole: str) -> None:
+    text = f"one two three four {whole} five six seven eight nine ten eleven"
+    for longest in range(16, len(text)):
+        buffer = TextBuffer(min_characters=1, max_characters=longest)
+        pieces = [piece.text for piece in [*buffer.add(text), *buffer.flush()]]
+        assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
+        assert any(whole in piece for piece in pieces), pieces
+
+
+def test_a_tag_that_has_not_arrived_to_its_end_is_not_cut() -> None:
+    buffer = TextBuffer(min_characters=1, max_characters=24)
+    pieces = buffer.add("one two <|phoneme_start|>HH AH0 L ")
+    pieces += [*buffer.add("OW1<|phoneme_end|> three."), *buffer.flush()]
+    spoken = [piece.text.strip() for piece in pieces]
+    assert spoken == ["one two", "<|phoneme_start|>HH AH0 L OW1<|phoneme_end|>", "three."]

@@ -14,6 +14,7 @@ const SLIDERS = [
     step: 0.05,
   },
   { field: "top_p", title: "Top-p", help: "How unlikely a choice may be.", min: 0.1, max: 1, step: 0.05 },
+  { field: "top_k", title: "Top-k", help: "Number of choices; 0 is all.", min: 0, max: 200, step: 1 },
   {
     field: "repetition_penalty",
     title: "Repetition penalty",
