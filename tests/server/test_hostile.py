@@ -142,6 +142,27 @@ def test_a_wav_with_a_false_length_is_rejected(http: httpx.Client) -> None:
     assert answer.status_code == 400
 
 
+MANY = 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/vqgan/decode", ormsgpack.packb({"tokens": [[[-1] * 300_000]]})),
+        ("/v1/vqgan/decode", b"\x81\xa6tokens\x91\x91\xdd" + MANY.to_bytes(4) + b"\xff" * MANY),
+        ("/v1/tts", b"\xdd" + MANY.to_bytes(4) + b"\x90" * MANY),
+        ("/v1/tts", ormsgpack.packb({"text": "a", "references": [[]] * 100_000})),
+        ("/v1/tts", ormsgpack.packb({"text": "a"} | {str(number): 0 for number in range(100_000)})),
+        ("/v1/tts", ormsgpack.packb({"text": "a", "x" * 1_000_000: 0})),
+    ],
+)
+def test_a_body_of_many_elements_gets_a_short_error(http: httpx.Client, path: str, body: bytes) -> None:
+    """One error per element used to need gigabytes; the fixture checks the memory of the server."""
+    answer = http.post(path, content=body, headers={"content-type": "application/msgpack"})
+    assert answer.status_code == 422
+    assert len(answer.content) < 16_000
+
+
 @pytest.mark.parametrize(
     "body",
     [
