@@ -152,7 +152,7 @@ async def stored_voice(name: str, voices: VoiceStore) -> str | None:
 class TextFields(Protocol):
     """Fields of speech bodies that say how the text is read."""
 
-    normalize: bool | Literal["en"]
+    normalize: bool | Literal["en", "de", "fr"]
     lexicon: dict[str, str]
 
 

@@ -74,7 +74,7 @@ TopK = Annotated[Integer, Field(ge=0, le=100_000)]
 MaxFrames = Annotated[Integer, Field(ge=0, le=100_000)]
 SampleRate = Annotated[Integer, Field(ge=8_000, le=192_000)]
 Normalize = Annotated[
-    bool | Literal["en"],
+    bool | Literal["en", "de", "fr"],
     Field(
         description="true: read markup, and spell out what the model needs; false: pass the text unchanged; "
         "a language: also spell out numbers and symbols in it, for models that read many languages."

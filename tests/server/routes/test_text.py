@@ -61,7 +61,7 @@ def test_the_text_route_shows_turns_without_speaking(http: httpx.Client) -> None
         ({"text": "[pause:99s] Hello."}, 400, "a pause of 99 s is too long"),
         ({"text": "GIF", "lexicon": {"GIF": "/QQ/"}}, 422, "is not an Arpabet phoneme"),
         ({"text": "a", "lexicon": {"a": "b"}, "normalize": False}, 422, "normalize: false passes the text unchanged"),
-        ({"text": "a", "normalize": "xx"}, 422, "Input should be 'en'"),
+        ({"text": "a", "normalize": "xx"}, 422, "Input should be 'en', 'de' or 'fr'"),
         ({"text": "a", "lexicon": {str(n): "b" for n in range(101)}}, 422, "at most 100 items"),
         ({"text": '<speak><voice name="nobody">Hi.</voice></speak>'}, 404, "nobody"),
     ],
