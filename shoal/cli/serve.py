@@ -77,7 +77,7 @@ def serve(
     file: File = None,
     set: Set = None,
 ) -> None:
-    """Serve the Fish, OpenAI and SageMaker APIs over HTTP until SIGINT or SIGTERM.
+    """Serve the Fish, OpenAI, ElevenLabs and SageMaker APIs over HTTP until SIGINT or SIGTERM.
 
     Example: shoal serve
 
