@@ -50,6 +50,10 @@ class Spoken:
         self.characters, self.interrupted_characters, self.interrupted_seconds = piece.end, 0, 0.0
 
 
+class IdleTimeout(InvalidRequest):
+    """No context of the socket had text to speak for too long."""
+
+
 class IdleTimer:
     """Measures how long no context of a socket has had text to speak."""
 
@@ -66,13 +70,13 @@ class IdleTimer:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Raise InvalidRequest when the socket has been idle for too long."""
+        """Raise IdleTimeout when the socket has been idle for too long."""
         try:
             async with asyncio.timeout(None) as self._timer:
                 self._restart()
                 yield
         except TimeoutError:
-            raise InvalidRequest(f"no message arrived for {self._idle_seconds:g} seconds") from None
+            raise IdleTimeout(f"no message arrived for {self._idle_seconds:g} seconds") from None
         finally:
             self._timer = None
 

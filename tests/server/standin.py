@@ -15,7 +15,7 @@ from shoal.api.engine_client import EngineHandle, EngineLifecycle
 from shoal.api.state import ServerState, create_state
 from shoal.server.app import create_app
 from shoal.server.protocol import protocol_options
-from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
+from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest, SpokenTurn
 from shoal.text.prompt import Codes
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import free_port
@@ -33,17 +33,21 @@ class Standin:
         self.rest, self.pause = rest, pause  # samples, seconds
         self.go_on = threading.Event()
         self.begun: list[str] = []
+        self.contexts: list[tuple[str, ...] | None] = []  # texts of the turns that each request continues
         self.spoken: list[str] = []
         self.ended: list[str] = []  # and the caller has taken the last chunk
         self.encoding = self.left = 0
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
         self.begun.append(request.text)
+        before = request.context
+        self.contexts.append(None if before is None else tuple(turn.text for turn in before))
+        context = None if before is None else (*before, SpokenTurn(request.text, np.zeros((10, 1), np.int32)))
         yield AudioChunk(np.full(RATE // 10, 0.1, np.float32), RATE)
         await asyncio.sleep(self.pause)
         await self._may()
         self.spoken.append(request.text)
-        yield AudioChunk(np.full(self.rest, 0.1, np.float32), RATE, "stop")
+        yield AudioChunk(np.full(self.rest, 0.1, np.float32), RATE, "stop", context)
         self.ended.append(request.text)
 
     async def aencode(self, audio: bytes) -> Codes:

@@ -19,7 +19,7 @@ from shoal.api.admission import BodyReservation
 from shoal.api.exceptions import SlowReader
 from shoal.api.keys import Key
 from shoal.api.live import Cancel, Flush, LiveBody, Stop, Text, TextBuffer, parse_message
-from shoal.api.live_session import LiveContext, LiveContexts, Spoken
+from shoal.api.live_session import IdleTimeout, LiveContext, LiveContexts, Spoken
 from shoal.api.requests import fish_job
 from shoal.api.state import ServerState
 from shoal.errors import InvalidRequest, ShoalError
@@ -35,7 +35,7 @@ router = APIRouter()
 
 # Fish Audio's client accepts messages of up to 64 KiB.
 MAX_MESSAGE_BYTES = 60 << 10
-POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011
+NORMAL, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1008, 1011
 SESSION = "session"  # name of the one context that a Fish socket has at a time
 
 
@@ -80,7 +80,7 @@ class FishSocket:
             await self._close(INTERNAL_ERROR, "internal server error")
 
     async def _receive(self, contexts: LiveContexts) -> bytes:
-        """Raises InvalidRequest for a text frame, and when no message arrives for too long."""
+        """Raises InvalidRequest for a text frame, and IdleTimeout when no message arrives for too long."""
         try:
             async with contexts.idle.limit():
                 return await self._socket.receive_bytes()
@@ -148,11 +148,14 @@ class FishSocket:
         logger.info("%s: %s", self._id, error)
         if isinstance(error, SlowReader):
             await close_connection(self._socket.scope, immediately=True)  # the client would not read `finish` either
+        elif isinstance(error, IdleTimeout):
+            # A normal end: nothing was lost, and clients that keep one session connect again without an error.
+            await self._close(NORMAL, str(error), reason="stop")
         else:
             await self._close(POLICY_VIOLATION, str(error))
 
-    async def _close(self, code: int, message: str) -> None:
-        finish = {"event": "finish", "reason": "error", "message": message}
+    async def _close(self, code: int, message: str, *, reason: str = "error") -> None:
+        finish = {"event": "finish", "reason": reason, "message": message}
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._socket.send_bytes(ormsgpack.packb(finish))

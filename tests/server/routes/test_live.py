@@ -190,7 +190,8 @@ def test_a_session_is_not_idle_while_it_speaks(tmp_path: Path) -> None:
             send(socket, event="flush")
         *_, finish = heard(socket)
     assert standin.spoken == ["One.", "Two.", "Three.", "Four."]
-    assert finish == {"event": "finish", "reason": "error", "message": "no message arrived for 0.5 seconds"}
+    assert finish == {"event": "finish", "reason": "stop", "message": "no message arrived for 0.5 seconds"}
+    assert socket.close_code == 1000
     assert state.queue.in_flight == 0
 
 
@@ -351,6 +352,23 @@ def test_the_end_of_a_flushed_sentence_does_not_wait_for_the_next(
     while received < expected:
         received += len(receive(socket)["audio"])
     assert received == expected
+
+
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_sentences_continue_the_ones_of_their_session(
+    held: tuple[ServerState, Standin, ClientConnection], conditioned: bool
+) -> None:
+    _, standin, socket = held
+    standin.go_on.set()
+    for _ in range(2):
+        send(socket, event="start", request={**START, "condition_on_previous_chunks": conditioned})
+        for text in ("One.", "Two.", "Three."):
+            send(socket, event="text", text=text)
+            send(socket, event="flush")
+        send(socket, event="stop")
+        heard(socket)
+    session = [(), ("One.",), ("One.", "Two.")] if conditioned else [None] * 3
+    assert standin.contexts == session * 2
 
 
 def test_cancel_after_the_session_has_ended_is_ignored(held: tuple[ServerState, Standin, ClientConnection]) -> None:
