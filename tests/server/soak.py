@@ -287,13 +287,17 @@ class Soak:
 
     async def _send(self, clients: Clients, probe: Probe, *, leave: bool) -> None:
         received, outcome = b"", "complete"
+        # Half of those that disconnect do so at any time, the others at the first piece of the answer.
+        patience = self.dice.random() * 0.2 if leave and self.dice.random() < 0.5 else None
         try:
-            async with aclosing(clients.send(probe)) as pieces:
+            async with asyncio.timeout(patience), aclosing(clients.send(probe)) as pieces:
                 async for piece in pieces:
                     received += piece
-                    if leave:
+                    if leave and patience is None:
                         outcome = "disconnected"
                         break
+        except TimeoutError:
+            outcome = "disconnected"
         except Refused:
             self.outcomes["refused"] += 1
             await clients.wait_for_server()
@@ -363,6 +367,7 @@ async def long_form(soak: Soak, requests: int, workers: int, kills: int, stops: 
                 await asyncio.sleep(0.1)
             await soak.wait_until_ready()
             await act()
+            print(f"{soak.sent} requests, {dict(soak.outcomes)}", file=sys.stderr, flush=True)
         await soak.wait_until_ready()
 
     await soak.run(requests // 2, workers, disturb)
