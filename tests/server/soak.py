@@ -86,9 +86,7 @@ class Clients:
             "msgpack": lambda probe: self._post("/v1/tts", probe.speech, packed=True),
             "openai": lambda probe: self._post("/v1/audio/speech", _openai(probe.speech)),
             "sagemaker": lambda probe: self._post("/invocations", probe.speech),
-            "decode": lambda probe: self._post(
-                "/v1/vqgan/decode", {"tokens": [_codes(codebooks, probe.number)]}, packed=True
-            ),
+            "decode": lambda probe: self._post("/v1/vqgan/decode", _codes(codebooks, probe.number), packed=True),
             "live": self._live,
         }
 
