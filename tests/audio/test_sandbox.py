@@ -88,7 +88,7 @@ def test_a_process_that_dies_while_it_decodes_is_an_error_of_the_recording(decod
     wait_until(lambda: worker.jobs == 2)
     os.kill(worker._process.pid, signal.SIGSEGV)
     os.kill(worker._process.pid, signal.SIGCONT)
-    thread.join(60)
+    thread.join(240)
     assert errors == ["the recording makes the decoder fail; send it in another format, such as wav"]
     assert "exit code -11" in caplog.text
     assert len(decoders.decode(flac, request_for(flac))[0]) == RATE

@@ -21,7 +21,7 @@ def task(number: int, *, name: str | None = None, digest: str = "d") -> LineTask
 
 
 def done(out: Path, number: int, *, digest: str = "d") -> JournalEntry:
-    """An entry, and the file it tells of."""
+    """An entry and its audio file."""
     atomic_write(out / f"{number:06d}.wav", b"sound")
     return JournalEntry(number, f"{number:06d}", "done", digest, file=f"{number:06d}.wav", size=5, audio_seconds=1.0)
 

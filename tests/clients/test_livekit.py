@@ -16,7 +16,7 @@ from tests.clients.conftest import KEY
 from tests.server.conftest import Serving
 from tests.waiting import wait_until
 
-ONCE = APIConnectOptions(max_retry=0, timeout=60)
+ONCE = APIConnectOptions(max_retry=0, timeout=240)
 Talk = Callable[[fishaudio.TTS], Awaitable[None]]
 
 

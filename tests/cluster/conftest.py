@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ import httpx
 import pytest
 
 from tests.server.conftest import ROOT, free_port, recording, surroundings
+from tests.waiting import wait_until
 
 __all__ = ["recording"]  # a fixture here, too
 
-START_SECONDS = 240.0
 SLOTS = 4
 
 
@@ -51,15 +50,16 @@ class Cluster:
     def health(self) -> httpx.Response:
         return httpx.get(f"{self.url}/v1/health", timeout=240, trust_env=False, verify=False)
 
-    def wait_until(self, ready: int, seconds: float = START_SECONDS) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            with suppress(httpx.TransportError, ValueError):
-                if (found := self.health().json())["ready"] == found["wanted"] == ready:
-                    return
+    def wait_until(self, ready: int) -> None:
+        """Wait until this many replicas are wanted and ready."""
+
+        def as_wanted() -> bool:
             assert self.process.poll() is None, self.log
-            time.sleep(0.2)
-        raise AssertionError(self.log)
+            with suppress(httpx.TransportError, ValueError):
+                return bool((found := self.health().json())["ready"] == found["wanted"] == ready)
+            return False
+
+        wait_until(as_wanted, lambda: self.log, interval=0.2)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another `shoal` on the same machine."""

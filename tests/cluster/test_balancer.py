@@ -5,11 +5,11 @@ import contextlib
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 
 import httpx
 import ormsgpack
@@ -22,6 +22,7 @@ from shoal.cluster.balancer.config import BalancerConfig, WorkerAddress, parse_w
 from shoal.cluster.balancer.workers import WeightedShares, WorkerPool
 from shoal.errors import InvalidRequest
 from tests.server.conftest import ROOT, Serving, command, free_port, samples_of, start, surroundings
+from tests.waiting import wait_until
 
 SAY = {"text": "The tide is coming in.", "seed": 7, "max_new_tokens": 12, "format": "wav"}
 
@@ -46,19 +47,9 @@ def balancer(workers: list[Serving], tmp_path_factory: pytest.TempPathFactory) -
         process = subprocess.Popen(command(*flags), stdout=log, stderr=log, cwd=ROOT, env=surroundings(home))
     serving = Serving(process, f"http://127.0.0.1:{port}", home / "log", home)
     serving.wait_until_ready()
-    wait_until(lambda: httpx.get(f"{serving.url}/v1/health", trust_env=False).json()["ready"] == 2)
+    wait_until(lambda: httpx.get(f"{serving.url}/v1/health", trust_env=False, verify=False).json()["ready"] == 2)
     yield serving
     assert serving.end() == 0, serving.log.read_text()
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    """Poll for a state that another process reaches; a busy machine may take long."""
-    waiting = Event()
-    for _ in range(1200):
-        if reached():
-            return
-        waiting.wait(0.1)
-    raise AssertionError("the state was not reached")
 
 
 def test_requests_alternate_between_the_servers_and_sound_the_same(balancer: Serving, workers: list[Serving]) -> None:
@@ -88,12 +79,12 @@ def test_pages_of_other_origins_are_rejected(balancer: Serving) -> None:
 def test_a_live_session_passes_through(balancer: Serving) -> None:
     url = balancer.url.replace("http", "ws") + "/v1/tts/live"
     begin = {"event": "start", "request": {"text": "", "seed": 7, "max_new_tokens": 12, "format": "pcm"}}
-    with connect(url, proxy=None, open_timeout=60) as socket:
+    with connect(url, proxy=None, open_timeout=240) as socket:
         for event in (begin, {"event": "text", "text": "The tide is coming in. "}, {"event": "stop"}):
             socket.send(ormsgpack.packb(event))
         events = []
         while not events or events[-1]["event"] != "finish":
-            events.append(ormsgpack.unpackb(socket.recv(timeout=120)))
+            events.append(ormsgpack.unpackb(socket.recv(timeout=240)))
     assert events[-1]["reason"] == "stop"
     assert sum(len(event.get("audio", b"")) for event in events) > 1000
 
@@ -139,7 +130,7 @@ def balanced(*urls: str) -> Iterator[httpx.Client]:
     thread = Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=120) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False, timeout=240) as client:
         wait_until(lambda: client.get("/v1/health").json()["ready"] == len(urls))
         yield client
     server.should_exit = True
@@ -228,7 +219,7 @@ def test_a_worker_that_is_lost_is_taken_out_by_the_next_check() -> None:
     config = BalancerConfig((WorkerAddress(f"http://127.0.0.1:{free_port()}"),))
 
     async def check() -> WorkerPool:
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=False) as client:
             pool = WorkerPool(config, client)
             pool.workers[0].mark("")
             await pool.check()

@@ -21,6 +21,7 @@ from websockets.sync.client import connect
 
 from tests.cluster.conftest import SLOTS, Cluster
 from tests.server.conftest import samples_of
+from tests.waiting import wait_until
 
 SHORT = {"text": "Hello there.", "max_new_tokens": 10, "seed": 3}
 LONGEST = 1500  # frames: a speech that takes many times as long as it takes others to queue up behind it
@@ -144,12 +145,12 @@ def test_a_batch_is_spread_over_the_same_cluster(cluster: Cluster) -> None:
 def test_a_client_that_disconnects_frees_its_slot(cluster: Cluster) -> None:
     with cluster.client() as http, http.stream("POST", "/v1/tts", json={**LONG, "max_new_tokens": 1500}) as answer:
         next(answer.iter_raw())
-    for _ in range(100):
-        workers = cluster.workers()
-        if not any(worker["in_flight"] or worker["engine"]["running"] for worker in workers):
-            break
-        time.sleep(0.1)
-    assert sum(worker["left"] for worker in workers) == 1
+
+    def idle() -> bool:
+        return not any(worker["in_flight"] or worker["engine"]["running"] for worker in cluster.workers())
+
+    wait_until(idle, interval=0.1)
+    assert sum(worker["left"] for worker in cluster.workers()) == 1
 
 
 @dataclass
@@ -183,7 +184,7 @@ def whole(cluster: Cluster, frames: int) -> int:
         return len(http.post("/v1/tts", json=body).content)
 
 
-def test_a_killed_replica_is_replaced_and_who_waited_there_is_spoken_elsewhere(cluster: Cluster) -> None:
+def test_a_killed_replica_is_replaced_and_its_waiting_requests_run_elsewhere(cluster: Cluster) -> None:
     """Long speeches fill every slot of both replicas; short ones wait behind them, as many at each."""
     sizes = {frames: whole(cluster, frames) for frames in (LONGEST, 40)}
     with contextlib.ExitStack() as clients, concurrent.futures.ThreadPoolExecutor(4 * SLOTS) as pool:

@@ -59,7 +59,7 @@ def test_when_all_are_full_the_lowest_load_is_next() -> None:
     assert make_strategy("voice-affinity").order("voice-0", candidates(9, 6, 7))[0].id == "replica-1"
 
 
-def test_who_asks_for_no_voice_goes_where_least_is_carried() -> None:
+def test_a_request_without_a_voice_goes_to_the_least_loaded_replica() -> None:
     assert make_strategy("voice-affinity").order(None, candidates(2, 1, 3))[0].id == "replica-1"
 
 

@@ -120,8 +120,8 @@ def test_the_page_pulls_the_model_that_compose_serves() -> None:
     """Into the volume of Compose, that is by Compose."""
     model = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["gpu"]["environment"]["SHOAL_MODEL"]
     page = (ROOT / "docs/containers.md").read_text()
-    usual = model.removeprefix("${SHOAL_MODEL:-").removesuffix("}")
-    assert f"docker compose run --rm -e HF_TOKEN gpu pull {usual} " in page
+    default = model.removeprefix("${SHOAL_MODEL:-").removesuffix("}")
+    assert f"docker compose run --rm -e HF_TOKEN gpu pull {default} " in page
 
 
 @pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.name)

@@ -64,7 +64,7 @@ def test_an_archive_installs_offline_from_its_own_wheel(tiny_directory: Path, tm
     code = "import shoal.deploy.sagemaker as s; print(s.__file__)"
     command = [sys.executable, "-P", "-c", code]
     env = {**os.environ, "PYTHONPATH": str(installed)}
-    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=True)
     assert Path(ran.stdout.strip()).is_relative_to(installed)
 
 

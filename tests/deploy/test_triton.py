@@ -2,8 +2,8 @@
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from shoal.deploy.package import model_files, package_triton
 from tests.deploy import triton_server
 from tests.deploy.conftest import ROOT, SAY
 from tests.server.conftest import free_port, samples_of
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -54,16 +55,13 @@ def ask(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(url, trust_env=False, verify=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
+    def ready() -> bool:
         assert server.poll() is None, log.read_text()
-        time.sleep(0.2)
-    raise AssertionError(log.read_text())
+        with suppress(httpx.TransportError):
+            return httpx.get(url, trust_env=False, verify=False).status_code == 200
+        return False
+
+    wait_until(ready, log.read_text, interval=0.2)
 
 
 def test_requests_are_spoken_together_and_streamed_in_pieces(ask: Ask) -> None:

@@ -27,7 +27,7 @@ def state(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     close_worker(state)
 
 
-def test_who_leaves_gives_the_slot_back(state: ServerState) -> None:
+def test_a_disconnect_frees_the_slot(state: ServerState) -> None:
     async def leave() -> None:
         pieces = handler_for(state)({"id": "1", "input": LONG})
         assert (await anext(pieces))["audio"]
@@ -64,8 +64,8 @@ def test_what_is_no_body_is_refused(state: ServerState, content: object) -> None
 def test_events_are_refused_where_there_are_none(state: ServerState) -> None:
     content = {"model": "tts-1", "voice": "alloy", "input": "Hello.", "seed": 3, "max_new_tokens": 6}
 
-    async def ask(**wishes: str) -> bytes:
-        async with speech_stream(state, {**content, **wishes}, "1") as (_, stream):
+    async def ask(**fields: str) -> bytes:
+        async with speech_stream(state, {**content, **fields}, "1") as (_, stream):
             return await stream.read_all()
 
     with pytest.raises(SchemaViolation) as refused:

@@ -69,7 +69,7 @@ def test_every_command_is_named() -> None:
     assert [path[0] for path in COMMANDS if f"`shoal {path[0]}`" not in reported] == []
 
 
-def test_every_field_of_upstream_is_on_the_page_for_those_who_come_from_there() -> None:
+def test_every_field_of_upstream_is_on_the_migration_page() -> None:
     reported = (DOCS / "migration.md").read_text()
     table = reported[reported.index("field by field") : reported.index("## Audio output")]
     ours_alone = {"min_chunk_length", "condition_on_previous_chunks", "early_stop_threshold"}

@@ -112,29 +112,28 @@ def test_values_that_are_no_voice_are_refused(engine: Engine, voice: Any) -> Non
 
 
 def test_fields_that_are_not_given_have_the_models_defaults(tiny: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
-    usual = SamplingParams(
+    defaults = SamplingParams(
         temperature=1.3, top_p=0.95, top_k=7, repetition_penalty=1.0, repetition="window", max_frames=6
     )
-    model = replace(tiny, profile=replace(tiny.profile, sampling=usual))
+    model = replace(tiny, profile=replace(tiny.profile, sampling=defaults))
     turns = build_turns("hello", None, oracle.checkpoint)
     with Engine(EngineCore(model, PLAIN), voice_cache(model, tmp_path / "voices")) as engine:
-        for wish, drawn in (
-            (Sampling(seed=7), replace(usual, seed=7)),
-            (Sampling(seed=7, temperature=0.8), replace(usual, seed=7, temperature=0.8)),
-            (replace(Sampling(seed=6), seed=7), replace(usual, seed=7)),
+        for sampling, resolved in (
+            (Sampling(seed=7), replace(defaults, seed=7)),
+            (Sampling(seed=7, temperature=0.8), replace(defaults, seed=7, temperature=0.8)),
+            (replace(Sampling(seed=6), seed=7), replace(defaults, seed=7)),
         ):
-            expected = oracle.speak(turns, drawn).codes
-            assert np.array_equal(engine.speak("hello", sampling=wish).codes, expected)
-            assert np.array_equal(asyncio.run(engine.aspeak("hello", sampling=wish)).codes, expected)
+            expected = oracle.speak(turns, resolved).codes
+            assert np.array_equal(engine.speak("hello", sampling=sampling).codes, expected)
+            assert np.array_equal(asyncio.run(engine.aspeak("hello", sampling=sampling)).codes, expected)
 
 
 def test_sampling_survives_pickling() -> None:
-    usual, wish = SamplingParams(temperature=0.5, max_frames=9), Sampling(top_p=0.8, seed=3)
-    sent = pickle.loads(pickle.dumps(wish))
-    assert (
-        sent.resolve(usual) == wish.resolve(usual) == SamplingParams(temperature=0.5, top_p=0.8, seed=3, max_frames=9)
-    )
-    assert Sampling().resolve(usual) == usual
+    defaults, overrides = SamplingParams(temperature=0.5, max_frames=9), Sampling(top_p=0.8, seed=3)
+    sent = pickle.loads(pickle.dumps(overrides))
+    expected = SamplingParams(temperature=0.5, top_p=0.8, seed=3, max_frames=9)
+    assert sent.resolve(defaults) == overrides.resolve(defaults) == expected
+    assert Sampling().resolve(defaults) == defaults
 
 
 def test_a_recording_is_encoded_once_and_its_prompt_computed_once(engine: Engine) -> None:

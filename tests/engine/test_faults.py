@@ -259,7 +259,7 @@ class RandomLoad:
         run_with_lag(self.core, lag)
         self.driver = StepDriver(self.core)
         self.oracle, self.rng = oracle, Random(SEED)
-        self.decoder = FlakyDecoder(self.core, lambda: self.rng.random() < 0.02, self.rng)
+        self.decoder = FlakyDecoder(self.core, lambda: self.rng.random() < 0.04, self.rng)
         self.core.audio_decoder._decoder = self.decoder  # type: ignore[assignment]
         texts = ["Yes.", "No, not at all.", "One thing. Another thing."]
         self.turns = [
@@ -320,24 +320,25 @@ def objects_and_bytes() -> tuple[int, int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
 @pytest.mark.parametrize("lag", [0, 1])
-def test_five_hundred_random_arrivals_cancellations_and_failures_leak_nothing(
-    oracle: Oracle, voice: Voice, lag: int
-) -> None:
+def test_random_arrivals_cancellations_and_failures_leak_nothing(oracle: Oracle, voice: Voice, lag: int) -> None:
     load = RandomLoad(oracle, voice, lag)
-    load.run(250)
-    objects, resident = objects_and_bytes()
-    # The same seed again, so that the same shapes occur: oneDNN caches kernels per shape.
+    # The same seed in every round, so that the same shapes occur: oneDNN caches kernels per shape, and the allocator's
+    # arenas grow until the second round.
+    load.run(80)
     load.rng.seed(SEED)
-    load.run(500)
+    load.run(160)
+    objects, resident = objects_and_bytes()
+    load.rng.seed(SEED)
+    load.run(240)
     objects_now, resident_now = objects_and_bytes()
-    assert load.ends.total() == 500
+    assert load.ends.total() == 240
     assert load.ends["otherwise"] == 0
-    assert load.ends["as alone"] > 350
-    assert len(load.poison) <= load.ends["failed"] < 100
+    assert load.ends["as alone"] > 165
+    assert len(load.poison) <= load.ends["failed"] < 50
     core = load.core
     assert_nothing_leaked(core)
     assert not load.driver.heard
-    assert abs(objects_now - objects) < 250, "not one per request"
+    assert abs(objects_now - objects) < 120, "not one per request"
     # Slack for shapes that occur for the first time: the cached kernels differ.
     assert resident_now - resident < 8 << 20
     # All kinds of events have occurred.

@@ -191,7 +191,7 @@ FIRST, SECOND = 0, 5  # columns: the likeliest, and the one that wins when S2 dr
 
 @pytest.fixture
 def repeating(tiny_s2: Checkpoint) -> tuple[FrameSampler, FrameState]:
-    """A decoder whose usual draw is the likeliest column and whose second draw is another one."""
+    """A decoder that samples the likeliest logit first and another one when it resamples."""
 
     def noise(seed: Tensor, frame: Tensor, lane: int, size: int) -> Tensor:
         drawn = torch.full((1, size), 1e3)

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import Serving
-from tests.server.crowd import Crowd, settled
+from tests.server.crowd import Crowd, wait_until_settled
 from tests.server.test_lifecycle import ENDLESS
 
 
@@ -16,7 +16,7 @@ def test_sixteen_concurrent_clients_get_the_same_audio_as_alone(server: Serving)
     asyncio.run(crowd.come(requests=60, clients=16))
     assert (crowd.heard + crowd.left, crowd.different) == (60, 0)
     assert crowd.left > 3
-    assert settled(server)
+    wait_until_settled(server)
 
 
 def test_a_disconnect_frees_the_slot(server: Serving) -> None:
@@ -25,10 +25,10 @@ def test_a_disconnect_frees_the_slot(server: Serving) -> None:
             "POST", "/v1/tts", json={"text": "Hello.", "max_new_tokens": 900, "streaming": True, "seed": 12}
         ) as answer:
             next(answer.iter_bytes())
-        assert settled(server)
+        wait_until_settled(server)
 
 
 def test_a_whole_response_is_cancelled_on_disconnect(server: Serving) -> None:
     with server.client() as http, pytest.raises(httpx.ReadTimeout):
         http.post("/v1/tts", json={**ENDLESS, "streaming": False}, timeout=0.4)
-    assert settled(server)
+    wait_until_settled(server)

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import Serving, start
-from tests.server.crowd import Crowd, settled
+from tests.server.crowd import Crowd, wait_until_settled
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_concurrent_clients_get_the_same_audio_as_alone(nano: Serving) -> None:
     crowd.learn(6)
     asyncio.run(crowd.come(requests=6, clients=6))
     assert (crowd.heard + crowd.left, crowd.different) == (6, 0)
-    assert settled(nano)
+    wait_until_settled(nano)
 
 
 def test_text_normalisation_can_be_disabled(http: httpx.Client) -> None:

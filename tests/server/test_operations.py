@@ -43,8 +43,8 @@ def test_metrics_count_requests_and_audio(http: httpx.Client) -> None:
 
 
 def test_every_log_line_is_json_with_the_request_id(server: Serving, http: httpx.Client) -> None:
-    wish = {"text": "Hello.", "max_new_tokens": 2, "seed": 5}
-    http.post("/v1/tts", json=wish, headers={"x-request-id": "find-me"})
+    body = {"text": "Hello.", "max_new_tokens": 2, "seed": 5}
+    http.post("/v1/tts", json=body, headers={"x-request-id": "find-me"})
 
     def mine() -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]

@@ -31,7 +31,7 @@ class Server:
     port: int
 
     def dial(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=240)
 
     def live(self, **options: Any) -> ClientConnection:
         # A short timeout: after an unfinished message the server reads no close frame.
@@ -142,7 +142,7 @@ def test_messages_are_not_compressed(server: Server) -> None:
 
 def finish(live: ClientConnection) -> dict[str, Any]:
     while True:
-        event: dict[str, Any] = ormsgpack.unpackb(live.recv(timeout=60))  # type: ignore[arg-type]
+        event: dict[str, Any] = ormsgpack.unpackb(live.recv(timeout=240))  # type: ignore[arg-type]
         if event["event"] == "finish":
             return event
 
@@ -164,7 +164,7 @@ def test_an_event_of_many_elements_is_not_unpacked(server: Server) -> None:
 def close_code(live: ClientConnection) -> int | None:
     with contextlib.suppress(ConnectionClosed):
         while True:
-            live.recv(timeout=60)
+            live.recv(timeout=240)
     return live.protocol.close_code
 
 

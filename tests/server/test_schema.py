@@ -16,6 +16,7 @@ from tests.server.conftest import Serving
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ELEVENLABS, DIALOGUE = "/v1/text-to-speech/{voice_id}", "/v1/text-to-dialogue"
+EXAMPLES = 25  # requests per route and mode
 SPEAKING = ("/v1/tts", "/v1/audio/speech", "/invocations", ELEVENLABS, f"{ELEVENLABS}/stream", DIALOGUE)
 # Routes that parse the same body with the same code as another.
 SAME_BODY = (
@@ -26,16 +27,6 @@ SAME_BODY = (
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_responses_conform_to_the_openapi_document(server: Serving, mode: GenerationMode) -> None:
-    look_at_all(server, mode, examples=6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", list(GenerationMode))
-def test_responses_conform_to_the_openapi_document_in_a_long_run(server: Serving, mode: GenerationMode) -> None:
-    look_at_all(server, mode, examples=100)
-
-
-def look_at_all(server: Serving, mode: GenerationMode, examples: int) -> None:
     document = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     looked = 0
     for found in document.get_all_operations():
@@ -46,7 +37,7 @@ def look_at_all(server: Serving, mode: GenerationMode, examples: int) -> None:
             continue  # no body to invalidate
 
         @settings(
-            max_examples=examples,
+            max_examples=EXAMPLES,
             deadline=None,
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),

@@ -55,7 +55,7 @@ def figure(http: httpx.Client, name: str) -> float:
     return float(found[0]) if found else 0.0
 
 
-def test_who_finds_it_full_is_told_and_probes_are_answered(small: Serving) -> None:
+def test_a_full_server_refuses_connections_and_answers_probes(small: Serving) -> None:
     refusals = 'shoal_http_responses_total{route="none",status="503"}'
     with small.client() as http, filled(small):
         for probe in ("/health", "/ready", "/ping", "/metrics"):

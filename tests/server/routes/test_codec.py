@@ -56,7 +56,7 @@ def test_a_failed_request_is_not_counted_as_completed(http: httpx.Client) -> Non
     assert (count("completed"), count("audio_error")) == (spoken, failed + 1)
 
 
-def test_who_leaves_ends_what_is_encoded_and_what_would_have_been(tmp_path: Path) -> None:
+def test_a_disconnect_cancels_running_and_waiting_encodings(tmp_path: Path) -> None:
     standin = Standin()
     state = state_with(standin, Limits(), tmp_path)
     with (

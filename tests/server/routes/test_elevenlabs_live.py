@@ -32,7 +32,7 @@ class Stand:
     @contextlib.contextmanager
     def dial(self, path: str = MULTI, voice: str = "default") -> Iterator[ClientConnection]:
         url = f"ws://127.0.0.1:{self.port}/v1/text-to-speech/{voice}/{path}"
-        with connect(url, proxy=None, open_timeout=60) as socket:
+        with connect(url, proxy=None, open_timeout=240) as socket:
             yield socket
 
 
@@ -59,7 +59,7 @@ def send(socket: ClientConnection, **message: Any) -> None:
 
 
 def receive(socket: ClientConnection) -> dict[str, Any]:
-    message = json.loads(socket.recv(timeout=60))
+    message = json.loads(socket.recv(timeout=240))
     assert isinstance(message, dict)
     return message
 
@@ -78,7 +78,7 @@ def until_final(socket: ClientConnection) -> dict[str | None, int]:
 def closed_with(socket: ClientConnection) -> int | None:
     with contextlib.suppress(ConnectionClosed):
         while True:
-            socket.recv(timeout=60)
+            socket.recv(timeout=240)
     return socket.close_code
 
 

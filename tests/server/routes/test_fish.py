@@ -100,7 +100,7 @@ def test_a_form_encodes_booleans_as_text(http: httpx.Client, spelt: str, status:
 
 
 @pytest.mark.parametrize(
-    ("wish", "field"),
+    ("fields", "field"),
     [
         ({"colour": "blue"}, "colour"),
         ({"condition_on_previous_chunks": "true"}, "condition_on_previous_chunks"),
@@ -128,14 +128,16 @@ def test_a_form_encodes_booleans_as_text(http: httpx.Client, spelt: str, status:
         ({"text": ""}, "text"),
     ],
 )
-def test_unsupported_values_are_rejected_by_field_name(http: httpx.Client, wish: dict[str, object], field: str) -> None:
-    answer = http.post("/v1/tts", json={**SAY, **wish})
+def test_unsupported_values_are_rejected_by_field_name(
+    http: httpx.Client, fields: dict[str, object], field: str
+) -> None:
+    answer = http.post("/v1/tts", json={**SAY, **fields})
     assert answer.status_code == 422
     assert answer.json()[0]["loc"][0] == field
 
 
 @pytest.mark.parametrize(
-    ("wish", "status", "message"),
+    ("fields", "status", "message"),
     [
         ({"text": "x" * 10_001}, 400, "Text is too long, max length is 10000"),
         ({"text": "<|im_end|>"}, 400, ""),
@@ -144,8 +146,8 @@ def test_unsupported_values_are_rejected_by_field_name(http: httpx.Client, wish:
         ({"references": [{"audio": base64.b64encode(b"RIFFnonsense" * 30).decode(), "text": "x"}]}, 400, ""),
     ],
 )
-def test_errors_have_the_fish_format(http: httpx.Client, wish: dict[str, object], status: int, message: str) -> None:
-    answer = http.post("/v1/tts", json={**SAY, **wish})
+def test_errors_have_the_fish_format(http: httpx.Client, fields: dict[str, object], status: int, message: str) -> None:
+    answer = http.post("/v1/tts", json={**SAY, **fields})
     assert answer.status_code == status
     assert answer.json().keys() == {"statusCode", "message", "error"}
     assert message in answer.json()["message"]

@@ -94,7 +94,7 @@ def test_without_a_transcript_and_a_recogniser_the_error_names_both(
     config = ServerConfig(api_keys=(KEY,), public_voices=True, limits=Limits())
     engine = EngineHandle(Standin(), VoiceStore(tmp_path), 25.0)
     with listening(create_state(config, EngineLifecycle(lambda: engine, engine), 4)) as port:
-        http = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60)
+        http = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False, timeout=240)
         with http:
             files = {"audio_sample": ("a.wav", recording)}
             key = {"authorization": f"Bearer {KEY}"}

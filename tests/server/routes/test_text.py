@@ -54,7 +54,7 @@ def test_the_text_route_shows_turns_without_speaking(http: httpx.Client) -> None
 
 
 @pytest.mark.parametrize(
-    ("wish", "status", "message"),
+    ("fields", "status", "message"),
     [
         ({"text": "<speak>a</p></speak>"}, 400, "SSML line 1, column 11: mismatched tag"),
         ({"text": "Hello.", "ssml": True}, 400, "SSML line 1, column 1: syntax error"),
@@ -67,9 +67,9 @@ def test_the_text_route_shows_turns_without_speaking(http: httpx.Client) -> None
     ],
 )
 def test_invalid_markup_and_lexicons_are_refused(
-    http: httpx.Client, wish: dict[str, object], status: int, message: str
+    http: httpx.Client, fields: dict[str, object], status: int, message: str
 ) -> None:
-    answer = http.post("/v1/tts", json={**SAY, **wish})
+    answer = http.post("/v1/tts", json={**SAY, **fields})
     assert answer.status_code == status
     assert message in answer.text.replace("\\", "")
 
