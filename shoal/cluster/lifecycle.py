@@ -36,17 +36,21 @@ OBJECT_STORE_BYTES = 256 << 20  # audio is streamed between processes; the store
 def local_ray(*, logs: bool) -> Iterator[None]:
     """Run a private Ray cluster on this machine; with `logs` its processes write to our standard error.
 
-    Enter this before anything imports Ray.
+    Enter this before anything imports Ray. Raises EngineStopped when Ray does not start.
     """
     os.environ.update(LOOPBACK_ONLY)
     ray = import_ray()
-    ray.init(
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=logs,
-        logging_level=logging.ERROR,
-        _node_ip_address="127.0.0.1",
-    )
+    try:
+        ray.init(
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=logs,
+            logging_level=logging.ERROR,
+            _node_ip_address="127.0.0.1",
+        )
+    except Exception as problem:  # edge: Ray raises no narrower class when a node is not up within its 30 seconds
+        reason = str(problem).partition("\n")[0]
+        raise EngineStopped(f"Ray did not start: {reason} On a busy machine, try again") from problem
     _exit_on_sigterm()
     _address_file().parent.mkdir(parents=True, exist_ok=True)
     atomic_write(_address_file(), ray.get_runtime_context().gcs_address.encode())

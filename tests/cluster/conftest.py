@@ -21,6 +21,7 @@ from tests.waiting import wait_until
 __all__ = ["recording"]  # a fixture here, too
 
 SLOTS = 4
+RAY_STARTS = 3  # Ray waits 30 seconds for its own processes, which a busy machine may exceed
 
 
 @dataclass
@@ -61,6 +62,23 @@ class Cluster:
 
         wait_until(as_wanted, lambda: self.log, interval=0.2)
 
+    def has_started(self) -> bool:
+        """Wait until the first replica answers; return False if Ray did not start within its own time limit."""
+        try:
+            wait_until(self._responds, lambda: self.log, interval=0.2)
+        except AssertionError:
+            if "Ray did not start" not in self.log:
+                raise
+            return False
+        return True
+
+    def _responds(self) -> bool:
+        assert self.process.poll() is None, self.log
+        with suppress(httpx.TransportError):
+            self.health()
+            return True
+        return False
+
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another `shoal` on the same machine."""
         return subprocess.run(
@@ -89,15 +107,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     scratch = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     flags = ["--replicas", "2", "--cpus", "0.5", "--gpus", "0.5", "--model", "random:tiny", "--set", f"slots={SLOTS}"]
     cluster = Cluster(None, home, scratch, free_port())  # type: ignore[arg-type]
-    with (home / "log").open("wb") as out:
-        cluster.process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.cli", "cluster", "up", *flags, "--port", str(cluster.port)],
-            stdout=out,
-            stderr=out,
-            cwd=ROOT,
-            env=cluster.env,
-        )
     try:
+        for _ in range(RAY_STARTS):
+            with (home / "log").open("wb") as out:
+                cluster.process = subprocess.Popen(
+                    [sys.executable, "-m", "shoal.cli", "cluster", "up", *flags, "--port", str(cluster.port)],
+                    stdout=out,
+                    stderr=out,
+                    cwd=ROOT,
+                    env=cluster.env,
+                )
+            if cluster.has_started():
+                break
         cluster.wait_until(ready=2)
         yield cluster
     finally:

@@ -8,7 +8,7 @@ from shoal.cluster import lifecycle as life
 from shoal.cluster.config import Autoscale, ClusterConfig, split_gpu_memory
 from shoal.config import EngineConfig
 from shoal.engine.process.worker import EngineSource
-from shoal.errors import InvalidRequest
+from shoal.errors import EngineStopped, InvalidRequest
 
 
 def test_bounds_are_read_and_the_upper_one_counts_for_capacity() -> None:
@@ -51,3 +51,16 @@ def test_a_joined_cluster_that_is_too_small_says_what_is_waited_for(
     reported = capsys.readouterr().err.splitlines()
     assert len(reported) == 1
     assert "4 replicas with 1 CPUs each need 4, but the cluster has 3" in reported[0]
+
+
+def test_a_ray_that_does_not_start_is_reported_without_a_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise Exception("The current node timed out during startup.\nMore.")
+
+    monkeypatch.setattr(life, "import_ray", lambda: SimpleNamespace(init=fail))
+    monkeypatch.setattr(life, "LOOPBACK_ONLY", {})
+    with (
+        pytest.raises(EngineStopped, match=r"Ray did not start: The current node timed out.* try again"),
+        life.local_ray(logs=False),
+    ):
+        pass
