@@ -18,6 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 from shoal.api.config import Limits
 from shoal.api.live import MAX_EVENT_BYTES
 from shoal.api.state import ServerState
+from shoal.server.protocol import BoundedWebSocket
 from tests.server.standin import Standin, listening, state_with, wait_until
 
 BUDGET = 400_000
@@ -236,8 +237,17 @@ def test_refused_clients_write_no_errors_to_the_log(server: Server, caplog: pyte
     assert [record.getMessage() for record in found] == []
 
 
-def test_sockets_that_wait_for_a_close_frame_do_not_exceed_the_connections(server: Server) -> None:
-    """Each session ends, but its client sends no close frame; uvicorn would wait ten seconds for each."""
+def test_sockets_that_wait_for_a_close_frame_do_not_exceed_the_connections(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each session ends, but its client sends no close frame. Only the limit of connections closes them here."""
+    made = BoundedWebSocket.connection_made
+
+    def patient(protocol: BoundedWebSocket, transport: Any) -> None:
+        made(protocol, transport)
+        protocol.close_timeout = 3600.0  # uvicorn's is ten seconds
+
+    monkeypatch.setattr(BoundedWebSocket, "connection_made", patient)
     lines = []
     for _ in range(CONNECTIONS + 4):
         line = server.dial()
@@ -245,6 +255,7 @@ def test_sockets_that_wait_for_a_close_frame_do_not_exceed_the_connections(serve
         line.sendall(handshake(KEY, VERSION))
         assert line.recv(1024).startswith(b"HTTP/1.1 101 ")
         line.sendall(Frame(Opcode.TEXT, b"not MessagePack").serialize(mask=True))
+        assert line.recv(1024)  # `finish` and a close frame
     try:
         for line in lines[:4]:
             read_all(line)  # returns when the server has closed the connection
