@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from shoal.engine.execution.fused import ResidualStream, project
-from shoal.kernels.int4_linear import int4_linear, int4_linear_reference, supports_int4
+from shoal.kernels.int4_linear import int4_linear, int4_linear_reference, int4_split_k_linear, supports_int4
 from shoal.kernels.linear import Tile
+from shoal.kernels.rms_norm import RMSNorm
 from shoal.model.linear import Int4Linear, has_fused_kernels, quantize_groups
 
 
@@ -28,12 +29,13 @@ def test_the_kernel_equals_the_dequantized_product(
     torch.testing.assert_close(ours, reference, atol=close, rtol=close)
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("columns", [512, 1024, 1536])
-def test_weights_that_are_loaded_early_give_the_same_result(gated: bool, columns: int, device: str) -> None:
-    x, weight, affine = layer(2, 32, torch.float32, device, columns)
-    early = int4_linear(x, weight, affine, gated=gated, tile=Tile(8, 16, 128, stages=1))
-    torch.testing.assert_close(early, int4_linear(x, weight, affine, gated=gated, tile=Tile(8, 16, 128, stages=3)))
+@pytest.mark.parametrize("columns", [512, 2048, 2560])
+def test_the_partial_sums_of_the_quarters_add_up_to_the_product(columns: int, device: str) -> None:
+    """Of 1, 4 and 5 groups in a quarter, which its four splits share evenly or not."""
+    x, weight, affine = layer(2, 48, torch.float32, device, columns)
+    partials = int4_split_k_linear(x, weight, affine)
+    assert partials.shape == (4, 2, 48)
+    torch.testing.assert_close(partials.sum(0), int4_linear_reference(x, weight, affine), atol=1e-5, rtol=1e-5)
 
 
 def test_the_reference_equals_the_layer(device: str) -> None:
@@ -55,7 +57,9 @@ def test_on_a_gpu_a_row_is_bit_identical_in_any_batch(columns: int, dtype: torch
     together = int4_linear(x, weight, affine)
     for row in (0, 4, 69):
         assert torch.equal(int4_linear(x[row : row + 1], weight, affine)[0], together[row])
-    assert torch.equal(int4_linear(x, weight, affine, tile=Tile(64, 32, 128, stages=2)), together)
+    assert torch.equal(int4_linear(x, weight, affine, tile=Tile(32, 32, 128, stages=2)), together)
+    partials = int4_split_k_linear(x, weight, affine)
+    assert torch.equal(int4_split_k_linear(x[4:5], weight, affine)[:, 0], partials[:, 4])
 
 
 @pytest.mark.parametrize(
@@ -72,6 +76,8 @@ def test_fused_layers_take_int4_weights(device: str) -> None:
     plain.weight, plain.scales_and_zeros = weight, affine
     assert has_fused_kernels(plain)
     torch.testing.assert_close(project(x, plain, 100), plain(x)[:, :100], atol=1e-5, rtol=1e-5)
-    stream = ResidualStream(x.clone())
+    stream, norm = ResidualStream(x.clone()), RMSNorm(512, 1e-6).to(device)
     stream.add(x, plain)
+    normed = stream.normed(norm)  # adds the partial sums
     torch.testing.assert_close(stream.x, x + plain(x), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(normed, norm(x + plain(x)), atol=1e-5, rtol=1e-5)

@@ -13,7 +13,7 @@ from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.embed import embed_tokens
 from shoal.kernels.fast_attention import fast_attention
-from shoal.kernels.int4_linear import int4_linear
+from shoal.kernels.int4_linear import int4_linear, int4_split_k_linear
 from shoal.kernels.linear import linear
 from shoal.kernels.paged_attention import DecodeWorkspace, paged_decode
 from shoal.kernels.qkv import rope_and_cache
@@ -44,7 +44,7 @@ class ResidualStream:
         """Add layer(inner) to x; the sum may become visible in `x` only after the next norm."""
         scales = row_scales(layer)
         if isinstance(layer, Int4Linear):
-            int4_linear(inner, layer.weight, layer.scales_and_zeros, residual=self.x, out=self.x)
+            self._partials = int4_split_k_linear(inner, layer.weight, layer.scales_and_zeros)
         elif len(self.x) > SPLIT_K_ROWS or inner.shape[1] % 128:
             linear(inner, layer.weight, scales=scales, residual=self.x, out=self.x)
         else:
