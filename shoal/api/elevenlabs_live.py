@@ -59,10 +59,59 @@ class StreamMessage(Body):
         return round(min(500.0, max(0.0, schedule[0]))) if schedule else DEFAULT_MIN_CHARACTERS
 
 
-def parse_message(message: str) -> StreamMessage:
+class SpokenLine(Body):
+    text: str
+    voice_id: Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class DialogueMessage(Body):
+    """One message from the client of the dialogue socket."""
+
+    context_id: Annotated[str | None, Field(max_length=255)] = None
+    voices: Annotated[list[str] | None, Field(max_length=16)] = None
+    inputs: Annotated[list[SpokenLine] | None, Field(max_length=200)] = None
+    flush: bool | None = None
+    close_context: bool | None = None
+    close_socket: bool | None = None
+    keep_alive: Annotated[bool | None, Field(description=NO_EFFECT)] = None
+    voice_settings: Annotated[dict[str, Any] | None, Field(max_length=16, description=NO_EFFECT)] = None
+    pronunciation_dictionary_locators: Annotated[
+        list[dict[str, Any]] | None, Field(max_length=16, description=NO_EFFECT)
+    ] = None
+    xi_api_key: Annotated[str | None, Field(validation_alias=AliasChoices("xi_api_key", "xi-api-key"))] = None
+    authorization: str | None = None
+
+    def voice(self) -> str | None:
+        """Return the voice that the message names, if any. Raises InvalidRequest for several."""
+        names = {*(self.voices or ()), *(line.voice_id for line in self.inputs or ())}
+        if len(names) > 1:
+            raise InvalidRequest("a context of this socket has one voice: send dialogues by POST /v1/text-to-dialogue")
+        return next(iter(names), None)
+
+    def as_stream_message(self) -> StreamMessage:
+        return StreamMessage(
+            text=None if self.inputs is None else "".join(line.text for line in self.inputs),
+            flush=self.flush,
+            context_id=self.context_id,
+            close_context=self.close_context,
+            close_socket=self.close_socket,
+        )
+
+
+def parse_dialogue_message(message: str) -> DialogueMessage:
     """Parse one message. Raises InvalidRequest or a subclass."""
+    _check_size(message)
+    return validated(DialogueMessage, parse_json(message))
+
+
+def _check_size(message: str) -> None:
     if len(message) > MAX_EVENT_BYTES:
         raise InvalidRequest(f"a message has at most {MAX_EVENT_BYTES:,} characters: send a longer text in parts")
+
+
+def parse_message(message: str) -> StreamMessage:
+    """Parse one message. Raises InvalidRequest or a subclass."""
+    _check_size(message)
     return validated(StreamMessage, parse_json(message))
 
 

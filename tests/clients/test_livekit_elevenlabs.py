@@ -18,10 +18,12 @@ PATIENT = APIConnectOptions(max_retry=0, timeout=240)
 T = TypeVar("T")
 
 
-def with_plugin(nano: Serving, use: Callable[[elevenlabs.TTS], Awaitable[T]]) -> T:
+def with_plugin(nano: Serving, use: Callable[[elevenlabs.TTS], Awaitable[T]], model: str = "eleven_turbo_v2_5") -> T:
     async def run() -> T:
         async with asyncio.timeout(240), aiohttp.ClientSession() as session:
-            tts = elevenlabs.TTS(voice_id="gb_f", api_key=KEY, base_url=f"{nano.url}/v1", http_session=session)
+            tts = elevenlabs.TTS(
+                voice_id="gb_f", api_key=KEY, base_url=f"{nano.url}/v1", model=model, http_session=session
+            )
             try:
                 return await use(tts)
             finally:
@@ -61,6 +63,20 @@ def test_replies_use_one_connection_and_can_be_interrupted(nano: Serving) -> Non
     assert 0.4 < seconds[1] < 3.0
     assert reused == [False, True]
     wait_until_settled(nano)
+
+
+def test_newer_models_speak_over_the_dialogue_api(nano: Serving) -> None:
+    async def use(tts: elevenlabs.TTS) -> list[float]:
+        whole = (await tts.synthesize("Good morning.", conn_options=PATIENT).collect()).duration
+        first, _ = await speak(tts, "Good morning. The tide is coming in.")
+        second, stream = await speak(tts, "It is going out.")
+        assert stream._connection_reused
+        return [whole, first, second]
+
+    whole, first, second = with_plugin(nano, use, model="eleven_v3")
+    assert 0.4 < whole < 3.0
+    assert 1.0 < first < 6.0
+    assert 0.4 < second < 3.0
 
 
 def test_the_voices_are_listed(nano: Serving) -> None:

@@ -4,6 +4,8 @@
 `multi-stream-input` has several contexts, each with its own text and audio. `flush` speaks the buffered text.
 `close_context` after a flush ends the context once its text is spoken; before a flush, or when it is repeated, it
 interrupts: the slot is released at the engine's next step. Errors of one context leave the others alone.
+The dialogue socket, which clients use with newer models, differs in the names of fields and in where the voice is: each
+context names its own.
 
 Messages are JSON in text frames, audio is base64. Alignment is null: these models do not report the times of
 characters.
@@ -21,7 +23,13 @@ from typing import Any
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from shoal.api.admission import BodyReservation
-from shoal.api.elevenlabs_live import StreamMessage, StreamOptions, parse_message, stream_options
+from shoal.api.elevenlabs_live import (
+    StreamMessage,
+    StreamOptions,
+    parse_dialogue_message,
+    parse_message,
+    stream_options,
+)
 from shoal.api.exceptions import SlowReader, error_code
 from shoal.api.keys import Key
 from shoal.api.live_session import LiveContext, LiveContexts, Spoken
@@ -58,20 +66,26 @@ async def multi_stream_input(socket: WebSocket, voice_id: str) -> None:
     await _serve(socket, voice_id, multi=True)
 
 
-async def _serve(socket: WebSocket, voice_id: str, *, multi: bool) -> None:
+@router.websocket("/v1/text-to-dialogue/multi-stream-input")
+async def dialogue_input(socket: WebSocket) -> None:
+    await _serve(socket, None, multi=True)
+
+
+async def _serve(socket: WebSocket, voice_id: str | None, *, multi: bool) -> None:
     """Check key, query and voice before the socket is accepted, so that a rejection is an HTTP response."""
     state = state_of(socket)
     try:
         key = websocket_caller(socket)
         options = stream_options(socket.query_params)
-        voice = await _voice(state, voice_id)
+        voice = None if voice_id is None else await _voice(state, voice_id)
     except ShoalError as error:
         denial = error_response(socket.url.path, error, state.queue.retry_after_seconds())
         await socket.send_denial_response(denial)
         return
     await socket.accept()
+    kind = DialogueSocket if voice_id is None else ElevenLabsSocket
     with contextlib.suppress(WebSocketDisconnect, OSError):
-        await ElevenLabsSocket(socket, state, key, voice, options, multi=multi).run()
+        await kind(socket, state, key, voice, options, multi=multi).run()
 
 
 async def _voice(state: ServerState, voice_id: str) -> str | None:
@@ -88,6 +102,8 @@ class SocketClosed(Exception):
 
 class ElevenLabsSocket:
     """One connection with one context (`stream-input`) or several."""
+
+    final, normalized, context_id = "isFinal", "normalizedAlignment", "contextId"  # names of fields
 
     def __init__(
         self, socket: WebSocket, state: ServerState, key: Key, voice: str | None, options: StreamOptions, *, multi: bool
@@ -108,8 +124,7 @@ class ElevenLabsSocket:
                     message = await self._receive(contexts)
                     with contextlib.closing(BodyReservation(self._state.body_budget)) as reservation:
                         reservation.grow(len(message))
-                        parsed = await parse_body(message.encode(), partial(parse_message, message))
-                        await self._handle(contexts, parsed)
+                        await self._handle(contexts, await self._parse(message))
         except* WebSocketDisconnect:
             logger.info("%s: client disconnected", self._id)
         except* SocketClosed:
@@ -119,6 +134,16 @@ class ElevenLabsSocket:
         except* Exception:  # edge: the WebSocket's counterpart of HTTP 500
             logger.exception("%s: internal error", self._id)
             await self._close(INTERNAL_ERROR, self._error("internal server error", "internal_error"))
+
+    async def _parse(self, message: str) -> StreamMessage:
+        return await parse_body(message.encode(), partial(parse_message, message))
+
+    def _voice_of(self, name: str) -> str | None:
+        """Return the stored voice of a context, or None for the model's own."""
+        return self._voice
+
+    def _forget(self, name: str) -> None:
+        self._flushed.discard(name)
 
     async def _receive(self, contexts: LiveContexts) -> str:
         """Raises InvalidRequest for a binary frame, and when no message arrives for too long."""
@@ -162,7 +187,7 @@ class ElevenLabsSocket:
             self._key = websocket_caller(self._socket)
         self._opened += 1
         engine, limits = self._state.lifecycle.require_engine(), self._state.config.limits
-        request = self._options.request(self._voice, self._seed, engine.frame_rate, limits.request_seconds)
+        request = self._options.request(self._voice_of(name), self._seed, engine.frame_rate, limits.request_seconds)
         job = SpeechJob("elevenlabs", request, self._options.output_of(first), engine, self._key, self._id)
         send, on_end = partial(self._send_audio, name), partial(self._ended, contexts, name)
         return contexts.open(name, job, self._options.buffer(first), send, on_end)
@@ -199,9 +224,9 @@ class ElevenLabsSocket:
             await self._finish_context(contexts, name, context.spoken)
 
     async def _finish_context(self, contexts: LiveContexts, name: str, spoken: Spoken | None) -> None:
-        self._flushed.discard(name)
+        self._forget(name)
         fields = spoken_fields(spoken) if spoken is not None else {}
-        await self._send(self._audio_message(name, None) | {"isFinal": True} | fields)
+        await self._send(self._audio_message(name, None) | {self.final: True} | fields)
         self._close_if_done(contexts)
 
     async def _fail_context(self, contexts: LiveContexts, name: str, error: ShoalError) -> None:
@@ -210,8 +235,8 @@ class ElevenLabsSocket:
             raise error
         logger.info("%s: context %s: %s", self._id, name[:64], error)
         await contexts.cancel(name)
-        self._flushed.discard(name)
-        await self._send(self._error(str(error), error_code(error)) | _context_fields(name))
+        self._forget(name)
+        await self._send(self._error(str(error), error_code(error)) | {self.context_id: name or None})
         self._close_if_done(contexts)
 
     async def _send_audio(self, name: str, audio: bytes) -> None:
@@ -220,8 +245,8 @@ class ElevenLabsSocket:
 
     def _audio_message(self, name: str, audio: bytes | None) -> dict[str, Any]:
         encoded = None if audio is None else base64.b64encode(audio).decode()
-        message = {"audio": encoded, "isFinal": None, "alignment": None, "normalizedAlignment": None}
-        return message | (_context_fields(name) if self._multi else {})
+        message = {"audio": encoded, self.final: None, "alignment": None, self.normalized: None}
+        return message | ({self.context_id: name or None} if self._multi else {})
 
     def _error(self, message: str, code: str) -> dict[str, Any]:
         return {"message": message, "error": code, "code": POLICY_VIOLATION}
@@ -250,5 +275,34 @@ class ElevenLabsSocket:
                 await self._socket.close(code)
 
 
-def _context_fields(name: str) -> dict[str, Any]:
-    return {"contextId": name or None}
+class DialogueSocket(ElevenLabsSocket):
+    """One connection of the dialogue socket. The first message of a context names its voice."""
+
+    final, normalized, context_id = "is_final", "normalized_alignment", "context_id"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._voices: dict[str, str | None] = {}  # of the contexts that are open or announced
+
+    async def _parse(self, message: str) -> StreamMessage:
+        """Raises VoiceNotFound, or InvalidRequest when too many contexts are announced."""
+        parsed = await parse_body(message.encode(), partial(parse_dialogue_message, message))
+        voice, name = parsed.voice(), parsed.context_id or ONLY
+        if voice is not None and name not in self._voices:
+            if len(self._voices) >= 2 * MAX_CONTEXTS:
+                raise InvalidRequest(f"{2 * MAX_CONTEXTS} contexts are announced: speak in them or close them first")
+            self._voices[name] = await _voice(self._state, voice)
+        return parsed.as_stream_message()
+
+    async def _close_context(self, contexts: LiveContexts, name: str) -> None:
+        if contexts.get(name) is None and name in self._voices:  # announced, and closed without a text
+            await self._finish_context(contexts, name, None)
+        else:
+            await super()._close_context(contexts, name)
+
+    def _voice_of(self, name: str) -> str | None:
+        return self._voices.get(name)
+
+    def _forget(self, name: str) -> None:
+        super()._forget(name)
+        self._voices.pop(name, None)

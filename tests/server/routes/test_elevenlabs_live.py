@@ -203,6 +203,34 @@ def test_a_disconnect_cancels_all_contexts(stand: Stand) -> None:
     assert stand.standin.spoken == []
 
 
+def test_contexts_of_the_dialogue_socket_name_their_voice(stand: Stand) -> None:
+    stand.standin.go_on.set()
+    url = f"ws://127.0.0.1:{stand.port}/v1/text-to-dialogue/multi-stream-input?output_format=pcm_16000"
+    with connect(url, proxy=None) as socket:
+        send(socket, context_id="a", voices=["default"])
+        send(socket, context_id="a", keep_alive=True)
+        send(socket, context_id="a", inputs=[{"text": "Hello. ", "voice_id": "default"}], flush=True)
+        send(socket, context_id="a", close_context=True)
+        heard = 0
+        while not (message := receive(socket)).get("is_final"):
+            heard += len(base64.b64decode(message["audio"]))
+        assert (heard, message["context_id"]) == (WHOLE, "a")
+        send(socket, context_id="silent", voices=["default"])
+        send(socket, context_id="silent", close_context=True)
+        final = receive(socket)
+        assert (final["context_id"], final["is_final"]) == ("silent", True)
+        send(socket, context_id="b", voices=["nobody"])
+        assert receive(socket)["error"] == "voice_not_found"
+        assert closed_with(socket) == 1008
+    with connect(url, proxy=None) as socket:
+        send(socket, context_id="a", voices=["default", "alloy"])
+        assert "one voice" in receive(socket)["message"]
+    with connect(url, proxy=None) as socket:
+        for number in range(33):
+            send(socket, context_id=str(number), voices=["default"])
+        assert "32 contexts are announced" in receive(socket)["message"]
+
+
 @pytest.fixture
 def limited(tmp_path: Path) -> Iterator[int]:
     """The port of a server with one key, which may send two requests per minute."""
