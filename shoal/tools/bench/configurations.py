@@ -28,6 +28,7 @@ PRESETS: dict[str, Settings] = {
     "kv-fp8": {"kv_dtype": "fp8"},
     "graph": {"rung": "graph"},
     "fused": {"rung": "fused"},
+    "plain-graph": {"rung": "plain-graph"},
     "eager": {"rung": "eager"},
     "dynamic": {"policy": "dynamic"},
     "static": {"policy": "static"},
