@@ -9,6 +9,7 @@ from pydantic import Field
 from shoal.api.parsing import unpack, validated
 from shoal.api.schemas import Body, SpeechBody
 from shoal.errors import InvalidRequest
+from shoal.text.markup.pauses import PAUSE
 
 # A sentence ends only when something follows its end mark: "3." may become "3.5", and "..." may grow.
 SENTENCE_END = re.compile(r"[.!?…;:]['\")\]]*(?=\s)|[。！？；]|\n")
@@ -17,9 +18,13 @@ DEFAULT_MAX_CHARACTERS = 200
 MAX_UNCUT = 256
 UNCUT = re.compile(
     r"<\|phoneme_start\|>[^<]{0,200}(?:<\|phoneme_end\|>)?|<\|[^<|>]{0,32}(?:\|>)?"
-    r"|\[[^\[\]\n]{0,64}\]|\([^()\n]{0,64}\)"
+    r"|\[[^\[\]\n]{0,64}\]|\([^()\n]{0,64}\)|<break\b[^<>]{0,100}>?"
 )
-COMPLETE = re.compile(r"<\|phoneme_start\|>[^<]*<\|phoneme_end\|>|<\|(?!phoneme_start)[^<|>]*\|>|\[.*\]|\(.*\)")
+COMPLETE = re.compile(
+    r"<\|phoneme_start\|>[^<]*<\|phoneme_end\|>|<\|(?!phoneme_start)[^<|>]*\|>|\[.*\]|\(.*\)|<break[^<>]*>"
+)
+# Pauses and HTML tags have letters but no words.
+WORDLESS = re.compile(rf"{PAUSE.pattern}|</?[A-Za-z][^<>]{{0,100}}>")
 MAX_EVENT_BYTES = 64 << 10  # all events but `start`, which may carry recordings
 
 
@@ -93,6 +98,7 @@ class TextBuffer:
         self._min = min_characters
         self._max = max(max_characters or DEFAULT_MAX_CHARACTERS, min_characters, 16)
         self._text, self._taken = "", 0
+        self._pauses = ""  # markup of pauses that no word follows yet
 
     @property
     def received(self) -> int:
@@ -114,7 +120,12 @@ class TextBuffer:
     def _take(self, characters: int) -> list[TextPiece]:
         piece, self._text = self._text[:characters], self._text[characters:]
         self._taken += len(piece)
-        return [TextPiece(piece, self._taken)] if speakable(piece) else []
+        if not speakable(piece):
+            # A pause alone is no request: it is spoken before the next words.
+            self._pauses += "".join(match[0] for match in PAUSE.finditer(piece))
+            return []
+        pauses, self._pauses = self._pauses, ""
+        return [TextPiece(f"{pauses} {piece}" if pauses else piece, self._taken)]
 
     def _cut(self) -> int:
         """Return where to cut the buffered text, or 0 to wait for more."""
@@ -146,4 +157,5 @@ def uncut(text: str, longest: int) -> int:
 
 
 def speakable(text: str) -> bool:
-    return any(character.isalnum() for character in text)
+    """Return whether there is a letter or digit outside of pauses and HTML tags."""
+    return any(character.isalnum() for character in WORDLESS.sub("", text))

@@ -450,7 +450,15 @@ def test_text_is_split_at_sentence_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "whole", ["<|phoneme_start|>HH AH0 L OW1<|phoneme_end|>", "<|speaker:1|>", "[in a low voice]", "(soft tone)"]
+    "whole",
+    [
+        "<|phoneme_start|>HH AH0 L OW1<|phoneme_end|>",
+        "<|speaker:1|>",
+        "[in a low voice]",
+        "(soft tone)",
+        '<break time="1.5s" />',
+        "[pause:0.5s]",
+    ],
 )
 def test_tags_and_markers_are_not_cut(whole: str) -> None:
     text = f"one two three four {whole} five six seven eight nine ten eleven"
@@ -459,6 +467,14 @@ def test_tags_and_markers_are_not_cut(whole: str) -> None:
         pieces = [piece.text for piece in [*buffer.add(text), *buffer.flush()]]
         assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
         assert any(whole in piece for piece in pieces), pieces
+
+
+def test_a_pause_alone_is_spoken_before_the_next_words() -> None:
+    buffer = TextBuffer(min_characters=1, max_characters=40)
+    assert buffer.add("Hello. [pause:1s] ") == [TextPiece("Hello.", 6)]
+    assert buffer.flush() == []
+    assert buffer.add('<br><break time="1s"/>\n') == []
+    assert buffer.add("There. ") == [TextPiece('[pause:1s]<break time="1s"/> There.', 47)]
 
 
 def test_a_tag_that_has_not_arrived_to_its_end_is_not_cut() -> None:
