@@ -1,6 +1,7 @@
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.audio_decoder import AudioDecoder
 from shoal.errors import InvalidRequest
+from shoal.native.codec import NativeDecoder
 from shoal.quantize import apply
 from shoal.quantize.modes import has_int8_matmul
 from shoal.tools.bench import profile
@@ -30,9 +32,8 @@ def test_every_part_of_a_request_is_timed_and_the_largest_are_named(monkeypatch:
 
 def test_only_the_codec_is_timed_not_the_clearing_of_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     timed, resets, time = 0, list[int](), profile._time
-    reset = StreamingDecoder.reset
 
-    def noting(decoder: StreamingDecoder, slots: Sequence[int]) -> None:
+    def noting(reset: Callable[[Any, Sequence[int]], None], decoder: Any, slots: Sequence[int]) -> None:
         resets.append(timed)
         reset(decoder, slots)
 
@@ -47,7 +48,8 @@ def test_only_the_codec_is_timed_not_the_clearing_of_its_slots(monkeypatch: pyte
     monkeypatch.setattr(profile, "SECONDS", 0.0)
     monkeypatch.setattr(profile, "FRAMES", 4)
     monkeypatch.setattr(profile, "_time", timing)
-    monkeypatch.setattr(StreamingDecoder, "reset", noting)
+    for kind in (StreamingDecoder, NativeDecoder):
+        monkeypatch.setattr(kind, "reset", lambda *given, reset=kind.reset: noting(reset, *given))
     profile.run_profile("random:tiny", device="cpu", voices=2)
     assert resets
     assert not any(resets)
