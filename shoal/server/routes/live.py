@@ -60,6 +60,7 @@ class FishSocket:
     def __init__(self, socket: WebSocket, state: ServerState, key: Key, id: str) -> None:
         self._socket, self._state, self._key, self._id = socket, state, key, id
         self._sessions = 0
+        self._ignored: tuple[str, ...] = ()  # what the current session asks for without effect
 
     async def run(self) -> None:
         """Receive events until the client disconnects or an error ends the connection."""
@@ -117,6 +118,7 @@ class FishSocket:
         engine, limits = self._state.lifecycle.require_engine(), self._state.config.limits
         body = body.model_copy(update={"streaming": True})
         job = fish_job(body, engine, limits, self._key, self._id, api="live")
+        self._ignored = job.ignored
         buffer = TextBuffer(body.min_chunk_length, body.chunk_length)
         contexts.open(SESSION, job, buffer, self._send_audio, self._ended, reservation).add(body.text)
 
@@ -124,12 +126,16 @@ class FishSocket:
         """Stop the session. Without one it has just ended, and its `finish` is on the way to the client."""
         spoken = await contexts.cancel(SESSION)
         if spoken is not None:
-            await self._send({"event": "finish", "reason": "cancel", **spoken_fields(spoken)})
+            await self._finish("cancel", spoken)
 
     async def _ended(self, session: LiveContext, error: ShoalError | None) -> None:
         if error is not None:
             raise error
-        await self._send({"event": "finish", "reason": "stop", **spoken_fields(session.spoken)})
+        await self._finish("stop", session.spoken)
+
+    async def _finish(self, reason: str, spoken: Spoken) -> None:
+        ignored = {"ignored": self._ignored} if self._ignored else {}
+        await self._send({"event": "finish", "reason": reason, **spoken_fields(spoken), **ignored})
 
     async def _send_audio(self, audio: bytes) -> None:
         for start in range(0, len(audio), MAX_MESSAGE_BYTES):

@@ -332,11 +332,12 @@ def test_cancel_frees_the_place_tells_what_was_spoken_and_keeps_the_socket(
     assert state.queue.in_flight == 0
     assert counted(state, "live", "interrupted") == 1
     standin.go_on.set()
-    send(socket, event="start", request={**START, "text": "Another session."})
+    send(socket, event="start", request={**START, "text": "Another session.", "features": ["quality-guard", "x-ray"]})
     send(socket, event="stop")
     *_, finish = heard(socket)
     assert finish["reason"] == "stop"
     assert standin.spoken == ["One. ", "Another session."]
+    assert finish["ignored"] == ["features.x-ray"]
 
 
 def test_the_end_of_a_flushed_sentence_does_not_wait_for_the_next(
