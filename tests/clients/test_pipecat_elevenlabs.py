@@ -33,18 +33,28 @@ with warnings.catch_warnings():
     from pipecat.services.tts_service import TTSService
 
 RATE = 16_000
+# Seconds without audio after which Pipecat ends a reply; its default, 3, is too short for a busy machine.
+PATIENCE = 120.0
 MakeService = Callable[[Serving, aiohttp.ClientSession], TTSService]
 
 
 def websocket_service(nano: Serving, _: aiohttp.ClientSession) -> TTSService:
     settings = ElevenLabsTTSService.Settings(voice="gb_f")
-    return ElevenLabsTTSService(api_key=KEY, url=nano.url.replace("http", "ws"), settings=settings, sample_rate=RATE)
+    url = nano.url.replace("http", "ws")
+    return ElevenLabsTTSService(
+        api_key=KEY, url=url, settings=settings, sample_rate=RATE, stop_frame_timeout_s=PATIENCE
+    )
 
 
 def http_service(nano: Serving, session: aiohttp.ClientSession) -> TTSService:
     settings = ElevenLabsHttpTTSService.Settings(voice="gb_f")
     return ElevenLabsHttpTTSService(
-        api_key=KEY, base_url=nano.url, aiohttp_session=session, settings=settings, sample_rate=RATE
+        api_key=KEY,
+        base_url=nano.url,
+        aiohttp_session=session,
+        settings=settings,
+        sample_rate=RATE,
+        stop_frame_timeout_s=PATIENCE,
     )
 
 
@@ -55,7 +65,7 @@ class Listener(FrameProcessor):
         super().__init__()
         self.seconds = 0.0
         self.errors: list[str] = []
-        self.heard, self.stopped = asyncio.Event(), asyncio.Event()
+        self.heard, self.stopped, self.interrupted = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -63,6 +73,8 @@ class Listener(FrameProcessor):
             assert (frame.sample_rate, frame.num_channels) == (RATE, 1)
             self.seconds += len(frame.audio) / 2 / RATE
             self.heard.set()
+        elif isinstance(frame, InterruptionFrame):
+            self.interrupted.set()
         elif isinstance(frame, TTSStoppedFrame):
             self.stopped.set()
             await self.push_frame(BotStoppedSpeakingFrame(), FrameDirection.UPSTREAM)
@@ -140,6 +152,7 @@ def test_an_interrupted_reply_makes_way_for_the_next(nano: Serving) -> None:
         await reply(worker, *("One sentence follows another. " for _ in range(4)))
         await listener.heard.wait()
         await worker.queue_frame(InterruptionFrame())
+        await listener.interrupted.wait()
         listener.stopped.clear()
         before = listener.seconds
         await reply(worker, "It is going out.")
