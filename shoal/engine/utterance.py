@@ -87,6 +87,8 @@ class Utterance:
     @property
     def hold_frames(self) -> int:
         """Frames of the current turn that are not decoded until the turn has more of them, or has ended."""
+        if self.guard is None:
+            return 0
         turn = self.turns[self.turn]
         return turn.min_frames if self.whole else min(turn.min_frames, turn.hold_frames)
 
