@@ -3,7 +3,9 @@
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
+from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,8 +51,7 @@ class PagedKV:
     ) -> None:
         # One extra block for the padding rows of batches of fixed size.
         shape = (config.n_layer, blocks + 1, size, config.n_local_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = (_zeros(shape, dtype, torch.device(device)) for _ in range(2))
         quantised = dtype in QMAX
         self.key_scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device) if quantised else None
         self.value_scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device) if quantised else None
@@ -95,6 +96,13 @@ class PagedKV:
             "key_scales": None if self.key_scales is None else self.key_scales[layer],
             "value_scales": None if self.value_scales is None else self.value_scales[layer],
         }
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros; on a CPU a page takes memory only once it is written, so a large cache costs what is used of it."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 class HostCache:

@@ -133,6 +133,8 @@ class PerChannelLinear(QuantizedLinear):
         return type(self).from_quantized(weight, self.scales[rows], bias)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
+        if self.weight.dtype == torch.int8 and dtype == torch.float32:
+            return self.weight * self.scales.float()[:, None]  # one pass, with the same products
         return (self.weight.float() * self.scales.float()[:, None]).to(dtype)
 
 

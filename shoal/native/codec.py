@@ -142,7 +142,7 @@ class LayerList:
             taps=taps,
             dilation=dilation,
             state=self._reserve((taps - 1) * dilation * channels),
-            a=self.tensors.matrix(conv.weight.permute(0, 2, 1).flatten(1), conv.bias),
+            a=self.tensors.matrix(conv.weight.permute(0, 2, 1), conv.bias),
         )
 
     def _upsample(self, module: CausalUpsample) -> _Layer:
@@ -159,7 +159,7 @@ class LayerList:
             taps=taps,
             stride=stride,
             state=self._reserve((taps - 1) * conv.in_channels),
-            a=self.tensors.matrix(weight.flatten(0, 1).flatten(1), conv.bias.repeat(stride)),
+            a=self.tensors.matrix(weight.flatten(0, 1), conv.bias.repeat(stride)),
         )
 
     def _residual(self, unit: ResidualUnit) -> _Layer:

@@ -73,21 +73,26 @@ class Tensors:
         return self.matrix(layer.weight[:rows], bias, scale=scale)
 
     def matrix(self, weight: Tensor, bias: Tensor | None = None, *, scale: Tensor | None = None) -> Matrix:
-        """Pack a weight [out, in] of floats or int8: y = (x · wᵀ) · scale + bias, with scale and bias [out]."""
+        """Pack a weight of floats or int8: y = (x · wᵀ) · scale + bias, with scale and bias [out].
+
+        The weight is [out, in], or [out, taps, in] for inputs that are several rows apart; any strides.
+        """
         kind = torch.int8 if weight.dtype == torch.int8 else torch.float32
-        outputs, inputs = weight.shape
-        padded = _pad_rows(weight.detach().to(kind), outputs)
-        packed = padded.view(-1, PANEL, inputs).transpose(1, 2)
-        parts = (None if each is None else self._vector(each[:outputs]) for each in (scale, bias))
-        return Matrix(self.address(packed, kind), *parts, outputs, inputs, int(kind == torch.int8), 0)
+        weight = weight.detach().to(kind)
+        parts = [None if each is None else self._vector(each[: len(weight)]) for each in (scale, bias)]
+        inputs = weight[0].numel()
+        return Matrix(self._pack(weight, inputs), *parts, len(weight), inputs, int(kind == torch.int8), 0)
+
+    def _pack(self, weight: Tensor, inputs: int) -> int:
+        cube = weight if weight.dim() == 3 else weight[:, None]
+        packed = torch.empty(-(-len(cube) // PANEL), inputs, PANEL, dtype=cube.dtype)
+        sizes, strides = ((ctypes.c_int64 * 3)(*each) for each in (cube.shape, cube.stride()))
+        open_library().shoal_pack(cube.data_ptr(), int(cube.dtype == torch.int8), sizes, strides, packed.data_ptr())
+        return self.address(packed, cube.dtype)
 
     def _vector(self, values: Tensor) -> int:
-        return self.address(_pad_rows(values.detach().float()[:, None], len(values)))
-
-
-def _pad_rows(rows: Tensor, count: int) -> Tensor:
-    """Append rows of zeros up to a multiple of `PANEL`."""
-    return torch.cat((rows, rows.new_zeros(-count % PANEL, rows.shape[1]))) if count % PANEL else rows.contiguous()
+        """Return the address of values [out], followed by zeros up to a multiple of `PANEL`."""
+        return self.address(nn.functional.pad(values.detach().float(), (0, -len(values) % PANEL)))
 
 
 class Context:
@@ -202,6 +207,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "shoal_context_free": (None, (pointer,)),
         "shoal_step": (integer, (pointer,) * 4),
         "shoal_decode": (integer, (pointer,) * 3),
+        "shoal_pack": (None, (pointer, integer, pointer, pointer, pointer)),
         "shoal_sample": (integer, (pointer, integer, real, real, wide, ctypes.c_uint32, wide, integer)),
         "shoal_product": (None, (pointer, pointer, pointer, integer, pointer)),
     }

@@ -29,6 +29,20 @@ const Kernels* supported(int which) {
     }
 }
 
+// Copy weights [rows, outer, inner] with any strides (in elements) into panels; the last panel is filled with zeros.
+template <typename T>
+void pack(const T* source, const int64_t* sizes, const int64_t* strides, T* target) {
+    const int64_t rows = sizes[0], outer = sizes[1], inner = sizes[2];
+    for (int64_t panel = 0; panel < rows; panel += PANEL)
+        for (int64_t o = 0; o < outer; o++)
+            for (int64_t i = 0; i < inner; i++, target += PANEL) {
+                const T* from = source + panel * strides[0] + o * strides[1] + i * strides[2];
+                const int64_t count = rows - panel < PANEL ? rows - panel : PANEL;
+                for (int64_t r = 0; r < count; r++) target[r] = from[r * strides[0]];
+                for (int64_t r = count; r < PANEL; r++) target[r] = 0;
+            }
+}
+
 const char* const NAMES[] = {"avx512", "avx2", "baseline"};
 
 }  // namespace
@@ -73,6 +87,14 @@ EXPORT int32_t shoal_decode(void* context, const Codec* codec, const Chunks* chu
     } catch (const std::exception&) {
         return OUT_OF_MEMORY;
     }
+}
+
+// Pack a weight [rows, outer, inner] of floats or int8 (WeightType) into `target`.
+EXPORT void shoal_pack(const void* source, int32_t type, const int64_t* sizes, const int64_t* strides, void* target) {
+    if (type == WEIGHT_I8)
+        pack(static_cast<const int8_t*>(source), sizes, strides, static_cast<int8_t*>(target));
+    else
+        pack(static_cast<const float*>(source), sizes, strides, static_cast<float*>(target));
 }
 
 // Sample one token from logits [size]; for tests.

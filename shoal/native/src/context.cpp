@@ -1,6 +1,7 @@
 #include "context.h"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -12,6 +13,23 @@ float* Scratch::get(int number, size_t count) {
     auto& buffer = buffers_[number];
     if (buffer.size() < count) buffer = std::vector<float>(count + count / 4);
     return buffer.data();
+}
+
+static double seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void ThreadGovernor::record(double now, double worked, double waited) {
+    worked_ += worked;
+    waited_ += waited;
+    if (worked_ + waited_ < WINDOW) return;
+    if (waited_ > 0.5 * worked_) {
+        alone_until_ = now + pause_;
+        pause_ = pause_ * 2 < LONGEST_PAUSE ? pause_ * 2 : LONGEST_PAUSE;
+    } else {
+        pause_ = FIRST_PAUSE;
+    }
+    worked_ = waited_ = 0;
 }
 
 static inline void relax() {
@@ -49,7 +67,9 @@ class Pool {
 
     bool usable() const { return getpid() == pid_; }
 
-    void run(int units, const std::function<void(int, int)>& work) {
+    // Run all units and report to the governor how long the caller waited for units that others had begun.
+    void run(int units, const std::function<void(int, int)>& work, ThreadGovernor& governor) {
+        const double begun = seconds();
         // Workers still inside the previous call would read the new one half written.
         while (inside_.load(std::memory_order_seq_cst) != 0) relax();
         work_ = &work;
@@ -60,6 +80,7 @@ class Pool {
         generation_.fetch_add(1, std::memory_order_seq_cst);
         if (sleeping_.load(std::memory_order_seq_cst) > 0) wake();
         claim(0);
+        const double finished = seconds();
         int spins = 0;
         while (done_.load(std::memory_order_acquire) < units) {
             if (++spins < SPIN)
@@ -68,6 +89,8 @@ class Pool {
                 std::this_thread::yield();
         }
         open_.store(false, std::memory_order_seq_cst);
+        const double now = seconds();
+        governor.record(now, finished - begun, now - finished);
     }
 
   private:
@@ -129,12 +152,12 @@ Context::Context(const Kernels& kernels, int threads)
 Context::~Context() = default;
 
 void Context::parallel(int units, const std::function<void(int, int)>& work) {
-    if (units < 2 || !pool_ || nested_ || !pool_->usable()) {
+    if (units < 2 || !pool_ || nested_ || !pool_->usable() || !governor_.allows(seconds())) {
         for (int unit = 0; unit < units; unit++) work(unit, current_thread);
         return;
     }
     nested_ = true;
-    pool_->run(units, work);
+    pool_->run(units, work, governor_);
     nested_ = false;
 }
 

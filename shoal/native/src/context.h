@@ -22,6 +22,20 @@ class Scratch {
 
 class Pool;
 
+// Decides whether a second thread is worth it, by how long callers wait for the others. On a core that other processes
+// use, a thread can be suspended in the middle of its part; the caller then works alone for a while.
+class ThreadGovernor {
+  public:
+    // Whether to use the other threads at `now`, in seconds.
+    bool allows(double now) const { return now >= alone_until_; }
+    // Account for a call in which the caller worked and then waited, in seconds.
+    void record(double now, double worked, double waited);
+
+  private:
+    static constexpr double WINDOW = 0.005, FIRST_PAUSE = 0.1, LONGEST_PAUSE = 2.0;
+    double worked_ = 0, waited_ = 0, alone_until_ = 0, pause_ = FIRST_PAUSE;
+};
+
 // Kernels of one instruction set and the threads that run them. One call at a time.
 class Context {
   public:
@@ -41,6 +55,7 @@ class Context {
   private:
     const int threads_;
     bool nested_ = false;
+    ThreadGovernor governor_;
     std::vector<Scratch> scratch_;
     std::unique_ptr<Pool> pool_;
 };
