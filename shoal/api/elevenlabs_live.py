@@ -53,6 +53,11 @@ class StreamMessage(Body):
     xi_api_key: Annotated[str | None, Field(validation_alias=AliasChoices("xi_api_key", "xi-api-key"))] = None
     authorization: str | None = None
 
+    def ignored(self) -> list[str]:
+        """Return the names of the settings that are given and have no effect."""
+        settings = self.voice_settings.ignored() if self.voice_settings else []
+        return [*settings, *(["pronunciation_dictionary_locators"] if self.pronunciation_dictionary_locators else [])]
+
     def min_characters(self) -> int:
         """Return how much text is buffered before the end of a sentence is spoken."""
         schedule = self.generation_config.chunk_length_schedule if self.generation_config else None

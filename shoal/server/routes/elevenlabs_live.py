@@ -113,6 +113,7 @@ class ElevenLabsSocket:
         self._seed = secrets.randbits(32)
         self._opened = 0
         self._closing = False  # the client asked to close the socket once all text is spoken
+        self._ignored: dict[str, list[str]] = {}  # what each open context asks for without effect
         self._flushed: set[str] = set()  # contexts whose text is all flushed: closing them speaks it to the end
 
     async def run(self) -> None:
@@ -144,6 +145,7 @@ class ElevenLabsSocket:
 
     def _forget(self, name: str) -> None:
         self._flushed.discard(name)
+        self._ignored.pop(name, None)
 
     async def _receive(self, contexts: LiveContexts) -> str:
         """Raises InvalidRequest for a binary frame, and when no message arrives for too long."""
@@ -190,7 +192,9 @@ class ElevenLabsSocket:
         request = self._options.request(self._voice_of(name), self._seed, engine.frame_rate, limits.request_seconds)
         job = SpeechJob("elevenlabs", request, self._options.output_of(first), engine, self._key, self._id)
         send, on_end = partial(self._send_audio, name), partial(self._ended, contexts, name)
-        return contexts.open(name, job, self._options.buffer(first), send, on_end)
+        context = contexts.open(name, job, self._options.buffer(first), send, on_end)
+        self._ignored[name] = first.ignored()
+        return context
 
     async def _close_context(self, contexts: LiveContexts, name: str) -> None:
         """End a context that is flushed; interrupt one that is not, or that was closed before."""
@@ -224,8 +228,10 @@ class ElevenLabsSocket:
             await self._finish_context(contexts, name, context.spoken)
 
     async def _finish_context(self, contexts: LiveContexts, name: str, spoken: Spoken | None) -> None:
-        self._forget(name)
         fields = spoken_fields(spoken) if spoken is not None else {}
+        if ignored := self._ignored.get(name):
+            fields["ignored"] = ignored
+        self._forget(name)
         await self._send(self._audio_message(name, None) | {self.final: True} | fields)
         self._close_if_done(contexts)
 

@@ -97,7 +97,7 @@ def test_contexts_are_spoken_to_the_end_after_a_flush(stand: Stand) -> None:
 
 def test_closing_a_context_before_a_flush_interrupts_it_and_leaves_the_others(stand: Stand) -> None:
     with stand.dial(f"{MULTI}&auto_mode=true") as socket:
-        send(socket, text="Stop me. ", context_id="a")
+        send(socket, text="Stop me. ", context_id="a", voice_settings={"stability": 0.5, "speed": 1.0})
         assert receive(socket)["contextId"] == "a"
         send(socket, text="Keep me. ", contextId="b")
         assert receive(socket)["contextId"] == "b"
@@ -105,6 +105,7 @@ def test_closing_a_context_before_a_flush_interrupts_it_and_leaves_the_others(st
         final = receive(socket)
         assert (final["contextId"], final["isFinal"], final["spoken"]["characters"]) == ("a", True, 0)
         assert final["interrupted"]["characters"] == len("Stop me. ")
+        assert final["ignored"] == ["voice_settings.stability"]
         stand.standin.go_on.set()
         send(socket, context_id="b", flush=True)
         send(socket, context_id="b", close_context=True)
