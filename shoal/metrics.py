@@ -62,7 +62,9 @@ ENGINE_METRICS = (
     _counter("shoal_sequences_cancelled", "scheduler.cancelled", "Sequences cancelled before they finished."),
     _counter("shoal_frames", "speech.frames", "Audio frames generated."),
     _counter("shoal_utterances_completed", "speech.spoken", "Utterances generated to their end."),
-    _counter("shoal_guard_retries", "speech.retried", "Utterances and turns regenerated after the guard rejected them."),
+    _counter(
+        "shoal_guard_retries", "speech.retried", "Utterances and turns regenerated after the guard rejected them."
+    ),
     _counter("shoal_utterances_failed", "speech.failed", "Utterances that ended with an error."),
     _counter("shoal_steps", "steps.steps", "Engine steps; each generates one frame of every running sequence."),
     _counter("shoal_steps_failed", "steps.failed", "Engine steps that failed with a device error."),
