@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from shoal.audio.encode import encode_file
 from tests.browser import chromium
-from tests.server.conftest import Serving, start
+from tests.server.conftest import Serving, recording, start
 from tests.waiting import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+__all__ = ["recording"]  # a fixture here, too
 
 PATIENCE = int(1000 * TIMEOUT_SECONDS)  # milliseconds for any change of the page; it seldom takes one second
 
@@ -60,11 +60,3 @@ def visit(browser: "Browser", serving: Serving) -> Iterator[Visit]:
     for context in contexts:
         context.close()
     assert faults == []
-
-
-@pytest.fixture(scope="session")
-def recording() -> bytes:
-    """Two seconds of audio that are accepted as a voice."""
-    seconds = np.arange(2 * 16_000) / 16_000
-    wave = 0.3 * np.sin(2 * np.pi * 180 * seconds) * (1 + np.sin(2 * np.pi * 3 * seconds)) / 2
-    return encode_file(wave.astype(np.float32), "wav", 16_000)
