@@ -189,7 +189,7 @@ def test_a_client_that_reads_nothing_is_disconnected(tight: Serving) -> None:
 
 def test_start_engine_crash_and_graceful_shutdown(start_server: Start) -> None:
     """The server starts, speaks, survives a killed engine, and finishes requests before it stops."""
-    serving = start_server(slots=4, wait=False, request_seconds=300, drain_seconds=200)
+    serving = start_server(slots=4, wait=False, request_seconds=300, drain_seconds=200, rung="eager")
     engine = pause_engine(serving)
     refuses_until_ready(serving)
     os.kill(engine, signal.SIGCONT)
@@ -237,6 +237,7 @@ def finishes_before_it_ends(serving: Serving) -> None:
     with serving.client() as http, http.stream("POST", "/v1/tts", json=longer) as answer:
         pieces = answer.iter_bytes()
         audio = next(pieces)
+        engine = pause_engine(serving)
         serving.process.send_signal(signal.SIGTERM)
         # The socket stays open: load balancers and new clients get a 503.
         with serving.client() as another:
@@ -244,13 +245,14 @@ def finishes_before_it_ends(serving: Serving) -> None:
             assert another.get("/ready").status_code == 503
             refused = speak(serving, {"text": "Hi."})
             assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+        os.kill(engine, signal.SIGCONT)
         audio += b"".join(pieces)
     assert serving.process.wait(240) == 0
     assert len(samples_of(audio)) == len(whole) > 60 * 640
 
 
 def test_a_second_interrupt_skips_the_drain(start_server: Start) -> None:
-    serving = start_server(slots=2)
+    serving = start_server(slots=2, rung="eager")
     endless = LONG | {"text": "Hello there. " * 700, "max_new_tokens": 700}  # sixteen turns, half a minute
     with serving.client() as http, http.stream("POST", "/v1/tts", json=endless) as answer:
         pieces = answer.iter_bytes()  # keep a reference: dropping it closes the connection

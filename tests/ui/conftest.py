@@ -26,7 +26,7 @@ def browser() -> Iterator["Browser"]:
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    served = start(tmp_path_factory.mktemp("page"), slots=4)
+    served = start(tmp_path_factory.mktemp("page"), slots=4, rung="eager")  # slow enough to be watched and stopped
     yield served
     assert served.end() == 0, served.log.read_text()
 
