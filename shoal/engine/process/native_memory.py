@@ -2,8 +2,8 @@
 
 Codec calls allocate and free buffers of many sizes, and small blocks that live longer keep the space between them. The
 number of arenas, by default eight per core, is bounded, and free memory is returned to the system in idle moments. A
-fixed mmap threshold would return buffers at once, but its page faults double the time of large codec calls (nano on a
-Xeon with two cores).
+fixed mmap threshold would return buffers at once, but its page faults double the time of large codec calls (nano on
+an AMD EPYC).
 """
 
 import ctypes
