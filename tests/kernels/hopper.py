@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -19,6 +20,7 @@ from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.cuda_graph import Workload, compile_ahead
+from shoal.kernels.int4_linear import int4_linear, int4_split_k_linear
 from shoal.kernels.jit import Kernel
 from shoal.model.dual_ar import DualAR
 from shoal.model.slow import Head
@@ -48,6 +50,22 @@ class RaisingCompileMode(triton.AsyncCompileMode):  # type: ignore[misc]
         super().__init__(executor, ignore_errors=False)
 
 
+class Int4Products:
+    """Products over int4 weights, which nano is too small for."""
+
+    inputs = torch.zeros(0)
+
+    def padding(self) -> np.ndarray:
+        return self.inputs.numpy()
+
+    def run(self) -> None:
+        weight, affine = torch.empty(64, 256, dtype=torch.uint8), torch.empty(4, 64, 2, dtype=torch.bfloat16)
+        for rows in (1, 16, 64):
+            x = torch.empty(rows, 512, dtype=torch.bfloat16)
+            int4_linear(x, weight, affine, gated=True)
+            int4_split_k_linear(x, weight, affine)
+
+
 def frames(
     model: DualAR, kv_dtype: torch.dtype, rows: Iterable[int], prompts: Iterable[int] = (512,)
 ) -> Iterator[Workload]:
@@ -71,6 +89,7 @@ def workloads() -> Iterator[Workload]:
             quantize_model(checkpoint.model, WeightModes.parse(step))
         yield from frames(checkpoint.model, kv_dtype, rows)
     yield FusedCall(FusedCodec(checkpoint.codec, SLOTS, torch.float16), 256)
+    yield Int4Products()
 
 
 def main() -> None:
