@@ -10,16 +10,16 @@ ROOT = Path(__file__).parent
 # Every file in them starts a server, a browser or another program, or needs one that is running.
 FOLDERS = ("clients", "cluster", "deploy", "docs", "server", "ui")
 FILES = (
+    "kernels/test_jit.py",
     "cluster/test_cluster.py",
     "ui/test_page.py",
     "server/test_lifecycle.py",
-    "engine/test_nano.py",
-    "kernels/test_jit.py",
     "engine/process/test_supervisor.py",
     "docs/test_snippets.py",
     "server/test_soak.py",
     "engine/test_core.py",
     "engine/test_faults.py",
+    "engine/test_nano.py",
     "checkpoint/test_memory.py",
     "deploy/test_triton.py",
     "server/test_schema.py",
@@ -36,6 +36,7 @@ FILES = (
     "kernels/test_sample_token.py",
     "kernels/test_paged_attention.py",
     "text/test_normalize.py",
+    "text/test_markdown.py",
     "server/test_hostile.py",
     "tools/bench/test_quality.py",
     "server/routes/test_live.py",
