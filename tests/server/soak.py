@@ -341,8 +341,11 @@ def open_soak(home: Path, model: str, seed: int) -> Soak:
     (home / "tmp").mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = str(home / "tmp")
 
+    # Speech that is kept for a while would hide what a request leaves behind.
+    settings = {"guard": False, "request_seconds": 240, "drain_seconds": 30, "kept_speech_bytes": 0}
+
     def begin() -> Serving:
-        return start(home / "home", model=model, port=port, slots=8, guard=False, request_seconds=240, drain_seconds=30)
+        return start(home / "home", model=model, port=port, slots=8, **settings)
 
     codebooks = NANO_CODEBOOKS if model == "nano" else 10
     return Soak(begin(), port, begin, random.Random(seed), codebooks)
