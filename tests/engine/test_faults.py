@@ -252,7 +252,7 @@ class RandomLoad:
         checkpoint = oracle.checkpoint
         per_block = PagedKV.bytes_per_block(checkpoint.model.config.slow, 4, checkpoint.model.dtype)
         # So little memory that some sequence is always preempted.
-        tight = replace(PLAIN, block_size=4, kv_bytes=70 * per_block, host_kv_bytes=50 * per_block, max_chunk_frames=4)
+        tight = replace(PLAIN, block_size=4, kv_bytes=60 * per_block, host_kv_bytes=50 * per_block, max_chunk_frames=4)
         # Chunk sizes depend on the clock, and the random sequence on the number of codec calls.
         self.clock = FakeClock()
         self.core = EngineCore(checkpoint, tight, self.clock)
