@@ -72,6 +72,10 @@ class UnknownHost(ShoalError):
     """The Host header names another machine, as in a DNS rebinding attack."""
 
 
+class IdleTimeout(InvalidRequest):
+    """No context of a live socket had text to speak for too long."""
+
+
 class ServerFull(ShoalError):
     """The limit on open requests and WebSockets is reached."""
 

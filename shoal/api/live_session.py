@@ -18,7 +18,7 @@ from enum import Enum
 from shoal.api.accounting import RequestAccounting, expected_seconds
 from shoal.api.admission import BodyReservation
 from shoal.api.engine_client import SpeechService
-from shoal.api.exceptions import Interrupted, NotReady
+from shoal.api.exceptions import IdleTimeout, Interrupted, NotReady
 from shoal.api.live import TextBuffer, TextPiece
 from shoal.api.output import OutputEncoder
 from shoal.api.requests import SpeechJob
@@ -48,10 +48,6 @@ class Spoken:
 
     def end(self, piece: TextPiece) -> None:
         self.characters, self.interrupted_characters, self.interrupted_seconds = piece.end, 0, 0.0
-
-
-class IdleTimeout(InvalidRequest):
-    """No context of the socket had text to speak for too long."""
 
 
 class IdleTimer:

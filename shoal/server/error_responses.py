@@ -47,6 +47,7 @@ STATUS: dict[type[ShoalError], int] = {
     exceptions.QuotaExceeded: 429,
     exceptions.BodyTooLarge: 413,
     exceptions.BodyTimeout: 408,
+    exceptions.IdleTimeout: 408,
     exceptions.UnknownMediaType: 415,
     exceptions.SchemaViolation: 422,
     exceptions.SpeechNotKept: 404,

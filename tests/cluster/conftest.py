@@ -40,7 +40,7 @@ class Cluster:
         return (self.home / "log").read_text()
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=240, trust_env=False, verify=False)
+        return httpx.Client(base_url=self.url, timeout=600.0, trust_env=False, verify=False)
 
     def workers(self) -> list[dict[str, Any]]:
         workers: list[dict[str, Any]] = httpx.get(
@@ -107,6 +107,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     scratch = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     flags = ["--replicas", "2", "--cpus", "0.5", "--gpus", "0.5", "--model", "random:tiny", "--set", f"slots={SLOTS}"]
     flags += ["--set", "rung=eager"]  # slow enough for a replica to be killed while it speaks
+    flags += ["--set", "request_seconds=600"]  # on a busy machine requests wait long behind others
     cluster = Cluster(None, home, scratch, free_port())  # type: ignore[arg-type]
     try:
         for _ in range(RAY_STARTS):

@@ -16,10 +16,10 @@ import ormsgpack
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from shoal.api.admission import BodyReservation
-from shoal.api.exceptions import SlowReader
+from shoal.api.exceptions import IdleTimeout, SlowReader
 from shoal.api.keys import Key
 from shoal.api.live import Cancel, Flush, LiveBody, Stop, Text, TextBuffer, parse_message
-from shoal.api.live_session import IdleTimeout, LiveContext, LiveContexts, Spoken
+from shoal.api.live_session import LiveContext, LiveContexts, Spoken
 from shoal.api.requests import fish_job
 from shoal.api.state import ServerState
 from shoal.errors import InvalidRequest, ShoalError
