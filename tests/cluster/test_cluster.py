@@ -181,6 +181,10 @@ def wait_while_all_are_running(listeners: list[Listener], condition: Callable[[]
         time.sleep(0.05)
 
 
+def all_have_arrived(in_flight: list[int]) -> bool:
+    return sum(in_flight) == 4 * SLOTS and min(in_flight) > SLOTS
+
+
 def whole(cluster: Cluster, frames: int) -> int:
     body = {**LONG, "streaming": False, "max_new_tokens": frames}
     with cluster.client() as http:
@@ -188,7 +192,7 @@ def whole(cluster: Cluster, frames: int) -> int:
 
 
 def test_a_killed_replica_is_replaced_and_its_waiting_requests_run_elsewhere(cluster: Cluster) -> None:
-    """Long speeches fill every slot of both replicas; short ones wait behind them, as many at each."""
+    """Long speeches fill every slot of both replicas; short ones wait behind them, at both."""
     sizes = {frames: whole(cluster, frames) for frames in (LONGEST, 40)}
     with contextlib.ExitStack() as clients, concurrent.futures.ThreadPoolExecutor(4 * SLOTS) as pool:
         https = [clients.enter_context(cluster.client()) for _ in range(4 * SLOTS)]
@@ -196,8 +200,9 @@ def test_a_killed_replica_is_replaced_and_its_waiting_requests_run_elsewhere(clu
         running = [pool.submit(each.listen) for each in speaking]
         wait_while_all_are_running(speaking, lambda: all(each.heard for each in speaking))
         running += [pool.submit(each.listen) for each in waiting]
+        # The router's view of the load lags behind, so the short ones need not be divided evenly.
         wait_while_all_are_running(
-            speaking, lambda: [worker["in_flight"] for worker in cluster.workers()] == [2 * SLOTS] * 2
+            speaking, lambda: all_have_arrived([each["in_flight"] for each in cluster.workers()])
         )
         victim = cluster.workers()[0]
         os.kill(victim["pid"], signal.SIGKILL)
