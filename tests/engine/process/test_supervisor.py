@@ -49,7 +49,10 @@ def samples_of(chunks: list[AudioChunk]) -> np.ndarray:
 @pytest.fixture(scope="module")
 def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
     source = EngineSource(
-        "random:tiny", device="cpu", config=EngineConfig(slots=4), voices=tmp_path_factory.mktemp("v")
+        "random:tiny",
+        device="cpu",
+        config=EngineConfig(slots=4, rung="eager"),  # slow enough to be killed before a long speech ends
+        voices=tmp_path_factory.mktemp("v"),
     )
     supervisor = Supervisor(source)
     supervisor.start()
