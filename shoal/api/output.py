@@ -60,7 +60,7 @@ class OutputEncoder:
         return self._ready.take()
 
     def drain(self) -> bytes:
-        """Return what changing the speed and the sample rate still hold back, with `stream`; later samples start anew.
+        """Return what speed and rate conversion still hold back, with `stream`; the next samples begin a new stream.
 
         Without it the end of a sentence is sent with the next one, which may follow minutes later. A compressed
         format still holds back its last frame, at most 60 ms.

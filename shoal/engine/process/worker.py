@@ -227,7 +227,7 @@ class Worker:
         except Exception:  # edge of the process: the caller waits in another one
             logger.exception("job %d failed", job)
             if not self._service.device_responds():
-                # The job is replayed by the next process. Its step did not fail, so nobody is blamed.
+                # The job is replayed by the next process. Its step did not fail, so no request is suspected.
                 self._exit_broken(DeviceFailed("the device does not respond"))
             self._send(job, Failed(InternalError()))
 
