@@ -16,12 +16,8 @@ from shoal.api.schemas import (
     FIRST_CHUNK_SECONDS,
     MAX_SPEAKERS,
     Body,
-    MaxFrames,
-    RepetitionPenalty,
+    SamplingExtensions,
     Seed,
-    Temperature,
-    TopK,
-    TopP,
 )
 from shoal.speech import SpeechRequest
 
@@ -61,7 +57,7 @@ class VoiceSettings(Body):
         return [f"voice_settings.{name}" for name in self.model_dump(exclude_none=True, exclude={"speed"})]
 
 
-class ElevenLabsFields(Body):
+class ElevenLabsFields(SamplingExtensions):
     """Fields that the bodies of speech and of dialogues share."""
 
     model_id: Annotated[
@@ -75,11 +71,6 @@ class ElevenLabsFields(Body):
         Literal["auto", "on", "off"] | None,
         Field(description="off passes the text to the model as written; auto and on normalise numbers and symbols."),
     ] = None
-    temperature: Annotated[Temperature | None, Field(description="Extension: sampling temperature.")] = None
-    top_p: Annotated[TopP | None, Field(description="Extension: nucleus sampling threshold.")] = None
-    top_k: Annotated[TopK | None, Field(description="Extension: sample from the K likeliest tokens; 0: all.")] = None
-    repetition_penalty: Annotated[RepetitionPenalty | None, Field(description="Extension: repetition penalty.")] = None
-    max_new_tokens: Annotated[MaxFrames | None, Field(description="Extension: maximum frames per turn.")] = None
     pronunciation_dictionary_locators: Annotated[
         list[dict[str, Any]] | None, Field(max_length=16, description=NO_EFFECT)
     ] = None

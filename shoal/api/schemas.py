@@ -315,7 +315,17 @@ class VoiceById(Body):
     id: VoiceName
 
 
-class OpenAISpeech(Body):
+class SamplingExtensions(Body):
+    """Sampling fields that the APIs of others do not have."""
+
+    temperature: Annotated[Temperature | None, Field(description="Extension: sampling temperature.")] = None
+    top_p: Annotated[TopP | None, Field(description="Extension: nucleus sampling threshold.")] = None
+    top_k: Annotated[TopK | None, Field(description="Extension: sample from the K likeliest tokens; 0: all.")] = None
+    repetition_penalty: Annotated[RepetitionPenalty | None, Field(description="Extension: repetition penalty.")] = None
+    max_new_tokens: Annotated[MaxFrames | None, Field(description="Extension: maximum frames per turn.")] = None
+
+
+class OpenAISpeech(SamplingExtensions):
     """Body of `POST /v1/audio/speech`."""
 
     model: Annotated[str, Field(min_length=1, max_length=255, description="A name listed by /v1/models.")]
@@ -350,11 +360,6 @@ class OpenAISpeech(Body):
     seed: Annotated[
         Seed | None, Field(description="Extension: sampling seed. Default: random, returned in the X-Seed header.")
     ] = None
-    temperature: Annotated[Temperature | None, Field(description="Extension: sampling temperature.")] = None
-    top_p: Annotated[TopP | None, Field(description="Extension: nucleus sampling threshold.")] = None
-    top_k: Annotated[TopK | None, Field(description="Extension: sample from the K likeliest tokens; 0: all.")] = None
-    repetition_penalty: Annotated[RepetitionPenalty | None, Field(description="Extension: repetition penalty.")] = None
-    max_new_tokens: Annotated[MaxFrames | None, Field(description="Extension: maximum frames per turn.")] = None
     normalize: Normalize = True
     ssml: Ssml = None
     lexicon: RequestLexicon
