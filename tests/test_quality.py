@@ -13,6 +13,7 @@ from shoal.audio.guard import check_speech
 from shoal.checkpoint.find import BUNDLED_DIRECTORY
 from shoal.engine.engine import Engine
 from shoal.speech import FinishReason, Recording, Samples, SpeechRequest
+from tests.nano import DEFAULT_VOICE, OTHER_VOICE, VOICES
 from training.judges import RATE, Judges, cosine_similarity, standard_judges, word_errors
 
 pytestmark = [
@@ -23,7 +24,6 @@ pytestmark = [
 ]
 
 HELD_OUT = Path(__file__).parents[1] / "training" / "text_corpus" / "sentences" / "heldout.txt"
-VOICES = ("us_f", "gb_f", "us_m", "gb_m", "us_b", "slt", "rms", "awb")
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +48,11 @@ def in_the_voice_of(recordings: tuple[Recording, ...], text: str, engine: Engine
     return np.concatenate([chunk.samples for chunk in chunks])
 
 
-def test_held_out_sentences_are_understood_in_every_voice(engine: Engine, judges: Judges) -> None:
-    sentences = HELD_OUT.read_text().splitlines()[: len(VOICES)]
+def test_held_out_sentences_are_understood_in_eight_voices(engine: Engine, judges: Judges) -> None:
+    voices = VOICES[:8]
+    sentences = HELD_OUT.read_text().splitlines()[: len(voices)]
     edits, words, scores = 0, 0, []
-    for voice, text in zip(VOICES, sentences, strict=True):
+    for voice, text in zip(voices, sentences, strict=True):
         said = engine.speak(text, voice=voice)
         assert said.finish is FinishReason.STOP
         assert not check_speech(said.samples, said.sample_rate, text)
@@ -64,8 +65,9 @@ def test_held_out_sentences_are_understood_in_every_voice(engine: Engine, judges
 
 
 def test_a_recording_moves_the_speech_to_its_voice(engine: Engine, judges: Judges) -> None:
-    known = {voice: judges.embed(read_audio(recording(voice, 2).audio, RATE).samples) for voice in ("slt", "rms")}
-    for own, other in (("slt", "rms"), ("rms", "slt")):
+    pair = (DEFAULT_VOICE, OTHER_VOICE)
+    known = {voice: judges.embed(read_audio(recording(voice, 2).audio, RATE).samples) for voice in pair}
+    for own, other in (pair, pair[::-1]):
         said = in_the_voice_of((recording(own, 1),), "The soup needs a little more salt and pepper.", engine)
         found = judges.embed(said)
         assert cosine_similarity(found, known[own]) > cosine_similarity(found, known[other]) + 0.2

@@ -9,6 +9,7 @@ from shoal.checkpoint.pull import Hub, pull
 from shoal.errors import CheckpointError, InvalidRequest, ModelNotFound, OutputError
 from shoal.voices.store import VoiceStore
 from tests.checkpoint.fake_hub import COMMIT, REPOSITORY, FakeHub
+from tests.nano import DEFAULT_VOICE
 
 SHARD = "model-00001-of-00005.safetensors"
 
@@ -113,15 +114,15 @@ def test_files_that_the_repository_no_longer_has_are_removed(fake_hub: FakeHub, 
 def test_voices_come_with_the_profile_that_names_one(
     to: str | None, fake_hub: FakeHub, hub: Hub, tmp_path: Path
 ) -> None:
-    voice = BUNDLED_DIRECTORY / "voices" / "rms"
-    voices = {f"voices/rms/{file.name}": file.read_bytes() for file in voice.iterdir()}
-    fake_hub.files |= {"shoal.json": b'{"voice": "rms"}', **voices}
+    voice = BUNDLED_DIRECTORY / "voices" / DEFAULT_VOICE
+    voices = {f"voices/mine/{file.name}": file.read_bytes() for file in voice.iterdir()}
+    fake_hub.files |= {"shoal.json": b'{"voice": "mine"}', **voices}
     for _ in range(2 if to is None else 1):  # what is in the cache is left as it is
         directory = pull(REPOSITORY, to=tmp_path / to if to else None, hub=hub).directory
         store = VoiceStore(tmp_path / "voices", builtin=[directory / "voices"])
-        assert store.names() == ["rms"]
-        assert store.details("rms") is not None
-        assert {file.name for file in (directory / "voices" / "rms").iterdir()} == {
+        assert store.names() == ["mine"]
+        assert store.details("mine") is not None
+        assert {file.name for file in (directory / "voices" / "mine").iterdir()} == {
             file.name for file in voice.iterdir()
         }
 

@@ -13,6 +13,7 @@ from livekit.agents.types import NOT_GIVEN
 from livekit.plugins import fishaudio
 
 from tests.clients.conftest import KEY
+from tests.nano import OTHER_VOICE
 from tests.server.conftest import Serving
 from tests.waiting import wait_until
 
@@ -25,7 +26,7 @@ async def plugin(server: Serving, **options: Any) -> AsyncIterator[fishaudio.TTS
     """The plugin with its defaults, but for the address, the key and the voice."""
     async with aiohttp.ClientSession() as session:
         speaker = fishaudio.TTS(
-            api_key=KEY, base_url=server.url, http_session=session, **{"voice_id": "gb_f", **options}
+            api_key=KEY, base_url=server.url, http_session=session, **{"voice_id": OTHER_VOICE, **options}
         )
         try:
             yield speaker

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from tests.clients.conftest import KEY
+from tests.nano import DEFAULT_VOICE, OTHER_VOICE, VOICES
 from tests.server.conftest import Serving
 
 
@@ -16,13 +17,13 @@ def http(nano: Serving) -> httpx.Client:
 
 def test_the_settings_page_lists_voices_and_models(http: httpx.Client) -> None:
     voices = http.get("/v1/audio/voices").json()["voices"]
-    assert {"gb_f": "gb_f"}.items() <= {voice["id"]: voice["name"] for voice in voices}.items()
+    assert {name: name for name in VOICES}.items() <= {voice["id"]: voice["name"] for voice in voices}.items()
     assert [model["id"] for model in http.get("/v1/audio/models").json()["models"]][:2] == ["nano", "tts-1"]
 
 
 def test_an_answer_is_read_aloud(http: httpx.Client) -> None:
     headers = {"X-OpenWebUI-User-Name": "alice", "X-OpenWebUI-User-Role": "user"}
-    body = {"input": "Good morning.", "voice": "gb_f", "model": "tts-1"}
+    body = {"input": "Good morning.", "voice": OTHER_VOICE, "model": "tts-1"}
     answer = http.post("/v1/audio/speech", json=body, headers=headers)
     assert answer.headers["content-type"] == "audio/mpeg"
     assert len(answer.content) > 4_000
@@ -30,8 +31,8 @@ def test_an_answer_is_read_aloud(http: httpx.Client) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("moonshine_voice") is None, reason="needs moonshine-voice, the extra asr")
 def test_a_recording_without_a_transcript_gets_one(http: httpx.Client, nano: Serving) -> None:
-    body = {"input": "The tide is coming in.", "voice": "gb_f", "model": "tts-1", "response_format": "wav", "seed": 1}
-    audio = http.post("/v1/audio/speech", json=body).content
+    body = {"input": "The tide is coming in.", "voice": DEFAULT_VOICE, "response_format": "wav", "seed": 1}
+    audio = http.post("/v1/audio/speech", json=body | {"model": "tts-1"}).content
     answer = http.post("/v1/audio/voices", data={"name": "heard"}, files={"audio_sample": ("a.wav", audio)})
     assert answer.status_code == 200, answer.text
     (transcript,) = (nano.voices / "heard").glob("*.lab")

@@ -23,6 +23,7 @@ from pipecat.services.fish.tts import FishAudioTTSService
 from pipecat.workers.runner import WorkerRunner
 
 from tests.clients.conftest import KEY
+from tests.nano import OTHER_VOICE
 from tests.server.conftest import Serving
 from tests.waiting import wait_until
 
@@ -76,7 +77,7 @@ class Conversation:
 
 
 def service(server: Serving, **settings: Any) -> FishAudioTTSService:
-    made = FishAudioTTSService(api_key=KEY, settings=FishAudioTTSService.Settings(voice="gb_f", **settings))
+    made = FishAudioTTSService(api_key=KEY, settings=FishAudioTTSService.Settings(voice=OTHER_VOICE, **settings))
     made._base_url = server.url.replace("http", "ws", 1) + "/v1/tts/live"
     return made
 

@@ -21,9 +21,10 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
+from tests.nano import OTHER_VOICE, PCM_BYTES_PER_SECOND, SAMPLE_RATE, VOICES, is_plausible
 from tests.server.conftest import Serving
 
-TIMEOUT = 60.0
+TIMEOUT = 240.0
 
 
 def wyoming_port(nano: Serving) -> int:
@@ -56,23 +57,23 @@ def ask(nano: Serving, *messages: Eventable, last: str) -> list[Event]:
 
 
 def seconds_of(events: list[Event]) -> float:
-    return sum(len(event.payload or b"") for event in events if AudioChunk.is_type(event.type)) / 32_000
+    return sum(len(event.payload or b"") for event in events if AudioChunk.is_type(event.type)) / PCM_BYTES_PER_SECOND
 
 
 def test_describe_lists_the_voices(nano: Serving) -> None:
     (event,) = ask(nano, Describe(), last="info")
     (program,) = Info.from_event(event).tts
     assert program.supports_synthesize_streaming
-    assert {"gb_f", "rms"} <= {voice.name for voice in program.voices}
+    assert set(VOICES) <= {voice.name for voice in program.voices}
     assert program.voices[0].languages == ["en"]
 
 
 def test_synthesize_returns_the_audio_of_the_voice(nano: Serving) -> None:
-    events = ask(nano, Synthesize("Good morning.", SynthesizeVoice("gb_f")), last="audio-stop")
+    events = ask(nano, Synthesize("Good morning.", SynthesizeVoice(OTHER_VOICE)), last="audio-stop")
     start = AudioStart.from_event(events[0])
-    assert (start.rate, start.width, start.channels) == (16_000, 2, 1)
+    assert (start.rate, start.width, start.channels) == (SAMPLE_RATE, 2, 1)
     assert AudioStop.is_type(events[-1].type)
-    assert 0.4 < seconds_of(events) < 3.0
+    assert is_plausible(seconds_of(events), "Good morning.")
 
 
 def test_streamed_text_is_spoken_and_the_repeated_text_is_not(nano: Serving) -> None:
@@ -83,7 +84,7 @@ def test_streamed_text_is_spoken_and_the_repeated_text_is_not(nano: Serving) -> 
         nano, SynthesizeStart(), *chunks, Synthesize(text), SynthesizeStop(), last=SynthesizeStopped().event().type
     )
     assert [event.type for event in events].count("audio-start") == 1
-    assert 1.0 < seconds_of(events) < 6.0
+    assert is_plausible(seconds_of(events), text)
 
 
 def test_a_connection_serves_several_texts(nano: Serving) -> None:
@@ -117,7 +118,7 @@ def test_an_unknown_voice_is_an_error(nano: Serving) -> None:
         b"[]\n",
         b"\x00\xff\n",
         b'{"type": "synthesize", "data": {"text": 5}}\n',
-        b'{"type": "synthesize", "data": {"text": "Hi.", "voice": "gb_f"}}\n',
+        b'{"type": "synthesize", "data": {"text": "Hi.", "voice": "a name"}}\n',
         b'{"type": "synthesize", "data_length": 1000000000}\n',
         b'{"type": "audio-chunk", "payload_length": 1000000000}\n',
         b'{"type": "' + b"x" * 70_000,

@@ -28,6 +28,7 @@ import ormsgpack
 import websockets
 
 from shoal.paths import rss_bytes
+from tests import nano
 from tests.server.conftest import Serving, free_port, start
 
 PHRASES = ("Hello there.", "How are you?", "The quick brown fox.", "One, two.", "Good night.")
@@ -42,7 +43,6 @@ BAD = (
     ("/invocations", ["not an object"]),
 )
 ANSWER_SECONDS = 300.0
-NANO_CODEBOOKS = 8  # the released families have ten
 REFUSED = (429, 500, 503)  # while an engine or the server restarts; each with a JSON body
 
 
@@ -347,7 +347,7 @@ def open_soak(home: Path, model: str, seed: int) -> Soak:
     def begin() -> Serving:
         return start(home / "home", model=model, port=port, slots=8, **settings)
 
-    codebooks = NANO_CODEBOOKS if model == "nano" else 10
+    codebooks = nano.CODEBOOKS if model == "nano" else 10  # the released families have ten
     return Soak(begin(), port, begin, random.Random(seed), codebooks)
 
 

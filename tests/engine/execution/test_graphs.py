@@ -46,7 +46,7 @@ def nano() -> Checkpoint:
 
 def sentences(core: EngineCore, temperature: float, home: Path) -> list[np.ndarray]:
     texts = ["The harbour was quiet in the morning.", "Nobody had told the fishermen."]
-    voice = voice_cache(core.checkpoint, home).resolve_blocking("rms")
+    voice = voice_cache(core.checkpoint, home).resolve_blocking(core.checkpoint.profile.voice)
     utterances = [
         Utterance(
             number, build_turns(text, voice, core.checkpoint), SamplingParams(seed=number, temperature=temperature)
