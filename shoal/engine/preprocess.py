@@ -1,7 +1,8 @@
 """Text preprocessing: plan a text and tokenize it into turns. Runs off the engine thread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from shoal.audio.guard import shortest_seconds
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.text_rules import checkpoint_text_rules
 from shoal.engine.sequence import Tokens
+from shoal.engine.turn_repair import divide_text
 from shoal.engine.utterance import Turn
 from shoal.speech import SpeechRequest, SpokenTurn
 from shoal.text.lexicon import Lexicon
@@ -111,6 +113,7 @@ def _turn(
     profile, codec = checkpoint.profile, checkpoint.codec.config
     voice = voices[turn.delivery.voice]
     pace = 1.0 if voice is None else voice.pace
+    divide = partial(_divide, turn, pace, lambda part: _turn(part, voices, prefixes, prompts, checkpoint))
     return Turn(
         turn.text,
         _tokens(prompts.first_turn(turn.text)),
@@ -120,7 +123,19 @@ def _turn(
         hold_frames=int(profile.hold_seconds * codec.frame_rate),
         delivery=turn.delivery,
         silence_after=round(turn.pause_after * codec.sample_rate),
+        divide=divide,
     )
+
+
+def _divide(
+    turn: TurnText, pace: float, tokenize: Callable[[TurnText], Turn], seconds: float
+) -> tuple[Turn, Turn] | None:
+    """Return the turn with the words that `seconds` of speech contain, and one with the rest; None if one is empty."""
+    texts = divide_text(turn.text, seconds, pace)
+    if texts is None:
+        return None
+    spoken, rest = texts
+    return tokenize(replace(turn, text=spoken, pause_after=0.0)), tokenize(replace(turn, text=rest))
 
 
 def _tokens(grid: Grid) -> Tokens:

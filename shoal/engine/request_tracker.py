@@ -116,7 +116,7 @@ class RequestTracker:
             self.stats.frames += 1
         turn_ended = sequence.finish is not None
         utterance.truncated |= sequence.finish is FinishReason.LENGTH
-        if self._left_out(utterance):
+        if self._left_out(utterance) and not self._divide_turn(utterance):
             return self._retry_turn(utterance)
         if turn_ended:
             utterance.turn_ends.append(len(utterance.codes))
@@ -132,25 +132,49 @@ class RequestTracker:
         too_short = utterance.turn_frames < utterance.turns[utterance.turn].min_frames
         return too_short and utterance.guard is not None and utterance.sequence.finish is FinishReason.STOP
 
+    def _divide_turn(self, utterance: Utterance) -> bool:
+        """Make the missing words the next turn, once the audio before them is sent and no retries are left."""
+        if utterance.turn_attempt < self.config.turn_retries or not self._audio_sent(utterance):
+            return False
+        frame_rate, turn = self.audio_decoder.codec.config.frame_rate, utterance.turn
+        if not utterance.divide_turn(utterance.turn_frames / frame_rate):
+            return False
+        logger.warning(
+            "utterance %d: turn %d stopped too early; its rest is spoken as a turn of its own",
+            *(utterance.id, turn),
+            extra={"job": utterance.id},
+        )
+        self.stats.retried += 1
+        return True
+
     def _retry_turn(self, utterance: Utterance) -> Event | None:
-        """Generate the current turn again with another seed; fail if its audio was sent or no retries are left."""
+        """Generate the current turn again with another seed; fail if no retries are left.
+
+        A turn whose audio was sent in part continues where it stopped. The place does not depend on what is decoded
+        already, because that depends on the time: the same request has to give the same audio.
+        """
         turn, frame_rate = utterance.turns[utterance.turn], self.audio_decoder.codec.config.frame_rate
         spoken, expected = utterance.turn_frames / frame_rate, turn.min_frames / frame_rate
-        if utterance.turn_frames >= utterance.hold_frames or utterance.turn_attempt >= self.config.turn_retries:
+        if utterance.turn_attempt >= self.config.turn_retries:
             message = (
                 f"the speech is too short for its text: {spoken:.2f} s for {turn.text[:60]!r}, at least "
                 f"{expected:.2f} s expected; send the request again with another seed"
             )
             return self.fail(utterance, GenerationFailed(message))
+        kept_frames = utterance.turn_frames if self._audio_sent(utterance) else 0
         logger.warning(
-            "utterance %d: turn %d is too short (%.2f s, at least %.2f s expected); retrying with another seed",
-            *(utterance.id, utterance.turn, spoken, expected),
+            "utterance %d: turn %d is too short (%.2f s, at least %.2f s expected); %s with another seed",
+            *(utterance.id, utterance.turn, spoken, expected, "continuing" if kept_frames else "retrying"),
             extra={"job": utterance.id},
         )
         self.stats.retried += 1
-        utterance.restart_turn()
-        self.scheduler.rewind_turn(utterance.sequence, utterance.turn_sampling())
+        utterance.retry_turn(kept_frames)
+        self.scheduler.rewind_turn(utterance.sequence, utterance.turn_sampling(), kept_frames)
         return None
+
+    def _audio_sent(self, utterance: Utterance) -> bool:
+        """Whether audio of the current turn may have been sent: it has more frames than are held back."""
+        return 0 < utterance.turn_frames >= utterance.hold_frames
 
     def _next_turn(self, utterance: Utterance) -> bool:
         """Start the next turn; return False if there is none."""

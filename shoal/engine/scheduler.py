@@ -189,10 +189,10 @@ class Scheduler:
         sequence.clear()
         sequence.begin_turn(prompt, sampling)
 
-    def rewind_turn(self, sequence: Sequence, sampling: SamplingParams) -> None:
-        """Drop the frames of the current turn; the sequence keeps its slot and waits at the front of the queue."""
+    def rewind_turn(self, sequence: Sequence, sampling: SamplingParams, kept_frames: int = 0) -> None:
+        """Drop the frames of the current turn after the first ones; the sequence keeps its slot and is next in the queue."""
         self.requeue(sequence)
-        sequence.rewind_turn(sampling, self.pool.size)
+        sequence.rewind_turn(sampling, self.pool.size, kept_frames)
 
     def requeue(self, sequence: Sequence) -> None:
         """Release the blocks of a running sequence and put it at the front of the queue, to be recomputed."""

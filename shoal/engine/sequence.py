@@ -71,9 +71,9 @@ class Sequence:
         self.finish = None
         self.discard_in_flight()
 
-    def rewind_turn(self, sampling: SamplingParams, block_size: int) -> None:
-        """Drop the frames of this turn, to sample them again. Its KV blocks must have been released."""
-        self.length = self.turn_start
+    def rewind_turn(self, sampling: SamplingParams, block_size: int, kept_frames: int = 0) -> None:
+        """Drop the frames of this turn after the first ones, to sample them again. Its KV blocks must be released."""
+        self.length = self.turn_start + kept_frames
         del self.keys[self.length // block_size :]
         self.sampling, self.finish = sampling, None
         self.discard_in_flight()

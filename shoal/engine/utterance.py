@@ -1,5 +1,6 @@
 """One request inside the engine: its turns, generated frames and delivery state."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ class Turn:
     delivery: Delivery = AS_REQUESTED
     silence_after: int = 0  # samples
     hold_frames: int = 0  # frames a stream holds back; a turn that stops earlier can be generated again
+    # Takes seconds of speech; returns the turn with the words they contain, and one with the rest, or None.
+    divide: Callable[[float], "tuple[Turn, Turn] | None"] = lambda _: None
 
     @property
     def prompt(self) -> Tokens:
@@ -106,10 +109,17 @@ class Utterance:
         self.turn += 1
         self.turn_start, self.turn_attempt = len(self.codes), 0
 
-    def restart_turn(self) -> None:
-        """Drop the frames of this turn, none of which may be decoded yet, and use the seed of its next attempt."""
+    def retry_turn(self, kept_frames: int) -> None:
+        """Keep the first frames of this turn, all that are decoded, and use the seed of its next attempt."""
         self.turn_attempt += 1
-        del self.codes[self.turn_start :]
+        del self.codes[self.turn_start + kept_frames :]
+
+    def divide_turn(self, seconds: float) -> bool:
+        """Make the words that `seconds` of speech do not contain the next turn; return False if there are none."""
+        parts = self.turns[self.turn].divide(seconds)
+        if parts is not None:
+            self.turns[self.turn : self.turn + 1] = parts
+        return parts is not None
 
     def restart(self) -> None:
         """Reset to the first turn, with the seed of the next attempt."""

@@ -219,12 +219,16 @@ class EarlyStop:
 
         monkeypatch.setattr(Scheduler, "_append_frame", stop_early)
 
-    def speak(self, checkpoint: Checkpoint, *, whole: bool, lag: int = 0, **config: int) -> Received:
+    def speak(
+        self, checkpoint: Checkpoint, *, whole: bool, lag: int = 0, min_frames: int = 8, **config: int
+    ) -> Received:
         self.core = EngineCore(checkpoint, replace(GUARDED, **config))  # type: ignore[arg-type]
         run_with_lag(self.core, lag)
         driver = StepDriver(self.core)
-        turns = [replace(turn, min_frames=8, hold_frames=4) for turn in build_turns(TURNS, None, checkpoint, 16)]
-        heard = driver.add(Utterance(0, turns, SamplingParams(seed=3, max_frames=12), whole=whole))
+        built = build_turns(TURNS, None, checkpoint, 16)
+        turns = [replace(turn, min_frames=min_frames, hold_frames=4) for turn in built]
+        sampling = SamplingParams(seed=3, max_frames=min_frames + 4 - min_frames % 2)
+        heard = driver.add(Utterance(0, turns, sampling, whole=whole))
         self.core.tracker.active[0].guard = SpeechGuard(16000)
         driver.run()
         assert_nothing_leaked(self.core)
@@ -264,9 +268,42 @@ def test_a_turn_that_stays_too_short_fails_the_request(
     assert (rig.core.tracker.stats.retried, rig.core.tracker.stats.failed) == (2, 1)
 
 
-def test_a_stream_fails_when_part_of_the_short_turn_was_sent(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = EarlyStop(monkeypatch, turn=1, frames=6, times=1)
-    heard = rig.speak(tiny, whole=False)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_stream_continues_a_turn_whose_audio_was_sent_in_part(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, lag: int
+) -> None:
+    undisturbed = EarlyStop(monkeypatch, turn=1, frames=6, times=0).speak(tiny, whole=False, lag=lag)
+    rig = EarlyStop(monkeypatch, turn=1, frames=6, times=2)
+    heard = rig.speak(tiny, whole=False, lag=lag)
+    assert (heard.error, rig.core.tracker.stats.retried) == (None, 2)
+    # Nothing that was sent is repeated or lost, and what follows is sampled with the seed of the third attempt.
+    assert heard.codes.shape == undisturbed.codes.shape
+    assert np.array_equal(heard.codes[:, :18], undisturbed.codes[:, :18])
+    assert not np.array_equal(heard.codes[:, 18:24], undisturbed.codes[:, 18:24])
+    assert np.allclose(heard.samples, codec_samples(tiny, heard.codes), atol=1e-5)
+    again = EarlyStop(monkeypatch, turn=1, frames=6, times=2).speak(tiny, whole=False)
+    assert np.array_equal(again.codes, heard.codes)
+
+
+def test_a_stream_speaks_the_rest_of_a_turn_that_does_not_continue(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = EarlyStop(monkeypatch, turn=1, frames=19, times=4)
+    heard = rig.speak(tiny, whole=False, min_frames=22)
+    assert heard.error is None
+    assert rig.core.tracker.stats.retried >= 4  # the random model may stop early in the last turn, too
+    assert [turn.text for turn in heard.utterance.turns] == ["One thing.", "Another", "thing.", "A third thing."]
+    assert heard.utterance.turn_ends[:2] == [26, 45]
+    assert np.allclose(heard.samples, codec_samples(tiny, heard.codes), atol=1e-5)
+
+
+def test_a_stream_that_cannot_be_repaired_fails(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = EarlyStop(monkeypatch, turn=1, frames=6, times=9)
+    heard = rig.speak(tiny, whole=False)  # six frames are too short for a word: there is no rest to speak
     assert isinstance(heard.error, GenerationFailed)
-    assert rig.core.tracker.stats.retried == 0
-    assert EarlyStop(monkeypatch, turn=1, frames=6, times=1).speak(tiny, whole=True).error is None
+    assert rig.core.tracker.stats.retried == 3
+
+
+def codec_samples(checkpoint: Checkpoint, codes: np.ndarray) -> Samples:
+    samples: Samples = checkpoint.codec.decode(torch.from_numpy(codes.astype(np.int64))[None])[0].numpy()
+    return samples
