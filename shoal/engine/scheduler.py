@@ -190,7 +190,7 @@ class Scheduler:
         sequence.begin_turn(prompt, sampling)
 
     def rewind_turn(self, sequence: Sequence, sampling: SamplingParams, kept_frames: int = 0) -> None:
-        """Drop the frames of the current turn after the first ones; the sequence keeps its slot and is next in the queue."""
+        """Keep the first frames of the current turn; the sequence keeps its slot and is next in the queue."""
         self.requeue(sequence)
         sequence.rewind_turn(sampling, self.pool.size, kept_frames)
 
