@@ -20,7 +20,9 @@ class EngineConfig:
     kv_bytes: int | None = None
     host_kv_bytes: int = 256 << 20  # host tier for shared blocks that were evicted from the device
     prefix_cache: bool = True
-    token_budget: int = 512  # tokens computed per step: bounds the delay that a long prompt adds to running sequences
+    # Prompt tokens computed per step: bounds the delay that prompts add to running sequences. A step of many sequences
+    # may compute more, in proportion to its own duration (`Scheduler.prefill_budget`).
+    token_budget: int = 512
     policy: Policy = "continuous"
     batch_size: int = 4  # maximum batch of the dynamic and static policies
     batch_seconds: float = 0.05  # maximum time those policies collect a batch
@@ -28,8 +30,9 @@ class EngineConfig:
     first_chunk_frames: int = 2
     max_chunk_frames: int = 32
     carried_columns: int = 0  # maximum prompt tokens that keep earlier turns of a long text; 0: the model's limit
-    # Batch sizes with a CUDA graph; values above `slots` are ignored and `slots` is always included.
-    buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+    # Batch sizes with a CUDA graph; values above `slots` are ignored and `slots` is always included. Empty: chosen for
+    # `slots` (`fixed_size.batch_sizes`).
+    buckets: tuple[int, ...] = ()
     # Execution backend to start with: graph, fused, plain-graph, native or eager; auto: the fastest that works here.
     rung: str = "auto"
     cpu_isa: str = "auto"  # instruction set of the native backend: avx512, avx2, baseline; auto: the CPU's best

@@ -156,7 +156,8 @@ class Settings(BaseSettings):
     )
     token_budget: Count = Field(
         EngineConfig.token_budget,
-        description="Maximum number of tokens computed per step; longer prompts are prefilled in chunks.",
+        description="Maximum number of prompt tokens computed per step, or twice the number of running sequences if "
+        "that is more; longer prompts are prefilled in chunks.",
     )
     policy: Literal["continuous", "dynamic", "static"] = Field(
         EngineConfig.policy,
@@ -171,10 +172,10 @@ class Settings(BaseSettings):
         EngineConfig.batch_seconds,
         description="Maximum time in seconds, up to 10, that the `dynamic` and `static` policies collect a batch.",
     )
-    buckets: Sizes = Field(
-        EngineConfig.buckets,
+    buckets: Sizes | None = Field(
+        None,
         description="Batch sizes with a CUDA graph; values above `slots` are ignored, `slots` is always "
-        "included. Fewer sizes start faster.",
+        "included. Not set: 1 to 128 in eleven sizes, then multiples of 64 up to `slots`. Fewer sizes start faster.",
     )
     guard: bool = Field(
         EngineConfig.guard,
@@ -348,7 +349,7 @@ class Settings(BaseSettings):
             policy=self.policy,
             batch_size=self.batch_size,
             batch_seconds=self.batch_seconds,
-            buckets=self.buckets,
+            buckets=self.buckets or (),
             guard=self.guard,
             rung=self.rung,
             cpu_isa=self.cpu_isa,

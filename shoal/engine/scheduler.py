@@ -78,6 +78,15 @@ class SchedulerStats:
     preempted: int = 0
 
 
+# A step of many sequences takes longer, so more prompt tokens delay it by the same share.
+PREFILL_PER_DECODE = 2
+
+
+def prefill_budget(token_budget: int, decodes: int) -> int:
+    """Return the prompt tokens that a step may compute beside `decodes` frames."""
+    return max(token_budget, PREFILL_PER_DECODE * decodes)
+
+
 class Scheduler:
     def __init__(
         self,
@@ -143,8 +152,7 @@ class Scheduler:
         # If memory held by others keeps `alone` from starting, they have to run first.
         eligible = [alone] if alone in self.running else list(self.running)
         decodes = self._plan_decodes(eligible)
-        # At least one prefill token per step, so that prompts progress however many sequences decode.
-        prefills = self._plan_prefills(eligible, max(1, self.token_budget - len(decodes)))
+        prefills = self._plan_prefills(eligible, self.prefill_budget(len(decodes)))
         # Reserving a block may have preempted a sequence that was already planned; its epoch has changed then.
         valid = [(sequence, epoch) for sequence, epoch in decodes if sequence.epoch == epoch]
         return Batch(
@@ -152,6 +160,13 @@ class Scheduler:
             [sequence for sequence, _ in valid],
             [epoch for _, epoch in valid],
         )
+
+    def prefill_budget(self, decodes: int) -> int:
+        """Return the prompt tokens that a step with so many decodes may compute.
+
+        Decodes do not reduce it: with as many of them as tokens in the budget, new requests would wait for seconds.
+        """
+        return prefill_budget(self.token_budget, decodes)
 
     def commit(self, output: StepOutput) -> list[Progress]:
         """Append the frames of a step; frames of sequences that have ended or been preempted since are dropped."""

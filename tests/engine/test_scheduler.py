@@ -274,19 +274,29 @@ def test_a_long_prefill_does_not_stall_decoding_sequences() -> None:
     line.add(sequence(0, tokens=3, frames=20))
     assert drew(device) == [0]
     line.add(sequence(1, tokens=20))
-    assert drew(device, steps=6) == [0] * 6
+    assert drew(device, steps=4) == [0] * 4
     assert drew(device) == [1, 0]
 
 
-def test_a_prefill_progresses_beside_more_decodes_than_the_token_budget() -> None:
+def test_a_prompt_is_prefilled_beside_more_decodes_than_the_token_budget() -> None:
     line = scheduler(budget=1)
     device = CheckingDevice(line)
     for id in range(3):
         line.add(sequence(id, tokens=1, frames=30))
     drew(device, steps=3)
-    line.add(sequence(3, tokens=4))
-    assert drew(device, steps=3) == [0, 1, 2] * 3
+    line.add(sequence(3, tokens=13))
+    # Two tokens per decoding sequence and step.
+    assert drew(device, steps=2) == [0, 1, 2] * 2
     assert drew(device) == [3, 0, 1, 2]
+
+
+def test_the_last_request_of_a_burst_starts_as_soon_as_its_prompt_is_due() -> None:
+    line = scheduler(blocks=64 * 8, slots=64, budget=64)
+    device = CheckingDevice(line)
+    for id in range(64):
+        line.add(sequence(id, tokens=8, frames=30))
+    # 64 tokens a step at least, however many sequences decode already.
+    assert set(drew(device, steps=8)) == set(range(64))
 
 
 def test_the_latest_sequence_is_preempted_when_blocks_run_out_and_resumes_first() -> None:

@@ -1,10 +1,12 @@
 """Compile every kernel of an engine for an H200 on a machine without one: `python -m tests.kernels.hopper`.
 
 The interpreter accepts code that the compiler rejects. As long as nothing is launched, Triton needs no more than a
-driver that names the target. Prints the number of compiled variants of each kernel as JSON; a compile error aborts.
+driver that names the target. Prints as JSON the number of compiled variants of each kernel and of the layouts in which
+RMSNorm sums a row; a compile error aborts.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -19,9 +21,11 @@ from shoal.codec.fused import FusedCall, FusedCodec
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
+from shoal.kernels import rms_norm
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.int4_linear import int4_linear, int4_split_k_linear
 from shoal.kernels.jit import Kernel
+from shoal.kernels.rms_norm import fused_rms_norm
 from shoal.model.dual_ar import DualAR
 from shoal.model.slow import Head
 from shoal.quantize.apply import quantize_model
@@ -66,6 +70,33 @@ class Int4Products:
             int4_split_k_linear(x, weight, affine)
 
 
+class Norms:
+    """RMSNorm at the widths of the released models, with and without partial sums of split-K products."""
+
+    inputs = torch.zeros(0)
+
+    def padding(self) -> np.ndarray:
+        return self.inputs.numpy()
+
+    def run(self) -> None:
+        for dim in (1024, 2560):
+            x, weight = torch.empty(2, dim, dtype=torch.bfloat16), torch.empty(dim, dtype=torch.bfloat16)
+            fused_rms_norm(x, weight, 1e-6)
+            fused_rms_norm(x, weight, 1e-6, partials=torch.empty(4, 2, dim))
+            fused_rms_norm(x, weight, 1e-6, partials=torch.empty(4, 2, dim), scales=weight)
+
+
+def norm_layouts() -> dict[str, int]:
+    """Return the number of different layouts of the sum of squares of `_norm_kernel`, by the size of the row."""
+    found: dict[str, set[str]] = {}
+    for variant in rms_norm._norm_kernel.function.device_caches[0][0].values():
+        text = variant.asm["ttgir"]
+        layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.M))
+        size, layout = re.search(r'"tt\.reduce".*?\}\) : \(tensor<(\d+)xf32, (#\w+)>', text, re.S).groups()  # type: ignore[union-attr]
+        found.setdefault(size, set()).add(layouts[layout])
+    return {size: len(each) for size, each in found.items()}
+
+
 def frames(
     model: DualAR, kv_dtype: torch.dtype, rows: Iterable[int], prompts: Iterable[int] = (512,)
 ) -> Iterator[Workload]:
@@ -90,6 +121,7 @@ def workloads() -> Iterator[Workload]:
         yield from frames(checkpoint.model, kv_dtype, rows)
     yield FusedCall(FusedCodec(checkpoint.codec, SLOTS, torch.float16), 256)
     yield Int4Products()
+    yield Norms()
 
 
 def main() -> None:
@@ -101,7 +133,8 @@ def main() -> None:
     triton.AsyncCompileMode = RaisingCompileMode
     compile_ahead(workloads())
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
-    print(json.dumps({name: len(each.function.device_caches[0][0]) for name, each in sorted(kernels.items())}))
+    variants = {name: len(each.function.device_caches[0][0]) for name, each in sorted(kernels.items())}
+    print(json.dumps({"variants": variants, "norm_layouts": norm_layouts()}))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from shoal.checkpoint.random import SIZES
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
 from shoal.codec.fused import FRAME_BUCKETS, FusedCall, FusedCodec
-from shoal.config import EngineConfig
+from shoal.engine.execution.fixed_size import batch_sizes
 from shoal.engine.execution.graphs import PROMPTS
 from shoal.kernels import compile_check
 from shoal.kernels.compile_check import check_kernels, launch_largest_products
@@ -42,6 +42,7 @@ LIMITS = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120:
 SUBSET = (80, 86, 89, 90, 100, 120)
 # Registers that a variant may spill to local memory, in bytes per thread.
 MAX_SPILLS = 512
+SLOTS = 128
 
 
 class OfflineDriver:
@@ -79,7 +80,7 @@ def all_workloads(arch: int) -> Iterator[Workload]:
     for name, (mode, kv_dtype) in product(("s1-mini", "s2-pro"), modes.items()):
         model = released_model(name)
         quantize_model(model, WeightModes.parse(mode))
-        yield from frames(model, kv_dtype, EngineConfig.buckets, PROMPTS)
+        yield from frames(model, kv_dtype, batch_sizes(SLOTS), PROMPTS)
     with torch.device("meta"):
         codec = Codec(CodecConfig(), encoder=False)
     fused = FusedCodec(codec.to_empty(device="cpu"), 1, torch.float16)

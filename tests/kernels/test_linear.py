@@ -150,3 +150,15 @@ def test_split_k_gives_the_bits_of_linear(columns: int, weight_dtype: torch.dtyp
         stream = residual[:rows].clone()
         fused_rms_norm(stream, norm, 1e-6, partials=split_k_linear(x[:rows].contiguous(), weight), scales=scales)
         assert torch.equal(stream, together[:rows])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [384, 1024, 2560])
+def test_a_normed_sum_has_the_same_bits_with_and_without_split_k(dim: int, device: str) -> None:
+    """More than 256 rows do not use split-K; rounding to bf16 hides most differences of a sum, but not in all rows."""
+    x, weight = matrices(512, 1024, dim, torch.bfloat16, device)
+    residual, norm = torch.randn(512, dim, device=device).bfloat16(), torch.rand(dim, device=device).bfloat16()
+    whole = fused_rms_norm(linear(x, weight, residual=residual), norm, 1e-6)
+    for rows in (1, 64, 256, 512):
+        partials = split_k_linear(x[:rows].contiguous(), weight)
+        assert torch.equal(fused_rms_norm(residual[:rows].clone(), norm, 1e-6, partials=partials), whole[:rows])

@@ -6,6 +6,7 @@ through the same graph as all others.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,6 +18,25 @@ from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.scheduler import Batch, Prefill
 from shoal.engine.sequence import Sequence
 from shoal.kernels.cuda_graph import GraphSizes, HostBuffer, Workload
+
+# Default batch sizes up to 128. Larger ones are multiples of 64, the rows of a tile, and at most a quarter apart.
+SMALL_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+
+
+def batch_sizes(slots: int, buckets: Iterable[int] = ()) -> list[int]:
+    """Return the batch sizes of graphs for `slots`, the last of them, in ascending order.
+
+    Without `buckets` they are chosen so that padding costs at most a third of a batch of more than sixteen.
+    """
+    sizes = set(buckets or (*SMALL_SIZES, *_large_sizes(slots)))
+    return sorted({min(size, slots) for size in sizes} | {slots})
+
+
+def _large_sizes(slots: int) -> Iterator[int]:
+    size = SMALL_SIZES[-1]
+    while size < slots:
+        size += max(64, 1 << (size.bit_length() - 3))
+        yield size
 
 
 class FrameWorkload(Workload, Protocol):

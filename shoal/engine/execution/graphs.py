@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from shoal.config import EngineConfig
-from shoal.engine.execution.fixed_size import FixedSizeRunner, frame_inputs
+from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.scheduler import Batch, Prefill
@@ -49,8 +49,8 @@ class FusedRunner(FixedSizeRunner):
         if not all(has_fused_kernels(module) for module in (*eager.model.modules(), head.output)):
             raise RuntimeError(unsupported(eager.model) or "the output head has no fused kernels")
         slots, model, kv, tables = len(eager.tables), eager.model, eager.kv, self._tables.target
-        sizes = {min(bucket, slots) for bucket in buckets} | {slots}
-        frames = {rows: FusedFrame(model, head, kv, eager.slots, tables, rows) for rows in sorted(sizes)}
+        sizes = batch_sizes(slots, buckets)
+        frames = {rows: FusedFrame(model, head, kv, eager.slots, tables, rows) for rows in sizes}
         self._frames = GraphSizes("frame graph", frames)
         prefills = {rows: FusedPrefill(model, kv, tables, rows) for rows in sorted(prompts)}
         self._prompts = GraphSizes("prompt graph", prefills)

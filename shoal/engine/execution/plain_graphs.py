@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.config import EngineConfig
-from shoal.engine.execution.fixed_size import FixedSizeRunner, frame_inputs
+from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.scheduler import Batch, Prefill
@@ -143,7 +143,7 @@ class PlainGraphRunner(FixedSizeRunner):
         slots, tables = len(eager.tables), self._tables.target
         longest = tables.shape[1] * eager.size
         widths = [*(width for width in widths if width < longest), longest]
-        rows = sorted({min(bucket, slots) for bucket in buckets} | {slots})
+        rows = batch_sizes(slots, buckets)
         sizes = [size for size in product(widths, rows) if size[0] * size[1] <= MAX_GATHERED or size[1] == rows[0]]
         self._frames = GraphSizes("plain frame graph", {size: PlainFrame(eager, tables, size) for size in sizes})
         prefills = {size: PlainPrefill(eager, tables, size) for size in product(widths, sorted(prompts))}

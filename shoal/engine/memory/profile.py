@@ -14,6 +14,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, block_bytes
 from shoal.engine.kv_cache import AttentionMetadata, PrefillSegment
 from shoal.engine.memory.limit import parse_memory_limit
+from shoal.engine.scheduler import prefill_budget
 from shoal.errors import DeviceFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ def run_peak_load(core: EngineCore) -> None:
     core.warm_up()
     model, kv, config = core.checkpoint.model, core.host_cache.kv, core.config
     device, end, size = model.device, model.config.slow.max_seq_len, config.block_size
-    count = min(config.token_budget, end)
+    count = min(prefill_budget(config.token_budget, config.slots), end)
     tokens = torch.zeros(count, 1 + model.config.num_codebooks, dtype=torch.long, device=device)
     spare = torch.full((-(-end // size),), kv.spare, device=device)
     no_decodes = torch.zeros(0, len(spare), dtype=torch.long, device=device)

@@ -110,6 +110,27 @@ def test_a_request_gives_the_same_frames_alone_and_in_a_batch(full: Checkpoint) 
     assert np.array_equal(alone[1], together[1])
 
 
+@pytest.mark.parametrize("slots", [192, 384, 512])
+def test_codes_do_not_depend_on_the_number_of_slots(full: Checkpoint, slots: int) -> None:
+    """Rounding differences of a kernel that only large batches use show after tens of frames."""
+    width, stop = 1 + full.model.config.num_codebooks, full.model.config.stop_id
+
+    def utterances(numbers: range) -> list[Utterance]:
+        prompts = [np.zeros((4 + number % 13, width), np.int32) for number in numbers]
+        for number, prompt in zip(numbers, prompts, strict=True):
+            prompt[:, 0] = (number + np.arange(len(prompt))) % min(stop, 200)
+        return [
+            Utterance(number, [Turn("hm", prompt, prompt)], SamplingParams(seed=number, max_frames=60))
+            for number, prompt in zip(numbers, prompts, strict=True)
+        ]
+
+    core = engine(full, slots, "graph")
+    together = finished(core, utterances(range(slots)))
+    for number in (0, slots // 2, slots - 1):
+        alone = finished(core, utterances(range(number, number + 1)))[0]
+        assert np.array_equal(alone, together[number])
+
+
 @torch.inference_mode()
 def test_the_kernels_are_as_close_to_fp32_as_the_eager_path(full: Checkpoint) -> None:
     model = full.model
