@@ -152,7 +152,7 @@ async def elevenlabs_job(
     """Raises InvalidRequest or a subclass for a body that cannot be served."""
     request = replace(
         elevenlabs_request(body, body.text, delivery, engine, config),
-        voice=await stored_voice(voice_id, engine.voices),
+        voice=await stored_voice(voice_id, engine),
     )
     output = with_speed(delivery.output, body.voice_settings)
     return SpeechJob("elevenlabs", request, output, engine, key, id, ignored=body.ignored(config))
@@ -165,7 +165,7 @@ async def dialogue_job(
     names = body.voices()
     request = replace(
         elevenlabs_request(body, body.text(), delivery, engine, config),
-        voice=await stored_voice(names[0], engine.voices) if len(names) == 1 else None,
+        voice=await stored_voice(names[0], engine) if len(names) == 1 else None,
         voices=names if len(names) > 1 else (),
     )
     return SpeechJob("elevenlabs", request, delivery.output, engine, key, id, ignored=body.ignored(config))

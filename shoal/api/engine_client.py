@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.api.exceptions import NotReady
+from shoal.api.openai_voices import assign_openai_voices
 from shoal.engine.process.messages import Backends, ModelInfo
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
@@ -60,6 +61,8 @@ class EngineHandle:
     backends: Callable[[], Backends] = Backends  # in use at this moment
     text_rules: TextRules = DEFAULT_RULES
     lexicon: Lexicon | None = None
+    clones: bool = True  # whether the model speaks with the voice of a recording
+    openai_voices: Mapping[str, str] = field(default_factory=dict)  # the built-in voice of each of OpenAI's names
 
 
 def load_engine(source: EngineSource, voices: Path) -> EngineHandle:
@@ -79,7 +82,16 @@ def engine_handle(service: SpeechService, info: ModelInfo, source: EngineSource,
     limits = voice_limits(source.config.reference_seconds, info.prompt_seconds)
     store = VoiceStore(voices, info.builtin_voices, sample_rate=info.sample_rate, limits=limits)
     lexicon = None if source.lexicon is None else read_lexicon(source.lexicon)
-    return EngineHandle(service, store, info.frame_rate, lambda: info.backends, info.text_rules, lexicon)
+    return EngineHandle(
+        service,
+        store,
+        info.frame_rate,
+        lambda: info.backends,
+        info.text_rules,
+        lexicon,
+        info.clones,
+        assign_openai_voices(store, info.default_voice),
+    )
 
 
 class EngineLifecycle:

@@ -13,6 +13,7 @@ from shoal.api.config import Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle
 from shoal.api.exceptions import wrong_field
 from shoal.api.keys import Key
+from shoal.api.openai_voices import OPENAI_VOICES
 from shoal.api.output import OutputOptions
 from shoal.api.schemas import OpenAISpeech, ReferenceRecording, SpeechBody
 from shoal.errors import ModelNotFound, TextError
@@ -21,15 +22,8 @@ from shoal.text.lexicon import pronunciation
 from shoal.text.markup.ssml import is_ssml
 from shoal.text.plan import TextPlan, plan_text
 from shoal.text.tokenizer import SPEAKER_TAG
-from shoal.voices.store import VoiceStore
 
 SPOKEN_TEXT_BYTES = 4_000  # of the X-Spoken-Text header; /v1/text returns a whole text
-
-# OpenAI's voice names. Where no stored voice has the name, the model's own voice is used.
-OPENAI_VOICES = frozenset(
-    {"alloy", "ash", "ballad", "cedar", "coral", "default", "echo", "fable"}
-    | {"marin", "nova", "onyx", "sage", "shimmer", "verse"}
-)
 
 BRACKETS = str.maketrans("[]", "()")  # a direction is in brackets itself
 
@@ -95,7 +89,7 @@ async def openai_job(body: OpenAISpeech, engine: EngineHandle, config: ServerCon
     """Raises InvalidRequest or a subclass, or ModelNotFound, for a body that cannot be served."""
     check_model(body.model, config)
     text, ignored = openai_text(body, engine, config)
-    voice, voices = await openai_voices(body, engine.voices)
+    voice, voices = await openai_voices(body, engine)
     request = SpeechRequest(
         check_length(text, config.limits),
         voice=voice,
@@ -135,18 +129,21 @@ def with_direction(text: str, direction: str) -> str:
     return f"{text[:start]}[{words}] {text[start:]}"
 
 
-async def openai_voices(body: OpenAISpeech, voices: VoiceStore) -> tuple[str | None, tuple[str, ...]]:
-    """Return the stored voice, or None for an OpenAI name that is not stored, and the voices of a dialogue."""
+async def openai_voices(body: OpenAISpeech, engine: EngineHandle) -> tuple[str | None, tuple[str, ...]]:
+    """Return the voice of `stored_voice`, and the voices of a dialogue."""
     if isinstance(body.voice, list):
-        return (await stored_voice(body.voice[0], voices), ()) if len(body.voice) == 1 else (None, tuple(body.voice))
-    return await stored_voice(body.voice if isinstance(body.voice, str) else body.voice.id, voices), ()
+        return (await stored_voice(body.voice[0], engine), ()) if len(body.voice) == 1 else (None, tuple(body.voice))
+    return await stored_voice(body.voice if isinstance(body.voice, str) else body.voice.id, engine), ()
 
 
-async def stored_voice(name: str, voices: VoiceStore) -> str | None:
-    """Return the name of a stored voice, or None, the model's own voice, for an OpenAI name that is not stored."""
-    if name not in OPENAI_VOICES:
+async def stored_voice(name: str, engine: EngineHandle) -> str | None:
+    """Return the name of a stored voice.
+
+    An OpenAI name that is not stored means the built-in voice assigned to it; None, the model's own, without any.
+    """
+    if name not in OPENAI_VOICES or await asyncio.to_thread(engine.voices.exists, name):
         return name
-    return name if await asyncio.to_thread(voices.exists, name) else None
+    return engine.openai_voices.get(name)
 
 
 class TextFields(Protocol):

@@ -7,10 +7,17 @@ from functools import partial
 from shoal.api.keys import Key
 from shoal.api.state import ServerState
 from shoal.audio.decode import AudioLimits
+from shoal.voices.description import NO_DESCRIPTION, VoiceDescription
+from shoal.voices.recording_check import RecordingReport
 from shoal.voices.transcriber import transcribe_recording
 
 
-async def store_recordings(state: ServerState, name: str, clips: Sequence[tuple[bytes, str | None]]) -> None:
+async def store_recordings(
+    state: ServerState,
+    name: str,
+    clips: Sequence[tuple[bytes, str | None]],
+    description: VoiceDescription = NO_DESCRIPTION,
+) -> None:
     """Store a voice. A recording without a transcript gets one from the recogniser, if it is installed.
 
     Raises VoiceExists, AudioError, TextError, or MissingExtra without a transcript and a recogniser.
@@ -18,7 +25,13 @@ async def store_recordings(state: ServerState, name: str, clips: Sequence[tuple[
     store = state.lifecycle.require_engine().voices
     limits = AudioLimits(max_seconds=state.config.limits.reference_seconds)
     complete = [(audio, await _transcribed(state, audio, limits) if text is None else text) for audio, text in clips]
-    await asyncio.to_thread(store.add_recordings, name, complete)
+    await asyncio.to_thread(store.add_recordings, name, complete, description)
+
+
+async def check_recording(state: ServerState, audio: bytes, text: str | None) -> RecordingReport:
+    """Measure a recording without storing it. Raises AudioError for one that cannot become a voice."""
+    store = state.lifecycle.require_engine().voices
+    return await asyncio.get_running_loop().run_in_executor(state.convert_pool, store.check, audio, text)
 
 
 async def store_speech(state: ServerState, name: str, key: Key, request_id: str) -> None:

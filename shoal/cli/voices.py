@@ -1,8 +1,9 @@
 """`shoal voices`: recordings stored under a name, for use by all commands and the server."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,9 +23,10 @@ Name = Annotated[str, typer.Argument(help="Name of the stored voice.", autocompl
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Add, list, rename and remove stored voices.")
+    group = typer.Typer(no_args_is_help=True, help="Add, list, describe, rename and remove stored voices.")
     group.command("add")(add)
     group.command("list")(list_voices)
+    group.command("describe")(describe)
     group.command("rename")(rename)
     group.command("remove")(remove)
     app.add_typer(group, name="voices", rich_help_panel=PANEL)
@@ -45,7 +47,11 @@ def add(
     """
     if transcript is None:
         transcript = _transcribe(recording)
-    _store(voices).add(name, recording, transcript)
+    store = _store(voices)
+    report = store.check(recording, transcript)
+    store.add(name, recording, transcript)
+    for finding in report.findings:
+        typer.echo(f"warning: {finding.message}", err=True)
     # nano, the default model, barely clones voices.
     typer.echo(f'added {name}; try it: shoal say "Hello." --voice {quote(name)} --model s1-mini', err=True)
 
@@ -58,14 +64,38 @@ def list_voices(voices: Directory = None, json: Json = False) -> None:
     from shoal.cli.tables import print_json
 
     store = _store(voices)
-    known = [{"name": name, "builtin": store.is_builtin(name)} for name in store.names()]
+    known = [
+        {"name": name, "builtin": store.is_builtin(name), **asdict(store.description(name))} for name in store.names()
+    ]
     if json:
         print_json({"voices": known})
         return
+    width = max((len(voice["name"]) for voice in known), default=0)
     for voice in known:
-        typer.echo(f"{voice['name']}{'  (built into nano)' if voice['builtin'] else ''}")
+        typer.echo(f"{voice['name']:{width}}  {_words(voice)}".rstrip())
     if not known:
         typer.echo("no voices stored; add one: shoal voices add NAME RECORDING --transcript TEXT", err=True)
+
+
+def describe(
+    name: Name,
+    title: Annotated[str | None, typer.Option(help="Name to display, such as Anna.")] = None,
+    description: Annotated[str | None, typer.Option(help="Character and use of the voice, one line.")] = None,
+    gender: Annotated[str | None, typer.Option(help="female, male or neutral.")] = None,
+    accent: Annotated[str | None, typer.Option(help="Accent, such as British.")] = None,
+    preview: Annotated[str | None, typer.Option(help="Sentence that the preview on the web page speaks.")] = None,
+    voices: Directory = None,
+) -> None:
+    """Set the words about a stored voice that lists and the web page show; what is not given stays.
+
+    Example: shoal voices describe narrator --title Anna --gender female --accent Irish
+    """
+    store = _store(voices)
+    given = {"title": title, "description": description, "gender": gender, "accent": accent, "preview": preview}
+    store.describe(
+        name, replace(store.description(name), **{key: value for key, value in given.items() if value is not None})
+    )
+    typer.echo(f"described {name}", err=True)
 
 
 def rename(
@@ -88,6 +118,13 @@ def remove(name: Name, voices: Directory = None) -> None:
     """
     _store(voices).delete(name)
     typer.echo(f"removed {name}", err=True)
+
+
+def _words(voice: dict[str, Any]) -> str:
+    """Return the words about a voice for one line of a list."""
+    facts = ", ".join(voice[key] for key in ("title", "gender", "accent") if voice[key])
+    origin = "(built into nano)" if voice["builtin"] else ""
+    return "  ".join(part for part in (facts, voice["description"], origin) if part)
 
 
 def _transcribe(recording: Path) -> str:

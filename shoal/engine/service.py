@@ -84,6 +84,7 @@ class Service:
             builtin_voices=checkpoint.builtin_voices,
             text_rules=checkpoint_text_rules(checkpoint),
             prompt_seconds=checkpoint.prompt_seconds,
+            clones=checkpoint.profile.clones,
         )
 
     async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:

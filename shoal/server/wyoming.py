@@ -24,6 +24,7 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, Synthesize
 from shoal import __version__
 from shoal.api.exceptions import BodyTimeout, ServerFull, SlowReader, error_code
 from shoal.api.keys import Key
+from shoal.api.known_voices import known_voices
 from shoal.api.live import TextBuffer
 from shoal.api.live_session import LiveContext, LiveContexts
 from shoal.api.output import OutputOptions
@@ -214,13 +215,13 @@ class WyomingConnection:
         if not isinstance(voice, dict):
             raise InvalidRequest("`voice` must be an object with the name of a voice")
         name = _text(voice, "name", required=False)
-        return await stored_voice(name, self.state.lifecycle.require_engine().voices) if name else None
+        return await stored_voice(name, self.state.lifecycle.require_engine()) if name else None
 
     async def _info(self) -> Info:
         engine = self.state.lifecycle.require_engine()
         languages = list(self.state.config.wyoming_languages)
-        names = await asyncio.to_thread(engine.voices.names)
-        voices = [TtsVoice(name, ATTRIBUTION, True, name, __version__, languages) for name in names]
+        known = await asyncio.to_thread(known_voices, engine)
+        voices = [TtsVoice(voice.name, ATTRIBUTION, True, voice.label, __version__, languages) for voice in known]
         model = self.state.config.model
         program = TtsProgram("shoal", ATTRIBUTION, True, f"Shoal with {model}", __version__, voices, True)
         return Info(tts=[program])

@@ -3,6 +3,7 @@
     sample.wav                       the uploaded file, in any of SUFFIXES; any number of them, ordered by name
     sample.lab                       its transcript, UTF-8
     voice.json                       written by Shoal: creation time and details of the recordings
+    description.json                 optional: title, description, gender, accent, preview (description.py)
     codes-<fingerprint>-<hash>.npy   written by Shoal: codes of the recording with that hash, by that codec
 
 The first two are upstream's layout and are sufficient. The directory is held open while it is read and links are not
@@ -29,13 +30,16 @@ from shoal.audio.decode import DecodedAudio
 from shoal.errors import InvalidRequest
 from shoal.paths import sync_directory
 from shoal.text.prompt import Codes
+from shoal.voices.description import NO_DESCRIPTION, VoiceDescription, read_description
 from shoal.voices.voice import BrokenVoice, VoiceLimits, check_transcript
 
 SUFFIXES = (".mp3", ".wav", ".flac", ".ogg", ".m4a", ".wma", ".aac", ".aiff", ".aif", ".aifc")
 TRANSCRIPT = ".lab"
 DETAILS = "voice.json"
+DESCRIPTION = "description.json"
 CODES = "codes-*.npy"
 DETAILS_BYTES = 1 << 20
+DESCRIPTION_BYTES = 1 << 14
 
 # The .npy header of an int32 array [codebooks, frames]: magic, version 1.0, header length, header.
 CODES_HEADER = re.compile(
@@ -156,6 +160,17 @@ class Folder:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self.broken(DETAILS, f"cannot be parsed: {error}") from error
 
+    def description(self) -> VoiceDescription:
+        """Return the description, empty without a file."""
+        if DESCRIPTION not in self._files():
+            return NO_DESCRIPTION
+        try:
+            return read_description(self.read(DESCRIPTION, DESCRIPTION_BYTES))
+        except BrokenVoice:
+            raise
+        except InvalidRequest as error:
+            raise self.broken(DESCRIPTION, error) from error
+
     def codes(self, file: str) -> Codes | None:
         """Return stored codes, memory-mapped, or None if the file is missing or invalid."""
         try:
@@ -265,7 +280,7 @@ def belongs(entry: os.DirEntry[str]) -> bool:
     if entry.name.startswith("."):
         return entry.is_file(follow_symlinks=False)
     return (
-        entry.name == DETAILS
+        entry.name in (DETAILS, DESCRIPTION)
         or fnmatchcase(entry.name, CODES)
         or Path(entry.name).suffix.lower() in (*SUFFIXES, TRANSCRIPT)
     )

@@ -20,7 +20,9 @@ from pathlib import Path
 from shoal.errors import InvalidRequest, OutputError, VoiceNotFound
 from shoal.paths import data_directory, file_lock, sync_directory
 from shoal.text.prompt import Codes, Reference
+from shoal.voices.description import NO_DESCRIPTION, VoiceDescription, description_document
 from shoal.voices.folder import (
+    DESCRIPTION,
     Folder,
     Stamp,
     VoiceDetails,
@@ -29,8 +31,10 @@ from shoal.voices.folder import (
     open_folder,
     reason,
     write_codes,
+    write_file,
     write_folder,
 )
+from shoal.voices.recording_check import RecordingReport, check_recording
 from shoal.voices.voice import (
     DEFAULT_LIMITS,
     BrokenVoice,
@@ -106,7 +110,7 @@ class VoiceStore:
         """Add a voice with one recording. Raises VoiceExists, or AudioError or TextError for an unusable reference."""
         self.add_recordings(name, [(audio, transcript)])
 
-    def add_recordings(self, name: str, clips: Sequence[Clip]) -> None:
+    def add_recordings(self, name: str, clips: Sequence[Clip], description: VoiceDescription = NO_DESCRIPTION) -> None:
         """Add a voice with several recordings, in this order."""
         self._check_free(name)
         if not clips:
@@ -115,6 +119,8 @@ class VoiceStore:
         recordings = read_recordings([audio for audio, _, _ in checked], self._sample_rate, self._limits)
         with _as_output_error(f"voice {name!r}"), self._workspace() as workspace:
             write_folder(workspace / "voice", checked, recordings)
+            if description.filled():
+                write_file(workspace / "voice" / DESCRIPTION, description_document(description))
             self._publish(workspace / "voice", name)
 
     def get(self, name: str, encoder: VoiceEncoder) -> Voice:
@@ -133,6 +139,30 @@ class VoiceStore:
         """Return creation time and recordings, or None for a directory that was not created by a store."""
         with self._open(name) as folder:
             return folder.details()
+
+    def description(self, name: str) -> VoiceDescription:
+        """Return the description of a voice. A broken file is logged and counts as none: the voice can still speak."""
+        try:
+            with self._open(name) as folder:
+                return folder.description()
+        except BrokenVoice as error:
+            logger.warning("%s; the description is ignored", error)
+            return NO_DESCRIPTION
+
+    def describe(self, name: str, description: VoiceDescription) -> None:
+        """Replace the description of a voice. Raises VoiceNotFound, or InvalidRequest for a built-in voice."""
+        path = self._writable(name)
+        with _as_output_error(f"voice {name!r}"), self._workspace() as workspace:
+            write_file(workspace / DESCRIPTION, description_document(description))
+            try:
+                (workspace / DESCRIPTION).rename(path / DESCRIPTION)
+            except FileNotFoundError:
+                raise _not_found(name) from None
+            sync_directory(path)
+
+    def check(self, audio: bytes | Path, transcript: str | None = None) -> RecordingReport:
+        """Measure a recording before it is added. Raises AudioError for one that `add` would refuse."""
+        return check_recording(audio_bytes(audio, self._limits), self._limits, transcript)
 
     def stamp(self, name: str) -> Stamp:
         """Cheap to read; changes when what `get` would return may have changed."""

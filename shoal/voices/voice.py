@@ -138,11 +138,11 @@ def read_recordings(audios: Sequence[bytes], sample_rate: int, limits: VoiceLimi
         remaining -= recordings[-1].seconds
         if remaining < 0:
             raise AudioError(f"the recordings together are longer than {limits.max_total_seconds:g} seconds")
-        _check_prompt(limits.max_total_seconds - remaining, limits)
+        check_prompt(limits.max_total_seconds - remaining, limits)
     return recordings
 
 
-def _check_prompt(seconds: float, limits: VoiceLimits) -> None:
+def check_prompt(seconds: float, limits: VoiceLimits) -> None:
     """Raise AudioError for recordings that no request could use; a request would say so only after encoding them."""
     if seconds > limits.prompt_seconds:
         raise AudioError(

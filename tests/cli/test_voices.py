@@ -25,6 +25,16 @@ def own(shoal: Shoal) -> list[str]:
     return [voice["name"] for voice in listed if not voice["builtin"]]
 
 
+def test_a_voice_is_described_and_listed_with_its_words(shoal: Shoal, recording: Path) -> None:
+    added = shoal("voices", "add", "narrator", recording, "--transcript", "La la.")
+    assert "warning: only 2.0 seconds long" in added.err
+    assert shoal("voices", "describe", "narrator", "--title", "Anna", "--accent", "Irish").code == 0
+    assert shoal("voices", "describe", "narrator", "--gender", "female").code == 0
+    (line,) = [line for line in shoal("voices", "list").text.splitlines() if line.startswith("narrator")]
+    assert line.split("  ")[-1] == "Anna, female, Irish"
+    assert shoal("voices", "describe", "narrator", "--gender", "loud").code == 2
+
+
 def test_a_voice_is_added_used_renamed_and_removed(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
     added = shoal("voices", "add", "narrator", recording, "--transcript", "La la.")
     assert (added.code, "--voice narrator" in added.err) == (0, True)

@@ -73,6 +73,7 @@ class ModelInfo:
     builtin_voices: tuple[Path, ...]  # directories of the voices that come with the model
     text_rules: TextRules
     prompt_seconds: float = math.inf  # seconds of recordings that fit into a prompt
+    clones: bool = True  # whether the model speaks with the voice of a recording
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,35 @@
 """`GET /v1/about`: the model, its voices and defaults, and the limits, for clients that offer them as choices."""
 
 import asyncio
+from dataclasses import asdict
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from shoal import __version__
+from shoal.api.known_voices import known_voices
 from shoal.api.parsing import JSON
 from shoal.audio.formats import FORMATS
 from shoal.server.openapi import error_responses, model_response
 from shoal.server.state import Caller, State, bearer
 from shoal.speech import SamplingParams
-from shoal.voices.store import VoiceStore
 
 router = APIRouter(tags=["Voices"], dependencies=[Depends(bearer)])
 
 
-class KnownVoice(BaseModel):
+class AboutVoice(BaseModel):
+    """A voice to choose from. The words about it may be empty."""
+
     name: str
     builtin: bool  # shipped with the model: it can be neither renamed nor deleted
     usual: bool  # the default of requests that name no voice
+    title: str
+    description: str
+    gender: str
+    accent: str
+    preview: str
+    openai_names: list[str]  # OpenAI's voice names that mean this voice
 
 
 class DefaultSampling(BaseModel):
@@ -38,7 +47,9 @@ class About(BaseModel):
     model: str
     sample_rate: int
     frame_rate: float
-    voices: list[KnownVoice]
+    voices: list[AboutVoice]
+    clones: bool  # whether the model speaks with the voice of a recording
+    reference_seconds: float  # longest recording of a voice
     sampling: DefaultSampling
     formats: list[str]
     text_characters: int
@@ -56,17 +67,14 @@ async def about(state: State, key: Caller) -> JSONResponse:
         model=state.config.model,
         sample_rate=engine.service.sample_rate,
         frame_rate=engine.frame_rate,
-        voices=await asyncio.to_thread(known_voices, engine.voices, engine.service.default_voice),
+        voices=[AboutVoice(**asdict(voice)) for voice in await asyncio.to_thread(known_voices, engine)],
+        clones=engine.clones,
+        reference_seconds=state.config.limits.reference_seconds,
         sampling=default_sampling(engine.service.default_sampling),
         formats=list(FORMATS),
         text_characters=state.config.limits.text_characters,
     )
     return JSONResponse(content.model_dump())
-
-
-def known_voices(store: VoiceStore, default: str | None) -> list[KnownVoice]:
-    """List the stored voices. Blocks on file I/O."""
-    return [KnownVoice(name=name, builtin=store.is_builtin(name), usual=name == default) for name in store.names()]
 
 
 def default_sampling(sampling: SamplingParams) -> DefaultSampling:

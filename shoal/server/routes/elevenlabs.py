@@ -27,7 +27,7 @@ from shoal.api.elevenlabs import (
 from shoal.api.exceptions import SchemaViolation, wrong_field
 from shoal.api.keys import Key
 from shoal.api.output import OutputOptions
-from shoal.api.parsing import JSON, check_parts, text_part, validated
+from shoal.api.parsing import JSON, Form, check_parts, parse_json, text_part, validated
 from shoal.api.schemas import VOICE_NAME, Body, VoiceName
 from shoal.api.speech_stream import SpeechStream
 from shoal.api.state import ServerState
@@ -38,6 +38,7 @@ from shoal.server.openapi import audio_response, error_responses, form_body, mod
 from shoal.server.request_body import read_form, read_model
 from shoal.server.state import Caller, State, bearer
 from shoal.server.streaming_response import Transform, respond, run_for_client
+from shoal.voices.description import GENDERS, VoiceDescription
 from shoal.voices.store import VoiceStore
 
 SPEECH, DIALOGUE = "/v1/text-to-speech/{voice_id}", "/v1/text-to-dialogue"
@@ -86,8 +87,8 @@ FORM: dict[str, Any] = {
     "name": {"type": "string", "pattern": VOICE_NAME, "maxLength": 255},
     "files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}},
     "text": {"type": "string", "minLength": 1, "description": "Extension: transcript, if there is one recording."},
-    "description": IGNORED_PART,
-    "labels": IGNORED_PART,
+    "description": {"type": "string", "maxLength": 500, "description": "Words about the voice."},
+    "labels": {"type": "string", "description": "JSON object; `gender` and `accent` are kept."},
     "remove_background_noise": IGNORED_PART,
 }
 NEW_VOICE = form_body(FORM, required=("name", "files"))
@@ -277,7 +278,8 @@ async def add_voice(http: Request, state: State, key: Caller) -> JSONResponse:
         raise wrong_field("files", f"send 1 to {state.config.limits.references} recordings under this name")
     text = text_part(form, "text") if "text" in form and len(files) == 1 else None
     clips = [(file, text) for file in files]
-    await run_for_client(http, state, key, "voices", lambda: store_recordings(state, name, clips))
+    about = description_of_form(form)
+    await run_for_client(http, state, key, "voices", lambda: store_recordings(state, name, clips, about))
     return JSONResponse(ElevenLabsVoiceAdded(voice_id=name).model_dump())
 
 
@@ -291,6 +293,23 @@ async def delete_voice(voice_id: str, state: State, key: Caller) -> JSONResponse
     return JSONResponse(ElevenLabsStatus().model_dump())
 
 
+def description_of_form(form: Form) -> VoiceDescription:
+    """Return the description and the labels of a new voice. Raises SchemaViolation for labels that are not JSON."""
+    words = " ".join(text_part(form, "description").split()) if "description" in form else ""
+    labels = read_labels(text_part(form, "labels")) if "labels" in form else {}
+    gender = labels.get("gender", "").lower()
+    return VoiceDescription(
+        description=words, gender=gender if gender in GENDERS else "", accent=labels.get("accent", "")
+    )
+
+
+def read_labels(text: str) -> dict[str, str]:
+    labels = parse_json(text.encode() or b"{}")
+    if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+        raise wrong_field("labels", "send a JSON object of texts")
+    return labels
+
+
 async def _voices(state: ServerState) -> list[ElevenLabsVoice]:
     store = state.lifecycle.require_engine().voices
     return await asyncio.to_thread(lambda: [_describe(store, name) for name in store.names()])
@@ -300,7 +319,14 @@ def _describe(store: VoiceStore, name: str) -> ElevenLabsVoice:
     """Describe a stored voice. Blocks on file I/O. Raises VoiceNotFound, or InvalidRequest for an invalid name."""
     if not store.exists(name):
         raise VoiceNotFound(f"there is no voice {name!r}")
-    return ElevenLabsVoice(voice_id=name, name=name, category="premade" if store.is_builtin(name) else "cloned")
+    about = store.description(name)
+    return ElevenLabsVoice(
+        voice_id=name,
+        name=about.title or name,
+        category="premade" if store.is_builtin(name) else "cloned",
+        labels={label: value for label, value in (("gender", about.gender), ("accent", about.accent)) if value},
+        description=about.description or None,
+    )
 
 
 @models_router.get("/v1/models", summary="List the model")

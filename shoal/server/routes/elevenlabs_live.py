@@ -89,9 +89,9 @@ async def _serve(socket: WebSocket, voice_id: str | None, *, multi: bool) -> Non
 
 
 async def _voice(state: ServerState, voice_id: str) -> str | None:
-    voices = state.lifecycle.require_engine().voices
-    name = await stored_voice(voice_id, voices)
-    if name is not None and not await asyncio.to_thread(voices.exists, name):
+    engine = state.lifecycle.require_engine()
+    name = await stored_voice(voice_id, engine)
+    if name is not None and not await asyncio.to_thread(engine.voices.exists, name):
         raise VoiceNotFound(f"there is no voice {name[:64]!r}: store one under this name, or use a stored one")
     return name
 

@@ -26,13 +26,16 @@ PATH = "/v1/audio/voices"
 
 
 class AudioVoice(BaseModel):
-    """A stored voice. Its id is its name."""
+    """A stored voice. `name` is for display: the title of the voice, or its id."""
 
     id: str
     object: Literal["audio.voice"] = "audio.voice"
     name: str
     created_at: int  # Unix time in seconds; 0 for a built-in voice
     type: Literal["audio_sample"] = "audio_sample"
+    description: str = ""
+    gender: str = ""
+    accent: str = ""
 
 
 class AudioVoiceList(BaseModel):
@@ -159,4 +162,12 @@ def _voice(store: VoiceStore, name: str) -> AudioVoice:
         raise VoiceNotFound(f"there is no voice {name!r}")
     details = None if store.is_builtin(name) else store.details(name)
     created = 0 if details is None else int(datetime.fromisoformat(details.created).timestamp())
-    return AudioVoice(id=name, name=name, created_at=created)
+    about = store.description(name)
+    return AudioVoice(
+        id=name,
+        name=about.title or name,
+        created_at=created,
+        description=about.description,
+        gender=about.gender,
+        accent=about.accent,
+    )

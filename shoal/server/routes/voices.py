@@ -1,21 +1,23 @@
 """`/v1/references/*`: manage stored voices. Responses are MessagePack unless JSON is requested, as upstream's are."""
 
 import asyncio
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 import ormsgpack
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from shoal.api.exceptions import SchemaViolation
 from shoal.api.parsing import JSON, MSGPACK, check_parts, file_part, text_part, validated
 from shoal.api.schemas import VOICE_NAME, Body, VoiceName
-from shoal.api.voice_upload import store_recordings
+from shoal.api.voice_upload import check_recording, store_recordings
 from shoal.server.openapi import error_responses, form_body, model_response, request_body
 from shoal.server.request_body import read_form, read_model
 from shoal.server.state import Caller, State, bearer
 from shoal.server.streaming_response import run_for_client
+from shoal.voices.description import VoiceDescription
 
 router = APIRouter(tags=["Voices"], prefix="/v1/references", dependencies=[Depends(bearer)])
 
@@ -31,6 +33,38 @@ class VoiceRemoval(Body):
 
 class NewVoice(Body):
     id: VoiceName
+
+
+class VoiceWords(Body):
+    """Words about a voice, for people who choose one. They do not change how it sounds."""
+
+    title: Annotated[str, Field(max_length=80, description="Name to display.")] = ""
+    description: Annotated[str, Field(max_length=500, description="Character and use of the voice.")] = ""
+    gender: Annotated[Literal["", "female", "male", "neutral"], Field(description="Gender of the voice.")] = ""
+    accent: Annotated[str, Field(max_length=60, description="Accent, such as `British`.")] = ""
+    preview: Annotated[str, Field(max_length=300, description="Sentence that a preview speaks.")] = ""
+
+
+class DescribedVoice(VoiceWords):
+    reference_id: VoiceName
+
+
+class RecordingFinding(BaseModel):
+    code: str
+    message: str
+
+
+class RecordingChecked(BaseModel):
+    """Measures of a recording, and findings: reasons why the voice would sound worse than it could."""
+
+    seconds: float
+    sample_rate: int
+    channels: int
+    level_db: float  # level of the speech, in decibels below full scale
+    noise_db: float  # level of the quietest moments
+    clipped: float  # fraction of samples at full scale
+    speech_seconds: float
+    findings: list[RecordingFinding]
 
 
 class VoiceChanged(BaseModel):
@@ -52,10 +86,16 @@ class VoiceList(BaseModel):
     message: str
 
 
-NEW_VOICE = {
+NEW_VOICE: dict[str, Any] = {
     "id": {"type": "string", "pattern": VOICE_NAME, "maxLength": 255},
     "audio": {"type": "string", "format": "binary", "description": "Recording of one speaker, 10 to 30 seconds."},
     "text": {"type": "string", "minLength": 1, "description": "Transcript of the recording. Default: by a recogniser."},
+}
+WORDS = tuple(VoiceWords.model_fields)
+NEW_VOICE |= {name: {"type": "string", "description": VoiceWords.model_fields[name].description} for name in WORDS}
+CHECKED_RECORDING = {
+    "audio": {"type": "string", "format": "binary", "description": "Recording of one speaker, 10 to 30 seconds."},
+    "text": {"type": "string", "description": "Transcript, to compare its length with the recording's."},
 }
 ERRORS = error_responses(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 504)
 
@@ -86,11 +126,43 @@ ResponseType = Annotated[str, Depends(response_type)]
 async def add(http: Request, state: State, key: Caller, kind: ResponseType) -> Response:
     state.lifecycle.require_engine()
     form = await read_form(http, state.config.limits, state.body_budget)
-    check_parts(form, "id", "audio", "text")
+    check_parts(form, *NEW_VOICE)
     name = validated(NewVoice, {"id": text_part(form, "id")}).id
     clip = file_part(form, "audio"), text_part(form, "text") if "text" in form else None
-    await run_for_client(http, state, key, "voices", lambda: store_recordings(state, name, [clip]))
+    words = validated(VoiceWords, {part: text_part(form, part) for part in WORDS if part in form})
+    about = VoiceDescription(**words.model_dump())
+    await run_for_client(http, state, key, "voices", lambda: store_recordings(state, name, [clip], about))
     return respond(VoiceChanged(success=True, message=f"voice {name} was added", reference_id=name), kind)
+
+
+@router.post(
+    "/check",
+    summary="Check a recording before it becomes a voice",
+    responses=model_response(RecordingChecked, JSON, MSGPACK) | ERRORS,
+    openapi_extra=form_body(CHECKED_RECORDING, required=("audio",)),
+)
+async def check(http: Request, state: State, key: Caller, kind: ResponseType) -> Response:
+    state.lifecycle.require_engine()
+    form = await read_form(http, state.config.limits, state.body_budget)
+    check_parts(form, *CHECKED_RECORDING)
+    audio, text = file_part(form, "audio"), text_part(form, "text") if "text" in form else None
+    report = await run_for_client(http, state, key, "voices", lambda: check_recording(state, audio, text))
+    return respond(RecordingChecked(**asdict(report)), kind)
+
+
+@router.post(
+    "/describe",
+    summary="Set the title, the description and the preview of a voice",
+    responses=model_response(VoiceChanged, JSON, MSGPACK) | ERRORS,
+    openapi_extra=request_body(DescribedVoice, (JSON, MSGPACK)),
+)
+async def describe(http: Request, state: State, key: Caller, kind: ResponseType) -> Response:
+    store = state.lifecycle.require_engine().voices
+    body = await read_model(http, DescribedVoice, state.config.limits, state.body_budget)
+    about = VoiceDescription(**body.model_dump(exclude={"reference_id"}))
+    await asyncio.to_thread(store.describe, body.reference_id, about)
+    message = f"voice {body.reference_id} was described"
+    return respond(VoiceChanged(success=True, message=message, reference_id=body.reference_id), kind)
 
 
 @router.get(

@@ -36,7 +36,8 @@ def test_a_recording_becomes_a_voice(client: openai.OpenAI, http: httpx.Client, 
     created = http.post("/v1/audio/voices", data={"name": name, "text": "La la la.", "consent": "c"}, files=files)
     assert created.status_code == 200
     assert created.json() | {"created_at": 0} == {
-        "id": name, "object": "audio.voice", "name": name, "created_at": 0, "type": "audio_sample"
+        "id": name, "object": "audio.voice", "name": name, "created_at": 0, "type": "audio_sample",
+        "description": "", "gender": "", "accent": "",
     }  # fmt: skip
     assert created.json()["created_at"] > 1_700_000_000
     assert created.json() == http.get(f"/v1/audio/voices/{name}").json()

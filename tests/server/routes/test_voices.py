@@ -72,3 +72,37 @@ def test_an_unknown_form_part_is_rejected_by_name(http: httpx.Client, recording:
         "/v1/references/add", data={"id": "a", "text": "b", "tone": "c"}, files={"audio": ("a", recording)}
     )
     assert (answer.status_code, answer.json()[0]["loc"]) == (422, ["tone"])
+
+
+def test_a_described_voice_is_listed_by_its_title(http: httpx.Client, recording: bytes) -> None:
+    words = {"title": "Anna", "gender": "female", "accent": "Irish", "description": "For stories.", "preview": "Hi."}
+    form = {"id": "described", "text": "Spoken.", **words}
+    assert http.post("/v1/references/add", data=form, files={"audio": ("a.wav", recording)}).status_code == 200
+    (listed,) = [voice for voice in http.get("/v1/about").json()["voices"] if voice["name"] == "described"]
+    assert {name: listed[name] for name in words} == words
+    shown = http.get("/v1/voices/described").json()
+    assert (shown["voice_id"], shown["name"], shown["description"]) == ("described", "Anna", "For stories.")
+    assert shown["labels"] == {"gender": "female", "accent": "Irish"}
+    assert http.get("/v1/audio/voices/described").json()["name"] == "Anna"
+    change = {"reference_id": "described", "title": "Berta"}
+    assert http.post("/v1/references/describe", json=change, headers=JSON).json()["success"] is True
+    assert http.get("/v1/voices/described").json()["labels"] == {}
+    assert remove(http, "described").status_code == 200
+
+
+def test_invalid_words_about_a_voice_are_refused(http: httpx.Client, recording: bytes) -> None:
+    assert add(http, "wordless", recording).status_code == 200
+    for words, status in (({"gender": "loud"}, 422), ({"title": "x" * 81}, 422), ({"title": "two\nlines"}, 400)):
+        change = {"reference_id": "wordless", **words}
+        assert http.post("/v1/references/describe", json=change, headers=JSON).status_code == status
+    assert http.post("/v1/references/describe", json={"reference_id": "nobody"}, headers=JSON).status_code == 404
+    remove(http, "wordless")
+
+
+def test_a_recording_is_checked_without_being_stored(http: httpx.Client, recording: bytes) -> None:
+    files = {"audio": ("a.wav", recording)}
+    report = http.post("/v1/references/check", data={"text": "La."}, files=files, headers=JSON).json()
+    assert (report["seconds"], report["sample_rate"], report["channels"]) == (2.0, 16_000, 1)
+    assert "short" in {finding["code"] for finding in report["findings"]}
+    broken = http.post("/v1/references/check", files={"audio": ("a.wav", b"not audio")}, headers=JSON)
+    assert (broken.status_code, broken.json()["message"]) == (400, "this is a text file, not a recording")
