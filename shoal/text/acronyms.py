@@ -8,12 +8,12 @@ SPELLED = frozenset(
     """
     AC AI AM API APIS ASAP ATM BA BBC CEO CFO CIA CIO CO COO CPU CTO DC DIY DNA DOA EDM ESL EST ETA EU EV
     FA FAQ FBI FYI GDP GOP GPA GPU HIV HR IBM ID IDE IOS IOT IOU IP IPO IQ IRS IT IV JFK LA LED MIA MIT MRI
-    NBA NFL NGO NYC OS PA PHP PIN POV POW PR QA RNA ROI SEO SOS SUV TBA TV UAE UCLA UEFA UFO UI UK UN UPC
+    NBA NFL NGO NYC OS PA PHP POV POW PR QA RNA ROI SEO SOS SUV TBA TV UAE UCLA UEFA UFO UI UK UN UPC
     UPS URI URL US USA USB USD USSR UTC UV UX VAT VIP
     """.split()  # noqa: SIM905 - a list of a hundred strings would take a page
 )
 # Also English words: in a shouted sentence they are that.
-WORDS_TOO = frozenset(("AM", "EST", "ID", "IT", "LA", "LED", "PA", "PIN", "UPS", "US", "CO", "AC", "POW"))
+WORDS_TOO = frozenset(("AM", "EST", "ID", "IT", "LA", "LED", "PA", "UPS", "US", "CO", "AC", "POW"))
 CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,6})(s|'s)?(?![\w'])")
 TRAILING_CAPITALS = re.compile(r"(?<=[a-z])([A-Z]{2,5})(s?)(?![\w'])")
 NEIGHBOUR_BEFORE = re.compile(r"(?<![\w'])([A-Z]{1,20})[\s,!?.]{1,3}\Z")

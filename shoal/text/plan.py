@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from shoal.errors import TextError
 from shoal.speech import SpeechRequest
 from shoal.text.clean import check_spoken_length, check_text, clean_text, has_words
+from shoal.text.foreign import foreign_language
 from shoal.text.languages import NORMALIZERS
 from shoal.text.lexicon import Lexicon
 from shoal.text.markdown import plain_text
@@ -86,6 +87,8 @@ def plan_text(
     """
     segments = _parse(request, rules)
     check_segments(segments)
+    if rules.english_words and request.normalize:
+        _check_language(segments, request.language)
     spoken = list(_spoken(segments, request, rules, check, Lexicon(request.lexicon, lexicon)))
     check_spoken_length("".join(each.text for each in _passages(spoken)), max_characters=rules.max_characters)
     return _Planner(rules, request.chunk_bytes or rules.chunk_bytes).plan(spoken)
@@ -98,6 +101,18 @@ def _parse(request: SpeechRequest, rules: TextRules) -> list[Segment]:
     if request.ssml or (request.ssml is None and request.normalize and is_ssml(text)):
         return parse_ssml(text, phonemes=rules.phonemes)
     return parse_pauses(text) if request.normalize else [Passage(text)]
+
+
+def _check_language(segments: Iterable[Segment], normalize_in: str | None) -> None:
+    """Raise TextError for a text that an English model cannot speak; `en` reads any text as English."""
+    if normalize_in not in (None, "en"):
+        raise TextError(f"this model speaks English only: normalize must be en, not {normalize_in}")
+    language = foreign_language("\n".join(each.text for each in _passages(segments))) if normalize_in is None else None
+    if language is not None:
+        raise TextError(
+            f"the text looks like {language}, and this model speaks English only: choose a model that speaks it, or "
+            "set normalize to en (or off) to have it read as English"
+        )
 
 
 def _spoken(
@@ -129,8 +144,6 @@ def _spoken_text(text: str, lexicon: Lexicon, request: SpeechRequest, rules: Tex
         return text
     text = lexicon.apply(unescape(text), phonemes=rules.phonemes)
     if rules.english_words:
-        if request.language not in (None, "en"):
-            raise TextError(f"this model speaks English only: normalize must be en, not {request.language}")
         return normalize(text)
     text = _between(TAGS, text, plain_text)
     return text if request.language is None else _between(TAGS_AND_STYLES, text, NORMALIZERS[request.language])

@@ -82,6 +82,7 @@ UNITS = {
     "mAh": ("milliamp hour", "milliamp hours"),
     "dB": ("decibel", "decibels"),
     "ms": ("millisecond", "milliseconds"),
+    "dpi": ("dot per inch", "dots per inch"),
     "µs": ("microsecond", "microseconds"),
     "s": ("second", "seconds"),
     "sec": ("second", "seconds"),
@@ -98,6 +99,7 @@ UNITS = {
 }
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 TEMPERATURES = {"C": " Celsius", "F": " Fahrenheit", "K": " Kelvin"}
+NOUN = re.compile(r"\s?[A-Za-z]")
 IDIOMS = {"24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty fifty"}
 
 
@@ -209,11 +211,18 @@ def counted(written: str, one: str, many: str) -> str:
 
 
 def money(match: re.Match[str]) -> str:
-    return say_money(match["sign"], match["amount"], match["multiple"])
+    return say_money(match["sign"], match["amount"], match["multiple"], before_noun=_is_attribute(match))
 
 
-def say_money(sign: str, amount: str, multiple: str | None) -> str:
+def _is_attribute(match: re.Match[str]) -> bool:
+    """Whether an amount stands between an article and a noun: `a $20 bill`."""
+    article = match.string[max(match.start() - 3, 0) : match.start()].lower()
+    return article in ("a ", " a ") and NOUN.match(match.string, match.end()) is not None
+
+
+def say_money(sign: str, amount: str, multiple: str | None, *, before_noun: bool = False) -> str:
     one, many, small_one, small_many = CURRENCIES[sign]
+    many = one if before_noun else many
     if multiple:
         return f"{number(amount)} {MULTIPLES.get(multiple.lower(), multiple)} {many}"
     whole, _, decimals = amount.partition(".")
@@ -307,7 +316,7 @@ RULES: tuple[Rule, ...] = (
     rule(rf"{START}({N})\s?°\s?(?:([CFK])\b)?", temperature),
     rule(r"(?<!\w)([12]\d\d0)'?s\b", decade),
     rule(r"(?<!\w)'([2-9]0)'?s\b", decade),
-    rule(r"(?<=\b(?:the|his|her|our|mid)[ -])([2-9]0)'?s\b", decade),
+    rule(r"(?<=\b(?i:the|his|her|our|mid)[ -])([2-9]0)'?s\b", decade),
     # The dot of "15 min. later" ends no sentence.
     rule(rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]))?", with_unit),
     rule(rf"{START}({N})k(?!\w)", lambda match: f"{number(match[1])} thousand"),

@@ -1,6 +1,7 @@
 import pytest
 
 from shoal.text.normalize import normalize
+from tests.text.held_out import HELD_OUT
 from tests.text.readings import READINGS
 from tests.text.test_normalize import SPOKEN
 
@@ -10,6 +11,12 @@ CASES = [(category, *case) for category, cases in READINGS.items() for case in c
 @pytest.mark.parametrize(("category", "written", "spoken"), CASES)
 def test_text_is_read_as_people_read_it(category: str, written: str, spoken: str) -> None:
     assert normalize(written) == spoken
+
+
+@pytest.mark.parametrize("category", HELD_OUT)
+def test_texts_that_no_rule_was_written_for_are_read_acceptably(category: str) -> None:
+    read = {written: (normalize(written), accepted) for written, *accepted in HELD_OUT[category]}
+    assert not {written: spoken for written, (spoken, accepted) in read.items() if spoken not in accepted}
 
 
 @pytest.mark.parametrize(("category", "written", "spoken"), CASES)
