@@ -49,6 +49,7 @@ FILES = (
     "deploy/test_runpod.py",
     "cluster/test_end.py",
     "batch/test_batch.py",
+    "book/test_book.py",
     "checkpoint/test_quantized.py",
     "training/test_data.py",
     "text/test_split.py",

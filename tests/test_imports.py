@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "shoal"
 # From top to bottom: a package may import packages of lower layers.
 LAYERS = (
     {"cli", "__main__", "tools"},
-    {"server", "cluster", "batch", "deploy", "settings", "ui"},
+    {"server", "cluster", "batch", "book", "deploy", "settings", "ui"},
     {"api"},
     {"engine", "voices", "audio"},
     {"text", "model", "codec", "checkpoint", "kernels", "quantize", "native"},

@@ -14,6 +14,7 @@ import typer
 from shoal.cli import (
     batch,
     bench,
+    book,
     cluster,
     deploy,
     doctor,
@@ -52,6 +53,7 @@ for module in (
     voices,
     lexicon,
     batch,
+    book,
     serve,
     cluster,
     deploy,

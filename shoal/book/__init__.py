@@ -1,0 +1,1 @@
+"""Audiobooks: an epub, text or Markdown file -> chapters of sentences -> one audio file with chapter marks."""

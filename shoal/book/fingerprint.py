@@ -1,0 +1,50 @@
+"""Hashes of what the audio of a sentence depends on: the model and the voices."""
+
+import json
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+from shoal.book.work import Speaker
+from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
+from shoal.voices.store import VoiceStore
+
+BUILTIN_VOICES = "voices"  # directory of a model's own voices
+MODEL_FILES = (".json", ".pth", ".safetensors", ".tiktoken")
+SAMPLES, SAMPLE_BYTES = 8, 64 << 10  # of a large file, evenly spread: models have gigabytes
+
+
+def model_fingerprint(name: str, codec: Path | None) -> str:
+    """Hash the names, sizes and samples of a model's files; the name of random weights. Raises ModelNotFound."""
+    digest = blake2b(digest_size=16)
+    if name.startswith(RANDOM_PREFIX):
+        digest.update(name.encode())
+    else:
+        files = sorted(path for path in find_directory(name).iterdir() if path.suffix in MODEL_FILES and path.is_file())
+        for path in [*files, *([codec] if codec is not None and codec.is_file() else [])]:
+            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            for sample in _samples(path):
+                digest.update(sample)
+    return digest.hexdigest()
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    last = max(0, path.stat().st_size - SAMPLE_BYTES)
+    with path.open("rb") as file:
+        for place in range(SAMPLES):
+            file.seek(last * place // (SAMPLES - 1))
+            yield file.read(SAMPLE_BYTES)
+
+
+def speaker(name: str | None, model: str, voices: Path) -> Speaker:
+    """Return a stored or built-in voice with the hash of its recordings. Raises VoiceNotFound, ModelNotFound."""
+    if name is None:
+        return Speaker(None)
+    builtin = () if model.startswith(RANDOM_PREFIX) else (find_directory(model) / BUILTIN_VOICES,)
+    store = VoiceStore(voices, [path for path in builtin if path.is_dir()])
+    details = store.details(name)
+    if details is not None:
+        content = [recording.sha256 for recording in details.recordings]
+    else:
+        content = [f"{file} {size}" for file, _, size, _ in store.stamp(name)]
+    return Speaker(name, blake2b(json.dumps(content).encode(), digest_size=16).hexdigest())

@@ -1,0 +1,82 @@
+"""Divide chapters into numbered sentences, and sentences into pieces that one voice speaks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal.book.document import Block, Chapter
+from shoal.book.quotes import Span, quoted_spans
+from shoal.text.clean import has_words
+from shoal.text.split import split_sentences
+
+MAX_SENTENCE_BYTES = 1_000  # a longer sentence is divided at its clauses
+TERMINAL = (".", "!", "?", "…", ":", ";", ",", "。", "！", "？")
+QUOTES = "\"“”„«»「」『』‘’' "
+CLOSERS = "\"'”’)]»」』"
+
+# Seconds of silence after what was said.
+PIECE_PAUSE, SENTENCE_PAUSE, PARAGRAPH_PAUSE, HEADING_PAUSE, BREAK_PAUSE = 0.1, 0.35, 0.7, 1.2, 1.8
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that one voice speaks without interruption."""
+
+    text: str
+    quoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    number: int  # within the chapter, from 1
+    text: str  # as written
+    pieces: tuple[Piece, ...]
+    block: int  # index of its block within the chapter
+    heading: bool
+    pause: float  # seconds of silence after it
+
+
+def chapter_sentences(chapter: Chapter, *, quotes: bool) -> list[Sentence]:
+    """Return the sentences of a chapter in order; with `quotes`, quoted speech is a piece of its own."""
+    sentences: list[Sentence] = []
+    for index, block in enumerate(chapter.blocks):
+        following = chapter.blocks[index + 1] if index + 1 < len(chapter.blocks) else None
+        found = list(_block_sentences(block, quotes))
+        for place, (text, pieces) in enumerate(found, 1):
+            pause = _pause_after(block, following) if place == len(found) else SENTENCE_PAUSE
+            sentences.append(Sentence(len(sentences) + 1, text, pieces, index, block.heading, pause))
+    return sentences
+
+
+def _pause_after(block: Block, following: Block | None) -> float:
+    if following is not None and following.after_break:
+        return BREAK_PAUSE
+    return HEADING_PAUSE if block.heading else PARAGRAPH_PAUSE
+
+
+def _block_sentences(block: Block, quotes: bool) -> Iterator[tuple[str, tuple[Piece, ...]]]:
+    spans = quoted_spans(block.text) if quotes and not block.heading else []
+    at = 0
+    for text in split_sentences(block.text, MAX_SENTENCE_BYTES):
+        if not has_words(text):
+            continue
+        start = block.text.index(text, at)
+        at = start + len(text)
+        inside = [(max(0, first - start), min(len(text), last - start)) for first, last in spans]
+        pieces = tuple(_pieces(text, [span for span in inside if span[0] < span[1]]))
+        yield text, pieces if len(pieces) > 1 or quotes else (Piece(_spoken(text)),)
+
+
+def _pieces(text: str, quoted: list[Span]) -> Iterator[Piece]:
+    """Yield the parts between and inside of the quoted spans; parts without a word are left out."""
+    at = 0
+    for start, end in [*quoted, (len(text), len(text))]:
+        for part, inside in ((text[at:start], False), (text[start:end], True)):
+            if has_words(part):
+                yield Piece(_spoken(part.strip(QUOTES) if quoted else part), inside)
+        at = end
+
+
+def _spoken(text: str) -> str:
+    """Return the text with a full stop if it has no mark at its end: models read on without one."""
+    text = text.strip()
+    return text if text.rstrip(CLOSERS).endswith(TERMINAL) else f"{text}."

@@ -1,0 +1,103 @@
+"""Subtitles of a book, one cue per sentence: SubRip, WebVTT or JSON."""
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shoal.book.document import Book
+from shoal.book.output import Target, chapter_name
+from shoal.book.timeline import TimedChapter, Timeline
+from shoal.errors import InvalidRequest
+from shoal.paths import atomic_write
+
+LINE_CHARACTERS = 42  # as subtitling guides recommend
+
+
+@dataclass(frozen=True, slots=True)
+class Cue:
+    """A sentence and when it is spoken, in seconds from the start of its file."""
+
+    chapter: int
+    sentence: int
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubtitleTarget:
+    """Format of the subtitles, and their file; None: beside each audio file, under its name."""
+
+    format: str
+    path: Path | None
+
+
+def parse_subtitles(value: str, target: Target) -> SubtitleTarget:
+    """Return the target of `--subtitles`: a format, or a file whose suffix is one. Raises InvalidRequest."""
+    path = None if value in FORMATS else Path(value)
+    format = value if path is None else path.suffix.lower().removeprefix(".")
+    if format not in FORMATS:
+        raise InvalidRequest(f"unknown subtitles {value!r}: use {', '.join(FORMATS)}, or a file with such a suffix")
+    if path is not None and target.folder:
+        raise InvalidRequest(f"a folder has subtitles per chapter: use --subtitles {format}")
+    return SubtitleTarget(format, path)
+
+
+def write_subtitles(where: SubtitleTarget, target: Target, book: Book, timeline: Timeline) -> list[Path]:
+    """Write one file for the book, or with a folder one per chapter; return their paths. Raises OutputError."""
+    if not target.folder:
+        path = where.path or target.path.with_suffix(f".{where.format}")
+        cues = [cue for start, chapter in timeline.starts() for cue in chapter_cues(chapter, timeline.rate, start)]
+        atomic_write(path, FORMATS[where.format](cues).encode())
+        return [path]
+    paths = []
+    for chapter in timeline.chapters:
+        paths.append(target.path / f"{chapter_name(book, chapter)}.{where.format}")
+        atomic_write(paths[-1], FORMATS[where.format](list(chapter_cues(chapter, timeline.rate))).encode())
+    return paths
+
+
+def chapter_cues(chapter: TimedChapter, rate: int, start: float = 0.0) -> Iterator[Cue]:
+    """Yield the sentences of a chapter that begins at second `start` of its file."""
+    for each in chapter.sentences:
+        sentence = each.planned.sentence
+        begin, end = (round(start + samples / rate, 3) for samples in (each.start, each.end))
+        yield Cue(chapter.planned.number, sentence.number, begin, end, sentence.text)
+
+
+def _srt(cues: list[Cue]) -> str:
+    return "\n".join(
+        f"{number}\n{_clock(cue.start, ',')} --> {_clock(cue.end, ',')}\n{_wrapped(cue.text)}\n"
+        for number, cue in enumerate(cues, 1)
+    )
+
+
+def _vtt(cues: list[Cue]) -> str:
+    def escaped(text: str) -> str:
+        return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+    return "WEBVTT\n\n" + "\n".join(
+        f"{cue.chapter}:{cue.sentence}\n{_clock(cue.start, '.')} --> {_clock(cue.end, '.')}\n"
+        f"{_wrapped(escaped(cue.text))}\n"
+        for cue in cues
+    )
+
+
+def _json(cues: list[Cue]) -> str:
+    return json.dumps({"sentences": [asdict(cue) for cue in cues]}, ensure_ascii=False, indent=1) + "\n"
+
+
+FORMATS: dict[str, Callable[[list[Cue]], str]] = {"srt": _srt, "vtt": _vtt, "json": _json}
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, LINE_CHARACTERS, break_long_words=False, break_on_hyphens=False))
+
+
+def _clock(seconds: float, point: str) -> str:
+    milliseconds = round(seconds * 1000)
+    hours, rest = divmod(milliseconds, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    return f"{hours:02d}:{minutes:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"

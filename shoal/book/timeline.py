@@ -1,0 +1,200 @@
+"""Lay the spoken pieces of a book end to end: silence trimmed, loudness even, pauses between sentences.
+
+Two passes over the files, one piece in memory at a time: `measure` reads lengths and loudness, so that all times are
+known before the first sample is encoded, and `render` yields the samples.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from shoal.audio.loudness import LoudnessMeter, limit_peaks
+from shoal.audio.wav import open_wav
+from shoal.book.sentences import PIECE_PAUSE
+from shoal.book.work import PlannedChapter, PlannedSentence, Speaker, unique_pieces
+from shoal.errors import OutputError
+from shoal.speech import Samples
+
+TARGET_LUFS = -20.0  # audiobook shops ask for an RMS of -23 to -18 dB
+MAX_PEAK = 0.7  # of full scale, -3.1 dB
+# A piece is brought to the target unless it differs more than this from the median of its voice: a whisper stays one.
+MAX_DEVIATION = 6.0  # decibels
+CHAPTER_START, CHAPTER_END = 0.5, 2.0  # seconds of silence
+EDGE_SECONDS, FADE_SECONDS = 0.06, 0.005  # of silence that is kept around speech; of the fade at each end
+SILENCE = 10 ** (-40 / 20)  # relative to the loudest 10 ms of a piece
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A spoken piece: the samples of its file without silence, and its gain."""
+
+    file: Path
+    start: int  # samples
+    end: int
+    gain: float = 1.0  # factor
+
+    def samples(self, rate: int) -> Samples:
+        pcm, _ = read_piece(self.file)
+        speech = limit_peaks(pcm[self.start : self.end] * np.float32(self.gain), rate, MAX_PEAK)
+        return _faded(speech, round(FADE_SECONDS * rate))
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSentence:
+    planned: PlannedSentence
+    takes: tuple[Take, ...]
+    start: int  # samples from the start of the chapter
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimedChapter:
+    planned: PlannedChapter
+    sentences: tuple[TimedSentence, ...]
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Chapters with the times of their sentences."""
+
+    rate: int  # samples per second
+    chapters: tuple[TimedChapter, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(chapter.samples for chapter in self.chapters) / self.rate
+
+    def starts(self) -> Iterator[tuple[float, TimedChapter]]:
+        """Yield each chapter with the second it starts at when all are in one file."""
+        at = 0
+        for chapter in self.chapters:
+            yield at / self.rate, chapter
+            at += chapter.samples
+
+
+def build_timeline(chapters: Iterable[PlannedChapter], file_of: Callable[[str], Path | None]) -> Timeline:
+    """Measure all pieces and return the times of every sentence. `file_of` returns the file of a piece.
+
+    A sentence with a piece that has no file is left out. Raises OutputError for a file that another program changed.
+    """
+    chapters = list(chapters)
+    measured: dict[str, _Measured] = {}
+    for piece in unique_pieces(chapters).values():
+        if (path := file_of(piece.id)) is not None:
+            measured[piece.id] = _measure(path, piece.speaker)
+    rates = {each.rate for each in measured.values()}
+    if len(rates) != 1:
+        raise OutputError("the work folder has pieces of several sample rates, or none: remove it and start again")
+    takes, rate = _takes(measured), rates.pop()
+    return Timeline(rate, tuple(_time_chapter(chapter, takes, rate) for chapter in chapters))
+
+
+def render(chapter: TimedChapter, rate: int) -> Iterator[Samples]:
+    """Yield the samples of a chapter, as many as its `samples`."""
+    at = 0
+    for sentence in chapter.sentences:
+        yield _silence(sentence.start - at)
+        at = sentence.start
+        for number, take in enumerate(sentence.takes):
+            pause = round(PIECE_PAUSE * rate) if number else 0
+            yield _silence(pause)
+            yield take.samples(rate)
+            at += pause + take.end - take.start
+    yield _silence(chapter.samples - at)
+
+
+def read_piece(path: Path) -> tuple[Samples, int]:
+    """Return the samples of a file of the work folder, and their rate. Raises OutputError."""
+    try:
+        reader = open_wav(path.read_bytes())
+    except OSError as problem:
+        raise OutputError(f"cannot read {path}: {problem.strerror or problem}") from None
+    if reader is None or reader.channels != 1:
+        raise OutputError(f"{path} was changed by another program: remove it and run the command again")
+    blocks = [block[:, 0] for _, block in reader.blocks()]
+    return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32), reader.rate
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    take: Take
+    rate: int
+    speaker: Speaker
+    lufs: float | None  # None for a piece too short to measure
+
+
+def _measure(path: Path, speaker: Speaker) -> _Measured:
+    samples, rate = read_piece(path)
+    start, end = speech_span(samples, rate)
+    meter = LoudnessMeter(rate)
+    if end > start:
+        meter.feed(samples[start:end])
+    return _Measured(Take(path, start, end), rate, speaker, meter.lufs)
+
+
+def _takes(measured: dict[str, _Measured]) -> dict[str, Take]:
+    """Return the takes by piece, each with its gain."""
+    by_speaker: dict[Speaker, list[float]] = {}
+    for each in measured.values():
+        if each.lufs is not None:
+            by_speaker.setdefault(each.speaker, []).append(each.lufs)
+    medians = {speaker: median(values) for speaker, values in by_speaker.items()}
+    return {
+        id: Take(each.take.file, each.take.start, each.take.end, _gain(each.lufs, medians.get(each.speaker)))
+        for id, each in measured.items()
+    }
+
+
+def _gain(lufs: float | None, ordinary: float | None) -> float:
+    """Return the factor that brings a piece to the target; one too short to measure gets that of its voice."""
+    if ordinary is None:
+        return 1.0
+    own = ordinary if lufs is None else float(np.clip(lufs, ordinary - MAX_DEVIATION, ordinary + MAX_DEVIATION))
+    return float(10 ** ((TARGET_LUFS - own) / 20))
+
+
+def _time_chapter(chapter: PlannedChapter, takes: dict[str, Take], rate: int) -> TimedChapter:
+    at, sentences = round(CHAPTER_START * rate), list[TimedSentence]()
+    end = at
+    for planned in chapter.sentences:
+        if not all(piece.id in takes for piece in planned.pieces):
+            continue
+        parts = tuple(takes[piece.id] for piece in planned.pieces)
+        length = sum(take.end - take.start for take in parts) + round(PIECE_PAUSE * rate) * (len(parts) - 1)
+        end = at + length
+        sentences.append(TimedSentence(planned, parts, at, end))
+        at = end + round(planned.sentence.pause * rate)
+    return TimedChapter(chapter, tuple(sentences), end + round(CHAPTER_END * rate))
+
+
+def speech_span(samples: Samples, rate: int) -> tuple[int, int]:
+    """Return where speech begins and ends in samples that have silence around it; all of them if it has no pause."""
+    window = max(1, rate // 100)
+    whole = len(samples) // window
+    if not whole:
+        return 0, len(samples)
+    power = np.square(samples[: whole * window].reshape(whole, window)).mean(axis=1)
+    loud = np.flatnonzero(power > max(float(power.max()) * SILENCE**2, 1e-10))
+    if not loud.size:
+        return 0, len(samples)
+    edge = round(EDGE_SECONDS * rate)
+    return max(0, int(loud[0]) * window - edge), min(len(samples), (int(loud[-1]) + 1) * window + edge)
+
+
+def _faded(samples: Samples, length: int) -> Samples:
+    length = min(length, len(samples) // 2)
+    if not length:
+        return samples
+    ramp = np.linspace(0, 1, length, dtype=np.float32)
+    faded = samples.copy()
+    faded[:length] *= ramp
+    faded[-length:] *= ramp[::-1]
+    return faded
+
+
+def _silence(count: int) -> Samples:
+    return np.zeros(count, dtype=np.float32)

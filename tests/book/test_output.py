@@ -1,0 +1,225 @@
+"""What is written of spoken pieces: loudness, times, containers, subtitles and the synchronised epub."""
+
+import json
+import re
+import zipfile
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import av
+import numpy as np
+import pytest
+
+from shoal.audio.encode import encode_file
+from shoal.audio.loudness import LoudnessMeter, limit_peaks
+from shoal.book.document import Block, Book, Chapter, Cover
+from shoal.book.output import Target, parse_target, write_book
+from shoal.book.overlay import write_overlay
+from shoal.book.subtitles import parse_subtitles, write_subtitles
+from shoal.book.timeline import MAX_PEAK, TARGET_LUFS, Timeline, build_timeline, render, speech_span
+from shoal.book.work import Narration, PlannedChapter, Speaker, plan_book, unique_pieces
+from shoal.errors import InvalidRequest, OutputError
+from shoal.speech import Samples
+
+RATE = 16_000
+COVER = Cover(b"\xff\xd8\xff\xe0" + bytes(range(250)), "image/jpeg")
+BOOK = Book(
+    "A & B",
+    (
+        Chapter("One: <1>", (Block("One", heading=True), Block("He said “go now,” twice. Then he left us here."))),
+        Chapter("Two/2", (Block("“Is it over,” she asked. It was over."),)),
+    ),
+    author="Me",
+    language="en",
+    cover=COVER,
+)
+LEVELS = {"n": -12.0, "q": -36.0}  # dBFS of the voices
+
+
+def speech(text: str, level: float) -> Samples:
+    """Noise that lasts a tenth of a second per letter, with silence around it, as models produce."""
+    noise = np.random.default_rng(len(text)).standard_normal(len(text) * RATE // 10).astype(np.float32)
+    return np.pad(noise * np.float32(10 ** (level / 20)), (RATE // 2, RATE // 4))
+
+
+@pytest.fixture(scope="module")
+def chapters() -> list[PlannedChapter]:
+    return plan_book(BOOK, Narration("m", "", Speaker("n"), Speaker("q")), {})
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory, chapters: list[PlannedChapter]) -> Path:
+    folder = tmp_path_factory.mktemp("work")
+    for piece in unique_pieces(chapters).values():
+        samples = speech(piece.text, LEVELS[piece.speaker.name or ""])
+        (folder / f"{piece.id}.wav").write_bytes(encode_file(samples, "wav", RATE))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def timeline(chapters: list[PlannedChapter], work: Path) -> Timeline:
+    return build_timeline(chapters, lambda id: work / f"{id}.wav")
+
+
+def rendered(timeline: Timeline) -> Samples:
+    return np.concatenate([block for chapter in timeline.chapters for block in render(chapter, timeline.rate)])
+
+
+def decoded(path: Path) -> Samples:
+    with av.open(str(path)) as container:
+        rate = container.streams.audio[0].rate
+        blocks = [frame.to_ndarray().reshape(-1) for frame in container.decode(container.streams.audio[0])]
+    samples = np.concatenate(blocks)
+    return samples[:: rate // RATE] if rate != RATE else samples
+
+
+def lufs(samples: Samples) -> float:
+    meter = LoudnessMeter(RATE)
+    meter.feed(samples)
+    assert meter.lufs is not None
+    return meter.lufs
+
+
+def test_every_sentence_is_as_loud_as_the_others_and_lasts_as_long_as_stated(timeline: Timeline) -> None:
+    samples = rendered(timeline)
+    assert len(samples) == sum(chapter.samples for chapter in timeline.chapters)
+    assert np.abs(samples).max() <= MAX_PEAK
+    at = 0
+    for chapter in timeline.chapters:
+        for each in chapter.sentences:
+            spoken = samples[at + each.start : at + each.end]
+            assert lufs(spoken) == pytest.approx(TARGET_LUFS, abs=1.5), each.planned.sentence.text
+            assert not samples[at + each.end : at + each.end + RATE // 10].any()
+        at += chapter.samples
+
+
+def test_silence_around_speech_is_cut_but_for_a_moment() -> None:
+    samples = speech("ten chars.", -20)
+    start, end = speech_span(samples, RATE)
+    assert (start / RATE, end / RATE) == pytest.approx((0.44, 1.56), abs=0.011)
+    assert speech_span(np.zeros(RATE, dtype=np.float32), RATE) == (0, RATE)
+    assert speech_span(np.zeros(3, dtype=np.float32), RATE) == (0, 3)
+
+
+def test_the_limiter_keeps_the_length_and_leaves_quiet_speech_alone() -> None:
+    loud, quiet = speech("some words", -6), speech("some words", -30)
+    assert limit_peaks(quiet, RATE, 0.5) is quiet
+    limited = limit_peaks(loud, RATE, 0.5)
+    assert limited.shape == loud.shape
+    assert np.abs(limited).max() <= 0.5
+    assert np.argmax(np.correlate(limited, loud[100:-100], "valid")) == 100
+
+
+def test_a_sentence_that_failed_is_left_out(chapters: list[PlannedChapter], work: Path) -> None:
+    failed = chapters[0].sentences[1].pieces[1].id
+    made = build_timeline(chapters, lambda id: None if id == failed else work / f"{id}.wav")
+    assert [each.planned.sentence.number for each in made.chapters[0].sentences] == [1, 3]
+    with pytest.raises(OutputError, match="or none"):
+        build_timeline(chapters, lambda id: None)
+
+
+@pytest.mark.parametrize("suffix", ["m4b", "m4a", "mp3", "opus"])
+def test_a_file_has_chapters_tags_and_cover(suffix: str, timeline: Timeline, work: Path, tmp_path: Path) -> None:
+    path = tmp_path / "new" / f"book.{suffix}"
+    assert write_book(parse_target(path, None, None), BOOK, timeline, work) == [path]
+    with av.open(str(path)) as container:
+        metadata = container.metadata | container.streams.audio[0].metadata
+        marks = [(each["start"] / 1000, each["metadata"]["title"]) for each in container.chapters()]
+        assert container.duration / 1e6 == pytest.approx(timeline.seconds, abs=0.1)
+    assert (metadata["title"], metadata["artist"], metadata["genre"]) == ("A & B", "Me", "Audiobook")
+    assert marks == [(pytest.approx(start, abs=0.002), each.planned.title) for start, each in timeline.starts()]
+    content = path.read_bytes()
+    if suffix == "opus":
+        assert b"METADATA_BLOCK_PICTURE" in content
+    else:
+        assert COVER.content in content
+    heard, expected = decoded(path), rendered(timeline)
+    envelope = [np.abs(each[: len(expected) // 800 * 800].reshape(-1, 800)).mean(axis=1) for each in (heard, expected)]
+    size = min(map(len, envelope))
+    assert np.corrcoef(envelope[0][:size], envelope[1][:size])[0, 1] > 0.97, "sentences are where they are said to be"
+    assert not list(work.glob(".*")), "no partial file is left"
+
+
+def test_a_folder_has_a_file_per_chapter_and_a_playlist(timeline: Timeline, work: Path, tmp_path: Path) -> None:
+    target = parse_target(tmp_path / "out", None, 48)
+    paths = write_book(target, BOOK, timeline, work)
+    assert [path.name for path in paths] == ["01 One 1.mp3", "02 Two 2.mp3"]
+    with av.open(str(paths[1])) as container:
+        metadata = container.metadata
+    assert (metadata["title"], metadata["album"], metadata["track"]) == ("Two/2", "A & B", "2/2")
+    playlist = (tmp_path / "out" / "book.m3u8").read_text().splitlines()
+    assert playlist[2:] == [
+        f"#EXTINF:{timeline.chapters[0].samples / RATE:.3f},One: <1>",
+        "01 One 1.mp3",
+        f"#EXTINF:{timeline.chapters[1].samples / RATE:.3f},Two/2",
+        "02 Two 2.mp3",
+    ]
+    assert (tmp_path / "out" / "cover.jpg").read_bytes() == COVER.content
+    subtitles = write_subtitles(parse_subtitles("srt", target), target, BOOK, timeline)
+    assert [path.name for path in subtitles] == ["01 One 1.srt", "02 Two 2.srt"]
+    assert subtitles[1].read_text().startswith("1\n00:00:00,500 --> ")
+
+
+def test_subtitles_have_a_cue_per_sentence(timeline: Timeline, tmp_path: Path) -> None:
+    target = parse_target(tmp_path / "book.m4b", None, None)
+    [srt, vtt, stated] = [
+        write_subtitles(parse_subtitles(value, target), target, BOOK, timeline)[0].read_text()
+        for value in ("srt", str(tmp_path / "x.vtt"), "json")
+    ]
+    cues = json.loads(stated)["sentences"]
+    assert [(cue["chapter"], cue["sentence"]) for cue in cues] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)]
+    assert all(before["end"] < after["start"] for before, after in pairwise(cues))
+    offset = timeline.chapters[0].samples / RATE
+    assert cues[3]["start"] == pytest.approx(offset + 0.5, abs=0.001)
+    assert len(re.findall(r"^\d\d:\d\d:\d\d,\d{3} --> \d\d:\d\d:\d\d,\d{3}$", srt, re.MULTILINE)) == 5
+    assert vtt.startswith("WEBVTT\n\n1:1\n00:00:00.500 --> ")
+    assert "“Is it over,” she asked." in vtt
+
+
+def test_the_epub_refers_to_every_sentence_and_its_time(timeline: Timeline, work: Path, tmp_path: Path) -> None:
+    path = tmp_path / "sync.epub"
+    hostile = replace(BOOK, title="<&\x01", description="]]>", language="x y", date="5 May 1899")
+    write_overlay(path, hostile, timeline, 32_000, work)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist()[0] == "mimetype"
+        assert archive.infolist()[0].compress_type == zipfile.ZIP_STORED
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    pages = {n: ElementTree.fromstring(b) for n, b in contents.items() if n.endswith(("ml", ".opf", ".smil"))}
+    opf = pages["EPUB/package.opf"].iter("{http://www.idpf.org/2007/opf}item")
+    assert {f"EPUB/{item.get('href')}" for item in opf} == {n for n in contents if n.startswith("EPUB/")} - {
+        "EPUB/package.opf"
+    }
+    for number, chapter in enumerate(timeline.chapters, 1):
+        ids = {each.get("id") for each in pages[f"EPUB/c{number}.xhtml"].iter()}
+        smil = "{http://www.w3.org/ns/SMIL}"
+        pars = list(pages[f"EPUB/c{number}.smil"].iter(f"{smil}par"))
+        assert len(pars) == len(chapter.sentences)
+        for par, each in zip(pars, chapter.sentences, strict=True):
+            text, audio = par.find(f"{smil}text"), par.find(f"{smil}audio")
+            assert text is not None
+            assert audio is not None
+            assert text.get("src", "").removeprefix(f"c{number}.xhtml#") in ids
+            begin, end = (float(audio.get(name, "").rstrip("s")) for name in ("clipBegin", "clipEnd"))
+            assert begin - 0.001 <= each.start / RATE < each.end / RATE <= end + 0.001
+    assert contents["EPUB/cover.jpg"] == COVER.content
+
+
+@pytest.mark.parametrize(
+    ("path", "format", "kilobits"),
+    [("a.wav", None, None), ("a.m4b", "mp3", None), ("folder", "wav", None), ("a.m4b", None, 5000)],
+)
+def test_outputs_that_cannot_be_written_are_refused(path: str, format: str | None, kilobits: int | None) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_target(Path(path), format, kilobits)
+    with pytest.raises(InvalidRequest, match="unknown subtitles"):
+        parse_subtitles("ass", Target(Path("a.m4b"), "m4b", 64_000, folder=False))
+
+
+def test_an_output_that_cannot_be_written_leaves_nothing(timeline: Timeline, work: Path, tmp_path: Path) -> None:
+    (tmp_path / "book.m4b").mkdir()
+    target = Target(tmp_path / "book.m4b", "m4b", 64_000, folder=False)
+    with pytest.raises(OutputError, match="cannot write"):
+        write_book(target, BOOK, timeline, work)
+    assert not list(work.glob(".*"))

@@ -1,0 +1,134 @@
+"""Sentences of a chapter, and the pieces that each voice speaks."""
+
+import pytest
+
+from shoal.book.document import Block, Book, Chapter
+from shoal.book.quotes import quoted_spans
+from shoal.book.selection import find_sentence, redo, select_chapters
+from shoal.book.sentences import (
+    BREAK_PAUSE,
+    HEADING_PAUSE,
+    PARAGRAPH_PAUSE,
+    SENTENCE_PAUSE,
+    chapter_sentences,
+)
+from shoal.book.work import Narration, Speaker, WorkState, plan_book, unique_pieces
+from shoal.errors import InvalidRequest
+from tests.book.prose import novel
+
+NARRATION = Narration("model", "", Speaker("n"), Speaker("q"))
+
+
+def chapter(*paragraphs: str) -> Chapter:
+    return Chapter("T", tuple(Block(text) for text in paragraphs))
+
+
+def pieces(paragraph: str) -> list[list[tuple[str, bool]]]:
+    found = chapter_sentences(chapter(paragraph), quotes=True)
+    return [[(piece.text, piece.quoted) for piece in each.pieces] for each in found]
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "quoted"),
+    [
+        ("“Go,” he said. “Now.”", ["“Go,”", "“Now.”"]),
+        ('He said "go" to her 6" dog.', ['"go"']),
+        ("«Oui», dit-il.", ["«Oui»"]),
+        ("„Ja“, sagte er.", ["„Ja“"]),
+        ("“And so on", ["“And so on"]),
+        ("‘Don’t go,’ said the boys’ father. ‘Please!’", ["‘Don’t go,’", "‘Please!’"]),
+        ("The boys’ room isn’t ‘it’ at all.", []),
+        ("“He said ‘no,’” she said.", ["“He said ‘no,’”"]),
+    ],
+)
+def test_quoted_speech_is_found(paragraph: str, quoted: list[str]) -> None:
+    assert [paragraph[start:end] for start, end in quoted_spans(paragraph)] == quoted
+
+
+def test_a_sentence_is_divided_between_the_voices() -> None:
+    assert pieces("“Come,” he said, “we must go.” She stayed.") == [
+        [("Come,", True), ("he said,", False), ("we must go.", True)],
+        [("She stayed.", False)],
+    ]
+    assert pieces("“One. Two,” he said.") == [[("One.", True)], [("Two,", True), ("he said.", False)]]
+
+
+def test_without_a_second_voice_a_sentence_is_one_piece() -> None:
+    found = chapter_sentences(chapter("“Come,” he said, “we must go.” A dash—"), quotes=False)
+    assert [[piece.text for piece in each.pieces] for each in found] == [
+        ["“Come,” he said, “we must go.”"],
+        ["A dash—."],
+    ]
+
+
+def test_pauses_follow_the_structure_of_the_text() -> None:
+    blocks = (Block("Title", heading=True), Block("A. B."), Block("C.", after_break=True), Block("…"))
+    found = chapter_sentences(Chapter("T", blocks), quotes=False)
+    assert [each.text for each in found] == ["Title", "A. B.", "C."] or [each.text for each in found] == [
+        "Title",
+        "A.",
+        "B.",
+        "C.",
+    ]
+    pauses = [each.pause for each in found]
+    assert (pauses[0], pauses[-2], pauses[-1]) == (HEADING_PAUSE, BREAK_PAUSE, PARAGRAPH_PAUSE)
+    assert set(pauses[1:-2]) <= {SENTENCE_PAUSE}
+    assert [each.number for each in found] == list(range(1, len(found) + 1))
+
+
+def test_no_word_of_a_novel_is_lost_or_repeated() -> None:
+    for title, paragraphs in novel(3_000, 2).items():
+        for quotes in (False, True):
+            found = chapter_sentences(chapter(*paragraphs), quotes=quotes)
+            spoken = " ".join(piece.text for each in found for piece in each.pieces)
+            assert words(spoken) == words(" ".join(paragraphs)), title
+            assert " ".join(each.text for each in found) == " ".join(paragraphs)
+
+
+def words(text: str) -> list[str]:
+    return [word for word in text.translate(str.maketrans("", "", "“”.,;—")).split() if word]
+
+
+def test_what_changes_the_audio_changes_the_id_and_nothing_else_does() -> None:
+    book = Book("B", (chapter("One here. “Two,” he said. One here."), chapter("Three.")))
+    first = unique_pieces(plan_book(book, NARRATION, {}))
+    assert len(first) == 4, "the sentence that occurs twice is spoken once"
+    assert unique_pieces(plan_book(book, NARRATION, {})) == first
+    longer = Book("B", (chapter("New. One here. “Two,” he said. One here."), chapter("Three.")))
+    assert len(unique_pieces(plan_book(longer, NARRATION, {})).keys() - first.keys()) == 1
+    for other in (
+        Narration("model 2", "", Speaker("n"), Speaker("q")),
+        Narration("model", "lexicon", Speaker("n"), Speaker("q")),
+        Narration("model", "", Speaker("n"), Speaker("q"), seed=1),
+    ):
+        assert not unique_pieces(plan_book(book, other, {})).keys() & first.keys()
+    recorded_anew = Narration("model", "", Speaker("n"), Speaker("q", "other recording"))
+    assert len(unique_pieces(plan_book(book, recorded_anew, {})).keys() & first.keys()) == 3
+
+
+def test_one_sentence_is_redone_also_after_the_text_before_it_has_changed() -> None:
+    book = Book("B", (chapter("Same here. Same here."),))
+    chapters, state = plan_book(book, NARRATION, {}), WorkState(seed=4)
+    redo(state, chapters, ["1:2"], None)
+    redo(state, chapters, ["1:2"], None)
+    assert list(state.redone.values()) == [6]
+    planned = plan_book(Book("B", (chapter("New. Same here. Same here."),)), NARRATION, state.redone)
+    assert [each.pieces[0].seed for each in planned[0].sentences] == [0, 0, 6]
+    redo(state, chapters, ["1:1"], 9)
+    assert sorted(state.redone.values()) == [6, 9]
+
+
+@pytest.mark.parametrize("only", ["0", "3", "2-1", "x", "", "1,,2"])
+def test_chapters_that_do_not_exist_are_refused(only: str) -> None:
+    chapters = plan_book(Book("B", (chapter("A."), chapter("B."))), NARRATION, {})
+    assert [each.number for each in select_chapters(chapters, "1-2, 2")] == [1, 2]
+    with pytest.raises(InvalidRequest, match="--only"):
+        select_chapters(chapters, only)
+
+
+@pytest.mark.parametrize("place", ["0:1", "2:1", "1:2", "1", "a:b"])
+def test_sentences_that_do_not_exist_are_refused(place: str) -> None:
+    chapters = plan_book(Book("B", (chapter("A."),)), NARRATION, {})
+    assert find_sentence(chapters, "1:1").sentence.text == "A."
+    with pytest.raises(InvalidRequest, match="--redo"):
+        find_sentence(chapters, place)
