@@ -21,7 +21,7 @@ Configurations = Annotated[
         "-c",
         metavar="NAME",
         help="Configuration to measure; repeat for several: a preset (bf16, int8, eager, static, …), settings "
-        "NAME=VALUE,NAME=VALUE, or all presets.",
+        "NAME=VALUE,NAME=VALUE, or all presets. Default: every type of weights and KV cache on a GPU.",
     ),
 ]
 
@@ -62,6 +62,7 @@ def bench(
         float | None, typer.Option(min=0, help="Price of one hour of this machine, for the cost per hour of audio.")
     ] = None,
     currency: Annotated[str, typer.Option(help="Currency of --price, shown in the tables.")] = "USD",
+    cold: Annotated[bool, typer.Option(help="Also measure the start with empty compiler caches.")] = True,
     quick: Annotated[
         bool, typer.Option("--quick", help="Generate a few frames per request and skip the cold start.")
     ] = False,
@@ -83,7 +84,8 @@ def bench(
         _reject_parent_flags(context)
         return
     check_writable(json, html, markdown)
-    from shoal.tools.bench.configurations import parse_configurations
+    from shoal.engine.load import choose_device
+    from shoal.tools.bench.configurations import parse_configurations, recommended
     from shoal.tools.bench.sweep import Sweep, require_figures, run_sweep
     from shoal.tools.bench.trial import TrialConfig
 
@@ -101,7 +103,8 @@ def bench(
         edges=edge_cases,
         max_frames=8 if quick else 0,
     )
-    sweep = Sweep(job, parse_configurations(config or ()), cold=not quick, price=price, currency=currency)
+    configurations = parse_configurations(config or recommended(choose_device(device)))
+    sweep = Sweep(job, configurations, cold=cold and not quick, price=price, currency=currency)
     document = run_sweep(sweep, progress=not quiet)
     report_output(document, json, html, markdown, quiet=quiet)
     require_figures(document)

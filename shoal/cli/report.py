@@ -16,7 +16,8 @@ def add_to(app: typer.Typer) -> None:
 
 def report(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Files written by `bench --json` and `load --json`.")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Files written by `bench --json`, `load --json` and `profile --json`."),
     ],
     html: Html = None,
     markdown: Markdown = None,

@@ -19,6 +19,7 @@ def measure_arrivals(core: EngineCore, utterances: list[Utterance], rate: float,
     """Run utterances that arrive at `rate` per second on average (Poisson). Time in the queue counts as latency."""
     times = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, len(utterances)))
     started, arrived, pending = time.perf_counter(), {}, list(zip(times.tolist(), utterances, strict=True))
+    usage = KVUsage(core)
     chunks: dict[int, list[tuple[float, float]]] = {}  # (arrival time, seconds of audio) by utterance
     while pending or not core.idle:
         now = time.perf_counter() - started
@@ -28,7 +29,9 @@ def measure_arrivals(core: EngineCore, utterances: list[Utterance], rate: float,
             core.add(utterance)
         if core.idle:
             time.sleep(max(0.0, pending[0][0] - now))
-        for event in core.step():
+        events = core.step()
+        usage.note()
+        for event in events:
             chunks[event.utterance.id].append((time.perf_counter() - started, _seconds(event)))
     return {
         "rate": rate,
@@ -36,7 +39,34 @@ def measure_arrivals(core: EngineCore, utterances: list[Utterance], rate: float,
         "seconds": time.perf_counter() - started,
         "first_audio": summarize(received[0][0] - arrived[id] for id, received in chunks.items()),
         "starved": sum(stalled_seconds(received, buffer=0.0) > 0 for received in chunks.values()),
+        "kv": usage.figures(),
     }
+
+
+class KVUsage:
+    """Tokens of KV cache by step: used by the running sequences, held in their blocks, and held by static buffers.
+
+    A static buffer has the length of the model's longest sequence.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core, self._steps = core, 0
+        self._sums = dict.fromkeys(("used", "blocks", "static", "running"), 0)
+
+    def note(self) -> None:
+        """Count the sequences that are running now."""
+        scheduler, longest = self._core.scheduler, self._core.checkpoint.model.config.slow.max_seq_len
+        if running := scheduler.running:
+            self._steps += 1
+            self._sums["used"] += sum(sequence.computed for sequence in running)
+            held = {block for sequence in running for block in sequence.blocks}
+            self._sums["blocks"] += len(held) * self._core.pool.size
+            self._sums["static"] += len(running) * longest
+            self._sums["running"] += len(running)
+
+    def figures(self) -> dict[str, float]:
+        """Return the means over all steps with running sequences."""
+        return {name: total / max(1, self._steps) for name, total in self._sums.items()}
 
 
 def _seconds(event: Event) -> float:

@@ -34,6 +34,8 @@ PRESETS: dict[str, Settings] = {
     "static": {"policy": "static"},
     "no-prefix-cache": {"prefix_cache": False},
 }
+# Measured without `--config`: on a GPU all weights and KV types with fast kernels, elsewhere what the device gets.
+RECOMMENDED_ON_GPU = ("bf16", "int8", "int8+codec", "fp8", "int4", "kv-int8", "kv-fp8")
 # Set by the benchmark itself.
 RESERVED = {"model", "device", "codec", "voices", "config", "warm", "slots"}
 
@@ -54,6 +56,11 @@ def parse_configurations(names: Sequence[str]) -> list[Configuration]:
         for each in PRESETS if name == "all" else (name,):
             found[each] = Configuration(each, _settings(each))
     return list(found.values())
+
+
+def recommended(device: str) -> tuple[str, ...]:
+    """Return the presets to measure on a device when none are named."""
+    return RECOMMENDED_ON_GPU if device.startswith("cuda") else ("default",)
 
 
 def available_settings() -> dict[str, type]:

@@ -1,7 +1,7 @@
 """Result document of a measurement: one JSON object with machine, settings and figures.
 
 schema      "shoal.bench/1"; readers reject other versions
-kind        bench, engine, load, quality or scaling: the structure of `runs`
+kind        bench, engine, load, profile, quality or scaling: the structure of `runs`
 complete    false after an interrupt; `runs` then holds the finished measurements
 machine     hardware and versions; `commit` is that of the checkout, if there is one
 settings    settings of the measurement
@@ -17,7 +17,7 @@ from typing import Any
 from shoal.errors import InvalidRequest, OutputError
 
 SCHEMA = "shoal.bench/1"
-KINDS = ("bench", "engine", "load", "quality", "scaling")
+KINDS = ("bench", "engine", "load", "profile", "quality", "scaling")
 MAX_BYTES = 256 << 20
 # Ctrl-C and SIGTERM (which the CLI turns into SystemExit) end a measurement and keep its finished parts.
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
@@ -60,7 +60,7 @@ def read_document(path: Path) -> Document:
     except (ValueError, RecursionError) as problem:
         raise InvalidRequest(f"{path}: not JSON: {problem}") from problem
     if not isinstance(found, dict) or not str(found.get("schema", "")).startswith("shoal.bench/"):
-        raise InvalidRequest(f"{path}: not a result of `shoal bench`, `shoal load` or `shoal bench quality`")
+        raise InvalidRequest(f"{path}: not a result of `shoal bench`, `shoal load` or `shoal profile`")
     if found["schema"] != SCHEMA:
         raise InvalidRequest(f"{path}: has schema {found['schema']}, this version reads {SCHEMA}")
     violation = _violation(found, _schema(found.get("kind")), "")

@@ -126,7 +126,7 @@ def run_engine_bench(
     progress: bool = True,
 ) -> Document:
     """Run all measurements; an interrupt keeps the finished ones. Raises the errors of loading the model."""
-    core = _load(model, device, max(batches))
+    core = load_core(model, device, max(batches))
     settings = {"model": model, "device": device, "voices": list(batches), "quick": quick}
     document = new_document("engine", dict(machine(core.checkpoint.model.device)), settings)
     dtype = str(core.checkpoint.model.dtype).removeprefix("torch.")
@@ -153,10 +153,10 @@ def measure(core: EngineCore, batches: tuple[int, ...], size: BenchSize, run: Re
     with tick("scheduler"):
         run["scheduler"] = measure_scheduler(size.scheduler_steps)
     for voices in batches:
-        _throughput(core, "continuous", voices, QUICK)  # warm-up of this batch size
+        measure_throughput(core, "continuous", voices, QUICK)  # warm-up of this batch size
         for policy in POLICIES:
             with tick(f"{voices} voices, {policy}"):
-                run["throughput"].append(_throughput(core, policy, voices, size).figures)
+                run["throughput"].append(measure_throughput(core, policy, voices, size).figures)
     core.scheduler.policy = admission_policy("continuous", 1, 0.0)
     with tick("first audio"):
         run["first_audio"] = measure_first_audio(core, size.first_audios)
@@ -265,14 +265,15 @@ def last_line(document: Document) -> str:
     return json.dumps(document)
 
 
-def _load(model: str, device: str, slots: int) -> EngineCore:
+def load_core(model: str, device: str, slots: int) -> EngineCore:
+    """Load a model and build the engine that is measured. Raises the errors of loading."""
     where = choose_device(device)
     checkpoint = resolve_model(model, dtype=choose_dtype(None, where), device=where, encoder=False)
     # The guard would retry bad audio with another seed, which changes the amount of work.
     return build_core(checkpoint, EngineConfig(slots=slots, guard=False))
 
 
-def _throughput(core: EngineCore, policy: Policy, voices: int, size: BenchSize) -> Throughput:
+def measure_throughput(core: EngineCore, policy: Policy, voices: int, size: BenchSize) -> Throughput:
     """Run a closed loop of `voices` clients, each of which sends its next request when the last one has ended."""
     core.scheduler.policy = admission_policy(policy, voices, 0.05)
     before, total, asked = _counts(core), voices * size.utterances, 0

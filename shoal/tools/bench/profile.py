@@ -9,15 +9,13 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
-from torch import Tensor, nn
 
 from shoal.audio.encode import encode_file
 from shoal.checkpoint.resolve import resolve_model
@@ -35,7 +33,11 @@ from shoal.errors import GenerationFailed
 from shoal.kernels.sample_token import sample_code, sample_semantic
 from shoal.model.frame import FrameState
 from shoal.speech import SamplingParams
+from shoal.tools.bench.busy import gpu_busy_fraction
+from shoal.tools.bench.document import Document, new_document
 from shoal.tools.bench.machine import machine
+from shoal.tools.bench.memory import module_bytes
+from shoal.tools.bench.report.tables import tables
 
 TEXT = "The harbour was quiet in the morning, and the boats lay still on the water."
 FRAMES = 64  # frames of the request that the shares refer to
@@ -53,6 +55,9 @@ class ProfiledPart:
     milliseconds: float
     per: str
     bytes_read: int = 0
+    memory: int = 0  # bytes of weights and caches that it holds
+    temporary: int = 0  # bytes that one call allocates at most; on a GPU only
+    gpu_busy: float | None = None  # share of its time that some kernel runs
 
     def of_request(self, voices: int) -> float:
         """Return the milliseconds that one request of FRAMES frames spends in this part."""
@@ -61,6 +66,11 @@ class ProfiledPart:
     def bandwidth(self) -> float:
         """Return bytes per second."""
         return self.bytes_read / self.milliseconds * 1e3 if self.milliseconds else 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields of the document."""
+        fields = asdict(self)
+        return {"seconds": fields.pop("milliseconds") / 1e3, **fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +88,24 @@ class RequestProfile:
     def bottlenecks(self) -> list[ProfiledPart]:
         return sorted(self.parts, key=lambda part: part.of_request(self.voices), reverse=True)[:3]
 
+    def document(self) -> Document:
+        """Return the result as a document for `shoal report`."""
+        document = new_document("profile", dict(self.machine), {"model": self.model, "voices": self.voices})
+        run = {
+            "name": self.model,
+            "rung": self.rung,
+            "voices": self.voices,
+            "frames": FRAMES,
+            "ceiling": self.ceiling,
+            "overlap": self.beside,
+            "parts": [part.figures() for part in self.parts],
+            "steps": [{"voices": size, "seconds": each / 1e3} for size, each in self.steps.items()],
+            "bottlenecks": [part.name for part in self.bottlenecks],
+        }
+        return document | {"runs": [run], "complete": True}
+
     def as_json(self) -> str:
-        return json.dumps({**asdict(self), "bottlenecks": [part.name for part in self.bottlenecks]})
+        return json.dumps(self.document())
 
 
 def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: str | None = None) -> RequestProfile:
@@ -95,26 +121,55 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: 
     core = EngineCore(checkpoint, EngineConfig(slots=voices, guard=False))
     core.warm_up()
     bench = parts_of(core)
-    step, codec = _time(bench.step(voices), where), _time(bench.codec(voices), where)
-    core.audio_decoder._decoder.reset(list(range(voices)))  # of the frames that were timed
-    slow, sampling = _time(bench.slow(voices), where), _time(bench.sampling(voices), where)
-    codec_bytes = _bytes(checkpoint.codec.decoder) + _bytes(checkpoint.codec.quantizer.post_module)
-    parts = [
-        ProfiledPart("tokenize", _time(lambda: build_turns(TEXT, None, checkpoint), "cpu"), "request"),
-        ProfiledPart("prefill", _time(bench.prefill(), where), "request"),
-        ProfiledPart("slow step", slow, "step", _bytes(checkpoint.model.slow.layers) + _bytes(core.runner._head)),
-        ProfiledPart("fast steps", max(0.0, step - slow - sampling), "step", _fast_bytes(core)),
-        ProfiledPart("sampling", sampling, "step"),
-        ProfiledPart("codec", codec, "step", codec_bytes),
-        ProfiledPart("encode", _time(lambda: _encode(checkpoint.codec.config.sample_rate), "cpu"), "request"),
-    ]
+    parts = _parts(core, bench, voices, where)
     beside = core.audio_decoder.overlap
     if not beside:  # with overlap a step takes less than the sum of its parts, so host time is unknown
-        parts.append(ProfiledPart("host gaps", max(0.0, _engine_step(core, voices) - step - codec), "step"))
+        known = sum(part.milliseconds for part in parts if part.per == "step")
+        parts.append(ProfiledPart("host gaps", max(0.0, _engine_step(core, voices) - known), "step"))
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size <= voices]
     steps = {size: _time(bench.step(size), where) for size in sizes}
     rung = core.runner.backend
     return RequestProfile(model, machine(checkpoint.model.device), rung, voices, _ceiling(where), parts, steps, beside)
+
+
+def _parts(core: EngineCore, bench: "PlainParts", voices: int, where: str) -> list[ProfiledPart]:
+    """Time all parts but the host's share of a step."""
+    checkpoint, model = core.checkpoint, core.checkpoint.model
+    step = _profiled("step", "step", bench.step(voices), where)
+    codec = _profiled("codec", "step", bench.codec(voices), where)
+    core.audio_decoder._decoder.reset(list(range(voices)))  # of the frames that were timed
+    slow = _profiled("slow step", "step", bench.slow(voices), where)
+    sampling = _profiled("sampling", "step", bench.sampling(voices), where)
+    head, kv = module_bytes(core.runner._head), core.host_cache.kv.nbytes
+    slow_bytes = module_bytes(model.slow.layers) + head
+    fast = replace(step, name="fast steps", milliseconds=_remainder(step, slow, sampling))
+    codec_bytes = module_bytes(checkpoint.codec.decoder) + module_bytes(checkpoint.codec.quantizer.post_module)
+    return [
+        ProfiledPart("tokenize", _time(lambda: build_turns(TEXT, None, checkpoint), "cpu"), "request"),
+        _profiled("prefill", "request", bench.prefill(), where),
+        replace(slow, bytes_read=slow_bytes, memory=module_bytes(model.slow) + head + kv),
+        replace(fast, bytes_read=_fast_bytes(core), memory=module_bytes(model.fast)),
+        sampling,
+        replace(codec, bytes_read=codec_bytes, memory=module_bytes(checkpoint.codec)),
+        ProfiledPart("encode", _time(lambda: _encode(checkpoint.codec.config.sample_rate), "cpu"), "request"),
+    ]
+
+
+def _remainder(step: ProfiledPart, *others: ProfiledPart) -> float:
+    return max(0.0, step.milliseconds - sum(part.milliseconds for part in others))
+
+
+def _profiled(name: str, per: str, work: TimedCall, device: str) -> ProfiledPart:
+    """Time a call; on a GPU also measure the memory that it allocates and the share of its time with a kernel."""
+    milliseconds = _time(work, device)
+    if not device.startswith("cuda"):
+        return ProfiledPart(name, milliseconds, per)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    _wait(device)
+    temporary = torch.cuda.max_memory_allocated() - before
+    return ProfiledPart(name, milliseconds, per, temporary=temporary, gpu_busy=gpu_busy_fraction(work, 10))
 
 
 def parts_of(core: EngineCore) -> "PlainParts":
@@ -293,11 +348,6 @@ def _ceiling(device: str) -> float:
     return 2 * source.nbytes / _time(lambda: target.copy_(source), device) * 1e3
 
 
-def _bytes(module: nn.Module) -> int:
-    tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
-    return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
-
-
 def _fast_bytes(core: EngineCore) -> int:
     """Return the bytes read per step: the fast transformer runs once for the first two positions of a frame, then
     once per codebook.
@@ -305,7 +355,7 @@ def _fast_bytes(core: EngineCore) -> int:
     config, fast = core.checkpoint.model.config, core.checkpoint.model.fast
     head = config.residual_size * config.fast.dim * core.checkpoint.model.dtype.itemsize
     passes = config.num_codebooks - 1 if core.runner.backend != "eager" else config.num_codebooks
-    return passes * _bytes(fast.layers) + (config.num_codebooks - 1) * head
+    return passes * module_bytes(fast.layers) + (config.num_codebooks - 1) * head
 
 
 def _whole(profile: RequestProfile) -> str:
@@ -320,19 +370,6 @@ def render(profile: RequestProfile) -> RenderableType:
         f"{profile.model} on {host['device']}, {profile.rung}, batch size {profile.voices}; torch {host['torch']}. "
         f"Share: of {_whole(profile)}. Memory: {profile.ceiling / 1e9:,.0f} GB/s."
     )
-    table = Table("part", "time", "per", "share", "GB/s", "of memory", box=SIMPLE_HEAD, padding=(0, 1))
-    for part in profile.parts:
-        rate = part.bandwidth()
-        table.add_row(
-            part.name,
-            f"{part.milliseconds:.3f} ms",
-            part.per,
-            f"{part.of_request(profile.voices) / total:.1%}",
-            f"{rate / 1e9:,.0f}" if rate else "",
-            f"{rate / profile.ceiling:.0%}" if rate else "",
-        )
-    sizes = Table("batch", "step", "frames/s", box=SIMPLE_HEAD, padding=(0, 1))
-    for size, milliseconds in profile.steps.items():
-        sizes.add_row(str(size), f"{milliseconds:.3f} ms", f"{size / milliseconds * 1e3:,.0f}")
     names = ", ".join(f"{part.name} ({part.of_request(profile.voices) / total:.0%})" for part in profile.bottlenecks)
-    return Group(heading, table, f"bottlenecks: {names}", sizes)
+    parts, *sizes = (sheet.rich() for sheet in tables(profile.document()))
+    return Group(heading, parts, f"bottlenecks: {names}", *sizes)

@@ -74,7 +74,7 @@ def measure(configuration: Configuration, sweep: Sweep, run: Run, bar: BenchProg
     """Measure one configuration and fill in its run as results arrive."""
     run["reason"] = missing_settings(configuration)
     job = replace(sweep.job, settings=configuration.settings)
-    with _compiler_caches() as caches:
+    with _compiler_caches(empty=sweep.cold) as caches:
         for temperature, start_only in (("cold", True), ("warm", False)):
             if run["reason"] is None and (sweep.cold or not start_only):
                 bar.describe(f"{configuration.name}: {temperature} start")
@@ -149,6 +149,7 @@ def figures(voices: int, rounds: list[dict[str, Any]], price: float | None) -> d
         "frames_per_second": sum(request["frames"] for request in good) / seconds,
         "audio_per_second": pace,
         "audio_hours_per_hour": pace,
+        "requests_per_second": len(good) / seconds,
         "cpu_per_audio_second": sum(each["cpu_seconds"] for each in rounds) / audio if audio else None,
         "cost_per_audio_hour": price / pace if price is not None and pace else None,
         "latency": summarize(request["seconds"] for request in good),
@@ -192,7 +193,11 @@ def _child(command: list[str], job: TrialConfig, stderr: IO[bytes], caches: dict
 
 
 @contextmanager
-def _compiler_caches() -> Iterator[dict[str, str]]:
+def _compiler_caches(*, empty: bool) -> Iterator[dict[str, str]]:
+    """Yield the variables of empty compiler caches, or none: without a cold start the user's caches serve."""
+    if not empty:
+        yield {}
+        return
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         yield {name: str(Path(folder) / name.lower()) for name in CACHES}
 

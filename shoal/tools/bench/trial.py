@@ -73,7 +73,7 @@ def start(job: TrialConfig, emit: Emit) -> tuple["Engine", "Voice | None"]:
 
     from shoal.config import EngineConfig
     from shoal.engine.load import choose_device, load
-    from shoal.tools.bench.memory import MemoryGauge
+    from shoal.tools.bench.memory import MemoryGauge, memory_parts
 
     device = torch.device(choose_device(job.device))
     memory = MemoryGauge(device)
@@ -86,8 +86,9 @@ def start(job: TrialConfig, emit: Emit) -> tuple["Engine", "Voice | None"]:
     engine.service.core.warm_up()
     warm = time.perf_counter()
     emit({"start": {"load": loaded - began, "warm_up": warm - loaded}})
-    emit({"memory": {"kind": memory.kind, "baseline": baseline, "loaded": loaded_bytes, "peak": memory.peak()}})
     core = engine.service.core
+    usage = {"kind": memory.kind, "baseline": baseline, "loaded": loaded_bytes, "peak": memory.peak()}
+    emit({"memory": usage | memory_parts(core)})
     emit({"engine": _engine(core)})
     return engine, _voice(engine, job)
 

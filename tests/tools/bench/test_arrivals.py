@@ -33,6 +33,12 @@ def test_all_arrivals_complete_even_beyond_the_number_of_slots(core: EngineCore)
     assert found["requests"] == found["first_audio"]["count"] == 5
     assert 0 < found["first_audio"]["least"] <= found["first_audio"]["p95"] <= found["seconds"]
     assert 0 <= found["starved"] <= 5
+    kv = found["kv"]
+    longest, size = core.checkpoint.model.config.slow.max_seq_len, core.pool.size
+    assert 0 < kv["running"] <= 2
+    assert kv["static"] == kv["running"] * longest
+    # Every sequence holds at most one block and a token more than it uses; shared blocks count once.
+    assert 0 < kv["blocks"] <= kv["used"] + kv["running"] * (size + 1)
 
 
 def test_the_measurement_lasts_until_the_last_arrival(core: EngineCore) -> None:

@@ -129,7 +129,7 @@ def test_an_interrupt_keeps_finished_measurements(monkeypatch: pytest.MonkeyPatc
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "_throughput", interrupt)
+    monkeypatch.setattr(bench, "measure_throughput", interrupt)
     path = tmp_path / "engine.json"
     answer = CliRunner().invoke(app, [*RUN, "--voices", "2", "--json", str(path)])
     assert answer.exit_code == 130

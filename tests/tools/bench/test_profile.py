@@ -1,6 +1,8 @@
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,13 @@ from shoal.native.codec import NativeDecoder
 from shoal.quantize import apply
 from shoal.quantize.modes import has_int8_matmul
 from shoal.tools.bench import profile
+from shoal.tools.bench.document import read_document
+from shoal.tools.bench.machine import describe_client
 from shoal.tools.bench.profile import ProfiledPart, RequestProfile
+from shoal.tools.bench.report.compare import pairs
+from shoal.tools.bench.report.page import page
+from shoal.tools.bench.report.tables import tables
+from tests.tools.bench.documents import check_schema
 
 needs_vnni = pytest.mark.skipif(not has_int8_matmul(), reason="this CPU has no VNNI")
 
@@ -21,13 +29,42 @@ needs_vnni = pytest.mark.skipif(not has_int8_matmul(), reason="this CPU has no V
 def test_every_part_of_a_request_is_timed_and_the_largest_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "SECONDS", 0.0)
     monkeypatch.setattr(profile, "FRAMES", 4)
-    result = json.loads(profile.run_profile("random:tiny", device="cpu", voices=2).as_json())
-    assert [part["name"] for part in result["parts"]] == [
+    document = json.loads(profile.run_profile("random:tiny", device="cpu", voices=2).as_json())
+    check_schema(document)
+    result = document["runs"][0]
+    parts = {part["name"]: part for part in result["parts"]}
+    assert list(parts) == [
         "tokenize", "prefill", "slow step", "fast steps", "sampling", "codec", "encode", "host gaps"
     ]  # fmt: skip
-    assert set(result["steps"]) == {"1", "2"}
+    assert [step["voices"] for step in result["steps"]] == [1, 2]
     assert result["ceiling"] > 0
     assert len(result["bottlenecks"]) == 3
+    assert parts["slow step"]["memory"] > parts["slow step"]["bytes_read"] > 0  # also the KV cache
+    assert all(part["gpu_busy"] is None for part in parts.values())
+
+
+def test_a_profile_is_drawn_and_compared_by_the_report(tmp_path: Path) -> None:
+    machine = describe_client()
+    parts = [
+        ProfiledPart("prefill", 2.0, "request"),
+        ProfiledPart("slow step", 1.0, "step", 4_000_000, 5_000_000, 1_000, 0.5),
+        ProfiledPart("codec", 0.5, "step"),
+    ]
+    before, after = (
+        RequestProfile("m", machine, "graph", 4, 1e9, [first, *parts[1:]], {1: 1.0, 4: 1.5}, beside=True)
+        for first in (parts[0], replace(parts[0], milliseconds=3.0))
+    )
+    file = tmp_path / "profile.json"
+    file.write_text(after.as_json())
+    document = read_document(file)
+    html = page([document])
+    assert "Where the time goes" in html
+    assert "slow step: 1 ms" in html
+    row = next(row for row in tables(document)[0].rows if row[0] == "slow step")
+    # 64 frames of a batch of four: 16 ms of 3 + 16 + 8
+    assert row[1:] == ["1 ms", "step", "59.3 %", "4", "400.0 %", "5 MB", "1 kB", "50.0 %"]
+    comparison = pairs([before.document(), document])[0]
+    assert [(change.metric, change.verdict) for change in comparison.changed] == [("prefill per request", "worse")]
 
 
 def test_only_the_codec_is_timed_not_the_clearing_of_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:

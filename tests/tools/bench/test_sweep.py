@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from shoal.checkpoint.random import random_checkpoint
 from shoal.errors import GenerationFailed, InvalidRequest, ModelNotFound
 from shoal.tools.bench.configurations import (
     PRESETS,
@@ -17,6 +19,7 @@ from shoal.tools.bench.configurations import (
     available_settings,
     missing_settings,
     parse_configurations,
+    recommended,
 )
 from shoal.tools.bench.document import Document
 from shoal.tools.bench.percentiles import Percentiles
@@ -52,6 +55,11 @@ def test_a_configuration_is_measured_from_its_start_to_its_edge_cases(document: 
     memory = run["memory"]
     assert memory["kind"] == "RSS"
     assert 0 < memory["baseline"] < memory["peak"]
+    checkpoint = random_checkpoint("tiny", dtype=torch.float32, device="cpu")
+    weights = {tensor.data_ptr(): tensor.nbytes for tensor in checkpoint.model.parameters()}
+    assert memory["model"] >= sum(weights.values())
+    assert memory["codec"] > 0
+    assert memory["kv"] > 0
     assert {edge["characters"] for edge in run["edges"]} == {len(text) for text in edge_cases().values()}
     assert all(edge["error"] is None and edge["audio_seconds"] > 0 for edge in run["edges"])
 
@@ -94,6 +102,7 @@ def test_figures_of_known_rounds() -> None:
     assert (found["cost_per_audio_hour"], found["cpu_per_audio_second"]) == (2.0, 0.5)
     assert (found["errors"], found["latency"]["count"]) == (1, 3)
     assert found["latency"]["p50"] == 2.0
+    assert found["requests_per_second"] == 3 / 4
 
 
 def test_a_request_without_audio_costs_time_and_has_no_first_audio() -> None:
@@ -115,6 +124,13 @@ def test_every_preset_is_made_of_settings_this_build_has() -> None:
     for configuration in parse_configurations(["all"]):
         assert missing_settings(configuration) is None, configuration
     assert len(parse_configurations(["all", "bf16"])) == len(PRESETS)
+
+
+def test_a_gpu_measures_all_types_of_weights_and_kv_cache_by_default() -> None:
+    assert [each.name for each in parse_configurations(recommended("cuda:0"))] == [
+        "bf16", "int8", "int8+codec", "fp8", "int4", "kv-int8", "kv-fp8"
+    ]  # fmt: skip
+    assert [each.name for each in parse_configurations(recommended("cpu"))] == ["default"]
 
 
 def test_settings_are_parsed_by_their_type() -> None:

@@ -16,6 +16,7 @@ from shoal.tools.bench.report.plots import (
     lines,
     strips,
 )
+from shoal.tools.bench.report.profiled import profile_charts
 from shoal.tools.bench.report.tables import duration, number, size
 
 # The style of the page has eight colours for series.
@@ -399,4 +400,11 @@ def _omitted(runs: list[dict[str, Any]]) -> str:
     return f" {more} more configurations are in the table." if more > 0 else ""
 
 
-_OF = {"bench": _bench, "engine": _engine, "load": _load, "quality": _quality, "scaling": _scaling}
+_OF = {
+    "bench": _bench,
+    "engine": _engine,
+    "load": _load,
+    "profile": profile_charts,
+    "quality": _quality,
+    "scaling": _scaling,
+}

@@ -4,7 +4,14 @@ from shoal.tools.bench.document import Document
 from shoal.tools.bench.report.compare import pairs
 from shoal.tools.bench.report.tables import changes_table, tables
 
-TITLES = {"bench": "Benchmark", "engine": "Engine", "load": "Load test", "quality": "Quality", "scaling": "Scaling"}
+TITLES = {
+    "bench": "Benchmark",
+    "engine": "Engine",
+    "load": "Load test",
+    "profile": "Profile",
+    "quality": "Quality",
+    "scaling": "Scaling",
+}
 
 
 def markdown(documents: list[Document]) -> str:

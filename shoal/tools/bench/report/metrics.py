@@ -111,4 +111,18 @@ def _scaling(run: dict[str, Any]) -> Iterator[Metric]:
         yield Metric(run["name"], where, run["measure"], "s", "lower", point["seconds"], point["median"])
 
 
-_OF = {"bench": _bench, "engine": _engine, "load": _load, "quality": _quality, "scaling": _scaling}
+def _profile(run: dict[str, Any]) -> Iterator[Metric]:
+    where = f"batch size {run['voices']}"
+    for part in run["parts"]:
+        seconds = part["seconds"]
+        yield Metric(run["name"], where, f"{part['name']} per {part['per']}", "s", "lower", [seconds], seconds, 0.1)
+
+
+_OF = {
+    "bench": _bench,
+    "engine": _engine,
+    "load": _load,
+    "profile": _profile,
+    "quality": _quality,
+    "scaling": _scaling,
+}

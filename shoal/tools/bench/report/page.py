@@ -11,6 +11,7 @@ from shoal.tools.bench.report.charts import charts
 from shoal.tools.bench.report.compare import Change, RunComparison, pairs
 from shoal.tools.bench.report.markdown import TITLES, context, headline
 from shoal.tools.bench.report.plots import Chart
+from shoal.tools.bench.report.profiled import profile_tiles
 from shoal.tools.bench.report.tables import ReportTable, changes_table, duration, number, size, tables
 
 FOLDER = Path(__file__).parent
@@ -160,6 +161,7 @@ _TILES = {
     "bench": _bench_tiles,
     "engine": _engine_tiles,
     "load": _load_tiles,
+    "profile": profile_tiles,
     "quality": _quality_tiles,
     "scaling": _no_tiles,
 }

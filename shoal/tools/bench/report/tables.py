@@ -1,6 +1,6 @@
 """Tables of a document, for the terminal, Markdown and the HTML page."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,7 @@ def _bench(document: Document) -> list[ReportTable]:
         "frames/s",
         "audio-s/s",
         "audio h/h",
+        "requests/s",
         "CPU-s / audio-s",
         f"{currency} / audio h",
         "errors",
@@ -112,6 +113,7 @@ def _bench(document: Document) -> list[ReportTable]:
     missing = [[run["name"], run["reason"]] for run in runs if run["reason"]]
     memory = next((run["memory"]["kind"] for run in runs if "memory" in run), "memory")
     return [
+        _by_configuration(runs),
         ReportTable("Speed", speed, speeds),
         ReportTable("Latency", times, latencies, words=3),
         ReportTable(
@@ -137,12 +139,34 @@ def _bench(document: Document) -> list[ReportTable]:
     ]
 
 
+def _by_configuration(runs: list[dict[str, Any]]) -> ReportTable:
+    """Return memory by part and speed at every batch size, one row per configuration."""
+    sizes = sorted({batch["voices"] for run in runs for batch in run["batches"]})
+    memory = ["model", "codec", "KV cache", "rest", "peak"]
+    columns = ["configuration", *memory, "RTF", "TTFA P50", *(f"frames/s at {count}" for count in sizes)]
+    return ReportTable("By configuration", columns, [_summary(run, sizes) for run in runs if run["batches"]])
+
+
+def _summary(run: dict[str, Any], sizes: list[int]) -> list[str]:
+    memory, batches = run.get("memory", {}), {batch["voices"]: batch for batch in run["batches"]}
+    parts = [memory.get(key) for key in ("model", "codec", "kv")]
+    # Resident memory includes Python, and pages of the KV cache that were never touched are not in it.
+    known = memory.get("kind") == "VRAM" and None not in parts
+    rest = memory["peak"] - sum(filter(None, parts)) if known else None
+    first = run["batches"][0]
+    speeds = (number(batches[count]["frames_per_second"], 0) if count in batches else NONE for count in sizes)
+    wait = first["first_audio"]
+    figures = [number(first["rtf"], 4), duration(wait and wait["p50"])]
+    return [run["name"], *map(size, (*parts, rest, memory.get("peak"))), *figures, *speeds]
+
+
 def _speed(batch: dict[str, Any]) -> list[str]:
     return [
         number(batch["rtf"], 3),
         number(batch["frames_per_second"], 1),
         number(batch["audio_per_second"]),
         number(batch["audio_hours_per_hour"]),
+        number(batch.get("requests_per_second")),
         number(batch["cpu_per_audio_second"], 3),
         number(batch["cost_per_audio_hour"], 4),
         str(batch["errors"]),
@@ -165,12 +189,13 @@ def _edge(edge: dict[str, Any]) -> list[str]:
 
 
 def _engine(document: Document) -> list[ReportTable]:
-    throughput, first, arrivals, steps, scheduler = [], [], [], [], []
+    throughput, first, arrivals, waste, steps, scheduler = [], [], [], [], [], []
     for run in document["runs"]:
         core = [run["engine"][key] for key in ("dtype", "rung")]
         throughput += [[*core, str(row["voices"]), row["policy"], *_pace(row)] for row in run["throughput"]]
         first += _prefix_cache(run["first_audio"]) if "first_audio" in run else []
         arrivals += [_arrivals(run["arrivals"])] if "arrivals" in run else []
+        waste += _kv_waste(run.get("arrivals", {}).get("kv"))
         steps += _steps(run)
         scheduler += [_scheduler(run["scheduler"])] if "scheduler" in run else []
     columns = ["dtype", "backend", "batch", "policy", "frames/s", "audio-s/s", "full batch", "RTF", "TTFA P50", "P95"]
@@ -183,6 +208,11 @@ def _engine(document: Document) -> list[ReportTable]:
             ["requests/s", "requests", "TTFA P50", "P95", "stalled"],
             arrivals,
             words=0,
+        ),
+        ReportTable(
+            "KV cache during these arrivals",
+            ["cache", "sequences", "tokens used", "tokens held", "not used"],
+            waste,
         ),
         ReportTable("Engine step without codec", ["batch", "step", "frames/s", "GPU busy"], steps, words=0),
         ReportTable("Scheduler", ["batch", "sequence-steps/s", "per CPU-s", "target"], scheduler, words=0),
@@ -217,6 +247,18 @@ def _times(figures: dict[str, Any]) -> list[str]:
 def _arrivals(figures: dict[str, Any]) -> list[str]:
     times = _percentiles(figures["first_audio"], ("p50", "p95"))
     return [number(figures["rate"]), str(figures["requests"]), *times, str(figures["starved"])]
+
+
+def _kv_waste(figures: dict[str, Any] | None) -> list[list[str]]:
+    """Return the tokens that blocks and a static cache hold for the same sequences."""
+    if figures is None:
+        return []
+    used = figures["used"]
+    head = [number(figures["running"], 1), number(used, 0)]
+    return [
+        [name, *head, number(held, 0), percent(max(0.0, 1 - used / held) if held else None)]
+        for name, held in (("blocks", figures["blocks"]), ("static buffers", figures["static"]))
+    ]
 
 
 def _steps(run: dict[str, Any]) -> list[list[str]]:
@@ -306,6 +348,35 @@ def _scaling(document: Document) -> list[ReportTable]:
     ]
 
 
+def of_request(part: dict[str, Any], run: dict[str, Any]) -> float:
+    """Return the seconds that a request of `run["frames"]` frames spends in a part."""
+    seconds = float(part["seconds"])
+    return seconds if part["per"] == "request" else seconds * run["frames"] / run["voices"]
+
+
+def _profile(document: Document) -> list[ReportTable]:
+    columns = ["part", "time", "per", "share", "GB/s", "of memory", "weights, cache", "temporary", "GPU busy"]
+    rows = [[*_part(part, run)] for run in document["runs"] for part in run["parts"]]
+    steps = [
+        [str(row["voices"]), duration(row["seconds"]), number(row["voices"] / row["seconds"], 0)]
+        for run in document["runs"]
+        for row in run["steps"]
+    ]
+    return [
+        ReportTable("Parts", columns, rows),
+        ReportTable("Step by batch size", ["batch", "step", "frames/s"], steps, words=0),
+    ]
+
+
+def _part(part: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
+    total = sum(of_request(each, run) for each in run["parts"])
+    rate = part["bytes_read"] / part["seconds"] if part["seconds"] else 0.0
+    yield from (part["name"], duration(part["seconds"]), part["per"], percent(of_request(part, run) / total))
+    yield from (number(rate / 1e9, 0), percent(rate / run["ceiling"])) if rate else ("", "")
+    yield from (size(part[key]) if part[key] else "" for key in ("memory", "temporary"))
+    yield NONE if part["gpu_busy"] is None else percent(part["gpu_busy"])
+
+
 def _percentiles(figures: dict[str, Any] | None, keys: Sequence[str]) -> list[str]:
     return [NONE if figures is None else duration(figures[key]) for key in keys]
 
@@ -319,4 +390,11 @@ def _change_row(change: Change) -> list[str]:
     return [change.run, change.where, change.metric, change.verdict, *figures, ratio, inside]
 
 
-_OF = {"bench": _bench, "engine": _engine, "load": _load, "quality": _quality, "scaling": _scaling}
+_OF = {
+    "bench": _bench,
+    "engine": _engine,
+    "load": _load,
+    "profile": _profile,
+    "quality": _quality,
+    "scaling": _scaling,
+}
