@@ -206,6 +206,12 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="Port to listen on; 0 selects a free port.")
     insecure: bool = Field(False, description="Allow requests without an API key on an address other than loopback.")
     api_keys: Secrets = Field((), description="API keys that are accepted in addition to those of `keys_file`.")
+    admin_key: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="Key of the operator's routes, `/v1/admin/…`, at least 16 characters; it is no API key. "
+        "Unset: these routes do not exist.",
+    )
     keys_file: Path | None = Field(
         None,
         description="File of API keys made by `shoal keys`. Unset: `keys.json` in the user's "
@@ -376,6 +382,7 @@ class Settings(BaseSettings):
             wyoming_host=self.wyoming_host,
             wyoming_languages=self.wyoming_languages,
             api_keys=tuple(key.get_secret_value() for key in self.api_keys),
+            admin_key=None if self.admin_key is None else self.admin_key.get_secret_value(),
             keys_file=self.keys_file or default_keys_file(),
             upcoming_keys_file=None if self.insecure else config_directory() / KEYS_NAME,
             usage_file=self.usage_file or state_directory() / "usage.json",

@@ -49,6 +49,7 @@ class ServerConfig:
     model: str = "nano"
     model_aliases: tuple[str, ...] = MODEL_ALIASES
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_key: str | None = field(default=None, repr=False)  # None: the routes of the operator do not exist
     keys_file: Path | None = None
     # Key file that does not exist yet. The server needs no key until it is created, and takes it up then.
     upcoming_keys_file: Path | None = None

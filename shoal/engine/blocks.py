@@ -124,12 +124,14 @@ class BlockPool:
             self.stats.tokens_saved += len(found) * self.size
         return found
 
-    def clear_cache(self) -> None:
-        """Drop all unreferenced blocks without saving them to the host cache."""
+    def clear_cache(self) -> int:
+        """Drop all unreferenced blocks without saving them to the host cache; return their number."""
+        count = len(self._cached)
         while self._cached:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
             self._free.append(block)
+        return count
 
     def _find(self, key: Key) -> int | None:
         block = self._by_key.get(key)

@@ -102,6 +102,17 @@ class EngineCore:
         """Release everything an utterance holds; no further events are emitted for it."""
         self.tracker.cancel(utterance)
 
+    def release_caches(self) -> dict[str, int]:
+        """Drop cached prefixes and return what the allocators keep; requests in progress are not affected.
+
+        The KV cache itself stays allocated. The next request of each voice computes its prompt again.
+        """
+        return {
+            "prefix_blocks": self.pool.clear_cache(),
+            "host_blocks": self.host_cache.clear(),
+            "device_bytes": release_cached_memory(),
+        }
+
     def warm_up(self) -> None:
         """Run a few frames of a dummy prompt, so that no request pays for one-time work. Caches and stats are reset.
 
@@ -197,7 +208,8 @@ class EngineCore:
         """
         self.stats.out_of_memory += 1
         if self.config.clear_on_oom:
-            release_cached_memory()
+            released = release_cached_memory()
+            logger.warning("out of GPU memory: released %d MiB of cached allocator blocks", released >> 20)
         if not self.scheduler.concurrency.shrink(len(self.scheduler.running)):
             return False
         self.runner.discard()

@@ -145,6 +145,13 @@ class HostCache:
             part[:, block].copy_(slots[slot], non_blocking=True)
         return True
 
+    def clear(self) -> int:
+        """Drop all blocks and return their number; the pinned memory stays allocated."""
+        count = len(self._by_key)
+        self._free += self._by_key.values()
+        self._by_key.clear()
+        return count
+
     def _slot(self, key: Key) -> int:
         """Return the slot of a key and mark it as used; a new key takes a free slot or the least recently used one."""
         slot = self._by_key.pop(key, None)

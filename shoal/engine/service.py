@@ -24,9 +24,11 @@ from shoal.engine.device_health import device_problem
 from shoal.engine.memory.stats import memory_stats
 from shoal.engine.preprocess import continue_context, plan_request, plan_turns
 from shoal.engine.process.messages import Backends, ModelInfo
+from shoal.engine.process.native_memory import trim_heap
 from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Utterance
 from shoal.errors import DeadlineExceeded, InvalidRequest
+from shoal.paths import rss_bytes
 from shoal.speech import AudioChunk, Recording, Samples, Sampling, SamplingParams, SpeechRequest
 from shoal.text.lexicon import Lexicon
 from shoal.text.plan import TextPlan
@@ -246,6 +248,18 @@ class Service:
             "voices": asdict(self.voices.statistics),
             **memory_stats(core.checkpoint.model.device),
         }
+
+    def release_memory(self) -> dict[str, int]:
+        """Drop cached prefixes and return cached memory to device and system; blocks for a step.
+
+        Returns the blocks dropped on device and host, and the bytes that the device and the host process gave back.
+        """
+        resident = rss_bytes()
+        released = self.thread.call(self.core.release_caches)
+        trim_heap()
+        released["host_bytes"] = max(0, resident - rss_bytes())
+        logger.info("released caches: %s", ", ".join(f"{name} {count:,}" for name, count in released.items()))
+        return released
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
         self.thread.close(drain=drain, timeout=timeout)

@@ -10,8 +10,9 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Deliver = Callable[[Event], None]
+T = TypeVar("T")
 
 # Poll interval while requests wait for a batch to fill: no command wakes the thread when their waiting time is up.
 POLL_SECONDS = 0.002
@@ -121,6 +123,25 @@ class EngineThread:
             if utterance.id in self._active:
                 self._cancelled.add(utterance.id)
             self._commands.put(lambda: self._cancel(utterance))
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Run `work` on the engine thread between two steps and return its result. Raises EngineStopped."""
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            if self._ended:
+                answer.set_exception(EngineStopped("the engine stopped"))
+                return
+            try:
+                answer.set_result(work())
+            except Exception as error:  # noqa: BLE001 - edge of the thread: the caller waits on another one
+                answer.set_exception(error)
+
+        with self._lock:
+            if self._stopping or not self._thread.is_alive():
+                raise EngineStopped("the engine is closed") from self._failure
+            self._commands.put(run)
+        return answer.result()
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
         """Stop the thread. With `drain`, active utterances finish first, for at most `timeout` seconds."""

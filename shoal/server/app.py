@@ -17,6 +17,7 @@ from shoal.server.middleware.request_id import RequestIDMiddleware
 from shoal.server.openapi import document
 from shoal.server.routes import (
     about,
+    admin,
     codec,
     convert,
     elevenlabs,
@@ -72,6 +73,8 @@ def create_app(
     # The address of Fish Audio's cloud for ElevenLabs' clients.
     for router in (elevenlabs.router, elevenlabs.models_router, elevenlabs_live.router):
         app.include_router(router, prefix="/compat/elevenlabs", include_in_schema=False)
+    if state.config.admin_key is not None:
+        app.include_router(admin.router)
     if state.config.metrics:
         app.include_router(health.metrics_router)
     static.add_routes(app)

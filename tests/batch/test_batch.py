@@ -33,7 +33,7 @@ def entries(out: Path) -> dict[int, dict[str, object]]:
     return {entry["line"]: entry for entry in map(json.loads, (out / MANIFEST).read_text().splitlines())}
 
 
-def test_many_lines_are_under_way_at_one_time_and_each_sounds_as_if_alone(tiny: Checkpoint, tmp_path: Path) -> None:
+def test_many_lines_are_in_flight_at_one_time_and_each_sounds_as_if_alone(tiny: Checkpoint, tmp_path: Path) -> None:
     said = [{"text": f"Line {number}.", "max_new_tokens": 12, "seed": 3} for number in range(8)]
     source = InputFile(write(tmp_path / "in.jsonl", *said, *said), LineDefaults("tiny"))
     core = EngineCore(tiny, EngineConfig(slots=4, guard=False))

@@ -89,7 +89,7 @@ def test_an_interrupted_reply_frees_its_place_and_the_next_one_is_spoken(nano: S
 
     with_plugin(nano, talk)
     with nano.client() as http:
-        wait_until(lambda: http.get("/ready").json()["under_way"] == 0)
+        wait_until(lambda: http.get("/ready").json()["in_flight"] == 0)
 
 
 def test_the_default_voice_of_the_model_needs_no_voice_id(nano: Serving) -> None:

@@ -134,7 +134,7 @@ def test_an_interrupted_reply_frees_its_place_and_the_next_one_is_spoken(nano: S
             await agent.worker.queue_frame(BotStartedSpeakingFrame(), FrameDirection.UPSTREAM)
             await agent.worker.queue_frame(InterruptionFrame())
             with nano.client() as http:
-                await asyncio.to_thread(wait_until, lambda: http.get("/ready").json()["under_way"] == 0)
+                await asyncio.to_thread(wait_until, lambda: http.get("/ready").json()["in_flight"] == 0)
             agent.ear.forget()
             assert await agent.begin("Sorry.")
 

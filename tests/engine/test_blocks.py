@@ -131,7 +131,7 @@ def test_clearing_the_cache_drops_unreferenced_blocks_without_saving_them(kv: Pa
     held = sealed(pool, keys(1))
     pool.release(sealed(pool, keys(2, first=1)))
     pool.release(pool.match(keys(3)))
-    pool.clear_cache()
+    assert pool.clear_cache() == 2
     assert (pool.cached, pool.used, pool.available, len(tier)) == (0, 1, 3, 0)
     assert pool.match(keys(3)) == held
 

@@ -244,6 +244,23 @@ def test_statistics_cover_every_component(engine: Engine) -> None:
     assert figures["codec_seconds"] > 0
 
 
+def test_released_memory_changes_no_audio(engine: Engine) -> None:
+    first = engine.speak("A text that fills several blocks of the cache.", sampling=SHORT)
+    settle(engine)
+    service = engine.service
+    cached = service.statistics()["blocks"]["cached"]
+    assert cached > 0
+    live = engine.speak("hello", sampling=SamplingParams(seed=1, max_frames=40), stream=True)
+    heard = [next(live)]
+    released = service.release_memory()  # while a request is in progress
+    assert released["prefix_blocks"] == cached
+    assert released["device_bytes"] == released["host_blocks"] == 0
+    samples = np.concatenate([chunk.samples for chunk in (*heard, *live)])
+    assert np.array_equal(samples, engine.speak("hello", sampling=SamplingParams(seed=1, max_frames=40)).samples)
+    again = engine.speak("A text that fills several blocks of the cache.", sampling=SHORT)
+    assert np.array_equal(again.samples, first.samples)
+
+
 def test_a_closed_engine_raises_engine_stopped(tiny: Checkpoint, tmp_path: Path) -> None:
     engine = Engine(EngineCore(tiny, PLAIN), voice_cache(tiny, tmp_path))
     chunks = engine.speak("hello", sampling=Sampling(seed=1, max_frames=0), stream=True)
@@ -258,6 +275,8 @@ def test_a_closed_engine_raises_engine_stopped(tiny: Checkpoint, tmp_path: Path)
         engine.speak("hello")
     with pytest.raises(EngineStopped):
         asyncio.run(engine.aspeak("hello"))
+    with pytest.raises(EngineStopped):
+        engine.service.release_memory()
 
 
 def test_a_drained_engine_has_finished_all_requests(tiny: Checkpoint, tmp_path: Path) -> None:

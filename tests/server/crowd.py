@@ -99,7 +99,7 @@ def wait_until_settled(server: Serving) -> None:
 
     def settled() -> bool:
         text = http.get("/metrics").text
-        return "\nshoal_engine_active_requests 0.0" in text and http.get("/ready").json()["under_way"] == 0
+        return "\nshoal_engine_active_requests 0.0" in text and http.get("/ready").json()["in_flight"] == 0
 
     with server.client() as http:
         wait_until(settled, interval=0.05)

@@ -158,7 +158,7 @@ def fill_the_queue(tight: Serving) -> tuple[httpx.Response, list[httpx.Response]
             pieces = running.iter_bytes()  # kept: httpx closes the response with its iterator
             next(pieces)
             waits = pool.submit(speak, tight, short)
-            wait_until(lambda: ready(tight)["under_way"] == 2)
+            wait_until(lambda: ready(tight)["in_flight"] == 2)
             refused = [speak(tight, short) for _ in range(3)]
         return waits.result(), refused
 
@@ -184,7 +184,7 @@ def test_a_client_that_reads_nothing_is_disconnected(tight: Serving) -> None:
         line.connect(("127.0.0.1", tight.port))
         line.sendall(head.format(len(body)).encode() + body)
         wait_until(lambda: 'shoal_errors_total{kind="stream_slow_reader"}' in http.get("/metrics").text, interval=0.1)
-        assert http.get("/ready").json()["under_way"] == 0
+        assert http.get("/ready").json()["in_flight"] == 0
 
 
 def test_start_engine_crash_and_graceful_shutdown(start_server: Start) -> None:
@@ -220,7 +220,7 @@ def survives_its_engine(serving: Serving) -> None:
         frames = figure(http, "shoal_frames_total")
         engine = pause_engine(serving)
         outcomes = [pool.submit(outcome, serving, number) for number in range(12)]
-        wait_until(lambda: ready(serving)["under_way"] == 12)
+        wait_until(lambda: ready(serving)["in_flight"] == 12)
         os.kill(engine, signal.SIGCONT)
         wait_until(lambda: figure(http, "shoal_frames_total") > frames)
         os.kill(engine, signal.SIGKILL)

@@ -135,7 +135,7 @@ class WorkerPool:
             worker.mark(f"not ready: {status.get('state', answer.status_code)}")
             return
         worker.slots = _count(status.get("slots")) or worker.slots
-        worker.reported_load = _count(status.get("under_way"))
+        worker.reported_load = _count(status.get("in_flight"))
         worker.mark("")
 
 

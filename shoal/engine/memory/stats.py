@@ -27,7 +27,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return cause is not None
 
 
-def release_cached_memory() -> None:
-    """Return cached blocks of the torch allocator to the device, so that recomputation finds unfragmented memory."""
-    logger.warning("out of GPU memory: releasing cached allocator blocks")
+def release_cached_memory() -> int:
+    """Return cached blocks of the torch allocator to the device; return their bytes, 0 without a GPU."""
+    before = torch.cuda.memory_reserved()
     torch.cuda.empty_cache()
+    return before - torch.cuda.memory_reserved()

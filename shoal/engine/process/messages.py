@@ -38,6 +38,11 @@ class GetStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseMemory:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     pass
 
@@ -48,7 +53,7 @@ class Close:
     timeout: float | None
 
 
-Command = Speak | Encode | Decode | GetStats | Cancel | Close
+Command = Speak | Encode | Decode | GetStats | ReleaseMemory | Cancel | Close
 
 
 @dataclass(frozen=True, slots=True)

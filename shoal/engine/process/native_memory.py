@@ -25,6 +25,13 @@ def bound_heap() -> bool:
     return mallopt is not None and bool(mallopt(M_ARENA_MAX, MAX_ARENAS))
 
 
+def trim_heap() -> None:
+    """Return free memory of the heap to the system, where there is glibc."""
+    trim = _function("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
 class HeapTrimmer:
     """Returns free memory of the heap to the system: when the engine becomes idle, and once a minute if it does not."""
 

@@ -34,6 +34,7 @@ from shoal.engine.process.messages import (
     LogLine,
     ModelInfo,
     Ready,
+    ReleaseMemory,
     Reply,
     Result,
     Speak,
@@ -231,6 +232,13 @@ class Supervisor:
             raise EngineStopped("the engine is not ready")
         statistics: dict[str, Any] = self._ask(GetStats())
         return {**statistics, "restarts": self.restarts}
+
+    async def release_memory(self) -> dict[str, int]:
+        """Drop cached prefixes and return cached memory to device and system; see `Service.release_memory`."""
+        if not self.ready:
+            raise EngineStopped("the engine is not ready")
+        released: dict[str, int] = await self._aask(ReleaseMemory())
+        return released
 
     def reload(self, source: EngineSource) -> None:
         """Start an engine from `source` beside the current one and switch to it; the old one drains."""
@@ -508,7 +516,7 @@ def _from_thread(replies: "asyncio.Queue[JobReply]") -> Deliver:
 def _value(reply: JobReply) -> Any:
     if isinstance(reply, Failed):
         raise reply.error
-    assert isinstance(reply, Result), "Encode, Decode and GetStats are answered by a Result"
+    assert isinstance(reply, Result), "Encode, Decode, GetStats and ReleaseMemory are answered by a Result"
     return reply.value
 
 

@@ -33,6 +33,7 @@ from shoal.engine.process.messages import (
     GetStats,
     Heartbeat,
     Ready,
+    ReleaseMemory,
     Reply,
     Result,
     Speak,
@@ -181,6 +182,8 @@ class Worker:
             self._jobs.start(job, lambda: self._reply(job, lambda: service.adecode(command.codes)))
         elif isinstance(command, GetStats):
             self._jobs.start(job, lambda: self._reply(job, lambda: asyncio.to_thread(service.statistics)))
+        elif isinstance(command, ReleaseMemory):
+            self._jobs.start(job, lambda: self._reply(job, lambda: asyncio.to_thread(service.release_memory)))
 
     async def _speak(self, job: int, command: Speak) -> None:
         with self._reporting_errors(job):

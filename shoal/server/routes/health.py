@@ -35,7 +35,7 @@ async def ready(state: State) -> JSONResponse:
         "model": state.config.model,
         "rung": backends.model if backends else None,
         "codec_rung": backends.codec if backends else None,
-        "under_way": state.queue.in_flight,
+        "in_flight": state.queue.in_flight,
         "slots": state.queue.slots,
     }
     if lifecycle.state == "ready":

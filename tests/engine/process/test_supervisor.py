@@ -83,6 +83,7 @@ def test_recordings_are_encoded_and_codes_decoded(supervisor: Supervisor) -> Non
     assert asyncio.run(supervisor.adecode(codes)).shape == (3 * 640,)
     assert asyncio.run(supervisor.aencode(recording(seconds=1.0))).shape == (10, 25)
     assert supervisor.statistics()["slots"] == 4
+    assert asyncio.run(supervisor.release_memory()).keys() >= {"prefix_blocks", "device_bytes", "host_bytes"}
     assert supervisor.sample_rate == 16000
 
 

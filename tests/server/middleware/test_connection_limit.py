@@ -111,4 +111,4 @@ def test_a_connection_in_use_is_not_closed_for_a_new_one(small: Serving) -> None
         for _ in range(4):
             assert lives(open_lines.enter_context(line_to(small)))
         with small.client() as http:
-            assert http.get("/ready").json()["under_way"] == MOST
+            assert http.get("/ready").json()["in_flight"] == MOST

@@ -112,7 +112,7 @@ def test_a_conversion_is_counted_and_ends_when_its_client_leaves(server: Serving
     left = 'shoal_requests_total{api="convert",outcome="disconnected"} 1.0'
     with socket.create_connection(("127.0.0.1", server.port), timeout=240) as line:
         line.sendall(head.encode() + content)
-        wait_until(lambda: http.get("/ready").json()["under_way"] == 1)
+        wait_until(lambda: http.get("/ready").json()["in_flight"] == 1)
         assert left not in http.get("/metrics").text
     wait_until(lambda: left in http.get("/metrics").text)
-    assert http.get("/ready").json()["under_way"] == 0
+    assert http.get("/ready").json()["in_flight"] == 0

@@ -236,7 +236,7 @@ def test_a_client_that_disconnects_frees_its_queue_place(server: Serving) -> Non
         assert receive(socket)["event"] == "audio"
     with server.client() as http:
         for _ in range(100):
-            if http.get("/ready").json()["under_way"] == 0:
+            if http.get("/ready").json()["in_flight"] == 0:
                 return
     raise AssertionError("the speech goes on")
 
