@@ -84,6 +84,12 @@ ENGINE_METRICS = (
     _gauge("shoal_gpu_memory_allocated_bytes", "vram.allocated", "GPU memory allocated by the engine's tensors."),
     _gauge("shoal_engine_resident_bytes", "host.resident", "Resident host memory of the engine process."),
     _counter("shoal_engine_restarts", "restarts", "Restarts of the engine process after a failure."),
+    _gauge(
+        "shoal_engine_asleep",
+        "asleep",
+        "1 while no engine process runs because the server was idle (`sleep_seconds`), else 0.",
+    ),
+    _counter("shoal_engine_wakes", "wakes", "Starts of the engine process by a request after it slept."),
 )
 
 

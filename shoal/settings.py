@@ -260,6 +260,12 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level of Shoal's own log messages."
     )
+    sleep_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="Time in seconds without requests after which the engine process ends and frees its memory; the "
+        "next request starts it again and waits for it. 0: never.",
+    )
     drain_seconds: Positive = Field(30.0, description="Time in seconds to finish running requests after SIGTERM.")
     encoding_threads: Count = Field(2, description="Number of threads for audio encoders.")
     models_bytes: Bytes | None = Field(
@@ -393,6 +399,7 @@ class Settings(BaseSettings):
             limits=self.limits(),
             capacity=self.slots + self.max_waiting,
             encoding_threads=self.encoding_threads,
+            sleep_seconds=self.sleep_seconds,
             drain_seconds=self.drain_seconds,
             metrics=self.metrics,
             tracing=self.tracing,

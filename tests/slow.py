@@ -28,6 +28,8 @@ FILES = (
     "tools/bench/test_sweep.py",
     "cli/test_say.py",
     "server/test_reload.py",
+    "server/test_sleep.py",
+    "cli/test_say_on_server.py",
     "tools/test_verify.py",
     "engine/execution/test_fused.py",
     "server/test_choices.py",

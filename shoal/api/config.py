@@ -61,6 +61,7 @@ class ServerConfig:
     limits: Limits = field(default=Limits())
     capacity: int = 272  # maximum requests in flight: the engine's slots plus its queue
     encoding_threads: int = 2
+    sleep_seconds: float = 0.0  # time without requests after which the engine process ends; 0: never
     drain_seconds: float = 30.0
     metrics: bool = True
     tracing: bool = False

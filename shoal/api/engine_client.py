@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from shoal.api.exceptions import NotReady
 from shoal.api.openai_voices import assign_openai_voices
 from shoal.engine.process.messages import Backends, ModelInfo
-from shoal.engine.process.supervisor import Supervisor
+from shoal.engine.process.supervisor import Activity, Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.lexicon import Lexicon, read_lexicon
@@ -63,6 +63,7 @@ class EngineHandle:
     lexicon: Lexicon | None = None
     clones: bool = True  # whether the model speaks with the voice of a recording
     openai_voices: Mapping[str, str] = field(default_factory=dict)  # the built-in voice of each of OpenAI's names
+    activity: Callable[[], Activity] = lambda: "awake"
 
 
 def load_engine(source: EngineSource, voices: Path) -> EngineHandle:
@@ -74,7 +75,7 @@ def start_engine(supervisor: Supervisor, voices: Path) -> EngineHandle:
     """Start the supervisor's engine process and wait until it is ready. Raises the error that prevented it."""
     supervisor.start()
     handle = engine_handle(supervisor, supervisor.model_info, supervisor.source, voices)
-    return replace(handle, backends=lambda: supervisor.model_info.backends)
+    return replace(handle, backends=lambda: supervisor.model_info.backends, activity=lambda: supervisor.activity)
 
 
 def engine_handle(service: SpeechService, info: ModelInfo, source: EngineSource, voices: Path) -> EngineHandle:

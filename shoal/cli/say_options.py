@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from shoal.errors import InvalidRequest, TextError
+from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
+from shoal.cli.completion import MODELS, builtin_voices
+from shoal.errors import InvalidRequest, ModelNotFound, TextError, VoiceNotFound
 
 if TYPE_CHECKING:
     from shoal.speech import Recording, SpeechRequest
@@ -59,6 +61,44 @@ def check_output(output: Path | None, format: str | None, *, json: bool) -> None
         audio_format(format)
     elif output != STDOUT:
         format_of(output)
+
+
+def check_model(name: str) -> None:
+    """Raise ModelNotFound for a model that is not installed, before torch is imported to load it."""
+    if name.startswith(RANDOM_PREFIX):
+        known = [model for model in MODELS if model.startswith(RANDOM_PREFIX)]
+        if name not in known:
+            raise ModelNotFound(f"{name}: unknown size, expected one of {', '.join(known)}")
+    else:
+        find_directory(name)
+
+
+def check_voice(name: str | None, model: str) -> None:
+    """Raise VoiceNotFound for a voice that is neither stored nor built into the model."""
+    if name is None:
+        return
+    from shoal.voices.store import VoiceStore, voice_directory
+
+    builtin = [] if model.startswith(RANDOM_PREFIX) else [find_directory(model) / "voices"]
+    known = VoiceStore(voice_directory(), builtin).exists(name)
+    # What an incomplete voice lacks is said when it is loaded.
+    if not known and not (voice_directory() / name).is_dir():
+        raise VoiceNotFound(f"there is no voice {name!r}{_known_voices(model)}")
+
+
+def _known_voices(model: str) -> str:
+    names = builtin_voices(model)
+    return f"; {model} has {', '.join(names)}" if names else ""
+
+
+def default_seed(model: str) -> int:
+    """Return the seed of a model's requests that give none."""
+    from shoal.checkpoint.layout import read_json
+    from shoal.speech import SamplingParams
+
+    path = None if model.startswith(RANDOM_PREFIX) else find_directory(model) / "shoal.json"
+    stored = read_json(path).get("sampling", {}) if path is not None and path.is_file() else {}
+    return int(stored.get("seed", SamplingParams().seed))
 
 
 @dataclass(frozen=True)

@@ -103,19 +103,15 @@ def serve(
 
 def print_address(host: str, port: int, model: str) -> None:
     """Print where the server can be reached and how to speak with it, for a person at the terminal."""
-    url = address_for_clients(host, port)
+    from shoal.server.run import client_url
+
+    url = client_url(host, port)
     typer.echo(
         f"\nShoal serves {model} at {url}; open it in a browser, or:\n"
         f'  curl {url}/v1/tts --json \'{{"text": "Hello there."}}\' --output hello.wav\n'
         f"API: {url}/docs. Stop with Ctrl-C.\n",
         err=True,
     )
-
-
-def address_for_clients(host: str, port: int) -> str:
-    """Return the URL for clients on this machine; a wildcard address is reached by the loopback one."""
-    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{name}:{port}"
 
 
 def config(

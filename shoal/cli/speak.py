@@ -1,24 +1,38 @@
 """`shoal say`: speak a text to a file or a player."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.completion import complete_model, complete_voice
+from shoal.checkpoint.find import BUNDLED
+from shoal.cli.completion import builtin_voices, complete_model, complete_voice
 from shoal.cli.flags import Codec, Device, Json, Lexicon, Quantize, Quiet
-from shoal.cli.say_options import check_output, parse_voice, read_text_option, sampling_overrides
+from shoal.cli.prosody import Prosody
+from shoal.cli.quick_exit import QuickExit
+from shoal.cli.say_options import (
+    check_model,
+    check_output,
+    check_voice,
+    default_seed,
+    parse_voice,
+    read_text_option,
+    sampling_overrides,
+)
 from shoal.errors import InvalidRequest
+from shoal.gc_pause import paused_gc, resume_full_gc
 
 if TYPE_CHECKING:
+    from shoal.api.local_server import EngineIdentity
     from shoal.audio.pcm import Samples
     from shoal.cli.player import Player
     from shoal.cli.speech_progress import SpeechProgress
+    from shoal.config import EngineConfig
     from shoal.engine.engine import Engine
-    from shoal.speech import SpeechRequest
+    from shoal.speech import AudioChunk, SpeechRequest
 
 PANEL = "Speak"
 
@@ -37,8 +51,15 @@ Model = Annotated[
 VoiceOrRecording = Annotated[
     str | None,
     typer.Option(
-        help="Name of a stored voice, or a recording to clone (with --transcript).", autocompletion=complete_voice
+        help=f"Voice: one of nano's ({', '.join(builtin_voices(BUNDLED))}), a stored voice, or a recording to clone "
+        "(with --transcript).",
+        autocompletion=complete_voice,
     ),
+]
+Speed = Annotated[float, typer.Option(help="Speaking rate, 0.5 to 2; the pitch does not change.")]
+Volume = Annotated[float, typer.Option(help="Gain in decibels, -20 to 20.")]
+NoServer = Annotated[
+    bool, typer.Option("--no-server", help="Load the model here even if a server of yours has it loaded.")
 ]
 Repetition = Annotated[
     str | None,
@@ -83,6 +104,8 @@ def say(
         int | None,
         typer.Option(help="Maximum frames per turn (about a sentence); 0 is as many as the context holds."),
     ] = None,
+    speed: Speed = 1.0,
+    volume: Volume = 0.0,
     as_written: AsWritten = False,
     ssml: Annotated[
         bool | None,
@@ -101,10 +124,13 @@ def say(
     device: Device = "auto",
     dtype: Annotated[str | None, typer.Option(help="Dtype: float32, bfloat16 or float16. Default: by device.")] = None,
     quantize: Quantize = None,
+    no_server: NoServer = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Speak a text: play it or write it to a file while it is generated.
+
+    A server of yours that has the model loaded (`shoal serve`) is used if there is one; it gives the same audio.
 
     Example: shoal say "The tide is coming in."
 
@@ -130,21 +156,27 @@ def say(
         _show_text(replace(speaker.request(content), normalize=not as_written, ssml=ssml), model, lexicon, json=json)
         return
     check_output(output, format, json=json)
-    if model == "nano" and speaker.recording is not None:
+    check_model(model)
+    check_voice(speaker.name, model)
+    prosody = Prosody(speed, volume)
+    if model == BUNDLED and speaker.recording is not None:
         typer.echo("note: nano barely clones voices; use its built-in voices, or s1-mini or s2-pro to clone", err=True)
-    sinks = AudioSinks(output, format, _player(play or output is None))
+    sinks = AudioSinks(output, format, _player(play or output is None), prosody)
+    request = replace(speaker.request(content), normalize=not as_written, ssml=ssml)
+    options = EngineOptions(model, codec, device, dtype, quantize, lexicon)
 
     from shoal.cli.speech_progress import SpeechProgress
     from shoal.cli.tables import print_json
 
-    with SpeechProgress(shown=not quiet) as progress, _engine(model, codec, device, dtype, quantize, lexicon) as engine:
-        sampling = replace(engine.service.default_sampling, **overrides)
-        request = replace(speaker.request(content), sampling=sampling, normalize=not as_written, ssml=ssml)
-        _speak(engine, request, sinks, progress)
+    with SpeechProgress(shown=not quiet) as progress:
+        server = None if no_server else _speak_on_server(options, request, overrides, sinks, progress, quiet=quiet)
+        seed = _speak_here(options, request, overrides, sinks, progress) if server is None else server.seed
     if json:
-        print_json({**sinks.as_json(), "model": model, "seed": sampling.seed, **progress.as_json()})
+        facts = {"model": model, "seed": seed, "server": None if server is None else server.url}
+        print_json({**sinks.as_json(), **facts, **progress.as_json()})
     elif not quiet:
         typer.echo(f"{sinks}: {progress}", err=True)
+    raise QuickExit
 
 
 @dataclass(frozen=True)
@@ -154,6 +186,20 @@ class AudioSinks:
     output: Path | None
     format: str | None
     player: "Player | None"
+    prosody: Prosody
+
+    def write(
+        self, sample_rate: int, chunks: "Iterable[tuple[AudioChunk, tuple[int, int]]]", progress: "SpeechProgress"
+    ) -> None:
+        """Write chunks as they arrive, each with its turn and the number of turns."""
+        with ExitStack() as stack:
+            writers, adjust = self.open(stack, sample_rate), self.prosody.filter(sample_rate)
+            for chunk, turn in chunks:
+                _write(writers, adjust.feed(chunk.samples))
+                progress.record(chunk, *turn)
+            _write(writers, adjust.finish())
+            if self.player is not None:
+                progress.show_playing()
 
     def open(self, stack: ExitStack, sample_rate: int) -> "list[Callable[[Samples], None]]":
         """Open the destinations on `stack` and return the functions that write samples to them."""
@@ -176,6 +222,11 @@ class AudioSinks:
         return str(self.output) if self.output is not None else self.player.name if self.player is not None else ""
 
 
+def _write(writers: "list[Callable[[Samples], None]]", samples: "Samples") -> None:
+    for write in writers:
+        write(samples)
+
+
 def _show_text(request: "SpeechRequest", model: str, lexicon: Path | None, *, json: bool) -> None:
     """Print the turns of a text, one per line. Reads the model's configuration, not its weights."""
     from dataclasses import asdict
@@ -192,27 +243,105 @@ def _show_text(request: "SpeechRequest", model: str, lexicon: Path | None, *, js
         typer.echo("\n".join(plan.lines()))
 
 
-def _engine(
-    model: str, codec: Path | None, device: str, dtype: str | None, quantize: str | None, lexicon: Path | None
-) -> "Engine":
-    from shoal import load
-    from shoal.config import EngineConfig
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine is loaded from."""
 
-    config = EngineConfig(quantize=quantize or EngineConfig.quantize)
-    return load(model, device=device, dtype=dtype, codec=codec, config=config, lexicon=lexicon)
+    model: str
+    codec: Path | None
+    device: str
+    dtype: str | None
+    quantize: str | None
+    lexicon: Path | None
+
+    @property
+    def config(self) -> "EngineConfig":
+        from shoal.config import EngineConfig
+
+        return EngineConfig(quantize=self.quantize or EngineConfig.quantize)
+
+    def identity(self) -> "EngineIdentity":
+        from shoal.api.local_server import engine_identity
+        from shoal.voices.store import voice_directory
+
+        return engine_identity(
+            self.model,
+            voice_directory(),
+            device=self.device,
+            dtype=self.dtype,
+            codec=self.codec,
+            lexicon=self.lexicon,
+            config=self.config,
+        )
+
+    def load(self) -> "Engine":
+        with paused_gc():
+            from shoal import load
+
+            return load(
+                self.model,
+                device=self.device,
+                dtype=self.dtype,
+                codec=self.codec,
+                config=self.config,
+                lexicon=self.lexicon,
+            )
 
 
-def _speak(engine: "Engine", request: "SpeechRequest", sinks: AudioSinks, progress: "SpeechProgress") -> None:
-    with ExitStack() as stack:
-        writers = sinks.open(stack, engine.sample_rate)
-        progress.begin()
-        speaking = engine.service.speak_blocking(request)
-        for chunk in speaking:
-            for write in writers:
-                write(chunk.samples)
-            progress.record(chunk, *speaking.turn)
-        if sinks.player is not None:
-            progress.show_playing()
+@dataclass(frozen=True)
+class UsedServer:
+    url: str
+    seed: int
+
+
+def _speak_on_server(
+    options: EngineOptions,
+    request: "SpeechRequest",
+    overrides: dict[str, Any],
+    sinks: AudioSinks,
+    progress: "SpeechProgress",
+    *,
+    quiet: bool,
+) -> UsedServer | None:
+    """Speak on a server of this user, and say so; None if there is none that can."""
+    from shoal.cli.server_speech import ServerRefused, find_ready_server, speak_on_server
+
+    server = find_ready_server(options.identity())
+    if server is None:
+        return None
+    seed = overrides.get("seed", default_seed(options.model))
+    progress.begin()
+    try:
+        speech = speak_on_server(server, request, {**overrides, "seed": seed}, sinks.prosody)
+    except ServerRefused as reason:
+        typer.echo(f"note: not using the server at {server.url}: {reason}", err=True)
+        return None
+    if not quiet:
+        typer.echo(f"using the server at {server.url}; --no-server loads the model instead", err=True)
+    with closing(speech):
+        # The server has changed rate and volume before it rounded the samples.
+        unchanged = replace(sinks, prosody=Prosody())
+        unchanged.write(speech.sample_rate, ((chunk, (1, 1)) for chunk in speech.chunks()), progress)
+    return UsedServer(server.url, seed)
+
+
+def _speak_here(
+    options: EngineOptions,
+    request: "SpeechRequest",
+    overrides: dict[str, Any],
+    sinks: AudioSinks,
+    progress: "SpeechProgress",
+) -> int:
+    """Load the model, speak, and return the seed."""
+    try:
+        with options.load() as engine:
+            sampling = replace(engine.service.default_sampling, **overrides)
+            progress.begin()
+            speaking = engine.service.speak_blocking(replace(request, sampling=sampling))
+            sinks.write(engine.sample_rate, ((chunk, speaking.turn) for chunk in speaking), progress)
+        return sampling.seed
+    finally:
+        resume_full_gc()
 
 
 def _player(wanted: bool) -> "Player | None":

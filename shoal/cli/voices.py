@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.completion import complete_voice
+from shoal.cli.completion import complete_stored_voice
 from shoal.cli.flags import Json
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ Directory = Annotated[
     Path | None,
     typer.Option("--voices", help="Directory of stored voices. Default: the one that `say` and `serve` read."),
 ]
-Name = Annotated[str, typer.Argument(help="Name of the stored voice.", autocompletion=complete_voice)]
+Name = Annotated[str, typer.Argument(help="Name of the stored voice.", autocompletion=complete_stored_voice)]
 
 
 def add_to(app: typer.Typer) -> None:

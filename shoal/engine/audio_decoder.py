@@ -19,6 +19,7 @@ from shoal.codec.graph_decoder import MAX_POSITIONS, GraphDecoder
 from shoal.codec.plain_graphs import PlainGraphDecoder
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.chunks import chunk_frames
+from shoal.engine.execution.cpu_threads import single_thread
 from shoal.engine.execution.retry import RetryTimer
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
@@ -218,11 +219,15 @@ class AudioDecoder:
             builders: dict[CodecBackend, Callable[[], AnyDecoder]] = {
                 "graph": lambda: FusedDecoder(self.codec, self._slots, torch.float16, capture=capture),
                 "plain-graph": lambda: PlainGraphDecoder(self.codec, self._slots, capture=capture),
-                "native": lambda: NativeDecoder(self.codec, self._slots, self._native()),
+                "native": self._native_decoder,
                 "eager": lambda: StreamingDecoder(self.codec, self._slots),
             }
             self._built[backend] = builders[backend]()
         return self._built[backend]
+
+    def _native_decoder(self) -> NativeDecoder:
+        with single_thread():
+            return NativeDecoder(self.codec, self._slots, self._native())
 
     def _downgrade(self, error: Exception) -> None:
         """Leave out the size that failed, or switch to the next backend. The eager decoder stays."""

@@ -2,18 +2,20 @@
 
 import logging
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from shoal.checkpoint.find import RANDOM_PREFIX
+from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.checkpoint.load import Checkpoint, ChooseModes
 from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.dac import Codec
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
+from shoal.engine.execution.cpu_threads import single_thread
 from shoal.engine.memory.limit import parse_memory_limit
 from shoal.engine.memory.profile import device_memory_limit, plan_memory
 from shoal.engine.process.worker import EngineSource
@@ -31,6 +33,8 @@ from shoal.voices.voice import voice_limits
 
 logger = logging.getLogger(__name__)
 
+SMALL_BYTES = 256 << 20
+WEIGHT_SUFFIXES = (".safetensors", ".pth")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -75,16 +79,17 @@ def _load(
     *,
     warm: bool,
 ) -> Engine:
-    checkpoint = resolve_model(
-        model,
-        codec=Path(codec) if codec else None,
-        dtype=choose_dtype(dtype, device),
-        device=device,
-        quantize=weight_chooser(config, torch.device(device), choose_dtype(dtype, device)),
-    )
-    if device == "cpu":
-        _warn_if_emulated(choose_dtype(dtype, device))
-        to_column_major(checkpoint.model)
+    with single_thread() if device == "cpu" and is_small(model) else nullcontext():
+        checkpoint = resolve_model(
+            model,
+            codec=Path(codec) if codec else None,
+            dtype=choose_dtype(dtype, device),
+            device=device,
+            quantize=weight_chooser(config, torch.device(device), choose_dtype(dtype, device)),
+        )
+        if device == "cpu":
+            _warn_if_emulated(choose_dtype(dtype, device))
+            to_column_major(checkpoint.model)
     carried = config.carried_columns or checkpoint.profile.carried_columns
     # Random weights generate noise, which the speech guard would reject.
     guard = config.guard and not model.startswith(RANDOM_PREFIX)
@@ -96,6 +101,14 @@ def _load(
     if (slow := slow_backends(core)) is not None:
         logger.warning("%s", slow)
     return Engine(core, cache, lexicon)
+
+
+def is_small(model: str) -> bool:
+    """Return whether the files of a model are so small that several threads would not load it faster."""
+    if model.startswith(RANDOM_PREFIX):
+        return False
+    files = (path for path in find_directory(model).iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    return sum(path.stat().st_size for path in files) < SMALL_BYTES
 
 
 def slow_backends(core: EngineCore) -> str | None:

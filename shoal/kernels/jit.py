@@ -1,6 +1,7 @@
 """Triton set-up: JIT decorators, compile-only mode and programmatic dependent launch (PDL).
 
-Without Triton this module still imports; `kernels_unavailable` then says so and no kernel can be launched.
+Without Triton this module still imports; `kernels_unavailable` then says so and no kernel can be launched. Triton is
+not imported where no kernel could run: on a machine without a GPU that takes a tenth of the start of a process.
 
 On Hopper and later, kernels of a frame are launched with PDL: a kernel starts before its predecessor has finished,
 prefetches its weights, and then waits (`grid_dependency_wait`). A kernel launched with PDL must wait before it reads or
@@ -9,6 +10,7 @@ complete without the wait.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -45,7 +47,17 @@ HOPPER_SHARED_MEMORY = 232_448
 with suppress(RuntimeError):  # a user without a home directory: Triton's own default
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))
 
+
+def triton_wanted() -> bool:
+    """Return whether a kernel could run or be compiled here: on a GPU, interpreted, or by a caller of Triton."""
+    # Counting devices does not initialize CUDA, which would rule out `fork`.
+    return "triton" in sys.modules or "TRITON_INTERPRET" in os.environ or torch.cuda.device_count() > 0
+
+
+IMPORTED = triton_wanted()
 try:
+    if not IMPORTED:
+        raise ImportError("no GPU")
     import triton
     import triton.language as tl
 except ImportError:
@@ -53,6 +65,8 @@ except ImportError:
     tl = None
 
 try:
+    if triton is None:
+        raise ImportError("no Triton")
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # Triton 3.3 and older
     gdc_launch_dependents = gdc_wait = None
@@ -175,7 +189,7 @@ def launch_dependents_and_wait():
 
 def kernels_unavailable(device: torch.device) -> str | None:
     """Return why kernels do not run on tensors of this device; None on an NVIDIA GPU and under the interpreter."""
-    if triton is None:
+    if triton is None and IMPORTED:
         return "Triton is not installed"
     if interpreted():
         return None

@@ -5,7 +5,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -14,9 +14,10 @@ import uvicorn
 
 from shoal.api.config import ServerConfig, is_loopback
 from shoal.api.engine_client import EngineLifecycle, start_engine
+from shoal.api.local_server import engine_identity, registered
 from shoal.api.state import ServerState, create_state
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
-from shoal.engine.process.supervisor import Supervisor
+from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.app import create_app
@@ -48,11 +49,12 @@ def serve(
     with ExitStack() as listeners:
         listener = listeners.enter_context(closing(bind(config)))
         wyoming = _bind_wyoming(config, listeners)
-        supervisor = Supervisor(source)
+        supervisor = Supervisor(source, SupervisorConfig(sleep_seconds=config.sleep_seconds))
+        address, port = listener.getsockname()[:2]
+        local = listeners.enter_context(_registered(config, source, voices, address, port))
         lifecycle = EngineLifecycle(lambda: start_engine(supervisor, voices), abort=supervisor.close)
         state = create_state(config, lifecycle, source.config.slots)
-        server = DrainingServer(state, supervisor, wyoming)
-        address, port = listener.getsockname()[:2]
+        server = DrainingServer(state, supervisor, wyoming, local)
         logger.info("listening on %s port %d", address, port)
         if on_listening is not None:
             on_listening(address, port)
@@ -62,6 +64,29 @@ def serve(
             supervisor.close()  # no effect after a normal shutdown; needed after a forced one
     if lifecycle.failure is not None:
         raise lifecycle.failure
+
+
+def _registered(
+    config: ServerConfig, source: EngineSource, voices: Path, address: str, port: int
+) -> AbstractContextManager[socket.socket | None]:
+    """Register the server for `shoal say`; the context yields the socket that it connects to."""
+    identity = engine_identity(
+        source.model,
+        voices,
+        device=source.device,
+        dtype=source.dtype,
+        codec=source.codec,
+        lexicon=source.lexicon,
+        config=source.config,
+    )
+    requires_key = bool(config.api_keys or config.keys_file)
+    return registered(client_url(address, port), source.model, identity, requires_key=requires_key)
+
+
+def client_url(host: str, port: int) -> str:
+    """Return the URL for clients on this machine; a wildcard address is reached by the loopback one."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}"
 
 
 def check_access(config: ServerConfig) -> None:
@@ -132,10 +157,16 @@ class DrainingServer(uvicorn.Server):
     On SIGUSR2 it reloads the model in a second engine process and switches to it without dropping requests.
     """
 
-    def __init__(self, state: ServerState, supervisor: Supervisor, wyoming: socket.socket | None = None) -> None:
-        """`wyoming` is the listening socket of the Wyoming protocol, if it is served."""
+    def __init__(
+        self,
+        state: ServerState,
+        supervisor: Supervisor,
+        wyoming: socket.socket | None = None,
+        local: socket.socket | None = None,
+    ) -> None:
+        """`wyoming` is the listening socket of the Wyoming protocol, `local` the Unix socket for `shoal say`."""
         self._state, self._supervisor = state, supervisor
-        self._wyoming_listener = wyoming
+        self._wyoming_listener, self._local_listener = wyoming, local
         self._wyoming: WyomingServer | None = None
         self._reload: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
@@ -164,6 +195,15 @@ class DrainingServer(uvicorn.Server):
 
             self._wyoming = WyomingServer(self._state)
             await self._wyoming.start(self._wyoming_listener)
+        if self._local_listener is not None:
+            # uvicorn serves one kind of socket; `shutdown` closes what is in this list.
+            self.servers.append(await self._loop.create_unix_server(self._protocol, sock=self._local_listener))
+
+    def _protocol(self) -> asyncio.Protocol:
+        config = self.config
+        return config.http_protocol_class(  # type: ignore[call-arg]  # as in uvicorn's own `startup`
+            config=config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._wyoming is not None:

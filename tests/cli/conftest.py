@@ -3,6 +3,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,12 @@ class Run:
 
 
 Shoal = Callable[..., Run]
+
+
+@pytest.fixture(autouse=True)
+def no_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep `shoal say` from finding a server of the person who runs the tests."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import struct
 import subprocess
@@ -7,9 +8,14 @@ import time
 import wave
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
+import torch
+import typer
 
+from shoal.checkpoint.random import SIZES
+from shoal.cli.completion import MODELS, builtin_voices, complete_stored_voice, complete_voice
 from tests.cli.conftest import Shoal
 
 TINY = ("--model", "random:tiny", "--max-frames", "12", "--quiet")
@@ -258,11 +264,71 @@ def test_a_closed_pipe_ends_the_command() -> None:
     assert err == "error: cannot write standard output: Broken pipe\n"
 
 
-def test_torch_dynamo_is_not_imported_without_compiling(tmp_path: Path) -> None:
-    """Importing it takes longer than everything else before the first audio."""
-    heavy = "[name for name in ('torch._dynamo', 'sympy') if name in sys.modules]"
+def test_neither_the_compiler_of_torch_nor_triton_is_imported_without_need(tmp_path: Path) -> None:
+    """Importing it takes longer than everything else before the first audio; Triton is of no use without a GPU."""
+    heavy = "[name for name in ('torch._dynamo', 'sympy', 'triton') if name in sys.modules]"
     code = f"import sys, shoal.cli\ntry: shoal.cli.main()\nfinally: print({heavy})"
     flags = ["-o", str(tmp_path / "a.wav"), "--max-frames", "2", "--quiet", "--model", "random:tiny"]
     command = [sys.executable, "-c", code, "say", "Hello.", *flags]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert (ran.stdout, ran.stderr) == ("[]\n", "")
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, env=plain)
+    found = "['triton']" if torch.cuda.is_available() else "[]"
+    assert (ran.stdout, ran.stderr) == (f"{found}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (("--model", "nonsense"), 8, "nonsense: no such directory and not a known name"),
+        (("--model", "random:huge"), 8, "random:huge: unknown size, expected one of random:tiny,"),
+        (("--model", "nano", "--voice", "nobody"), 5, "there is no voice 'nobody'; nano has "),
+        (("--model", "random:tiny", "--voice", "nobody"), 5, "there is no voice 'nobody'; `shoal voices list`"),
+        (("--speed", "3"), 2, "--speed must be between 0.5 and 2, not 3"),
+        (("--volume", "-30"), 2, "--volume must be between -20 and 20 decibels, not -30"),
+    ],
+)
+def test_a_wrong_flag_is_told_before_a_model_is_loaded(
+    shoal: Shoal, folder: Path, flags: tuple[str, ...], code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.cli.speak.EngineOptions.load", lambda options: pytest.fail("the model was loaded"))
+    ran = shoal("say", "Hello.", "-o", folder / "a.wav", *flags)
+    assert ran.code == code
+    assert message in ran.said
+    assert not list(folder.iterdir())
+
+
+def test_volume_and_speed_change_the_audio(shoal: Shoal, folder: Path) -> None:
+    variants = {"plain": (), "quiet": ("--volume", "-6"), "fast": ("--speed", "2")}
+    for name, flags in variants.items():
+        assert shoal("say", "Hello there.", "-o", folder / f"{name}.wav", *TINY, *flags).code == 0
+    plain, quiet, fast = (samples_of(folder / f"{name}.wav") for name in variants)
+    assert np.abs(quiet - plain * 10 ** (-6 / 20)).max() <= 1
+    assert len(fast) == pytest.approx(len(plain) / 2, rel=0.1)
+
+
+def test_completion_knows_the_voices_of_the_model_and_the_stored_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "narrator").mkdir()
+    monkeypatch.setenv("SHOAL_VOICES", str(tmp_path))
+    builtin = builtin_voices("nano")
+    assert builtin
+    assert completed("") == sorted([*builtin, "narrator"])
+    assert completed("", model="random:tiny") == ["narrator"]
+    assert completed("narr") == complete_stored_voice("narr") == ["narrator"]
+    assert builtin_voices("not-installed") == []
+
+
+def completed(typed: str, **params: str) -> list[str]:
+    context = typer.Context(click.Command("say"))
+    context.params |= params
+    return complete_voice(context, typed)
+
+
+def test_the_help_names_the_voices_of_the_bundled_model(shoal: Shoal) -> None:
+    shown = shoal("say", "--help").text
+    assert all(name in shown for name in builtin_voices("nano"))
+
+
+def test_the_random_models_that_completion_knows_exist() -> None:
+    assert [name for name in MODELS if name.startswith("random:")] == [f"random:{size}" for size in SIZES]

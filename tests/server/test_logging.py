@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from shoal.cli.serve import address_for_clients
 from shoal.server.logging import JsonLines, LogFormat, TextLines, set_up_logging
+from shoal.server.run import client_url
 from tests.server.conftest import ROOT, Serving, free_port, surroundings
 from tests.waiting import wait_until
 
@@ -96,5 +96,5 @@ def test_the_log_is_text_on_a_terminal(
 
 
 def test_the_address_for_clients_of_this_machine() -> None:
-    urls = [address_for_clients(host, 80) for host in ("127.0.0.1", "0.0.0.0", "::", "::1", "10.1.2.3")]
+    urls = [client_url(host, 80) for host in ("127.0.0.1", "0.0.0.0", "::", "::1", "10.1.2.3")]
     assert urls == [f"http://{name}:80" for name in ("127.0.0.1", "127.0.0.1", "[::1]", "[::1]", "10.1.2.3")]

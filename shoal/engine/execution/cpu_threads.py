@@ -1,4 +1,7 @@
-"""Number of torch threads per step on a CPU: small matrix products are faster on one thread."""
+"""Number of torch threads on a CPU: small matrix products are faster on one thread."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -7,6 +10,21 @@ from shoal.model.dual_ar import DualAR
 # Measured with nano on two cores: one sequence is 20 % faster on one thread, sixteen are 20 % faster on two.
 SMALL_MODEL = 100_000_000  # parameters
 FEW_TOKENS = 8
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Run torch operators of the calling thread on one thread inside the block.
+
+    Loading a small model is hundreds of short operators. Distributed over threads they take twice the CPU time on idle
+    cores, and many times as long where another process is busy: each operator waits for the thread that was preempted.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class CPUThreads:

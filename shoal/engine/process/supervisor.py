@@ -2,6 +2,9 @@
 
 A request belongs to one engine process at a time. When that process dies, requests that have sent no audio are
 resubmitted to the next process; the others fail with EngineStopped.
+
+An idle engine may sleep: its process ends, and the next request starts another. The supervisor stays ready meanwhile,
+and requests wait until the engine has woken up.
 """
 
 import asyncio
@@ -16,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from shoal.engine.process.logging import write_line
 from shoal.engine.process.messages import (
@@ -47,6 +50,7 @@ from shoal.text.prompt import Codes
 logger = logging.getLogger(__name__)
 
 Deliver = Callable[[JobReply], None]
+Activity = Literal["awake", "asleep", "waking"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class SupervisorConfig:
     attempts: int = 2  # engine processes that may die of one request
     max_attempts: int = 5  # engine processes one request may be given to if others are to blame
     exit_seconds: float = 10.0  # time for an engine without jobs to exit at shutdown
+    sleep_seconds: float = 0.0  # time without jobs after which the engine process ends; 0: never
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +160,8 @@ class Supervisor:
     def __init__(self, source: EngineSource, config: SupervisorConfig | None = None) -> None:
         self.source, self.config = source, config or SupervisorConfig()
         self.restarts = 0
+        self.wakes = 0  # starts of the engine after it slept
+        self.activity: Activity = "awake"
         self._ids = itertools.count(1)
         self._lock = threading.RLock()
         self._current: EngineProcess | None = None
@@ -165,6 +172,7 @@ class Supervisor:
         self._closing = False
         self._changed = threading.Condition(self._lock)
         self._failures = 0
+        self._used = time.monotonic()  # when the last job was submitted or ended, or an engine became ready
         self._monitor_thread = threading.Thread(target=self._monitor, name="shoal-monitor", daemon=True)
 
     def start(self) -> None:
@@ -174,8 +182,13 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
+        """Whether requests are accepted and will be spoken: also while the engine sleeps or wakes up."""
+        return (self._loaded or self.activity != "awake") and not self._closing
+
+    @property
+    def _loaded(self) -> bool:
         current = self._current
-        return current is not None and current.model_info is not None and not self._closing
+        return current is not None and current.model_info is not None
 
     @property
     def model_info(self) -> ModelInfo:
@@ -227,11 +240,15 @@ class Supervisor:
         return samples
 
     def statistics(self) -> dict[str, Any]:
-        """Return the engine's statistics and the number of restarts. Blocks; raises EngineStopped if not ready."""
+        """Return the engine's statistics and the supervisor's counters; only the latter while the engine sleeps.
+
+        Blocks; raises EngineStopped if not ready.
+        """
         if not self.ready:
             raise EngineStopped("the engine is not ready")
-        statistics: dict[str, Any] = self._ask(GetStats())
-        return {**statistics, "restarts": self.restarts}
+        statistics: dict[str, Any] = self._ask(GetStats()) if self._loaded else {}
+        asleep = int(self.activity != "awake")
+        return {**statistics, "restarts": self.restarts, "wakes": self.wakes, "asleep": asleep}
 
     async def release_memory(self) -> dict[str, int]:
         """Drop cached prefixes and return cached memory to device and system; see `Service.release_memory`."""
@@ -297,7 +314,10 @@ class Supervisor:
             if isinstance(command, Speak) and self._active() >= config.slots + config.max_waiting:
                 raise EngineBusy("the queue is full; try again later")
             job = EngineJob(next(self._ids), command, deliver)
+            if not isinstance(command, GetStats):
+                self._used = time.monotonic()
             self._assign(job)
+            self._changed.notify_all()  # wakes a sleeping engine
             return job
 
     def _active(self) -> int:
@@ -363,6 +383,8 @@ class Supervisor:
             job.replied = True
             if not isinstance(reply, AudioChunk) or reply.finish is not None:
                 del process.jobs[job_id]
+                if not isinstance(job.command, GetStats):
+                    self._used = time.monotonic()
         job.deliver(reply)
 
     def _on_end(self, process: EngineProcess, error: ShoalError) -> None:
@@ -419,6 +441,7 @@ class Supervisor:
                 self._retire(fresh)
                 return
             old, self._current, self.source, self._failures = self._current, fresh, source, 0
+            self.activity, self._used = "awake", time.monotonic()
             if old is not None and old.alive:
                 self._retire(old)
             waiting, self._queued = self._queued, []
@@ -461,12 +484,40 @@ class Supervisor:
         while not self._closing:
             self._kill_overdue()
             current = self._current
-            if current is None or current.exited.wait(0.1):
+            if self.activity == "asleep":
+                self._wake_for_work()
+            elif self._fall_asleep():
+                logger.info("engine process ends after %g s without requests", self.config.sleep_seconds)
+            elif current is None or current.exited.wait(0.1):
                 self._restart()
             elif current.jobs and time.monotonic() - current.progress > self.config.hang_seconds:
                 logger.error("no engine step for %.0f s; killing the engine process", self.config.hang_seconds)
                 current.kill()
                 current.exited.wait()
+
+    def _fall_asleep(self) -> bool:
+        """End the engine process if it has been idle for `sleep_seconds`."""
+        with self._lock:
+            current, idle = self._current, time.monotonic() - self._used
+            if not self.config.sleep_seconds or idle < self.config.sleep_seconds or current is None:
+                return False
+            # A start under way is a reload, which the operator waits for.
+            if not current.alive or self._active() or self._starting or self._closing:
+                return False
+            self._current, self.activity = None, "asleep"
+            self._retire(current)
+            return True
+
+    def _wake_for_work(self) -> None:
+        """Wait a moment for a job while the engine sleeps, and start the engine if there is one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queued or self._closing or self.activity != "asleep", timeout=0.5)
+            if not self._queued or self._closing or self.activity != "asleep":
+                return
+            self.activity = "waking"
+            self.wakes += 1
+        logger.info("engine process starts again: a request has arrived")
+        self._start_again()
 
     def _kill_overdue(self) -> None:
         """Kill retiring engines that hang; their jobs are replayed or fail when the process has exited."""
@@ -481,12 +532,17 @@ class Supervisor:
             return
         self.restarts += 1
         logger.warning("engine process exited; restarting it (restart %d)", self.restarts)
+        self._start_again()
+
+    def _start_again(self) -> None:
+        """Start an engine after the last one has ended. If that fails, fail the waiting jobs and pause."""
         try:
             self._start_engine(self.source, if_none_alive=True)
         except ShoalError as error:
             if self._closing or self._alive():
                 return
             self._failures += 1
+            self.activity = "awake"  # not ready until an attempt of `_restart` succeeds
             logger.error("engine process cannot start: %s", error)
             # The cause may name files of this machine, so it is logged and not sent to clients.
             self._fail_all(EngineStopped("the engine cannot start at the moment; try again later"))

@@ -41,6 +41,7 @@ from shoal.engine.process.messages import (
 from shoal.engine.process.native_memory import HeapTrimmer, bound_heap
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeviceFailed, EngineStopped, InternalError, ShoalError
+from shoal.gc_pause import paused_gc
 
 logger = logging.getLogger(__name__)
 
@@ -127,10 +128,12 @@ class ReplyChannel:
 
 class Worker:
     def __init__(self, pipe: Connection, replies: ReplyChannel, source: EngineSource) -> None:
-        from shoal.engine.load import load_service
-
         self._pipe, self._send, self._send_large = pipe, replies.send, replies.send_large
-        self._service = load_service(source)
+        # The objects of torch and the model stay out of later collections, which would pause the engine thread.
+        with paused_gc():
+            from shoal.engine.load import load_service
+
+            self._service = load_service(source)
         self._service.thread.on_failure = self._exit_broken
         # The thread that reads commands never sends: with both pipe buffers full, each side would wait for the other.
         self._jobs = JobRunner(PREPARE_THREADS)

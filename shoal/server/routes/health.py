@@ -25,6 +25,7 @@ async def health() -> JSONResponse:
 @router.get(
     "/ready",
     summary="Check that requests are accepted, and by which backends model and codec run",
+    description="`engine` is `awake`, or with `sleep_seconds` also `asleep` or `waking`, which accept requests.",
     responses={503: {"description": "Not ready; `state` says why.", "content": {"application/json": {}}}},
 )
 async def ready(state: State) -> JSONResponse:
@@ -32,6 +33,7 @@ async def ready(state: State) -> JSONResponse:
     backends = lifecycle.engine.backends() if lifecycle.engine else None
     content = {
         "state": lifecycle.state,
+        "engine": lifecycle.engine.activity() if lifecycle.engine else None,
         "model": state.config.model,
         "rung": backends.model if backends else None,
         "codec_rung": backends.codec if backends else None,

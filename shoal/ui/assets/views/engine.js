@@ -6,6 +6,8 @@ import { byId, drawing, element } from "./dom.js";
 import { count, duration, factor } from "./words.js";
 
 const EVERY_MILLISECONDS = 1000;
+/** What the card says of an engine process that has ended because the server was idle. */
+const SLEEP = { asleep: "asleep to save memory; the next text wakes it up", waking: "waking up" };
 const KEPT_READINGS = 60;
 const MOST_DRAWN_SLOTS = 96;
 
@@ -27,11 +29,12 @@ export class EngineView {
 
   async #look() {
     try {
-      const [text, { rung, codec_rung: codec }] = [await metrics(), await ready()];
+      const [text, { rung, codec_rung: codec, engine }] = [await metrics(), await ready()];
       this.#readings = [...this.#readings, reading(text, performance.now() / 1000, this.#readings.at(-1))].slice(
         -KEPT_READINGS,
       );
-      byId("engine-rung").textContent = rung ? `model: ${rung}, codec: ${codec}` : "";
+      const backends = rung ? `model: ${rung}, codec: ${codec}` : "";
+      byId("engine-rung").textContent = SLEEP[engine] ?? backends;
       this.#draw(this.#readings.at(-1));
     } catch (problem) {
       this.#readings = [];

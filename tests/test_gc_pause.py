@@ -1,0 +1,33 @@
+import gc
+
+import pytest
+
+from shoal.gc_pause import paused_gc, resume_full_gc
+
+
+def test_nothing_is_collected_inside_and_what_was_created_is_skipped_afterwards() -> None:
+    before = gc.get_freeze_count()
+    with paused_gc():
+        assert not gc.isenabled()
+        kept = [[] for _ in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= before + len(kept)
+    resume_full_gc()
+    assert gc.get_freeze_count() == 0
+
+
+def test_an_error_resumes_collection() -> None:
+    with pytest.raises(ZeroDivisionError), paused_gc():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    resume_full_gc()
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with paused_gc():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
