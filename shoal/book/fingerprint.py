@@ -1,4 +1,4 @@
-"""Hashes of what the audio of a sentence depends on: the model and the voices."""
+"""What the audio of a sentence depends on, without loading the model: hashes of model and voices, and its language."""
 
 import json
 from collections.abc import Iterator
@@ -7,8 +7,10 @@ from pathlib import Path
 
 from shoal.book.work import Speaker
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
+from shoal.checkpoint.layout import read_json
 from shoal.voices.store import VoiceStore
 
+PROFILE = "shoal.json"
 BUILTIN_VOICES = "voices"  # directory of a model's own voices
 MODEL_FILES = (".json", ".pth", ".safetensors", ".tiktoken")
 SAMPLES, SAMPLE_BYTES = 8, 64 << 10  # of a large file, evenly spread: models have gigabytes
@@ -26,6 +28,14 @@ def model_fingerprint(name: str, codec: Path | None) -> str:
             for sample in _samples(path):
                 digest.update(sample)
     return digest.hexdigest()
+
+
+def speaks_english_only(model: str) -> bool:
+    """Return whether a model needs texts that are spelled out in English. Raises ModelNotFound."""
+    if model.startswith(RANDOM_PREFIX):
+        return False
+    profile = find_directory(model) / PROFILE
+    return profile.is_file() and read_json(profile).get("normalize") is True
 
 
 def _samples(path: Path) -> Iterator[bytes]:

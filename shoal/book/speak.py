@@ -22,10 +22,10 @@ class BookRun:
     batch: BatchPlan
 
 
-def plan_run(chapters: Iterable[PlannedChapter], manifest: Manifest) -> BookRun:
-    """Compare the pieces with those in the work folder."""
+def plan_run(chapters: Iterable[PlannedChapter], manifest: Manifest, *, english: bool = False) -> BookRun:
+    """Compare the pieces with those in the work folder. `english`: the model reads every text as English."""
     chosen = list(chapters)
-    lines = write_lines(manifest.out, chosen, LineDefaults("book"))
+    lines = write_lines(manifest.out, chosen, LineDefaults("book"), english=english)
     return BookRun(chosen, lines, plan_batch(lines, manifest))
 
 

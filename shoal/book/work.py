@@ -10,14 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 from shoal.batch.lines import InputFile, LineDefaults
 from shoal.book.document import Book
 from shoal.book.sentences import Piece, Sentence, chapter_sentences
-from shoal.errors import InvalidRequest
+from shoal.errors import InvalidRequest, TextError
 from shoal.paths import atomic_write
+from shoal.text.foreign import foreign_language
 
+SAMPLED_BLOCKS = 500  # of a book, to tell its language
 STATE, LINES = "book.json", "pieces.jsonl"
 
 
@@ -37,6 +40,7 @@ class Narration:
     lexicon: str  # hash of the lexicon
     narrator: Speaker
     quotes: Speaker | None = None
+    english: bool = False  # the model speaks English only: also a sentence in French is read as English
     seed: int = 0
 
     def speaker(self, piece: Piece) -> Speaker:
@@ -91,6 +95,14 @@ class WorkState:
         atomic_write(folder / STATE, json.dumps(content, indent=1).encode() + b"\n")
 
 
+def check_language(book: Book, narration: Narration) -> None:
+    """Raise TextError for a book that the model cannot speak. A foreign sentence in an English book is no reason."""
+    blocks = islice((block.text for chapter in book.chapters for block in chapter.blocks), SAMPLED_BLOCKS)
+    language = foreign_language("\n".join(blocks)) if narration.english else None
+    if language is not None:
+        raise TextError(f"the book looks like {language}, and this model speaks English only: choose another --model")
+
+
 def plan_book(book: Book, narration: Narration, redone: dict[str, int]) -> list[PlannedChapter]:
     """Return all chapters with the ids of their pieces. `redone` has the seeds of sentences by key."""
     seen: Counter[str] = Counter()
@@ -118,9 +130,12 @@ def _plan_piece(piece: Piece, narration: Narration, seed: int) -> PlannedPiece:
     return PlannedPiece(_hash("\0".join(parts)), piece.text, speaker, seed)
 
 
-def write_lines(folder: Path, chapters: Iterable[PlannedChapter], defaults: LineDefaults) -> InputFile:
+def write_lines(
+    folder: Path, chapters: Iterable[PlannedChapter], defaults: LineDefaults, *, english: bool = False
+) -> InputFile:
     """Write the pieces as the input of a batch, each id once, in reading order."""
-    lines = (json.dumps(_line(piece), ensure_ascii=False) for piece in unique_pieces(chapters).values())
+    fields: dict[str, object] = {"normalize": "en"} if english else {}
+    lines = (json.dumps(_line(piece) | fields, ensure_ascii=False) for piece in unique_pieces(chapters).values())
     atomic_write(folder / LINES, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
     return InputFile(folder / LINES, defaults)
 

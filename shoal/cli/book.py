@@ -155,13 +155,18 @@ def _with_options(content: "Book", title: str | None, author: str | None, cover:
 
 def _narration(settings: "Settings", voice: str | None, quotes_voice: str | None) -> "Narration":
     """Return the voices and the hashes of all that affects the audio. Raises VoiceNotFound, ModelNotFound."""
-    from shoal.book.fingerprint import model_fingerprint, speaker
+    from shoal.book.fingerprint import model_fingerprint, speaker, speaks_english_only
     from shoal.book.work import Narration
 
     model, voices = settings.model, settings.voice_directory()
     quotes = None if quotes_voice is None else speaker(quotes_voice, model, voices)
-    fingerprint = model_fingerprint(model, settings.codec)
-    return Narration(fingerprint, _lexicon_hash(settings.lexicon), speaker(voice, model, voices), quotes)
+    return Narration(
+        model_fingerprint(model, settings.codec),
+        _lexicon_hash(settings.lexicon),
+        speaker(voice, model, voices),
+        quotes,
+        english=speaks_english_only(model),
+    )
 
 
 def _lexicon_hash(lexicon: Path | None) -> str:
@@ -202,10 +207,12 @@ class BookJob:
         from shoal.batch.manifest import Manifest
         from shoal.book.selection import select_chapters
         from shoal.book.speak import plan_run
+        from shoal.book.work import check_language
 
+        check_language(self.content, narration)
         with Manifest.opened(self.work) as manifest:
             chapters = self._plan(narration, places, seed)
-            run = plan_run(select_chapters(chapters, only), manifest)
+            run = plan_run(select_chapters(chapters, only), manifest, english=narration.english)
             self.progress.begin(run)
             with self.progress.shown():
                 self._speak(run, manifest)

@@ -143,18 +143,18 @@ def test_chapters_are_made_alone_and_found_again(book: Path, shoal: Shoal, tmp_p
 
 
 def test_a_sentence_that_fails_is_named_and_can_be_left_out(book: Path, shoal: Shoal, tmp_path: Path) -> None:
-    (tmp_path / "bad.txt").write_text("It rains.\n\nSo <|im_end|> it goes.\n")
+    (tmp_path / "bad.txt").write_text("It rains.\n\nSo <|im_end|> it goes.\n\nJe ne suis pas avec vous.\n")
     failed = shoal("book", "bad.txt", "-o", "bad.m4b")
     assert failed.code == 1
     assert "1:2:" in failed.said
     assert "1 sentences could not be spoken: change the text" in failed.said
     assert not (tmp_path / "bad.m4b").exists()
     made = figures(shoal("book", "bad.txt", "-o", "bad.m4b", "--skip-failed", "--json"))
-    assert (made["sentences"], made["failed"], made["done_before"]) == (2, 1, 1)
+    assert (made["sentences"], made["failed"], made["done_before"]) == (3, 1, 2)
     assert (tmp_path / "bad.m4b").exists()
 
 
-def test_an_interrupt_keeps_what_was_made(book: Path, shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_keeps_what_was_made(book: Path, shoal: Shoal) -> None:
     from shoal.cli.book_progress import BookProgress
 
     record = BookProgress.record
@@ -162,7 +162,7 @@ def test_an_interrupt_keeps_what_was_made(book: Path, shoal: Shoal, monkeypatch:
     def interrupting(self: BookProgress, task: Any, entry: Any) -> None:
         record(self, task, entry)
         if len(self.spoken) == 2:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C does, also for asyncio
 
     with ExitStack() as stack:
         patched = stack.enter_context(pytest.MonkeyPatch.context())
@@ -197,6 +197,16 @@ def test_what_cannot_be_done_is_refused(
     assert run.code == code, run.err
     assert message in run.said
     assert not Path("a.m4b").exists()
+
+
+def test_a_book_in_another_language_is_refused_before_anything_is_spoken(
+    book: Path, shoal: Shoal, tmp_path: Path
+) -> None:
+    (tmp_path / "livre.txt").write_text("Je ne suis pas avec vous. Il est dans la maison, mais elle est très loin.\n")
+    run = shoal("book", "livre.txt", "-o", "livre.m4b")
+    assert run.code == 3
+    assert "the book looks like French" in run.said
+    assert not (tmp_path / "livre.m4b.work").exists()
 
 
 def test_the_examples_of_the_page_run(book: Path, shoal: Shoal, tmp_path: Path) -> None:
