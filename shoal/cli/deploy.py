@@ -10,6 +10,7 @@ from shoal.cli.completion import complete_model
 from shoal.cli.flags import Codec, Quiet
 
 if TYPE_CHECKING:
+    from shoal.deploy.endpoint import Candidate
     from shoal.deploy.package import PackageFile, Progress
 
 PANEL = "Serve"
@@ -80,6 +81,27 @@ def deploy_sagemaker(
     many: Annotated[
         bool, typer.Option("--many", help="Multi-model endpoint: models are loaded at their first request.")
     ] = False,
+    canary: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=50, metavar="PERCENT", help="Update this share of the instances first, and all of them later."
+        ),
+    ] = None,
+    canary_seconds: Annotated[
+        int, typer.Option(min=60, max=3600, help="Seconds between the two steps of --canary.")
+    ] = 600,
+    alarm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="CloudWatch alarm that rolls a --canary back; may be repeated. Default: more than 1 % of 5xx answers.",
+        ),
+    ] = None,
+    candidate: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE,S3-URI", help="Image and model of a second variant, for a share of the requests."),
+    ] = None,
+    candidate_percent: Annotated[float, typer.Option(help="Share of the requests for --candidate.")] = 10.0,
     env: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Environment variable of the container; may be repeated."),
@@ -93,7 +115,7 @@ def deploy_sagemaker(
 
     Example: shoal deploy sagemaker voices --image IMAGE --model-data s3://bucket/model.tar.gz --role ARN --dry-run
     """
-    from shoal.deploy.endpoint import EndpointSpec, SageMakerAccount
+    from shoal.deploy.endpoint import Canary, EndpointSpec, SageMakerAccount
 
     min_instances, max_instances = _bounds(instances)
     variables = dict(_pair(each) for each in env or ())
@@ -108,6 +130,8 @@ def deploy_sagemaker(
         concurrency=concurrency,
         multi_model=many,
         environment=variables,
+        canary=None if canary is None else Canary(canary, canary_seconds, tuple(alarm or ())),
+        candidate=_candidate(candidate, candidate_percent),
     )
     steps = SageMakerAccount(region).steps(spec)
     for step in steps:
@@ -116,6 +140,17 @@ def deploy_sagemaker(
             step.do()
     if not steps:
         typer.echo(f"{name} is up to date")
+
+
+def _candidate(text: str | None, percent: float) -> "Candidate | None":
+    from shoal.deploy.endpoint import Candidate
+
+    if text is None:
+        return None
+    image, comma, model_data = text.partition(",")
+    if not (image and comma and model_data):
+        raise typer.BadParameter(f"{text!r} is not of the form IMAGE,S3-URI", param_hint="--candidate")
+    return Candidate(image, model_data, percent)
 
 
 def _bounds(text: str) -> tuple[int, int]:

@@ -20,9 +20,6 @@ def doctor(
         bool,
         typer.Option("--plan", help="Instead: show how many sequences common GPUs hold, and their speed."),
     ] = False,
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Also test torch.compile; takes up to half a minute.")
-    ] = False,
 ) -> None:
     """Check this machine: hardware, missing packages, available models, and the device and dtype that will be used.
 
@@ -46,7 +43,7 @@ def doctor(
             show_plan(holdings)
             show_predictions(speeds)
         return
-    report = examine(compile=compile)
+    report = examine()
     if json:
         print_json(report.as_json())
     else:

@@ -14,16 +14,49 @@ from typing import Any
 
 from shoal.errors import InvalidRequest, MissingExtra, ShoalError
 
-VARIANT = "voice"
+VARIANT, CANDIDATE = "voice", "candidate"
 DIMENSION = "sagemaker:variant:DesiredInstanceCount"
 METRIC = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
 STARTUP_SECONDS = 900  # time to load a large model; SageMaker kills containers that are unhealthy after it
 DOWNLOAD_SECONDS = 900
 COOLDOWN_SECONDS = 300  # before an instance is removed: starting one takes minutes
+ALARM_ERROR_SHARE = 0.01  # of the invocations of one minute, answered with 5xx
+ALARM_MINUTES = 2  # in a row
+KEPT_SECONDS = 300  # the old instances of a canary stay for this long after all traffic has moved
 NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,49}")
 NOT_FOUND = ("Could not find", "Cannot find")
 
 Spec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Update in two steps: `percent` of the new instances serve first, then all. An alarm rolls the update back."""
+
+    percent: int
+    seconds: int = 600  # between the two steps
+    alarms: tuple[str, ...] = ()  # names of CloudWatch alarms; empty: an alarm on 5xx answers is created
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.percent <= 50:
+            raise InvalidRequest(f"a canary takes 1 to 50 percent of the instances, not {self.percent}")
+        if not 60 <= self.seconds <= 3600:
+            raise InvalidRequest(f"a canary lasts 60 to 3600 seconds, not {self.seconds}")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Second variant of an endpoint, which gets `percent` of the requests until it is removed or replaces the first."""
+
+    image: str
+    model_data: str
+    percent: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.percent < 100:
+            raise InvalidRequest(f"a candidate takes more than 0 and less than 100 percent, not {self.percent:g}")
+        if not self.model_data.startswith("s3://"):
+            raise InvalidRequest(f"the candidate must be in S3, s3://BUCKET/KEY, not {self.model_data!r}")
 
 
 @dataclass(frozen=True)
@@ -40,6 +73,8 @@ class EndpointSpec:
     concurrency: int = 16  # target of autoscaling: concurrent requests per instance
     multi_model: bool = False
     environment: dict[str, str] = field(default_factory=dict)
+    canary: Canary | None = None  # how an update proceeds; no part of the state
+    candidate: Candidate | None = None
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -50,58 +85,79 @@ class EndpointSpec:
             raise InvalidRequest("a multi-model endpoint needs the S3 prefix of its models: s3://BUCKET/PREFIX/")
         if not 1 <= self.min_instances <= self.max_instances:
             raise InvalidRequest(f"instances must be 1 <= MIN <= MAX, not {self.min_instances}:{self.max_instances}")
+        if self.multi_model and self.candidate is not None:
+            raise InvalidRequest("a multi-model endpoint has one variant: deploy the candidate as one of its models")
 
     @property
-    def container(self) -> Spec:
-        return {
-            "Image": self.image,
-            "ModelDataUrl": self.model_data,
-            "Mode": "MultiModel" if self.multi_model else "SingleModel",
-            "Environment": self.environment,
-        }
+    def models(self) -> list[Spec]:
+        """One model per variant."""
+        containers = [self._container(self.image, self.model_data)]
+        if self.candidate is not None:
+            containers.append(self._container(self.candidate.image, self.candidate.model_data))
+        return [self._model(container) for container in containers]
 
     @property
-    def model_name(self) -> str:
-        return f"{self.name}-{_digest([self.container, self.role])}"
-
-    @property
-    def model(self) -> Spec:
-        return {"ModelName": self.model_name, "PrimaryContainer": self.container, "ExecutionRoleArn": self.role}
-
-    @property
-    def variant(self) -> Spec:
-        return {
-            "VariantName": VARIANT,
-            "ModelName": self.model_name,
-            "InstanceType": self.instance,
-            "InitialInstanceCount": self.min_instances,
-            "ContainerStartupHealthCheckTimeoutInSeconds": STARTUP_SECONDS,
-            "ModelDataDownloadTimeoutInSeconds": DOWNLOAD_SECONDS,
-        }
+    def variants(self) -> list[Spec]:
+        share = 0.0 if self.candidate is None else self.candidate.percent
+        weights = {VARIANT: 100 - share, CANDIDATE: share}
+        return [
+            self._variant(name, model["ModelName"], weights[name])
+            for name, model in zip((VARIANT, CANDIDATE), self.models, strict=False)
+        ]
 
     @property
     def config_name(self) -> str:
-        return f"{self.name}-{_digest(self.variant)}"
+        return f"{self.name}-{_digest(self.variants)}"
 
     @property
     def config(self) -> Spec:
-        return {"EndpointConfigName": self.config_name, "ProductionVariants": [self.variant]}
+        return {"EndpointConfigName": self.config_name, "ProductionVariants": self.variants}
 
     @property
-    def resource(self) -> Spec:
+    def names(self) -> Spec:
+        return {"EndpointName": self.name, "EndpointConfigName": self.config_name}
+
+    @property
+    def update(self) -> Spec:
+        """Arguments of UpdateEndpoint. The current instance count is kept: an update under load must not shrink it."""
+        kept = {
+            "RetainAllVariantProperties": True,
+            "ExcludeRetainedVariantProperties": [{"VariantPropertyType": "DesiredWeight"}],
+        }
+        return self.names | kept | ({} if self.canary is None else {"DeploymentConfig": self._deployment(self.canary)})
+
+    @property
+    def alarm(self) -> Spec:
+        """Alarm on the share of 5xx answers, which rolls a canary back."""
         return {
-            "ServiceNamespace": "sagemaker",
-            "ResourceId": f"endpoint/{self.name}/variant/{VARIANT}",
-            "ScalableDimension": DIMENSION,
+            "AlarmName": f"{self.name}-5xx",
+            "Namespace": "AWS/SageMaker",
+            "MetricName": "Invocation5XXErrors",
+            "Dimensions": [{"Name": "EndpointName", "Value": self.name}, {"Name": "VariantName", "Value": VARIANT}],
+            "Statistic": "Average",
+            "Period": 60,
+            "EvaluationPeriods": ALARM_MINUTES,
+            "Threshold": ALARM_ERROR_SHARE,
+            "ComparisonOperator": "GreaterThanThreshold",
+            "TreatMissingData": "notBreaching",
         }
 
-    @property
-    def target(self) -> Spec:
-        return self.resource | {"MinCapacity": self.min_instances, "MaxCapacity": self.max_instances}
+    def resources(self) -> list[Spec]:
+        """Return what autoscaling scales: the variants."""
+        return [
+            {
+                "ServiceNamespace": "sagemaker",
+                "ResourceId": f"endpoint/{self.name}/variant/{variant['VariantName']}",
+                "ScalableDimension": DIMENSION,
+            }
+            for variant in self.variants
+        ]
 
-    @property
-    def policy(self) -> Spec:
-        return self.resource | {
+    def target(self, resource: Spec) -> Spec:
+        return resource | {"MinCapacity": self.min_instances, "MaxCapacity": self.max_instances}
+
+    def policy(self, resource: Spec) -> Spec:
+        return resource | {
             "PolicyName": f"{self.name}-concurrency",
             "PolicyType": "TargetTrackingScaling",
             "TargetTrackingScalingPolicyConfiguration": {
@@ -109,6 +165,44 @@ class EndpointSpec:
                 "PredefinedMetricSpecification": {"PredefinedMetricType": METRIC},
                 "ScaleInCooldown": COOLDOWN_SECONDS,
             },
+        }
+
+    def _container(self, image: str, model_data: str) -> Spec:
+        return {
+            "Image": image,
+            "ModelDataUrl": model_data,
+            "Mode": "MultiModel" if self.multi_model else "SingleModel",
+            "Environment": self.environment,
+        }
+
+    def _model(self, container: Spec) -> Spec:
+        name = f"{self.name}-{_digest([container, self.role])}"
+        return {"ModelName": name, "PrimaryContainer": container, "ExecutionRoleArn": self.role}
+
+    def _variant(self, name: str, model: str, weight: float) -> Spec:
+        return {
+            "VariantName": name,
+            "ModelName": model,
+            "InstanceType": self.instance,
+            "InitialInstanceCount": self.min_instances,
+            "InitialVariantWeight": weight,
+            "ContainerStartupHealthCheckTimeoutInSeconds": STARTUP_SECONDS,
+            "ModelDataDownloadTimeoutInSeconds": DOWNLOAD_SECONDS,
+        }
+
+    def _deployment(self, canary: Canary) -> Spec:
+        alarms = canary.alarms or (self.alarm["AlarmName"],)
+        routing = {
+            "Type": "CANARY",
+            "CanarySize": {"Type": "CAPACITY_PERCENT", "Value": canary.percent},
+            "WaitIntervalInSeconds": canary.seconds,
+        }
+        return {
+            "BlueGreenUpdatePolicy": {
+                "TrafficRoutingConfiguration": routing,
+                "TerminationWaitInSeconds": KEPT_SECONDS,
+            },
+            "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in alarms]},
         }
 
 
@@ -138,6 +232,7 @@ class SageMakerAccount:
         with aws_errors():
             self._sagemaker = boto3.client("sagemaker", region_name=region)
             self._scaling = boto3.client("application-autoscaling", region_name=region)
+            self._alarms = boto3.client("cloudwatch", region_name=region)
 
     def steps(self, spec: EndpointSpec) -> list[Step]:
         """Return the calls to make, in order; empty when the endpoint is up to date. Only reads from AWS."""
@@ -146,38 +241,69 @@ class SageMakerAccount:
 
     def _endpoint_steps(self, spec: EndpointSpec) -> Iterator[Step]:
         sagemaker = self._sagemaker
-        if _describe(lambda: sagemaker.describe_model(ModelName=spec.model_name)) is None:
-            yield Step(f"create the model {spec.model_name}", lambda: sagemaker.create_model(**spec.model))
+        yield from filter(None, (self._model_step(model) for model in spec.models))
         if _describe(lambda: sagemaker.describe_endpoint_config(EndpointConfigName=spec.config_name)) is None:
             description = f"create the configuration {spec.config_name} ({spec.min_instances} x {spec.instance})"
             yield Step(description, lambda: sagemaker.create_endpoint_config(**spec.config))
         found = _describe(lambda: sagemaker.describe_endpoint(EndpointName=spec.name))
-        names = {"EndpointName": spec.name, "EndpointConfigName": spec.config_name}
+        changed = found is not None and found["EndpointConfigName"] != spec.config_name
         if found is None:
-            yield Step(f"create the endpoint {spec.name}", lambda: sagemaker.create_endpoint(**names))
-        elif found["EndpointConfigName"] != spec.config_name:
-            # Keep the current instance count: an update under load must not start with too few instances.
-            description = f"update the endpoint {spec.name} from {found['EndpointConfigName']}"
-            yield Step(description, lambda: sagemaker.update_endpoint(**names, RetainAllVariantProperties=True))
-        if found is None or found["EndpointConfigName"] != spec.config_name or found["EndpointStatus"] != "InService":
+            yield Step(f"create the endpoint {spec.name}", lambda: sagemaker.create_endpoint(**spec.names))
+        elif changed:
+            yield from self._update_steps(spec, found["EndpointConfigName"])
+        if found is None or changed or found["EndpointStatus"] != "InService":
             # Scaling can only be set on an endpoint that is in service.
-            yield Step(f"wait until {spec.name} is in service", lambda: self._wait(spec.name))
+            yield Step(f"wait until {spec.name} is in service", lambda: self._wait(spec))
+
+    def _model_step(self, model: Spec) -> Step | None:
+        name, sagemaker = model["ModelName"], self._sagemaker
+        if _describe(lambda: sagemaker.describe_model(ModelName=name)) is not None:
+            return None
+        return Step(f"create the model {name}", lambda: sagemaker.create_model(**model))
+
+    def _update_steps(self, spec: EndpointSpec, current: str) -> Iterator[Step]:
+        canary = spec.canary
+        if canary is not None and not canary.alarms and not self._alarm_exists(spec):
+            description = f"create the alarm {spec.alarm['AlarmName']} (more than {ALARM_ERROR_SHARE:.0%} 5xx)"
+            yield Step(description, lambda: self._alarms.put_metric_alarm(**spec.alarm))
+        how = "" if canary is None else f", {canary.percent} % of the instances first, for {canary.seconds} s"
+        yield Step(
+            f"update the endpoint {spec.name} from {current}{how}",
+            lambda: self._sagemaker.update_endpoint(**spec.update),
+        )
+
+    def _alarm_exists(self, spec: EndpointSpec) -> bool:
+        found = self._alarms.describe_alarms(AlarmNames=[spec.alarm["AlarmName"]])["MetricAlarms"]
+        return bool(found) and _matches(found[0], spec.alarm)
 
     def _scaling_steps(self, spec: EndpointSpec) -> Iterator[Step]:
-        scaling, resource = self._scaling, spec.resource
+        for resource in spec.resources():
+            yield from self._variant_scaling_steps(spec, resource)
+
+    def _variant_scaling_steps(self, spec: EndpointSpec, resource: Spec) -> Iterator[Step]:
+        scaling, target, policy = self._scaling, spec.target(resource), spec.policy(resource)
+        which = resource["ResourceId"].rpartition("/")[2]
         targets = scaling.describe_scalable_targets(
             ServiceNamespace="sagemaker", ResourceIds=[resource["ResourceId"]], ScalableDimension=DIMENSION
         )["ScalableTargets"]
-        if not targets or not _matches(targets[0], spec.target):
-            description = f"scale between {spec.min_instances} and {spec.max_instances} instances"
-            yield Step(description, lambda: scaling.register_scalable_target(**spec.target))
+        if not targets or not _matches(targets[0], target):
+            description = f"scale {which} between {spec.min_instances} and {spec.max_instances} instances"
+            yield Step(description, lambda: scaling.register_scalable_target(**target))
         policies = scaling.describe_scaling_policies(**resource)["ScalingPolicies"]
-        if not any(_matches(policy, spec.policy) for policy in policies):
-            description = f"aim at {spec.concurrency} concurrent requests per instance"
-            yield Step(description, lambda: scaling.put_scaling_policy(**spec.policy))
+        if not any(_matches(each, policy) for each in policies):
+            description = f"aim at {spec.concurrency} concurrent requests per instance of {which}"
+            yield Step(description, lambda: scaling.put_scaling_policy(**policy))
 
-    def _wait(self, name: str) -> None:
-        self._sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=name)
+    def _wait(self, spec: EndpointSpec) -> None:
+        """Wait for the end of a change. Raises ShoalError if an alarm has rolled it back."""
+        seconds = 0 if spec.canary is None else spec.canary.seconds + KEPT_SECONDS
+        attempts = 120 + seconds // 30  # of the waiter, one every 30 s
+        waiter = self._sagemaker.get_waiter("endpoint_in_service")
+        waiter.wait(EndpointName=spec.name, WaiterConfig={"MaxAttempts": attempts})
+        found = self._sagemaker.describe_endpoint(EndpointName=spec.name)
+        if found["EndpointConfigName"] != spec.config_name:
+            reason = found.get("FailureReason") or "an alarm went off"
+            raise ShoalError(f"{spec.name} was rolled back to {found['EndpointConfigName']}: {reason}")
 
 
 @contextmanager

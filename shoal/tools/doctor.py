@@ -2,14 +2,13 @@
 
 import os
 import platform
-import shutil
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from shutil import which
 from typing import Literal
 
 from shoal import __version__
@@ -55,8 +54,8 @@ class DoctorReport:
         return asdict(self)
 
 
-def examine(*, compile: bool = False) -> DoctorReport:
-    """Run all checks. `compile` also compiles a small function with torch.compile, which can take half a minute."""
+def examine() -> DoctorReport:
+    """Run all checks. On a GPU this compiles the largest kernels, unless they are cached."""
     findings = [DoctorFinding("shoal", __version__), *_python(), *_cpu(), *_memory()]
     try:
         import torch  # noqa: F401
@@ -65,8 +64,7 @@ def examine(*, compile: bool = False) -> DoctorReport:
         return DoctorReport(
             [*findings, DoctorFinding("torch", f"cannot be imported: {problem}", "missing", advice)], None
         )
-    findings += [*_torch(), *_gpu(), *_triton(), *_compiler()]
-    findings += _compile() if compile else []
+    findings += [*_torch(), *_gpu(), *_triton(), *_compiler(), *_kernel_cache()]
     findings += [*_extras(), *_audio(), *_models()]
     return DoctorReport(findings, _choose())
 
@@ -133,7 +131,7 @@ def _gpu() -> Iterator[DoctorFinding]:
             found = f"{card.name}, {card.total_memory / 1e9:.0f} GB, capability {card.major}.{card.minor}"
             yield DoctorFinding(f"GPU {index}", found)
         return
-    if shutil.which("nvidia-smi") is None:
+    if which("nvidia-smi") is None:
         yield DoctorFinding("GPU", "none found", "warn", "the CPU will be used")
     elif torch.version.cuda is None:
         advice = "this is a CPU build of torch: install the CUDA build from https://pytorch.org/get-started"
@@ -153,28 +151,29 @@ def _triton() -> Iterator[DoctorFinding]:
 
 
 def _compiler() -> Iterator[DoctorFinding]:
-    """Look for a C++ compiler, which torch.compile needs on CPUs. `--compile` tests whether it works."""
-    named = os.environ.get("CXX")
-    found = shutil.which(named) if named else next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-    advice = "" if found else "torch.compile needs a C++ compiler on CPUs and will not be used: install g++"
-    yield DoctorFinding("C++ compiler", found or "none found", "ok" if found else "warn", advice)
-
-
-def _compile() -> list[DoctorFinding]:
+    """Look for the C compiler with which Triton builds the launchers of its kernels; a CPU needs none."""
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    before = time.perf_counter()
-    try:
-        torch.compile(lambda x: (x * 2 + 1).relu().sum())(torch.ones(64, device=device))
-    except Exception as problem:  # noqa: BLE001 - edge to the compiler: any failure is the finding
-        line = (str(problem).strip().splitlines() or [""])[0]
-        return [
-            DoctorFinding("torch.compile", f"fails: {type(problem).__name__}: {line}", "warn", "eager will be used")
-        ]
-    return [
-        DoctorFinding("torch.compile", f"works on {device}, {time.perf_counter() - before:.1f} s for a small function")
-    ]
+    if torch.cuda.is_available():
+        names = filter(None, (os.environ.get("CC"), "gcc", "clang", "cc"))
+        found = next(filter(None, map(which, names)), None)
+        advice = "" if found else "Triton needs a C compiler for the fused kernels: install gcc"
+        yield DoctorFinding("C compiler", found or "none found", "ok" if found else "missing", advice)
+
+
+def _kernel_cache() -> Iterator[DoctorFinding]:
+    """Report the compiled kernels on disk; deleting the directory makes the next start compile them again."""
+    import torch
+
+    from shoal.kernels import jit  # noqa: F401 - sets TRITON_CACHE_DIR
+
+    if not torch.cuda.is_available() or "TRITON_CACHE_DIR" not in os.environ:
+        return
+    folder = Path(os.environ["TRITON_CACHE_DIR"])
+    files = [file for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
+    size = sum(file.stat().st_size for file in files)
+    kernels = sum(file.suffix in (".cubin", ".hsaco") for file in files)
+    yield DoctorFinding("kernel cache", f"{folder}, {kernels} kernels, {size / 1e6:.0f} MB")
 
 
 def _extras() -> Iterator[DoctorFinding]:

@@ -54,12 +54,29 @@ def test_a_torch_that_cannot_be_imported_is_a_finding(monkeypatch: pytest.Monkey
     assert "libtorch.so" in report.findings[-1].value
 
 
-def test_a_missing_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    monkeypatch.delenv("CXX", raising=False)
+def test_a_missing_compiler_matters_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "which", lambda name: None)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert list(doctor._compiler()) == []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     (finding,) = doctor._compiler()
-    assert finding.mark == "warn"
-    assert "g++" in finding.advice
+    assert finding.mark == "missing"
+    assert "gcc" in finding.advice
+
+
+def test_it_speaks_only_of_what_the_engine_uses(shoal: Shoal) -> None:
+    assert "torch.compile" not in shoal("doctor").text + shoal("doctor", "--help").text
+
+
+def test_the_kernel_cache_is_shown_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(doctor._kernel_cache()) == []
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    (tmp_path / "abc").mkdir()
+    (tmp_path / "abc" / "linear.cubin").write_bytes(b"x" * 2_000_000)
+    (finding,) = doctor._kernel_cache()
+    assert finding.value == f"{tmp_path}, 1 kernels, 2 MB"
 
 
 def test_the_memory_limit_of_the_container_applies(monkeypatch: pytest.MonkeyPatch) -> None:

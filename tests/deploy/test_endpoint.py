@@ -11,7 +11,7 @@ from moto import mock_aws
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.deploy.endpoint import METRIC, EndpointSpec, SageMakerAccount
+from shoal.deploy.endpoint import METRIC, Canary, Candidate, EndpointSpec, SageMakerAccount
 from shoal.errors import InvalidRequest, ShoalError
 
 SPEC = EndpointSpec(
@@ -72,8 +72,9 @@ def test_what_is_made_is_what_was_asked_for() -> None:
 
 def test_only_what_has_changed_is_done() -> None:
     do_all(SPEC)
-    assert do_all(replace(SPEC, max_instances=8)) == ["scale between 1 and 8 instances"]
-    assert do_all(replace(SPEC, max_instances=8, concurrency=20)) == ["aim at 20 concurrent requests per instance"]
+    assert do_all(replace(SPEC, max_instances=8)) == ["scale voice between 1 and 8 instances"]
+    aimed = do_all(replace(SPEC, max_instances=8, concurrency=20))
+    assert aimed == ["aim at 20 concurrent requests per instance of voice"]
 
 
 def test_another_image_is_a_new_model_and_an_update_that_keeps_the_instances() -> None:
@@ -86,6 +87,7 @@ def test_another_image_is_a_new_model_and_an_update_that_keeps_the_instances() -
         "EndpointName": "voices",
         "EndpointConfigName": changed.config_name,
         "RetainAllVariantProperties": True,
+        "ExcludeRetainedVariantProperties": [{"VariantPropertyType": "DesiredWeight"}],
     }
     with Stubber(account._sagemaker) as stubbed:
         stubbed.add_response("update_endpoint", {"EndpointArn": "arn:aws:sagemaker:us-east-1:1:endpoint/x"}, expected)
@@ -93,10 +95,59 @@ def test_another_image_is_a_new_model_and_an_update_that_keeps_the_instances() -
         stubbed.assert_no_pending_responses()
 
 
+UPDATED = {"EndpointArn": "arn:aws:sagemaker:us-east-1:1:endpoint/x"}
+
+
+def test_a_canary_updates_a_share_first_and_an_alarm_rolls_it_back() -> None:
+    do_all(SPEC)
+    changed, account = replace(SPEC, image="other:1", canary=Canary(10, 300)), SageMakerAccount()
+    steps = account.steps(changed)
+    assert [step.description.split()[0] for step in steps] == ["create", "create", "create", "update", "wait"]
+    assert steps[3].description.endswith("10 % of the instances first, for 300 s")
+    steps[2].do()
+    (alarm,) = boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
+    assert (alarm["AlarmName"], alarm["MetricName"], alarm["Threshold"]) == ("voices-5xx", "Invocation5XXErrors", 0.01)
+    with Stubber(account._sagemaker) as stubbed:  # checks the arguments against the API's own description
+        stubbed.add_response("update_endpoint", UPDATED, changed.update)
+        steps[3].do()
+    deployment = changed.update["DeploymentConfig"]
+    assert deployment["AutoRollbackConfiguration"] == {"Alarms": [{"AlarmName": "voices-5xx"}]}
+    assert deployment["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]["CanarySize"]["Value"] == 10
+    # The alarm is there now; alarms of one's own replace it.
+    assert "alarm" not in " ".join(step.description for step in account.steps(changed))
+    own = replace(changed, canary=Canary(10, 300, ("too-slow",)))
+    assert own.update["DeploymentConfig"]["AutoRollbackConfiguration"] == {"Alarms": [{"AlarmName": "too-slow"}]}
+    assert own.config_name == changed.config_name
+
+
+def test_an_update_that_was_rolled_back_is_an_error() -> None:
+    do_all(SPEC)
+    account = SageMakerAccount()
+    with pytest.raises(ShoalError, match=f"rolled back to {SPEC.config_name}: an alarm went off"):
+        account._wait(replace(SPEC, image="other:1"))
+
+
+def test_a_candidate_gets_its_share_of_the_requests() -> None:
+    candidate = Candidate("other:2", "s3://bucket/next.tar.gz", 5.0)
+    spec = replace(SPEC, candidate=candidate)
+    do_all(spec)
+    sagemaker = boto3.client("sagemaker")
+    config = sagemaker.describe_endpoint_config(EndpointConfigName=spec.config_name)
+    weights = {variant["VariantName"]: variant["InitialVariantWeight"] for variant in config["ProductionVariants"]}
+    assert weights == {"voice": 95.0, "candidate": 5.0}
+    models = [variant["ModelName"] for variant in config["ProductionVariants"]]
+    containers = [sagemaker.describe_model(ModelName=name)["PrimaryContainer"] for name in models]
+    assert [each["ModelDataUrl"] for each in containers] == [SPEC.model_data, candidate.model_data]
+    targets = boto3.client("application-autoscaling").describe_scalable_targets(ServiceNamespace="sagemaker")
+    assert len(targets["ScalableTargets"]) == 2
+    assert do_all(spec) == []
+    assert replace(spec, candidate=replace(candidate, percent=50.0)).config_name != spec.config_name
+
+
 def test_many_models_lie_under_a_prefix() -> None:
     spec = replace(SPEC, model_data="s3://bucket/models/", multi_model=True, instance="ml.c5.2xlarge")
     do_all(spec)
-    described = boto3.client("sagemaker").describe_model(ModelName=spec.model_name)
+    described = boto3.client("sagemaker").describe_model(ModelName=spec.models[0]["ModelName"])
     assert described["PrimaryContainer"]["Mode"] == "MultiModel"
     with pytest.raises(InvalidRequest, match="prefix"):
         replace(spec, model_data="s3://bucket/model.tar.gz")
@@ -110,11 +161,16 @@ def test_many_models_lie_under_a_prefix() -> None:
         {"model_data": "/tmp/model.tar.gz"},
         {"min_instances": 3, "max_instances": 2},
         {"min_instances": 0},
+        {"canary": (51,)},
+        {"canary": (10, 5)},
+        {"candidate": ("image", "/tmp/model.tar.gz", 10.0)},
+        {"candidate": ("image", "s3://bucket/model.tar.gz", 100.0)},
     ],
 )
 def test_what_aws_would_refuse_is_refused_before(wrong: dict[str, Any]) -> None:
+    made = {"canary": Canary, "candidate": Candidate}
     with pytest.raises(InvalidRequest):
-        replace(SPEC, **wrong)
+        replace(SPEC, **{name: made[name](*value) if name in made else value for name, value in wrong.items()})
 
 
 def test_what_aws_refuses_is_reported() -> None:
@@ -132,6 +188,11 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
     assert wet.exit_code == 0
     assert wet.stdout == dry.stdout.replace("would ", "")
     assert "is up to date" in runner.invoke(app, ARGUMENTS).stdout
+    rest = ["--candidate", "other:2,s3://bucket/next.tar.gz", "--candidate-percent", "5", "--canary", "10", "--dry-run"]
+    planned = runner.invoke(app, [*ARGUMENTS, *rest])
+    assert "10 % of the instances first, for 600 s" in planned.stdout
+    assert "scale candidate between 1 and 4 instances" in planned.stdout
+    assert runner.invoke(app, [*ARGUMENTS, "--candidate", "other:2"]).exit_code == 2
 
 
 def test_without_a_region_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
