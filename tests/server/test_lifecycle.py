@@ -42,25 +42,6 @@ def run(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedPr
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=240, cwd=ROOT, env=env)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--port", "99999"], "port (flag)"),
-        (["--set", "slow_reader=wait"], "slow_reader (flag)"),
-        (["--host", "0.0.0.0"], "no API key"),
-        (["--config", "nowhere.toml"], "nowhere.toml"),
-        (["--set", "quantize=foo"], "quantize (flag)"),
-        (["--device", "cuda:63"], "cuda:63: this machine has"),
-    ],
-)
-def test_wrong_settings_are_reported_before_the_model_is_loaded(tmp_path: Path, flags: list[str], message: str) -> None:
-    ended = run(tmp_path, "serve", "--model", "random:tiny", *flags)
-    assert ended.returncode == 2
-    assert message in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
-    assert "listening" not in ended.stderr
-
-
 def test_a_missing_model_ends_the_server(tmp_path: Path) -> None:
     ended = run(tmp_path, "serve", "--model", "no-such-model", "--port", "0")
     assert ended.returncode == 8
@@ -71,27 +52,6 @@ def test_a_busy_port_ends_the_server(tmp_path: Path) -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as door:
         ended = run(tmp_path, "serve", "--model", "random:tiny", "--port", str(door.getsockname()[1]))
     assert (ended.returncode, "Address already in use" in ended.stderr) == (2, True)
-
-
-def test_settings_are_shown_with_their_sources_and_without_secrets(tmp_path: Path) -> None:
-    output = run(tmp_path, "config", "--json", SHOAL_PORT="9000", SHOAL_API_KEYS="very-secret-key-1").stdout
-    assert '"from": "SHOAL_PORT"' in output
-    assert "very-secret" not in output
-    assert "SHOAL_PORT" in run(tmp_path, "config", SHOAL_PORT="9000").stdout
-    assert json.loads(run(tmp_path, "config", "--json").stdout)["keys_file"]["value"] is None
-    run(tmp_path, "keys", "new", "alice")
-    assert json.loads(run(tmp_path, "config", "--json").stdout)["keys_file"]["value"].endswith("keys.json")
-
-
-def test_keys_can_be_created_listed_and_revoked(tmp_path: Path) -> None:
-    secret = run(tmp_path, "keys", "new", "alice", "--concurrency", "2").stdout.strip()
-    assert secret.startswith("shoal_")
-    listed = run(tmp_path, "keys", "list").stdout
-    assert "alice" in listed
-    assert secret not in listed
-    assert run(tmp_path, "keys", "revoke", "alice").returncode == 0
-    assert "no keys" in run(tmp_path, "keys", "list").stderr
-    assert run(tmp_path, "keys", "revoke", "alice").returncode == 2
 
 
 def ready(serving: Serving) -> dict[str, Any]:

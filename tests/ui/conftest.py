@@ -1,5 +1,6 @@
 """The page in a real browser, against a real server process."""
 
+import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,11 @@ from tests.server.conftest import Serving, recording, start
 from tests.waiting import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 __all__ = ["recording"]  # a fixture here, too
 
+MAX_FRAMES = 40  # per turn: 1.6 seconds of audio
 PATIENCE = int(1000 * TIMEOUT_SECONDS)  # milliseconds for any change of the page; it seldom takes one second
 
 
@@ -26,9 +28,23 @@ def browser() -> Iterator["Browser"]:
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    served = start(tmp_path_factory.mktemp("page"), slots=4, rung="eager")  # slow enough to be watched and stopped
+    served = start(tmp_path_factory.mktemp("page"), slots=4)
     yield served
     assert served.end() == 0, served.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def slow_serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server slow enough for a long text to be watched and stopped."""
+    served = start(tmp_path_factory.mktemp("slow"), slots=4, rung="eager")
+    yield served
+    assert served.end() == 0, served.log.read_text()
+
+
+def shorten(route: "Route") -> None:
+    """Limit the frames of a turn: a random model stops at no end of a text, and a test needs few of them."""
+    body = route.request.post_data_json | {"max_new_tokens": MAX_FRAMES}
+    route.continue_(post_data=json.dumps(body))
 
 
 Visit = Callable[..., "Page"]
@@ -36,18 +52,23 @@ Visit = Callable[..., "Page"]
 
 @pytest.fixture
 def visit(browser: "Browser", serving: Serving) -> Iterator[Visit]:
-    """Open the page as a new visitor. Script errors and policy violations fail the test."""
+    """Open the page as a new visitor. Turns have at most MAX_FRAMES frames unless `limit` is False.
+
+    Script errors and policy violations fail the test.
+    """
     contexts, faults = [], []
 
     def notice(message: Any) -> None:
         if "Content Security Policy" in message.text:
             faults.append(message.text)
 
-    def open_page(url: str = serving.url, *, ready: bool = True, **options: Any) -> "Page":
+    def open_page(url: str = serving.url, *, ready: bool = True, limit: bool = True, **options: Any) -> "Page":
         settings: dict[str, Any] = {"reduced_motion": "reduce", "permissions": ["microphone"]}
         context = browser.new_context(**(settings | options))
         context.set_default_timeout(PATIENCE)
         contexts.append(context)
+        if limit:
+            context.route("**/v1/tts", shorten)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", notice)

@@ -13,7 +13,7 @@ import pytest
 from shoal.audio.decode import AudioLimits, read_audio
 from shoal.checkpoint.find import BUNDLED_DIRECTORY
 from tests.server.conftest import Serving, engine_of, start
-from tests.ui.conftest import Visit
+from tests.ui.conftest import MAX_FRAMES, Visit
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def playback(page: "Page", name: str) -> int:
 
 
 def spoken_by_server(url: str, text: str = SHORT, **fields: object) -> np.ndarray:
-    body = {"text": text, "seed": SEED, "format": "pcm", "streaming": True, **fields}
+    body = {"text": text, "seed": SEED, "format": "pcm", "streaming": True, "max_new_tokens": MAX_FRAMES, **fields}
     answer = httpx.post(f"{url}/v1/tts", json=body, timeout=240, trust_env=False, verify=False).raise_for_status()
     return np.frombuffer(answer.content, "<i2")
 
@@ -107,18 +107,18 @@ def test_typed_text_is_played_to_its_last_sample(visit: Visit, serving: Serving)
     assert page.inner_text("#seed-used") == str(SEED)
 
 
-def test_a_long_text_plays_while_it_is_generated_and_stop_frees_the_slot(visit: Visit, serving: Serving) -> None:
-    page = visit()
-    left = figure(serving, 'shoal_requests_total{api="fish",outcome="disconnected"}')
+def test_a_long_text_plays_while_it_is_generated_and_stop_frees_the_slot(visit: Visit, slow_serving: Serving) -> None:
+    page = visit(slow_serving.url, limit=False)
+    left = figure(slow_serving, 'shoal_requests_total{api="fish",outcome="disconnected"}')
     say(page, LONG, seed=10)
     wait_until(lambda: playback(page, "played") > 8000, interval=0.1)
     assert page.is_visible("#speak.busy")
     assert page.inner_text("#progress-words").startswith("Part ")
-    wait_until(lambda: figure(serving, "shoal_engine_running") == 1, interval=0.1)
+    wait_until(lambda: figure(slow_serving, "shoal_engine_running") == 1, interval=0.1)
     page.click("#speak")
     page.wait_for_selector("#speak:not(.busy)")
-    wait_until(lambda: figure(serving, "shoal_engine_running") == 0, interval=0.1)
-    assert figure(serving, 'shoal_requests_total{api="fish",outcome="disconnected"}') == left + 1
+    wait_until(lambda: figure(slow_serving, "shoal_engine_running") == 0, interval=0.1)
+    assert figure(slow_serving, 'shoal_requests_total{api="fish",outcome="disconnected"}') == left + 1
     page.wait_for_selector("#history >> text=stopped early")
 
 
@@ -131,7 +131,7 @@ def test_a_busy_server_is_retried_in_the_middle_of_a_text(visit: Visit) -> None:
         if len(asked) == 2:
             route.fulfill(status=429, headers={"Retry-After": "1"}, json={"message": "the queue is full"})
         else:
-            route.continue_()
+            route.fallback()
 
     page.route("**/v1/tts", busy_once)
     with page.expect_response(lambda answer: answer.url.endswith("/v1/tts") and len(asked) == 3):
@@ -143,14 +143,14 @@ def test_a_busy_server_is_retried_in_the_middle_of_a_text(visit: Visit) -> None:
     page.keyboard.press("Escape")
 
 
-def test_audio_generated_before_an_engine_crash_is_kept(visit: Visit, serving: Serving) -> None:
-    page = visit()
+def test_audio_generated_before_an_engine_crash_is_kept(visit: Visit, slow_serving: Serving) -> None:
+    page = visit(slow_serving.url, limit=False)
     say(page, LONG, seed=10)
     wait_until(lambda: playback(page, "samples") > 0, interval=0.1)
-    os.kill(engine_of(serving), signal.SIGKILL)
+    os.kill(engine_of(slow_serving), signal.SIGKILL)
     page.wait_for_selector("#notice >> text=The audio broke off")
     page.wait_for_selector("#history >> text=broke off")
-    serving.wait_until_ready()
+    slow_serving.wait_until_ready()
 
 
 def test_every_format_can_be_downloaded(visit: Visit) -> None:
@@ -295,7 +295,7 @@ RECORD_STARTS = """() => {
 
 
 def test_pieces_are_scheduled_without_gaps_at_the_models_rate(visit: Visit) -> None:
-    page = visit()
+    page = visit(limit=False)
     page.evaluate(RECORD_STARTS)
     say(page, seed=7)
     wait_until_made(page)
@@ -393,8 +393,8 @@ def test_every_control_has_an_accessible_name(visit: Visit) -> None:
     assert nameless == []
 
 
-def test_the_engine_view_shows_running_requests(visit: Visit) -> None:
-    page = visit()
+def test_the_engine_view_shows_running_requests(visit: Visit, slow_serving: Serving) -> None:
+    page = visit(slow_serving.url, limit=False)
     page.locator("#engine").scroll_into_view_if_needed()
     page.wait_for_selector("#engine >> text=0 of 4")
     say(page, LONG, seed=10)
