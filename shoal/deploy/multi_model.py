@@ -7,7 +7,8 @@
     POST   /models/{name}/invoke    same as `/invocations`
 
 Each model is a complete application of `shoal serve` with its own engine process. SageMaker gives containers other than
-its own Triton no GPU for such endpoints, so the limit is host memory; after a 507, SageMaker unloads the least used models and retries.
+its own Triton no GPU for such endpoints, so the limit is host memory; after a 507, SageMaker unloads the least used
+models and retries.
 """
 
 import asyncio
