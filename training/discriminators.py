@@ -110,9 +110,9 @@ class PeriodJudge(Judge):
     """Sees every `period`-th sample side by side, so that pitch errors cannot hide."""
 
     def __init__(self, period: int, width: int = 32) -> None:
-        widths = (1, width, 2 * width, 4 * width, 8 * width)
+        widths = (1, width, 2 * width, 8 * width, 16 * width)
         layers = [TimeConv(a, b, 5, 3) for a, b in pairwise(widths)]
-        super().__init__([*layers, TimeConv(8 * width, 8 * width, 5), TimeConv(8 * width, 1, 3)])
+        super().__init__([*layers, TimeConv(16 * width, 16 * width, 5), TimeConv(16 * width, 1, 3)])
         self.period = period
 
     def view(self, samples: Tensor) -> Tensor:

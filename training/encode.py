@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
+from torch import Tensor
 
 from shoal.checkpoint.random import synthetic_tokenizer
 from shoal.codec.dac import Codec
@@ -32,14 +32,15 @@ from shoal.text.clean import clean_text
 from shoal.text.normalize import normalize
 from shoal.text.prompt import GridBuilder, InterleavePrompts
 from shoal.voices.encoder import codec_fingerprint
-from training.codec import keep_codebooks, load_codec
+from training.codec import encode_latent, keep_codebooks, load_codec
+from training.codec.quantiser import quantise
 from training.data import Line, Samples, read_lines, write_whole
 from training.packing import SEMANTIC_BEGIN, STOP_ID, EncodedShard, utterance_columns
 
 logger = logging.getLogger(__name__)
 
 ABOUT = "codes.json"
-BATCH_FRAMES = {"cuda": 16_384, "cpu": 1024}
+BATCH_FRAMES = {"cuda": 8192, "cpu": 1024}
 OPEN_ENDED_SHARE = 0.1
 
 
@@ -112,12 +113,28 @@ def encode_recordings(codec: Codec, recordings: Sequence[Samples], most: int | N
     found: dict[int, NDArray[np.int32]] = {}
     most = most or BATCH_FRAMES[codec.device.type]
     for batch in batches([len(samples) // frame for samples in recordings], most):
-        sounds = [torch.from_numpy(recordings[index].astype(np.float32)) / 32768 for index in batch]
-        longest = max(map(len, sounds))
-        padded = torch.stack([F.pad(sound, (0, longest - len(sound))) for sound in sounds])
-        codes = codec.encode(padded.to(codec.device)).to("cpu", torch.int32).numpy()
+        codes = encode_padded(codec, [recordings[index] for index in batch]).to("cpu", torch.int32).numpy()
         found |= {index: row[:, : len(recordings[index]) // frame] for index, row in zip(batch, codes, strict=True)}
     return [found[index] for index in range(len(recordings))]
+
+
+@torch.inference_mode()
+def encode_padded(codec: Codec, recordings: Sequence[Samples]) -> Tensor:
+    """Codes [n, codebooks, frames] of recordings, each padded to the longest."""
+    frame = codec.config.frame_length
+    frames = -(-max(map(len, recordings)) // frame)
+    padded = np.zeros((len(recordings), frames * frame), np.int16)
+    for row, samples in zip(padded, recordings, strict=True):
+        row[: len(samples)] = samples
+    # Converted where the codec is: on the host this took longer than the codec.
+    samples = torch.from_numpy(padded).to(codec.device).float() / 32768
+    if codec.device.type != "cuda":
+        return codec.encode(samples)
+    # Matrix products: cuDNN's convolutions in fp32 are many times slower at these shapes.
+    codec.reserve(frames)
+    active = torch.full((len(samples),), codec.config.num_codebooks, device=samples.device)
+    codes = quantise(codec, encode_latent(codec, samples, torch.float32), active).codes
+    return codes.view(-1, len(samples), frames).transpose(0, 1)
 
 
 def batches(frames: Sequence[int], most: int) -> Iterator[list[int]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
 from shoal.codec.streaming import NoPast, StreamingDecoder
+from shoal.voices.encoder import codec_fingerprint
 from tests.training.conftest import CPU
 from training.codec import (
     Mode,
@@ -315,6 +316,7 @@ def test_frozen_codes_stay_bit_identical_while_the_decoding_side_learns(corpus: 
     # Narrower than those of the command line, which starts new ones when there are none.
     (done / "companions.safetensors").unlink()
     options = ["--corpus", str(corpus), "--out", str(out), "--start", str(done), "--freeze-codes", "--plain"]
+    options += ["--decoded-frames", "3", "--depth", "2"]
     main([*options, "--batch", "2", "--frames", "8", "--hours", "0.01", "--max-steps", "3", "--minutes", "5"])
     before, after = load_codec(done), load_codec(out)
     samples = torch.from_numpy(np.fromfile(corpus / "shard-00000.pcm", dtype="<i2")).float()[None] / 32768
@@ -323,6 +325,7 @@ def test_frozen_codes_stay_bit_identical_while_the_decoding_side_learns(corpus: 
     changed = {name for name, value in before.state_dict().items() if not torch.equal(value, after.state_dict()[name])}
     assert changed
     assert all(name.startswith(trained) for name in changed)
+    assert codec_fingerprint(before) == codec_fingerprint(after)
 
 
 def test_files_are_split_at_the_given_size_and_read_back_equal(tmp_path: Path) -> None:
@@ -392,4 +395,4 @@ def test_a_run_started_from_a_finished_one_has_its_discriminators_and_classifier
     load_companions(second, tmp_path / "companions.safetensors")
     for part in ("judges", "classifier"):
         for a, b in zip(getattr(first, part).parameters(), getattr(second, part).parameters(), strict=True):
-            assert torch.allclose(a, b, rtol=2e-3)
+            assert torch.allclose(a, b, rtol=2e-3, atol=1e-6)

@@ -38,6 +38,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--free-steps", type=int, default=Plan.free_steps, help="steps before the codebooks join")
     parser.add_argument("--batch", type=int, default=Plan.batch)
     parser.add_argument("--frames", type=int, default=Plan.frames, help="frames per example")
+    parser.add_argument("--decoded-frames", type=int, default=0, help="frames per example to decode and judge; 0: all")
+    parser.add_argument("--depth", type=int, help="train with the first so many codebooks only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=Plan.rate, help="peak learning rate of the codec")
     parser.add_argument("--judge-rate", type=float, default=Plan.judge_rate)
@@ -71,6 +73,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
         final_share=options.final_rate,
         max_steps=options.max_steps,
         freeze_codes=options.freeze_codes,
+        decoded_frames=options.decoded_frames,
+        depths=Plan.depths if options.depth is None else (options.depth,),
     )
     if options.resume is not None:
         config = torch.load(options.resume, map_location="cpu", weights_only=True)["config"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from training.capture import as_graph
-from training.codec.networks import decode_latent, encode_latent
+from training.codec.networks import decode_excerpts, encode_latent
 from training.codec.plan import Mode
 from training.codec.trainer import Trainer
 
@@ -51,10 +51,11 @@ def compile_encoding(trainer: Trainer) -> None:
 
 def compile_decoding(trainer: Trainer) -> None:
     plan = trainer.plan
-    trainer.decode = torch.compile(decode_latent, dynamic=False, fullgraph=True, options=OPTIONS)
+    trainer.decode = torch.compile(decode_excerpts, dynamic=False, fullgraph=True, options=OPTIONS)
     latent = torch.randn(plan.batch, plan.frames, plan.config.latent_dim, device=trainer.device)
     latent.requires_grad_(not plan.freeze_codes)
-    trainer.decode(trainer.codec, latent, trainer.dtype).square().mean().backward()
+    starts = trainer.choose_starts(plan.batch)
+    trainer.decode(trainer.codec, latent, starts, plan.heard_frames, trainer.dtype).square().mean().backward()
     trainer.codec.zero_grad(set_to_none=True)
 
 

@@ -132,7 +132,24 @@ def encode_latent(codec: Codec, samples: Tensor, dtype: torch.dtype) -> Tensor:
 
 def decode_latent(codec: Codec, latent: Tensor, dtype: torch.dtype) -> Tensor:
     """Latent behind the codebooks [n, frames, dim] -> samples [n, N], fp32."""
+    return synthesize(codec, upsample_latent(codec, latent, dtype))
+
+
+def decode_excerpts(codec: Codec, latent: Tensor, starts: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
+    """Decode `frames` frames of each row from frame starts[n] on; the window transformer sees the whole row."""
+    x = upsample_latent(codec, latent, dtype)
+    steps = x.shape[1] // latent.shape[1]
+    places = steps * starts[:, None] + torch.arange(steps * frames, device=x.device)
+    return synthesize(codec, x.gather(1, places[..., None].expand(-1, -1, x.shape[-1])))
+
+
+def upsample_latent(codec: Codec, latent: Tensor, dtype: torch.dtype) -> Tensor:
+    """Latent [n, frames, dim] -> what the decoder's convolutions take [n, steps, dim]."""
     x = transform(codec.quantizer.post_module, latent.to(dtype))
     for stage in codec.quantizer.upsample:
         x = run_layers(cast(nn.ModuleList, stage), x)
+    return x
+
+
+def synthesize(codec: Codec, x: Tensor) -> Tensor:
     return torch.tanh(run_layers(codec.decoder.model, x).float()).squeeze(-1)

@@ -71,12 +71,19 @@ class Plan:
     augmented_share: float = 0.0  # share of examples with noise, reverberation and another frequency response
     phoneme_weight: float = 1.0  # weight of the loss that has the first codebook tell phonemes apart
     recoveries: int = 2
+    # Frames of each example that are decoded and judged; 0: all. The decoder and the judges cost most of a step, and a
+    # window transformer needs longer examples than they do.
+    decoded_frames: int = 0
     # How many codebooks an example uses; the spread makes every prefix of the codebooks a codec of its own.
     depths: tuple[int, ...] = (10, 10, 10, 10, 10, 10, 10, 8, 8, 8, 8, 8, 8, 8, 8, 6, 6, 4, 9, 7)
 
     @property
     def length(self) -> int:
         return self.frames * self.config.frame_length
+
+    @property
+    def heard_frames(self) -> int:
+        return self.decoded_frames or self.frames
 
 
 @dataclass

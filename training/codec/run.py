@@ -115,4 +115,8 @@ def load_companions(trainer: Trainer, path: Path) -> None:
         tensors = {name: value.float() for name, value in load_file(path).items()}
         for part in PARTS:
             own = {k.removeprefix(f"{part}."): v for k, v in tensors.items() if k.startswith(f"{part}.")}
-            getattr(trainer, part).load_state_dict(own)
+            module = getattr(trainer, part)
+            shapes = {name: value.shape for name, value in module.state_dict().items()}
+            fitting = {name: value for name, value in own.items() if shapes.get(name) == value.shape}
+            # Judges whose width has changed since start anew.
+            module.load_state_dict(fitting, strict=False)

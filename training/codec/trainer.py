@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from shoal.codec.dac import Codec
 from training.codec.augment import augment
-from training.codec.networks import decode_latent, encode_latent
+from training.codec.networks import decode_excerpts, encode_latent
 from training.codec.plan import Mode, Pace, Plan
 from training.codec.quantiser import lay_out_codebooks, quantise
 from training.codec.reel import UNKNOWN, Reel
@@ -34,6 +34,11 @@ def alternate_halves(samples: Tensor) -> Tensor:
     return torch.cat((samples[0::2, half:], samples[1::2, :half]))
 
 
+def excerpts(samples: Tensor, starts: Tensor, length: int) -> Tensor:
+    """Samples [n, N] -> [n, length], row i from starts[i] on."""
+    return samples.gather(1, starts[:, None] + torch.arange(length, device=samples.device))
+
+
 def phoneme_loss(logits: Tensor, phonemes: Tensor) -> Tensor:
     """Return the mean cross-entropy of logits [n, T, classes] over frames [n, T] whose phoneme is known."""
     known = phonemes != UNKNOWN
@@ -53,7 +58,7 @@ class Trainer:
         self.classifier = nn.Linear(plan.config.latent_dim, PHONEMES, device=device)
         self.mel = MelLoss(plan.config.sample_rate).to(device)
         self.encode: Callable[[Codec, Tensor, torch.dtype], Tensor] = encode_latent
-        self.decode: Callable[[Codec, Tensor, torch.dtype], Tensor] = decode_latent
+        self.decode: Callable[[Codec, Tensor, Tensor, int, torch.dtype], Tensor] = decode_excerpts
         self.pace = Pace()
         self.ema = copy.deepcopy(self.codec)
         self.optimizer = adam(self._trained(), plan.rate, device, BETAS)
@@ -72,14 +77,18 @@ class Trainer:
         self.codec.requires_grad_(False)
         quantizer = self.codec.quantizer
         parts = (quantizer.post_module, quantizer.upsample, self.codec.decoder)
-        return [weight for part in parts for weight in part.requires_grad_(True).parameters()]
+        trained = {name: weight for part in parts for name, weight in part.named_parameters(prefix=str(id(part)))}
+        # The activations keep their shape: it is part of the fingerprint by which codes know their codec.
+        return [weight.requires_grad_(True) for name, weight in trained.items() if not name.endswith("alpha")]
 
     def step(self, mode: Mode) -> None:
         """One update of everything. No host reads: a graph can hold all of it."""
         samples, phonemes = self.examples()
         self.optimizer.zero_grad(set_to_none=True)
         latent, commit, book, phoneme = self._latent(samples, phonemes, mode)
-        made = self.decode(self.codec, latent, self.dtype)
+        starts = self.choose_starts(len(latent))
+        made = self.decode(self.codec, latent, starts, self.plan.heard_frames, self.dtype)
+        samples = excerpts(samples, starts * self.plan.config.frame_length, made.shape[1])
         mel = self.mel(made, samples)
         loss = MEL_WEIGHT * mel + COMMIT_WEIGHT * commit + BOOK_WEIGHT * book + self.plan.phoneme_weight * phoneme
         judged = [torch.zeros_like(mel)] * 3
@@ -92,6 +101,10 @@ class Trainer:
         self.optimizer.step()
         self._average()
         self.means.note(torch.stack([loss, mel, commit, book, phoneme, norm, *judged]))
+
+    def choose_starts(self, count: int) -> Tensor:
+        """Return the frame at which each decoded excerpt begins [count]."""
+        return torch.randint(self.plan.frames - self.plan.heard_frames + 1, (count,), device=self.device)
 
     def examples(self) -> tuple[Tensor, Tensor]:
         """Return samples [batch, length], some augmented, and phoneme ids [batch, frames]."""
@@ -118,8 +131,8 @@ class Trainer:
     def _judge(self, samples: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Update the judges; returns their loss, the two losses of the codec, and its gradient at the samples made."""
         leaf = made.detach().requires_grad_()
-        real = self.judges(alternate_halves(samples), self.dtype)
-        fake = self.judges(alternate_halves(leaf), self.dtype)
+        view = alternate_halves if self.plan.decoded_frames == 0 else torch.Tensor.contiguous
+        real, fake = self.judges(view(samples), self.dtype), self.judges(view(leaf), self.dtype)
         judging = discriminator_loss(real.logits, fake.logits)
         weights = list(self.judges.parameters())
         # One forward serves both sides: each asks for its own gradients only, so nothing is computed twice.
