@@ -110,6 +110,20 @@ class Pronunciation:
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """A word of the request's text, as it was written, and when it is spoken.
+
+    Times are seconds from the first sample of the utterance; the word is `text[first:last]` of the request's text.
+    """
+
+    text: str
+    start: float
+    end: float
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechRequest:
     """Text to speak and how. The model's defaults apply without `sampling`, and to its fields that are None."""
 
@@ -131,6 +145,7 @@ class SpeechRequest:
     context: tuple[SpokenTurn, ...] | None = None
     carry_turns: bool = True  # generate each turn of a long text with the previous turns as context
     first_chunk_frames: int | None = None  # frames of audio before the first chunk is sent; None: the engine's setting
+    timestamps: bool = False  # report when each word is spoken, with the chunks of audio
 
     def __post_init__(self) -> None:
         if not isinstance(self.voice, str | None):
@@ -152,12 +167,14 @@ class AudioChunk:
     """Generated samples; `finish` is set on the last chunk of an utterance, which may be empty.
 
     `context` is set on the last chunk of a request with a context: the turns that the next request can continue.
+    `words` are those that have ended since the chunk before, for requests with `timestamps`.
     """
 
     samples: Samples
     sample_rate: int
     finish: FinishReason | None = None
     context: tuple[SpokenTurn, ...] | None = None
+    words: tuple[Word, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -172,6 +189,7 @@ class Speech:
     sample_rate: int
     finish: FinishReason
     codes: NDArray[np.int32]  # [codebooks, frames]
+    words: tuple[Word, ...] = ()  # with `timestamps`
 
     @property
     def seconds(self) -> float:

@@ -100,9 +100,21 @@ def load_checkpoint(
         model=model,
         codec=loaded_codec,
         tokenizer=tokenizer,
-        profile=read_profile(directory, model.config.family),
+        profile=_checked_profile(directory, model.config),
         directory=directory,
     )
+
+
+def _checked_profile(directory: Path, config: DualARConfig) -> ModelProfile:
+    profile = read_profile(directory, config.family)
+    layers, heads = config.slow.n_layer, config.slow.n_head
+    for layer, head in profile.alignment.heads if profile.alignment is not None else ():
+        if layer >= layers or head >= heads:
+            raise CheckpointError(
+                f"{directory}: alignment head ({layer}, {head}) is out of range for {layers} layers of {heads} heads; "
+                "run `shoal align calibrate` again"
+            )
+    return profile
 
 
 def require_directory(directory: Path) -> None:

@@ -16,6 +16,24 @@ ACCEPTED_TYPES: dict[object, tuple[type, ...]] = {int: (int,), float: (int, floa
 
 
 @dataclass(frozen=True)
+class Alignment:
+    """Attention heads that follow the text while the model speaks it, for word times.
+
+    `shoal align calibrate` finds them. A model without such heads has none, and the quality that was reached.
+    """
+
+    heads: tuple[tuple[int, int], ...] = ()  # (layer, head)
+    quality: float = 0.0  # share of attention on the word that is spoken, times the share of words that were found
+    lead_frames: float = 1.0  # frames by which attention is ahead of the sound
+
+    def __post_init__(self) -> None:
+        if len(set(self.heads)) != len(self.heads) or list(self.heads) != sorted(self.heads):
+            raise InvalidRequest("alignment heads must be different and in ascending order")
+        if not (0 <= self.quality <= 1 and -10 <= self.lead_frames <= 10):
+            raise InvalidRequest("alignment quality must be between 0 and 1 and lead_frames between -10 and 10")
+
+
+@dataclass(frozen=True)
 class ModelProfile:
     """Defaults of requests to a model."""
 
@@ -29,6 +47,7 @@ class ModelProfile:
     hold_seconds: float = 0.0  # streams: audio of a turn that is held back, so that a turn that ends in it is retried
     clones: bool = True  # whether the model speaks with the voice of a recording; nano speaks with its built-in ones
     voice: str | None = None  # voice of requests that name none; None: the model chooses one
+    alignment: Alignment | None = None  # None: `shoal align calibrate` has not been run
 
 
 def default_profile(family: Family) -> ModelProfile:
@@ -50,13 +69,29 @@ def read_profile(directory: Path, family: Family) -> ModelProfile:
         sampling = stored.pop("sampling", {})
         if not isinstance(sampling, dict):
             raise InvalidRequest("sampling must be an object")
+        alignment = read_alignment(stored.pop("alignment", None))
         _check_types(sampling, SamplingParams)
         _check_types(stored, ModelProfile)
-        profile = replace(default, sampling=replace(default.sampling, **sampling), **stored)
+        profile = replace(default, sampling=replace(default.sampling, **sampling), alignment=alignment, **stored)
         _check_bounds(profile)
     except (TypeError, InvalidRequest) as problem:
         raise CheckpointError(f"{path}: {problem}") from problem
     return profile
+
+
+def read_alignment(stored: object) -> Alignment | None:
+    """Return the alignment of a JSON value. Raises InvalidRequest."""
+    if stored is None:
+        return None
+    if not isinstance(stored, dict) or not isinstance(stored.get("heads"), list):
+        raise InvalidRequest("alignment must be an object with a list of heads")
+    heads = stored["heads"]
+    for head in heads:
+        if not (isinstance(head, list) and len(head) == 2 and all(type(each) is int and each >= 0 for each in head)):
+            raise InvalidRequest(f"alignment heads must be pairs of layer and head, not {head!r:.40}")
+    numbers = {name: value for name, value in stored.items() if name != "heads"}
+    _check_types(numbers, Alignment)
+    return Alignment(tuple((layer, head) for layer, head in heads), **numbers)
 
 
 def _check_types(stored: dict[str, object], dataclass_type: type) -> None:

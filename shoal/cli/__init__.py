@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli import (
+    align,
     batch,
     bench,
     book,
@@ -59,6 +60,7 @@ for module in (
     cluster,
     deploy,
     models,
+    align,
     bench,
     load,
     simulate,

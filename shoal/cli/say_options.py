@@ -10,7 +10,9 @@ from shoal.cli.completion import MODELS, builtin_voices
 from shoal.errors import InvalidRequest, ModelNotFound, TextError, VoiceNotFound
 
 if TYPE_CHECKING:
-    from shoal.speech import Recording, SpeechRequest
+    from collections.abc import Sequence
+
+    from shoal.speech import Recording, SpeechRequest, Word
 
 STDIN = "-"
 STDOUT = Path("-")
@@ -99,6 +101,26 @@ def default_seed(model: str) -> int:
     path = None if model.startswith(RANDOM_PREFIX) else find_directory(model) / "shoal.json"
     stored = read_json(path).get("sampling", {}) if path is not None and path.is_file() else {}
     return int(stored.get("seed", SamplingParams().seed))
+
+
+def check_subtitles(path: Path | None) -> None:
+    """Raise InvalidRequest for a subtitle file that cannot be written."""
+    if path is None:
+        return
+    from shoal.api.subtitles import subtitle_format
+
+    subtitle_format(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise InvalidRequest(f"{path}: subtitles need a file in a directory that exists")
+
+
+def write_subtitles(path: Path, words: "Sequence[Word]", speed: float) -> None:
+    """Write a subtitle file in the format of its suffix, of audio played at `speed`. Raises OutputError."""
+    from shoal.api.subtitles import scaled, subtitle_format
+    from shoal.paths import atomic_write, output_errors
+
+    with output_errors(path):
+        atomic_write(path, subtitle_format(path)(scaled(words, speed)).encode())
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,13 @@ from shoal.cli.quick_exit import QuickExit
 from shoal.cli.say_options import (
     check_model,
     check_output,
+    check_subtitles,
     check_voice,
     default_seed,
     parse_voice,
     read_text_option,
     sampling_overrides,
+    write_subtitles,
 )
 from shoal.errors import InvalidRequest
 from shoal.gc_pause import paused_gc, resume_full_gc
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.cli.speech_progress import SpeechProgress
     from shoal.config import EngineConfig
     from shoal.engine.engine import Engine
-    from shoal.speech import AudioChunk, SpeechRequest
+    from shoal.speech import AudioChunk, SpeechRequest, Word
 
 PANEL = "Speak"
 
@@ -66,6 +68,10 @@ Repetition = Annotated[
     typer.Option(
         help="Tokens that the repetition penalty considers: upstream (as in the release) or window (recent frames)."
     ),
+]
+Subtitles = Annotated[
+    Path | None,
+    typer.Option(help="File for the times of all words: subtitles as .srt or .vtt, or .json."),
 ]
 AsWritten = Annotated[
     bool,
@@ -112,6 +118,7 @@ def say(
         typer.Option("--ssml/--no-ssml", help="Whether the text is SSML. Default: if it begins with <speak>."),
     ] = None,
     lexicon: Lexicon = None,
+    subtitles: Subtitles = None,
     show_text: Annotated[
         bool, typer.Option("--show-text", help="Print the text as the model reads it, and do not speak.")
     ] = False,
@@ -138,6 +145,8 @@ def say(
 
     Example: fortune | shoal say -o fortune.opus
 
+    Example: shoal say "The tide is coming in." -o tide.wav --subtitles tide.srt
+
     Example: shoal say "Hello." -o hello.wav --model s1-mini --voice me.wav --transcript "What I say in me.wav."
     """
     content, speaker = read_text_option(text, file), parse_voice(voice, transcript)
@@ -156,13 +165,15 @@ def say(
         _show_text(replace(speaker.request(content), normalize=not as_written, ssml=ssml), model, lexicon, json=json)
         return
     check_output(output, format, json=json)
+    check_subtitles(subtitles)
     check_model(model)
     check_voice(speaker.name, model)
     prosody = Prosody(speed, volume)
     if model == BUNDLED and speaker.recording is not None:
         typer.echo("note: nano barely clones voices; use its built-in voices, or s1-mini or s2-pro to clone", err=True)
-    sinks = AudioSinks(output, format, _player(play or output is None), prosody)
-    request = replace(speaker.request(content), normalize=not as_written, ssml=ssml)
+    sinks = AudioSinks(output, format, _player(play or output is None), prosody, subtitles)
+    request = replace(speaker.request(content), normalize=not as_written, ssml=ssml, timestamps=subtitles is not None)
+    no_server = no_server or request.timestamps  # its route of plain audio has no word times
     options = EngineOptions(model, codec, device, dtype, quantize, lexicon)
 
     from shoal.cli.speech_progress import SpeechProgress
@@ -181,12 +192,13 @@ def say(
 
 @dataclass(frozen=True)
 class AudioSinks:
-    """Destinations of the audio: a file, a player, or both."""
+    """Destinations of the audio: a file, a player, or both; and of its subtitles."""
 
     output: Path | None
     format: str | None
     player: "Player | None"
     prosody: Prosody
+    subtitles: Path | None = None
 
     def write(
         self, sample_rate: int, chunks: "Iterable[tuple[AudioChunk, tuple[int, int]]]", progress: "SpeechProgress"
@@ -194,10 +206,14 @@ class AudioSinks:
         """Write chunks as they arrive, each with its turn and the number of turns."""
         with ExitStack() as stack:
             writers, adjust = self.open(stack, sample_rate), self.prosody.filter(sample_rate)
+            words: list[Word] = []
             for chunk, turn in chunks:
+                words += chunk.words
                 _write(writers, adjust.feed(chunk.samples))
                 progress.record(chunk, *turn)
             _write(writers, adjust.finish())
+            if self.subtitles is not None:
+                write_subtitles(self.subtitles, words, self.prosody.speed)
             if self.player is not None:
                 progress.show_playing()
 
@@ -216,7 +232,8 @@ class AudioSinks:
 
     def as_json(self) -> dict[str, object]:
         player = None if self.player is None else self.player.name
-        return {"output": None if self.output is None else str(self.output), "player": player}
+        found: dict[str, object] = {"output": None if self.output is None else str(self.output), "player": player}
+        return found if self.subtitles is None else {**found, "subtitles": str(self.subtitles)}
 
     def __str__(self) -> str:
         return str(self.output) if self.output is not None else self.player.name if self.player is not None else ""

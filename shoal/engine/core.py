@@ -69,7 +69,9 @@ class EngineCore:
             clock=clock,
         )
         head = Head(model.slow)
-        eager = EagerRunner(model, head, kv, self.scheduler.tables, config.slots)
+        alignment = checkpoint.profile.alignment
+        heads = () if alignment is None else alignment.heads
+        eager = EagerRunner(model, head, kv, self.scheduler.tables, config.slots, heads)
         first = parse_backend(config.rung)
         self.runner = FallbackRunner(eager, head, first=first, buckets=config.buckets, isa=config.cpu_isa, clock=clock)
         self.health = DeviceHealth(self.runner, kv, self.scheduler.tables, model.config)

@@ -36,19 +36,35 @@ class Engine:
         *,
         voice: Voice | str | None = ...,
         sampling: Sampling | None = ...,
+        timestamps: bool = ...,
         stream: Literal[False] = ...,
     ) -> Speech: ...
 
     @overload
     def speak(
-        self, text: str, *, voice: Voice | str | None = ..., sampling: Sampling | None = ..., stream: Literal[True]
+        self,
+        text: str,
+        *,
+        voice: Voice | str | None = ...,
+        sampling: Sampling | None = ...,
+        timestamps: bool = ...,
+        stream: Literal[True],
     ) -> Generator[AudioChunk, None, None]: ...
 
     def speak(
-        self, text: str, *, voice: Voice | str | None = None, sampling: Sampling | None = None, stream: bool = False
+        self,
+        text: str,
+        *,
+        voice: Voice | str | None = None,
+        sampling: Sampling | None = None,
+        timestamps: bool = False,
+        stream: bool = False,
     ) -> Speech | Generator[AudioChunk, None, None]:
-        """Return the whole speech, or with `stream` a generator of its chunks; closing the generator cancels."""
-        request = SpeechRequest(text, voice=_name(voice), sampling=sampling, whole=not stream)
+        """Return the whole speech, or with `stream` a generator of its chunks; closing the generator cancels.
+
+        With `timestamps` the speech, or each chunk, has the `words` that are spoken, with their times.
+        """
+        request = SpeechRequest(text, voice=_name(voice), sampling=sampling, whole=not stream, timestamps=timestamps)
         utterance = self.service.speak_blocking(request, voice if isinstance(voice, Voice) else None)
         return iter(utterance) if stream else join(list(utterance), utterance.codes())
 
@@ -58,9 +74,16 @@ class Engine:
             async for chunk in chunks:
                 yield chunk
 
-    async def aspeak(self, text: str, *, voice: Voice | str | None = None, sampling: Sampling | None = None) -> Speech:
+    async def aspeak(
+        self,
+        text: str,
+        *,
+        voice: Voice | str | None = None,
+        sampling: Sampling | None = None,
+        timestamps: bool = False,
+    ) -> Speech:
         """`speak` without blocking the event loop. Cancelling the task cancels the utterance."""
-        request = SpeechRequest(text, voice=_name(voice), sampling=sampling, whole=True)
+        request = SpeechRequest(text, voice=_name(voice), sampling=sampling, whole=True, timestamps=timestamps)
         utterance = await self.service.prepare(request, voice if isinstance(voice, Voice) else None)
         async with aclosing(self.service.thread.aspeak(utterance)) as chunks:
             collected = [chunk async for chunk in chunks]
@@ -88,4 +111,6 @@ def join(chunks: list[AudioChunk], codes: np.ndarray) -> Speech:
     """Concatenate all chunks into one speech; the last one carries the finish reason."""
     finish = chunks[-1].finish
     assert finish is not None, "the last chunk carries the finish"
-    return Speech(np.concatenate([chunk.samples for chunk in chunks]), chunks[-1].sample_rate, finish, codes)
+    samples = np.concatenate([chunk.samples for chunk in chunks])
+    words = tuple(word for chunk in chunks for word in chunk.words)
+    return Speech(samples, chunks[-1].sample_rate, finish, codes, words)

@@ -36,6 +36,7 @@ class AttentionMetadata:
     segments: list[PrefillSegment]
     tables: Tensor  # [decodes, blocks]
     lengths: Tensor  # [decodes], including the new token
+    recorded: frozenset[int] = frozenset()  # layers whose queries are kept until the next pass
 
 
 class PagedKV:
@@ -57,6 +58,7 @@ class PagedKV:
         self.value_scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device) if quantised else None
         self.blocks = self.spare = blocks
         self._pass: AttentionMetadata | None = None
+        self.queries: dict[int, Tensor] = {}  # [tokens, heads, d] by recorded layer of the last pass
 
     @staticmethod
     def bytes_per_block(config: BlockConfig, size: int, dtype: torch.dtype) -> int:
@@ -74,10 +76,13 @@ class PagedKV:
     def begin_pass(self, plan: AttentionMetadata) -> None:
         """Set the layout of the next forward pass."""
         self._pass = plan
+        self.queries = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan = self._pass
         assert plan is not None, "begin_pass() comes before the forward pass"
+        if layer in plan.recorded:
+            self.queries[layer] = q
         keys, values = self.keys[layer], self.values[layer]
         scales = self.scales(layer)
         write_kv(keys, scales["key_scales"], plan.where, k)

@@ -1,23 +1,32 @@
 """Text preprocessing: plan a text and tokenize it into turns. Runs off the engine thread."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
 from shoal.audio.guard import shortest_seconds
 from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.profile import Alignment
 from shoal.checkpoint.text_rules import checkpoint_text_rules
 from shoal.engine.sequence import Tokens
 from shoal.engine.turn_repair import divide_text
-from shoal.engine.utterance import Turn
+from shoal.engine.utterance import TextTokens, Turn
+from shoal.engine.word_times import WordPlan
+from shoal.errors import InvalidRequest
 from shoal.speech import SpeechRequest, SpokenTurn
 from shoal.text.lexicon import Lexicon
-from shoal.text.plan import TextPlan, TurnText, plan_text
+from shoal.text.markup.ssml import is_ssml
+from shoal.text.plan import TextPlan, TurnText, plan_text, word_reading
 from shoal.text.prompt import PROMPT_BUILDERS, Grid, GridBuilder, PromptBuilder, join
+from shoal.text.words import match_words, spoken_words, written_words
 from shoal.voices.voice import Voice
 
+# Bounds the work per frame of word times; about two minutes of speech.
+MAX_ALIGNED_TOKENS = 2048
 Voices = Mapping[str | None, Voice | None]  # by name; None is the voice of the request
 
 
@@ -39,13 +48,16 @@ def build_turns(
     return plan_turns(plan, {None: voice}, checkpoint)
 
 
-def plan_turns(plan: TextPlan, voices: Voices, checkpoint: Checkpoint) -> list[Turn]:
-    """Tokenize a plan; `voices` has the voice of the request and all that the plan names."""
+def plan_turns(plan: TextPlan, voices: Voices, checkpoint: Checkpoint, *, words: bool = False) -> list[Turn]:
+    """Tokenize a plan; `voices` has the voice of the request and all that the plan names.
+
+    With `words` each turn has the tokens of its words.
+    """
     prompts = prompt_builder(checkpoint)
     # Shared by all turns: a voice is a hundred times as long as a short sentence.
     references = {name: () if voice is None else voice.references for name, voice in voices.items()}
     prefixes = {name: _tokens(prompts.prefix(each)) for name, each in references.items()}
-    return [_turn(each, voices, prefixes, prompts, checkpoint) for each in plan.turns]
+    return [_turn(each, voices, prefixes, prompts, checkpoint, words=words) for each in plan.turns]
 
 
 def continue_context(
@@ -109,11 +121,14 @@ def _turn(
     prefixes: Mapping[str | None, Tokens],
     prompts: PromptBuilder,
     checkpoint: Checkpoint,
+    *,
+    words: bool,
 ) -> Turn:
     profile, codec = checkpoint.profile, checkpoint.codec.config
     voice = voices[turn.delivery.voice]
     pace = 1.0 if voice is None else voice.pace
-    divide = partial(_divide, turn, pace, lambda part: _turn(part, voices, prefixes, prompts, checkpoint))
+    tokenize = partial(_turn, voices=voices, prefixes=prefixes, prompts=prompts, checkpoint=checkpoint, words=words)
+    divide = partial(_divide, turn, pace, tokenize)
     return Turn(
         turn.text,
         _tokens(prompts.first_turn(turn.text)),
@@ -124,7 +139,48 @@ def _turn(
         delivery=turn.delivery,
         silence_after=round(turn.pause_after * codec.sample_rate),
         divide=divide,
+        text_tokens=place_words(turn.text, prompts) if words else None,
     )
+
+
+def plan_words(
+    request: SpeechRequest, turns: Sequence[Turn], checkpoint: Checkpoint, lexicon: Lexicon | None
+) -> WordPlan:
+    """Return the words of a request and which of them its turns speak. Raises InvalidRequest for a turn too long."""
+    longest = max(turn.text_tokens.count for turn in turns if turn.text_tokens is not None)
+    if longest > MAX_ALIGNED_TOKENS:
+        raise InvalidRequest(
+            f"timestamps: a turn has {longest} tokens, the limit is {MAX_ALIGNED_TOKENS}; lower chunk_bytes"
+        )
+    ssml = request.ssml or (request.ssml is None and request.normalize and is_ssml(request.text))
+    written = written_words(request.text, ssml=bool(ssml))
+    spoken = [[word.text for word in spoken_words(turn.text)] for turn in turns]
+    reading = word_reading(request, checkpoint_text_rules(checkpoint), lexicon)
+    owners = iter(match_words([word.text for word in written], [word for turn in spoken for word in turn], reading))
+    return WordPlan(tuple(written), [list(islice(owners, len(turn))) for turn in spoken])
+
+
+def check_alignment(checkpoint: Checkpoint) -> Alignment:
+    """Return the alignment of a model. Raises InvalidRequest if it has no heads that follow the text."""
+    alignment, name = checkpoint.profile.alignment, checkpoint.name
+    if alignment is None:
+        raise InvalidRequest(
+            f"timestamps: the attention heads of {name} are not known yet; run `shoal align calibrate {name}` once"
+        )
+    if not alignment.heads:
+        raise InvalidRequest(
+            f"timestamps: no attention head of {name} follows the text (quality {alignment.quality:.2f}); "
+            "use another model, or send the request without timestamps"
+        )
+    return alignment
+
+
+def place_words(text: str, prompts: PromptBuilder) -> TextTokens:
+    """Return the tokens of a turn's text and of each of its words."""
+    spans = prompts.grid.text_spans(text)
+    begins, ends = [begin for begin, _ in spans], [end for _, end in spans]
+    words = ((bisect_right(ends, word.first), bisect_left(begins, word.last)) for word in spoken_words(text))
+    return TextTokens(len(spans), prompts.columns_after_text, tuple(words))
 
 
 def _divide(

@@ -57,6 +57,7 @@ class RequestTracker:
         utterance.sequence = Sequence.start(
             utterance.id, opening, sampling, self.model.slow.max_seq_len, utterance.client
         )
+        utterance.sequence.text = utterance.text_span()
         utterance.guard = self._new_guard(utterance)
         utterance.audio = self._new_audio(utterance)
         self.scheduler.add(utterance.sequence)
@@ -113,6 +114,8 @@ class RequestTracker:
         utterance = self.active[sequence.id]
         if progress.frames:
             utterance.codes.append(sequence.tokens[sequence.length - 1, 1:].copy())
+            if utterance.words is not None and progress.attention is not None:
+                utterance.words.feed(utterance.turn, progress.attention)
             self.stats.frames += 1
         turn_ended = sequence.finish is not None
         utterance.truncated |= sequence.finish is FinishReason.LENGTH
@@ -189,6 +192,7 @@ class RequestTracker:
         else:
             # Earlier turns are of another voice or no longer fit into the context: continue from the voice alone.
             self.scheduler.restart(sequence, turn.prompt, sampling)
+        sequence.text = utterance.text_span()
         return True
 
     def context_limit(self, sampling: SamplingParams) -> int:
@@ -205,6 +209,9 @@ class RequestTracker:
             return self._reject(utterance, finding)
         turn = utterance.turns[chunk.turn]
         samples = utterance.audio.apply(turn, samples, turn_ended=chunk.turn_ended)
+        if utterance.words is not None and turn.text_tokens is not None:
+            begin, rate = utterance.audio.turn_begin / utterance.audio.sample_rate, turn.delivery.rate
+            utterance.words.collect(chunk.turn, turn.text_tokens.words, begin, rate, ended=chunk.turn_ended)
         if utterance.whole and not chunk.ended:
             utterance.buffered.append(samples)
             return []
@@ -224,7 +231,9 @@ class RequestTracker:
             self._release(utterance, self.scheduler.release)
             self.stats.spoken += 1
         context = utterance.spoken_context() if chunk.ended else None
-        return Event(utterance, AudioChunk(samples, self.audio_decoder.codec.config.sample_rate, finish, context))
+        words = () if utterance.words is None else utterance.words.take()
+        rate = self.audio_decoder.codec.config.sample_rate
+        return Event(utterance, AudioChunk(samples, rate, finish, context, words))
 
     def _check_speech(self, utterance: Utterance, samples: Samples, *, ended: bool) -> SpeechDefect | None:
         if utterance.guard is None:
@@ -245,6 +254,7 @@ class RequestTracker:
         utterance.guard, utterance.audio = self._new_guard(utterance), self._new_audio(utterance)
         self.audio_decoder.clear(utterance.sequence.slot)
         self.scheduler.restart(utterance.sequence, utterance.turns[0].prompt, utterance.turn_sampling())
+        utterance.sequence.text = utterance.text_span()
         return []
 
     def _release(self, utterance: Utterance, by: Callable[[Sequence], None]) -> None:

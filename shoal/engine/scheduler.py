@@ -5,8 +5,8 @@ sequence is recomputed to the same result.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,8 @@ class StepOutput:
 
     batch: Batch
     tokens: Tokens
+    # By row: attention weights [heads, text tokens] of the sequences that have a text span.
+    attention: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, batch: Batch) -> "StepOutput":
@@ -68,6 +70,7 @@ class Progress:
 
     sequence: Sequence
     frames: int
+    attention: NDArray[np.float32] | None = None  # [heads, text tokens] of the new frame
 
 
 @dataclass(slots=True)
@@ -174,7 +177,9 @@ class Scheduler:
         semantic = output.tokens[:, 0].tolist()
         for row, (sequence, epoch) in enumerate(output.batch.sampled()):
             if sequence.epoch == epoch:
-                progress.append(self._append_frame(sequence, output.tokens[row], semantic[row]))
+                appended = self._append_frame(sequence, output.tokens[row], semantic[row])
+                weights = output.attention.get(row)
+                progress.append(appended if weights is None else replace(appended, attention=weights))
         for prefill in output.batch.prefills:
             self._seal(prefill.sequence)
         return progress

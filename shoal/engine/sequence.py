@@ -8,6 +8,7 @@ Positions of a sequence, with the host up to one step behind the device:
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,13 @@ from shoal.engine.blocks import ROOT, Key, block_key
 from shoal.speech import FinishReason, SamplingParams
 
 Tokens = NDArray[np.int32]  # [length, 1 + codebooks]
+
+
+class TextSpan(NamedTuple):
+    """Positions [begin, begin + length) of a sequence that hold the text of its turn."""
+
+    begin: int
+    length: int
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +45,7 @@ class Sequence:
     epoch: int = 0  # incremented to invalidate what is in flight
     arrived: int = 0  # order of admission; the latest is preempted first
     finish: FinishReason | None = None
+    text: TextSpan | None = None  # whose attention weights are read with every frame; None: they are not
 
     @classmethod
     def start(cls, id: int, prompt: Tokens, sampling: SamplingParams, max_length: int, client: str = "") -> "Sequence":

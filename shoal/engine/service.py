@@ -22,11 +22,12 @@ from shoal.checkpoint.text_rules import checkpoint_text_rules
 from shoal.engine.core import EngineCore
 from shoal.engine.device_health import device_problem
 from shoal.engine.memory.stats import memory_stats
-from shoal.engine.preprocess import continue_context, plan_request, plan_turns
+from shoal.engine.preprocess import check_alignment, continue_context, plan_request, plan_turns, plan_words
 from shoal.engine.process.messages import Backends, ModelInfo
 from shoal.engine.process.native_memory import trim_heap
 from shoal.engine.thread import EngineThread
-from shoal.engine.utterance import Utterance
+from shoal.engine.utterance import Turn, Utterance
+from shoal.engine.word_times import WordTimes
 from shoal.errors import DeadlineExceeded, InvalidRequest
 from shoal.paths import rss_bytes
 from shoal.speech import AudioChunk, Recording, Samples, Sampling, SamplingParams, SpeechRequest
@@ -170,7 +171,7 @@ class Service:
         return plan
 
     def _build(self, request: SpeechRequest, draft: "RequestDraft", deadline: float | None) -> Utterance:
-        turns = plan_turns(draft.plan, draft.voices, self.core.checkpoint)
+        turns = plan_turns(draft.plan, draft.voices, self.core.checkpoint, words=request.timestamps)
         sampling = (request.sampling or Sampling()).resolve(self.default_sampling)
         context = request.context
         if context and turns[0].delivery.voice is None:
@@ -188,7 +189,15 @@ class Service:
             carry_turns=request.carry_turns,
             first_frames=request.first_chunk_frames,
             silence_before=round(draft.plan.pause_before * self.sample_rate),
+            words=self._word_times(request, turns) if request.timestamps else None,
         )
+
+    def _word_times(self, request: SpeechRequest, turns: list[Turn]) -> WordTimes:
+        """Raises InvalidRequest if the model has no alignment."""
+        checkpoint = self.core.checkpoint
+        alignment = check_alignment(checkpoint)
+        plan = plan_words(request, turns, checkpoint, self.lexicon)
+        return WordTimes(plan, 1.0 / checkpoint.codec.config.frame_rate, alignment.lead_frames)
 
     def _voice_source(self, request: SpeechRequest) -> VoiceSource | None:
         """Return the voice that a request names. Raises InvalidRequest for a dialogue with a model that has none."""

@@ -15,14 +15,20 @@ class TurnAudio:
 
     sample_rate: int
     silence_before: int = 0  # samples
+    turn_begin: int = 0  # sample at which the audio of the current turn begins
+    _sent: int = 0  # samples returned so far
+    _between: bool = True  # no audio of the current turn has been returned
     _tempo: Tempo | None = None
 
     def apply(self, turn: Turn, samples: Samples, *, turn_ended: bool) -> Samples:
         """Return the samples of a chunk as they are sent; the last chunk of a turn includes the silence after it."""
+        if self._between:
+            self.turn_begin = self._sent + self.silence_before
         parts = [np.zeros(self.silence_before, np.float32), self._delivered(turn, samples, turn_ended=turn_ended)]
-        self.silence_before = 0
+        self.silence_before, self._between = 0, turn_ended
         if turn_ended:
             parts.append(np.zeros(turn.silence_after, np.float32))
+        self._sent += sum(part.size for part in parts)
         filled = [part for part in parts if part.size]
         return filled[0] if len(filled) == 1 else np.concatenate(parts)
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.audio.guard import SpeechGuard
-from shoal.engine.sequence import Sequence, Tokens
+from shoal.engine.sequence import Sequence, TextSpan, Tokens
+from shoal.engine.word_times import WordTimes
 from shoal.errors import ShoalError
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpokenTurn
 from shoal.text.markup.segments import AS_REQUESTED, Delivery
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 TURN_STRIDE = 0x9E3779B97F4A7C15
 ATTEMPT_STRIDE = 0xD1B54A32D192ED03
 TURN_ATTEMPT_STRIDE = 0xA24BAED4963EE407
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """Where the text of a turn is in its prompt, which ends with `count` tokens of text and `after` others."""
+
+    count: int
+    after: int
+    words: tuple[tuple[int, int], ...]  # tokens [first, last) of each word, counted from the first of the text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +47,7 @@ class Turn:
     hold_frames: int = 0  # frames a stream holds back; a turn that stops earlier can be generated again
     # Takes seconds of speech; returns the turn with the words they contain, and one with the rest, or None.
     divide: Callable[[float], "tuple[Turn, Turn] | None"] = lambda _: None
+    text_tokens: TextTokens | None = None  # with `timestamps`
 
     @property
     def prompt(self) -> Tokens:
@@ -63,6 +74,7 @@ class Utterance:
     carry_turns: bool = True  # every turn continues the previous ones
     first_frames: int | None = None  # frames of the first chunk; None: the engine's setting
     silence_before: int = 0  # samples
+    words: WordTimes | None = None  # with `timestamps`
     sequence: Sequence = field(init=False)
     guard: SpeechGuard | None = None
     audio: "TurnAudio" = field(init=False)
@@ -104,6 +116,14 @@ class Utterance:
         offset = self.turn * TURN_STRIDE + self.attempt * ATTEMPT_STRIDE + self.turn_attempt * TURN_ATTEMPT_STRIDE
         return replace(self.sampling, seed=(self.sampling.seed + offset) % 2**64)
 
+    def text_span(self) -> TextSpan | None:
+        """Return where the sequence holds the text of the current turn; None if nobody asks for word times."""
+        if self.words is None:
+            return None
+        tokens = self.turns[self.turn].text_tokens
+        assert tokens is not None, "turns of a request with timestamps have them"
+        return TextSpan(self.sequence.turn_start - tokens.after - tokens.count, tokens.count)
+
     def begin_turn(self) -> None:
         """Advance to the next turn."""
         self.turn += 1
@@ -113,12 +133,16 @@ class Utterance:
         """Keep the first frames of this turn, all that are decoded, and use the seed of its next attempt."""
         self.turn_attempt += 1
         del self.codes[self.turn_start + kept_frames :]
+        if self.words is not None and not kept_frames:
+            self.words.restart_turn(self.turn)
 
     def divide_turn(self, seconds: float) -> bool:
         """Make the words that `seconds` of speech do not contain the next turn; return False if there are none."""
         parts = self.turns[self.turn].divide(seconds)
         if parts is not None:
             self.turns[self.turn : self.turn + 1] = parts
+            if self.words is not None and parts[0].text_tokens is not None:
+                self.words.divide_turn(self.turn, len(parts[0].text_tokens.words))
         return parts is not None
 
     def restart(self) -> None:
@@ -129,6 +153,8 @@ class Utterance:
         self.codes.clear()
         self.turn_ends.clear()
         self.buffered.clear()
+        if self.words is not None:
+            self.words.restart()
 
     def spoken_context(self) -> tuple[SpokenTurn, ...] | None:
         """Return the context for the next request: the turns before this utterance and its own."""

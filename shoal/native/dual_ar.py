@@ -78,7 +78,20 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("tokens", "slots", "positions", "sampled", "out")),
         ("rows", ctypes.c_int32),
         ("samples", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("heads", "text_samples", "text_begins", "text_lengths", "weights")),
+        *((name, ctypes.c_int32) for name in ("head_count", "texts", "text_width")),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class TextReading:
+    """Texts whose attention weights a step writes to `weights`; all arrays are contiguous."""
+
+    heads: np.ndarray  # int32 [heads, 2]: layer and head
+    samples: np.ndarray  # int32 [texts]: index of the sampled row
+    begins: np.ndarray  # int32 [texts]: position of the first token
+    lengths: np.ndarray  # int32 [texts]
+    weights: np.ndarray  # float32 [texts, heads, width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +121,15 @@ class NativeDualAR:
     def nbytes(self) -> int:
         return self._tensors.nbytes
 
-    def step(self, state: "NativeState", rows: StepRows) -> np.ndarray:
+    def step(self, state: "NativeState", rows: StepRows, reading: TextReading | None = None) -> np.ndarray:
         """Run all rows and return the sampled tokens [samples, 1 + codebooks] (int64); updates the state.
 
-        Raises RuntimeError for tokens out of range or when memory runs out.
+        With `reading` also writes its weights. Raises RuntimeError for tokens out of range or when memory runs out.
         """
         out = np.empty((len(rows.sampled), self.width), np.int64)
         arrays = (rows.tokens, rows.slots, rows.positions, rows.sampled, out)
-        step = _Step(*(array.ctypes.data for array in arrays), len(rows.slots), len(rows.sampled))
+        texts = () if reading is None else self._reading(reading)
+        step = _Step(*(array.ctypes.data for array in arrays), len(rows.slots), len(rows.sampled), *texts)
         library = self.context.library
         status = library.shoal_step(
             self.context.handle, ctypes.byref(self._model), ctypes.byref(state.structure), ctypes.byref(step)
@@ -124,6 +138,10 @@ class NativeDualAR:
             problem = "a token or position is out of range" if status == OUT_OF_RANGE else "out of memory"
             raise RuntimeError(f"the native step failed: {problem}")
         return out
+
+    def _reading(self, reading: TextReading) -> tuple[int, ...]:
+        arrays = (reading.heads, reading.samples, reading.begins, reading.lengths, reading.weights)
+        return (*(array.ctypes.data for array in arrays), *(len(reading.heads), *reading.weights.shape[::2]))
 
     def _pack(self, model: DualAR, head: Head) -> _Model:
         tensors, config, fast = self._tensors, model.config, model.fast

@@ -19,7 +19,7 @@ from shoal.paths import cache_directory, file_lock
 
 logger = logging.getLogger(__name__)
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 PANEL = 16  # output columns per packed panel
 INSTRUCTION_SETS = ("avx512", "avx2", "baseline")  # fastest first
 _OPENED = threading.Lock()

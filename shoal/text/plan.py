@@ -133,6 +133,19 @@ def _spoken(
         yield segment
 
 
+def word_reading(request: SpeechRequest, rules: TextRules, lexicon: Lexicon | None) -> Callable[[str], list[str]]:
+    """Return the function that reads one word of a request alone, as words that the model reads."""
+    readings = Lexicon(request.lexicon, lexicon)
+
+    def read(word: str) -> list[str]:
+        try:
+            return _spoken_text(word, readings, request, rules).split()
+        except TextError:  # punctuation alone, for instance
+            return []
+
+    return read
+
+
 def _words(text: str, request: SpeechRequest, rules: TextRules) -> str:
     """Return what may contain words: style tags do not, for a model that would not read them."""
     text = SPEAKER_TAG.sub("", text)

@@ -54,6 +54,18 @@ class GridBuilder:
             return self.ids([each for part in phonemes.TAG.split(self._checked(text)) for each in self._part(part)])
         return self.ids(self.tokenizer.encode(self._checked(text), specials=self.specials))
 
+    def text_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters [begin, end) of `text` that each column of `text(text)` stands for."""
+        if not (self.phonemes and phonemes.START in text):
+            return self.tokenizer.spans(text, specials=self.specials)
+        spans, start = list[tuple[int, int]](), 0
+        for part in phonemes.TAG.split(text):
+            tag = phonemes.TAG.fullmatch(part) is not None
+            found = [(0, len(part))] if tag else self.tokenizer.spans(part, specials=self.specials)
+            spans += [(start + begin, start + end) for begin, end in found]
+            start += len(part)
+        return spans
+
     def _checked(self, text: str) -> str:
         if not self.specials:
             self.tokenizer.check_text(phonemes.without_spans(text) if self.phonemes else text)
@@ -81,6 +93,11 @@ class PromptBuilder(Protocol):
     @property
     def grid(self) -> GridBuilder: ...
 
+    @property
+    def columns_after_text(self) -> int:
+        """Columns between the text of a turn and its first frame."""
+        ...
+
     def prompt(self, text: str, references: Sequence[Reference] = ()) -> Grid:
         """Return the prompt of turn 0: `prefix` and `first_turn`. Raises TextError for control tokens."""
         ...
@@ -103,6 +120,7 @@ class InterleavePrompts:
     """S1 format: text and audio alternate. An earlier turn has the form of a further reference."""
 
     grid: GridBuilder
+    columns_after_text = 0
 
     def prompt(self, text: str, references: Sequence[Reference] = ()) -> Grid:
         return join([self.prefix(references), self.first_turn(text)])
@@ -156,10 +174,15 @@ class ChatPrompts:
         return [
             *self.role("user"),
             self.grid.text(text),
-            *self.end_of_message(),
-            *self.role("assistant"),
-            self.grid.control("<|voice|>"),
+            *self._after_text(),
         ]
+
+    @property
+    def columns_after_text(self) -> int:
+        return join(self._after_text()).shape[1]
+
+    def _after_text(self) -> list[Grid]:
+        return [*self.end_of_message(), *self.role("assistant"), self.grid.control("<|voice|>")]
 
     def role(self, name: str) -> list[Grid]:
         return [self.grid.control("<|im_start|>", f"{name}\n")]

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,6 +47,13 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    def spans(self, text: str, *, specials: bool = False) -> list[tuple[int, int]]:
+        """Return the characters [begin, end) of `text` that each token of `encode(text)` stands for.
+
+        Several tokens may share a character of more than one byte.
+        """
+        ...
 
     @property
     def semantic_begin(self) -> int:
@@ -122,6 +130,13 @@ class TiktokenTokenizer(ControlTokens):
             ids += self.encoding.encode(part, allowed_special=allowed, disallowed_special=())
         return ids
 
+    def spans(self, text: str, *, specials: bool = False) -> list[tuple[int, int]]:
+        sizes = [len(each) for each in self.encoding.decode_tokens_bytes(self.encode(text, specials=specials))]
+        # Index of the character that each byte belongs to.
+        owners = [index for index, character in enumerate(text) for _ in character.encode()]
+        ends = list(accumulate(sizes))
+        return [(owners[end - size], owners[end - 1] + 1) for size, end in zip(sizes, ends, strict=True)]
+
 
 class JsonTokenizer(ControlTokens):
     """S2's layout: a `tokenizer.json` of Hugging Face tokenizers."""
@@ -142,6 +157,11 @@ class JsonTokenizer(ControlTokens):
         check_unicode(text)
         encoder = self.with_specials if specials else self.ordinary
         return encoder.encode(text, add_special_tokens=False).ids
+
+    def spans(self, text: str, *, specials: bool = False) -> list[tuple[int, int]]:
+        check_unicode(text)
+        encoder = self.with_specials if specials else self.ordinary
+        return encoder.encode(text, add_special_tokens=False).offsets
 
 
 def load_tokenizer(directory: Path, *, default_specials: Sequence[str] = ()) -> Tokenizer:

@@ -332,3 +332,17 @@ def test_the_help_names_the_voices_of_the_bundled_model(shoal: Shoal) -> None:
 
 def test_the_random_models_that_completion_knows_exist() -> None:
     assert [name for name in MODELS if name.startswith("random:")] == [f"random:{size}" for size in SIZES]
+
+
+def test_subtitles_have_the_words_as_they_were_written(shoal: Shoal, folder: Path) -> None:
+    ran = shoal(
+        "say", "It costs $5.", "-o", folder / "a.wav", "--subtitles", folder / "a.json", "--speed", 2, "--quiet"
+    )
+    assert (ran.code, ran.err) == (0, "")
+    words = json.loads((folder / "a.json").read_text())["words"]
+    assert [word["text"] for word in words] == ["It", "costs", "$5."]
+    with wave.open(str(folder / "a.wav")) as file:
+        seconds = file.getnframes() / file.getframerate()
+    assert seconds - 0.6 < words[-1]["end"] <= seconds + 0.1  # at twice the speed
+    refused = shoal("say", "Hello.", "-o", folder / "b.wav", "--subtitles", folder / "b.ass", *TINY)
+    assert (refused.code, refused.said) == (2, f"error: {folder}/b.ass: subtitles are .srt, .vtt, .json, not .ass")

@@ -64,6 +64,8 @@ class FusedTokens:
         # One tensor, so that a step needs one copy to the device.
         self.inputs = torch.zeros(2, rows, dtype=torch.int32, device=model.device)
         self.slots, self.positions = self.inputs
+        self._recorded: frozenset[int] = frozenset()
+        self.queries: dict[int, Tensor] = {}  # [rows, heads, head_dim] by recorded layer, until the next run
         slow = model.config.slow
         self._workspace = DecodeWorkspace.allocate(rows, slow.n_head, slow.n_local_heads, slow.head_dim, model.device)
 
@@ -93,6 +95,9 @@ class FusedTokens:
 
     def layer(self, stream: ResidualStream, layer: int) -> None:
         q, block = self.place(stream, layer), self._block(layer)
+        if layer in self._recorded:
+            # Also keeps its memory from being reused by later kernels of the same graph.
+            self.queries[layer] = q
         memory = self.kv.keys[layer], self.kv.values[layer], self.tables
         mixed = paged_decode(q, *memory, self.slots, self.positions, self._workspace, **self.kv.scales(layer))
         stream.add(mixed.flatten(1), block.attention.wo)
@@ -125,8 +130,19 @@ class FusedPrefill(FusedTokens):
 class FusedFrame(FusedTokens):
     """Decode step: runs the newest token of every row and samples the next frame, which becomes the newest token."""
 
-    def __init__(self, model: DualAR, head: Head, kv: PagedKV, states: SlotStates, tables: Tensor, rows: int) -> None:
+    def __init__(
+        self,
+        model: DualAR,
+        head: Head,
+        kv: PagedKV,
+        states: SlotStates,
+        tables: Tensor,
+        rows: int,
+        recorded: frozenset[int] = frozenset(),
+    ) -> None:
+        """`recorded` are the layers whose queries stay readable after a run."""
         super().__init__(model, kv, tables, rows)
+        self._recorded = recorded
         config, fast = model.config, model.config.fast
         self._memory, self._rows = states.memory, rows
         self._ids = SemanticIds(head.first, head.count, head.stop_id, config.codebook_size)

@@ -1,6 +1,8 @@
 """The graph and fused backends: the fused kernels at fixed sizes, captured as CUDA graphs or launched one by one."""
 
+import logging
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,13 +11,16 @@ from shoal.config import EngineConfig
 from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.runner import EagerRunner, PendingStep
+from shoal.engine.execution.text_weights import TextRows, TextWeights
 from shoal.engine.scheduler import Batch, Prefill
 from shoal.engine.sequence import Sequence
-from shoal.kernels.cuda_graph import GraphSizes, compile_ahead
+from shoal.kernels.cuda_graph import GraphSizes, compile_ahead, describe_error
 from shoal.kernels.jit import kernels_unavailable
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import Quantized, has_fused_kernels
 from shoal.model.slow import Head
+
+logger = logging.getLogger(__name__)
 
 PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
 
@@ -50,7 +55,9 @@ class FusedRunner(FixedSizeRunner):
             raise RuntimeError(unsupported(eager.model) or "the output head has no fused kernels")
         slots, model, kv, tables = len(eager.tables), eager.model, eager.kv, self._tables.target
         sizes = batch_sizes(slots, buckets)
-        frames = {rows: FusedFrame(model, head, kv, eager.slots, tables, rows) for rows in sizes}
+        self._reader, self._reads_by_kernel = eager.weight_reader, True
+        layers = self._reader.layers
+        frames = {rows: FusedFrame(model, head, kv, eager.slots, tables, rows, layers) for rows in sizes}
         self._frames = GraphSizes("frame graph", frames)
         prefills = {rows: FusedPrefill(model, kv, tables, rows) for rows in sorted(prompts)}
         self._prompts = GraphSizes("prompt graph", prefills)
@@ -62,7 +69,7 @@ class FusedRunner(FixedSizeRunner):
         return self._frames, self._prompts
 
     def _launch_frames(self, batch: Batch, sequences: list[Sequence]) -> PendingStep:
-        parts, largest = [], max(self._frames)
+        parts, attention, largest = [], list[TextWeights](), max(self._frames)
         for start in range(0, len(sequences), largest):
             group = sequences[start : start + largest]
             rows = next(size for size in self._frames if size >= len(group))
@@ -70,7 +77,11 @@ class FusedRunner(FixedSizeRunner):
             # The next group may run the same graph, which overwrites its tokens.
             tokens = workload.tokens[: len(group)]
             parts.append(tokens if len(group) == len(sequences) else tokens.clone())
-        return PendingStep.of(batch, parts[0] if len(parts) == 1 else torch.cat(parts))
+            if texts := TextRows.of(group):
+                read = self._read(workload, texts)
+                attention.append(replace(read, texts=texts.renumbered(range(start, start + len(group)))))
+        tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return PendingStep.of(batch, tokens, attention=attention)
 
     def _launch_prompts(self, prefills: list[Prefill]) -> None:
         """Prefill the tokens of all prompts, concatenated, in chunks of at most the largest size."""
@@ -88,8 +99,24 @@ class FusedRunner(FixedSizeRunner):
             inputs[0, :count], inputs[1, :count], inputs[2:, :count] = slots[chunk], positions[chunk], tokens[chunk].T
             self._prompts.run(rows, inputs)
 
+    def _read(self, workload: FusedFrame, texts: TextRows) -> TextWeights:
+        """Launch the attention weights of the frames that `workload` ran last; not a part of its graph."""
+        return self._reader.read(workload.queries, self._tables.target, texts, kernel=self._reads_by_kernel)
+
     def _build(self, *, capture: bool) -> None:
         self._tables.upload(self._padded)
         compile_ahead(sizes[size].workload for sizes in self.graphs for size in sizes)
         pool = self._prompts.build(capture=capture)
         self._frames.build(pool, capture=capture)
+        self._compile_reader()
+
+    def _compile_reader(self) -> None:
+        """Compile the kernel of word times now, so that no request waits for it; without it, operators read them."""
+        if not self._reader.heads:
+            return
+        padding = TextRows([0], [len(self.eager.tables)], [0], [1])
+        try:
+            self._read(self._frames[min(self._frames)].workload, padding)
+        except Exception as error:  # noqa: BLE001 - edge to the compiler and the driver, which raise anything
+            logger.warning("word times are read by PyTorch operators: %s", describe_error(error))
+            self._reads_by_kernel = False

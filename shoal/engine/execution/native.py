@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from shoal.engine.execution.runner import EagerRunner, PendingStep
+from shoal.engine.execution.text_weights import TextRows, TextWeights
 from shoal.engine.scheduler import Batch
 from shoal.model.slow import Head
-from shoal.native.dual_ar import NativeDualAR, NativeState, StepRows
+from shoal.native.dual_ar import NativeDualAR, NativeState, StepRows, TextReading
 from shoal.native.library import Context
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,17 @@ class NativeRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         self.eager.slots.bind([prefill.sequence for prefill in batch.prefills if prefill.samples_frame])
-        tokens = self._model.step(self._state, self._rows(batch))
-        return PendingStep(batch, torch.from_numpy(tokens) if len(tokens) else None)
+        texts = TextRows.of([sequence for sequence, _ in batch.sampled()])
+        reading = self._reading(texts) if texts else None
+        tokens = self._model.step(self._state, self._rows(batch), reading)
+        attention = [TextWeights(texts, torch.from_numpy(reading.weights))] if reading is not None else []
+        return PendingStep(batch, torch.from_numpy(tokens) if len(tokens) else None, attention=attention)
+
+    def _reading(self, texts: TextRows) -> TextReading:
+        heads = np.array(self.eager.weight_reader.heads, np.int32).reshape(-1, 2)
+        rows, begins, lengths = (np.array(each, np.int32) for each in (texts.rows, texts.begins, texts.lengths))
+        weights = np.zeros((len(rows), len(heads), texts.width), np.float32)
+        return TextReading(heads, rows, begins, lengths, weights)
 
     def _rows(self, batch: Batch) -> StepRows:
         decodes = np.array([sequence.slot for sequence in batch.decodes], np.int32)

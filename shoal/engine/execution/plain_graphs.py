@@ -6,6 +6,7 @@ tables it is given, so there is a graph per batch size and context width.
 """
 
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from shoal.config import EngineConfig
 from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.runner import EagerRunner, PendingStep
+from shoal.engine.execution.text_weights import TextRows, TextWeights
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.scheduler import Batch, Prefill
 from shoal.engine.sequence import Sequence
@@ -51,13 +53,25 @@ class FixedWidthKV:
 class FrameKV(FixedWidthKV):
     """One token per sequence."""
 
-    def __init__(self, kv: PagedKV, tables: Tensor, slots: Tensor, positions: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        kv: PagedKV,
+        tables: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        dtype: torch.dtype,
+        recorded: frozenset[int] = frozenset(),
+    ) -> None:
         super().__init__(kv, tables, slots, positions)
+        self._recorded = recorded
+        self.queries: dict[int, Tensor] = {}  # [rows, heads, d] by recorded layer
         self._tables, self._lengths = tables[slots].long(), positions + 1
         self._mask = decode_mask(self._lengths, self.width, dtype)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._write(layer, k, v)
+        if layer in self._recorded:
+            self.queries[layer] = q
         memory = self.kv.keys[layer], self.kv.values[layer], self._tables, self._lengths
         return paged_decode_reference(q, *memory, mask=self._mask, **self.kv.scales(layer))
 
@@ -99,11 +113,15 @@ class PlainFrame(PlainWorkload):
         super().__init__(eager, tables, size, 2)
         model = eager.model
         self.tokens = torch.zeros(size[1], 1 + model.config.num_codebooks, dtype=torch.long, device=model.device)
+        # Of the last run. Kept, so that no later operator of the same graph reuses their memory.
+        self.queries: dict[int, Tensor] = {}
 
     def run(self) -> None:
         model, states = self._eager.model, self._eager.slots
         slots, positions = self.inputs.long()
-        cache = FrameKV(self._eager.kv, self._tables, slots, positions, model.dtype)
+        recorded = self._eager.weight_reader.layers
+        cache = FrameKV(self._eager.kv, self._tables, slots, positions, model.dtype, recorded)
+        self.queries = cache.queries
         hidden = model.slow(states.newest[slots], positions, cache)
         # A penalty of 1 changes nothing; whether a row has another one is known only on the device.
         state = states.rows(slots, penalised=True)
@@ -159,16 +177,19 @@ class PlainGraphRunner(FixedSizeRunner):
     def _launch_frames(self, batch: Batch, sequences: list[Sequence]) -> PendingStep:
         """Launch the sequences in groups of similar length: one long context must not widen all rows."""
         order = np.argsort([sequence.computed for sequence in sequences], kind="stable")
-        parts, done = [], 0
+        parts, attention, done = [], list[TextWeights](), 0
         while done < len(order):
             size, count = self._next_group([sequences[index].computed for index in order[done:]])
             group = [sequences[index] for index in order[done : done + count]]
             workload = self._frames.run(size, frame_inputs(self._frames[size].workload, group))
             # The next group may run the same graph, which overwrites its tokens.
             parts.append(workload.tokens[:count] if count == len(order) else workload.tokens[:count].clone())
+            if texts := TextRows.of(group):
+                read = self.eager.weight_reader.read(workload.queries, self._tables.target, texts)
+                attention.append(replace(read, texts=texts.renumbered(order[done : done + count].tolist())))
             done += count
         tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return PendingStep.of(batch, tokens, np.argsort(order))
+        return PendingStep.of(batch, tokens, np.argsort(order), attention)
 
     def _next_group(self, lengths: list[int]) -> tuple[Size, int]:
         """Return the size for the first of these ascending lengths, and how many of them it holds."""

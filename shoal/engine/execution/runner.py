@@ -1,6 +1,7 @@
 """Step execution: the eager runner, and the pipeline that overlaps host and device."""
 
 from collections import deque
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from shoal.engine.execution.cpu_threads import CPUThreads
 from shoal.engine.execution.slot_state import SlotStates
+from shoal.engine.execution.text_weights import TextRows, TextWeights, WeightReader
 from shoal.engine.kv_cache import AttentionMetadata, PagedKV, PrefillSegment
 from shoal.engine.scheduler import Batch, Prefill, StepOutput
 from shoal.engine.sequence import Sequence
@@ -18,22 +20,31 @@ from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameSampler
 from shoal.model.slow import Head
 
+NO_LAYERS: frozenset[int] = frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A launched step; `wait` returns its sampled tokens."""
+    """A launched step; `wait` returns its sampled tokens and the attention weights that were read."""
 
     batch: Batch
     tokens: Tensor | None = None  # on the host, valid after the event `ended`
     ended: torch.cuda.Event | None = None
     order: np.ndarray | None = None  # row of `tokens` of each sampled sequence; None: the same order
+    attention: Ordered[TextWeights] = ()
 
     @classmethod
-    def of(cls, batch: Batch, tokens: Tensor, order: np.ndarray | None = None) -> "PendingStep":
+    def of(
+        cls,
+        batch: Batch,
+        tokens: Tensor,
+        order: np.ndarray | None = None,
+        attention: Ordered[TextWeights] = (),
+    ) -> "PendingStep":
         """Start copying tokens [rows, 1 + codebooks] to the host; the next launch may overwrite them."""
-        host = to_host(tokens)
+        host, copied = to_host(tokens), [each.to_host() for each in attention]
         ended = torch.cuda.current_stream().record_event() if tokens.device.type == "cuda" else None
-        return cls(batch, host, ended, order)
+        return cls(batch, host, ended, order, copied)
 
     def wait(self) -> StepOutput:
         """Wait for the device; the only synchronization of a step."""
@@ -42,7 +53,8 @@ class PendingStep:
         if self.tokens is None:
             return StepOutput.empty(self.batch)
         tokens = self.tokens.numpy().astype(np.int32)
-        return StepOutput(self.batch, tokens if self.order is None else tokens[self.order])
+        attention = {row: weights for each in self.attention for row, weights in each.by_row()}
+        return StepOutput(self.batch, tokens if self.order is None else tokens[self.order], attention)
 
 
 class Launcher(Protocol):
@@ -74,8 +86,18 @@ class PipelinedRunner:
 class EagerRunner:
     """The eager backend: PyTorch operators, any batch shape, any device."""
 
-    def __init__(self, model: DualAR, head: Head, kv: PagedKV, tables: np.ndarray, slots: int) -> None:
+    def __init__(
+        self,
+        model: DualAR,
+        head: Head,
+        kv: PagedKV,
+        tables: np.ndarray,
+        slots: int,
+        text_heads: Ordered[tuple[int, int]] = (),
+    ) -> None:
+        """`text_heads` are the (layer, head) pairs whose weights are read for sequences with a text span."""
         self.model, self.kv, self.tables = model, kv, tables
+        self.weight_reader = WeightReader(text_heads, kv)
         self.size = kv.keys.shape[2]
         self.slots = SlotStates(model, slots)
         self.decoder = FrameSampler(model, head, max_rows=slots)
@@ -86,14 +108,20 @@ class EagerRunner:
         self.slots.bind([prefill.sequence for prefill in batch.prefills if prefill.samples_frame])
         tokens, positions, where = self._tokens(batch)
         self.threads.choose(len(tokens))
-        self.kv.begin_pass(self._metadata(batch, where))
+        sequences = [sequence for sequence, _ in batch.sampled()]
+        texts = TextRows.of(sequences)
+        self.kv.begin_pass(self._metadata(batch, where, self.weight_reader.layers if texts else NO_LAYERS))
         hidden = self.model.slow(tokens, positions, self.kv)
-        sampled = batch.sampled()
-        if not sampled:
+        if not sequences:
             return PendingStep(batch)
-        return PendingStep.of(
-            batch, self._sample(hidden[self._sampled_rows(batch)], [sequence for sequence, _ in sampled])
-        )
+        rows = self._sampled_rows(batch)
+        attention = [self._read(texts, rows)] if texts else []
+        return PendingStep.of(batch, self._sample(hidden[rows], sequences), attention=attention)
+
+    def _read(self, texts: TextRows, rows: Tensor) -> TextWeights:
+        """Return the weights of the texts; `rows` are the rows of the pass that sample a frame."""
+        queries = {layer: q[rows] for layer, q in self.kv.queries.items()}
+        return self.weight_reader.read(queries, self._tensor(self.tables), texts)
 
     def _sample(self, hidden: Tensor, sequences: list[Sequence]) -> Tensor:
         slots = self._tensor([sequence.slot for sequence in sequences])
@@ -118,7 +146,7 @@ class EagerRunner:
         )
         return tokens, self._tensor(positions), self._tensor(where)
 
-    def _metadata(self, batch: Batch, where: Tensor) -> AttentionMetadata:
+    def _metadata(self, batch: Batch, where: Tensor, recorded: frozenset[int] = NO_LAYERS) -> AttentionMetadata:
         segments, first = [], 0
         for prefill in batch.prefills:
             segments.append(self._segment(prefill, first))
@@ -126,7 +154,8 @@ class EagerRunner:
         slots = [sequence.slot for sequence in batch.decodes]
         lengths = np.array([sequence.computed for sequence in batch.decodes], np.int64)
         width = -(-int(lengths.max(initial=0)) // self.size)
-        return AttentionMetadata(where, segments, self._tensor(self.tables[slots, :width]), self._tensor(lengths))
+        tables = self._tensor(self.tables[slots, :width])
+        return AttentionMetadata(where, segments, tables, self._tensor(lengths), recorded)
 
     def _segment(self, prefill: Prefill, first: int) -> PrefillSegment:
         table = self.tables[prefill.sequence.slot, : -(-prefill.end // self.size)]

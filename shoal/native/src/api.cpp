@@ -50,7 +50,7 @@ const char* const NAMES[] = {"avx512", "avx2", "baseline"};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changed with every change of a structure or a function; the Python side refuses other versions.
-EXPORT int32_t shoal_abi_version() { return 1; }
+EXPORT int32_t shoal_abi_version() { return 2; }
 
 // Return whether this CPU has an instruction set: avx512, avx2 or baseline.
 EXPORT int32_t shoal_supports(const char* name) {

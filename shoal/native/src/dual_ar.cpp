@@ -10,7 +10,7 @@ namespace shoal {
 
 namespace {
 
-enum Buffer { X, NORMED, QKV, MIXED, GATE, HIDDEN, LOGITS, SCORES, FAST_X, FAST_KEYS, FAST_VALUES };
+enum Buffer { X, NORMED, QKV, MIXED, GATE, HIDDEN, LOGITS, SCORES, FAST_X, FAST_KEYS, FAST_VALUES, TEXT };
 
 constexpr float RAS_TEMPERATURE = 1.0f, RAS_TOP_P = 0.9f;
 
@@ -42,6 +42,19 @@ struct Runner {
             const int position = step.positions[i], slot = step.slots[i];
             if (slot < 0 || slot >= state.slots || position < 0 || position >= model.slow.positions) return OUT_OF_RANGE;
             if (position / state.block_size >= state.table_width) return OUT_OF_RANGE;
+        }
+        return check_texts();
+    }
+
+    Status check_texts() const {
+        for (int i = 0; i < step.head_count; i++) {
+            const int layer = step.heads[2 * i], head = step.heads[2 * i + 1];
+            if (layer < 0 || layer >= model.slow.layers || head < 0 || head >= model.slow.heads) return OUT_OF_RANGE;
+        }
+        for (int i = 0; i < step.texts; i++) {
+            const int sample = step.text_samples[i], begin = step.text_begins[i], length = step.text_lengths[i];
+            if (sample < 0 || sample >= step.samples || begin < 0 || length < 1 || length > step.text_width) return OUT_OF_RANGE;
+            if (begin > step.positions[step.sampled[sample]] + 1 - length) return OUT_OF_RANGE;
         }
         return OK;
     }
@@ -109,6 +122,25 @@ struct Runner {
             context.parallel(units, one);
     }
 
+    // Write the weights of the chosen heads of a layer over the texts. Reads what attention reads and changes nothing.
+    void read_texts(const Stack& s, int layer, const float* qkv, const PagedCache& kv, const Rows& rows) {
+        const int d = s.head_dim, group = s.heads / s.kv_heads, stride = (s.heads + 2 * s.kv_heads) * d;
+        float* out = buffer(TEXT, static_cast<size_t>(d));
+        for (int h = 0; h < step.head_count; h++) {
+            if (step.heads[2 * h] != layer) continue;
+            const int head = step.heads[2 * h + 1];
+            for (int i = 0; i < step.texts; i++) {
+                const int row = step.sampled[step.text_samples[i]], begin = step.text_begins[i], length = step.text_lengths[i];
+                float* weights = step.weights + (static_cast<ptrdiff_t>(i) * step.head_count + h) * step.text_width;
+                // The kernel leaves the exponentials of the scores behind.
+                context.k.attention(qkv + static_cast<ptrdiff_t>(row) * stride + head * d, kv, rows.tables[row], head / group,
+                                    1, begin, begin + length, weights, out);
+                const float sum = std::accumulate(weights, weights + length, 0.0f);
+                for (int t = 0; t < length; t++) weights[t] /= sum;
+            }
+        }
+    }
+
     // Run all blocks over x [rows, dim] in place. Of the last block only the rows `kept` are computed; they end up
     // first in x, in that order.
     void blocks(const Stack& s, float* x, const PagedCache& cache, ptrdiff_t layer_stride, const Rows& rows,
@@ -134,6 +166,7 @@ struct Runner {
             const int count = static_cast<int>(active.size());
             if (count == 0) return;
             attend(s, qkv, kv, rows, active.data(), count, mixed);
+            if (step.texts && &s == &model.slow) read_texts(s, layer, qkv, kv, rows);
             if (last && count < rows.count)
                 for (int i = 0; i < count; i++) std::memmove(x + i * s.dim, x + active[static_cast<size_t>(i)] * s.dim, dim * sizeof(float));
             multiply(block.wo, mixed, x, count, x);

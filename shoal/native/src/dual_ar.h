@@ -59,6 +59,13 @@ struct Step {
     const int32_t* sampled;  // rows after which a frame is sampled
     int64_t* out;            // [samples, 1 + codebooks]
     int32_t rows, samples;
+    // Attention weights over texts that are read with this step, if head_count and texts are not 0.
+    const int32_t* heads;         // [head_count, 2]: layer and head
+    const int32_t* text_samples;  // [texts]: index of the sampled row
+    const int32_t* text_begins;   // [texts]: position of the first token
+    const int32_t* text_lengths;
+    float* weights;  // [texts, head_count, text_width]; every text adds up to one
+    int32_t head_count, texts, text_width;
 };
 
 enum Status : int32_t { OK = 0, OUT_OF_RANGE = 1, OUT_OF_MEMORY = 2 };

@@ -1,0 +1,106 @@
+"""Subtitles of word times: SubRip (.srt), WebVTT (.vtt) and JSON."""
+
+import html
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from shoal.errors import InvalidRequest
+from shoal.speech import Word
+
+# Limits of a cue that can be read in time: two lines of 42 characters.
+MAX_CHARACTERS = 84
+MAX_SECONDS = 7.0
+MAX_PAUSE_SECONDS = 0.8
+SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？")
+CLOSERS = "\"'”’»)]"
+
+
+def cues(words: Iterable[Word]) -> Iterator[list[Word]]:
+    """Yield the words of each subtitle: at most two lines, cut after sentences and at pauses."""
+    cue: list[Word] = []
+    for word in words:
+        if cue and _ends(cue, word):
+            yield cue
+            cue = []
+        cue.append(word)
+    if cue:
+        yield cue
+
+
+def _ends(cue: Sequence[Word], following: Word) -> bool:
+    """Whether a subtitle is complete before the word that follows."""
+    last = cue[-1]
+    return (
+        last.text.rstrip(CLOSERS).endswith(SENTENCE_ENDS)
+        or following.start - last.end > MAX_PAUSE_SECONDS
+        or following.end - cue[0].start > MAX_SECONDS
+        or len(_text([*cue, following])) > MAX_CHARACTERS
+    )
+
+
+def _text(cue: Sequence[Word]) -> str:
+    return "".join(part for word in _spaced(cue) for part in word)
+
+
+def _spaced(cue: Sequence[Word]) -> Iterator[tuple[str, str]]:
+    """Yield each word with the space before it; adjacent characters of Chinese or Japanese have none."""
+    end = cue[0].first
+    for word in cue:
+        yield " " if word.first > end else "", word.text
+        end = word.last
+
+
+def to_srt(words: Sequence[Word]) -> str:
+    blocks = (
+        f"{number}\n{_clock(cue[0].start, ',')} --> {_clock(cue[-1].end, ',')}\n{_text(cue)}\n"
+        for number, cue in enumerate(cues(words), start=1)
+    )
+    return "\n".join(blocks)
+
+
+def to_vtt(words: Sequence[Word]) -> str:
+    """Return WebVTT in which every word after the first of a cue has its own time."""
+    return "\n".join(["WEBVTT\n", *map(_vtt_cue, cues(words))])
+
+
+def _vtt_cue(cue: Sequence[Word]) -> str:
+    parts = [
+        f"{space}{f'<{_clock(word.start)}>' if number else ''}{html.escape(text, quote=False)}"
+        for number, (word, (space, text)) in enumerate(zip(cue, _spaced(cue), strict=True))
+    ]
+    return f"{_clock(cue[0].start)} --> {_clock(cue[-1].end)}\n{''.join(parts)}\n"
+
+
+def to_json(words: Sequence[Word]) -> str:
+    """Return an object with the words; `first` and `last` are character positions in the text."""
+    return json.dumps({"words": [asdict(word) for word in words]}, ensure_ascii=False, indent=1) + "\n"
+
+
+def _clock(seconds: float, mark: str = ".") -> str:
+    milliseconds = round(seconds * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{mark}{rest % 1000:03}"
+
+
+FORMATS: dict[str, Callable[[Sequence[Word]], str]] = {"srt": to_srt, "vtt": to_vtt, "json": to_json}
+
+
+def subtitle_format(path: Path) -> Callable[[Sequence[Word]], str]:
+    """Return the function that writes the format of a file name. Raises InvalidRequest for another suffix."""
+    suffix = path.suffix.removeprefix(".").lower()
+    if suffix not in FORMATS:
+        raise InvalidRequest(f"{path}: subtitles are .{', .'.join(FORMATS)}, not {path.suffix or 'without a suffix'}")
+    return FORMATS[suffix]
+
+
+def scaled(words: Iterable[Word], speed: float) -> tuple[Word, ...]:
+    """Return the words of audio that is played `speed` times as fast."""
+    found = tuple(words)
+    if speed == 1.0:
+        return found
+    return tuple(
+        Word(each.text, round(each.start / speed, 3), round(each.end / speed, 3), each.first, each.last)
+        for each in found
+    )
