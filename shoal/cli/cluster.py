@@ -65,6 +65,14 @@ def balance(
             help="Share of the requests for a server relative to the others, whose weight is 1; may be repeated.",
         ),
     ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Server that gets copies of a share of the speech requests; /v1/comparison compares its answers.",
+        ),
+    ] = None,
+    compare_share: Annotated[float, typer.Option(help="Share of the speech requests for --compare, 0 to 1.")] = 0.05,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = DEFAULT_PORT,
     origin: Annotated[
@@ -86,10 +94,12 @@ def balance(
     Example: shoal balance --workers http://a:8080,http://b:8080
 
     Example: shoal balance --workers http://a:8080,http://b:8080 --weight http://b:8080=0.05
+
+    Example: shoal balance --workers http://a:8080 --compare http://new:8080 --compare-share 0.1
     """
     with server_extra():
         from shoal.cluster.balancer.app import balance
-        from shoal.cluster.balancer.config import BalancerConfig, parse_weights, parse_workers
+        from shoal.cluster.balancer.config import BalancerConfig, parse_candidate, parse_weights, parse_workers
         from shoal.cluster.routing import check_strategy
         from shoal.server.logging import set_up_logging
 
@@ -103,6 +113,8 @@ def balance(
             strategy=check_strategy(strategy),
             cors_origins=tuple(origin or ()),
             allowed_hosts=tuple(allowed_host or ()),
+            compare_url=parse_candidate(compare, compare_share, found),
+            compare_share=compare_share,
         ),
         partial(print_address, model=f"{len(found)} servers") if sys.stderr.isatty() else None,
     )

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import httpx
 import ormsgpack
@@ -18,7 +19,7 @@ from starlette.testclient import TestClient
 from websockets.sync.client import connect
 
 from shoal.cluster.balancer.app import BalancerServer, create_balancer
-from shoal.cluster.balancer.config import BalancerConfig, WorkerAddress, parse_weights, parse_workers
+from shoal.cluster.balancer.config import BalancerConfig, WorkerAddress, parse_candidate, parse_weights, parse_workers
 from shoal.cluster.balancer.workers import WeightedShares, WorkerPool
 from shoal.errors import InvalidRequest
 from tests.server.conftest import ROOT, Serving, command, free_port, samples_of, start, surroundings
@@ -122,10 +123,10 @@ def breaking() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def balanced(*urls: str) -> Iterator[httpx.Client]:
+def balanced(*urls: str, **settings: Any) -> Iterator[httpx.Client]:
     """A balancer in this process whose workers are checked once, before the first request."""
     addresses, port = tuple(WorkerAddress(url) for url in urls), free_port()
-    config = BalancerConfig(addresses, port=port, strategy="round-robin", check_seconds=3600)
+    config = BalancerConfig(addresses, port=port, strategy="round-robin", check_seconds=3600, **settings)
     server = BalancerServer(config)
     thread = Thread(target=server.run)
     thread.start()
@@ -155,6 +156,31 @@ def test_a_request_that_changes_something_is_not_repeated(breaking: str, workers
 def test_a_response_that_breaks_off_is_not_repeated(breaking: str, workers: list[Serving]) -> None:
     with balanced(breaking, workers[0].url) as client, pytest.raises(httpx.RemoteProtocolError):
         client.post("/v1/tts?half", json=SAY)
+
+
+def test_copies_of_requests_are_compared_with_another_server(breaking: str, workers: list[Serving]) -> None:
+    control, candidate = (serving.url for serving in workers)
+    with balanced(control, compare_url=candidate, compare_share=0.5) as client:
+        answers = [client.post("/v1/tts", json={**SAY, "seed": seed}) for seed in range(4)]
+        assert {answer.headers["x-shoal-worker"] for answer in answers} == {"worker-1"}
+        client.get("/v1/models")  # only speech is copied
+        wait_until(lambda: client.get("/v1/comparison").json()["pairs"] == 2)
+        found = client.get("/v1/comparison").json()
+    for side in ("control", "candidate"):
+        assert (found[side]["failed"], found[side]["judged"]) == (0, 2)
+        assert 0 < found[side]["first_byte_ms"]["p50"] <= found[side]["total_ms"]["p95"]
+    # Both servers have the same model, so the same seeds give the same audio.
+    assert found["candidate_minus_control"]["audio_seconds"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert found["candidate_minus_control"]["total_ms"].keys() == {"mean", "low", "high"}
+
+
+def test_a_candidate_that_fails_affects_no_client(breaking: str, workers: list[Serving]) -> None:
+    with balanced(workers[0].url, compare_url=breaking, compare_share=1.0) as client:
+        assert client.post("/v1/tts", json=SAY).status_code == 200
+        wait_until(lambda: client.get("/v1/comparison").json()["pairs"] == 1)
+        found = client.get("/v1/comparison").json()
+    assert (found["control"]["failed"], found["candidate"]["failed"]) == (0, 1)
+    assert found["candidate_minus_control"]["total_ms"] is None
 
 
 def test_without_a_ready_server_the_balancer_says_so() -> None:
@@ -201,6 +227,14 @@ def test_a_small_weight_gets_its_share_under_every_strategy() -> None:
 def test_wrong_workers_and_weights_are_refused(workers: list[str], weights: list[str], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         parse_workers(workers, parse_weights(weights))
+
+
+@pytest.mark.parametrize(
+    ("url", "share"), [("ftp://c", 0.1), ("http://a:1", 0.1), ("http://c:1", 0.0), ("http://c:1", 2)]
+)
+def test_a_wrong_comparison_is_refused(url: str, share: float) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_candidate(url, share, parse_workers(["http://a:1"], {}))
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:

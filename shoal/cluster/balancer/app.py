@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shoal.api.admission import BodyBudget
 from shoal.api.config import is_loopback
+from shoal.cluster.balancer.comparison import Comparison
 from shoal.cluster.balancer.config import BalancerConfig
 from shoal.cluster.balancer.proxy import Proxy
 from shoal.cluster.balancer.sockets import forward_socket
@@ -43,18 +44,24 @@ def create_balancer(config: BalancerConfig) -> FastAPI:
         trust_env=False,
     )
     pool = WorkerPool(config, client)
-    proxy = Proxy(config, pool, client)
+    compared = config.compare_url
+    comparison = None if compared is None else Comparison(compared, config.compare_share, client)
+    proxy = Proxy(config, pool, client, comparison)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         watching = asyncio.create_task(pool.watch())
         yield
         watching.cancel()
+        if comparison is not None:
+            await comparison.close()
         await client.aclose()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)
     metrics = Metrics(dict)
     _add_health_routes(app, pool, metrics)
+    if comparison is not None:
+        app.add_api_route("/v1/comparison", comparison.report)
 
     @app.websocket("/{path:path}")
     async def socket(socket: WebSocket) -> None:

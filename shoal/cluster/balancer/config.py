@@ -29,6 +29,8 @@ class BalancerConfig:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # names in Host headers, which workers do not see; see HostMiddleware
     limits: Limits = field(default=Limits())
+    compare_url: str | None = None  # server that gets copies of requests; None: no comparison
+    compare_share: float = 0.05  # of the speech requests
 
 
 def parse_workers(urls: Sequence[str], weights: Mapping[str, float]) -> tuple[WorkerAddress, ...]:
@@ -42,6 +44,16 @@ def parse_workers(urls: Sequence[str], weights: Mapping[str, float]) -> tuple[Wo
     if unknown := sorted(set(by_url) - set(found)):
         raise InvalidRequest(f"--weight names {', '.join(unknown)}, which is not one of --workers")
     return tuple(WorkerAddress(url, _checked_weight(url, by_url.get(url, 1.0))) for url in found)
+
+
+def parse_candidate(url: str | None, share: float, workers: Sequence[WorkerAddress]) -> str | None:
+    """Return the URL of the server to compare with. Raises InvalidRequest."""
+    if not 0 < share <= 1:
+        raise InvalidRequest(f"--compare-share must be greater than 0 and at most 1, not {share:g}")
+    found = None if url is None else _checked_url(url)
+    if found in [worker.url for worker in workers]:
+        raise InvalidRequest(f"--compare names {found}, which is one of --workers: compare with another server")
+    return found
 
 
 def parse_weights(texts: Sequence[str]) -> dict[str, float]:

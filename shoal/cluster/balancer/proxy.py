@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from shoal.api.admission import BodyBudget
 from shoal.api.exceptions import NotReady
 from shoal.api.parsing import JSON, MSGPACK
+from shoal.cluster.balancer.comparison import Answer, Comparison, CopiedRequest
 from shoal.cluster.balancer.config import BalancerConfig
 from shoal.cluster.balancer.workers import RequestTimer, Worker, WorkerPool
 from shoal.errors import EngineStopped
@@ -36,8 +37,14 @@ CONNECTION_HEADERS = {
 class Proxy:
     """Sends each request to the best worker."""
 
-    def __init__(self, config: BalancerConfig, pool: WorkerPool, client: httpx.AsyncClient) -> None:
-        self._config, self._pool, self._client = config, pool, client
+    def __init__(
+        self,
+        config: BalancerConfig,
+        pool: WorkerPool,
+        client: httpx.AsyncClient,
+        comparison: Comparison | None = None,
+    ) -> None:
+        self._config, self._pool, self._client, self._comparison = config, pool, client, comparison
         self._budget = BodyBudget(config.limits.all_bodies_bytes)
 
     async def forward(self, request: Request) -> Response:
@@ -55,6 +62,7 @@ class Proxy:
     async def _try(self, request: Request, body: bytes, worker: Worker, *, is_last: bool) -> Response | None:
         """Return the response of one worker, or None if another worker should be tried."""
         async with AsyncExitStack() as stack:
+            answer = Answer()
             timer = stack.enter_context(worker.request())
             sending = self._client.build_request(
                 request.method, _target(request, worker), headers=_forwarded(request), content=body
@@ -73,6 +81,11 @@ class Proxy:
             timer.first_byte()
             worker.counts["failed"] += response.status_code >= 500
             body_chunks = relay(first, chunks, timer, worker, request.scope)
+            comparison = self._comparison
+            if comparison is not None and comparison.selects(request.method, request.url.path):
+                body_chunks = comparison.observe(
+                    body_chunks, answer, response.status_code, copied_request(request, body)
+                )
             headers = _returned(response.headers, worker)
             return RelayedResponse(body_chunks, response.status_code, headers, held=stack.pop_all())
 
@@ -121,6 +134,11 @@ def is_repeatable(request: Request) -> bool:
     return request.method in ("GET", "HEAD", "OPTIONS") or request.url.path.startswith(SPEECH_PATHS)
 
 
+def copied_request(request: Request, body: bytes) -> CopiedRequest:
+    text = _field(_parsed(media_type(request), body), "text", "input") if len(body) <= INLINE_BYTES else None
+    return CopiedRequest(request.method, _path_and_query(request), _forwarded(request), body, text)
+
+
 def voice_of(request: Request, body: bytes) -> str | None:
     """Return the name of the voice that a request asks for, if it is cheap to find: affinity is only a preference."""
     if request.url.path.startswith("/v1/text-to-speech/"):
@@ -146,8 +164,12 @@ def _field(document: Any, *names: str) -> str | None:
 
 
 def _target(request: Request, worker: Worker) -> str:
+    return f"{worker.address.url}{_path_and_query(request)}"
+
+
+def _path_and_query(request: Request) -> str:
     query = f"?{request.url.query}" if request.url.query else ""
-    return f"{worker.address.url}{request.scope.get('raw_path', request.url.path.encode()).decode('ascii')}{query}"
+    return f"{request.scope.get('raw_path', request.url.path.encode()).decode('ascii')}{query}"
 
 
 def _forwarded(request: Request) -> list[tuple[bytes, bytes]]:
