@@ -83,5 +83,5 @@ def _spoken(chapter: Chapter) -> bool:
 
 
 def _short(title: str) -> str:
-    title = " ".join(title.split())
+    title = "".join(character for character in " ".join(title.split()) if character.isprintable())
     return title if len(title) <= MAX_TITLE else f"{title[: MAX_TITLE - 1].rstrip()}…"

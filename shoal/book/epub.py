@@ -1,6 +1,7 @@
 """Read an epub 2 or 3 file: metadata, cover, table of contents and the text of its documents in reading order."""
 
 import posixpath
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,13 @@ from shoal.book.document import MAX_COVER_BYTES, Block, Book, Chapter, Cover, ch
 from shoal.book.markup import EndTag, StartTag, Token, decode, tokens
 from shoal.book.xhtml import TextBlock, text_blocks
 from shoal.errors import InvalidRequest, TextError
+from shoal.text.markdown import strip_tags
 
 CONTAINER, ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 PACKAGE_TYPE = "application/oebps-package+xml"
 CONTENT_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "text/x-oeb1-document")
 METADATA = ("title", "creator", "language", "publisher", "date", "description")
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,30}:")
 MAX_CONTENTS_DEPTH = 2  # parts and their chapters; sections below them are no chapters
 
 
@@ -68,7 +71,7 @@ def read_epub(path: Path) -> Book:
                 language=package.first("language"),
                 publisher=package.first("publisher"),
                 date=package.first("date"),
-                description=package.first("description"),
+                description=strip_tags(package.first("description")),
                 cover=_cover(archive, package),
             )
         )
@@ -109,7 +112,7 @@ class _PackageReader:
             self._metadata_name = tag.name
         elif tag.name == "meta" and values.get("name") == "cover":
             package.cover_id = values.get("content", "")
-        elif tag.name == "item" and "id" in values and "href" in values:
+        elif tag.name == "item" and "id" in values and "href" in values and not _is_remote(values["href"]):
             path = _resolve(package.directory, values["href"])
             properties = tuple(values.get("properties", "").split())
             package.items[values["id"]] = ManifestItem(path, values.get("media-type", ""), properties)
@@ -147,7 +150,7 @@ def _contents(archive: Archive, package: Package) -> list[ContentsEntry]:
             directory = posixpath.dirname(item.path)
             found = list(parse(tokens(_text(archive, item.path))))
             if found:
-                return [_entry(directory, href, title) for href, title in found]
+                return [_entry(directory, href, title) for href, title in found if not _is_remote(href)]
     return []
 
 
@@ -228,10 +231,15 @@ def _cover(archive: Archive, package: Package) -> Cover | None:
         return None
 
 
+def _is_remote(href: str) -> bool:
+    """Return whether a reference has a scheme: videos of a book may lie on a server. They are never fetched."""
+    return SCHEME.match(href) is not None
+
+
 def _resolve(directory: str, href: str) -> str:
     """Return the name of the entry that a reference of a document in `directory` points to. Raises TextError."""
     path = posixpath.normpath(posixpath.join(directory, unquote(href))) if href else directory
-    if path.startswith(("/", "..")) or "://" in href:
+    if path.startswith(("/", "..")) or _is_remote(href):
         raise TextError(f"the book refers to {href!r:.200} outside of itself and is refused")
     return path
 

@@ -9,7 +9,8 @@ from shoal.text.clean import has_words
 from shoal.text.split import split_sentences
 
 MAX_SENTENCE_BYTES = 1_000  # a longer sentence is divided at its clauses
-TERMINAL = (".", "!", "?", "…", ":", ";", ",", "。", "！", "？")
+ENDERS = (".", "!", "?", "…", "。", "！", "？")
+TERMINAL = (*ENDERS, ":", ";", ",")
 QUOTES = "\"“”„«»「」『』‘’' "
 CLOSERS = "\"'”’)]»」』"
 
@@ -50,7 +51,10 @@ def chapter_sentences(chapter: Chapter, *, quotes: bool) -> list[Sentence]:
 def _pause_after(block: Block, following: Block | None) -> float:
     if following is not None and following.after_break:
         return BREAK_PAUSE
-    return HEADING_PAUSE if block.heading else PARAGRAPH_PAUSE
+    if block.heading:
+        return HEADING_PAUSE
+    # A line of verse or an entry of a list goes on with the next one.
+    return PARAGRAPH_PAUSE if _ends_sentence(block.text) else SENTENCE_PAUSE
 
 
 def _block_sentences(block: Block, quotes: bool) -> Iterator[tuple[str, tuple[Piece, ...]]]:
@@ -80,3 +84,7 @@ def _spoken(text: str) -> str:
     """Return the text with a full stop if it has no mark at its end: models read on without one."""
     text = text.strip()
     return text if text.rstrip(CLOSERS).endswith(TERMINAL) else f"{text}."
+
+
+def _ends_sentence(text: str) -> bool:
+    return text.rstrip(CLOSERS).endswith(ENDERS)
