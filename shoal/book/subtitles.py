@@ -1,18 +1,20 @@
-"""Subtitles of a book, one cue per sentence: SubRip, WebVTT or JSON."""
+"""Subtitles of a book: JSON with a cue per sentence, SubRip and WebVTT with cues of two lines at most."""
 
 import json
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from shoal.audio.guard import reading_seconds
 from shoal.book.document import Book
 from shoal.book.output import Target, chapter_name
 from shoal.book.timeline import TimedChapter, Timeline
 from shoal.errors import InvalidRequest
 from shoal.paths import atomic_write
+from shoal.text.split import split_text
 
-LINE_CHARACTERS = 42  # as subtitling guides recommend
+LINE_CHARACTERS, LINES = 42, 2  # of a cue on screen, as subtitling guides recommend
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,21 @@ def chapter_cues(chapter: TimedChapter, rate: int, start: float = 0.0) -> Iterat
         yield Cue(chapter.planned.number, sentence.number, begin, end, sentence.text)
 
 
+def short_cues(cue: Cue) -> Iterator[Cue]:
+    """Yield the parts of a long sentence, divided at its clauses, each for its share of the time to read it."""
+    parts = split_text(cue.text, LINES * LINE_CHARACTERS)
+    weights = [reading_seconds(part) for part in parts]
+    total, at = sum(weights) or 1.0, cue.start
+    for number, (part, weight) in enumerate(zip(parts, weights, strict=True), 1):
+        end = cue.end if number == len(parts) else round(at + (cue.end - cue.start) * weight / total, 3)
+        yield replace(cue, start=at, end=end, text=part)
+        at = end
+
+
 def _srt(cues: list[Cue]) -> str:
     return "\n".join(
         f"{number}\n{_clock(cue.start, ',')} --> {_clock(cue.end, ',')}\n{_wrapped(cue.text)}\n"
-        for number, cue in enumerate(cues, 1)
+        for number, cue in enumerate((part for cue in cues for part in short_cues(cue)), 1)
     )
 
 
@@ -81,7 +94,8 @@ def _vtt(cues: list[Cue]) -> str:
     return "WEBVTT\n\n" + "\n".join(
         f"{cue.chapter}:{cue.sentence}\n{_clock(cue.start, '.')} --> {_clock(cue.end, '.')}\n"
         f"{_wrapped(escaped(cue.text))}\n"
-        for cue in cues
+        for sentence in cues
+        for cue in short_cues(sentence)
     )
 
 

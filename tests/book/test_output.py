@@ -17,7 +17,7 @@ from shoal.audio.loudness import LoudnessMeter, limit_peaks
 from shoal.book.document import Block, Book, Chapter, Cover
 from shoal.book.output import Target, parse_target, write_book
 from shoal.book.overlay import write_overlay
-from shoal.book.subtitles import parse_subtitles, write_subtitles
+from shoal.book.subtitles import Cue, parse_subtitles, short_cues, write_subtitles
 from shoal.book.timeline import MAX_PEAK, TARGET_LUFS, Timeline, build_timeline, render, speech_span
 from shoal.book.work import Narration, PlannedChapter, Speaker, plan_book, unique_pieces
 from shoal.errors import InvalidRequest, OutputError
@@ -176,6 +176,17 @@ def test_subtitles_have_a_cue_per_sentence(timeline: Timeline, tmp_path: Path) -
     assert len(re.findall(r"^\d\d:\d\d:\d\d,\d{3} --> \d\d:\d\d:\d\d,\d{3}$", srt, re.MULTILINE)) == 5
     assert vtt.startswith("WEBVTT\n\n1:1\n00:00:00.500 --> ")
     assert "“Is it over,” she asked." in vtt
+
+
+def test_a_long_sentence_is_shown_in_parts_of_two_lines() -> None:
+    text = "Whenever I find myself growing grim about the mouth; whenever it is a damp, drizzly November, I go."
+    parts = list(short_cues(Cue(1, 4, 10.0, 16.0, text)))
+    assert " ".join(part.text for part in parts) == text
+    assert [len(part.text) <= 84 for part in parts] == [True, True]
+    assert parts[0].text.endswith("damp,")
+    assert (parts[0].start, parts[-1].end) == (10.0, 16.0)
+    assert parts[0].end == parts[1].start == pytest.approx(14.6, abs=0.4)
+    assert list(short_cues(parts[0])) == [parts[0]]
 
 
 def test_the_epub_refers_to_every_sentence_and_its_time(timeline: Timeline, work: Path, tmp_path: Path) -> None:
