@@ -102,7 +102,7 @@ class KeyUsageTracker:
         return AudioReservation(expected_seconds)
 
     def release(self, key: Key, reservation: AudioReservation) -> None:
-        """End a request and give back what is left of its reservation."""
+        """End a request and release what is left of its reservation."""
         usage = self._usage_of(key)
         usage.in_flight -= 1
         usage.reserved_seconds -= reservation.seconds

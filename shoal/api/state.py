@@ -75,7 +75,7 @@ class ServerState:
         self.queue.acquire(key.name, shared=len(self.keys) > 1)
 
     def leave_queue(self, key: Key, seconds: float) -> None:
-        """Give back the place of a request that took `seconds`."""
+        """Release the place of a request that took `seconds`."""
         self.queue.release(seconds, key.name)
 
     async def encode(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -261,7 +261,7 @@ class Service:
     def release_memory(self) -> dict[str, int]:
         """Drop cached prefixes and return cached memory to device and system; blocks for a step.
 
-        Returns the blocks dropped on device and host, and the bytes that the device and the host process gave back.
+        Returns the blocks dropped on device and host, and the bytes released by the device and the host process.
         """
         resident = rss_bytes()
         released = self.thread.call(self.core.release_caches)

@@ -25,6 +25,7 @@ def own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--host", "0.0.0.0"], "no API key"),
         (["--config", "nowhere.toml"], "nowhere.toml"),
         (["--set", "quantize=foo"], "quantize (flag)"),
+        (["--set", "admin_key=short"], "admin_key (flag)"),
         (["--device", "cuda:63"], "cuda:63: this machine has"),
     ],
 )
@@ -42,9 +43,12 @@ def test_settings_are_shown_with_their_sources_and_without_secrets(
     monkeypatch.setenv("SHOAL_PORT", "9000")
     assert "SHOAL_PORT" in shoal("config").text
     monkeypatch.setenv("SHOAL_API_KEYS", "very-secret-key-1")
+    monkeypatch.setenv("SHOAL_ADMIN_KEY", "the-operators-own-key")
     output = shoal("config", "--json").text
     assert '"from": "SHOAL_PORT"' in output
     assert "very-secret" not in output
+    assert "operators" not in output
+    assert json.loads(output)["admin_key"] == {"value": "**********", "from": "SHOAL_ADMIN_KEY"}
 
 
 def test_a_key_file_that_exists_is_read_by_default(shoal: Shoal) -> None:

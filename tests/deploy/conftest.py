@@ -1,4 +1,4 @@
-"""A small model on disk, and desks with an engine in this process."""
+"""A small model on disk, and server states with an engine in this process."""
 
 import shutil
 from collections.abc import Iterator

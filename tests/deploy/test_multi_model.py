@@ -128,10 +128,10 @@ def test_an_engine_without_its_application_is_ended(tiny_directory: Path, tmp_pa
     source = EngineSource(device="cpu", voices=tmp_path, config=EngineConfig(slots=2, kv_bytes=1 << 20))
 
     async def load() -> list[PooledModel]:
-        shelf = ModelPool(config, source, 1 << 40)
+        pool = ModelPool(config, source, 1 << 40)
         with pytest.raises(ShoalError, match=r"keys\.json"):
-            await shelf.load("first", str(tiny_directory))
-        return shelf.models
+            await pool.load("first", str(tiny_directory))
+        return pool.models
 
     before = set(multiprocessing.active_children())
     assert asyncio.run(load()) == []

@@ -501,7 +501,7 @@ class Supervisor:
             current, idle = self._current, time.monotonic() - self._used
             if not self.config.sleep_seconds or idle < self.config.sleep_seconds or current is None:
                 return False
-            # A start under way is a reload, which the operator waits for.
+            # A start in progress is a reload, which the operator waits for.
             if not current.alive or self._active() or self._starting or self._closing:
                 return False
             self._current, self.activity = None, "asleep"

@@ -66,7 +66,7 @@ class LoadOutcome:
     error: str | None = None
 
 
-def parse_target(url: str, api: str | None = None, **wishes: str | None) -> Target:
+def parse_target(url: str, api: str | None = None, **fields: str | None) -> Target:
     """Parse a URL with or without the route; without `api`, the route decides the API. Raises InvalidRequest."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -80,7 +80,7 @@ def parse_target(url: str, api: str | None = None, **wishes: str | None) -> Targ
     if found not in (None, chosen):
         raise InvalidRequest(f"{url} is a route of the {found} API, but --api is {chosen}")
     base = url.rstrip("/").removesuffix("/v1")
-    return Target(url if found else base + ROUTES[chosen], chosen, **wishes)
+    return Target(url if found else base + ROUTES[chosen], chosen, **fields)
 
 
 async def send_request(
