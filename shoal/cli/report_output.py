@@ -74,9 +74,12 @@ def show(documents: list["Document"]) -> None:
     """Print the tables of every document, 180 characters wide if standard output is not a terminal."""
     from rich.console import Console
 
+    from shoal.tools.bench.report.markdown import busy_warning
     from shoal.tools.bench.report.tables import tables
 
     console = Console() if Console().is_terminal else Console(width=180)
     for document in documents:
+        if warning := busy_warning(document):
+            console.print(f"warning: {warning}", highlight=False, markup=False)
         for sheet in tables(document):
             console.print(sheet.rich())

@@ -151,7 +151,7 @@ def test_metrics_are_converted_to_displayed_figures(run: Run) -> None:
             None,
             ["One of the settings is not possible", "Seed: too large.", None],
         ),
-        (401, {"error": {"message": "Invalid token"}}, None, ["This server wants a key", "Invalid token.", None]),
+        (401, {"error": {"message": "Invalid token"}}, None, ["This server asks for a key", "Invalid token.", None]),
         (502, None, None, ["The server answered 502", "The server gave no reason; its log has more.", None]),
     ],
 )

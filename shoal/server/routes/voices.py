@@ -172,7 +172,10 @@ async def describe(http: Request, state: State, key: Caller, kind: ResponseType)
 )
 async def list_voices(state: State, key: Caller, kind: ResponseType) -> Response:
     names = await asyncio.to_thread(state.lifecycle.require_engine().voices.names)
-    return respond(VoiceList(success=True, reference_ids=names, message=f"{len(names)} voices"), kind)
+    return respond(
+        VoiceList(success=True, reference_ids=names, message=f"{len(names)} voice{'' if len(names) == 1 else 's'}"),
+        kind,
+    )
 
 
 @router.post(

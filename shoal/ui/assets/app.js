@@ -3,6 +3,7 @@
 import { Player } from "./audio/player.js";
 import * as server from "./server/client.js";
 import { Speaking } from "./speaking.js";
+import { Preview } from "./speech/preview.js";
 import { recall, remember } from "./store/preferences.js";
 import { Composer } from "./views/composer.js";
 import { DialogueEditor } from "./views/dialogue.js";
@@ -15,6 +16,7 @@ import { askForKey } from "./views/key-dialog.js";
 import * as notice from "./views/notice.js";
 import { PlaybackView } from "./views/playback.js";
 import { SamplingForm } from "./views/sampling.js";
+import { ShareDialog } from "./views/share-dialog.js";
 import { VoiceDialog } from "./views/voice-dialog.js";
 import { VoicePicker } from "./views/voices.js";
 
@@ -35,7 +37,9 @@ const sampling = new SamplingForm();
 const composer = new Composer(dialogue, picker);
 const history = new HistoryList();
 const download = new DownloadMenu((problem) => notice.tell(problem));
-const speaking = new Speaking({ player, playback, composer, dialogue, sampling, history, download });
+const speaking = new Speaking({ player, playback, composer, dialogue, sampling, history, download, picker });
+const preview = new Preview();
+const shareDialog = new ShareDialog();
 const voiceDialog = new VoiceDialog();
 const editDialog = new EditDialog();
 new EngineView();
@@ -70,6 +74,9 @@ async function meet() {
     composer.mostCharacters = facts.text_characters;
     sampling.setDefaults(facts.sampling);
     download.offer(facts.formats);
+    shareDialog.formats = download.formats;
+    voiceDialog.clones = facts.clones;
+    byId("clone-note").hidden = facts.clones;
     showVoices(facts.voices);
     byId("version").textContent = `Shoal ${facts.version}`;
     known = true;
@@ -89,7 +96,7 @@ function showVoices(voices) {
 async function refreshVoices(choose) {
   try {
     showVoices((await server.about()).voices);
-    if (choose !== undefined) picker.choose(choose);
+    if (choose !== undefined) picker.reveal(choose);
   } catch (problem) {
     notice.tell(problem);
   }
@@ -105,10 +112,20 @@ function reuse({ draft, seed, moved }) {
 
 function replay({ speech, track }) {
   speaking.stop();
+  preview.stop();
+  speaking.shown = speech;
   player.play(track);
   playback.showFigures(speech);
   playback.update();
   download.show(track);
+}
+
+async function listen(voice) {
+  if (player.state === "playing") await player.toggle();
+  await preview.toggle(voice, speaking.rate).catch((problem) => {
+    if (!problem.title) throw problem;
+    notice.tell(problem);
+  });
 }
 
 function connectTheme() {
@@ -132,11 +149,18 @@ function connectKeyboard() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       speaking.toggle();
-    } else if (event.key === "Escape") speaking.stop();
+    } else if (event.key === "Escape") {
+      speaking.stop();
+      preview.stop();
+    }
   });
 }
 
 picker.addEventListener("edit", ({ detail }) => editDialog.open(detail));
+picker.addEventListener("preview", ({ detail }) => listen(detail));
+picker.addEventListener("change", () => picker.markPreview(preview.playing));
+preview.addEventListener("change", ({ detail }) => picker.markPreview(detail));
+byId("share").addEventListener("click", () => speaking.shown && shareDialog.open(speaking.shown, player.track));
 editDialog.addEventListener("changed", ({ detail: { was, now } }) =>
   refreshVoices(picker.chosen === was ? now : undefined),
 );
@@ -144,10 +168,13 @@ voiceDialog.addEventListener("saved", ({ detail }) => refreshVoices(detail));
 byId("add-voice").addEventListener("click", () => voiceDialog.open());
 byId("key-button").addEventListener("click", async () => (await askForKey()) && meet());
 history.addEventListener("play", ({ detail }) => replay(detail));
+history.addEventListener("share", ({ detail: { speech, track } }) => shareDialog.open(speech, track));
 history.addEventListener("reuse", ({ detail }) => reuse(detail.speech));
 // Remember which sections are open.
-byId("advanced").open = recall("advanced", false);
-byId("advanced").addEventListener("toggle", () => remember("advanced", byId("advanced").open));
+for (const section of ["advanced", "engine-card"]) {
+  byId(section).open = recall(section, false);
+  byId(section).addEventListener("toggle", () => remember(section, byId(section).open));
+}
 connectTheme();
 connectKeyboard();
 speaking.update();

@@ -1,26 +1,31 @@
-/** Handles Speak: from the text to the stored recording. */
+/** Handles Speak: from the text to the stored recording, or to a file. */
 
+import { FileTrack } from "./audio/file-track.js";
 import { Track } from "./audio/track.js";
-import { characters, expectedSeconds } from "./speech/lines.js";
+import { FILE_SECONDS, LONG_SECONDS, PLAYED_SECONDS, characters, expectedSeconds } from "./speech/lines.js";
+import { requestsOf } from "./speech/snippets.js";
 import { Synthesis, randomSeed } from "./speech/synthesis.js";
 import { byId } from "./views/dom.js";
+import { save } from "./views/download.js";
 import { askForKey } from "./views/key-dialog.js";
 import * as notice from "./views/notice.js";
-import { duration } from "./views/words.js";
+import { duration, roughly } from "./views/words.js";
 
 const SILENCE = {
   title: "The model said nothing",
   detail: "It ended before its first sound. Another seed or other words will help.",
 };
+const UNREPEATABLE = [400, 413, 422]; // the same request would fail again
 
 export class Speaking {
   #page;
   #current = null; // the Synthesis in progress
 
-  /** `page`: player, playback, composer, dialogue, sampling, history, download. */
+  /** `page`: player, playback, composer, dialogue, sampling, history, download, picker. */
   constructor(page) {
     this.#page = page;
     this.rate = 0; // the model's sample rate in Hz; 0 before it is known
+    this.shown = null; // the speech in the player: text, requests, options
     byId("speak").addEventListener("click", () => this.toggle());
     page.composer.addEventListener("change", () => this.update());
     page.playback.addEventListener("turn", ({ detail }) => page.dialogue.mark(detail));
@@ -28,7 +33,7 @@ export class Speaking {
 
   toggle() {
     if (this.#current) this.#current.stop();
-    else if (!byId("speak").disabled) this.#speak();
+    else if (!byId("speak").disabled) this.#ask();
   }
 
   stop() {
@@ -38,23 +43,71 @@ export class Speaking {
   update() {
     const busy = this.#current !== null;
     byId("speak").classList.toggle("busy", busy);
+    byId("hint").classList.toggle("busy", busy);
     byId("speak").disabled = !busy && (!this.rate || this.#page.composer.lines.length === 0);
     byId("speak-label").textContent = busy ? "Stop" : "Speak";
   }
 
-  async #speak() {
-    const { player, playback, composer, sampling, download } = this.#page;
-    const recipe = { draft: composer.draft, moved: sampling.moved, seed: sampling.seed ?? randomSeed() };
-    const track = new Track(this.rate);
-    const options = { ...sampling.options, seed: recipe.seed, ...(sampling.showsText && { show_text: true }) };
-    const synthesis = (this.#current = new Synthesis(composer.lines, options, track));
+  /** Speaks, unless a setting is wrong or the text is so long that the user should choose how. */
+  #ask() {
+    const { composer, sampling } = this.#page;
+    if (sampling.seedProblem) {
+      notice.tell(sampling.seedProblem);
+      return sampling.focusSeed();
+    }
+    const seconds = expectedSeconds(characters(composer.lines)) / (sampling.moved.speed ?? 1);
+    if (seconds <= LONG_SECONDS) return this.#speak();
+    this.#askAboutLength(seconds);
+  }
+
+  #askAboutLength(seconds) {
+    const title = `This is ${roughly(seconds)} of speech`;
+    if (seconds > FILE_SECONDS) {
+      const detail = `A page can make ${roughly(FILE_SECONDS)} at a time. Divide the text, or use the command line: shoal batch.`;
+      return notice.tell({ title, detail });
+    }
+    const file = { label: "Make a file", work: () => this.#speak({ file: true }) };
+    const here = { label: "Play it here", work: () => this.#speak() };
+    const detail = "A file is not played and needs little memory: it is downloaded when it is complete.";
+    notice.tell({ title, detail }, ...(seconds > PLAYED_SECONDS ? [file] : [file, here]));
+  }
+
+  async #speak({ file = false } = {}) {
+    const { playback, composer, sampling } = this.#page;
+    const seed = sampling.seed ?? randomSeed();
+    const recipe = { draft: composer.draft, moved: sampling.moved, seed, file, kept: null };
+    const options = { ...sampling.options, seed, ...(sampling.showsText && { show_text: true }) };
+    const track = file ? new FileTrack(this.rate) : new Track(this.rate);
+    const synthesis = new Synthesis(composer.lines, options, track);
     this.#follow(synthesis);
     playback.expect(expectedSeconds(characters(synthesis.lines)));
-    player.play(track);
+    showText("");
+    await this.#run(synthesis, recipe, 0);
+  }
+
+  /** `from` is the sample at which playback starts. */
+  async #run(synthesis, recipe, from) {
+    const { player, playback, download } = this.#page;
+    this.#current = synthesis;
+    notice.clear();
+    this.update();
+    announce(recipe.file ? "Making a file" : "Speaking");
+    if (recipe.file) player.stop();
+    else player.play(synthesis.track, from);
+    playback.update();
     download.show(null);
-    await synthesis.run().catch((problem) => void this.#explain(problem));
+    await synthesis.run().catch((problem) => void this.#explain(problem, synthesis, recipe));
     this.#current = null;
     this.#end(synthesis, recipe);
+  }
+
+  /** Goes on after a failure, from where it stopped. The entry of the broken speech is replaced. */
+  async #continue(synthesis, recipe) {
+    const { player, history } = this.#page;
+    const heard = player.track === synthesis.track ? player.position : synthesis.track.length;
+    const id = await recipe.kept;
+    if (id) await history.forget(id);
+    await this.#run(synthesis, recipe, Math.min(heard, synthesis.track.length));
   }
 
   #follow(synthesis) {
@@ -65,14 +118,10 @@ export class Speaking {
       this.#show(synthesis);
     });
     synthesis.addEventListener("line", () => this.#show(synthesis));
-    showText("");
     synthesis.addEventListener("text", ({ detail }) => showText(`${byId("spoken-text").textContent} ${detail.text}`));
     synthesis.addEventListener("waiting", ({ detail }) => {
       byId("progress-words").textContent = `The server is busy; going on in ${detail.seconds} s`;
     });
-    notice.clear();
-    this.update();
-    announce("Speaking");
   }
 
   #show(synthesis) {
@@ -89,23 +138,29 @@ export class Speaking {
 
   #end(synthesis, recipe) {
     const { track, outcome } = synthesis;
-    this.#showEnd(track, outcome);
+    if (!recipe.file) this.#showEnd(track, outcome);
     this.#show(synthesis);
     this.#page.playback.update();
     this.update();
     byId("keep-seed").disabled = false;
     byId("keep-seed").onclick = () => (this.#page.sampling.seed = recipe.seed);
-    if (track.length) this.#keep(synthesis, recipe);
-    else if (outcome === "whole") notice.tell(SILENCE);
+    if (!track.length && outcome === "whole") notice.tell(SILENCE);
+    else if (recipe.file && outcome === "whole") save(track.wav(), "shoal.wav");
+    else if (track.length && !recipe.file) this.#keep(synthesis, recipe);
     announce(outcome === "whole" ? `Done, ${duration(track.seconds)} of audio` : "Stopped");
   }
 
   /** Without storage only the history is lost. */
-  #keep({ lines, track, firstAudio, realTimeFactor, outcome }, recipe) {
+  #keep({ lines, options, track, firstAudio, realTimeFactor, outcome }, recipe) {
     const text = lines.map((line) => line.text).join(" ");
-    const voices = [...new Set(lines.map(({ voice }) => voice ?? "Model’s own"))];
-    const speech = { ...recipe, text, voices, firstAudio, rtf: realTimeFactor, outcome };
-    this.#page.history.add(speech, track).catch(() => {});
+    const voices = [...new Set(lines.map(({ voice }) => (voice === null ? "Model’s own" : this.#page.picker.titleOf(voice))))];
+    const { show_text: _, ...sent } = options;
+    const { draft, moved, seed } = recipe;
+    const speech = { draft, moved, seed, text, voices, requests: requestsOf(lines), options: sent };
+    this.shown = speech;
+    recipe.kept = this.#page.history
+      .add({ ...speech, firstAudio, rtf: realTimeFactor, outcome }, track)
+      .catch(() => null);
   }
 
   /** After an error the audio so far plays to its end; after a stop it does not. */
@@ -117,10 +172,13 @@ export class Speaking {
     download.show(track);
   }
 
-  async #explain(problem) {
+  async #explain(problem, synthesis, recipe) {
     if (!problem.title) throw problem;
-    if (problem.status === 401 && (await askForKey(problem))) return this.#speak();
-    notice.tell(problem, problem.status === 400 || problem.status === 422 ? null : () => this.#speak());
+    if (problem.status === 401 && (await askForKey(problem))) return this.#ask();
+    if (UNREPEATABLE.includes(problem.status)) return notice.tell(problem);
+    const begun = synthesis.track.length > 0;
+    const work = () => (begun ? this.#continue(synthesis, recipe) : this.#speak({ file: recipe.file }));
+    notice.tell(problem, { label: begun ? "Continue" : "Try again", work, after: problem.retryAfter ?? 0 });
   }
 }
 

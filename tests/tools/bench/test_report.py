@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from shoal.cli.report_output import show
 from shoal.errors import InvalidRequest, MissingExtra
 from shoal.tools.bench.document import Document, new_document, read_document, write_document
 from shoal.tools.bench.engine import POLICIES, Throughput, measure_scheduler
@@ -21,7 +22,7 @@ from shoal.tools.bench.report.markdown import markdown
 from shoal.tools.bench.report.metrics import metrics
 from shoal.tools.bench.report.page import page
 from shoal.tools.bench.report.plots import VARIABLES, AxesSpec, LineSeries, lines
-from shoal.tools.bench.report.tables import duration, size, tables
+from shoal.tools.bench.report.tables import counted, duration, size, size_in_unit_of, tables
 from shoal.tools.bench.sweep import figures as batch_figures
 from tests.browser import chromium
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
@@ -237,6 +238,31 @@ def test_changes_on_a_loaded_machine_are_unsure() -> None:
     assert {change.verdict for change in found.changed} == {"unsure"}
     assert found.in_short.startswith("0 worse, 0 better, 12 unsure")
     assert "unsure" in page([before, after])
+
+
+def test_a_report_from_a_busy_machine_begins_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    document = bench_document(1)
+    assert "was busy" not in markdown([document])
+    document["machine"]["others_cpu"] = 0.35
+    words = "The machine was busy: other programs used 35 % of its cores meanwhile."
+    drawn = page([document])
+    assert drawn.index(words) < drawn.index('class="tiles"')
+    assert words in markdown([document])
+    show([document])
+    assert capsys.readouterr().out.startswith(f"warning: {words}")
+
+
+def test_an_axis_of_counts_has_no_fractions_and_an_axis_of_times_one_unit() -> None:
+    spec = AxesSpec("clients", "TTFA", lambda x: f"x {x:g}", duration, x_whole=True)
+    drawn = lines("points", [LineSeries("a", "s1", [(1.0, 0.2), (2.0, 1.4)])], spec)
+    words = [each.text or "" for each in ElementTree.fromstring(drawn).iter()]
+    assert [word for word in words if word.startswith("x ")] == ["x 0", "x 1", "x 2"]
+    assert {word.split()[1] for word in words if re.fullmatch(r"[\d.]+ (s|ms)", word)} == {"s"}
+
+
+def test_counts_and_ticks_are_written_out() -> None:
+    assert [counted(count, "row") for count in (0, 1, 2, 1000)] == ["0 rows", "1 row", "2 rows", "1,000 rows"]
+    assert [size_in_unit_of(tick, 2.5e9) for tick in (0, 5e8, 2e9)] == ["0 GB", "0.5 GB", "2 GB"]
 
 
 def test_differences_of_machine_and_settings_are_noted() -> None:

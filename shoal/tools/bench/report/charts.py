@@ -17,7 +17,7 @@ from shoal.tools.bench.report.plots import (
     strips,
 )
 from shoal.tools.bench.report.profiled import profile_charts
-from shoal.tools.bench.report.tables import duration, number, size
+from shoal.tools.bench.report.tables import counted, duration, number, size
 
 # The style of the page has eight colours for series.
 MAX_SERIES = 8
@@ -25,6 +25,7 @@ MAX_SERIES = 8
 STEPS = ("q1", "q2", "q3", "q4")
 MAX_TIMELINES = 4
 MAX_STRIPS = 12
+CLIENTS = "clients"  # name of the axis of a closed loop
 
 
 def charts(document: Document) -> list[Chart]:
@@ -254,7 +255,8 @@ def _scheduler(figures: dict[str, Any]) -> Chart:
     title, rate = "Scheduler", figures["sequence_steps_per_second"]
     words = f"{rate:,.0f} /s"
     row = BarGroup(
-        f"{figures['voices']} sequences", [StackedBar([("s1", rate, f"{words}, {figures['steps']:,} steps")], words)]
+        counted(figures["voices"], "sequence"),
+        [StackedBar([("s1", rate, f"{words}, {figures['steps']:,} steps")], words)],
     )
     caption = "Sequence-steps per second without a model: the CPU cost of scheduling."
     mark = (float(figures["target"]), "target")
@@ -264,7 +266,7 @@ def _scheduler(figures: dict[str, Any]) -> Chart:
 def _load(document: Document) -> Iterator[Chart]:
     runs = [run for run in document["runs"] if run["stages"]]
     target = document["settings"]["objective"]
-    for arrivals, x_name in (("open", "requests/s offered"), ("closed", "clients")):
+    for arrivals, x_name in (("open", "requests/s offered"), ("closed", CLIENTS)):
         steady = [(run, _steady(run, arrivals)) for run in runs]
         if any(len(stages) > 1 for _, stages in steady):
             yield _against_load(steady, x_name, target["first_audio"])
@@ -289,7 +291,7 @@ Steady = list[tuple[dict[str, Any], list[dict[str, Any]]]]
 
 def _against_load(steady: Steady, x_name: str, target: float) -> Chart:
     mark = (target, f"objective {duration(target)}")
-    axes = AxesSpec(x_name, "TTFA", lambda v: f"{v:.3g}", duration, mark=mark)
+    axes = AxesSpec(x_name, "TTFA", lambda v: f"{v:.3g}", duration, mark=mark, x_whole=x_name == CLIENTS)
     if len(steady) == 1:
         stages = steady[0][1]
         series = [
@@ -314,7 +316,8 @@ def _goodput(steady: Steady, x_name: str, *, ideal: bool) -> Chart:
     if ideal:
         highest = max(each["load"] for _, stages in steady for each in stages)
         series.append(LineSeries("all requests", "muted", [(0.0, 0.0), (highest, highest)], dotted=True, marks=False))
-    axes = AxesSpec(x_name, "good requests per second", lambda v: f"{v:.3g}", lambda v: f"{v:.3g}")
+    forms = lambda v: f"{v:.3g}", lambda v: f"{v:.3g}"
+    axes = AxesSpec(x_name, "good requests per second", *forms, x_whole=x_name == CLIENTS)
     caption = "Requests that met the objective: audio started in time and playback never stalled."
     return _line_chart("Goodput", caption, series, axes)
 
@@ -333,7 +336,8 @@ def _starvation(steady: Steady, x_name: str) -> Chart:
             points = [(each["load"], each["starved"][1]["share"]) for each in stages]
             series.append(LineSeries(run["name"], f"s{number_of + 1}", points))
         words = "Share of requests whose playback stalled with a buffer of 100 ms."
-    axes = AxesSpec(x_name, "stalled requests", lambda v: f"{v:.3g}", lambda v: f"{100 * v:.3g} %")
+    forms = lambda v: f"{v:.3g}", lambda v: f"{100 * v:.3g} %"
+    axes = AxesSpec(x_name, "stalled requests", *forms, x_whole=x_name == CLIENTS)
     return _line_chart("Playback stalls", words, series, axes)
 
 
@@ -360,7 +364,7 @@ def _timeline(run: dict[str, Any], stage: dict[str, Any], target: float) -> Char
     mark = (target, "objective") if highest > target / 3 else None
     axes = AxesSpec("seconds", "TTFA", lambda v: f"{v:.3g}", duration, mark=mark)
     errors = sum(each["errors"] for each in stage["timeline"])
-    caption = f"{run['name']}, {stage['name']}: {stage['requests']} requests, {errors} errors."
+    caption = f"{run['name']}, {stage['name']}: {counted(stage['requests'], 'request')}, {counted(errors, 'error')}."
     return _line_chart("Time to first audio over time", caption, series, axes)
 
 
@@ -397,7 +401,7 @@ def _steps(count: int) -> list[str]:
 
 def _omitted(runs: list[dict[str, Any]]) -> str:
     more = len(runs) - MAX_SERIES
-    return f" {more} more configurations are in the table." if more > 0 else ""
+    return f" {counted(more, 'more configuration')} in the table." if more > 0 else ""
 
 
 _OF = {

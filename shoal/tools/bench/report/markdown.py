@@ -1,7 +1,7 @@
 """Report of documents as Markdown."""
 
 from shoal.tools.bench.document import Document
-from shoal.tools.bench.report.compare import pairs
+from shoal.tools.bench.report.compare import BUSY, pairs
 from shoal.tools.bench.report.tables import changes_table, tables
 
 TITLES = {
@@ -21,9 +21,21 @@ def markdown(documents: list[Document]) -> str:
         parts += [changes_table(comparison).markdown(), f"{comparison.in_short}\n", remarks]
     for document in documents:
         parts += [f"## {headline(document)}\n", f"{context(document)}\n"]
+        parts += [f"**{warning}**\n"] if (warning := busy_warning(document)) else []
         parts += [] if document["complete"] else ["Interrupted: finished measurements only.\n"]
         parts += [sheet.markdown() for sheet in tables(document)]
     return "\n".join(part for part in parts if part)
+
+
+def busy_warning(document: Document) -> str | None:
+    """Return a warning for a measurement that other programs disturbed; None for a quiet machine."""
+    share = document["machine"].get("others_cpu")
+    if not isinstance(share, float) or share <= BUSY:
+        return None
+    return (
+        f"The machine was busy: other programs used {share:.0%} of its cores meanwhile. "
+        "An idle machine is faster, and two busy runs cannot be compared."
+    ).replace("%", " %")
 
 
 def headline(document: Document) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 from shoal.tools.bench.document import Document
 from shoal.tools.bench.report.charts import charts
 from shoal.tools.bench.report.compare import Change, RunComparison, pairs
-from shoal.tools.bench.report.markdown import TITLES, context, headline
+from shoal.tools.bench.report.markdown import TITLES, busy_warning, context, headline
 from shoal.tools.bench.report.plots import Chart
 from shoal.tools.bench.report.profiled import profile_tiles
-from shoal.tools.bench.report.tables import ReportTable, changes_table, duration, number, size, tables
+from shoal.tools.bench.report.tables import ReportTable, changes_table, counted, duration, number, size, tables
 
 FOLDER = Path(__file__).parent
 MAX_CHANGES = 12  # changes listed at the top, the largest first
@@ -64,6 +64,8 @@ def _section(document: Document, *, alone: bool) -> Iterator[str]:
     yield f'<section class="{document["kind"]}">'
     if not alone:
         yield f"<h2>{escape(headline(document))}</h2><p class='context'>{escape(context(document))}</p>"
+    if warning := busy_warning(document):
+        yield f'<p class="banner busy" role="note">{escape(warning)}</p>'
     if not document["complete"]:
         yield '<p class="banner">Interrupted: finished measurements only.</p>'
     tiles = list(_TILES[document["kind"]](document))
@@ -99,7 +101,7 @@ def _bench_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
     run, batch = min(alone, key=lambda each: each[1]["first_audio"]["p50"])
     yield "First audio, P50", duration(batch["first_audio"]["p50"]), f"{run['name']}, {_voices(batch)}"
     run, batch = max(batches, key=lambda each: each[1]["audio_per_second"])
-    yield "Throughput", f"{batch['audio_per_second']:.1f} s/s", f"{run['name']}, {_voices(batch)}"
+    yield "Throughput", _speed(batch), f"{run['name']}, {_voices(batch)}"
     if batch["cost_per_audio_hour"] is not None:
         currency = document["settings"]["currency"]
         yield (
@@ -109,6 +111,11 @@ def _bench_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
         )
     run = min(runs, key=lambda each: each["memory"]["peak"])
     yield f"Peak {run['memory']['kind']}", size(run["memory"]["peak"]), f"{run['name']}, all batch sizes"
+
+
+def _speed(figures: dict[str, Any]) -> str:
+    """Return seconds of audio per second of wall time as a multiple of real time."""
+    return f"{figures['audio_per_second']:.1f}× real time"
 
 
 def _voices(batch: dict[str, Any]) -> str:
@@ -122,11 +129,11 @@ def _engine_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
             few, best = rows[0], max(rows, key=lambda row: row["audio_per_second"])
             yield "Real-time factor", f"{few['rtf']:.3f}", _voices(few)
             yield "First audio, P50", duration(few["first_audio"]["p50"]), _voices(few)
-            yield "Throughput", f"{best['audio_per_second']:.1f} s/s", _voices(best)
+            yield "Throughput", _speed(best), _voices(best)
         if "scheduler" in run:
             figures = run["scheduler"]
             rate = f"{number(figures['sequence_steps_per_second'], 0)} /s"
-            yield "Scheduler", rate, f"sequence-steps, {figures['voices']} sequences"
+            yield "Scheduler", rate, f"sequence-steps, {counted(figures['voices'], 'sequence')}"
 
 
 def _load_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
@@ -141,10 +148,10 @@ def _load_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
     run, stage = max(stages, key=lambda each: each[1]["goodput"])
     yield "Best goodput", f"{stage['goodput']:.2f} /s", f"{run['name']}, {stage['name']}"
     run, stage = max(stages, key=lambda each: each[1]["audio_per_second"])
-    yield "Throughput", f"{stage['audio_per_second']:.1f} s/s", f"{run['name']}, {stage['name']}"
+    yield "Throughput", _speed(stage), f"{run['name']}, {stage['name']}"
     requests = sum(stage["requests"] for _, stage in stages)
     failed = sum(sum(stage["errors"].values()) for _, stage in stages)
-    yield "Errors", f"{failed:,}", f"of {requests:,} requests"
+    yield "Errors", f"{failed:,}", f"of {counted(requests, 'request')}"
 
 
 def _quality_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
@@ -174,7 +181,7 @@ def _table(sheet: ReportTable) -> str:
         for row in sheet.rows
     )
     return (
-        f"<details class='sheet'><summary>{escape(sheet.title)}<span>{len(sheet.rows)} rows</span></summary>"
+        f"<details class='sheet'><summary>{escape(sheet.title)}<span>{counted(len(sheet.rows), 'row')}</span></summary>"
         f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from shoal.errors import MissingExtra
+from shoal.tools.bench.report.tables import duration, duration_in_unit_of, size, size_in_unit_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -118,6 +119,7 @@ class AxesSpec:
     y_form: Format
     x_log: bool = False
     y_log: bool = False
+    x_whole: bool = False  # x is a count: no ticks at fractions
     mark: tuple[float, str] | None = None  # reference value of y and its name
 
 
@@ -285,7 +287,7 @@ def _draw_line(plot: Plot, line: LineSeries, spec: AxesSpec) -> None:
 def _scale_axes(axes: "Axes", spec: AxesSpec, xs: list[float]) -> None:
     from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-    _value_axis(axes.xaxis, spec.x_form)
+    _value_axis(axes.xaxis, spec.x_form, whole=spec.x_whole)
     _value_axis(axes.yaxis, spec.y_form)
     axes.grid(visible=False, axis="x")
     if spec.x_log:
@@ -294,20 +296,32 @@ def _scale_axes(axes: "Axes", spec: AxesSpec, xs: list[float]) -> None:
     if spec.y_log:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
-    for axis, form in ((axes.xaxis, spec.x_form), (axes.yaxis, spec.y_form)):
+    for axis, form, log in ((axes.xaxis, spec.x_form, spec.x_log), (axes.yaxis, spec.y_form, spec.y_log)):
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(_formatter(form))
+        # The ticks of a logarithmic axis span several units.
+        axis.set_major_formatter(_plain_formatter(form) if log else _formatter(axis, form))
 
 
-def _value_axis(axis: "Axis", form: Format) -> None:
+def _value_axis(axis: "Axis", form: Format, *, whole: bool = False) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(_formatter(form))
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10], integer=whole))
+    axis.set_major_formatter(_formatter(axis, form))
 
 
-def _formatter(form: Format) -> Callable[[float, float], str]:
+# Formats with a unit, and the same in the one unit that suits an axis up to its end.
+AXIS_FORMATS: dict[Format, Callable[[float, float], str]] = {duration: duration_in_unit_of, size: size_in_unit_of}
+
+
+def _plain_formatter(form: Format) -> Callable[[float, float], str]:
     return lambda value, _: form(value)
+
+
+def _formatter(axis: "Axis", form: Format) -> Callable[[float, float], str]:
+    in_unit_of = AXIS_FORMATS.get(form)
+    if in_unit_of is None:
+        return _plain_formatter(form)
+    return lambda value, _: in_unit_of(value, axis.get_view_interval()[1])
 
 
 def _label_rows(axes: "Axes", ticks: Sequence[float], labels: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from shoal.tools.bench.document import Document
 from shoal.tools.bench.report.compare import Change, RunComparison
 
 NONE = "–"
+SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,23 @@ def duration(seconds: float | None) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds >= 0.001 else f"{seconds * 1e6:,.0f} µs"
 
 
+def duration_in_unit_of(seconds: float, highest: float) -> str:
+    """Format a tick of an axis that ends at `highest`: all ticks have the same unit."""
+    unit, scale = ("s", 1.0) if highest >= 1 else ("ms", 1e3) if highest >= 0.001 else ("µs", 1e6)
+    return f"{seconds * scale:g} {unit}"
+
+
+def size_in_unit_of(count: float, highest: float) -> str:
+    """Format a tick of an axis of bytes that ends at `highest`."""
+    unit, scale = next((each for each in SIZES if highest >= each[1]), ("B", 1.0))
+    return f"{count / scale:g} {unit}"
+
+
+def counted(count: int, thing: str) -> str:
+    """Return a number with its noun in singular or plural."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def number(value: float | None, digits: int = 2) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
 
@@ -70,7 +88,7 @@ def percent(share: float | None) -> str:
 def size(count: float | None) -> str:
     if count is None:
         return NONE
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in SIZES:
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count:.0f} B"

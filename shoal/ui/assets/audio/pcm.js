@@ -25,10 +25,15 @@ export function toInteger(samples) {
 
 /** Encodes a mono wav file. */
 export function wavFile(samples, rate) {
+  return new Blob([wavHeader(samples.length, rate), pcmBytes(samples)], { type: "audio/wav" });
+}
+
+/** The header of a mono wav file of 16-bit samples. */
+export function wavHeader(length, rate) {
   const header = new DataView(new ArrayBuffer(44));
   const text = (at, word) => [...word].forEach((letter, n) => header.setUint8(at + n, letter.charCodeAt(0)));
   text(0, "RIFF");
-  header.setUint32(4, 36 + 2 * samples.length, true);
+  header.setUint32(4, 36 + 2 * length, true);
   text(8, "WAVEfmt ");
   header.setUint32(16, 16, true);
   header.setUint16(20, 1, true); // PCM
@@ -38,8 +43,8 @@ export function wavFile(samples, rate) {
   header.setUint16(32, 2, true);
   header.setUint16(34, 16, true);
   text(36, "data");
-  header.setUint32(40, 2 * samples.length, true);
-  return new Blob([header, pcmBytes(samples)], { type: "audio/wav" });
+  header.setUint32(40, 2 * length, true);
+  return header;
 }
 
 /** Encodes raw little-endian samples on any machine. */

@@ -50,6 +50,13 @@ export class Track {
     return this.samples.slice(from, to);
   }
 
+  /** Drops the samples, and the parts, from a sample on. */
+  truncate(length) {
+    this.length = length;
+    this.parts = this.parts.filter(({ at }) => at < length);
+    this.#peaks.length = Math.min(this.#peaks.length, Math.ceil(length / Math.round(this.rate / PEAKS_PER_SECOND)));
+  }
+
   partAt(sample) {
     return this.parts.findLast(({ at }) => at <= sample) ?? { at: 0, speaker: 0, turn: 0 };
   }

@@ -25,6 +25,14 @@ export function speak(fields, signal) {
   return ask("v1/tts", { method: "POST", headers: JSON_BODY, body, signal });
 }
 
+/** Measures a recording without storing it; resolves to its length, level and findings. */
+export async function checkRecording(recording, transcript, signal) {
+  const form = new FormData();
+  form.set("audio", recording, "recording");
+  if (transcript) form.set("text", transcript);
+  return json("v1/references/check?format=json", { method: "POST", body: form, signal });
+}
+
 export async function addVoice(name, recording, transcript) {
   const form = new FormData();
   form.set("id", name);
@@ -36,6 +44,12 @@ export async function addVoice(name, recording, transcript) {
 export function renameVoice(from, to) {
   const body = JSON.stringify({ old_reference_id: from, new_reference_id: to });
   return json("v1/references/update?format=json", { method: "POST", headers: JSON_BODY, body });
+}
+
+/** `words`: title, description, gender, accent, preview. */
+export function describeVoice(name, words) {
+  const body = JSON.stringify({ reference_id: name, ...words });
+  return json("v1/references/describe?format=json", { method: "POST", headers: JSON_BODY, body });
 }
 
 export function deleteVoice(name) {

@@ -2,12 +2,12 @@
 
 const UNREACHABLE = {
   title: "The server does not answer",
-  detail: "Is `shoal serve` still running? The page will find it again by itself.",
+  detail: "It may be restarting. The page looks for it every second and goes on when it is back.",
 };
 
 const TITLES = {
   400: "This cannot be spoken as it is",
-  401: "This server wants a key",
+  401: "This server asks for a key",
   404: "Not found",
   408: "The upload took too long",
   409: "The name is taken",
@@ -15,8 +15,8 @@ const TITLES = {
   415: "The server cannot read this",
   422: "One of the settings is not possible",
   429: "The server is busy",
-  500: "The model stumbled",
-  501: "The server lacks a library for this",
+  500: "Something went wrong on the server",
+  501: "This server cannot do that",
   503: "The server is not ready",
   504: "This took too long",
 };
@@ -64,8 +64,9 @@ export function unreachable() {
 
 /** A stream that fails after its first samples has no error status: the server closes the connection. */
 export function brokenOff(heard, passed) {
-  const what = `The stream ended after ${heard.toFixed(1)} s of audio and ${passed.toFixed(0)} s of work. What was made is kept.`;
-  const why = passed > 30 ? " On a slow machine, a larger request_seconds helps." : "";
+  const what = `The first ${heard.toFixed(1)} s are kept. You can go on from where it stopped.`;
+  const why =
+    passed > 30 ? ` The server gave up after ${passed.toFixed(0)} s of work; the rest is asked for in smaller parts.` : "";
   return new Problem("The audio broke off", what + why);
 }
 

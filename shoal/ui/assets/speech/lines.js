@@ -5,6 +5,9 @@
  */
 
 export const PASSAGE_CHARACTERS = 480;
+export const LONG_SECONDS = 20 * 60; // from here on a file is offered
+export const PLAYED_SECONDS = 2 * 3600; // the longest speech that is kept in the page's memory
+export const FILE_SECONDS = 8 * 3600; // well below the 4 GB that a wav file can hold, at any rate
 // About twelve seconds: enough to measure the machine's speed, and a good length for a voice reference.
 const FIRST_CHARACTERS = 180;
 const FEWEST_CHARACTERS = 60;

@@ -19,6 +19,8 @@ export class Synthesis extends EventTarget {
   #began = 0; // when the current request was sent; 0 between lines
   #working = 0; // seconds spent waiting for the server on finished lines
   #references = new Map();
+  #partial = null; // the line that broke off: { text, start: sample before its pause, from: its first sample }
+  #skip = 0; // samples of a repeated line that the track has already
 
   /** `options` are the fields of /v1/tts other than text and voice. */
   constructor(lines, options, track) {
@@ -44,10 +46,13 @@ export class Synthesis extends EventTarget {
     return (characters(this.lines.slice(0, this.line)) + share * letters) / characters(this.lines);
   }
 
-  /** Resolves when all audio is generated or the user stopped; raises a Problem otherwise. */
+  /** Resolves when all audio is generated or the user stopped; raises a Problem otherwise, and can be called again. */
   async run() {
+    this.#abort = new AbortController();
+    this.outcome = null;
+    this.track.complete = false;
     try {
-      for (this.line = 0; this.line < this.lines.length; this.line++) {
+      for (; this.line < this.lines.length; this.line++) {
         this.#fit();
         await this.#synthesize(this.lines[this.line]);
       }
@@ -73,11 +78,32 @@ export class Synthesis extends EventTarget {
   }
 
   async #synthesize(line) {
-    const from = this.#begin(line);
+    const partial = this.#takeUp(line);
+    const start = partial?.start ?? this.track.length;
+    const from = partial?.from ?? this.#begin(line);
+    this.#partial = { text: line.text, start, from };
     const body = await this.#request(line);
-    await this.#receive(body, from);
+    await this.#receive(body);
     this.#endLine();
+    this.#partial = null;
     await this.#keepReference(line, from);
+  }
+
+  /** Goes on with a line that broke off. The seed makes the same samples again: those that were heard are skipped.
+   *
+   * A line that was split since then sounds different and is spoken from its beginning.
+   */
+  #takeUp({ text }) {
+    const partial = this.#partial;
+    this.#skip = 0;
+    if (!partial) return null;
+    if (partial.text !== text) {
+      this.track.truncate(partial.start);
+      return null;
+    }
+    this.#skip = this.track.length - partial.from;
+    this.#dispatch("line");
+    return partial;
   }
 
   #endLine() {
@@ -127,7 +153,7 @@ export class Synthesis extends EventTarget {
     throw new Problem("The model has changed", "The server now speaks at another rate. Reload the page.");
   }
 
-  async #receive(body, from) {
+  async #receive(body) {
     const reader = new SampleReader();
     const stream = body.getReader();
     try {
@@ -138,11 +164,13 @@ export class Synthesis extends EventTarget {
       }
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw brokenOff((this.track.length - from) / this.track.rate, (performance.now() - this.#began) / 1000);
+      throw brokenOff(this.track.seconds, (performance.now() - this.#began) / 1000);
     }
   }
 
-  #append(samples) {
+  #append(received) {
+    const samples = received.subarray(this.#skip);
+    this.#skip -= received.length - samples.length;
     if (!samples.length) return;
     this.firstAudio ??= (performance.now() - this.#began) / 1000;
     this.track.append(samples);

@@ -1,9 +1,9 @@
 /** Text input: plain text or a dialogue. */
 
-import { PASSAGE_CHARACTERS, characters, dialogue, expectedSeconds, monologue } from "../speech/lines.js";
+import { LONG_SECONDS, PASSAGE_CHARACTERS, characters, dialogue, expectedSeconds, monologue } from "../speech/lines.js";
 import { recall, remember } from "../store/preferences.js";
 import { byId, element } from "./dom.js";
-import { plural } from "./words.js";
+import { plural, roughly } from "./words.js";
 
 const TRIES = {
   "A greeting": "Hello! I am a small voice from a large shoal. It is good to be heard.",
@@ -101,13 +101,14 @@ export class Composer extends EventTarget {
     byId("voices-note").hidden = speech;
     remember("text", this.text);
     remember("mode", this.mode);
-    byId("count").textContent = sizeInWords(speech ? this.text.length : characters(this.#dialogue.spoken));
+    const letters = speech ? this.text.length : characters(this.#dialogue.spoken);
+    byId("count").textContent = sizeInWords(letters);
+    byId("count").classList.toggle("wrong", expectedSeconds(letters) > LONG_SECONDS);
     this.dispatchEvent(new Event("change"));
   }
 }
 
 function sizeInWords(letters) {
   if (!letters) return "Nothing to say yet";
-  const seconds = Math.max(1, Math.round(expectedSeconds(letters)));
-  return `${plural(letters, "character")}, about ${seconds < 90 ? `${seconds} s` : `${Math.round(seconds / 60)} min`}`;
+  return `${plural(letters, "character")}, ${roughly(expectedSeconds(letters))}`;
 }

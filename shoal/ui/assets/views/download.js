@@ -4,7 +4,7 @@ import { pcmBytes, wavFile } from "../audio/pcm.js";
 import { convert } from "../server/client.js";
 import { byId, element } from "./dom.js";
 
-const NAMES = {
+export const FORMAT_NAMES = {
   wav: "WAV",
   mp3: "MP3",
   opus: "Opus",
@@ -18,6 +18,7 @@ export class DownloadMenu {
   #track = null;
   #onProblem;
   #menu = byId("download");
+  formats = [];
 
   constructor(onProblem) {
     this.#onProblem = onProblem;
@@ -29,9 +30,13 @@ export class DownloadMenu {
   }
 
   offer(formats) {
-    const known = Object.keys(NAMES).filter((format) => formats.includes(format));
-    const choices = known.map((format) =>
-      element("button", { type: "button", "data-format": format, click: () => this.#take(format) }, NAMES[format]),
+    this.formats = Object.keys(FORMAT_NAMES).filter((format) => formats.includes(format));
+    const choices = this.formats.map((format) =>
+      element(
+        "button",
+        { type: "button", "data-format": format, click: () => this.#take(format) },
+        FORMAT_NAMES[format],
+      ),
     );
     byId("formats").replaceChildren(...choices.map((button) => element("li", {}, button)));
   }
@@ -40,20 +45,13 @@ export class DownloadMenu {
   show(track) {
     this.#track = track?.length ? track : null;
     this.#menu.querySelector("summary").setAttribute("aria-disabled", String(!this.#track));
+    byId("share").disabled = !this.#track;
     if (!this.#track) this.#menu.open = false;
   }
 
-  async #take(format) {
-    const { samples, rate } = this.#track;
+  #take(format) {
     this.#close();
-    try {
-      const wav = () => wavFile(samples, rate);
-      const file =
-        format === "wav" ? wav() : format === "pcm" ? new Blob([pcmBytes(samples)]) : await convert(wav(), format);
-      save(file, `shoal.${format}`);
-    } catch (problem) {
-      this.#onProblem(problem);
-    }
+    downloadTrack(this.#track, format).catch((problem) => this.#onProblem(problem));
   }
 
   #close() {
@@ -62,7 +60,14 @@ export class DownloadMenu {
   }
 }
 
-function save(file, name) {
+/** Saves samples as a file. Raises a Problem if the server cannot convert them. */
+export async function downloadTrack({ samples, rate }, format) {
+  if (format === "pcm") return save(new Blob([pcmBytes(samples)]), "shoal.pcm");
+  const wav = wavFile(samples, rate);
+  save(format === "wav" ? wav : await convert(wav, format), `shoal.${format}`);
+}
+
+export function save(file, name) {
   const link = element("a", { href: URL.createObjectURL(file), download: name });
   link.click();
   // By then the browser has started the download.

@@ -1,7 +1,9 @@
-/** Renames or deletes a saved voice. */
+/** Renames, describes or deletes a saved voice. */
 
-import { deleteVoice, renameVoice } from "../server/client.js";
+import { deleteVoice, describeVoice, renameVoice } from "../server/client.js";
 import { byId, closable, showError } from "./dom.js";
+
+const WORDS = ["title", "gender", "accent", "description", "preview"];
 
 export class EditDialog extends EventTarget {
   #dialog = closable(byId("edit-dialog"));
@@ -12,15 +14,17 @@ export class EditDialog extends EventTarget {
     byId("edit-form").addEventListener("submit", (event) => {
       event.preventDefault();
       const to = byId("new-name").value.trim();
-      this.#change(() => renameVoice(this.#name, to), to);
+      this.#change(() => this.#store(to), to);
     });
     byId("delete-voice").addEventListener("click", (event) => this.#confirmDelete(event.target));
   }
 
-  open(name) {
-    this.#name = name;
-    byId("edit-title").textContent = name;
-    byId("new-name").value = name;
+  /** `voice` as listed by /v1/about. */
+  open(voice) {
+    this.#name = voice.name;
+    byId("edit-title").textContent = voice.title || voice.name;
+    byId("new-name").value = voice.name;
+    for (const word of WORDS) byId(`voice-${word}`).value = voice[word] ?? "";
     byId("delete-voice").textContent = "Delete voice";
     showError(byId("edit-error"), null);
     this.#dialog.showModal();
@@ -32,10 +36,17 @@ export class EditDialog extends EventTarget {
     else this.#change(() => deleteVoice(this.#name), null);
   }
 
+  async #store(name) {
+    if (name !== this.#name) await renameVoice(this.#name, name);
+    this.#name = name; // so that a second try, after an error, does not rename again
+    await describeVoice(name, Object.fromEntries(WORDS.map((word) => [word, byId(`voice-${word}`).value.trim()])));
+  }
+
   async #change(work, now) {
+    const was = this.#name;
     try {
       await work();
-      this.dispatchEvent(new CustomEvent("changed", { detail: { was: this.#name, now } }));
+      this.dispatchEvent(new CustomEvent("changed", { detail: { was, now } }));
       this.#dialog.close();
     } catch (problem) {
       showError(byId("edit-error"), problem);

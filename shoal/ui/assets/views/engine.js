@@ -13,9 +13,10 @@ const MOST_DRAWN_SLOTS = 96;
 
 export class EngineView {
   #readings = [];
-  #looking = true;
+  #looking = false;
 
   constructor() {
+    // Nothing of a closed card is in view, so a closed card asks the server for nothing.
     new IntersectionObserver(([{ isIntersecting }]) => (this.#looking = isIntersecting)).observe(byId("engine"));
     this.#watch();
   }
@@ -33,7 +34,7 @@ export class EngineView {
       this.#readings = [...this.#readings, reading(text, performance.now() / 1000, this.#readings.at(-1))].slice(
         -KEPT_READINGS,
       );
-      const backends = rung ? `model: ${rung}, codec: ${codec}` : "";
+      const backends = rung ? `Computed by: ${rung === codec ? rung : `${rung}, sound by ${codec}`}` : "";
       byId("engine-rung").textContent = SLEEP[engine] ?? backends;
       this.#draw(this.#readings.at(-1));
     } catch (problem) {
@@ -47,25 +48,25 @@ export class EngineView {
     node.dataset.running = now.running;
     node.dataset.waiting = now.waiting;
     node.replaceChildren(
-      tile("Slots", `${now.running} of ${now.slots ?? "–"}`, slotRow(now)),
-      tile("Queue", String(now.waiting), element("small", {}, `${now.inFlight} in flight`)),
+      tile("Speaking now", `${now.running} of ${now.slots ?? "–"}`, slotRow(now), "Requests that are computed together"),
+      tile("Waiting", String(now.waiting), element("small", {}, `${now.inFlight} requests in all`)),
       tile(
-        "Throughput",
+        "Speed",
         `${now.throughput.toFixed(1)}×`,
         sparkline(this.#readings.map(({ throughput }) => throughput)),
         "Seconds of audio made per second",
       ),
       tile(
-        "Memory",
+        "Memory in use",
         share(now.blocksUsed, now.blocks),
         memoryBar(now),
-        "Blocks of keys and values: in use, still known, free",
+        "KV cache: in use, kept for reuse, free",
       ),
-      tile("First audio", now.firstAudio === null ? "–" : duration(now.firstAudio), element("small", {}, "median")),
-      tile("RTF", factor(now.realTimeFactor), element("small", {}, "median")),
-      tile("Prompt cache", count(now.tokensSaved), element("small", {}, "columns not computed again")),
+      tile("First sound", now.firstAudio === null ? "–" : duration(now.firstAudio), element("small", {}, "usual wait")),
+      tile("Work", factor(now.realTimeFactor), element("small", {}, "seconds per second of audio"), "Real-time factor"),
+      tile("Saved by reuse", count(now.tokensSaved), element("small", {}, "prompt tokens"), "Prefix cache"),
       tile(
-        "Voice cache",
+        "Voices ready",
         share(now.voiceHits, now.voiceHits + now.voiceMisses),
         element("small", {}, "found in memory"),
       ),

@@ -1,4 +1,4 @@
-/** History list: play a recording again, or reuse its text and settings. */
+/** History list: play a recording again, save it, or reuse its text and settings. */
 
 import { Track } from "../audio/track.js";
 import * as store from "../store/history.js";
@@ -8,6 +8,7 @@ import { ago, duration, factor } from "./words.js";
 
 const PLAY = "M8 5.2v13.6l11-6.8z";
 const AGAIN = "M4 12a8 8 0 1 0 2.6-5.9M4 4v4.5h4.5";
+const SHARE = "M12 4v11m0 0-4-4m4 4 4-4M5 19h14";
 const CROSS = "m7 7 10 10M17 7 7 17";
 const ENDINGS = { stopped: "stopped early", broken: "broke off" };
 const OUTLINE_BARS = 40;
@@ -16,7 +17,7 @@ const GONE = {
   detail: "It was deleted in another tab, or made room for newer ones.",
 };
 
-/** Dispatches `play` with a speech and its track, `reuse` with a speech. */
+/** Dispatches `play` and `share` with a speech and its track, `reuse` with a speech. */
 export class HistoryList extends EventTarget {
   constructor() {
     super();
@@ -30,7 +31,13 @@ export class HistoryList extends EventTarget {
   async add(speech, track) {
     const { samples, rate, parts } = track;
     const outline = track.outline(OUTLINE_BARS).map((height) => Math.round(100 * height) / 100);
-    await store.keep({ ...speech, rate, parts, outline, samples: samples.slice(), made: Date.now() });
+    const { id } = await store.keep({ ...speech, rate, parts, outline, samples: samples.slice(), made: Date.now() });
+    await this.draw();
+    return id;
+  }
+
+  async forget(id) {
+    await store.forget(id);
     await this.draw();
   }
 
@@ -52,29 +59,34 @@ export class HistoryList extends EventTarget {
     return element(
       "li",
       { class: "speech" },
-      button("Play", PLAY, () => this.#play(speech.id), true),
+      button("Play", PLAY, () => this.#read(speech.id, "play"), true),
       element("div", { class: "speech-words" }, element("p", {}, speech.text), element("small", {}, facts(speech))),
       outlineOf(speech.outline),
       button("Use again", AGAIN, () => this.#tell("reuse", { speech })),
-      button("Delete", CROSS, async () => {
-        await store.forget(speech.id);
-        this.draw();
-      }),
+      button("Download or copy as code", SHARE, () => this.#read(speech.id, "share")),
+      button("Delete", CROSS, () => this.forget(speech.id)),
     );
   }
 
-  async #play(id) {
+  async #read(id, event) {
     const speech = await store.read(id);
     if (!speech) {
       notice.tell(GONE);
       return this.draw();
     }
-    this.#tell("play", { speech, track: Track.of(speech.samples, speech.rate, speech.parts) });
+    this.#tell(event, { speech: withRequests(speech), track: Track.of(speech.samples, speech.rate, speech.parts) });
   }
 
   #tell(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
+}
+
+/** Speech that an earlier version of the page kept has no requests. */
+function withRequests(speech) {
+  const { requests, options, text, seed, draft } = speech;
+  if (requests) return speech;
+  return { ...speech, requests: [{ text, voice: draft?.voice ?? null }], options: options ?? { seed } };
 }
 
 function facts({ voices, seconds, rtf, outcome, made }) {

@@ -1,39 +1,39 @@
-/** Shows an error with the next step to take. */
+/** Shows an error, or a question, with the next steps to take. */
 
 import { byId } from "./dom.js";
 
 let countdown = 0;
 
-/** `retry` is offered when the server sent Retry-After, or when a retry may help. */
-export function tell(problem, retry = null) {
+/** `actions` are at most two of { label, work, after }; `after` is the number of seconds to wait before it is offered. */
+export function tell(problem, ...actions) {
   clear();
   byId("notice-title").textContent = problem.title;
   byId("notice-detail").textContent = problem.detail;
   byId("notice").hidden = false;
-  if (retry) offer(retry, problem.retryAfter ?? 0);
+  actions.forEach((action, at) => offer(byId(at ? "notice-other" : "notice-action"), action));
 }
 
 export function clear() {
   clearInterval(countdown);
   byId("notice").hidden = true;
   byId("notice-action").hidden = true;
+  byId("notice-other").hidden = true;
 }
 
-function offer(retry, seconds) {
-  const button = byId("notice-action");
-  let left = Math.ceil(seconds);
+function offer(button, { label, work, after = 0 }) {
+  let left = Math.ceil(after);
   const show = () => {
     button.disabled = left > 0;
-    button.textContent = left > 0 ? `Try again in ${left} s` : "Try again";
+    button.textContent = left > 0 ? `${label} in ${left} s` : label;
     if (left-- <= 0) clearInterval(countdown);
   };
   button.hidden = false;
   button.onclick = () => {
     clear();
-    retry();
+    work();
   };
   show();
-  if (seconds > 0) countdown = setInterval(show, 1000);
+  if (after > 0) countdown = setInterval(show, 1000);
 }
 
 byId("notice-close").addEventListener("click", clear);

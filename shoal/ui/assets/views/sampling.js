@@ -23,21 +23,30 @@ const SLIDERS = [
     max: 2,
     step: 0.05,
   },
-  { field: "speed", title: "Speed", help: "At the same pitch.", min: 0.5, max: 2, step: 0.05, fallback: 1 },
-  { field: "volume", title: "Volume", help: "Decibels.", min: -20, max: 20, step: 1, fallback: 0 },
+  { field: "volume", title: "Volume", help: "Louder or quieter.", min: -20, max: 20, step: 1, fallback: 0, unit: "dB" },
+  // Beside the Speak button.
+  { field: "speed", title: "Speed", min: 0.5, max: 2, step: 0.05, fallback: 1, unit: "×", place: "speed-place" },
 ];
+const UNITS = { dB: "decibels", "×": "times the usual speed" };
+const SEED = /^[0-9]{1,15}$/;
+const SEED_HELP = "The same seed, text and voice give the same audio.";
+const WRONG_SEED = {
+  title: "The seed is not a number",
+  detail: "Use up to 15 digits, or leave it empty for a new one each time.",
+};
 
 export class SamplingForm {
   #defaults = {};
 
   constructor() {
-    byId("sliders").replaceChildren(...SLIDERS.map((slider) => this.#row(slider)));
+    for (const slider of SLIDERS) byId(slider.place ?? "sliders").append(this.#row(slider));
+    byId("seed").addEventListener("input", () => this.#showSeedProblem());
     byId("show-text").checked = recall("show-text", false);
     byId("show-text").addEventListener("change", () => remember("show-text", byId("show-text").checked || null));
     byId("sampling").addEventListener("submit", (event) => event.preventDefault());
     byId("sampling").addEventListener("reset", (event) => {
       event.preventDefault();
-      byId("seed").value = "";
+      this.seed = null;
       this.show({});
     });
     this.show({});
@@ -50,14 +59,27 @@ export class SamplingForm {
     this.show(moved);
   }
 
-  /** The seed, or null for a random one; input that is not a number counts as none. */
+  /** The seed, or null for a random one. */
   get seed() {
     const text = byId("seed").value.trim();
-    return /^[0-9]{1,15}$/.test(text) ? Number(text) : null;
+    return SEED.test(text) ? Number(text) : null;
   }
 
   set seed(value) {
     byId("seed").value = value ?? "";
+    this.#showSeedProblem();
+  }
+
+  /** What is wrong with the seed; null if it can be used. */
+  get seedProblem() {
+    const text = byId("seed").value.trim();
+    return text === "" || SEED.test(text) ? null : WRONG_SEED;
+  }
+
+  /** Leads to the field that must be corrected. */
+  focusSeed() {
+    byId("advanced").open = true;
+    byId("seed").focus();
   }
 
   /** Whether the server is asked for the text as the model reads it. */
@@ -89,6 +111,13 @@ export class SamplingForm {
     }
   }
 
+  #showSeedProblem() {
+    const problem = this.seedProblem;
+    byId("seed").setAttribute("aria-invalid", String(problem !== null));
+    byId("seed-help").textContent = problem ? `${problem.title}. ${problem.detail}` : SEED_HELP;
+    byId("seed-help").classList.toggle("wrong", problem !== null);
+  }
+
   #defaultOf({ field, fallback, min }) {
     return fallback ?? this.#defaults[field] ?? min;
   }
@@ -106,10 +135,10 @@ export class SamplingForm {
         min,
         max,
         step,
-        "aria-describedby": `${field}-help`,
+        "aria-describedby": help ? `${field}-help` : null,
         input: () => this.#tell(slider),
       }),
-      element("p", { class: "help", id: `${field}-help` }, help),
+      ...(help ? [element("p", { class: "help", id: `${field}-help` }, help)] : []),
     );
   }
 
@@ -118,7 +147,9 @@ export class SamplingForm {
     input(slider).style.setProperty("--at", `${(100 * (value - min)) / (max - min)}%`);
     const isDefault = Number(value) === this.#defaultOf(slider);
     const words = byId(`${slider.field}-value`);
-    words.textContent = `${Number(value)}${slider.field === "speed" ? "×" : slider.field === "volume" ? " dB" : ""}`;
+    words.textContent = `${Number(value)}${slider.unit === "dB" ? " dB" : (slider.unit ?? "")}`;
+    const spoken = [Number(value), UNITS[slider.unit], isDefault ? "(default)" : ""].filter((word) => word !== undefined);
+    input(slider).setAttribute("aria-valuetext", spoken.join(" ").trim());
     words.classList.toggle("moved", !isDefault);
   }
 }

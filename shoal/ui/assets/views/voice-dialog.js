@@ -1,9 +1,9 @@
 /** Dialog to add a voice: a recording or a file, its transcript and a name. */
 
 import { Recorder } from "../audio/recorder.js";
-import { addVoice } from "../server/client.js";
-import { byId, closable, showError } from "./dom.js";
-import { clock } from "./words.js";
+import { addVoice, checkRecording } from "../server/client.js";
+import { byId, closable, element, showError } from "./dom.js";
+import { clock, duration } from "./words.js";
 
 const PASSAGE =
   "The harbour wakes slowly. First the gulls, then the ropes against the masts, and at last the fishermen, " +
@@ -16,6 +16,8 @@ export class VoiceDialog extends EventTarget {
   #recorder = null;
   #recording = null; // a Blob
   #meter = 0;
+  #check = null; // the check of the recording: a promise of its report, or of null if it failed
+  clones = true;
 
   constructor() {
     super();
@@ -25,6 +27,7 @@ export class VoiceDialog extends EventTarget {
     byId("recording-file").addEventListener("change", ({ target }) =>
       this.#take(target.files[0], target.files[0]?.name),
     );
+    byId("transcript").addEventListener("change", () => this.#startCheck());
     byId("voice-form").addEventListener("submit", (event) => this.#save(event));
     this.#dialog.addEventListener("close", () => this.#leave());
     this.#acceptDrops(byId("drop"));
@@ -36,6 +39,7 @@ export class VoiceDialog extends EventTarget {
     this.#take(null);
     this.#chooseSource();
     showError(byId("voice-error"), null);
+    byId("voice-clone-note").hidden = this.clones;
     this.#dialog.showModal();
   }
 
@@ -97,6 +101,31 @@ export class VoiceDialog extends EventTarget {
     byId("drop-words").replaceChildren(name ?? "Choose a recording, or drop it here");
     byId("record-label").textContent = recording ? "Record again" : "Record";
     if (!recording) byId("record-clock").textContent = "0:00";
+    this.#startCheck();
+  }
+
+  /** Has the server measure the recording, and shows the result before anything is stored. */
+  #startCheck() {
+    const recording = this.#recording;
+    this.#showCheck(recording ? "checking" : "none");
+    if (!recording) return;
+    const check = checkRecording(recording, byId("transcript").value.trim()).then(
+      (report) => ({ report }),
+      (problem) => ({ problem }),
+    );
+    this.#check = check;
+    check.then(({ report, problem }) => {
+      if (this.#check !== check || this.#recording !== recording) return; // an older recording
+      this.#showCheck(problem ? "failed" : report.findings.length ? "findings" : "good", report, problem);
+    });
+  }
+
+  #showCheck(state, report = null, problem = null) {
+    const box = byId("recording-check");
+    box.dataset.state = state;
+    box.hidden = state === "none";
+    box.replaceChildren(...checkWords(state, report, problem));
+    byId("save-voice").textContent = state === "findings" ? "Save anyway" : "Save voice";
   }
 
   async #save(event) {
@@ -107,6 +136,7 @@ export class VoiceDialog extends EventTarget {
         detail: "Record something, or choose a file.",
       });
     }
+    if (await this.#findsMoreToSay()) return;
     const name = byId("voice-name").value.trim();
     byId("save-voice").disabled = true;
     try {
@@ -120,7 +150,16 @@ export class VoiceDialog extends EventTarget {
     }
   }
 
+  /** Waits for a check in progress; findings that the user has not seen yet are shown instead of saving. */
+  async #findsMoreToSay() {
+    const box = byId("recording-check");
+    if (box.dataset.state !== "checking") return false;
+    await this.#check;
+    return box.dataset.state === "findings";
+  }
+
   #leave() {
+    this.#check = null;
     this.#recorder?.stop().catch(() => {});
     this.#recorder = null;
     this.#take(null);
@@ -138,6 +177,19 @@ export class VoiceDialog extends EventTarget {
     }
   }
 }
+
+function checkWords(state, report, problem) {
+  if (state === "none") return [];
+  if (state === "checking") return [element("p", {}, "Checking the recording…")];
+  // A server that cannot check now may still store the voice, so only its reason for refusing a recording is shown.
+  if (state === "failed") return [element("p", {}, problem.status === 400 ? problem.detail : "It could not be checked now.")];
+  const facts = `${duration(report.seconds)}, ${Math.round(report.level_db)} dB loud, noise at ${Math.round(report.noise_db)} dB`;
+  const found = report.findings.map(({ message }) => element("li", {}, capitalised(message)));
+  const verdict = found.length ? "It can be used, but could be better:" : "A good recording.";
+  return [element("p", {}, element("b", {}, verdict), ` ${facts}`), element("ul", {}, ...found)];
+}
+
+const capitalised = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 function drawLevel(canvas, level) {
   const dots = devicePixelRatio;

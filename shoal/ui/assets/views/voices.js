@@ -1,22 +1,29 @@
-/** Voice selection: the model's built-in voices, stored voices, or the model's own. */
+/** Voice selection: stored voices, the model's built-in voices, or the model's own. */
 
 import { recall, remember } from "../store/preferences.js";
 import { byId, drawing, element, icon } from "./dom.js";
 import { hash } from "./words.js";
 
 const PENCIL = "M4 20l1-4L16 5l3 3L8 19zM14 7l3 3";
+const LISTEN = "M8.5 6v12l9.5-6z";
 const OWN = { name: null, title: "Model’s own", note: "No reference; the seed decides" };
+const SEARCH_FROM = 7; // voices; a shorter list is read faster than searched
 
-/** Holds the name of the selected voice; null is the model's own. Dispatches `change` and `edit`. */
+/** Holds the name of the selected voice; null is the model's own. Dispatches `change`, `edit` and `preview`. */
 export class VoicePicker extends EventTarget {
   voices = [];
   chosen = null;
 
+  constructor() {
+    super();
+    byId("voice-search").addEventListener("input", () => this.#filter());
+  }
+
   /** `voices` as listed by /v1/about. Without a stored choice, selects the default or the first built-in voice. */
   show(voices) {
-    this.voices = voices;
+    this.voices = inOrder(voices);
     const usual = voices.find(({ usual }) => usual)?.name;
-    const wanted = recall("voice") ?? usual ?? voices.find(({ builtin }) => builtin)?.name;
+    const wanted = recall("voice") ?? usual ?? this.voices.find(({ builtin }) => builtin)?.name;
     this.chosen = voices.some(({ name }) => name === wanted) ? wanted : (usual ?? null);
     this.#draw();
     this.dispatchEvent(new Event("change"));
@@ -27,23 +34,54 @@ export class VoicePicker extends EventTarget {
     this.show(this.voices);
   }
 
-  #draw() {
-    const focused = document.activeElement?.closest?.(".voice")?.dataset.name;
-    const built = this.voices
-      .filter(({ builtin }) => builtin)
-      .map(({ name }) => ({ name, title: name, note: "Built in" }));
-    const saved = this.voices
-      .filter(({ builtin }) => !builtin)
-      .map(({ name }) => ({ name, title: name, note: "Saved", editable: true }));
-    const rows = [...unnamed(this.voices), ...built, ...saved];
-    byId("voices").replaceChildren(...rows.map((voice) => this.#row(voice)));
-    if (focused !== undefined)
-      byId("voices")
-        .querySelector(`[data-name="${CSS.escape(focused)}"] input`)
-        ?.focus();
+  /** Selects a voice and scrolls it into view, also if the search would hide it. */
+  reveal(name) {
+    byId("voice-search").value = "";
+    this.choose(name);
+    rowOf(name)?.scrollIntoView({ block: "nearest" });
   }
 
-  #row({ name, title, note, editable }) {
+  /** The words that stand for a voice. */
+  titleOf(name) {
+    return titleOf(this.voices.find((voice) => voice.name === name) ?? { name, title: "" });
+  }
+
+  /** Marks the voice whose preview plays; undefined for none. */
+  markPreview(name) {
+    for (const row of byId("voices").querySelectorAll(".voice")) {
+      row.querySelector(".preview")?.setAttribute("aria-pressed", String(row.dataset.name === name));
+    }
+  }
+
+  #draw() {
+    const focused = document.activeElement?.closest?.(".voice")?.dataset.name;
+    const groups = [
+      ["", unnamed(this.voices)],
+      ["Yours", this.voices.filter(({ builtin }) => !builtin)],
+      ["Built in", this.voices.filter(({ builtin }) => builtin)],
+    ];
+    const rows = groups.flatMap(([title, voices]) => [
+      ...(title && voices.length ? [element("p", { class: "group" }, title)] : []),
+      ...voices.map((voice) => this.#row(voice)),
+    ]);
+    byId("voices").replaceChildren(...rows);
+    byId("voice-search").hidden = this.voices.length < SEARCH_FROM;
+    this.#filter();
+    if (focused !== undefined) rowOf(focused)?.querySelector("input").focus();
+  }
+
+  #filter() {
+    const wanted = byId("voice-search").value.trim().toLowerCase();
+    const found = new Set(this.voices.filter((voice) => matches(voice, wanted)).map(({ name }) => name));
+    for (const row of byId("voices").querySelectorAll(".voice")) {
+      row.hidden = wanted !== "" && !found.has(row.dataset.name);
+    }
+    for (const group of byId("voices").querySelectorAll(".group")) group.hidden = wanted !== "";
+    byId("voices-none").hidden = wanted === "" || found.size > 0;
+  }
+
+  #row(voice) {
+    const { name } = voice;
     const input = element("input", {
       type: "radio",
       name: "voice",
@@ -51,21 +89,34 @@ export class VoicePicker extends EventTarget {
       change: () => this.choose(name),
     });
     input.checked = name === this.chosen;
-    const words = element("span", { class: "voice-words" }, element("b", {}, title), element("small", {}, note));
+    const facts = [voice.accent, voice.gender].filter(Boolean).join(", ");
+    const note = voice.note ?? (voice.description || (facts ? "" : voice.builtin ? "Built in" : "Saved"));
+    const words = element(
+      "span",
+      { class: "voice-words" },
+      element("b", {}, titleOf(voice), ...(facts ? [" ", element("small", {}, facts)] : [])),
+      ...(note ? [element("small", {}, note)] : []),
+    );
     const label = element("label", {}, input, portrait(name), words);
-    const edit =
-      editable &&
+    return element("div", { class: "voice", "data-name": name ?? "" }, label, ...this.#buttons(voice));
+  }
+
+  #buttons(voice) {
+    if (voice.name === null) return [];
+    const button = (label, path, event, attributes = {}) =>
       element(
         "button",
         {
           type: "button",
-          class: "icon",
-          "aria-label": `Edit ${title}`,
-          click: () => this.dispatchEvent(new CustomEvent("edit", { detail: name })),
+          "aria-label": `${label} ${titleOf(voice)}`,
+          title: label,
+          click: () => this.dispatchEvent(new CustomEvent(event, { detail: voice })),
+          ...attributes,
         },
-        icon(PENCIL),
+        icon(path, event === "preview"),
       );
-    return element("div", { class: "voice", "data-name": name ?? "" }, label, ...(edit ? [edit] : []));
+    const listen = button("Listen to", LISTEN, "preview", { class: "icon preview", "aria-pressed": "false" });
+    return voice.builtin ? [listen] : [listen, button("Edit", PENCIL, "edit", { class: "icon" })];
   }
 }
 
@@ -80,18 +131,34 @@ export function portrait(name) {
   return drawing("svg", { class: `portrait ${tint}`, viewBox: "0 0 32 32", "aria-hidden": "true" }, ...bars);
 }
 
-/** A model with a default voice has no voice of its own. */
-function unnamed(voices) {
-  return voices.some(({ usual }) => usual) ? [] : [OWN];
-}
-
 /** Creates a select element for a form. */
 export function voiceSelect(voices, chosen, attributes) {
-  const known = voices.map(({ name }) => ({ name, title: name }));
-  const options = [...unnamed(voices), ...known].map(({ name, title }) => {
-    const option = element("option", { value: name ?? "" }, title);
-    option.selected = name === chosen;
+  const options = [...unnamed(voices), ...inOrder(voices)].map((voice) => {
+    const option = element("option", { value: voice.name ?? "" }, titleOf(voice));
+    option.selected = voice.name === chosen;
     return option;
   });
   return element("select", attributes, ...options);
+}
+
+/** The user's voices first, then the default voice, then the other built-in voices by title. */
+export function inOrder(voices) {
+  const rank = ({ builtin, usual }) => (builtin ? (usual ? 1 : 2) : 0);
+  return [...voices].sort((a, b) => rank(a) - rank(b) || titleOf(a).localeCompare(titleOf(b)));
+}
+
+/** Whether every word that was typed occurs in what is known of the voice. */
+export function matches(voice, wanted) {
+  const { name, title, description, gender, accent, openai_names: names } = voice;
+  const known = [name, title, description, gender, accent, ...(names ?? [])].join(" ").toLowerCase();
+  // At the start of a word, so that "male" does not find "female".
+  return wanted.split(/\s+/).every((word) => ` ${known}`.includes(` ${word}`));
+}
+
+const titleOf = ({ name, title }) => title || name;
+const rowOf = (name) => byId("voices").querySelector(`[data-name="${CSS.escape(name ?? "")}"]`);
+
+/** A model with a default voice has no voice of its own. */
+function unnamed(voices) {
+  return voices.some(({ usual }) => usual) ? [] : [OWN];
 }

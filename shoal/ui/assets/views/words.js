@@ -12,6 +12,13 @@ export function duration(seconds) {
   return seconds < 60 ? `${seconds.toFixed(1)} s` : clock(seconds);
 }
 
+/** Formats an estimated duration. */
+export function roughly(seconds) {
+  if (seconds < 90) return `about ${Math.max(1, Math.round(seconds))} s`;
+  const minutes = Math.round(seconds / 60);
+  return minutes < 90 ? `about ${minutes} min` : `about ${(seconds / 3600).toFixed(1).replace(/\.0$/, "")} h`;
+}
+
 export function factor(value) {
   if (value === null) return "–";
   return value < 0.1 ? value.toFixed(3) : value.toFixed(2);
