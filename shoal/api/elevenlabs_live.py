@@ -128,6 +128,7 @@ class StreamOptions:
     auto_mode: bool  # speak every message at once, without waiting for the end of a sentence
     normalize: bool
     seed: int | None
+    sync_alignment: bool  # times of characters count from the start of a context, not from the message before
 
     def request(self, voice: str | None, seed: int, frame_rate: float, timeout: float) -> SpeechRequest:
         """Return the request of a context, without text."""
@@ -157,6 +158,7 @@ def stream_options(query: Mapping[str, str]) -> StreamOptions:
         auto_mode=query.get("auto_mode", "").lower() == "true",
         normalize=query.get("apply_text_normalization") != "off",
         seed=_seed(query.get("seed")),
+        sync_alignment=query.get("sync_alignment", "").lower() == "true",
     )
 
 

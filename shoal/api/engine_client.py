@@ -64,6 +64,7 @@ class EngineHandle:
     clones: bool = True  # whether the model speaks with the voice of a recording
     openai_voices: Mapping[str, str] = field(default_factory=dict)  # the built-in voice of each of OpenAI's names
     activity: Callable[[], Activity] = lambda: "awake"
+    word_times: bool = False  # whether requests may ask for timestamps
 
 
 def load_engine(source: EngineSource, voices: Path) -> EngineHandle:
@@ -92,6 +93,7 @@ def engine_handle(service: SpeechService, info: ModelInfo, source: EngineSource,
         lexicon,
         info.clones,
         assign_openai_voices(store, info.default_voice),
+        word_times=info.word_times,
     )
 
 

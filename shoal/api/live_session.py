@@ -24,10 +24,12 @@ from shoal.api.output import OutputEncoder
 from shoal.api.requests import SpeechJob
 from shoal.api.speech_stream import chunks_before, deadline_of
 from shoal.api.state import ServerState
+from shoal.api.word_events import WordScale
 from shoal.errors import InvalidRequest, ShoalError, TextError
-from shoal.speech import SpeechRequest, SpokenTurn
+from shoal.speech import AudioChunk, SpeechRequest, SpokenTurn, Word
 
-SendAudio = Callable[[bytes], Awaitable[None]]
+# Receives encoded audio and the words that have ended in it; times and positions count from the start of the context.
+SendAudio = Callable[[bytes, tuple[Word, ...]], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -149,9 +151,9 @@ class LiveContext:
                     await self._speak(piece, number)
                     number += 1
                 else:
-                    await self._send(await self._state.encode(self._encoder.drain))
+                    await self._send(await self._state.encode(self._encoder.drain), ())
             if number:
-                await self._send(await self._state.encode(self._encoder.finish))
+                await self._send(await self._state.encode(self._encoder.finish), ())
         finally:
             self.close()
 
@@ -194,11 +196,12 @@ class LiveContext:
 
     async def _speak(self, piece: TextPiece, number: int) -> None:
         self.spoken.begin(piece)
+        scale = WordScale(self._job.output.speed, self.spoken.audio_seconds, piece.end - len(piece.text))
         # aclosing: a disconnect while audio is sent must cancel the request now, not at garbage collection.
         async with aclosing(self._audio(self._request(piece.text, number))) as pieces:
-            async for audio, seconds in pieces:
-                await self._send(audio)
-                self.spoken.add(seconds)
+            async for audio, chunk in pieces:
+                await self._send(audio, scale.apply(chunk.words))
+                self.spoken.add(chunk.seconds)
         self.spoken.end(piece)
 
     def _request(self, text: str, number: int) -> SpeechRequest:
@@ -209,8 +212,8 @@ class LiveContext:
         context = self._turns if request.carry_turns else None
         return replace(request, text=text, sampling=replace(sampling, seed=sampling.seed + number), context=context)
 
-    async def _audio(self, request: SpeechRequest) -> AsyncGenerator[tuple[bytes, float], None]:
-        """Yield the encoded audio of one sentence, each piece with its seconds, and keep its turns as context."""
+    async def _audio(self, request: SpeechRequest) -> AsyncGenerator[tuple[bytes, AudioChunk], None]:
+        """Yield the encoded audio of one sentence, each piece with its chunk, and keep its turns as context."""
         job = self._job
         request = replace(request, client=job.key.name)
         expected = expected_seconds(request, self._engine.frame_rate)
@@ -222,7 +225,7 @@ class LiveContext:
                     async for chunk in chunks:
                         accounting.record_audio(chunk)
                         self._turns = self._turns if chunk.context is None else chunk.context
-                        yield await self._state.encode(self._encoder.feed, chunk.samples), chunk.seconds
+                        yield await self._state.encode(self._encoder.feed, chunk.samples), chunk
             finally:
                 if self.cancelled:
                     accounting.finish(Interrupted())

@@ -40,6 +40,7 @@ class SpeechJob:
     id: str
     ignored: tuple[str, ...] = ()  # request fields that were accepted without effect
     show_text: bool = False  # return the text as the model reads it in a header
+    prefix: int = 0  # characters at the start of the request's text that are not the client's
 
     def __post_init__(self) -> None:
         # Here, so that a key's lexicon applies in every API.
@@ -100,8 +101,10 @@ async def openai_job(body: OpenAISpeech, engine: EngineHandle, config: ServerCon
         ssml=body.ssml,
         lexicon=request_lexicon(body),
         timeout=config.limits.request_seconds,
+        timestamps=body.timestamps,
     )
-    return SpeechJob("openai", request, body.output(), engine, key, id, ignored=ignored, show_text=body.show_text)
+    prefix, output = len(text) - len(body.input), body.output()
+    return SpeechJob("openai", request, output, engine, key, id, ignored, show_text=body.show_text, prefix=prefix)
 
 
 def openai_text(body: OpenAISpeech, engine: EngineHandle, config: ServerConfig) -> tuple[str, tuple[str, ...]]:

@@ -353,6 +353,9 @@ class OpenAISpeech(SamplingExtensions):
     stream_format: Annotated[
         Literal["audio", "sse"], Field(description="audio: raw bytes; sse: server-sent events with base64 audio.")
     ] = "audio"
+    timestamps: Annotated[
+        bool, Field(description="Extension, with stream_format sse: also send when each word is spoken.")
+    ] = False
     sample_rate: Annotated[
         SampleRate | None,
         Field(description="Extension: sample rate in Hz. Default: 24000 for pcm, the model's for other formats."),
@@ -364,6 +367,12 @@ class OpenAISpeech(SamplingExtensions):
     ssml: Ssml = None
     lexicon: RequestLexicon
     show_text: ShowText = False
+
+    @model_validator(mode="after")
+    def _timestamps_need_events(self) -> "OpenAISpeech":
+        if self.timestamps and self.stream_format != "sse":
+            raise ValueError("timestamps are sent as events: set stream_format to sse")
+        return self
 
     def output(self) -> OutputOptions:
         rate = self.sample_rate or (PCM_RATE if self.response_format == "pcm" else None)

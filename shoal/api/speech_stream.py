@@ -19,8 +19,9 @@ from shoal.api.exceptions import ClientDisconnected, SlowReader
 from shoal.api.output import OutputEncoder
 from shoal.api.requests import SpeechJob
 from shoal.api.state import ServerState
+from shoal.api.word_events import WordScale
 from shoal.errors import DeadlineExceeded, ShoalError
-from shoal.speech import AudioChunk, SpeechRequest
+from shoal.speech import AudioChunk, SpeechRequest, Word
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class SpeechStream:
         self._deadline = deadline_of(job.request)
         self._recorder = state.kept_speech.record(job.key.name, job.id, job.request.text)
         self.buffer = ByteBuffer(limits.buffer_bytes, limits.slow_reader)
+        self._words: list[Word] = []  # that have not been taken
+        self._scale = WordScale(job.output.speed, characters=-job.prefix)
         self._task = asyncio.create_task(self._run())
         self._watch: asyncio.Task[None] | None = None
 
@@ -103,6 +106,11 @@ class SpeechStream:
     def on_generated(self, callback: Callable[[], None]) -> None:
         """Call `callback` when generation has ended; the client may still be reading."""
         self._task.add_done_callback(lambda _: callback())
+
+    def take_words(self) -> tuple[Word, ...]:
+        """Return the words that have ended since the last call. Those of a piece of audio are known before it."""
+        words, self._words = tuple(self._words), []
+        return words
 
     async def read_all(self) -> bytes:
         return b"".join([piece async for piece in self.buffer.read()])
@@ -146,6 +154,7 @@ class SpeechStream:
             async for chunk in chunks:
                 self.accounting.record_audio(chunk)
                 self._recorder.add(chunk)
+                self._words += self._scale.apply(chunk.words)
                 await self.buffer.put(await self._encode(encoder.feed, chunk.samples))
         self._recorder.finish()
         await self.buffer.put(await self._encode(encoder.finish))

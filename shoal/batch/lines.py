@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Self
+from typing import Annotated, Any, BinaryIO, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -26,10 +26,13 @@ NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
 
 
 class LineBody(SpeechBody):
-    """Body of `/v1/tts` with an `id` that names the output file, and `voice` as an alias of `reference_id`."""
+    """Body of `/v1/tts` with an `id` that names the output files, and `voice` as an alias of `reference_id`."""
 
     id: Annotated[str | None, Field(pattern=NAME)] = None
     voice: VoiceName | None = None
+    subtitles: Annotated[
+        Literal["srt", "vtt", "json"] | None, Field(description="Also write the times of all words beside the audio.")
+    ] = None
 
     @model_validator(mode="after")
     def _one_voice(self) -> Self:

@@ -35,6 +35,9 @@ def batch(
         str | None,
         typer.Option(help="Audio format for lines without one: wav, flac, mp3, opus, aac, webm, pcm, ulaw or alaw."),
     ] = None,
+    subtitles: Annotated[
+        str | None, typer.Option(help="Also write word times for lines that do not say: srt, vtt or json.")
+    ] = None,
     model: Model = None,
     codec: Codec = None,
     device: Device = None,
@@ -75,7 +78,8 @@ def batch(
     from shoal.cli.batch_progress import BatchProgress
     from shoal.cli.tables import print_json
 
-    fields = {name: value for name, value in (("voice", voice), ("format", format)) if value is not None}
+    given = (("voice", voice), ("format", format), ("subtitles", subtitles))
+    fields = {name: value for name, value in given if value is not None}
     source, progress = (
         InputFile(lines, LineDefaults(settings.model, fields, _hash(settings.lexicon), is_plain_text(lines))),
         BatchProgress(shown=not quiet),

@@ -87,6 +87,7 @@ class Service:
             builtin_voices=checkpoint.builtin_voices,
             text_rules=checkpoint_text_rules(checkpoint),
             prompt_seconds=checkpoint.prompt_seconds,
+            word_times=checkpoint.profile.alignment is not None and bool(checkpoint.profile.alignment.heads),
             clones=checkpoint.profile.clones,
         )
 

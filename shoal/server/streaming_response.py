@@ -24,6 +24,7 @@ from shoal.api.speech_stream import SpeechStream
 from shoal.api.state import ServerState
 from shoal.server.middleware.request_id import request_id
 from shoal.server.request_body import release_body
+from shoal.speech import Word
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +107,12 @@ async def respond(
     *,
     media_type: str | None = None,
     transform: Callable[[SpeechStream], Transform] | None = None,
+    words: list[Word] | None = None,
 ) -> Response:
-    """Run a job and return its response once it can no longer fail with a status: when it is whole, or has audio."""
+    """Run a job and return its response once it can no longer fail with a status: when it is whole, or has audio.
+
+    `words` receives the words of a whole response.
+    """
     stream = SpeechStream(state, job)
     stream.close_on_disconnect(partial(wait_for_disconnect, http.receive))
     stream.on_generated(partial(release_body, http))
@@ -120,7 +125,10 @@ async def respond(
         if job.show_text:
             headers["X-Spoken-Text"] = await asyncio.to_thread(spoken_text_header, job.request, job.engine)
         if not job.stream:
-            return Response(await stream.read_all(), media_type=media_type, headers=headers)
+            audio = await stream.read_all()
+            if words is not None:
+                words += stream.take_words()
+            return Response(audio, media_type=media_type, headers=headers)
         await stream.buffer.wait_for_data()
         cleanup.pop_all()
     transformed = transform(stream) if transform else None

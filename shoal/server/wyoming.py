@@ -32,7 +32,7 @@ from shoal.api.parsing import parse_json
 from shoal.api.requests import SpeechJob, stored_voice
 from shoal.api.state import ServerState
 from shoal.errors import InvalidRequest, ShoalError
-from shoal.speech import Sampling, SpeechRequest
+from shoal.speech import Sampling, SpeechRequest, Word
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class AudioOutput:
     streamed: bool  # the text came in pieces: the client also waits for `synthesize-stopped`
     started: bool = False
 
-    async def send(self, audio: bytes) -> None:
+    async def send(self, audio: bytes, _: tuple[Word, ...] = ()) -> None:
         if not self.started:
             self.started = True
             await self.connection.write(AudioStart(self.rate, 2, 1))

@@ -78,6 +78,7 @@ class ModelInfo:
     builtin_voices: tuple[Path, ...]  # directories of the voices that come with the model
     text_rules: TextRules
     prompt_seconds: float = math.inf  # seconds of recordings that fit into a prompt
+    word_times: bool = False  # whether requests may ask for timestamps
     clones: bool = True  # whether the model speaks with the voice of a recording
 
 

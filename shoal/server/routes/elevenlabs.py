@@ -1,12 +1,14 @@
 """ElevenLabs' API: `POST /v1/text-to-speech/{voice_id}` and the routes below it, `/v1/voices` and `/v2/voices`.
 
-A voice id is the name of a stored voice. Alignment is null: these models do not report the times of characters.
+A voice id is the name of a stored voice. Alignment has the text as it was written; it is null if the model has no
+known alignment heads. The times of a word are divided evenly over its characters.
 """
 
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -32,12 +34,14 @@ from shoal.api.schemas import VOICE_NAME, Body, VoiceName
 from shoal.api.speech_stream import SpeechStream
 from shoal.api.state import ServerState
 from shoal.api.voice_upload import store_recordings
+from shoal.api.word_events import CharacterTimes
 from shoal.errors import VoiceNotFound
 from shoal.server.middleware.request_id import request_id
 from shoal.server.openapi import audio_response, error_responses, form_body, model_response, request_body
 from shoal.server.request_body import read_form, read_model
 from shoal.server.state import Caller, State, bearer
 from shoal.server.streaming_response import Transform, respond, run_for_client
+from shoal.speech import Word
 from shoal.voices.description import GENDERS, VoiceDescription
 from shoal.voices.store import VoiceStore
 
@@ -52,12 +56,20 @@ router = APIRouter(tags=["ElevenLabs"], dependencies=[Depends(bearer)])
 models_router = APIRouter(tags=["ElevenLabs"], dependencies=[Depends(bearer)])
 
 
+class Alignment(BaseModel):
+    """Times of characters in seconds."""
+
+    characters: list[str]
+    character_start_times_seconds: list[float]
+    character_end_times_seconds: list[float]
+
+
 class TimedAudio(BaseModel):
-    """Encoded audio with its alignment."""
+    """Encoded audio with its alignment; null without new words. Both alignments are those of the text as written."""
 
     audio_base64: str
-    alignment: None = None
-    normalized_alignment: None = None
+    alignment: Alignment | None = None
+    normalized_alignment: Alignment | None = None
 
 
 class ElevenLabsVoice(BaseModel):
@@ -157,9 +169,10 @@ async def stream(voice_id: str, http: Request, state: State, key: Caller, output
 async def convert_with_timestamps(
     voice_id: str, http: Request, state: State, key: Caller, output: Output
 ) -> JSONResponse:
-    audio = await _speak(http, state, key, voice_id, output, whole=True)
+    words: list[Word] = []
+    audio = await _speak(http, state, key, voice_id, output, whole=True, timed=True, words=words)
     kept = {name: value for name, value in audio.headers.items() if name not in ("content-length", "content-type")}
-    return JSONResponse(_timed_audio(bytes(audio.body)), headers=kept)
+    return JSONResponse(_timed_audio(bytes(audio.body), words), headers=kept)
 
 
 @router.post(
@@ -170,7 +183,7 @@ async def convert_with_timestamps(
     openapi_extra=BODY,
 )
 async def stream_with_timestamps(voice_id: str, http: Request, state: State, key: Caller, output: Output) -> Response:
-    return await _speak(http, state, key, voice_id, output, whole=False, json_lines=True)
+    return await _speak(http, state, key, voice_id, output, whole=False, timed=True)
 
 
 @router.post(
@@ -213,15 +226,18 @@ async def _speak(
     output: OutputOptions,
     *,
     whole: bool,
-    json_lines: bool = False,
+    timed: bool = False,
+    words: list[Word] | None = None,
 ) -> Response:
+    """Respond with audio, or if `timed` and streamed with JSON lines. `words` receives those of a whole response."""
     engine = state.lifecycle.require_engine()
     body = await read_model(http, ElevenLabsSpeech, state.config.limits, state.body_budget)
     delivery = AudioDelivery(output, whole, wants_low_latency(http.query_params))
     job = await elevenlabs_job(body, voice_id, delivery, engine, state.config, key, request_id(http))
-    if json_lines:
+    job = replace(job, request=replace(job.request, timestamps=timed and engine.word_times))
+    if timed and not whole:
         return _with_id(await respond(http, state, job, media_type=JSON_LINES, transform=_json_lines), job.id)
-    return _with_id(await respond(http, state, job), job.id)
+    return _with_id(await respond(http, state, job, words=words), job.id)
 
 
 def _with_id(response: Response, id: str) -> Response:
@@ -229,16 +245,20 @@ def _with_id(response: Response, id: str) -> Response:
     return response
 
 
-def _json_lines(_: SpeechStream) -> Transform:
+def _json_lines(stream: SpeechStream) -> Transform:
     async def lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for piece in pieces:
-            yield json.dumps(_timed_audio(piece)).encode() + b"\n"
+            yield json.dumps(_timed_audio(piece, stream.take_words())).encode() + b"\n"
+        if words := stream.take_words():
+            yield json.dumps(_timed_audio(b"", words)).encode() + b"\n"
 
     return lines
 
 
-def _timed_audio(audio: bytes) -> dict[str, Any]:
-    return TimedAudio(audio_base64=base64.b64encode(audio).decode()).model_dump()
+def _timed_audio(audio: bytes, words: Sequence[Word]) -> dict[str, Any]:
+    alignment = Alignment(**CharacterTimes.of(words).as_seconds()) if words else None
+    encoded = base64.b64encode(audio).decode()
+    return TimedAudio(audio_base64=encoded, alignment=alignment, normalized_alignment=alignment).model_dump()
 
 
 VOICE_ERRORS = error_responses(400, 401, 404, 503, elevenlabs=True)

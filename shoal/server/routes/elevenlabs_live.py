@@ -7,8 +7,8 @@ interrupts: the slot is released at the engine's next step. Errors of one contex
 The dialogue socket, which clients use with newer models, differs in the names of fields and in where the voice is: each
 context names its own.
 
-Messages are JSON in text frames, audio is base64. Alignment is null: these models do not report the times of
-characters.
+Messages are JSON in text frames, audio is base64. Alignment has the characters of the words that have ended in the
+audio of the message; it is null without any, and if the model has no known alignment heads.
 """
 
 import asyncio
@@ -17,6 +17,8 @@ import contextlib
 import json
 import logging
 import secrets
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +37,7 @@ from shoal.api.keys import Key
 from shoal.api.live_session import LiveContext, LiveContexts, Spoken
 from shoal.api.requests import SpeechJob, stored_voice
 from shoal.api.state import ServerState
+from shoal.api.word_events import CharacterTimes
 from shoal.errors import InvalidRequest, ShoalError, VoiceNotFound
 from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
@@ -42,6 +45,7 @@ from shoal.server.request_body import parse_body
 from shoal.server.routes.live import spoken_fields
 from shoal.server.state import state_of, websocket_caller
 from shoal.server.streaming_response import close_connection
+from shoal.speech import Word
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +108,7 @@ class ElevenLabsSocket:
     """One connection with one context (`stream-input`) or several."""
 
     final, normalized, context_id = "isFinal", "normalizedAlignment", "contextId"  # names of fields
+    times = ("charStartTimesMs", "charDurationsMs")
 
     def __init__(
         self, socket: WebSocket, state: ServerState, key: Key, voice: str | None, options: StreamOptions, *, multi: bool
@@ -114,6 +119,8 @@ class ElevenLabsSocket:
         self._opened = 0
         self._closing = False  # the client asked to close the socket once all text is spoken
         self._ignored: dict[str, list[str]] = {}  # what each open context asks for without effect
+        self._audio_before: dict[str, Callable[[], float]] = {}  # seconds that were sent, by context
+        self._aligned: dict[str, float] = {}  # seconds up to which each context has alignment
         self._flushed: set[str] = set()  # contexts whose text is all flushed: closing them speaks it to the end
 
     async def run(self) -> None:
@@ -145,7 +152,8 @@ class ElevenLabsSocket:
 
     def _forget(self, name: str) -> None:
         self._flushed.discard(name)
-        self._ignored.pop(name, None)
+        for kept in (self._ignored, self._aligned, self._audio_before):
+            kept.pop(name, None)
 
     async def _receive(self, contexts: LiveContexts) -> str:
         """Raises InvalidRequest for a binary frame, and when no message arrives for too long."""
@@ -190,10 +198,13 @@ class ElevenLabsSocket:
         self._opened += 1
         engine, limits = self._state.lifecycle.require_engine(), self._state.config.limits
         request = self._options.request(self._voice_of(name), self._seed, engine.frame_rate, limits.request_seconds)
+        request = replace(request, timestamps=engine.word_times)
         job = SpeechJob("elevenlabs", request, self._options.output_of(first), engine, self._key, self._id)
         send, on_end = partial(self._send_audio, name), partial(self._ended, contexts, name)
         context = contexts.open(name, job, self._options.buffer(first), send, on_end)
+        self._audio_before[name] = lambda: context.spoken.audio_seconds / job.output.speed
         self._ignored[name] = first.ignored()
+        self._aligned.pop(name, None)
         return context
 
     async def _close_context(self, contexts: LiveContexts, name: str) -> None:
@@ -245,9 +256,25 @@ class ElevenLabsSocket:
         await self._send(self._error(str(error), error_code(error)) | {self.context_id: name or None})
         self._close_if_done(contexts)
 
-    async def _send_audio(self, name: str, audio: bytes) -> None:
-        for start in range(0, len(audio), MAX_AUDIO_BYTES):
-            await self._send(self._audio_message(name, audio[start : start + MAX_AUDIO_BYTES]))
+    async def _send_audio(self, name: str, audio: bytes, words: tuple[Word, ...]) -> None:
+        """Send audio in messages of bounded size, the words with the first; words alone in one without audio."""
+        for start in range(0, max(len(audio), bool(words)), MAX_AUDIO_BYTES):
+            alignment = self._alignment(name, words) if words and not start else None
+            message = self._audio_message(name, audio[start : start + MAX_AUDIO_BYTES] or None)
+            await self._send(message | {"alignment": alignment, self.normalized: alignment})
+
+    def _alignment(self, name: str, words: tuple[Word, ...]) -> dict[str, Any]:
+        alignment = CharacterTimes.of(words).as_milliseconds(self.times, self._alignment_begin(name))
+        self._aligned[name] = words[-1].end
+        return alignment
+
+    def _alignment_begin(self, name: str) -> float:
+        """Return the second of a context from which the next alignment counts.
+
+        With `sync_alignment` it is the start of the context; otherwise the end of the alignment before, as clients
+        expect that add up the lengths of all alignments.
+        """
+        return 0.0 if self._options.sync_alignment else self._aligned.get(name, 0.0)
 
     def _audio_message(self, name: str, audio: bytes | None) -> dict[str, Any]:
         encoded = None if audio is None else base64.b64encode(audio).decode()
@@ -285,6 +312,11 @@ class DialogueSocket(ElevenLabsSocket):
     """One connection of the dialogue socket. The first message of a context names its voice."""
 
     final, normalized, context_id = "is_final", "normalized_alignment", "context_id"
+    times = ("char_start_times_ms", "char_durations_ms")
+
+    def _alignment_begin(self, name: str) -> float:
+        """Return the seconds of audio that were sent before the message: its alignment counts from its own audio."""
+        return self._audio_before.get(name, lambda: 0.0)()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -4,11 +4,15 @@ Messages are binary frames with one MessagePack map each. The client sends `star
 number of `text`, `flush` to speak the buffered text, and `stop`, or `cancel` to be silent at once. The server sends
 `audio`, and `finish` with the reason `stop`, `cancel` or `error` and how much was spoken. The socket then waits for the
 next `start`; after an error it is closed. All audio of a session is one stream, with one header and one encoder.
+
+`/v1/tts/live/with-timestamp` is the same with word times: each `audio` also has `content`, `alignment`, `chunk_seq` and
+`chunk_audio_offset_sec`, as Fish Audio's.
 """
 
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,12 +26,14 @@ from shoal.api.live import Cancel, Flush, LiveBody, Stop, Text, TextBuffer, pars
 from shoal.api.live_session import LiveContext, LiveContexts, Spoken
 from shoal.api.requests import fish_job
 from shoal.api.state import ServerState
+from shoal.api.word_events import FishAlignment
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
 from shoal.server.request_body import parse_body
 from shoal.server.state import state_of, websocket_caller
 from shoal.server.streaming_response import close_connection
+from shoal.speech import Word
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +47,15 @@ SESSION = "session"  # name of the one context that a Fish socket has at a time
 
 @router.websocket("/v1/tts/live")
 async def live(socket: WebSocket) -> None:
+    await _serve(socket, timed=False)
+
+
+@router.websocket("/v1/tts/live/with-timestamp")
+async def live_with_timestamps(socket: WebSocket) -> None:
+    await _serve(socket, timed=True)
+
+
+async def _serve(socket: WebSocket, *, timed: bool) -> None:
     state = state_of(socket)
     try:
         key = websocket_caller(socket)
@@ -51,14 +66,15 @@ async def live(socket: WebSocket) -> None:
     # Any `model` header selects the loaded model, which this names.
     await socket.accept(headers=[(b"x-model", state.config.model.encode("ascii", "replace"))])
     with contextlib.suppress(WebSocketDisconnect, OSError):
-        await FishSocket(socket, state, key, request_id(socket)).run()
+        await FishSocket(socket, state, key, request_id(socket), timed=timed).run()
 
 
 class FishSocket:
-    """One connection: any number of sessions, one after the other."""
+    """One connection: any number of sessions, one after the other. With `timed`, audio has word times."""
 
-    def __init__(self, socket: WebSocket, state: ServerState, key: Key, id: str) -> None:
-        self._socket, self._state, self._key, self._id = socket, state, key, id
+    def __init__(self, socket: WebSocket, state: ServerState, key: Key, id: str, *, timed: bool = False) -> None:
+        self._socket, self._state, self._key, self._id, self._timed = socket, state, key, id, timed
+        self._alignment = FishAlignment()  # of the current session
         self._sessions = 0
         self._ignored: tuple[str, ...] = ()  # what the current session asks for without effect
 
@@ -118,7 +134,8 @@ class FishSocket:
         engine, limits = self._state.lifecycle.require_engine(), self._state.config.limits
         body = body.model_copy(update={"streaming": True})
         job = fish_job(body, engine, limits, self._key, self._id, api="live")
-        self._ignored = job.ignored
+        job = replace(job, request=replace(job.request, timestamps=self._timed))
+        self._ignored, self._alignment = job.ignored, FishAlignment()
         buffer = TextBuffer(body.min_chunk_length, body.chunk_length)
         contexts.open(SESSION, job, buffer, self._send_audio, self._ended, reservation).add(body.text)
 
@@ -137,9 +154,11 @@ class FishSocket:
         ignored = {"ignored": self._ignored} if self._ignored else {}
         await self._send({"event": "finish", "reason": reason, **spoken_fields(spoken), **ignored})
 
-    async def _send_audio(self, audio: bytes) -> None:
-        for start in range(0, len(audio), MAX_MESSAGE_BYTES):
-            await self._send({"event": "audio", "audio": audio[start : start + MAX_MESSAGE_BYTES]})
+    async def _send_audio(self, audio: bytes, words: tuple[Word, ...]) -> None:
+        """Send audio in messages of bounded size, the words with the first; words alone in an empty one."""
+        for start in range(0, max(len(audio), bool(words)), MAX_MESSAGE_BYTES):
+            timed = self._alignment.fields(() if start else words) if self._timed else {}
+            await self._send({"event": "audio", "audio": audio[start : start + MAX_MESSAGE_BYTES], **timed})
 
     async def _send(self, event: dict[str, Any]) -> None:
         """Raises SlowReader when the client reads nothing for too long."""

@@ -15,6 +15,7 @@ from shoal.api.requests import check_model, model_names, openai_job
 from shoal.api.schemas import OpenAISpeech
 from shoal.api.speech_stream import SpeechStream
 from shoal.api.state import ServerState
+from shoal.api.word_events import word_list
 from shoal.server.middleware.request_id import request_id
 from shoal.server.openapi import audio_response, error_responses, request_body
 from shoal.server.request_body import read_model
@@ -58,12 +59,16 @@ async def respond_openai(
 
 
 def _sse_events(text: str, frame_rate: float) -> Callable[[SpeechStream], Transform]:
-    """Wrap audio in server-sent events: base64 deltas, then the usage in bytes of text and frames of audio."""
+    """Wrap audio in server-sent events: base64 deltas, words if asked for, then the usage in bytes and frames."""
 
     def bind(stream: SpeechStream) -> Transform:
         async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             async for piece in pieces:
                 yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
+                if words := stream.take_words():
+                    yield _event({"type": "speech.audio.words", "words": word_list(words)})
+            if words := stream.take_words():
+                yield _event({"type": "speech.audio.words", "words": word_list(words)})
             frames = round(stream.accounting.audio_seconds * frame_rate)
             size = len(text.encode())
             usage = {"input_tokens": size, "output_tokens": frames, "total_tokens": size + frames}
