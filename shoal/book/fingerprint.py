@@ -8,6 +8,7 @@ from pathlib import Path
 from shoal.book.work import Speaker
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.checkpoint.layout import read_json
+from shoal.checkpoint.profile import read_alignment
 from shoal.voices.store import VoiceStore
 
 PROFILE = "shoal.json"
@@ -24,10 +25,25 @@ def model_fingerprint(name: str, codec: Path | None) -> str:
     else:
         files = sorted(path for path in find_directory(name).iterdir() if path.suffix in MODEL_FILES and path.is_file())
         for path in [*files, *([codec] if codec is not None and codec.is_file() else [])]:
-            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-            for sample in _samples(path):
+            digest.update(f"{path.name}\0".encode())
+            for sample in [_sampling_profile(path)] if path.name == PROFILE else _samples(path):
                 digest.update(sample)
     return digest.hexdigest()
+
+
+def _sampling_profile(path: Path) -> bytes:
+    """Return a model's profile without the heads for word times, which do not change the audio."""
+    stored = {name: value for name, value in read_json(path).items() if name != "alignment"}
+    return json.dumps(stored, sort_keys=True).encode()
+
+
+def has_word_times(model: str) -> bool:
+    """Return whether the attention heads that follow the text are known, so that words have times."""
+    if model.startswith(RANDOM_PREFIX):
+        return False
+    profile = find_directory(model) / PROFILE
+    alignment = read_alignment(read_json(profile).get("alignment")) if profile.is_file() else None
+    return alignment is not None and bool(alignment.heads)
 
 
 def speaks_english_only(model: str) -> bool:
@@ -39,7 +55,9 @@ def speaks_english_only(model: str) -> bool:
 
 
 def _samples(path: Path) -> Iterator[bytes]:
-    last = max(0, path.stat().st_size - SAMPLE_BYTES)
+    size = path.stat().st_size
+    last = max(0, size - SAMPLE_BYTES)
+    yield str(size).encode()
     with path.open("rb") as file:
         for place in range(SAMPLES):
             file.seek(last * place // (SAMPLES - 1))

@@ -76,14 +76,15 @@ def _pieces(text: str, quoted: list[Span]) -> Iterator[Piece]:
     for start, end in [*quoted, (len(text), len(text))]:
         for part, inside in ((text[at:start], False), (text[start:end], True)):
             if has_words(part):
-                yield Piece(_spoken(part.strip(QUOTES) if quoted else part), inside)
+                last = not has_words(text[start:] if not inside else text[end:])
+                yield Piece(_spoken(part.strip(QUOTES) if quoted else part, "." if last else ","), inside)
         at = end
 
 
-def _spoken(text: str) -> str:
-    """Return the text with a full stop if it has no mark at its end: models read on without one."""
+def _spoken(text: str, mark: str = ".") -> str:
+    """Return the text with a mark if it has none at its end: models read on without one."""
     text = text.strip()
-    return text if text.rstrip(CLOSERS).endswith(TERMINAL) else f"{text}."
+    return text if text.rstrip(CLOSERS).endswith(TERMINAL) else f"{text}{mark}"
 
 
 def _ends_sentence(text: str) -> bool:

@@ -4,12 +4,14 @@ import json
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from shoal.audio.guard import reading_seconds
 from shoal.book.document import Book
 from shoal.book.output import Target, chapter_name
 from shoal.book.timeline import TimedChapter, Timeline
+from shoal.book.word_times import TimedWord
 from shoal.errors import InvalidRequest
 from shoal.paths import atomic_write
 from shoal.text.split import split_text
@@ -26,6 +28,7 @@ class Cue:
     start: float
     end: float
     text: str
+    words: tuple[TimedWord, ...] = ()  # empty if the times of words are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +69,35 @@ def chapter_cues(chapter: TimedChapter, rate: int, start: float = 0.0) -> Iterat
     for each in chapter.sentences:
         sentence = each.planned.sentence
         begin, end = (round(start + samples / rate, 3) for samples in (each.start, each.end))
-        yield Cue(chapter.planned.number, sentence.number, begin, end, sentence.text)
+        words = (word.within(start, begin, end) for word in each.words(rate))
+        named = tuple(_as_written(sentence.text, list(words)))
+        yield Cue(chapter.planned.number, sentence.number, begin, end, sentence.text, named)
+
+
+def _as_written(text: str, words: list[TimedWord]) -> list[TimedWord]:
+    """Return the words with the marks that the sentence has; its pieces are spoken without quotes."""
+    written = text.split()
+    if len(written) != len(words):
+        return words
+    return [replace(word, text=own) for word, own in zip(words, written, strict=True)]
 
 
 def short_cues(cue: Cue) -> Iterator[Cue]:
-    """Yield the parts of a long sentence, divided at its clauses, each for its share of the time to read it."""
+    """Yield the parts of a long sentence, divided at its clauses, from the time of its first word on."""
     parts = split_text(cue.text, LINES * LINE_CHARACTERS)
+    starts = [cue.start, *_part_starts(cue, parts)[1:], cue.end]
+    for part, (start, end) in zip(parts, pairwise(starts), strict=True):
+        yield Cue(cue.chapter, cue.sentence, start, end, part)
+
+
+def _part_starts(cue: Cue, parts: list[str]) -> list[float]:
+    """Return when each part begins: when its first word does, or estimated from the time to read what precedes it."""
+    counts = [len(part.split()) for part in parts]
+    if sum(counts) == len(cue.words):
+        return [cue.words[index].start for index in accumulate(counts[:-1], initial=0)]
     weights = [reading_seconds(part) for part in parts]
-    total, at = sum(weights) or 1.0, cue.start
-    for number, (part, weight) in enumerate(zip(parts, weights, strict=True), 1):
-        end = cue.end if number == len(parts) else round(at + (cue.end - cue.start) * weight / total, 3)
-        yield replace(cue, start=at, end=end, text=part)
-        at = end
+    speed = (cue.end - cue.start) / (sum(weights) or 1.0)
+    return [round(cue.start + speed * before, 3) for before in accumulate(weights[:-1], initial=0.0)]
 
 
 def _srt(cues: list[Cue]) -> str:

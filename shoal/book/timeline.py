@@ -14,6 +14,7 @@ import numpy as np
 from shoal.audio.loudness import LoudnessMeter, limit_peaks
 from shoal.audio.wav import open_wav
 from shoal.book.sentences import PIECE_PAUSE
+from shoal.book.word_times import TimedWord, read_words
 from shoal.book.work import PlannedChapter, PlannedSentence, Speaker, unique_pieces
 from shoal.errors import OutputError
 from shoal.speech import Samples
@@ -48,6 +49,17 @@ class TimedSentence:
     takes: tuple[Take, ...]
     start: int  # samples from the start of the chapter
     end: int
+
+    def words(self, rate: int) -> list[TimedWord]:
+        """Return the words with times from the start of the chapter; empty if those of a piece are not known."""
+        at, words = self.start, list[TimedWord]()
+        for take in self.takes:
+            found, length = read_words(take.file), take.end - take.start
+            if not found:
+                return []
+            words += [word.within((at - take.start) / rate, at / rate, (at + length) / rate) for word in found]
+            at += length + round(PIECE_PAUSE * rate)
+        return words
 
 
 @dataclass(frozen=True, slots=True)

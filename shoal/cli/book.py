@@ -236,10 +236,11 @@ class BookJob:
         return plan_book(self.content, narration, state.redone)
 
     def _speak(self, run: "BookRun", manifest: "Manifest") -> None:
+        from shoal.book.fingerprint import has_word_times
         from shoal.book.speak import speak_missing
 
-        voices = self.settings.voice_directory()
-        speak_missing(run, manifest, self.settings.source(), voices, self.progress.record)
+        source, words = self.settings.source(), has_word_times(self.settings.model)
+        speak_missing(run, manifest, source, self.settings.voice_directory(), self.progress.record, words=words)
 
     def _write(self, chapters: "list[PlannedChapter]") -> None:
         from shoal.book.audio_file import FORMATS

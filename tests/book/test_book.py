@@ -118,6 +118,9 @@ def test_a_killed_book_goes_on_without_losing_or_repeating_a_sentence(
     assert kept.items() <= made.items(), "what was spoken is not spoken again"
     cues = json.loads((tmp_path / "out.json").read_text())["sentences"]
     assert [cue["text"] for cue in cues] == TEXTS
+    assert [" ".join(word["text"] for word in cue["words"]) for cue in cues] == TEXTS
+    times = [time for cue in cues for word in cue["words"] for time in (word["start"], word["end"])]
+    assert times == sorted(times)
     with av.open("out.m4b") as container:
         assert [mark["metadata"]["title"] for mark in container.chapters()] == ["One", "Two"]
 

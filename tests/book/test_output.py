@@ -17,11 +17,12 @@ from shoal.audio.loudness import LoudnessMeter, limit_peaks
 from shoal.book.document import Block, Book, Chapter, Cover
 from shoal.book.output import Target, parse_target, write_book
 from shoal.book.overlay import write_overlay
-from shoal.book.subtitles import Cue, parse_subtitles, short_cues, write_subtitles
+from shoal.book.subtitles import Cue, chapter_cues, parse_subtitles, short_cues, write_subtitles
 from shoal.book.timeline import MAX_PEAK, TARGET_LUFS, Timeline, build_timeline, render, speech_span
+from shoal.book.word_times import write_words
 from shoal.book.work import Narration, PlannedChapter, Speaker, plan_book, unique_pieces
 from shoal.errors import InvalidRequest, OutputError
-from shoal.speech import Samples
+from shoal.speech import Samples, Word
 
 RATE = 16_000
 COVER = Cover(b"\xff\xd8\xff\xe0" + bytes(range(250)), "image/jpeg")
@@ -187,6 +188,29 @@ def test_a_long_sentence_is_shown_in_parts_of_two_lines() -> None:
     assert (parts[0].start, parts[-1].end) == (10.0, 16.0)
     assert parts[0].end == parts[1].start == pytest.approx(14.6, abs=0.4)
     assert list(short_cues(parts[0])) == [parts[0]]
+
+
+def test_words_have_the_times_of_the_whole_file(work: Path, chapters: list[PlannedChapter], tmp_path: Path) -> None:
+    """Three pieces of one second each, with half a second of silence before them that is cut but for 60 ms."""
+    planned = replace(chapters[0], sentences=chapters[0].sentences[1:2])
+    for piece in planned.sentences[0].pieces:
+        spoken = np.pad(np.full(RATE, 0.1, dtype=np.float32), (RATE // 2, 0))
+        (tmp_path / f"{piece.id}.wav").write_bytes(encode_file(spoken, "wav", RATE))
+        words = piece.text.split()
+        write_words(tmp_path, piece.id, [Word(word, 0.5 + n / len(words), 0.6, 0, 0) for n, word in enumerate(words)])
+    [timed] = build_timeline([planned], lambda id: tmp_path / f"{id}.wav").chapters
+    [cue] = chapter_cues(timed, RATE, 100.0)
+    assert [(word.text, word.start) for word in cue.words] == [
+        ("He", pytest.approx(100.56, abs=0.002)),
+        ("said", pytest.approx(101.06, abs=0.002)),
+        ("“go", pytest.approx(100.56 + 1.16, abs=0.002)),
+        ("now,”", pytest.approx(100.56 + 1.66, abs=0.002)),
+        ("twice.", pytest.approx(100.56 + 2.32, abs=0.002)),
+    ]
+    long = replace(cue, text=" ".join(["longest"] * 20), words=tuple(replace(cue.words[0], start=n) for n in range(20)))
+    assert [part.start for part in short_cues(long)] == [cue.start, 10]
+    (tmp_path / f"{planned.sentences[0].pieces[0].id}.words.json").write_text("{")
+    assert next(chapter_cues(timed, RATE)).words == (), "times that are not known for one piece are left out"
 
 
 def test_the_epub_refers_to_every_sentence_and_its_time(timeline: Timeline, work: Path, tmp_path: Path) -> None:

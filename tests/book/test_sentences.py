@@ -52,6 +52,7 @@ def test_a_sentence_is_divided_between_the_voices() -> None:
         [("Come,", True), ("he said,", False), ("we must go.", True)],
         [("She stayed.", False)],
     ]
+    assert pieces("He said “go” now") == [[("He said,", False), ("go,", True), ("now.", False)]]
     assert pieces("“One. Two,” he said.") == [[("One.", True)], [("Two,", True), ("he said.", False)]]
 
 
