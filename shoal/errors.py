@@ -97,3 +97,8 @@ class InternalError(ShoalError):
 
     def __init__(self, message: str = "internal error; the log has details under the id of this request") -> None:
         super().__init__(message)
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """Return a count for a message: `1 voice`, `2 voices`; `many` defaults to `one` with an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from shoal.errors import EngineBusy
+from shoal.errors import EngineBusy, counted
 
 # A client may hold this many times the free places. So one client gets three quarters of the queue, n active clients
 # get 3 / (1 + 3n) each, and there is always room for another one (Choudhury and Hahne's dynamic thresholds).
@@ -27,7 +27,9 @@ class AdmissionQueue:
         if free <= 0:
             raise EngineBusy(f"{self.in_flight} requests are in flight and the queue is full; try again later")
         if shared and own >= SHARE_OF_FREE * free:
-            raise EngineBusy(f"{own} requests of this key are in flight, its share of the queue; try again later")
+            raise EngineBusy(
+                f"{counted(own, 'request')} of this key in flight, all of its share of the queue; try again later"
+            )
         self.in_flight += 1
         self.by_client[client] += 1
 

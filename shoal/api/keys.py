@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.api.config import KeyLimits
-from shoal.errors import InvalidRequest
+from shoal.errors import InvalidRequest, counted
 from shoal.paths import atomic_write, file_lock, output_errors
 from shoal.speech import Pronunciation
 from shoal.text.lexicon import read_lexicon
@@ -44,7 +44,9 @@ class Key:
             return self
         entries = tuple(read_lexicon(Path(self.lexicon_file)).entries.values())
         if len(entries) > MAX_WORDS:
-            raise InvalidRequest(f"{self.lexicon_file} has {len(entries)} words; a key may have at most {MAX_WORDS}")
+            raise InvalidRequest(
+                f"{self.lexicon_file} has {counted(len(entries), 'word')}; a key may have at most {MAX_WORDS}"
+            )
         return replace(self, lexicon=entries)
 
 

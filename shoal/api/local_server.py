@@ -58,7 +58,7 @@ def engine_identity(
 ) -> EngineIdentity:
     """Return the identity of an engine that would be loaded now. Raises ModelNotFound."""
     directory = None if model.startswith(RANDOM_PREFIX) else find_directory(model).resolve()
-    newest = max((path.stat().st_mtime_ns for path in directory.iterdir()), default=0) if directory else 0
+    newest = max((path.lstat().st_mtime_ns for path in directory.iterdir()), default=0) if directory else 0
     chosen = config or EngineConfig()
     return EngineIdentity(
         model if directory is None else str(directory),

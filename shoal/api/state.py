@@ -15,7 +15,7 @@ from shoal.api.exceptions import Unauthorized
 from shoal.api.kept_speech import KeptSpeechStore
 from shoal.api.key_usage import KeyUsageTracker, UsageFile, UsageRecorder
 from shoal.api.keys import ANONYMOUS, Key, KeyFile, KeyRing, key_from_settings
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, counted
 from shoal.metrics import Metrics
 from shoal.voices.transcriber import Transcriber
 
@@ -116,7 +116,7 @@ class ServerState:
     async def _reload_keys(self, file: KeyFile) -> None:
         try:
             self.keys = await asyncio.to_thread(load_keys, self.config)
-            logger.info("%d keys after a change of %s", len(self.keys), file.path.name)
+            logger.info("%s after a change of %s", counted(len(self.keys), "key"), file.path.name)
         except ShoalError as problem:
             logger.warning("keys not reloaded, keeping the previous ones: %s", problem)
 

@@ -26,7 +26,7 @@ from shoal.checkpoint.tensors import read_shards, read_tensors, read_transformed
 from shoal.checkpoint.weight_norm import codec_tensors
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
-from shoal.errors import CheckpointError, ModelNotFound
+from shoal.errors import CheckpointError, ModelNotFound, counted
 from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR
 from shoal.model.family import S1
@@ -299,9 +299,11 @@ def assign(
 def _compare_names(expected: Mapping[str, Tensor], stored: Mapping[str, Tensor], source: Path) -> None:
     missing, extra = sorted(set(expected) - set(stored)), sorted(set(stored) - set(expected))
     if missing:
-        raise CheckpointError(f"{source}: {len(missing)} tensors are missing: {shorten(missing)}")
+        raise CheckpointError(
+            f"{source}: {counted(len(missing), 'tensor is', 'tensors are')} missing: {shorten(missing)}"
+        )
     if extra:
-        raise CheckpointError(f"{source}: {len(extra)} unexpected tensors: {shorten(extra)}")
+        raise CheckpointError(f"{source}: {counted(len(extra), 'unexpected tensor')}: {shorten(extra)}")
 
 
 def _compare(name: str, expected: Tensor, tensor: Tensor, source: Path) -> None:

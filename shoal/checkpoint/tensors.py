@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shoal.checkpoint.layout import is_file, read_weight_map
-from shoal.errors import CheckpointError, UnsafeCheckpoint
+from shoal.errors import CheckpointError, UnsafeCheckpoint, counted
 
 Transform = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -30,7 +30,9 @@ def read_shards(index: Path) -> dict[str, Tensor]:
         found |= read_tensors(index.parent / shard)
     missing = sorted(set(where) - set(found))
     if missing:
-        raise CheckpointError(f"{index}: {len(missing)} tensors are in no shard: {shorten(missing)}")
+        raise CheckpointError(
+            f"{index}: {counted(len(missing), 'tensor is', 'tensors are')} in no shard: {shorten(missing)}"
+        )
     return found
 
 

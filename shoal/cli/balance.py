@@ -8,6 +8,7 @@ import typer
 
 from shoal.cli.cluster import DEFAULT_PORT, PANEL, Strategy
 from shoal.cli.serve import print_address, server_extra
+from shoal.errors import counted
 
 
 def add_to(app: typer.Typer) -> None:
@@ -75,5 +76,5 @@ def balance(
             compare_url=parse_candidate(compare, compare_share, found),
             compare_share=compare_share,
         ),
-        partial(print_address, model=f"{len(found)} servers") if sys.stderr.isatty() else None,
+        partial(print_address, model=counted(len(found), "server")) if sys.stderr.isatty() else None,
     )

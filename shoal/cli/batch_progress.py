@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from shoal.errors import counted
+
 if TYPE_CHECKING:
     from shoal.batch.journal import JournalEntry
     from shoal.batch.lines import LineTask
@@ -65,10 +67,8 @@ class BatchProgress:
             with self._bar:
                 yield
         except (KeyboardInterrupt, SystemExit):
-            self._console.print(
-                f"interrupted: {count_done()} of {self.done_before + self._lines} lines are done; "
-                "run the same command again to resume"
-            )
+            lines = counted(self.done_before + self._lines, "line is", "lines are")
+            self._console.print(f"interrupted: {count_done()} of {lines} done; run the same command again to resume")
             raise
 
     def record(self, task: "LineTask", entry: "JournalEntry") -> None:
@@ -78,7 +78,9 @@ class BatchProgress:
         else:
             self.done += 1
             self.audio_seconds += entry.audio_seconds or 0.0
-        self._bar.update(self._task, advance=task.size, description=f"{self.done}/{self._lines} lines, {self._speed()}")
+        self._bar.update(
+            self._task, advance=task.size, description=f"{self.done} of {counted(self._lines, 'line')}, {self._speed()}"
+        )
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -92,7 +94,7 @@ class BatchProgress:
     def print_summary(self, output: Path) -> None:
         before = f", {self.done_before} already done" if self.done_before else ""
         failed = f", [red]{self.failed} failed[/] (see manifest.jsonl)" if self.failed else ""
-        self._console.print(f"{escape(str(output))}: {self.done} lines, {self._speed()}{before}{failed}")
+        self._console.print(f"{escape(str(output))}: {counted(self.done, 'line')}, {self._speed()}{before}{failed}")
 
     @property
     def _wall(self) -> float:

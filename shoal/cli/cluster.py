@@ -16,6 +16,7 @@ from shoal.cli.serve import (
     resolve_settings,
     server_extra,
 )
+from shoal.errors import counted
 
 if TYPE_CHECKING:
     from shoal.cluster.config import ClusterConfig, ClusterPlan
@@ -205,11 +206,10 @@ def _deploy(plan: "ClusterPlan", *, everywhere: bool) -> None:
 
     server, cluster = plan.server, plan.cluster
     console = Console(stderr=True)
-    with console.status(f"starting {cluster.replicas} replicas of {plan.source.model}"):
+    replicas = f"{counted(cluster.replicas, 'replica')} of {plan.source.model}"
+    with console.status(f"starting {replicas}"):
         life.deploy(plan, everywhere=everywhere)
-    console.print(
-        f"{cluster.replicas} replicas of {plan.source.model}, {cluster.strategy}: http://{server.host}:{server.port}"
-    )
+    console.print(f"{replicas}, {cluster.strategy}: http://{server.host}:{server.port}")
 
 
 def _table(workers: list[dict[str, Any]]) -> Any:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.flags import Json
+from shoal.errors import counted
 
 PANEL = "Speak"
 
@@ -53,6 +54,6 @@ def check(
 def _print(file: Path, words: int, problems: list[str], applied: str | None) -> None:
     for problem in problems:
         typer.echo(problem, err=True)
-    typer.echo(f"{file}: {words} words, {len(problems)} problems", err=True)
+    typer.echo(f"{file}: {counted(words, 'word')}, {counted(len(problems), 'problem')}", err=True)
     if applied is not None:
         typer.echo(applied)

@@ -31,7 +31,7 @@ def report(
     """
     from rich.console import Console
 
-    from shoal.errors import VerificationFailed
+    from shoal.errors import VerificationFailed, counted
     from shoal.tools.bench.document import read_document
     from shoal.tools.bench.report.compare import pairs
     from shoal.tools.bench.report.tables import changes_table
@@ -49,4 +49,5 @@ def report(
         console.print(comparison.in_short, highlight=False)
     worse = [change for comparison in compared for change in comparison.worse]
     if strict and worse:
-        raise VerificationFailed(f"{len(worse)} metrics got worse; the first is {worse[0].metric} of {worse[0].run}")
+        metrics = counted(len(worse), "metric")
+        raise VerificationFailed(f"{metrics} got worse; the first is {worse[0].metric} of {worse[0].run}")

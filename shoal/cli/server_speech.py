@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.api.local_server import EngineIdentity, LocalServer, connect, find_server
+from shoal.api.local_server import LocalServer, connect
 from shoal.cli.prosody import Prosody
 from shoal.errors import EngineStopped
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shoal.speech import AudioChunk, SpeechRequest
 
 CONNECT_SECONDS = 2.0
+READY_SECONDS = 10.0  # for an answer of /ready: a healthy server answers in milliseconds, also on a busy machine
 # Until the first audio: the server may have to load its model again, and others may be in the queue before us.
 READ_SECONDS = 600.0
 READ_BYTES = 1 << 16
@@ -73,29 +74,27 @@ class ServerSpeech:
 class UnixConnection(http.client.HTTPConnection):
     """HTTP over the Unix socket of a server."""
 
-    def __init__(self, server: LocalServer) -> None:
-        super().__init__("localhost", timeout=READ_SECONDS)
-        self._server = server
+    def __init__(self, server: LocalServer, read_seconds: float) -> None:
+        super().__init__("localhost")
+        self._server, self._read_seconds = server, read_seconds
 
     def connect(self) -> None:
         self.sock: socket.socket = connect(self._server, CONNECT_SECONDS)
-        self.sock.settimeout(READ_SECONDS)
+        self.sock.settimeout(self._read_seconds)
 
 
-def find_ready_server(identity: EngineIdentity) -> LocalServer | None:
-    """Return a server with that identity that accepts requests now; None if there is none."""
-    server = find_server(identity)
-    if server is None:
-        return None
-    connection = UnixConnection(server)
+def check_ready(server: LocalServer) -> None:
+    """Raise ServerRefused if a server does not accept requests now, ConnectionError if it has ended."""
+    connection = UnixConnection(server, READY_SECONDS)
     try:
         connection.request("GET", "/ready")
-        state = json.loads(connection.getresponse().read(READ_BYTES)).get("state")
-    except (OSError, http.client.HTTPException, ValueError, AttributeError):
-        return None
+        state = json.loads(connection.getresponse().read(READ_BYTES))["state"]
+    except (TimeoutError, http.client.HTTPException, ValueError, TypeError, KeyError) as problem:
+        raise ServerRefused("it does not answer") from problem
     finally:
         connection.close()
-    return server if state == "ready" else None
+    if state != "ready":
+        raise ServerRefused(f"it is {state}")
 
 
 def speak_on_server(
@@ -106,7 +105,7 @@ def speak_on_server(
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("SHOAL_API_KEY"):
         headers["Authorization"] = f"Bearer {key}"
-    connection = UnixConnection(server)
+    connection = UnixConnection(server, READ_SECONDS)
     try:
         connection.request("POST", "/v1/tts", json.dumps(body).encode(), headers)
         response = connection.getresponse()

@@ -321,15 +321,19 @@ def _speak_on_server(
     quiet: bool,
 ) -> UsedServer | None:
     """Speak on a server of this user, and say so; None if there is none that can."""
-    from shoal.cli.server_speech import ServerRefused, find_ready_server, speak_on_server
+    from shoal.api.local_server import find_server
+    from shoal.cli.server_speech import ServerRefused, check_ready, speak_on_server
 
-    server = find_ready_server(options.identity())
+    server = find_server(options.identity())
     if server is None:
         return None
     seed = overrides.get("seed", default_seed(options.model))
     progress.begin()
     try:
+        check_ready(server)
         speech = speak_on_server(server, request, {**overrides, "seed": seed}, sinks.prosody)
+    except ConnectionError:
+        return None  # it has ended
     except ServerRefused as reason:
         typer.echo(f"note: not using the server at {server.url}: {reason}", err=True)
         return None

@@ -20,7 +20,7 @@ from shoal.engine.memory.limit import parse_memory_limit
 from shoal.engine.memory.profile import device_memory_limit, plan_memory
 from shoal.engine.process.worker import EngineSource
 from shoal.engine.service import Service
-from shoal.errors import InvalidRequest
+from shoal.errors import InvalidRequest, counted
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import to_column_major
 from shoal.quantize.modes import WeightModes
@@ -107,7 +107,7 @@ def is_small(model: str) -> bool:
     """Return whether the files of a model are so small that several threads would not load it faster."""
     if model.startswith(RANDOM_PREFIX):
         return False
-    files = (path for path in find_directory(model).iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    files = (path for path in find_directory(model).iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file())
     return sum(path.stat().st_size for path in files) < SMALL_BYTES
 
 
@@ -125,7 +125,7 @@ def slow_backends(core: EngineCore) -> str | None:
     if not slow and not dropped:
         return None
     reasons = dict.fromkeys([*runner.reasons.values(), *codec.reasons.values(), *dropped])
-    facts = [*slow, *([f"{len(dropped)} sizes are left out"] if dropped else [])]
+    facts = [*slow, *([f"{counted(len(dropped), 'size is', 'sizes are')} left out"] if dropped else [])]
     advice = 'run `shoal doctor`; see "Compiling a kernel fails" in the troubleshooting guide'
     return f"{', '.join(facts)} ({'; '.join(reasons) or 'quantized codec'}): slower, not different; {advice}"
 

@@ -19,7 +19,7 @@ from shoal.api.state import ServerState, create_state
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
 from shoal.engine.process.worker import EngineSource
-from shoal.errors import InvalidRequest, ShoalError
+from shoal.errors import InvalidRequest, ShoalError, counted
 from shoal.server.app import create_app
 from shoal.server.preflight import check_device
 from shoal.server.protocol import protocol_options
@@ -227,7 +227,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.started and self._drain is None and not self.should_exit:
-            logger.info("shutting down: finishing %d requests", self._state.queue.in_flight)
+            logger.info("shutting down: finishing %s", counted(self._state.queue.in_flight, "request"))
             self._state.lifecycle.begin_shutdown()
             self._loop.call_soon_threadsafe(self._begin_drain)
             return

@@ -197,7 +197,7 @@ def test_a_tensor_that_no_shard_holds_is_named(s2: Path) -> None:
     document = json.loads(index.read_text())
     document["weight_map"]["text_model.model.lost.weight"] = second_shard(s2).name
     index.write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match=r"1 tensors are in no shard: text_model\.model\.lost\.weight"):
+    with pytest.raises(CheckpointError, match=r"1 tensor is in no shard: text_model\.model\.lost\.weight"):
         load_checkpoint(s2)
 
 
@@ -232,10 +232,10 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(s1: Path) -> None:
 
 def test_missing_and_unexpected_tensors_are_named(s1: Path) -> None:
     change(s1 / "model.pth", {"norm.weight": None})
-    with pytest.raises(CheckpointError, match=r"1 tensors are missing: slow\.norm\.weight"):
+    with pytest.raises(CheckpointError, match=r"1 tensor is missing: slow\.norm\.weight"):
         load(s1)
     change(s1 / "model.pth", {"norm.weight": torch.ones(48), "layers.7.attention.wo.weight": torch.zeros(48, 64)})
-    with pytest.raises(CheckpointError, match=r"1 unexpected tensors: slow\.layers\.7\.attention\.wo\.weight"):
+    with pytest.raises(CheckpointError, match=r"1 unexpected tensor: slow\.layers\.7\.attention\.wo\.weight"):
         load(s1)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from shoal.api.local_server import EngineIdentity, connect, engine_identity, find_server, registered
 from shoal.cli.prosody import Prosody
-from shoal.cli.server_speech import ServerRefused, find_ready_server, speak_on_server
+from shoal.cli.server_speech import ServerRefused, check_ready, speak_on_server
 from shoal.config import EngineConfig
 from shoal.errors import EngineStopped
 from shoal.speech import SpeechRequest
@@ -75,19 +75,20 @@ def test_without_a_seed_the_server_gets_that_of_the_model(shoal: Shoal, same_use
 
 def test_a_server_with_other_options_is_not_used(same_user: Serving) -> None:
     voices = same_user.voices
-    assert find_ready_server(engine_identity("random:tiny", voices)) is not None
-    assert find_ready_server(engine_identity("random:tiny-s2", voices)) is None
-    assert find_ready_server(engine_identity("random:tiny", voices, device="cpu")) is None
-    assert find_ready_server(engine_identity("random:tiny", voices, config=EngineConfig(quantize="int8"))) is None
-    assert find_ready_server(engine_identity("random:tiny", voices / "others")) is None
+    assert find_server(engine_identity("random:tiny", voices)) is not None
+    assert find_server(engine_identity("random:tiny-s2", voices)) is None
+    assert find_server(engine_identity("random:tiny", voices, device="cpu")) is None
+    assert find_server(engine_identity("random:tiny", voices, config=EngineConfig(quantize="int8"))) is None
+    assert find_server(engine_identity("random:tiny", voices / "others")) is None
 
 
 def test_a_request_that_the_server_refuses_is_spoken_here(shoal: Shoal, same_user: Serving, tmp_path: Path) -> None:
     ran = shoal("say", "Hello there.", *TINY, "--repetition", "window", "-o", tmp_path / "a.wav")
     assert ran.code == 0
     assert f"note: not using the server at {same_user.url}: its API has no repetition" in ran.said
-    server = find_ready_server(engine_identity("random:tiny", same_user.voices))
+    server = find_server(engine_identity("random:tiny", same_user.voices))
     assert server is not None
+    check_ready(server)
     with pytest.raises(ServerRefused, match="more than 1,500 characters"):
         speak_on_server(server, SpeechRequest("a" * 1501), {}, Prosody())
     with pytest.raises(ServerRefused, match="it answers with status 4"):
@@ -145,18 +146,23 @@ def test_a_server_that_breaks_off_is_an_error_and_one_that_is_not_ready_is_not_u
         b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"state": "ready"}',
         b"HTTP/1.1 200 OK\r\nX-Sample-Rate: 16000\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
         b'HTTP/1.1 503 Unavailable\r\nContent-Length: 21\r\n\r\n{"state": "starting"}',
+        b"nonsense\r\n\r\n",
     ]
     with registered(URL, "random:tiny", identity(), requires_key=True) as listener:
         assert listener is not None
         threading.Thread(target=answer, args=(listener, answers), daemon=True).start()
-        server = find_ready_server(identity())
+        server = find_server(identity())
         assert server is not None
+        check_ready(server)
         with closing(speak_on_server(server, SpeechRequest("Hello."), {}, Prosody())) as speech:
             chunks = speech.chunks()
             assert len(next(chunks).samples) == 1
             with pytest.raises(EngineStopped, match="broke off"):
                 next(chunks)
-        assert find_ready_server(identity()) is None
+        with pytest.raises(ServerRefused, match="it is starting"):
+            check_ready(server)
+        with pytest.raises(ServerRefused, match="it does not answer"):
+            check_ready(server)
 
 
 def answer(listener: socket.socket, answers: list[bytes]) -> None:

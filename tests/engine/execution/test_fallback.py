@@ -202,7 +202,7 @@ def test_no_warning_on_graphs_or_on_a_backend_that_was_asked_for(core: EngineCor
 def test_sizes_that_are_left_out_are_part_of_the_warning() -> None:
     core = on_gpu("graph", "graph")
     core.runner.dropped.append("frame graph 64: OutOfResources: shared memory")
-    assert "1 sizes are left out (frame graph 64: OutOfResources" in (slow_backends(core) or "")
+    assert "1 size is left out (frame graph 64: OutOfResources" in (slow_backends(core) or "")
 
 
 @pytest.mark.parametrize(
