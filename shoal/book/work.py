@@ -41,7 +41,14 @@ class Narration:
     narrator: Speaker
     quotes: Speaker | None = None
     english: bool = False  # the model speaks English only: also a sentence in French is read as English
+    words: bool = False  # the model is calibrated: record when each word is spoken
     seed: int = 0
+
+    def fields(self) -> dict[str, object]:
+        """Return the fields that the lines of all pieces have in common."""
+        fields: dict[str, object] = {"format": "wav", "ssml": False}  # a book is not SSML, also if it begins like it
+        fields |= {"normalize": "en"} if self.english else {}
+        return fields | ({"subtitles": "json"} if self.words else {})
 
     def speaker(self, piece: Piece) -> Speaker:
         return self.quotes if self.quotes is not None and piece.quoted else self.narrator
@@ -130,12 +137,9 @@ def _plan_piece(piece: Piece, narration: Narration, seed: int) -> PlannedPiece:
     return PlannedPiece(_hash("\0".join(parts)), piece.text, speaker, seed)
 
 
-def write_lines(
-    folder: Path, chapters: Iterable[PlannedChapter], defaults: LineDefaults, *, english: bool = False
-) -> InputFile:
+def write_lines(folder: Path, chapters: Iterable[PlannedChapter], defaults: LineDefaults) -> InputFile:
     """Write the pieces as the input of a batch, each id once, in reading order."""
-    fields: dict[str, object] = {"normalize": "en"} if english else {}
-    lines = (json.dumps(_line(piece) | fields, ensure_ascii=False) for piece in unique_pieces(chapters).values())
+    lines = (json.dumps(_line(piece), ensure_ascii=False) for piece in unique_pieces(chapters).values())
     atomic_write(folder / LINES, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
     return InputFile(folder / LINES, defaults)
 
@@ -149,8 +153,7 @@ def pieces_of(chapter: PlannedChapter) -> Iterator[PlannedPiece]:
 
 
 def _line(piece: PlannedPiece) -> dict[str, object]:
-    # Text of a book is never SSML, also if it begins like it.
-    line: dict[str, object] = {"id": piece.id, "text": piece.text, "seed": piece.seed, "format": "wav", "ssml": False}
+    line: dict[str, object] = {"id": piece.id, "text": piece.text, "seed": piece.seed}
     return line if piece.speaker.name is None else line | {"voice": piece.speaker.name}
 
 

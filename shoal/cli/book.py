@@ -155,7 +155,7 @@ def _with_options(content: "Book", title: str | None, author: str | None, cover:
 
 def _narration(settings: "Settings", voice: str | None, quotes_voice: str | None) -> "Narration":
     """Return the voices and the hashes of all that affects the audio. Raises VoiceNotFound, ModelNotFound."""
-    from shoal.book.fingerprint import model_fingerprint, speaker, speaks_english_only
+    from shoal.book.fingerprint import has_word_times, model_fingerprint, speaker, speaks_english_only
     from shoal.book.work import Narration
 
     model, voices = settings.model, settings.voice_directory()
@@ -166,6 +166,7 @@ def _narration(settings: "Settings", voice: str | None, quotes_voice: str | None
         speaker(voice, model, voices),
         quotes,
         english=speaks_english_only(model),
+        words=has_word_times(model),
     )
 
 
@@ -212,7 +213,7 @@ class BookJob:
         check_language(self.content, narration)
         with Manifest.opened(self.work) as manifest:
             chapters = self._plan(narration, places, seed)
-            run = plan_run(select_chapters(chapters, only), manifest, english=narration.english)
+            run = plan_run(select_chapters(chapters, only), narration, manifest)
             self.progress.begin(run)
             with self.progress.shown():
                 self._speak(run, manifest)
@@ -236,11 +237,10 @@ class BookJob:
         return plan_book(self.content, narration, state.redone)
 
     def _speak(self, run: "BookRun", manifest: "Manifest") -> None:
-        from shoal.book.fingerprint import has_word_times
         from shoal.book.speak import speak_missing
 
-        source, words = self.settings.source(), has_word_times(self.settings.model)
-        speak_missing(run, manifest, source, self.settings.voice_directory(), self.progress.record, words=words)
+        voices = self.settings.voice_directory()
+        speak_missing(run, manifest, self.settings.source(), voices, self.progress.record)
 
     def _write(self, chapters: "list[PlannedChapter]") -> None:
         from shoal.book.audio_file import FORMATS

@@ -12,6 +12,7 @@ import av
 import numpy as np
 import pytest
 
+from shoal.api.subtitles import to_json
 from shoal.audio.encode import encode_file
 from shoal.audio.loudness import LoudnessMeter, limit_peaks
 from shoal.book.document import Block, Book, Chapter, Cover
@@ -19,7 +20,6 @@ from shoal.book.output import Target, parse_target, write_book
 from shoal.book.overlay import write_overlay
 from shoal.book.subtitles import Cue, chapter_cues, parse_subtitles, short_cues, write_subtitles
 from shoal.book.timeline import MAX_PEAK, TARGET_LUFS, Timeline, build_timeline, render, speech_span
-from shoal.book.word_times import write_words
 from shoal.book.work import Narration, PlannedChapter, Speaker, plan_book, unique_pieces
 from shoal.errors import InvalidRequest, OutputError
 from shoal.speech import Samples, Word
@@ -197,7 +197,8 @@ def test_words_have_the_times_of_the_whole_file(work: Path, chapters: list[Plann
         spoken = np.pad(np.full(RATE, 0.1, dtype=np.float32), (RATE // 2, 0))
         (tmp_path / f"{piece.id}.wav").write_bytes(encode_file(spoken, "wav", RATE))
         words = piece.text.split()
-        write_words(tmp_path, piece.id, [Word(word, 0.5 + n / len(words), 0.6, 0, 0) for n, word in enumerate(words)])
+        timed_words = [Word(word, 0.5 + n / len(words), 0.6, 0, 0) for n, word in enumerate(words)]
+        (tmp_path / f"{piece.id}.json").write_text(to_json(timed_words))
     [timed] = build_timeline([planned], lambda id: tmp_path / f"{id}.wav").chapters
     [cue] = chapter_cues(timed, RATE, 100.0)
     assert [(word.text, word.start) for word in cue.words] == [
@@ -209,7 +210,7 @@ def test_words_have_the_times_of_the_whole_file(work: Path, chapters: list[Plann
     ]
     long = replace(cue, text=" ".join(["longest"] * 20), words=tuple(replace(cue.words[0], start=n) for n in range(20)))
     assert [part.start for part in short_cues(long)] == [cue.start, 10]
-    (tmp_path / f"{planned.sentences[0].pieces[0].id}.words.json").write_text("{")
+    (tmp_path / f"{planned.sentences[0].pieces[0].id}.json").write_text("{")
     assert next(chapter_cues(timed, RATE)).words == (), "times that are not known for one piece are left out"
 
 
