@@ -3,9 +3,11 @@
 import ctypes
 import logging
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -140,7 +142,8 @@ def _open() -> ctypes.CDLL:
     if sys.platform == "win32":
         raise NativeUnavailable("the native backend does not support Windows")
     try:
-        library = ctypes.CDLL(str(find_library()))
+        with ExitStack() as stack:
+            library = ctypes.CDLL(str(find_library(stack)))
     except OSError as error:  # such as a C library that is too old for it
         raise NativeUnavailable(f"the native library cannot be loaded: {error}") from error
     if library.shoal_abi_version() != ABI_VERSION:
@@ -149,16 +152,36 @@ def _open() -> ctypes.CDLL:
     return library
 
 
-def find_library() -> Path:
-    """Return the path of the bundled or cached library; compiles it if there is none. Raises NativeUnavailable."""
+def find_library(stack: ExitStack) -> Path:
+    """Return the path of the bundled or cached library; compiles it if there is none. Raises NativeUnavailable.
+
+    Where the user's cache directory cannot be written, the library is compiled for this process alone and deleted with
+    `stack`, when it has been loaded.
+    """
     name = library_name()
     if (BUNDLED / name).exists():
         return BUNDLED / name
     try:
         cached = cache_directory() / "native" / name
         return cached if cached.exists() else _compile(cached)
-    except (BuildFailed, OSError, RuntimeError) as error:
+    except BuildFailed as error:
         raise NativeUnavailable(str(error)) from error
+    except (OSError, RuntimeError) as error:  # a read-only home, or a user without one
+        return _compile_for_this_process(stack, error)
+
+
+def _compile_for_this_process(stack: ExitStack, reason: Exception) -> Path:
+    logger.warning(
+        "the native backend cannot be cached (%s): compiling it at every start; set XDG_CACHE_HOME to a directory that "
+        "can be written",
+        reason,
+    )
+    try:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-native-"))  # only for this user
+        compile_library(target := Path(folder) / library_name())
+    except (BuildFailed, OSError) as error:
+        raise NativeUnavailable(str(error)) from error
+    return target
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +194,7 @@ class LibraryStatus:
 
 def native_library() -> LibraryStatus:
     """Return the state of the library without compiling it."""
-    found = BUNDLED / library_name()
-    if not found.exists():
-        found = cache_directory() / "native" / library_name()
-    if not found.exists():
+    if not any((folder / library_name()).exists() for folder in _folders()):
         compiler = find_compiler()
         missing = "eager: no native library, and no C++ compiler to build it (install g++ or clang++)"
         return LibraryStatus(
@@ -184,6 +204,12 @@ def native_library() -> LibraryStatus:
         return LibraryStatus(True, f"native ({choose_isa('auto')})")
     except NativeUnavailable as error:
         return LibraryStatus(False, f"eager: {error}")
+
+
+def _folders() -> Iterator[Path]:
+    yield BUNDLED
+    with suppress(RuntimeError):  # a user without a home directory
+        yield cache_directory() / "native"
 
 
 def _compile(target: Path) -> Path:

@@ -1,6 +1,7 @@
 """Packed products, sampling, and finding or compiling the library."""
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_int4_weights_are_refused() -> None:
 def test_the_bundled_library_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library, "BUNDLED", tmp_path)
     (tmp_path / build.library_name()).touch()
-    assert find_library() == tmp_path / build.library_name()
+    assert find_library(ExitStack()) == tmp_path / build.library_name()
 
 
 def test_without_a_compiler_the_reason_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -86,8 +87,23 @@ def test_without_a_compiler_the_reason_names_what_to_install(monkeypatch: pytest
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(NativeUnavailable, match=re.escape("install g++ or clang++")):
-        find_library()
+        find_library(ExitStack())
     assert not library.native_library().available
+
+
+def test_with_a_read_only_home_the_library_is_compiled_for_this_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(library, "BUNDLED", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no directory can be created there, even by root
+    monkeypatch.setattr(library, "compile_library", lambda target: target.write_text("compiled"))
+    with ExitStack() as stack:
+        found = find_library(stack)
+        assert found.read_text() == "compiled"
+        assert found.parent.stat().st_mode & 0o077 == 0
+    assert not found.parent.exists()
+    assert "set XDG_CACHE_HOME" in caplog.text
 
 
 def test_a_compiler_that_fails_leaves_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
