@@ -18,45 +18,67 @@ FLOOR = 1e-4
 
 
 class MonotonicPath:
-    """Most likely non-decreasing path through the tokens of a text, one token per frame (Viterbi), frame by frame."""
+    """Most likely non-decreasing path through the tokens of a text, one token per frame (Viterbi).
+
+    Frames are only stored when they arrive; `tokens` computes the scores of the new ones. Origins are not stored: they
+    follow from the scores of the frame before, and only those of the path are needed.
+    """
 
     def __init__(self, tokens: int) -> None:
-        self._index = np.arange(tokens)
-        self._slope = SKIP_PENALTY * self._index
-        # The path starts at the first token; a later start leaves out tokens.
-        self._score = -self._slope.copy()
-        self._origins: list[NDArray[np.int32]] = []  # by frame: the token of the frame before
-
-    def __len__(self) -> int:
-        return len(self._origins)
+        self._slope = SKIP_PENALTY * np.arange(tokens, dtype=np.float64)
+        self._new: list[NDArray[np.float32]] = []
+        self._scores: list[NDArray[np.float64]] = []  # by frame, of the best path that ends in each token
+        self._path: list[int] = []
 
     def feed(self, weights: NDArray[np.float32]) -> None:
-        """Append a frame with its attention weights [tokens]."""
-        emission = np.log(weights + FLOOR)
-        if not self._origins:
-            self._origins.append(np.zeros(len(weights), np.int32))
-            self._score = self._score + emission
-            return
-        # Best score of a move from any earlier token: a running maximum, because the penalty is linear in the distance.
-        reachable = self._score + self._slope
-        best = np.maximum.accumulate(reachable)
-        origin = np.maximum.accumulate(np.where(reachable == best, self._index, 0))
-        moved = best[:-1] - self._slope[:-1]
-        moves = moved > self._score[1:]
-        origins = self._index.astype(np.int32)
-        origins[1:][moves] = origin[:-1][moves]
-        self._score[1:] = np.where(moves, moved, self._score[1:])
-        self._score = self._score + emission
-        self._origins.append(origins)
+        """Append a frame with its attention weights [heads, tokens]."""
+        self._new.append(weights)
 
     def tokens(self) -> NDArray[np.int64]:
         """Return the token of each frame, on the path that is most likely now."""
-        path = np.zeros(len(self._origins), np.int64)
-        token = int(self._score.argmax()) if len(path) else 0
-        for frame in range(len(path) - 1, -1, -1):
+        if self._new:
+            self._extend(np.log(np.stack(self._new).mean(1, dtype=np.float64) + FLOOR))
+            self._new.clear()
+            self._trace()
+        return np.array(self._path, np.int64)
+
+    def _extend(self, emissions: NDArray[np.float64]) -> None:
+        """Compute the scores of further frames with emissions [frames, tokens]."""
+        for emission in emissions:
+            # The path starts at the first token; a later start leaves out the tokens before it.
+            score = self._arrivals(self._scores[-1]) if self._scores else -self._slope
+            self._scores.append(score + emission)
+
+    def _arrivals(self, before: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the best score with which each token is reached from the frame before.
+
+        The penalty is linear in the distance, so the best move from any earlier token is a running maximum.
+        """
+        moved = np.maximum.accumulate(before + self._slope)[:-1] - self._slope[:-1]
+        arrivals = before.copy()
+        np.maximum(before[1:], moved, out=arrivals[1:])
+        return arrivals
+
+    def _trace(self) -> None:
+        """Update the path from its end, as far back as it has changed."""
+        old, frame = self._path, len(self._scores) - 1
+        path = [*old, *([-1] * (len(self._scores) - len(old)))]
+        token = int(self._scores[-1].argmax())
+        while frame >= 0 and path[frame] != token:
             path[frame] = token
-            token = int(self._origins[frame][token])
-        return path
+            frame -= 1
+            if frame >= 0:
+                token = self._origin(frame, token)
+        self._path = path
+
+    def _origin(self, frame: int, token: int) -> int:
+        """Return the token of `frame` from which the best path reaches `token` in the next one."""
+        if token == 0:
+            return 0
+        reachable = self._scores[frame][:token] + self._slope[:token]
+        best = int(reachable.argmax())
+        moves = reachable[best] - self._slope[token - 1] > self._scores[frame][token]
+        return best if moves else token
 
 
 def frame_of(path: NDArray[np.int64], token: int) -> float:
@@ -104,7 +126,7 @@ class WordTimes:
         """Append a frame of a turn with its attention weights [heads, tokens]."""
         if turn not in self._turns:
             self._turns[turn] = TurnTimes(MonotonicPath(weights.shape[1]))
-        self._turns[turn].path.feed(weights.mean(0))
+        self._turns[turn].path.feed(weights)
 
     def restart_turn(self, turn: int) -> None:
         """Drop the frames of a turn, none of whose audio was sent."""

@@ -196,7 +196,7 @@ def quality(spoken: Sequence[SpokenSentence], heads: Sequence[int]) -> float:
 def _quality(weights: Weights, words: Sequence[Span]) -> float:
     path = MonotonicPath(weights.shape[1])
     for frame in weights:
-        path.feed(frame)
+        path.feed(frame[None])
     # A mark or a space belongs to the word before it.
     owners = np.searchsorted([first for first, _ in words], np.arange(weights.shape[1]), side="right")
     on_path = owners[path.tokens()]

@@ -18,7 +18,7 @@ def weights(path: list[int], tokens: int, focus: float = 0.8) -> np.ndarray:
 def path_of(frames: np.ndarray) -> list[int]:
     path = MonotonicPath(frames.shape[1])
     for each in frames:
-        path.feed(each)
+        path.feed(each[None])
     return path.tokens().tolist()
 
 
@@ -37,6 +37,15 @@ def test_the_path_is_the_best_of_all_monotonic_ones(seed: int) -> None:
     found = path_of(frames)
     assert found == sorted(found)
     assert score(frames, found) == pytest.approx(max(score(frames, each) for each in monotonic(6, 4)), abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_path_is_the_same_however_often_it_is_read(seed: int) -> None:
+    frames = np.random.default_rng(seed).random((40, 12)).astype(np.float32)
+    often = MonotonicPath(12)
+    for count, each in enumerate(frames, start=1):
+        often.feed(each[None])
+        assert often.tokens().tolist() == path_of(frames[:count])
 
 
 def monotonic(frames: int, tokens: int, least: int = 0) -> list[list[int]]:

@@ -26,6 +26,7 @@ from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.int4_linear import int4_linear, int4_split_k_linear
 from shoal.kernels.jit import Kernel
 from shoal.kernels.rms_norm import fused_rms_norm
+from shoal.kernels.text_attention import text_attention
 from shoal.model.dual_ar import DualAR
 from shoal.model.slow import Head
 from shoal.quantize.apply import quantize_model
@@ -97,6 +98,27 @@ def norm_layouts() -> dict[str, int]:
     return {size: len(each) for size, each in found.items()}
 
 
+class TextWeights:
+    """Attention weights over texts, with every KV dtype; they are not a part of a frame."""
+
+    inputs = torch.zeros(0)
+
+    def padding(self) -> np.ndarray:
+        return self.inputs.numpy()
+
+    def run(self) -> None:
+        q, tables = torch.empty(8, 16, 64, dtype=torch.bfloat16), torch.empty(9, 8, dtype=torch.int32)
+        texts, heads, out = (
+            torch.empty(4, 2, dtype=torch.int32),
+            torch.empty(3, dtype=torch.long),
+            torch.empty(2, 3, 64),
+        )
+        for dtype in (torch.bfloat16, torch.int8, torch.float8_e4m3fn):
+            keys = torch.empty(4, 16, 8, 64, dtype=dtype)
+            scales = None if dtype == torch.bfloat16 else torch.empty(4, 16, 8, dtype=torch.float16)
+            text_attention(q, keys, tables, texts, heads, out, key_scales=scales)
+
+
 def frames(
     model: DualAR, kv_dtype: torch.dtype, rows: Iterable[int], prompts: Iterable[int] = (512,)
 ) -> Iterator[Workload]:
@@ -121,6 +143,7 @@ def workloads() -> Iterator[Workload]:
         yield from frames(checkpoint.model, kv_dtype, rows)
     yield FusedCall(FusedCodec(checkpoint.codec, SLOTS, torch.float16), 256)
     yield Int4Products()
+    yield TextWeights()
     yield Norms()
 
 

@@ -1,6 +1,8 @@
 """A server with the bundled model, nano."""
 
 import asyncio
+import base64
+import json
 from collections.abc import Iterator
 
 import httpx
@@ -49,3 +51,21 @@ def test_builtin_voices_are_found_by_name(http: httpx.Client) -> None:
     body = {"model": "nano", "input": "Hello.", "seed": 1, "response_format": "pcm", "max_new_tokens": 8}
     one, other = (http.post("/v1/audio/speech", json=body | {"voice": name}).content for name in VOICES[:2])
     assert one != other
+
+
+def test_word_times_come_with_the_audio(http: httpx.Client) -> None:
+    text = "Room 5 costs $20."
+    body = {"model": "nano", "voice": "alloy", "input": text, "seed": 1, "response_format": "pcm"}
+    timed = body | {"stream_format": "sse", "timestamps": True, "sample_rate": SAMPLE_RATE}
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in http.post("/v1/audio/speech", json=timed).iter_lines()
+        if line
+    ]
+    words = [word for event in events if event["type"] == "speech.audio.words" for word in event["words"]]
+    assert [word["text"] for word in words] == text.split()
+    assert [text[word["first"] : word["last"]] for word in words] == text.split()
+    audio = sum(len(base64.b64decode(event["audio"])) for event in events if event["type"] == "speech.audio.delta")
+    assert words[-1]["end"] <= audio / 2 / SAMPLE_RATE
+    whole = http.post(f"/v1/text-to-speech/{VOICES[0]}/with-timestamps", json={"text": text, "seed": 1}).json()
+    assert "".join(whole["alignment"]["characters"]).split() == text.split()
