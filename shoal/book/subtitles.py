@@ -84,10 +84,18 @@ def _as_written(text: str, words: list[TimedWord]) -> list[TimedWord]:
 
 def short_cues(cue: Cue) -> Iterator[Cue]:
     """Yield the parts of a long sentence, divided at its clauses, from the time of its first word on."""
-    parts = split_text(cue.text, LINES * LINE_CHARACTERS)
+    parts = _parts(cue.text)
     starts = [cue.start, *_part_starts(cue, parts)[1:], cue.end]
     for part, (start, end) in zip(parts, pairwise(starts), strict=True):
         yield Cue(cue.chapter, cue.sentence, start, end, part)
+
+
+def _parts(text: str) -> list[str]:
+    """Divide a text into as few parts as fit on screen, of similar length if its clauses permit."""
+    parts = split_text(text, LINES * LINE_CHARACTERS)
+    similar = len(text.encode("utf-8", "replace")) // len(parts) + LINE_CHARACTERS // 4
+    even = split_text(text, min(similar, LINES * LINE_CHARACTERS))
+    return even if len(even) == len(parts) else parts
 
 
 def _part_starts(cue: Cue, parts: list[str]) -> list[float]:

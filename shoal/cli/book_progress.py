@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from shoal.cli.tables import print_json, show_table
+from shoal.errors import counted
 
 if TYPE_CHECKING:
     from shoal.batch.journal import JournalEntry
@@ -134,7 +135,7 @@ class BookProgress:
         for (chapter, sentence), id in sorted(failed)[:MAX_PRINTED_FAILURES]:
             self._console.print(f"[red]{chapter}:{sentence}:[/] {escape(self.failures[id])}")
         self._console.print(
-            f"{len(failed)} sentences could not be spoken: change the text, try another seed "
+            f"{counted(len(failed), 'sentence')} could not be spoken: change the text, try another seed "
             "(--redo CHAPTER:SENTENCE), or leave them out with --skip-failed"
         )
 
@@ -155,9 +156,9 @@ class BookProgress:
         if self.failures:
             self.print_failures()
         length = timedelta(seconds=round(self.audio_seconds))
-        more = f" and {len(written) - 1} more files" if len(written) > 1 else ""
+        more = f" and {counted(len(written) - 1, 'more file')}" if len(written) > 1 else ""
         self._console.print(
-            f"{escape(str(written[0]))}{more}: {self.chapters} chapters, {self.done} sentences "
+            f"{escape(str(written[0]))}{more}: {counted(self.chapters, 'chapter')}, {counted(self.done, 'sentence')} "
             f"({self.done_before} spoken before), {length} of audio"
         )
 

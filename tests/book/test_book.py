@@ -150,7 +150,7 @@ def test_a_sentence_that_fails_is_named_and_can_be_left_out(book: Path, shoal: S
     failed = shoal("book", "bad.txt", "-o", "bad.m4b")
     assert failed.code == 1
     assert "1:2:" in failed.said
-    assert "1 sentences could not be spoken: change the text" in failed.said
+    assert "1 sentence could not be spoken: change the text" in failed.said
     assert not (tmp_path / "bad.m4b").exists()
     made = figures(shoal("book", "bad.txt", "-o", "bad.m4b", "--skip-failed", "--json"))
     assert (made["sentences"], made["failed"], made["done_before"]) == (3, 1, 2)

@@ -184,10 +184,12 @@ def test_a_long_sentence_is_shown_in_parts_of_two_lines() -> None:
     parts = list(short_cues(Cue(1, 4, 10.0, 16.0, text)))
     assert " ".join(part.text for part in parts) == text
     assert [len(part.text) <= 84 for part in parts] == [True, True]
-    assert parts[0].text.endswith("damp,")
+    assert parts[0].text.endswith("mouth;")
     assert (parts[0].start, parts[-1].end) == (10.0, 16.0)
-    assert parts[0].end == parts[1].start == pytest.approx(14.6, abs=0.4)
+    assert parts[0].end == parts[1].start == pytest.approx(13.3, abs=0.4)
     assert list(short_cues(parts[0])) == [parts[0]]
+    even = [part.text for part in short_cues(Cue(1, 1, 0.0, 5.0, " ".join(["word"] * 18)))]
+    assert [len(part.split()) for part in even] == [11, 7], "no single word is left for the last part"
 
 
 def test_words_have_the_times_of_the_whole_file(work: Path, chapters: list[PlannedChapter], tmp_path: Path) -> None:
