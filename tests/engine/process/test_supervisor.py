@@ -25,6 +25,7 @@ from shoal.engine.process.supervisor import EngineProcess, Supervisor, Superviso
 from shoal.engine.process.worker import EngineSource, ReplyChannel, Worker
 from shoal.errors import EngineStopped, GenerationFailed, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
+from tests.engine.process.conftest import forking
 from tests.engine.rigged import POISON_SEED, RiggedSource, break_batches, break_the_device
 from tests.engine.test_engine import recording
 from tests.waiting import wait_until
@@ -55,7 +56,8 @@ def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]
         voices=tmp_path_factory.mktemp("v"),
     )
     supervisor = Supervisor(source)
-    supervisor.start()
+    with forking():
+        supervisor.start()
     yield supervisor
     supervisor.close()
 
@@ -97,6 +99,7 @@ def test_closing_the_generator_frees_the_slot(supervisor: Supervisor) -> None:
     wait_until(lambda: supervisor.statistics()["running"] == 0)
 
 
+@pytest.mark.usefixtures("forked_engines")
 def test_a_killed_engine_restarts_and_requests_without_audio_are_resubmitted(supervisor: Supervisor) -> None:
     async def kill_under_load() -> tuple[list[AudioChunk | BaseException], list[list[AudioChunk]]]:
         heard = supervisor.speak(SpeechRequest("a long one", sampling=ENDLESS))
@@ -127,6 +130,7 @@ async def drain(chunks: AsyncGenerator[AudioChunk, None]) -> AudioChunk:
     return last
 
 
+@pytest.mark.usefixtures("forked_engines")
 def test_a_reload_drains_running_requests(supervisor: Supervisor) -> None:
     async def reload_while_speaking() -> list[AudioChunk]:
         speaking = asyncio.create_task(collect(supervisor, short(5, frames=300)))
@@ -171,6 +175,7 @@ def test_an_engine_that_does_not_read_its_pipe_blocks_no_caller(supervisor: Supe
         os.kill(engine, signal.SIGCONT)
 
 
+@pytest.mark.usefixtures("forked_engines")
 def test_clients_are_not_told_why_an_engine_does_not_restart(tmp_path: Path) -> None:
     model = tmp_path / "model"
     save_random(model, random_checkpoint("tiny"))
@@ -202,6 +207,7 @@ def test_signals_to_the_process_group_do_not_interrupt_requests(supervisor: Supe
     assert supervisor.restarts == before
 
 
+@pytest.mark.usefixtures("forked_engines")
 def test_an_engine_that_hangs_is_killed_and_restarted(tmp_path: Path) -> None:
     supervisor = Supervisor(SOURCE, SupervisorConfig(hang_seconds=4.0))
     supervisor.start()
@@ -231,6 +237,7 @@ def test_a_retiring_engine_that_hangs_is_killed_and_does_not_delay_close() -> No
     assert not supervisor.ready
 
 
+@pytest.mark.usefixtures("forked_engines")
 def test_a_request_that_breaks_the_device_fails_and_the_others_are_replayed() -> None:
     source = RiggedSource("random:tiny", device="cpu", config=EngineConfig(slots=4), rig=break_the_device)
     supervisor = Supervisor(source)
@@ -320,6 +327,7 @@ def test_close_kills_an_engine_that_is_starting(again: bool) -> None:
         assert not starting.is_alive()
 
 
+@pytest.mark.usefixtures("forked_engines")
 def test_a_drain_waits_for_requests_whose_voice_is_still_being_encoded() -> None:
     supervisor = Supervisor(SOURCE)
     supervisor.start()
@@ -398,6 +406,7 @@ def test_a_large_reply_lets_chunks_of_audio_pass() -> None:
     assert process._fragments == {}
 
 
+@pytest.mark.usefixtures("forked_engines")
 def test_start_raises_the_error_of_a_model_that_cannot_be_loaded() -> None:
     with pytest.raises(ModelNotFound):
         Supervisor(EngineSource("random:none")).start()
@@ -412,6 +421,7 @@ def test_an_engine_that_is_closed_after_a_request_exits_with_code_0() -> None:
     assert engine.exitcode == 0
 
 
+@pytest.mark.usefixtures("forked_engines")
 def test_after_close_requests_are_refused_and_the_process_has_exited(tmp_path: Path) -> None:
     supervisor = Supervisor(SOURCE)
     supervisor.start()
@@ -438,6 +448,7 @@ def test_backends_reported_by_heartbeats_are_those_of_the_current_process() -> N
         assert supervisor.model_info.backends == now
 
 
+@pytest.mark.usefixtures("forked_engines")
 def test_a_batch_size_that_fails_with_clients_connected_loses_no_request(supervisor: Supervisor) -> None:
     async def together(engine: Supervisor) -> list[list[AudioChunk]]:
         return await asyncio.gather(*(collect(engine, short(seed)) for seed in range(3)))
