@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from shoal.cli.report_output import show
-from shoal.errors import InvalidRequest, MissingExtra
+from shoal.errors import InvalidRequest, MissingExtra, counted
 from shoal.tools.bench.document import Document, new_document, read_document, write_document
 from shoal.tools.bench.engine import POLICIES, Throughput, measure_scheduler
 from shoal.tools.bench.load.client import parse_target
@@ -22,7 +22,7 @@ from shoal.tools.bench.report.markdown import markdown
 from shoal.tools.bench.report.metrics import metrics
 from shoal.tools.bench.report.page import page
 from shoal.tools.bench.report.plots import VARIABLES, AxesSpec, LineSeries, lines
-from shoal.tools.bench.report.tables import counted, duration, size, size_in_unit_of, tables
+from shoal.tools.bench.report.tables import duration, size, size_in_unit_of, tables
 from shoal.tools.bench.sweep import figures as batch_figures
 from tests.browser import chromium
 from tests.cli.conftest import Shoal, shoal  # noqa: F401

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from shoal.errors import counted
 from shoal.tools.bench.document import Document
 from shoal.tools.bench.report.plots import (
     AxesSpec,
@@ -17,7 +18,7 @@ from shoal.tools.bench.report.plots import (
     strips,
 )
 from shoal.tools.bench.report.profiled import profile_charts
-from shoal.tools.bench.report.tables import counted, duration, number, size
+from shoal.tools.bench.report.tables import duration, number, size
 
 # The style of the page has eight colours for series.
 MAX_SERIES = 8

@@ -6,13 +6,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import counted
 from shoal.tools.bench.document import Document
 from shoal.tools.bench.report.charts import charts
 from shoal.tools.bench.report.compare import Change, RunComparison, pairs
 from shoal.tools.bench.report.markdown import TITLES, busy_warning, context, headline
 from shoal.tools.bench.report.plots import Chart
 from shoal.tools.bench.report.profiled import profile_tiles
-from shoal.tools.bench.report.tables import ReportTable, changes_table, counted, duration, number, size, tables
+from shoal.tools.bench.report.tables import ReportTable, changes_table, duration, number, size, tables
 
 FOLDER = Path(__file__).parent
 MAX_CHANGES = 12  # changes listed at the top, the largest first

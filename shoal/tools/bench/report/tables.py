@@ -72,11 +72,6 @@ def size_in_unit_of(count: float, highest: float) -> str:
     return f"{count / scale:g} {unit}"
 
 
-def counted(count: int, thing: str) -> str:
-    """Return a number with its noun in singular or plural."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
 def number(value: float | None, digits: int = 2) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
 
