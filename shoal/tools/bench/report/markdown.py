@@ -2,7 +2,7 @@
 
 from shoal.tools.bench.document import Document
 from shoal.tools.bench.report.compare import BUSY, pairs
-from shoal.tools.bench.report.tables import changes_table, tables
+from shoal.tools.bench.report.tables import changes_table, counted, tables
 
 TITLES = {
     "bench": "Benchmark",
@@ -46,8 +46,8 @@ def headline(document: Document) -> str:
 def context(document: Document) -> str:
     """Return machine, build and date of a document as one sentence."""
     machine = document["machine"]
-    cores = f", {machine['cores']} cores" if "cores" in machine else ""
-    threads = f", {machine['threads']} threads" if "threads" in machine else ""
+    cores = f", {counted(machine['cores'], 'core')}" if "cores" in machine else ""
+    threads = f", {counted(machine['threads'], 'thread')}" if "threads" in machine else ""
     build = f"shoal {machine.get('shoal', '?')}" + (f" at {document['commit']}" if document["commit"] else "")
     torch = f", torch {machine['torch']}" if "torch" in machine else ""
     when = document["created"].replace("T", " ").replace("Z", " UTC")
