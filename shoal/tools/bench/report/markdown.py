@@ -1,8 +1,9 @@
 """Report of documents as Markdown."""
 
+from shoal.errors import counted
 from shoal.tools.bench.document import Document
 from shoal.tools.bench.report.compare import BUSY, pairs
-from shoal.tools.bench.report.tables import changes_table, counted, tables
+from shoal.tools.bench.report.tables import changes_table, tables
 
 TITLES = {
     "bench": "Benchmark",
