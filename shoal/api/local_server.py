@@ -1,7 +1,7 @@
 """Registry of the servers that this user runs on this machine, so that `shoal say` can use one.
 
 A server with a registry entry also listens on a Unix socket beside it. The directory belongs to the user and is closed
-to others, so nobody else can put a socket there or connect to one: text is never sent to a server of another user, as
+to others, so no other user can put a socket there or connect to one: text is never sent to a server of another user, as
 it could be through a port that another process has taken over. Windows has no such sockets in Python, so no entries.
 """
 

@@ -117,7 +117,7 @@ class Utterance:
         return replace(self.sampling, seed=(self.sampling.seed + offset) % 2**64)
 
     def text_span(self) -> TextSpan | None:
-        """Return where the sequence holds the text of the current turn; None if nobody asks for word times."""
+        """Return where the sequence holds the text of the current turn; None if no word times are requested."""
         if self.words is None:
             return None
         tokens = self.turns[self.turn].text_tokens

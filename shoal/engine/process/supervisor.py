@@ -95,7 +95,7 @@ class EngineProcess:
         self.blamed: frozenset[int] | None = None  # jobs the process died of; None: not known
         self.steps = 0
         # Times: of the last step or the last heartbeat without work, of the last message, with a job.
-        self.progress = self.heard = self.busy = time.monotonic()
+        self.progress = self.last_reply = self.busy = time.monotonic()
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._on_reply = on_reply
         self.exited = threading.Event()
@@ -126,7 +126,7 @@ class EngineProcess:
         with suppress(EOFError, OSError):
             while True:
                 job, reply = self._pipe.recv()
-                self.heard = time.monotonic()
+                self.last_reply = time.monotonic()
                 whole = self._joined(job, reply)
                 if whole is not None:
                     self._on_reply(self, job, whole)
@@ -280,7 +280,7 @@ class Supervisor:
         """Wait for a process that is closing; kill it when it hangs, and at the deadline in any case."""
         process.busy = time.monotonic()
         while not process.join(0.02):
-            silent = time.monotonic() - process.heard > self.config.exit_seconds
+            silent = time.monotonic() - process.last_reply > self.config.exit_seconds
             if silent or self._overdue(process) or (deadline is not None and time.monotonic() > deadline):
                 logger.error("engine process %s does not exit; killing it", process.process.pid)
                 process.kill()

@@ -34,7 +34,7 @@ class FakeProcess:
         self.model_info: Any = None
         self.start_error: EngineStopped | None = None
         self.blamed = None
-        self.progress = self.heard = self.busy = time.monotonic()
+        self.progress = self.last_reply = self.busy = time.monotonic()
         self.exited, self.commands, self._on_reply = threading.Event(), [], on_reply
         self.made.append(self)
         threading.Thread(target=self._start, daemon=True).start()
