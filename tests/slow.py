@@ -27,6 +27,8 @@ FILES = (
     "training/test_codec.py",
     "tools/bench/test_sweep.py",
     "cli/test_say.py",
+    "engine/execution/test_text_weights.py",
+    "engine/test_alignment.py",
     "server/test_reload.py",
     "server/test_sleep.py",
     "cli/test_say_on_server.py",
