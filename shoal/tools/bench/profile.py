@@ -134,24 +134,36 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: 
 
 def _parts(core: EngineCore, bench: "PlainParts", voices: int, where: str) -> list[ProfiledPart]:
     """Time all parts but the host's share of a step."""
-    checkpoint, model = core.checkpoint, core.checkpoint.model
+    checkpoint = core.checkpoint
     step = _profiled("step", "step", bench.step(voices), where)
     codec = _profiled("codec", "step", bench.codec(voices), where)
     core.audio_decoder._decoder.reset(list(range(voices)))  # of the frames that were timed
-    slow = _profiled("slow step", "step", bench.slow(voices), where)
-    sampling = _profiled("sampling", "step", bench.sampling(voices), where)
-    head, kv = module_bytes(core.runner._head), core.host_cache.kv.nbytes
-    slow_bytes = module_bytes(model.slow.layers) + head
-    fast = replace(step, name="fast steps", milliseconds=_remainder(step, slow, sampling))
     codec_bytes = module_bytes(checkpoint.codec.decoder) + module_bytes(checkpoint.codec.quantizer.post_module)
     return [
         ProfiledPart("tokenize", _time(lambda: build_turns(TEXT, None, checkpoint), "cpu"), "request"),
         _profiled("prefill", "request", bench.prefill(), where),
-        replace(slow, bytes_read=slow_bytes, memory=module_bytes(model.slow) + head + kv),
-        replace(fast, bytes_read=_fast_bytes(core), memory=module_bytes(model.fast)),
-        sampling,
+        *_model_parts(core, bench, step, voices, where),
         replace(codec, bytes_read=codec_bytes, memory=module_bytes(checkpoint.codec)),
         ProfiledPart("encode", _time(lambda: _encode(checkpoint.codec.config.sample_rate), "cpu"), "request"),
+    ]
+
+
+def _model_parts(
+    core: EngineCore, bench: "PlainParts", step: ProfiledPart, voices: int, where: str
+) -> list[ProfiledPart]:
+    """Divide a timed step of the model into its parts, or return it whole if the backend cannot be divided."""
+    model, head, kv = core.checkpoint.model, module_bytes(core.runner._head), core.host_cache.kv.nbytes
+    slow_bytes, slow_memory = module_bytes(model.slow.layers) + head, module_bytes(model.slow) + head + kv
+    fast_bytes, fast_memory = _fast_bytes(core), module_bytes(model.fast)
+    if isinstance(bench, WholeSteps):
+        return [replace(step, name="frame", bytes_read=slow_bytes + fast_bytes, memory=slow_memory + fast_memory)]
+    slow = _profiled("slow step", "step", bench.slow(voices), where)
+    sampling = _profiled("sampling", "step", bench.sampling(voices), where)
+    fast = replace(step, name="fast steps", milliseconds=_remainder(step, slow, sampling))
+    return [
+        replace(slow, bytes_read=slow_bytes, memory=slow_memory),
+        replace(fast, bytes_read=fast_bytes, memory=fast_memory),
+        sampling,
     ]
 
 
@@ -174,8 +186,10 @@ def _profiled(name: str, per: str, work: TimedCall, device: str) -> ProfiledPart
 
 def parts_of(core: EngineCore) -> "PlainParts":
     """Return the separately timed parts for the backend of the engine, which must be idle."""
-    launcher = core.runner.runner.launcher
-    return GraphParts(core, launcher) if isinstance(launcher, FusedRunner) else PlainParts(core, core.runner._eager)
+    launcher, eager = core.runner.runner.launcher, core.runner._eager
+    if isinstance(launcher, FusedRunner):
+        return GraphParts(core, launcher)
+    return PlainParts(core, eager) if launcher is eager else WholeSteps(core, eager)
 
 
 def step_seconds(core: EngineCore, voices: int) -> float:
@@ -250,6 +264,14 @@ class PlainParts:
     def _state(self, voices: int) -> FrameState:
         slots = torch.arange(voices, device=self.model.device)
         return self.runner.slots.rows(slots, penalised=True)
+
+
+class WholeSteps(PlainParts):
+    """Steps of a backend that computes a whole frame in one call, such as `native`."""
+
+    def step(self, voices: int) -> TimedCall:
+        batch, launcher = self._decodes(voices), self.core.runner.runner.launcher
+        return lambda: launcher.launch(batch).wait()
 
 
 class GraphParts(PlainParts):

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from shoal.codec.streaming import StreamingDecoder
 from shoal.engine.audio_decoder import AudioDecoder
+from shoal.engine.execution import fallback
 from shoal.errors import InvalidRequest
 from shoal.native.codec import NativeDecoder
 from shoal.quantize import apply
@@ -26,6 +27,13 @@ from tests.tools.bench.documents import check_schema
 needs_vnni = pytest.mark.skipif(not has_int8_matmul(), reason="this CPU has no VNNI")
 
 
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start on the backend whose steps are timed part by part."""
+    monkeypatch.setattr(fallback, "best_backend", lambda runner: "eager")
+
+
+@pytest.mark.usefixtures("eager")
 def test_every_part_of_a_request_is_timed_and_the_largest_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "SECONDS", 0.0)
     monkeypatch.setattr(profile, "FRAMES", 4)
@@ -41,6 +49,14 @@ def test_every_part_of_a_request_is_timed_and_the_largest_are_named(monkeypatch:
     assert len(result["bottlenecks"]) == 3
     assert parts["slow step"]["memory"] > parts["slow step"]["bytes_read"] > 0  # also the KV cache
     assert all(part["gpu_busy"] is None for part in parts.values())
+
+
+def test_the_native_backend_is_timed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "SECONDS", 0.0)
+    monkeypatch.setattr(profile, "FRAMES", 4)
+    result = profile.run_profile("random:tiny", device="cpu", voices=2)
+    assert result.rung == "native"
+    assert [part.name for part in result.parts if part.per == "step"] == ["frame", "codec", "host gaps"]
 
 
 def test_a_profile_is_drawn_and_compared_by_the_report(tmp_path: Path) -> None:
@@ -113,6 +129,7 @@ def test_the_time_of_a_step_is_shared_by_the_batch() -> None:
     assert parts[1].bandwidth() == 2e9
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("integers", [pytest.param(True, marks=needs_vnni), False])
 def test_weights_can_be_quantized_for_the_profile(monkeypatch: pytest.MonkeyPatch, integers: bool) -> None:
     monkeypatch.setattr(apply, "has_int8_matmul", lambda: integers)
