@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -181,8 +181,8 @@ def _child(command: list[str], job: TrialConfig, stderr: IO[bytes], caches: dict
     )
     try:
         assert child.stdin is not None
-        child.stdin.write(json.dumps(asdict(job)))
-        child.stdin.close()
+        with suppress(BrokenPipeError), child.stdin:  # a child that died early is reported by its exit status
+            child.stdin.write(json.dumps(asdict(job)))
         yield child
     finally:
         if child.poll() is None:

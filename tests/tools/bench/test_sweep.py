@@ -155,9 +155,10 @@ def test_a_missing_model_raises_an_error() -> None:
         run_sweep(Sweep(job(model="random:huge"), parse_configurations([]), cold=False), progress=False)
 
 
-def test_a_killed_trial_becomes_the_reason_of_its_run() -> None:
+@pytest.mark.parametrize("size", [1, 1 << 20])  # a pipe does not hold the larger one, so writing it fails every time
+def test_a_killed_trial_becomes_the_reason_of_its_run(size: int) -> None:
     dies = [sys.executable, "-c", "import os, sys; sys.stderr.write('out of memory\\n'); os.kill(os.getpid(), 9)"]
-    sweep = Sweep(job(), parse_configurations(["default"]), cold=False)
+    sweep = Sweep(job(model="m" * size), parse_configurations(["default"]), cold=False)
     run = run_sweep(sweep, progress=False, command=lambda: dies)["runs"][0]
     assert run["reason"] == "its process ended with signal SIGKILL: out of memory"
 
