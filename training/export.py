@@ -1,6 +1,6 @@
 """Make the directory that is shipped as `nano` from a trained language model, its codec and recordings of its voices.
 
-    python -m training.export --language build/nano-lm/best --codec build/nano-codec --teachers build/teachers \\
+    python -m training.export --language build/nano-lm/best --codec build/nano-codec --clips build/references \\
         --out shoal/models/nano
 
 The result is an ordinary checkpoint directory: `shoal.load("nano")` reads it through the same code as any other. It is
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import wave
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -29,35 +31,31 @@ from shoal.checkpoint.save import atomic_directory, upstream_tensors, write_json
 from shoal.codec.dac import Codec
 from shoal.model.dual_ar import DualAR
 from shoal.speech import SamplingParams
+from shoal.voices.description import NO_DESCRIPTION, VoiceDescription
 from shoal.voices.encoder import CodecEncoder, codec_fingerprint
 from shoal.voices.store import VoiceStore
 from training.codec import save_codec
-from training.data import SAMPLE_RATE, VOICES, Samples, Teachers, Utterance, record
+from training.data import Samples
 from training.encode import About, frozen_codec, prompts_for
 from training.int8 import int8_tensors
+from training.kokoro.voices import VOICES
 
-MOST_BYTES = 45_000_000
+MOST_BYTES = 60_000_000
 
 Storage = Literal["int8", "fp16"]
 Clip = tuple[Samples, str]  # a recording and what is said in it
 
 PROFILE = ModelProfile(
-    sampling=SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.0, max_frames=512),
-    # About a sentence: it learned from single ones, and two or three in one go are misheard twice as often.
+    sampling=SamplingParams(temperature=0.7, top_p=0.5, repetition_penalty=1.0, max_frames=512),
+    # About a sentence: it learned from single ones.
     chunk_bytes=90,
     carried_columns=640,
     sentence_turns=True,
     min_duration=0.6,
     hold_seconds=0.5,
     normalize=True,
-    # The one that is understood best.
-    voice="rms",
-)
-
-# Many sounds in little time; the first is said calmly, the second asks.
-REFERENCES = (
-    "The early sun shone through the kitchen window while we made breakfast for the children.",
-    "Would you rather join us for a walk along the river, or stay here and finish your book?",
+    clones=True,
+    voice="otis",
 )
 
 CARD = """\
@@ -76,20 +74,23 @@ samples a second.
 
 ## Origin
 
-All speech it learned from is synthetic: SVOX Pico (en-US, en-GB; partly with formants moved) and Flite (slt, rms, awb)
-reading WordNet definitions and examples and templates written for this project. `training/README.md` has every command.
-The notices of the teachers and of WordNet are in NOTICE.md and `licences/`.
+All speech it learned from is synthetic: Kokoro-82M (Apache License 2.0), 26 of its English voices and random mixes of
+two or three of them, reading WordNet definitions and examples and templates written for this project.
+`training/README.md` has every command. The notices of the teacher and of WordNet are in NOTICE.md. The names of the
+voices are this project's own.
 
 ## Limits
 
-- It speaks English only, in the voices it learned. A recording of another person does not clone that person.
-- It sounds like what it learned from: intelligible and synthetic.
-- SamplingParams is random; with the same seed and text it says the same.
+- It speaks English only.
+- It follows a recording of a voice that it has not learned, with less likeness than large models; how much is in
+  `docs/quality.md`. Clone the voices of people only with their consent.
+- Rare words, names and abbreviations may be mispronounced: it reads letters, not phonemes.
+- Sampling is random; with the same seed and text it says the same.
 
 ## Quality
 
 `docs/quality.md` has what was measured of it: words and characters misheard, opinion scores and likeness of the voices,
-of its teachers, its codec and itself.
+of its teacher, its codec and itself. No listening test has been done.
 """
 
 NOTICE = """\
@@ -100,9 +101,10 @@ Apache License 2.0 (the file LICENSE at the root of the project).
 
 They were trained on the output of programs, and on text, by others:
 
-- SVOX Pico, Copyright 2008-2009 SVOX AG, Apache License 2.0: see `licences/pico-NOTICE`.
-- Flite and its voices, Copyright Carnegie Mellon University and others, a permissive licence: see
-  `licences/flite-copyright`.
+- Trained on speech synthesized with Kokoro-82M by hexgrad (Apache License 2.0), from the int8 ONNX export of
+  kokoro-onnx by thewh1teagle (MIT License).
+- Training phonemes by hibari, Copyright 2026 Maureese Williams (Apache License 2.0), which includes misaki lexicons and
+  rules by hexgrad (Apache License 2.0) and spaCy tokenizer rules by ExplosionAI GmbH (MIT License).
 - WordNet 3.0, Copyright 2006 by Princeton University, the WordNet licence: use, copying, modification and distribution
   free of charge, with its notice kept.
 """
@@ -130,16 +132,19 @@ def read_parts(language: Path, codec: Path) -> Parts:
 
 
 def export(
-    parts: Parts, clips: Mapping[str, Sequence[Clip]], out: Path, *, storage: Storage, licences: Path | None = None
+    parts: Parts,
+    clips: Mapping[str, Sequence[Clip]],
+    out: Path,
+    *,
+    storage: Storage,
+    descriptions: Mapping[str, VoiceDescription] = MappingProxyType({}),
 ) -> int:
     """Write the directory and return its size in bytes; raises ValueError when it is too large."""
     with atomic_directory(out) as folder:
         usual = PROFILE if PROFILE.voice in clips else replace(PROFILE, voice=None)
         write_language_model(folder, parts.model, usual, storage)
         save_codec(parts.codec, folder, torch.float16, piece_bytes=MOST_BYTES)
-        write_voices(folder / "voices", clips, parts.codec)
-        if licences is not None:
-            shutil.copytree(licences, folder / "licences")
+        write_voices(folder / "voices", clips, parts.codec, descriptions)
         (folder / "NOTICE.md").write_text(NOTICE)
         (folder / "MODEL_CARD.md").write_text(card(parts, sorted(clips), storage, size_of(folder)))
         for path in folder.rglob("*"):
@@ -158,26 +163,46 @@ def write_language_model(folder: Path, model: DualAR, profile: ModelProfile, sto
     save_file(int8_tensors(model) if storage == "int8" else halves, folder / "model.safetensors")
 
 
-def write_voices(folder: Path, clips: Mapping[str, Sequence[Clip]], codec: Codec) -> None:
+def write_voices(
+    folder: Path, clips: Mapping[str, Sequence[Clip]], codec: Codec, descriptions: Mapping[str, VoiceDescription]
+) -> None:
     """Every voice with its recordings, transcripts and codes, as the engine's own store keeps them."""
     encoder = CodecEncoder(codec)
     store = VoiceStore(folder, sample_rate=codec.config.sample_rate)
     for name, recordings in clips.items():
-        store.add_recordings(name, [(wav_bytes(samples), text) for samples, text in recordings])
+        content = [(wav_bytes(samples, codec.config.sample_rate), text) for samples, text in recordings]
+        store.add_recordings(name, content, descriptions.get(name, NO_DESCRIPTION))
         store.get(name, encoder)  # stores the codes, so that nothing is encoded at start
 
 
-def wav_bytes(samples: Samples) -> bytes:
+def wav_bytes(samples: Samples, sample_rate: int) -> bytes:
     content = samples.astype("<i2").tobytes()
-    return wav_header(SAMPLE_RATE, len(content)) + content
+    return wav_header(sample_rate, len(content)) + content
 
 
-def recorded_clips(teachers: Path, sentences: Sequence[str] = REFERENCES) -> dict[str, list[Clip]]:
-    """Each voice of the corpus saying the reference sentences."""
-    with Teachers(teachers) as running:
-        return {
-            voice.name: [(record(Utterance(voice, (text,)), running), text) for text in sentences] for voice in VOICES
-        }
+def read_clips(folder: Path, sample_rate: int) -> dict[str, list[Clip]]:
+    """Read what `training.kokoro.voices` wrote: NAME/sample-N.wav and NAME/sample-N.lab."""
+    return {
+        voice.name: [read_clip(path, sample_rate) for path in sorted(voice.glob("sample-*.wav"))]
+        for voice in sorted(folder.iterdir())
+        if voice.name in VOICES
+    }
+
+
+def read_clip(path: Path, sample_rate: int) -> Clip:
+    """Read a recording and its transcript. Raises ValueError at another sample rate or more than one channel."""
+    with wave.open(str(path)) as recording:
+        if (recording.getframerate(), recording.getnchannels()) != (sample_rate, 1):
+            raise ValueError(f"{path}: not {sample_rate} samples a second in one channel")
+        samples = np.frombuffer(recording.readframes(recording.getnframes()), "<i2")
+    return samples, path.with_suffix(".lab").read_text().strip()
+
+
+def voice_descriptions() -> dict[str, VoiceDescription]:
+    return {
+        name: VoiceDescription(voice.title, voice.description, voice.gender, voice.accent)
+        for name, voice in VOICES.items()
+    }
 
 
 def card(parts: Parts, voices: Sequence[str], storage: Storage, size: int) -> str:
@@ -218,7 +243,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m training.export", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--language", type=Path, required=True, help="folder `best` of training.dual_ar")
     parser.add_argument("--codec", type=Path, required=True, help="folder of the codec whose codes it learned")
-    parser.add_argument("--teachers", type=Path, required=True, help="folder made by training/teachers/build.sh")
+    parser.add_argument("--clips", type=Path, required=True, help="folder made by training.kokoro.voices")
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
     parser.add_argument("--storage", choices=("int8", "fp16"), default="int8", help="of the language model's matrices")
     return parser.parse_args(arguments)
@@ -227,9 +252,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_arguments(arguments)
     parts = read_parts(options.language, options.codec)
-    clips = recorded_clips(options.teachers)
-    licences = options.teachers / "licences"
-    size = export(parts, clips, options.out, storage=options.storage, licences=licences if licences.is_dir() else None)
+    clips = read_clips(options.clips, parts.codec.config.sample_rate)
+    size = export(parts, clips, options.out, storage=options.storage, descriptions=voice_descriptions())
     print(sizes(options.out))
     print(f"{size / 1e6:9.3f} MB  in all, of {MOST_BYTES / 1e6:g}")
     check(options.out, parts)

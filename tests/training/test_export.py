@@ -17,6 +17,7 @@ from shoal.checkpoint.save import upstream_tensors
 from shoal.config import EngineConfig
 from shoal.model.dual_ar import DualAR
 from shoal.speech import FinishReason, SamplingParams
+from shoal.voices.description import VoiceDescription
 from shoal.voices.encoder import CodecEncoder
 from shoal.voices.store import VoiceStore
 from tests.training.conftest import BOOKS, CONFIG, CPU, SIZE, library_of, tiny_codec
@@ -142,9 +143,10 @@ def test_a_model_of_another_codec_is_refused(tmp_path: Path, parts: Parts) -> No
 
 
 def test_the_card_and_notices_are_there(tmp_path: Path, parts: Parts) -> None:
-    (tmp_path / "licences").mkdir()
-    (tmp_path / "licences" / "pico-NOTICE").write_text("by permission")
-    export(parts, CLIPS, tmp_path / "nano", storage="int8", licences=tmp_path / "licences")
+    export(
+        parts, CLIPS, tmp_path / "nano", storage="int8", descriptions={"ann": VoiceDescription("Ann", gender="female")}
+    )
     assert "ann, bob" in (tmp_path / "nano" / "MODEL_CARD.md").read_text()
-    assert (tmp_path / "nano" / "licences" / "pico-NOTICE").read_text() == "by permission"
+    assert "Kokoro-82M" in (tmp_path / "nano" / "NOTICE.md").read_text()
+    assert json.loads((tmp_path / "nano" / "voices" / "ann" / "description.json").read_text())["title"] == "Ann"
     assert json.loads((tmp_path / "nano" / "shoal.json").read_text())["normalize"] is True
