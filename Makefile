@@ -45,15 +45,12 @@ format: install
 	$(VENV)/bin/ruff format .
 
 # Quality of the bundled model (docs/quality.md); about a second per clip, results are cached.
-TEACHERS := build/teachers
 SENTENCES ?= 104
 VOICES ?= 2
-GATES ?= wer:tts<=20,wer:tts<=teacher+8,mos:tts>=teacher-0.5,faults:tts<=0
+GATES ?= wer:tts<=5,cer:tts<=2.5,mos:tts>=2.9,faults:tts<=0
 
-quality: $(JUDGES) $(TEACHERS)/flite
-	$(VENV)/bin/python -m training.data --heldout --text training/text_corpus/sentences/heldout.txt \
-	    --teachers $(TEACHERS) --out build/quality/speech
-	$(VENV)/bin/python -m training.clips --speech build/quality/speech --out build/quality/clips \
+quality: $(JUDGES)
+	$(VENV)/bin/python -m training.clips --text training/text_corpus/sentences/heldout.txt --out build/quality/clips \
 	    --sentences $(SENTENCES) --voices $(VOICES) --model tts=nano
 	$(VENV)/bin/python -m training.evaluate build/quality/clips/manifest.jsonl --gate "$(GATES)" \
 	    --json build/quality/report.json --markdown build/quality/report.md
@@ -64,9 +61,6 @@ $(JUDGES): $(STAMP) training/requirements-quality.txt training/requirements-qual
 	$(VENV)/bin/pip --quiet --disable-pip-version-check install --no-deps \
 	    --requirement training/requirements-quality-no-deps.txt
 	touch $(JUDGES)
-
-$(TEACHERS)/flite: | $(STAMP)
-	PYTHON=$(VENV)/bin/python training/teachers/build.sh $(TEACHERS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,8 +1,7 @@
 """Make the clips that `training.evaluate` judges: what the teachers said, codecs' resynthesis of it, and speech.
 
-    python -m training.data --heldout --text training/text_corpus/sentences/heldout.txt --teachers build/teachers \\
-        --out build/quality/speech
-    python -m training.clips --speech build/quality/speech --out build/quality/clips --sentences 25 --model tts=nano
+    python -m training.clips --text training/text_corpus/sentences/heldout.txt --out build/quality/clips \\
+        --sentences 104 --voices 2 --model tts=nano
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ from shoal.engine.engine import Engine
 from shoal.errors import InvalidRequest
 from shoal.speech import SamplingParams
 from training.codec import load_codec
-from training.data import SAMPLE_RATE, Corpus, Samples
+from training.data import Corpus, Samples
 from training.data.sound import to_int16
+from training.export import read_clip
 
 TEACHER = "teacher"
 SHIPPED = Path(__file__).parents[1] / "shoal" / "models" / "nano"
@@ -41,6 +41,7 @@ class Utterance(NamedTuple):
 
 
 System = Callable[[Sequence[Utterance]], Iterable[Samples]]
+Spoken = dict[str, tuple[list[Utterance], System]]  # by name of the system
 
 
 def teacher(utterances: Sequence[Utterance]) -> Iterator[Samples]:
@@ -89,10 +90,28 @@ def chosen_utterances(corpus: Corpus, sentences: int | None, voices: int | None)
     ]
 
 
-def write_clips(utterances: Sequence[Utterance], systems: Mapping[str, System], out: Path, sample_rate: int) -> int:
-    """Write each utterance by every system, and the manifest that names them all; return the number of clips."""
+def read_sentences(text: Path, voices: Sequence[str], count: int | None, per_sentence: int) -> list[Utterance]:
+    """Return the first `count` lines of a file, each for `per_sentence` voices, which take turns."""
+    lines = [line for line in text.read_text().splitlines() if line.strip()][:count]
+    turns = [
+        (line, voices[(number * per_sentence + turn) % len(voices)])
+        for number, line in enumerate(lines)
+        for turn in range(min(per_sentence, len(voices)))
+    ]
+    return [Utterance(np.zeros(0, np.int16), line, voice) for line, voice in turns]
+
+
+def bundled_recordings(folder: Path, sample_rate: int) -> list[Utterance]:
+    """Return the recordings that come with a model's voices: what its teacher said."""
+    found = {voice.name: sorted(voice.glob("sample-*.wav")) for voice in sorted(folder.iterdir())}
+    clips = [(voice, read_clip(path, sample_rate)) for voice, paths in found.items() for path in paths]
+    return [Utterance(samples, text, voice) for voice, (samples, text) in clips]
+
+
+def write_clips(spoken: Spoken, out: Path, sample_rate: int) -> int:
+    """Write the utterances of every system, and the manifest that names them all; return the number of clips."""
     rows = []
-    for name, speak in systems.items():
+    for name, (utterances, speak) in spoken.items():
         (out / name).mkdir(parents=True, exist_ok=True)
         for number, (utterance, samples) in enumerate(zip(utterances, speak(utterances), strict=True)):
             path = Path(name) / f"{number:04d}-{utterance.voice}.wav"
@@ -141,11 +160,13 @@ def overridden(sampling: SamplingParams, changes: Sequence[str]) -> SamplingPara
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     about = "Make the clips that training.evaluate judges: of teachers, codecs and whole models."
     parser = argparse.ArgumentParser(prog="python -m training.clips", description=about)
-    parser.add_argument(
-        "--speech", type=Path, required=True, help="held-out shards of training.data or training.kokoro"
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--speech", type=Path, help="held-out shards of training.data or training.kokoro")
+    source.add_argument(
+        "--text", type=Path, help="sentences for the models to speak; the teacher is what comes with nano"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for manifest.jsonl and a folder per system")
-    parser.add_argument("--sample-rate", type=int, default=SAMPLE_RATE, help="sample rate of --speech in Hz")
+    parser.add_argument("--sample-rate", type=int, default=24_000, help="sample rate of the clips in Hz")
     parser.add_argument("--sentences", type=int, help="only the first so many")
     parser.add_argument("--voices", type=int, help="voices per sentence, taking turns (default: every voice)")
     parser.add_argument(
@@ -175,16 +196,33 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_arguments(arguments)
-    systems: dict[str, System] = {TEACHER: teacher}
-    for name, folder in options.codec or [("resynthesis", SHIPPED)]:
-        systems[name] = resynthesis(codec_at(Path(folder), options.sample_rate))
     with ExitStack() as engines:
+        models: dict[str, System] = {}
         for name, model in options.model:
             engine = engines.enter_context(shoal.load(model))
-            systems[name] = speech(engine, overridden(engine.service.default_sampling, options.sampling))
-        utterances = chosen_utterances(Corpus(options.speech), options.sentences, options.voices)
-        count = write_clips(utterances, systems, options.out, options.sample_rate)
-        print(f"{count} clips in {options.out}")
+            models[name] = speech(engine, overridden(engine.service.default_sampling, options.sampling))
+        chosen = spoken_text(options, models) if options.text else heard_speech(options, models)
+        print(f"{write_clips(chosen, options.out, options.sample_rate)} clips in {options.out}")
+
+
+def heard_speech(
+    options: argparse.Namespace, models: Mapping[str, System]
+) -> dict[str, tuple[list[Utterance], System]]:
+    """Return the same utterances for the teacher, the codecs and the models."""
+    codecs = {
+        name: resynthesis(codec_at(Path(folder), options.sample_rate))
+        for name, folder in options.codec or [("resynthesis", SHIPPED)]
+    }
+    utterances = chosen_utterances(Corpus(options.speech), options.sentences, options.voices)
+    return {name: (utterances, system) for name, system in {TEACHER: teacher, **codecs, **models}.items()}
+
+
+def spoken_text(options: argparse.Namespace, models: Mapping[str, System]) -> Spoken:
+    """Return the sentences of `--text` for the models, and the recordings of nano's voices for the teacher."""
+    recorded = bundled_recordings(SHIPPED / "voices", options.sample_rate)
+    voices = sorted({utterance.voice for utterance in recorded})
+    sentences = read_sentences(options.text, voices, options.sentences, options.voices or len(voices))
+    return {TEACHER: (recorded, teacher), **{name: (sentences, system) for name, system in models.items()}}
 
 
 if __name__ == "__main__":

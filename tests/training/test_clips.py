@@ -98,6 +98,17 @@ def test_a_model_speaks_the_sentences_in_its_voices_of_those_names(speech: Path,
         assert other[voice].shape != once[voice].shape or np.abs(other[voice] - once[voice]).max() > 0.01
 
 
+def test_sentences_of_a_file_take_turns_over_the_voices_beside_the_bundled_recordings(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("\n".join(TEXTS))
+    options = ["--text", str(tmp_path / "text"), "--out", str(tmp_path / "clips"), "--sentences", "2", "--voices", "1"]
+    main([*options, "--model", "tts=nano", "--sampling", "max_frames=40", *AT_RATE])
+    clips = read_manifest(tmp_path / "clips" / "manifest.jsonl")
+    assert [(c.voice, c.text) for c in clips if c.system == "tts"] == list(zip(VOICES, TEXTS[:2], strict=True))
+    recorded = [clip for clip in clips if clip.system == "teacher"]
+    assert {clip.voice for clip in recorded} == set(nano.VOICES)
+    assert all(read_wav(clip.path.read_bytes())[1] == nano.SAMPLE_RATE for clip in recorded)
+
+
 def test_what_is_not_a_system_or_a_choice_is_refused() -> None:
     assert named("wide=build/codec") == ("wide", "build/codec")
     with pytest.raises(argparse.ArgumentTypeError, match="NAME=DIR"):
