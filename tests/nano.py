@@ -15,6 +15,7 @@ _codec = _document("codec.json")
 
 
 VOICES = tuple(sorted(path.name for path in (BUNDLED_DIRECTORY / "voices").iterdir() if path.is_dir()))
+TITLES: dict[str, str] = {name: _document(f"voices/{name}/description.json")["title"] for name in VOICES}
 DEFAULT_VOICE: str = _document("shoal.json")["voice"]
 # A voice that a request gets only by its name.
 OTHER_VOICE = next(name for name in VOICES if name != DEFAULT_VOICE)

@@ -14,7 +14,7 @@ from shoal.checkpoint.find import BUNDLED_DIRECTORY
 from shoal.engine.engine import Engine
 from shoal.speech import FinishReason, Recording, Samples, SpeechRequest
 from tests.nano import DEFAULT_VOICE, OTHER_VOICE, VOICES
-from training.judges import RATE, Judges, cosine_similarity, standard_judges, word_errors
+from training.judges import RATE, Judges, at_judge_rate, cosine_similarity, standard_judges, word_errors
 
 pytestmark = [
     pytest.mark.quality,
@@ -45,7 +45,7 @@ def recording(voice: str, number: int) -> Recording:
 
 def in_the_voice_of(recordings: tuple[Recording, ...], text: str, engine: Engine) -> Samples:
     chunks = list(engine.service.speak_blocking(SpeechRequest(text, recordings=recordings, whole=True)))
-    return np.concatenate([chunk.samples for chunk in chunks])
+    return at_judge_rate(np.concatenate([chunk.samples for chunk in chunks]), engine.sample_rate)
 
 
 def test_held_out_sentences_are_understood_in_eight_voices(engine: Engine, judges: Judges) -> None:
@@ -56,12 +56,13 @@ def test_held_out_sentences_are_understood_in_eight_voices(engine: Engine, judge
         said = engine.speak(text, voice=voice)
         assert said.finish is FinishReason.STOP
         assert not check_speech(said.samples, said.sample_rate, text)
-        errors = word_errors(text, judges.transcribe(said.samples))
+        heard = at_judge_rate(said.samples, said.sample_rate)
+        errors = word_errors(text, judges.transcribe(heard))
         edits, words = edits + errors.edits, words + errors.length
-        scores.append(judges.score(said.samples))
-    assert edits / words <= 0.20
-    # The teachers score 2.8.
-    assert np.mean(scores) >= 2.3
+        scores.append(judges.score(heard))
+    assert edits / words <= 0.10
+    # The whole set of sentences scores 3.3, the voices 2.8 to 3.9.
+    assert np.mean(scores) >= 2.8
 
 
 def test_a_recording_moves_the_speech_to_its_voice(engine: Engine, judges: Judges) -> None:

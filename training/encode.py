@@ -158,7 +158,8 @@ def encode_shard(codec: Codec, prompts: InterleavePrompts, lines: Path) -> Encod
     codes = encode_recordings(codec, recordings)
     columns = [utterance_columns(prompts, text, each) for (_, text), each in zip(said, codes, strict=True)]
     voices, texts = [line.voice for line, _ in said], [text for _, text in said]
-    return EncodedShard.of(columns, voices, texts, prompts.grid.num_codebooks)
+    offsets = [line.offset for line, _ in said]
+    return EncodedShard.of(columns, voices, texts, prompts.grid.num_codebooks, offsets)
 
 
 def encode_new(codec: Codec, prompts: InterleavePrompts, speech: Path, out: Path, *, discard: bool) -> int:

@@ -50,24 +50,36 @@ class EncodedShard:
     lengths: NDArray[np.int32]  # [utterances] positions of each
     voices: list[str]
     texts: list[str]
+    offsets: NDArray[np.int64]  # [utterances] first sample of each in the shard of speech
 
     @classmethod
-    def of(cls, utterances: Sequence[Columns], voices: list[str], texts: list[str], codebooks: int) -> EncodedShard:
+    def of(
+        cls,
+        utterances: Sequence[Columns],
+        voices: list[str],
+        texts: list[str],
+        codebooks: int,
+        offsets: Sequence[int] = (),
+    ) -> EncodedShard:
         lengths = np.array([len(columns) for columns in utterances], np.int32)
-        return cls(np.concatenate((np.zeros((0, 1 + codebooks), np.int16), *utterances)), lengths, voices, texts)
+        columns = np.concatenate((np.zeros((0, 1 + codebooks), np.int16), *utterances))
+        return cls(columns, lengths, voices, texts, np.array(offsets, np.int64))
+
+    def utterances(self) -> list[Columns]:
+        return np.split(self.columns, np.cumsum(self.lengths)[:-1])
 
     def write(self, path: Path) -> None:
         """The file is either absent or complete."""
         said = np.frombuffer(json.dumps({"voices": self.voices, "texts": self.texts}).encode(), np.uint8)
         content = io.BytesIO()
-        np.savez(content, columns=self.columns, lengths=self.lengths, said=said)
+        np.savez(content, columns=self.columns, lengths=self.lengths, said=said, offsets=self.offsets)
         write_whole(path, content.getvalue())
 
     @classmethod
     def read(cls, path: Path) -> EncodedShard:
         with np.load(path, allow_pickle=False) as stored:
             said = json.loads(stored["said"].tobytes())
-            return cls(stored["columns"], stored["lengths"], said["voices"], said["texts"])
+            return cls(stored["columns"], stored["lengths"], said["voices"], said["texts"], stored["offsets"])
 
 
 class Library:

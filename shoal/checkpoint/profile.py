@@ -45,7 +45,7 @@ class ModelProfile:
     sentence_turns: bool = False  # one sentence per turn; for models that leave out short ones inside a longer turn
     min_duration: float = 0.25  # shortest accepted turn, as a fraction of the time to read it at an ordinary rate
     hold_seconds: float = 0.0  # streams: audio of a turn that is held back, so that a turn that ends in it is retried
-    clones: bool = True  # whether the model speaks with the voice of a recording; nano speaks with its built-in ones
+    clones: bool = True  # whether the model speaks with the voice of a recording
     voice: str | None = None  # voice of requests that name none; None: the model chooses one
     alignment: Alignment | None = None  # None: `shoal align calibrate` has not been run
 

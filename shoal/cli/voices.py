@@ -52,8 +52,7 @@ def add(
     store.add(name, recording, transcript)
     for finding in report.findings:
         typer.echo(f"warning: {finding.message}", err=True)
-    # nano, the default model, barely clones voices.
-    typer.echo(f'added {name}; try it: shoal say "Hello." --voice {quote(name)} --model s1-mini', err=True)
+    typer.echo(f'added {name}; try it: shoal say "Hello." --voice {quote(name)}', err=True)
 
 
 def list_voices(voices: Directory = None, json: Json = False) -> None:

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.clients.conftest import KEY
-from tests.nano import DEFAULT_VOICE, OTHER_VOICE, VOICES
+from tests.nano import DEFAULT_VOICE, OTHER_VOICE, TITLES
 from tests.server.conftest import Serving
 
 
@@ -17,7 +17,7 @@ def http(nano: Serving) -> httpx.Client:
 
 def test_the_settings_page_lists_voices_and_models(http: httpx.Client) -> None:
     voices = http.get("/v1/audio/voices").json()["voices"]
-    assert {name: name for name in VOICES}.items() <= {voice["id"]: voice["name"] for voice in voices}.items()
+    assert TITLES.items() <= {voice["id"]: voice["name"] for voice in voices}.items()
     assert [model["id"] for model in http.get("/v1/audio/models").json()["models"]][:2] == ["nano", "tts-1"]
 
 

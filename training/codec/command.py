@@ -18,7 +18,7 @@ from training.codec.files import load_codec
 from training.codec.initialisation import initialise
 from training.codec.ladder import compile_decoding, compile_networks
 from training.codec.plan import CONFIGS, Plan
-from training.codec.reel import Reel
+from training.codec.reel import CodedReel, Reel
 from training.codec.run import COMPANIONS, Run, load_companions
 from training.codec.trainer import Trainer
 from training.run import restore
@@ -49,11 +49,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--resume", type=Path, help="checkpoint (state.pt) to go on from, on its own schedule")
     parser.add_argument("--start", type=Path, help="folder of a finished codec to begin a new schedule with")
     parser.add_argument("--freeze-codes", action="store_true", help="with --start: train the decoding side only")
+    parser.add_argument("--sampled", type=Path, help="with --freeze-codes: folder that training.resample writes")
+    parser.add_argument("--sampled-share", type=float, default=0.7, help="share of examples with sampled codes")
     parser.add_argument("--compile-decoder-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--plain", action="store_true", help="neither compile nor capture")
     options = parser.parse_args(arguments)
     if options.freeze_codes and options.start is None and options.resume is None:
         parser.error("--freeze-codes needs the codec whose codes to keep: --start or --resume")
+    if options.sampled is not None and (not options.freeze_codes or options.depth is None):
+        parser.error("--sampled needs --freeze-codes and the --depth of the language model's codes")
     return options
 
 
@@ -74,6 +78,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         max_steps=options.max_steps,
         freeze_codes=options.freeze_codes,
         decoded_frames=options.decoded_frames,
+        sampled_share=options.sampled_share if options.sampled is not None else 0.0,
         depths=Plan.depths if options.depth is None else (options.depth,),
     )
     if options.resume is not None:
@@ -99,6 +104,14 @@ def prepare(trainer: Trainer, options: argparse.Namespace) -> float:
     return 0.0
 
 
+def make_reel(options: argparse.Namespace, plan: Plan, hours: float, device: torch.device) -> Reel:
+    config = plan.config
+    if options.sampled is None:
+        return Reel(options.corpus, hours, config.sample_rate, device)
+    sizes = (config.sample_rate, config.frame_length, plan.frames, options.depth)
+    return CodedReel(options.corpus, options.sampled, hours, *sizes, device)
+
+
 def start_compiling_decoder(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a process that compiles the decoding half into the compiler's cache: two halves take half the time."""
     return subprocess.Popen([sys.executable, "-m", "training.codec", *arguments, "--compile-decoder-only"])
@@ -116,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     plan = make_plan(options)
     hours = 0.01 if options.compile_decoder_only else options.hours
-    reel = Reel(options.corpus, hours, plan.config.sample_rate, device)
+    reel = make_reel(options, plan, hours, device)
     trainer = Trainer(plan, reel, device, dtype)
     if options.compile_decoder_only:
         compile_decoding(trainer)

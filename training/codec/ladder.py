@@ -29,7 +29,8 @@ def compile_networks(trainer: Trainer, helper: subprocess.Popen[bytes] | None = 
     plain = (trainer.encode, trainer.decode)
     try:
         began = time.monotonic()
-        compile_encoding(trainer)
+        if not trainer.coded:
+            compile_encoding(trainer)
         if helper is not None:
             helper.wait(timeout=150)
         compile_decoding(trainer)

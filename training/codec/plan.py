@@ -74,6 +74,7 @@ class Plan:
     # Frames of each example that are decoded and judged; 0: all. The decoder and the judges cost most of a step, and a
     # window transformer needs longer examples than they do.
     decoded_frames: int = 0
+    sampled_share: float = 0.0  # share of examples with codes that the language model sampled; needs a CodedReel
     # How many codebooks an example uses; the spread makes every prefix of the codebooks a codec of its own.
     depths: tuple[int, ...] = (10, 10, 10, 10, 10, 10, 10, 8, 8, 8, 8, 8, 8, 8, 8, 6, 6, 4, 9, 7)
 

@@ -61,6 +61,15 @@ def quantise(codec: Codec, latent: Tensor, active: Tensor) -> Quantised:
     return Quantised(total, commit, book_loss, torch.stack(codes), torch.stack(queries), parts[0])
 
 
+def look_up(codec: Codec, codes: Tensor) -> Tensor:
+    """Codes [n, T, codebooks] of the first codebooks -> latent [n, T, dim]."""
+    parts = [
+        F.linear(book.codebook.weight[codes[..., index]], book.out_proj.weight.squeeze(-1), book.out_proj.bias)
+        for index, book in enumerate(codebooks(codec)[: codes.shape[-1]])
+    ]
+    return torch.stack(parts).sum(0)
+
+
 @torch.no_grad()
 def lay_out_codebooks(codec: Codec, latents: Tensor, rounds: int = 10) -> None:
     """Set every codebook from latents [m, dim]: its space is the top principal directions of what is left so far."""

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from training.sampled import SampledShard
 
 PHONEMES_PER_SECOND = 40
 UNKNOWN = 255  # phoneme id where a shard has no `.phonemes`
@@ -89,3 +92,76 @@ class Reel:
                 raise TimeoutError(f"{self.folder}: {self.count} samples after {seconds:.0f} s")
             self.refresh()
             time.sleep(0.2)
+
+
+class CodedReel(Reel):
+    """Speech with its codes, the encoder's and those that the language model sampled (`training.resample`).
+
+    The shard that is held out comes without sampled codes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        sampled: Path,
+        hours: float,
+        rate: int,
+        frame: int,
+        crop: int,
+        books: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(folder, hours, rate, device)
+        self.sampled, self.frame, self.crop = sampled, frame, crop
+        most = int(hours * 3600 * rate / frame)
+        self.codes = torch.zeros(2, most, books, dtype=torch.int16, device=device)  # the encoder's, sampled
+        # Places where a crop may begin: first sample, first frame.
+        self.places = torch.zeros(most, 2, dtype=torch.long, device=device)
+        self.placed = torch.zeros((), dtype=torch.long, device=device)
+        self.frames = 0
+
+    def _append(self, stem: str) -> None:
+        path = (self.sampled / stem).with_suffix(".npz")
+        if stem != self.HELD_OUT and not path.exists():
+            self._seen.discard(stem)
+            return
+        before = self.count
+        super()._append(stem)
+        if stem != self.HELD_OUT:
+            self._append_codes(SampledShard.read(path), before)
+
+    def _append_codes(self, shard: SampledShard, first_sample: int) -> None:
+        count = len(shard.true)
+        if self.frames + count > self.codes.shape[1]:
+            return
+        for kind, codes in enumerate((shard.true, shard.sampled)):
+            self.codes[kind, self.frames : self.frames + count] = torch.from_numpy(codes).to(self.codes.device)
+        places = crop_places(shard, self.crop, self.frame) + np.array([first_sample, self.frames])
+        places = places[places[:, 0] + self.crop * self.frame <= self.count]
+        begin = int(self.placed)
+        self.places[begin : begin + len(places)] = torch.from_numpy(places).to(self.places.device)
+        self.placed.fill_(begin + len(places))
+        self.frames += count
+
+    def coded_crops(self, count: int, sampled: float) -> tuple[Tensor, Tensor]:
+        """Return random stretches [count, crop * frame] and their codes [count, crop, codebooks].
+
+        A share `sampled` of the stretches comes with sampled codes, the rest with the encoder's.
+        """
+        device = self.places.device
+        chosen = (torch.rand(count, device=device, dtype=torch.float64) * self.placed).long()
+        sample, frame = self.places[chosen].unbind(-1)
+        kind = (torch.rand(count, device=device) < sampled).long()
+        samples = self.samples[sample[:, None] + torch.arange(self.crop * self.frame, device=device)].float() / 32768
+        return samples, self.codes[kind[:, None], frame[:, None] + torch.arange(self.crop, device=device)].long()
+
+
+def crop_places(shard: SampledShard, crop: int, frame: int) -> NDArray[np.int64]:
+    """Return (sample, frame) within the shard [n, 2] of every frame that `crop` frames of its utterance follow."""
+    firsts = np.cumsum(shard.frames) - shard.frames
+    places = [
+        np.stack((offset + frame * np.arange(count - crop + 1), first + np.arange(count - crop + 1)), axis=1)
+        for offset, first, count in zip(shard.offsets, firsts, shard.frames, strict=True)
+        if count >= crop
+    ]
+    return np.concatenate((np.zeros((0, 2), np.int64), *places))

@@ -14,8 +14,8 @@ from shoal.codec.dac import Codec
 from training.codec.augment import augment
 from training.codec.networks import decode_excerpts, encode_latent
 from training.codec.plan import Mode, Pace, Plan
-from training.codec.quantiser import lay_out_codebooks, quantise
-from training.codec.reel import UNKNOWN, Reel
+from training.codec.quantiser import lay_out_codebooks, look_up, quantise
+from training.codec.reel import UNKNOWN, CodedReel, Reel
 from training.codec_losses import MelLoss, deception_loss, discriminator_loss, feature_loss
 from training.discriminators import Discriminators
 from training.means import Means
@@ -59,6 +59,7 @@ class Trainer:
         self.mel = MelLoss(plan.config.sample_rate).to(device)
         self.encode: Callable[[Codec, Tensor, torch.dtype], Tensor] = encode_latent
         self.decode: Callable[[Codec, Tensor, Tensor, int, torch.dtype], Tensor] = decode_excerpts
+        self.coded = isinstance(reel, CodedReel)
         self.pace = Pace()
         self.ema = copy.deepcopy(self.codec)
         self.optimizer = adam(self._trained(), plan.rate, device, BETAS)
@@ -83,9 +84,8 @@ class Trainer:
 
     def step(self, mode: Mode) -> None:
         """One update of everything. No host reads: a graph can hold all of it."""
-        samples, phonemes = self.examples()
         self.optimizer.zero_grad(set_to_none=True)
-        latent, commit, book, phoneme = self._latent(samples, phonemes, mode)
+        samples, latent, commit, book, phoneme = self._coded_example() if self.coded else self._encoded_example(mode)
         starts = self.choose_starts(len(latent))
         made = self.decode(self.codec, latent, starts, self.plan.heard_frames, self.dtype)
         samples = excerpts(samples, starts * self.plan.config.frame_length, made.shape[1])
@@ -101,6 +101,19 @@ class Trainer:
         self.optimizer.step()
         self._average()
         self.means.note(torch.stack([loss, mel, commit, book, phoneme, norm, *judged]))
+
+    def _encoded_example(self, mode: Mode) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        samples, phonemes = self.examples()
+        return samples, *self._latent(samples, phonemes, mode)
+
+    @torch.no_grad()
+    def _coded_example(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return samples and the latent of stored codes; the losses of the encoding side are zero."""
+        assert isinstance(self.reel, CodedReel)
+        samples, codes = self.reel.coded_crops(self.plan.batch, self.plan.sampled_share)
+        latent = look_up(self.codec, codes)
+        zero = latent.new_zeros(())
+        return samples, latent, zero, zero, zero
 
     def choose_starts(self, count: int) -> Tensor:
         """Return the frame at which each decoded excerpt begins [count]."""
