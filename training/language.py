@@ -36,6 +36,8 @@ class Shape:
 SHAPES = {
     "nano": Shape(slow=(6, 384, 6, 2, 1024), fast=(2, 256, 4, 2, 768)),
     "nano-24k": Shape(slow=(8, 384, 6, 2, 1024), fast=(2, 256, 4, 2, 768)),
+    # More of the fast transformer, which samples all codes but the first.
+    "deep": Shape(slow=(8, 384, 6, 2, 1024), fast=(4, 256, 4, 2, 768)),
     # As many parameters and one fast layer less, which on a CPU counts once per codebook.
     "lean": Shape(slow=(6, 384, 6, 2, 1024), fast=(1, 384, 6, 2, 1024)),
     "tiny": Shape(slow=(2, 64, 4, 2, 128), fast=(1, 48, 2, 1, 96), head_dim=16),

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,12 @@ from shoal.speech import FinishReason, SamplingParams
 from shoal.text.prompt import InterleavePrompts, Reference, join
 from shoal.text.tokenizer import STOP
 from tests.training.conftest import BOOKS, CONFIG, CPU, SIZE, library_of, tiny_codec
-from training.codec import save_codec
+from training.codec import encode_latent, save_codec
 from training.data import Corpus, Line, Samples
 from training.dual_ar import Plan, Run, Trainer, main, save_language_model, split_weights
 from training.encode import (
     About,
+    FixedShapeEncoder,
     batches,
     encode_new,
     encode_recordings,
@@ -424,6 +426,16 @@ def test_batches_hold_every_recording_once_within_the_bound() -> None:
     assert all(len(batch) == 1 or len(batch) * max(frames[i] for i in batch) <= 60 for batch in made)
 
 
+def test_fixed_shapes_give_the_same_codes(codec_folder: Path) -> None:
+    codec = frozen_codec(codec_folder)
+    recordings = [
+        hum(frames, number)[: 640 * frames - 30 * number] for number, frames in enumerate((3, 9, 4, 5, 20, 4))
+    ]
+    fixed = FixedShapeEncoder(codec, lambda *given: encode_latent(*given), shapes=(4, 10))
+    for found, wanted in zip(fixed(recordings), encode_recordings(codec, recordings), strict=True):
+        assert (found == wanted).all()
+
+
 def test_the_codec_is_used_as_it_is_shipped(codec_folder: Path) -> None:
     codec = frozen_codec(codec_folder, BOOKS)
     assert codec.config.num_codebooks == BOOKS
@@ -444,9 +456,9 @@ def test_speech_becomes_shards_of_columns_once(
     assert (shard.columns[: shard.lengths[0]] == utterance_columns(prompts, shard.texts[0], found)).all()
     assert (speech / "shard-00000.pcm").stat().st_size == 2
     assert len(Corpus(speech)) == 3
-    assert encode_new(codec, prompts, speech, out, discard=False) == 0
+    assert encode_new(partial(encode_recordings, codec), prompts, speech, out, discard=False) == 0
     with pytest.raises(ValueError, match="speak it again"):
-        encode_new(codec, prompts, speech, tmp_path, discard=False)
+        encode_new(partial(encode_recordings, codec), prompts, speech, tmp_path, discard=False)
     assert About.read(out) == About.of(codec)
     with pytest.raises(ValueError, match="another codec"):
         replace(ABOUT_TINY, codebooks=2).write(out)

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from training.codec.command import main as train_codec
 from training.codec.quantiser import look_up
 from training.data import Line
 from training.dual_ar import save_language_model
-from training.encode import About, encode_new, frozen_codec, prompts_for
+from training.encode import About, encode_new, encode_recordings, frozen_codec, prompts_for
 from training.packing import STOP_ID, EncodedShard, utterance_columns
 from training.resample import main, rows_with_references, sample_residuals
 from training.sampled import SampledShard
@@ -75,7 +76,7 @@ def test_a_decoder_learns_from_sampled_codes_and_its_codes_keep_their_meaning(
         write_speech(speech, shard, seconds)
     codec = frozen_codec(codec_folder)
     codes.mkdir()
-    encode_new(codec, prompts_for(About.of(codec)), speech, codes, discard=False)
+    encode_new(partial(encode_recordings, codec), prompts_for(About.of(codec)), speech, codes, discard=False)
     save_language_model(tmp_path / "lm", model, About.of(codec), {"step": 1})
     main(["--language", str(tmp_path / "lm"), "--codes", str(codes), "--out", str(tmp_path / "sampled")])
     shard = SampledShard.read(tmp_path / "sampled" / "shard-00001.npz")
