@@ -5,6 +5,9 @@ import json
 import os
 import signal
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,17 +126,39 @@ def test_typed_text_is_played_to_its_last_sample(visit: Visit, serving: Serving)
     assert page.inner_text("#seed-used") == str(SEED)
 
 
+@contextmanager
+def slowed(engine: int) -> Iterator[None]:
+    """Let the engine's process run for a tenth of the time only, so that what it speaks can be interrupted."""
+    done = threading.Event()
+
+    def toggle() -> None:
+        with suppress(ProcessLookupError):
+            while not done.wait(0.04):
+                os.kill(engine, signal.SIGSTOP)
+                done.wait(0.4)
+                os.kill(engine, signal.SIGCONT)
+
+    thread = threading.Thread(target=toggle)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
 def test_a_long_text_plays_while_it_is_generated_and_stop_frees_the_slot(visit: Visit, slow_serving: Serving) -> None:
     page = visit(slow_serving.url, limit=False)
     counter = 'shoal_requests_total{api="fish",outcome="disconnected"}'
     left = figure(slow_serving, counter)
-    say(page, LONG, seed=10)
-    wait_until(lambda: playback(page, "played") > 8000, interval=0.1)
-    assert page.is_visible("#speak.busy")
-    assert page.inner_text("#progress-words").startswith("Part ")
-    wait_until(lambda: figure(slow_serving, "shoal_engine_running") == 1, interval=0.1)
-    page.click("#speak")
-    page.wait_for_selector("#speak:not(.busy)")
+    with slowed(engine_of(slow_serving)):
+        say(page, LONG, seed=10)
+        wait_until(lambda: playback(page, "played") > 8000, interval=0.1)
+        assert page.is_visible("#speak.busy")
+        assert page.inner_text("#progress-words").startswith("Part ")
+        wait_until(lambda: figure(slow_serving, "shoal_engine_running") == 1, interval=0.1)
+        page.click("#speak")
+        page.wait_for_selector("#speak:not(.busy)")
     wait_until(lambda: figure(slow_serving, "shoal_engine_running") == 0, interval=0.1)
     # Counted when the response has ended, which may be after the slot was freed.
     wait_until(lambda: figure(slow_serving, counter) == left + 1, interval=0.1)
@@ -163,9 +188,11 @@ def test_a_busy_server_is_retried_in_the_middle_of_a_text(visit: Visit) -> None:
 
 def test_audio_generated_before_an_engine_crash_is_kept(visit: Visit, slow_serving: Serving) -> None:
     page = visit(slow_serving.url, limit=False)
-    say(page, LONG, seed=10)
-    wait_until(lambda: playback(page, "samples") > 0, interval=0.1)
-    os.kill(engine_of(slow_serving), signal.SIGKILL)
+    engine = engine_of(slow_serving)
+    with slowed(engine):
+        say(page, LONG, seed=10)
+        wait_until(lambda: playback(page, "samples") > 0, interval=0.1)
+        os.kill(engine, signal.SIGKILL)
     page.wait_for_selector("#notice >> text=The audio broke off")
     page.wait_for_selector("#history >> text=broke off")
     slow_serving.wait_until_ready()
