@@ -54,7 +54,8 @@ PROFILE = ModelProfile(
     min_duration=0.6,
     hold_seconds=0.5,
     normalize=True,
-    clones=True,
+    # It follows voices like those it learned, synthetic ones; recordings of two real people it did not.
+    clones=False,
     voice="otis",
 )
 
@@ -82,8 +83,8 @@ voices are this project's own.
 ## Limits
 
 - It speaks English only.
-- It follows a recording of a voice that it has not learned, with less likeness than large models; how much is in
-  `docs/quality.md`. Clone the voices of people only with their consent.
+- It follows a recording of a synthetic voice like those it learned, but not of real people: on two recordings of people
+  the likeness was no better than chance (`docs/quality.md`).
 - Rare words, names and abbreviations may be mispronounced: it reads letters, not phonemes.
 - Sampling is random; with the same seed and text it says the same.
 

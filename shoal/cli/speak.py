@@ -170,7 +170,7 @@ def say(
     check_voice(speaker.name, model)
     prosody = Prosody(speed, volume)
     if model == BUNDLED and speaker.recording is not None:
-        typer.echo("note: nano follows a recording with less likeness than s1-mini and s2-pro", err=True)
+        typer.echo("note: nano hardly follows recordings; use its built-in voices, or s1-mini or s2-pro", err=True)
     sinks = AudioSinks(output, format, _player(play or output is None), prosody, subtitles)
     request = replace(speaker.request(content), normalize=not as_written, ssml=ssml, timestamps=subtitles is not None)
     no_server = no_server or request.timestamps  # its route of plain audio has no word times

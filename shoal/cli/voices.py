@@ -52,7 +52,8 @@ def add(
     store.add(name, recording, transcript)
     for finding in report.findings:
         typer.echo(f"warning: {finding.message}", err=True)
-    typer.echo(f'added {name}; try it: shoal say "Hello." --voice {quote(name)}', err=True)
+    # nano, the default model, hardly follows recordings of people.
+    typer.echo(f'added {name}; try it: shoal say "Hello." --voice {quote(name)} --model s1-mini', err=True)
 
 
 def list_voices(voices: Directory = None, json: Json = False) -> None:

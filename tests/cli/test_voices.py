@@ -50,14 +50,14 @@ def test_a_voice_is_added_used_renamed_and_removed(shoal: Shoal, recording: Path
 
 def test_a_name_with_a_space_is_quoted_for_the_shell(shoal: Shoal, recording: Path) -> None:
     added = shoal("voices", "add", "my voice", recording, "--transcript", "La la.")
-    assert "--voice 'my voice'" in added.err
+    assert "--voice 'my voice' --model s1-mini" in added.err
     assert "new one" in shoal("voices", "rename", "my voice", "new one").err
 
 
 def test_cloning_with_nano_prints_a_note(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.wav"
     ran = shoal("say", "Hi.", "--voice", recording, "--transcript", "La la.", "-o", out, "--max-frames", "4")
-    assert "with less likeness" in ran.err
+    assert "hardly follows recordings" in ran.err
 
 
 def test_without_a_recogniser_a_transcript_is_needed(
