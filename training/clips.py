@@ -19,14 +19,13 @@ import numpy as np
 import torch
 
 import shoal
-from shoal.audio.wav import wav_header
 from shoal.codec.dac import Codec
 from shoal.engine.engine import Engine
 from shoal.errors import InvalidRequest
 from shoal.speech import SamplingParams
 from training.codec import load_codec
 from training.data import Corpus, Samples
-from training.data.sound import to_int16
+from training.data.sound import to_int16, wav_bytes
 from training.export import read_clip
 
 TEACHER = "teacher"
@@ -119,11 +118,6 @@ def write_clips(spoken: Spoken, out: Path, sample_rate: int) -> int:
             rows.append({"path": str(path), "text": utterance.text, "voice": utterance.voice, "system": name})
     (out / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return len(rows)
-
-
-def wav_bytes(samples: Samples, sample_rate: int) -> bytes:
-    content = samples.astype("<i2").tobytes()
-    return wav_header(sample_rate, len(content)) + content
 
 
 def codec_at(folder: Path, sample_rate: int) -> Codec:

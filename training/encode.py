@@ -177,11 +177,11 @@ class FixedShapeEncoder:
         return [found[index] for index in range(len(recordings))]
 
 
-def batches(frames: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Indices of recordings of like length, at most `most` frames together after padding."""
+def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Indices of rows of like length, at most `most` frames or positions together after padding."""
     batch: list[int] = []
-    for index in sorted(range(len(frames)), key=lambda index: frames[index], reverse=True):
-        if batch and (len(batch) + 1) * frames[batch[0]] > most:
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > most:
             yield batch
             batch = []
         batch.append(index)

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from shoal.audio.wav import wav_header
 from shoal.checkpoint.load import Checkpoint, load_checkpoint, load_model
 from shoal.checkpoint.model_config import config_document
 from shoal.checkpoint.profile import ModelProfile, profile_document
@@ -36,6 +35,7 @@ from shoal.voices.encoder import CodecEncoder, codec_fingerprint
 from shoal.voices.store import VoiceStore
 from training.codec import save_codec
 from training.data import Samples
+from training.data.sound import wav_bytes
 from training.encode import About, frozen_codec, prompts_for
 from training.int8 import int8_tensors
 from training.kokoro.voices import VOICES
@@ -174,11 +174,6 @@ def write_voices(
         content = [(wav_bytes(samples, codec.config.sample_rate), text) for samples, text in recordings]
         store.add_recordings(name, content, descriptions.get(name, NO_DESCRIPTION))
         store.get(name, encoder)  # stores the codes, so that nothing is encoded at start
-
-
-def wav_bytes(samples: Samples, sample_rate: int) -> bytes:
-    content = samples.astype("<i2").tobytes()
-    return wav_header(sample_rate, len(content)) + content
 
 
 def read_clips(folder: Path, sample_rate: int) -> dict[str, list[Clip]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 from shoal.checkpoint.load import load_model
 from shoal.kernels.sample import probabilities
 from shoal.model.dual_ar import DualAR
-from training.encode import About, follow, prompts_for
+from training.encode import About, batches, follow, prompts_for
 from training.language import hidden_states, is_audio, residual_logits
 from training.packing import OPENING_ID, SEMANTIC_BEGIN, Columns, EncodedShard
 from training.sampled import SampledShard
@@ -74,21 +74,9 @@ def rows_with_references(shard: EncodedShard, rng: random.Random) -> list[Column
     return rows
 
 
-def batches(rows: Sequence[Columns], most: int) -> Iterator[list[int]]:
-    """Indices of rows of like length, at most `most` positions together after padding."""
-    batch: list[int] = []
-    for index in sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True):
-        if batch and (len(batch) + 1) * len(rows[batch[0]]) > most:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
 def resample_shard(model: DualAR, shard: EncodedShard, rng: random.Random) -> SampledShard:
     rows, found = rows_with_references(shard, rng), {}
-    for batch in batches(rows, BATCH_POSITIONS[model.device.type]):
+    for batch in batches([len(row) for row in rows], BATCH_POSITIONS[model.device.type]):
         padded = np.zeros((len(batch), len(rows[batch[0]]), shard.columns.shape[1]), np.int64)
         for place, index in enumerate(batch):
             padded[place, : len(rows[index])] = rows[index]

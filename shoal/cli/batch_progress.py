@@ -21,21 +21,26 @@ if TYPE_CHECKING:
 MAX_PRINTED_FAILURES = 20
 
 
+def progress_bar(console: Console, *, shown: bool) -> Progress:
+    """Return a bar with the time elapsed and the time left, disabled where the console is not a terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not shown or not console.is_terminal,
+    )
+
+
 class BatchProgress:
     """Counts finished and failed lines and shows them. `done_before` lines were finished by an earlier run."""
 
     def __init__(self, *, shown: bool) -> None:
         self._console = Console(stderr=True, quiet=not shown, soft_wrap=True)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            TextColumn("eta"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not shown or not self._console.is_terminal,
-        )
+        self._bar = progress_bar(self._console, shown=shown)
         self._task = TaskID(0)
         self._lines = 0
         self._started = time.monotonic()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from shoal.cli.batch_progress import MAX_PRINTED_FAILURES, progress_bar
 from shoal.cli.tables import print_json, show_table
 from shoal.errors import counted
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from shoal.book.document import Book
     from shoal.book.speak import BookRun
 
-MAX_PRINTED_FAILURES = 20
 Place = tuple[int, int]  # chapter and sentence, from 1
 
 
@@ -34,16 +33,7 @@ class BookProgress:
 
     def __init__(self, *, shown: bool) -> None:
         self._console = Console(stderr=True, quiet=not shown, soft_wrap=True)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not shown or not self._console.is_terminal,
-        )
+        self._bar = progress_bar(self._console, shown=shown)
         self._task = self._bar.add_task("loading the model", total=None)
         self._started: float | None = None  # when the first piece was spoken
         self._missing: dict[Place, set[str]] = {}  # pieces of sentences that are not complete

@@ -666,10 +666,10 @@ def test_the_player_stays_in_view_below_a_long_dialogue(visit: Visit) -> None:
 
 def test_sliders_are_spoken_with_their_units(visit: Visit) -> None:
     page = visit()
-    assert page.get_attribute("#speed", "aria-valuetext") == "1 times the usual speed (default)"
+    assert page.get_attribute("#speed", "aria-valuetext") == "1 times normal speed (default)"
     page.focus("#speed")
     page.keyboard.press("ArrowRight")
-    assert page.get_attribute("#speed", "aria-valuetext") == "1.05 times the usual speed"
+    assert page.get_attribute("#speed", "aria-valuetext") == "1.05 times normal speed"
     assert page.get_attribute("#volume", "aria-valuetext") == "0 decibels (default)"
 
 

@@ -118,5 +118,5 @@ def load_companions(trainer: Trainer, path: Path) -> None:
             module = getattr(trainer, part)
             shapes = {name: value.shape for name, value in module.state_dict().items()}
             fitting = {name: value for name, value in own.items() if shapes.get(name) == value.shape}
-            # Judges whose width has changed since start anew.
+            # Discriminators whose width has changed are initialised again.
             module.load_state_dict(fitting, strict=False)

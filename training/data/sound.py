@@ -7,6 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.audio.wav import wav_header
+
 SAMPLE_RATE = 16_000
 FRAME = 640  # samples per codec frame, 25 frames a second
 LEAD_SECONDS, TAIL_SECONDS = 0.060, 0.150
@@ -63,3 +65,9 @@ def plausible(text: str, samples: int) -> bool:
     low, high = PLAUSIBLE_SECONDS_PER_CHARACTER
     seconds = samples / SAMPLE_RATE - LEAD_SECONDS - TAIL_SECONDS
     return low * len(text) < seconds < 1.0 + high * len(text)
+
+
+def wav_bytes(samples: Samples, sample_rate: int) -> bytes:
+    """Return a wav file of one channel."""
+    content = samples.astype("<i2").tobytes()
+    return wav_header(sample_rate, len(content)) + content

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from shoal.audio.wav import wav_header
-from training.data.sound import Samples
+from training.data.sound import wav_bytes
 from training.kokoro.recordings import Recording, record
 from training.kokoro.speakers import accent_of
 from training.kokoro.teacher import SAMPLE_RATE, Teacher
@@ -74,13 +73,8 @@ def write_references(folder: Path, names: Sequence[str], recordings: Sequence[Re
         counts[name] = counts.get(name, 0) + 1
         stem = folder / name / f"sample-{counts[name]}"
         stem.parent.mkdir(parents=True, exist_ok=True)
-        stem.with_suffix(".wav").write_bytes(wav_bytes(recording.samples))
+        stem.with_suffix(".wav").write_bytes(wav_bytes(recording.samples, SAMPLE_RATE))
         stem.with_suffix(".lab").write_text(recording.utterance.text + "\n")
-
-
-def wav_bytes(samples: Samples) -> bytes:
-    content = samples.astype("<i2").tobytes()
-    return wav_header(SAMPLE_RATE, len(content)) + content
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -13,6 +13,7 @@ from shoal.api.exceptions import SchemaViolation
 from shoal.api.parsing import JSON, MSGPACK, check_parts, file_part, text_part, validated
 from shoal.api.schemas import VOICE_NAME, Body, VoiceName
 from shoal.api.voice_upload import check_recording, store_recordings
+from shoal.errors import counted
 from shoal.server.openapi import error_responses, form_body, model_response, request_body
 from shoal.server.request_body import read_form, read_model
 from shoal.server.state import Caller, State, bearer
@@ -172,10 +173,7 @@ async def describe(http: Request, state: State, key: Caller, kind: ResponseType)
 )
 async def list_voices(state: State, key: Caller, kind: ResponseType) -> Response:
     names = await asyncio.to_thread(state.lifecycle.require_engine().voices.names)
-    return respond(
-        VoiceList(success=True, reference_ids=names, message=f"{len(names)} voice{'' if len(names) == 1 else 's'}"),
-        kind,
-    )
+    return respond(VoiceList(success=True, reference_ids=names, message=counted(len(names), "voice")), kind)
 
 
 @router.post(

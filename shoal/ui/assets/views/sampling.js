@@ -27,7 +27,7 @@ const SLIDERS = [
   // Beside the Speak button.
   { field: "speed", title: "Speed", min: 0.5, max: 2, step: 0.05, fallback: 1, unit: "×", place: "speed-place" },
 ];
-const UNITS = { dB: "decibels", "×": "times the usual speed" };
+const UNITS = { dB: "decibels", "×": "times normal speed" };
 const SEED = /^[0-9]{1,15}$/;
 const SEED_HELP = "The same seed, text and voice give the same audio.";
 const WRONG_SEED = {
