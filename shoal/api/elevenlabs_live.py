@@ -64,7 +64,7 @@ class StreamMessage(Body):
         return round(min(500.0, max(0.0, schedule[0]))) if schedule else DEFAULT_MIN_CHARACTERS
 
 
-class SpokenLine(Body):
+class LiveDialogueLine(Body):
     text: str
     voice_id: Annotated[str, Field(min_length=1, max_length=255)]
 
@@ -74,7 +74,7 @@ class DialogueMessage(Body):
 
     context_id: Annotated[str | None, Field(max_length=255)] = None
     voices: Annotated[list[str] | None, Field(max_length=16)] = None
-    inputs: Annotated[list[SpokenLine] | None, Field(max_length=200)] = None
+    inputs: Annotated[list[LiveDialogueLine] | None, Field(max_length=200)] = None
     flush: bool | None = None
     close_context: bool | None = None
     close_socket: bool | None = None

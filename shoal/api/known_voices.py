@@ -1,4 +1,4 @@
-"""The voices that a client may choose from, with the words about them."""
+"""List the voices that a client may choose from, with their descriptions."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from shoal.api.engine_client import EngineHandle
 
 @dataclass(frozen=True, slots=True)
 class KnownVoice:
-    """A stored or built-in voice. The words about it may be empty."""
+    """A stored or built-in voice. The fields that describe it may be empty."""
 
     name: str
-    builtin: bool
-    usual: bool  # the default of requests that name no voice
+    builtin: bool  # shipped with the model: it can be neither renamed nor deleted
+    default: bool  # spoken by requests that name no voice
     title: str
     description: str
     gender: str
@@ -36,7 +36,7 @@ def _known(engine: EngineHandle, name: str) -> KnownVoice:
     return KnownVoice(
         name=name,
         builtin=engine.voices.is_builtin(name),
-        usual=name == engine.service.default_voice,
+        default=name == engine.service.default_voice,
         title=about.title,
         description=about.description,
         gender=about.gender,

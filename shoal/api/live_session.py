@@ -83,7 +83,7 @@ class IdleTimer:
             self._timer.reschedule(asyncio.get_running_loop().time() + self._idle_seconds)
 
 
-class Mark(Enum):
+class TextMark(Enum):
     """What follows a piece of text: the client flushed, or no more text follows."""
 
     FLUSHED = "flushed"
@@ -108,7 +108,7 @@ class LiveContext:
         self._engine = job.engine
         self._encoder = OutputEncoder(job.output, job.engine.service.sample_rate, stream=True)
         # NotReady: text arrived during shutdown; raised once earlier text is spoken.
-        self._pieces: asyncio.Queue[TextPiece | Mark | NotReady] = asyncio.Queue()
+        self._pieces: asyncio.Queue[TextPiece | TextMark | NotReady] = asyncio.Queue()
         self._turns: tuple[SpokenTurn, ...] = ()
         self._busy_since: float | None = None
         self.ending = False  # no more text is accepted
@@ -133,20 +133,20 @@ class LiveContext:
         """Speak the buffered text now. Raises EngineBusy when the queue is full."""
         self._check_open()
         self._enqueue(self._buffer.flush())
-        self._pieces.put_nowait(Mark.FLUSHED)
+        self._pieces.put_nowait(TextMark.FLUSHED)
 
     def end(self) -> None:
         """Speak the buffered text and end; `run` then returns. Idempotent."""
         if not self.ending:
             self.flush()
             self.ending = True
-            self._pieces.put_nowait(Mark.ENDED)
+            self._pieces.put_nowait(TextMark.ENDED)
 
     async def run(self) -> None:
         """Speak until `end` was called and all text is spoken. Raises ShoalError. Cancelling stops at the next step."""
         number = 0
         try:
-            while (piece := await self._next_piece()) is not Mark.ENDED:
+            while (piece := await self._next_piece()) is not TextMark.ENDED:
                 if isinstance(piece, TextPiece):
                     await self._speak(piece, number)
                     number += 1
@@ -185,7 +185,7 @@ class LiveContext:
             self._busy_since = None
             self._idle.end()
 
-    async def _next_piece(self) -> TextPiece | Mark:
+    async def _next_piece(self) -> TextPiece | TextMark:
         """Return the next piece or mark. Raises NotReady in place of a rejected text."""
         if self._pieces.empty():
             self._rest()

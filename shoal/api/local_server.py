@@ -13,7 +13,7 @@ import socket
 import stat
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -119,16 +119,15 @@ def _register(url: str, model: str, identity: EngineIdentity, requires_key: bool
     path = entry.with_suffix(".sock")
     path.unlink(missing_ok=True)  # of a dead process that had this id
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with ExitStack() as on_error:
+        on_error.callback(_remove, entry)
+        on_error.callback(listener.close)
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(BACKLOG)
         server = LocalServer(os.getpid(), host, url, model, requires_key, identity, path)
         atomic_write(entry, json.dumps(asdict(server) | {"socket": path.name}).encode(), private=True)
-    except BaseException:
-        listener.close()
-        _remove(entry)
-        raise
+        on_error.pop_all()
     return entry, listener
 
 

@@ -55,7 +55,7 @@ FORMATS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChapterMark:
     """A chapter within a file, in seconds."""
 
     start: float
@@ -68,7 +68,7 @@ class FileTags:
     """Metadata by the names of ffmpeg (title, artist, album, track, ...), chapter marks and cover."""
 
     metadata: dict[str, str]
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[ChapterMark, ...] = ()
     cover: Cover | None = None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from shoal.book.audio_file import FORMATS, FileTags, Mark, write_audio_file
+from shoal.book.audio_file import FORMATS, ChapterMark, FileTags, write_audio_file
 from shoal.book.document import Book
 from shoal.book.timeline import TimedChapter, Timeline, render
 from shoal.errors import InvalidRequest
@@ -21,7 +21,7 @@ UNSAFE_IN_NAMES = re.compile(r'[\x00-\x1f<>:"/\\|?*]+')
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BookTarget:
     """Where a book is written: a file, or a folder with a file per chapter."""
 
     path: Path
@@ -35,7 +35,7 @@ class Target:
         return self.path.with_name(f"{self.path.name}.work")
 
 
-def parse_target(path: Path, format: str | None, kilobits: int | None) -> Target:
+def parse_target(path: Path, format: str | None, kilobits: int | None) -> BookTarget:
     """Return the target of `-o`, `--format` and `--bitrate`. Raises InvalidRequest."""
     suffix = path.suffix.lower()
     folder = path.is_dir() or not suffix
@@ -49,10 +49,10 @@ def parse_target(path: Path, format: str | None, kilobits: int | None) -> Target
         raise InvalidRequest(f"--format {name} and the suffix of {path.name!r} differ: give only one of them")
     bitrate = FORMATS[name].bitrate if kilobits is None else FORMATS[name].limits.check_bitrate(1000 * kilobits)
     assert bitrate is not None
-    return Target(path, name, bitrate, folder)
+    return BookTarget(path, name, bitrate, folder)
 
 
-def write_book(target: Target, book: Book, timeline: Timeline, work: Path) -> list[Path]:
+def write_book(target: BookTarget, book: Book, timeline: Timeline, work: Path) -> list[Path]:
     """Write the book and return the paths of its audio files. Each file appears when it is complete.
 
     Raises OutputError.
@@ -73,7 +73,7 @@ def write_book(target: Target, book: Book, timeline: Timeline, work: Path) -> li
     return paths
 
 
-def _write_chapter(target: Target, book: Book, timeline: Timeline, chapter: TimedChapter, work: Path) -> Path:
+def _write_chapter(target: BookTarget, book: Book, timeline: Timeline, chapter: TimedChapter, work: Path) -> Path:
     planned = chapter.planned
     path = target.path / f"{chapter_name(book, chapter)}.{target.format}"
     metadata = _book_tags(book) | {"title": planned.title, "track": f"{planned.number}/{len(book.chapters)}"}
@@ -104,9 +104,9 @@ def _book_tags(book: Book) -> dict[str, str]:
     }
 
 
-def _marks(timeline: Timeline) -> Iterator[Mark]:
+def _marks(timeline: Timeline) -> Iterator[ChapterMark]:
     for start, chapter in timeline.starts():
-        yield Mark(start, start + chapter.samples / timeline.rate, chapter.planned.title)
+        yield ChapterMark(start, start + chapter.samples / timeline.rate, chapter.planned.title)
 
 
 def _write_playlist(folder: Path, book: Book, timeline: Timeline, paths: list[Path]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shoal.audio.guard import reading_seconds
 from shoal.book.document import Book
-from shoal.book.output import Target, chapter_name
+from shoal.book.output import BookTarget, chapter_name
 from shoal.book.timeline import TimedChapter, Timeline
 from shoal.book.word_times import TimedWord
 from shoal.errors import InvalidRequest
@@ -39,7 +39,7 @@ class SubtitleTarget:
     path: Path | None
 
 
-def parse_subtitles(value: str, target: Target) -> SubtitleTarget:
+def parse_subtitles(value: str, target: BookTarget) -> SubtitleTarget:
     """Return the target of `--subtitles`: a format, or a file whose suffix is one. Raises InvalidRequest."""
     path = None if value in FORMATS else Path(value)
     format = value if path is None else path.suffix.lower().removeprefix(".")
@@ -50,7 +50,7 @@ def parse_subtitles(value: str, target: Target) -> SubtitleTarget:
     return SubtitleTarget(format, path)
 
 
-def write_subtitles(where: SubtitleTarget, target: Target, book: Book, timeline: Timeline) -> list[Path]:
+def write_subtitles(where: SubtitleTarget, target: BookTarget, book: Book, timeline: Timeline) -> list[Path]:
     """Write one file for the book, or with a folder one per chapter; return their paths. Raises OutputError."""
     if not target.folder:
         path = where.path or target.path.with_suffix(f".{where.format}")

@@ -70,7 +70,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         stored = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
     except pickle.UnpicklingError as problem:
         raise _explain_refusal(path, problem) from problem
-    except Exception as problem:  # a damaged pickle can raise almost anything
+    except Exception as problem:  # edge to the unpickler: a damaged pickle can raise almost anything
         raise CheckpointError(f"{path}: truncated, or not a PyTorch file: {_first_line(problem)}") from problem
     if isinstance(stored, dict) and isinstance(stored.get("state_dict"), dict):
         stored = stored["state_dict"]

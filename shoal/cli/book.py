@@ -15,7 +15,7 @@ from shoal.errors import InvalidRequest
 if TYPE_CHECKING:
     from shoal.batch.manifest import Manifest
     from shoal.book.document import Book
-    from shoal.book.output import Target
+    from shoal.book.output import BookTarget
     from shoal.book.speak import BookRun
     from shoal.book.subtitles import SubtitleTarget
     from shoal.book.work import Narration, PlannedChapter
@@ -192,7 +192,7 @@ class BookJob:
     """One run of `shoal book`."""
 
     content: "Book"
-    target: "Target"
+    target: "BookTarget"
     work: Path
     settings: "Settings"
     progress: "BookProgress"

@@ -10,7 +10,7 @@ from shoal.cli.completion import complete_model
 from shoal.cli.flags import Codec, Quiet
 
 if TYPE_CHECKING:
-    from shoal.deploy.endpoint import Candidate
+    from shoal.deploy.endpoint import CandidateModel
     from shoal.deploy.package import PackageFile, Progress
 
 PANEL = "Serve"
@@ -142,15 +142,15 @@ def deploy_sagemaker(
         typer.echo(f"{name} is up to date")
 
 
-def _candidate(text: str | None, percent: float) -> "Candidate | None":
-    from shoal.deploy.endpoint import Candidate
+def _candidate(text: str | None, percent: float) -> "CandidateModel | None":
+    from shoal.deploy.endpoint import CandidateModel
 
     if text is None:
         return None
     image, comma, model_data = text.partition(",")
     if not (image and comma and model_data):
         raise typer.BadParameter(f"{text!r} is not of the form IMAGE,S3-URI", param_hint="--candidate")
-    return Candidate(image, model_data, percent)
+    return CandidateModel(image, model_data, percent)
 
 
 def _bounds(text: str) -> tuple[int, int]:

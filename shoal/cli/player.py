@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -94,11 +94,11 @@ def streamed(player: Player, sample_rate: int) -> "Iterator[Callable[[Samples], 
         feeder = threading.Thread(target=feed, args=(pieces, process.stdin), name="shoal-player", daemon=True)
         feeder.start()
         try:
-            yield lambda samples: pieces.put(encoding.feed(samples))
-            pieces.put(encoding.finish())
-        except BaseException:
-            process.kill()
-            raise
+            with ExitStack() as on_error:
+                on_error.callback(process.kill)
+                yield lambda samples: pieces.put(encoding.feed(samples))
+                pieces.put(encoding.finish())
+                on_error.pop_all()
         finally:
             pieces.put(None)
             feeder.join()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prosody:
+class ProsodyOptions:
     """Rate and gain in decibels. Raises InvalidRequest, or MissingExtra if the rate cannot be changed here."""
 
     speed: float = 1.0
@@ -34,7 +34,7 @@ class Prosody:
 class ProsodyFilter:
     """Changes one stream of samples."""
 
-    def __init__(self, prosody: Prosody, sample_rate: int) -> None:
+    def __init__(self, prosody: ProsodyOptions, sample_rate: int) -> None:
         self._decibels = prosody.decibels
         self._tempo = None if prosody.speed == 1.0 else _tempo(sample_rate, prosody.speed)
 

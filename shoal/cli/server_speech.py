@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.api.local_server import LocalServer, connect
-from shoal.cli.prosody import Prosody
+from shoal.cli.prosody import ProsodyOptions
 from shoal.errors import EngineStopped
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def check_ready(server: LocalServer) -> None:
 
 
 def speak_on_server(
-    server: LocalServer, request: "SpeechRequest", sampling: dict[str, Any], prosody: Prosody
+    server: LocalServer, request: "SpeechRequest", sampling: dict[str, Any], prosody: ProsodyOptions
 ) -> ServerSpeech:
     """Send a request; returns when the first audio is there. Raises ServerRefused."""
     body = speech_body(request, sampling) | {"prosody": {"speed": prosody.speed, "volume": prosody.decibels}}

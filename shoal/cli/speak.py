@@ -11,7 +11,7 @@ import typer
 from shoal.checkpoint.find import BUNDLED
 from shoal.cli.completion import builtin_voices, complete_model, complete_voice
 from shoal.cli.flags import Codec, Device, Json, Lexicon, Quantize, Quiet
-from shoal.cli.prosody import Prosody
+from shoal.cli.prosody import ProsodyOptions
 from shoal.cli.quick_exit import QuickExit
 from shoal.cli.say_options import (
     check_model,
@@ -168,7 +168,7 @@ def say(
     check_subtitles(subtitles)
     check_model(model)
     check_voice(speaker.name, model)
-    prosody = Prosody(speed, volume)
+    prosody = ProsodyOptions(speed, volume)
     if model == BUNDLED and speaker.recording is not None:
         typer.echo("note: nano hardly follows recordings; use its built-in voices, or s1-mini or s2-pro", err=True)
     sinks = AudioSinks(output, format, _player(play or output is None), prosody, subtitles)
@@ -197,7 +197,7 @@ class AudioSinks:
     output: Path | None
     format: str | None
     player: "Player | None"
-    prosody: Prosody
+    prosody: ProsodyOptions
     subtitles: Path | None = None
 
     def write(
@@ -341,7 +341,7 @@ def _speak_on_server(
         typer.echo(f"using the server at {server.url}; --no-server loads the model instead", err=True)
     with closing(speech):
         # The server has changed rate and volume before it rounded the samples.
-        unchanged = replace(sinks, prosody=Prosody())
+        unchanged = replace(sinks, prosody=ProsodyOptions())
         unchanged.write(speech.sample_rate, ((chunk, (1, 1)) for chunk in speech.chunks()), progress)
     return UsedServer(server.url, seed)
 

@@ -45,7 +45,7 @@ class Canary:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateModel:
     """Second variant of an endpoint, which gets `percent` of the requests until it is removed or replaces the first."""
 
     image: str
@@ -74,7 +74,7 @@ class EndpointSpec:
     multi_model: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     canary: Canary | None = None  # how an update proceeds; no part of the state
-    candidate: Candidate | None = None
+    candidate: CandidateModel | None = None
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):

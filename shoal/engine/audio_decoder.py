@@ -206,7 +206,7 @@ class AudioDecoder:
         for backend in backends[:-1]:
             try:
                 return self._decoder_of(backend)
-            except Exception as error:
+            except Exception as error:  # edge to compilers and drivers, which raise anything; eager needs neither
                 self.reasons[backend] = describe_error(error)
                 if isinstance(error, NativeUnavailable):
                     logger.warning("the native codec is not available, using eager: %s", error)

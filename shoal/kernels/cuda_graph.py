@@ -160,7 +160,7 @@ class GraphSizes(Generic[KeyT, WorkloadT]):
         """Run one size and return its workload, which holds the results."""
         try:
             self.available[key].run(inputs)
-        except Exception as error:
+        except Exception as error:  # edge to the driver, which raises anything; the caller chooses another size
             self._failed = key
             self.dropped[key] = describe_error(error)
             raise

@@ -154,7 +154,7 @@ def compile_only() -> Iterator[bool]:
         try:
             yield True
             wait(mode.raw_futures)
-        except BaseException:  # above all KeyboardInterrupt, which must not wait for compilations that have not started
+        except BaseException:  # edge to the user: Ctrl-C must not wait for compilations that have not started
             cores.shutdown(wait=False, cancel_futures=True)
             mode.raw_futures = [each for each in mode.raw_futures if not each.cancelled()]
             raise

@@ -16,7 +16,7 @@ from shoal.audio.encode import encode_file
 from shoal.audio.mp4 import check_index
 from shoal.audio.sandbox import pool as pool_module
 from shoal.audio.sandbox.messages import OK, READY, DecodeRequest, DecodeResponse
-from shoal.audio.sandbox.pool import DecoderPool, Worker
+from shoal.audio.sandbox.pool import DecoderPool, DecoderProcess
 from shoal.errors import AudioError, EngineStopped
 from tests.server.standin import wait_until
 
@@ -42,7 +42,7 @@ def request_for(data: bytes, **changes: float) -> DecodeRequest:
     return DecodeRequest(RATE, **fields)
 
 
-def only(pool: DecoderPool) -> Worker:
+def only(pool: DecoderPool) -> DecoderProcess:
     (worker,) = pool._idle
     return worker
 
@@ -115,7 +115,7 @@ def test_a_response_that_is_too_long_is_not_read(decoders, flac, monkeypatch):
 def test_a_process_that_does_not_start_is_reported(monkeypatch):
     monkeypatch.setattr(pool_module, "COMMAND", "raise SystemExit(3)")
     with pytest.raises(EngineStopped, match="did not start \\(exit code 3\\)"):
-        Worker()
+        DecoderProcess()
 
 
 @linux_only

@@ -16,7 +16,7 @@ from shoal.api.subtitles import to_json
 from shoal.audio.encode import encode_file
 from shoal.audio.loudness import LoudnessMeter, limit_peaks
 from shoal.book.document import Block, Book, Chapter, Cover
-from shoal.book.output import Target, parse_target, write_book
+from shoal.book.output import BookTarget, parse_target, write_book
 from shoal.book.overlay import write_overlay
 from shoal.book.subtitles import Cue, chapter_cues, parse_subtitles, short_cues, write_subtitles
 from shoal.book.timeline import MAX_PEAK, TARGET_LUFS, Timeline, build_timeline, render, speech_span
@@ -252,12 +252,12 @@ def test_outputs_that_cannot_be_written_are_refused(path: str, format: str | Non
     with pytest.raises(InvalidRequest):
         parse_target(Path(path), format, kilobits)
     with pytest.raises(InvalidRequest, match="unknown subtitles"):
-        parse_subtitles("ass", Target(Path("a.m4b"), "m4b", 64_000, folder=False))
+        parse_subtitles("ass", BookTarget(Path("a.m4b"), "m4b", 64_000, folder=False))
 
 
 def test_an_output_that_cannot_be_written_leaves_nothing(timeline: Timeline, work: Path, tmp_path: Path) -> None:
     (tmp_path / "book.m4b").mkdir()
-    target = Target(tmp_path / "book.m4b", "m4b", 64_000, folder=False)
+    target = BookTarget(tmp_path / "book.m4b", "m4b", 64_000, folder=False)
     with pytest.raises(OutputError, match="cannot write"):
         write_book(target, BOOK, timeline, work)
     assert not list(work.glob(".*"))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shoal.api.local_server import EngineIdentity, connect, engine_identity, find_server, registered
-from shoal.cli.prosody import Prosody
+from shoal.cli.prosody import ProsodyOptions
 from shoal.cli.server_speech import ServerRefused, check_ready, speak_on_server
 from shoal.config import EngineConfig
 from shoal.errors import EngineStopped
@@ -90,9 +90,9 @@ def test_a_request_that_the_server_refuses_is_spoken_here(shoal: Shoal, same_use
     assert server is not None
     check_ready(server)
     with pytest.raises(ServerRefused, match="more than 1,500 characters"):
-        speak_on_server(server, SpeechRequest("a" * 1501), {}, Prosody())
+        speak_on_server(server, SpeechRequest("a" * 1501), {}, ProsodyOptions())
     with pytest.raises(ServerRefused, match="it answers with status 4"):
-        speak_on_server(server, SpeechRequest("<|im_end|>"), {}, Prosody())
+        speak_on_server(server, SpeechRequest("<|im_end|>"), {}, ProsodyOptions())
 
 
 def test_the_socket_is_closed_to_others_and_disappears_with_the_server(state: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_server_that_breaks_off_is_an_error_and_one_that_is_not_ready_is_not_u
         server = find_server(identity())
         assert server is not None
         check_ready(server)
-        with closing(speak_on_server(server, SpeechRequest("Hello."), {}, Prosody())) as speech:
+        with closing(speak_on_server(server, SpeechRequest("Hello."), {}, ProsodyOptions())) as speech:
             chunks = speech.chunks()
             assert len(next(chunks).samples) == 1
             with pytest.raises(EngineStopped, match="broke off"):

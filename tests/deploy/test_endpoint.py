@@ -11,7 +11,7 @@ from moto import mock_aws
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.deploy.endpoint import METRIC, Canary, Candidate, EndpointSpec, SageMakerAccount
+from shoal.deploy.endpoint import METRIC, Canary, CandidateModel, EndpointSpec, SageMakerAccount
 from shoal.errors import InvalidRequest, ShoalError
 
 SPEC = EndpointSpec(
@@ -128,7 +128,7 @@ def test_an_update_that_was_rolled_back_is_an_error() -> None:
 
 
 def test_a_candidate_gets_its_share_of_the_requests() -> None:
-    candidate = Candidate("other:2", "s3://bucket/next.tar.gz", 5.0)
+    candidate = CandidateModel("other:2", "s3://bucket/next.tar.gz", 5.0)
     spec = replace(SPEC, candidate=candidate)
     do_all(spec)
     sagemaker = boto3.client("sagemaker")
@@ -168,7 +168,7 @@ def test_many_models_lie_under_a_prefix() -> None:
     ],
 )
 def test_what_aws_would_refuse_is_refused_before(wrong: dict[str, Any]) -> None:
-    made = {"canary": Canary, "candidate": Candidate}
+    made = {"canary": Canary, "candidate": CandidateModel}
     with pytest.raises(InvalidRequest):
         replace(SPEC, **{name: made[name](*value) if name in made else value for name, value in wrong.items()})
 

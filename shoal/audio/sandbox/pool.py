@@ -36,7 +36,7 @@ class WorkerEnded(Exception):
         self.returncode, self.idle = returncode, idle
 
 
-class Worker:
+class DecoderProcess:
     """One decoder process. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class DecoderPool:
     def __init__(self, max_processes: int = MAX_PROCESSES) -> None:
         self._free = threading.Semaphore(max_processes)
         self._lock = threading.Lock()
-        self._idle: list[Worker] = []
+        self._idle: list[DecoderProcess] = []
 
     def decode(self, data: bytes, request: DecodeRequest) -> tuple[Samples, int, int]:
         """Return (samples, original rate, original channels). Raises AudioError, MissingExtra, EngineStopped."""
@@ -150,19 +150,19 @@ class DecoderPool:
                 if end.idle and worker.jobs > 1:
                     continue  # it ended itself just before the request arrived
                 raise _failure(end) from None
-            self._give_back(worker)
+            self._return_to_pool(worker)
             return result
 
-    def _take(self) -> Worker:
+    def _take(self) -> DecoderProcess:
         with self._lock:
             while self._idle:
                 worker = self._idle.pop()
                 if worker.alive:
                     return worker
                 worker.close()
-        return Worker()
+        return DecoderProcess()
 
-    def _give_back(self, worker: Worker) -> None:
+    def _return_to_pool(self, worker: DecoderProcess) -> None:
         if worker.jobs >= MAX_JOBS:
             worker.close()
             return

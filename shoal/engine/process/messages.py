@@ -43,7 +43,7 @@ class ReleaseMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelJob:
     pass
 
 
@@ -53,7 +53,7 @@ class Close:
     timeout: float | None
 
 
-Command = Speak | Encode | Decode | GetStats | ReleaseMemory | Cancel | Close
+Command = Speak | Encode | Decode | GetStats | ReleaseMemory | CancelJob | Close
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from shoal.engine.process.logging import write_line
 from shoal.engine.process.messages import (
-    Cancel,
+    CancelJob,
     Close,
     Command,
     Decode,
@@ -340,7 +340,7 @@ class Supervisor:
                 self._queued.remove(job)
             for process in (self._current, *self._retiring):
                 if process is not None and process.jobs.pop(job.id, None) is not None:
-                    process.send(job.id, Cancel())
+                    process.send(job.id, CancelJob())
 
     def _on_reply(self, process: EngineProcess, job_id: int, reply: Reply) -> None:
         """Handle a reply on the receiving thread of its process."""

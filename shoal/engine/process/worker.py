@@ -22,7 +22,7 @@ from shoal.config import EngineConfig
 from shoal.engine.process.jobs import JobRunner
 from shoal.engine.process.logging import current_job, forward_logs
 from shoal.engine.process.messages import (
-    Cancel,
+    CancelJob,
     Close,
     Command,
     Decode,
@@ -74,7 +74,7 @@ def run_worker(pipe: Connection, source: EngineSource, log_level: int) -> None:
     replies = ReplyChannel(pipe)
     forward_logs(replies.send, log_level)
     try:
-        worker = Worker(pipe, replies, source)
+        worker = EngineWorker(pipe, replies, source)
     except ShoalError as error:
         replies.send(0, Failed(error))
         return
@@ -126,7 +126,7 @@ class ReplyChannel:
             self._pipe.send((job, reply))
 
 
-class Worker:
+class EngineWorker:
     def __init__(self, pipe: Connection, replies: ReplyChannel, source: EngineSource) -> None:
         self._pipe, self._send, self._send_large = pipe, replies.send, replies.send_large
         # The objects of torch and the model stay out of later collections, which would pause the engine thread.
@@ -157,13 +157,13 @@ class Worker:
         exit_process(EXIT_BROKEN)
 
     def _shut_down(self, command: Close) -> None:
-        """Close in a thread, and keep handling Cancel commands until it is done."""
+        """Close in a thread, and keep handling CancelJob commands until it is done."""
         closing = threading.Thread(target=self._close, args=(command,), name="shoal-close", daemon=True)
         closing.start()
         while closing.is_alive():
             if self._pipe.poll(0.02):
                 job, late = self._pipe.recv()
-                if isinstance(late, Cancel):
+                if isinstance(late, CancelJob):
                     self._jobs.cancel(job)
 
     def _close(self, command: Close) -> None:
@@ -175,7 +175,7 @@ class Worker:
 
     def _run_command(self, job: int, command: Command) -> None:
         service = self._service
-        if isinstance(command, Cancel):
+        if isinstance(command, CancelJob):
             self._jobs.cancel(job)
         elif isinstance(command, Speak):
             self._jobs.start(job, partial(self._speak, job, command))

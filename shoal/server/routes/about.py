@@ -1,14 +1,13 @@
 """`GET /v1/about`: the model, its voices and defaults, and the limits, for clients that offer them as choices."""
 
 import asyncio
-from dataclasses import asdict
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from shoal import __version__
-from shoal.api.known_voices import known_voices
+from shoal.api.known_voices import KnownVoice, known_voices
 from shoal.api.parsing import JSON
 from shoal.audio.formats import FORMATS
 from shoal.server.openapi import error_responses, model_response
@@ -16,20 +15,6 @@ from shoal.server.state import Caller, State, bearer
 from shoal.speech import SamplingParams
 
 router = APIRouter(tags=["Voices"], dependencies=[Depends(bearer)])
-
-
-class AboutVoice(BaseModel):
-    """A voice to choose from. The words about it may be empty."""
-
-    name: str
-    builtin: bool  # shipped with the model: it can be neither renamed nor deleted
-    usual: bool  # the default of requests that name no voice
-    title: str
-    description: str
-    gender: str
-    accent: str
-    preview: str
-    openai_names: list[str]  # OpenAI's voice names that mean this voice
 
 
 class DefaultSampling(BaseModel):
@@ -47,7 +32,7 @@ class About(BaseModel):
     model: str
     sample_rate: int
     frame_rate: float
-    voices: list[AboutVoice]
+    voices: list[KnownVoice]
     clones: bool  # whether the model speaks with the voice of a recording
     reference_seconds: float  # longest recording of a voice
     sampling: DefaultSampling
@@ -67,14 +52,14 @@ async def about(state: State, key: Caller) -> JSONResponse:
         model=state.config.model,
         sample_rate=engine.service.sample_rate,
         frame_rate=engine.frame_rate,
-        voices=[AboutVoice(**asdict(voice)) for voice in await asyncio.to_thread(known_voices, engine)],
+        voices=await asyncio.to_thread(known_voices, engine),
         clones=engine.clones,
         reference_seconds=state.config.limits.reference_seconds,
         sampling=default_sampling(engine.service.default_sampling),
         formats=list(FORMATS),
         text_characters=state.config.limits.text_characters,
     )
-    return JSONResponse(content.model_dump())
+    return JSONResponse(content.model_dump(mode="json"))
 
 
 def default_sampling(sampling: SamplingParams) -> DefaultSampling:

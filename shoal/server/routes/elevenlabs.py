@@ -56,7 +56,7 @@ router = APIRouter(tags=["ElevenLabs"], dependencies=[Depends(bearer)])
 models_router = APIRouter(tags=["ElevenLabs"], dependencies=[Depends(bearer)])
 
 
-class Alignment(BaseModel):
+class CharacterAlignment(BaseModel):
     """Times of characters in seconds."""
 
     characters: list[str]
@@ -68,8 +68,8 @@ class TimedAudio(BaseModel):
     """Encoded audio with its alignment; null without new words. Both alignments are those of the text as written."""
 
     audio_base64: str
-    alignment: Alignment | None = None
-    normalized_alignment: Alignment | None = None
+    alignment: CharacterAlignment | None = None
+    normalized_alignment: CharacterAlignment | None = None
 
 
 class ElevenLabsVoice(BaseModel):
@@ -256,7 +256,7 @@ def _json_lines(stream: SpeechStream) -> Transform:
 
 
 def _timed_audio(audio: bytes, words: Sequence[Word]) -> dict[str, Any]:
-    alignment = Alignment(**CharacterTimes.of(words).as_seconds()) if words else None
+    alignment = CharacterAlignment(**CharacterTimes.of(words).as_seconds()) if words else None
     encoded = base64.b64encode(audio).decode()
     return TimedAudio(audio_base64=encoded, alignment=alignment, normalized_alignment=alignment).model_dump()
 

@@ -20,7 +20,7 @@ router = APIRouter(tags=["Text"], dependencies=[Depends(bearer)])
 EXAMPLES = {"markup": {"value": {"text": "Dr. Smith paid $5. [pause:0.5s] *Really.*"}}}
 
 
-class SpokenTurn(BaseModel):
+class PreparedTurn(BaseModel):
     text: str
     voice: str | None  # named by the markup
     rate: float
@@ -33,7 +33,7 @@ class SpokenText(BaseModel):
 
     text: str
     pause_before: float  # seconds
-    turns: list[SpokenTurn]
+    turns: list[PreparedTurn]
 
 
 @router.post(
@@ -53,7 +53,7 @@ async def show_text(http: Request, state: State, key: Caller) -> JSONResponse:
 
 def spoken_text(plan: TextPlan) -> SpokenText:
     turns = [
-        SpokenTurn(
+        PreparedTurn(
             text=turn.text,
             voice=turn.delivery.voice,
             rate=turn.delivery.rate,

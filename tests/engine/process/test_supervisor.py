@@ -22,7 +22,7 @@ from shoal.config import EngineConfig
 from shoal.engine.process.jobs import JobRunner
 from shoal.engine.process.messages import Backends, Encode, Fragment, GetStats, Heartbeat, Result
 from shoal.engine.process.supervisor import EngineProcess, Supervisor, SupervisorConfig
-from shoal.engine.process.worker import EngineSource, ReplyChannel, Worker
+from shoal.engine.process.worker import EngineSource, EngineWorker, ReplyChannel
 from shoal.errors import EngineStopped, GenerationFailed, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
 from tests.engine.process.conftest import forking
@@ -355,7 +355,7 @@ class Blocked:
 
 
 def test_reading_commands_is_not_blocked_by_sending_results() -> None:
-    worker, pipe = object.__new__(Worker), Blocked()
+    worker, pipe = object.__new__(EngineWorker), Blocked()
     worker._send_large = ReplyChannel(pipe).send_large  # type: ignore[arg-type]
     worker._jobs = JobRunner(1)
     worker._service = SimpleNamespace(statistics=dict)  # type: ignore[assignment]

@@ -45,7 +45,7 @@ def test_about_lists_voices_defaults_and_limits(http: httpx.Client, recording: b
     content = http.get("/v1/about").json()
     assert (content["model"], content["sample_rate"], content["frame_rate"]) == ("random:tiny", 16_000, 25.0)
     (listed,) = [voice for voice in content["voices"] if voice["name"] == "about-me"]
-    assert (listed["builtin"], listed["usual"], listed["title"], listed["openai_names"]) == (False, False, "", [])
+    assert (listed["builtin"], listed["default"], listed["title"], listed["openai_names"]) == (False, False, "", [])
     assert content["clones"] is True
     assert content["sampling"]["temperature"] == 0.8
     assert {"wav", "mp3", "opus"} < set(content["formats"])

@@ -20,7 +20,7 @@ import pytest
 
 from shoal.errors import GenerationFailed, InvalidRequest
 from shoal.tools.bench.load.audio_meter import AudioMeter
-from shoal.tools.bench.load.client import Target, parse_target
+from shoal.tools.bench.load.client import LoadTarget, parse_target
 from shoal.tools.bench.load.playback import stalled_seconds
 from shoal.tools.bench.load.run import LoadPlan, run_load, target_names
 from shoal.tools.bench.load.stage import LoadStage, arrival_times, parse_stages
@@ -193,7 +193,7 @@ def test_bare_pcm_counts_from_the_first_byte() -> None:
 def test_the_route_decides_the_api() -> None:
     assert parse_target("http://a:1").url == "http://a:1/v1/audio/speech"
     assert parse_target("http://a:1/v1/").url == "http://a:1/v1/audio/speech"
-    assert parse_target("http://a:1", "fish") == Target("http://a:1/v1/tts", "fish")
+    assert parse_target("http://a:1", "fish") == LoadTarget("http://a:1/v1/tts", "fish")
     assert parse_target("http://a:1/behind/v1/tts").api == "fish"
     for url, api in (
         ("a:1", None),

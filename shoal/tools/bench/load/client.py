@@ -22,7 +22,7 @@ SOUNDS = ("audio/pcm", "audio/wav", "audio/wave", "audio/x-wav", "audio/l16", "a
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """A server and the parameters of its requests."""
 
     url: str  # URL of the speech route
@@ -66,7 +66,7 @@ class LoadOutcome:
     error: str | None = None
 
 
-def parse_target(url: str, api: str | None = None, **fields: str | None) -> Target:
+def parse_target(url: str, api: str | None = None, **fields: str | None) -> LoadTarget:
     """Parse a URL with or without the route; without `api`, the route decides the API. Raises InvalidRequest."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -80,11 +80,11 @@ def parse_target(url: str, api: str | None = None, **fields: str | None) -> Targ
     if found not in (None, chosen):
         raise InvalidRequest(f"{url} is a route of the {found} API, but --api is {chosen}")
     base = url.rstrip("/").removesuffix("/v1")
-    return Target(url if found else base + ROUTES[chosen], chosen, **fields)
+    return LoadTarget(url if found else base + ROUTES[chosen], chosen, **fields)
 
 
 async def send_request(
-    http: "httpx.AsyncClient", target: Target, text: str, number: int, due: float, began: float
+    http: "httpx.AsyncClient", target: LoadTarget, text: str, number: int, due: float, began: float
 ) -> LoadOutcome:
     """Send one request and record when audio arrives. `due` and `began` (start of the stage) are event loop times."""
     import httpx
@@ -118,7 +118,7 @@ async def send_request(
     )
 
 
-async def _audio(http: "httpx.AsyncClient", target: Target, text: str, number: int) -> AsyncIterator[float]:
+async def _audio(http: "httpx.AsyncClient", target: LoadTarget, text: str, number: int) -> AsyncIterator[float]:
     """Yield the seconds of audio in every piece that arrives."""
     async with http.stream("POST", target.url, json=target.body(text, number), headers=target.headers) as answer:
         answer.raise_for_status()

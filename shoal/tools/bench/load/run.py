@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import GenerationFailed, MissingExtra
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
-from shoal.tools.bench.load.client import LoadOutcome, Target, send_request
+from shoal.tools.bench.load.client import LoadOutcome, LoadTarget, send_request
 from shoal.tools.bench.load.search import MAX_TRIALS, highest_rate
 from shoal.tools.bench.load.stage import LoadStage, run_stage
 from shoal.tools.bench.load.summary import Objective, summarize_stage
@@ -41,7 +41,7 @@ class LoadPlan:
 class TargetRun:
     """Results of one target."""
 
-    target: Target
+    target: LoadTarget
     name: str
     outcomes: list[tuple[LoadStage, list[LoadOutcome]]] = field(default_factory=list)
     highest_rate: float | None = None
@@ -62,7 +62,7 @@ class TargetRun:
 
 
 def run_load(
-    targets: Sequence[Target],
+    targets: Sequence[LoadTarget],
     plan: LoadPlan,
     *,
     progress: bool = True,
@@ -82,7 +82,7 @@ def run_load(
     return document
 
 
-def target_names(targets: Sequence[Target]) -> list[str]:
+def target_names(targets: Sequence[LoadTarget]) -> list[str]:
     """Return a unique name for each target: host and port, with API and number where needed."""
     alone = Counter(target.name for target in targets)
     names = [target.name if alone[target.name] == 1 else f"{target.name} {target.api}" for target in targets]
@@ -148,7 +148,7 @@ async def _run(
     return outcomes
 
 
-async def _warm_up(http: "httpx.AsyncClient", target: Target, plan: LoadPlan) -> None:
+async def _warm_up(http: "httpx.AsyncClient", target: LoadTarget, plan: LoadPlan) -> None:
     clock, problem = asyncio.get_running_loop().time, None
     for number, text in enumerate(islice(texts(plan.sentences, first=SENTENCES - 100), plan.warm_up)):
         now = clock()

@@ -22,9 +22,9 @@ export class VoicePicker extends EventTarget {
   /** `voices` as listed by /v1/about. Without a stored choice, selects the default or the first built-in voice. */
   show(voices) {
     this.voices = inOrder(voices);
-    const usual = voices.find(({ usual }) => usual)?.name;
-    const wanted = recall("voice") ?? usual ?? this.voices.find(({ builtin }) => builtin)?.name;
-    this.chosen = voices.some(({ name }) => name === wanted) ? wanted : (usual ?? null);
+    const standard = voices.find(isDefault)?.name;
+    const wanted = recall("voice") ?? standard ?? this.voices.find(({ builtin }) => builtin)?.name;
+    this.chosen = voices.some(({ name }) => name === wanted) ? wanted : (standard ?? null);
     this.#draw();
     this.dispatchEvent(new Event("change"));
   }
@@ -143,7 +143,7 @@ export function voiceSelect(voices, chosen, attributes) {
 
 /** The user's voices first, then the default voice, then the other built-in voices by title. */
 export function inOrder(voices) {
-  const rank = ({ builtin, usual }) => (builtin ? (usual ? 1 : 2) : 0);
+  const rank = (voice) => (voice.builtin ? (isDefault(voice) ? 1 : 2) : 0);
   return [...voices].sort((a, b) => rank(a) - rank(b) || titleOf(a).localeCompare(titleOf(b)));
 }
 
@@ -155,10 +155,11 @@ export function matches(voice, wanted) {
   return wanted.split(/\s+/).every((word) => ` ${known}`.includes(` ${word}`));
 }
 
+const isDefault = (voice) => voice.default;
 const titleOf = ({ name, title }) => title || name;
 const rowOf = (name) => byId("voices").querySelector(`[data-name="${CSS.escape(name ?? "")}"]`);
 
 /** A model with a default voice has no voice of its own. */
 function unnamed(voices) {
-  return voices.some(({ usual }) => usual) ? [] : [OWN];
+  return voices.some(isDefault) ? [] : [OWN];
 }

@@ -1,0 +1,43 @@
+"""One meaning per class name, and every broad except says which edge of the program it is."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "shoal"
+
+
+@cache
+def sources() -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def nodes() -> Iterator[tuple[Path, ast.AST]]:
+    for path, source in sources().items():
+        yield from ((path, node) for node in ast.walk(ast.parse(source)))
+
+
+def is_broad(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    return any(
+        isinstance(part, ast.Name) and part.id in ("Exception", "BaseException") for part in ast.walk(handler.type)
+    )
+
+
+def test_a_class_name_is_defined_once() -> None:
+    places = defaultdict(list)
+    for path, node in nodes():
+        if isinstance(node, ast.ClassDef):
+            places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_every_broad_except_names_its_edge() -> None:
+    found = [(path, node.lineno) for path, node in nodes() if isinstance(node, ast.ExceptHandler) and is_broad(node)]
+    assert found
+    lines = {path: source.splitlines() for path, source in sources().items()}
+    silent = [f"{path.relative_to(PACKAGE)}:{line}" for path, line in found if "edge" not in lines[path][line - 1]]
+    assert silent == []
