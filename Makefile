@@ -30,6 +30,7 @@ serve: $(SERVER)
 # With the quality judges, so that the short quality tests (docs/quality.md) run too.
 test: $(JUDGES) $(CLIENTS)
 	scripts/browser
+	scripts/wyoming-openai
 	scripts/test
 
 # Quick feedback: test files that start no process and take less than four seconds.

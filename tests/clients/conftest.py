@@ -15,6 +15,8 @@ collect_ignore = [] if find_spec("pipecat") else ["test_pipecat.py", "test_pipec
 @pytest.fixture(scope="session")
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     home = tmp_path_factory.mktemp("clients")
-    serving = start(home, model="nano", slots=4, api_keys=KEY, wyoming_port=free_port())
+    # `wyoming-openai` and some versions of Open WebUI list the voices without the key.
+    settings = {"api_keys": KEY, "public_voices": True, "wyoming_port": free_port()}
+    serving = start(home, model="nano", slots=4, **settings)
     yield serving
     assert serving.end() == 0, serving.log.read_text()
