@@ -1,5 +1,6 @@
 """Shared by all tests: where the golden data lies, the marks, and the models they make."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -15,6 +16,9 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from tests import slow
 
+# Imports and collected tests stay until the end: no collection has to look for garbage among them (see below).
+gc.disable()
+
 # A shell that starts pytest in the background makes it ignore SIGINT, and the processes that tests start inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -22,6 +26,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave slow files out of a run without slow tests before they import the libraries that only they need."""
+    unwanted = config.getoption("markexpr") == "not slow" and collection_path.suffix == ".py"
+    return True if unwanted and slow.is_slow(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

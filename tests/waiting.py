@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-TIMEOUT_SECONDS = 240.0
+TIMEOUT_SECONDS = 600.0
 
 
 def wait_until(

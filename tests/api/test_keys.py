@@ -98,7 +98,7 @@ def test_a_key_file_that_is_created_later_is_taken_up(tmp_path: Path, monkeypatc
         watching.cancel()
         return secret
 
-    secret = asyncio.run(asyncio.wait_for(create_and_wait(), 60))
+    secret = asyncio.run(asyncio.wait_for(create_and_wait(), 240))
     with pytest.raises(Unauthorized):
         state.authenticate("")
     assert state.authenticate(f"Bearer {secret}").name == "alice"

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 __all__ = ["recording"]  # a fixture here, too
 
 SLOTS = 4
-RAY_STARTS = 3  # Ray waits 30 seconds for its own processes, which a busy machine may exceed
+RAY_STARTS = 10  # Ray waits 30 seconds for its own processes, which a busy machine may exceed
 
 
 @dataclass

@@ -20,7 +20,7 @@ from shoal.server.wyoming import WyomingServer
 from tests.server.conftest import free_port
 from tests.server.standin import Standin, state_with
 
-TIMEOUT = 60.0
+TIMEOUT = 240.0
 DEFAULTS, NO_LIMITS = Limits(), KeyLimits()
 Talk = Callable[[AsyncTcpClient, ServerState, Standin], Awaitable[None]]
 

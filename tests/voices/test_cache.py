@@ -156,7 +156,7 @@ def test_neither_the_loop_nor_a_known_voice_waits_for_an_encoding(cache, encoder
         encoder.gate.clear()
         slow = asyncio.create_task(cache.resolve([(wav(), "slow")]))
         for _ in range(20):
-            assert await asyncio.wait_for(cache.resolve(known), 60)
+            assert await asyncio.wait_for(cache.resolve(known), 240)
         assert not slow.done()
         encoder.gate.set()
         assert (await slow).frames == 10

@@ -16,6 +16,7 @@ from shoal.model.slow import Head
 from shoal.native.dual_ar import StepRows
 from shoal.native.library import NativeUnavailable, open_library
 from shoal.speech import SamplingParams
+from tests.engine.oracle import Received, StepDriver
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +76,26 @@ def test_frames_equal_the_reference_generation(model: Checkpoint) -> None:
         grid = torch.from_numpy(prompt(model, number).T.copy())
         expected = generate(model.model, Head(model.model.slow), grid, SETTINGS[number]).codes
         assert np.array_equal(codes, expected.numpy())
+
+
+def hear(checkpoint: Checkpoint, numbers: list[int], *, whole: bool) -> list[Received]:
+    driver, received = StepDriver(core_of(checkpoint, first_chunk_frames=1)), []
+    for number in numbers:
+        grid = prompt(checkpoint, number)
+        received.append(driver.add(Utterance(number, [Turn("hm", grid, grid)], SETTINGS[number], whole=whole)))
+    driver.run()
+    assert (driver.core.runner.backend, driver.core.audio_decoder.backend) == ("native", "native")
+    return received
+
+
+def test_streams_of_a_batch_have_the_bits_of_complete_responses_alone(model: Checkpoint) -> None:
+    together = hear(model, [0, 1, 2, 3], whole=False)
+    assert sum(len(streamed.chunks) for streamed in together) > len(together)
+    for number, streamed in enumerate(together):
+        [alone] = hear(model, [number], whole=True)
+        assert len(alone.chunks) == 1
+        assert np.array_equal(streamed.codes, alone.codes)
+        assert np.array_equal(streamed.samples, alone.samples)
 
 
 @pytest.mark.parametrize("isa", ["avx2", "baseline"])

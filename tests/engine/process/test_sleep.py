@@ -126,7 +126,7 @@ def test_an_idle_engine_sleeps_and_the_next_request_wakes_it(processes: list[Fak
         assert (supervisor.activity, supervisor.wakes, supervisor.restarts) == ("awake", 1, 0)
         assert supervisor.statistics()["live"] == 0
         processes[1].answer_all()
-        thread.join(60)
+        thread.join(240)
         assert answers == ["done"]
         fall_asleep(supervisor)
 
@@ -144,7 +144,7 @@ def test_requests_that_arrive_while_it_wakes_wait(processes: list[FakeProcess]) 
         wait_until(lambda: len(processes[1].jobs) == 2)
         processes[1].answer_all()
         for thread, answers in (first, second):
-            thread.join(60)
+            thread.join(240)
             assert answers == ["done"]
         assert supervisor.wakes == 1
 
@@ -157,7 +157,7 @@ def test_an_engine_with_a_job_does_not_sleep(processes: list[FakeProcess]) -> No
         supervisor._used = 0.0  # as after hours
         assert not supervisor._fall_asleep()
         busy.answer_all()
-        thread.join(60)
+        thread.join(240)
         fall_asleep(supervisor)
 
 
@@ -171,7 +171,7 @@ def test_an_engine_is_not_put_to_sleep_during_a_reload(processes: list[FakeProce
         supervisor._used = 0.0
         assert not supervisor._fall_asleep()
         FakeProcess.starts.set()
-        reload.join(60)
+        reload.join(240)
         assert supervisor.process_id == 2
         assert not supervisor._fall_asleep()  # a new engine has its time
 
@@ -207,7 +207,7 @@ def test_an_engine_that_cannot_wake_fails_its_requests_and_is_tried_again(proces
         fall_asleep(supervisor)
         FakeProcess.broken = True
         thread, answers = ask(supervisor)
-        thread.join(60)
+        thread.join(240)
         assert isinstance(answers[0], EngineStopped)
         FakeProcess.broken = False
         wait_until(lambda: supervisor.restarts > 0 and supervisor.ready)
@@ -220,7 +220,7 @@ def test_a_sleeping_supervisor_closes_and_refuses_jobs(processes: list[FakeProce
         assert not supervisor.ready
         with pytest.raises(EngineStopped, match="closed"):
             asyncio.run(supervisor.aencode(b""))
-        supervisor._monitor_thread.join(60)
+        supervisor._monitor_thread.join(240)
         assert not supervisor._monitor_thread.is_alive()
 
 
@@ -231,7 +231,7 @@ def test_closing_while_it_wakes_fails_the_waiting_request(processes: list[FakePr
         thread, answers = ask(supervisor)
         wait_until(lambda: supervisor.activity == "waking" and bool(supervisor._starting))
         supervisor.close()
-        thread.join(60)
+        thread.join(240)
         assert isinstance(answers[0], EngineStopped)
 
 
