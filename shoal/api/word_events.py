@@ -46,7 +46,14 @@ class FishAlignment:
         self._number += 1
         begin = words[0].start
         segments = [
-            {"text": word.text, "start": round(word.start - begin, 3), "end": round(word.end - begin, 3)}
+            {
+                "text": word.text,
+                "start": round(word.start - begin, 3),
+                "end": round(word.end - begin, 3),
+                # Extensions: character positions in the text.
+                "first": word.first,
+                "last": word.last,
+            }
             for word in words
         ]
         alignment = {"segments": segments, "audio_duration": segments[-1]["end"]}

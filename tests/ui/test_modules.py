@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,9 +109,9 @@ def test_text_without_words_has_no_lines(run: Run) -> None:
 def test_a_growing_track_updates_its_outline(run: Run) -> None:
     work = """({ Track }) => {
       const track = new Track(100);
-      track.beginPart(0, 0);
+      track.beginPart({ speaker: 0, turn: 0, text: "One." });
       track.append(new Int16Array(100).fill(16384));
-      track.beginPart(1, 1);
+      track.beginPart({ speaker: 1, turn: 1, text: "Two." });
       track.append(new Int16Array(70000).fill(-32768));
       return [track.outline(701).slice(0, 12), track.seconds, track.partAt(99).speaker, track.partAt(100).speaker];
     }"""
@@ -118,6 +119,66 @@ def test_a_growing_track_updates_its_outline(run: Run) -> None:
     assert (seconds, first, second) == (701.0, 0, 1)
     assert outline[0] == pytest.approx(0.5)
     assert outline[10] == pytest.approx(1.0)
+
+
+def test_timed_audio_is_read_from_pieces_of_any_size(run: Run) -> None:
+    work = """async ({ timedAudio }, [text, stream, size]) => {
+      const bytes = new TextEncoder().encode(stream);
+      const body = new ReadableStream({ start(to) {
+        for (let at = 0; at < bytes.length; at += size) to.enqueue(bytes.subarray(at, at + size));
+        to.close();
+      } });
+      const found = [];
+      for await (const { bytes, words } of timedAudio(body, text)) found.push([[...bytes], words]);
+      return found;
+    }"""
+    text = "🐟 Zwölf now."
+    segments = [{"text": "Zwölf", "start": 0.0, "end": 0.5, "first": 2, "last": 7}]
+    timed = {"audio_base64": "AQID", "alignment": {"segments": segments}, "chunk_audio_offset_sec": 1.5}
+    events = [timed, {"audio_base64": "", "alignment": None, "chunk_audio_offset_sec": 0.0}]
+    stream = "".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events)
+    for size in (1, 7, 10_000):
+        found = run("speech/timed-audio.js", work, [text, stream, size])
+        # Positions of JavaScript strings: the fish takes two.
+        assert found == [[[1, 2, 3], [{"first": 3, "last": 8, "start": 1.5, "end": 2.0}]], [[], []]]
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "expected"),
+    [
+        ("It costs $12.50 now.", 8, "$12.50"),
+        ("Wait. [pause:0.5s] … Then go.", 5, "Then"),
+        ("<break/> go", 0, "go"),
+        ("今天好", 1, "天"),
+        ("nano说", 0, "nano"),
+        ("The end. !", 8, None),
+    ],
+)
+def test_the_word_that_is_spoken_next_is_found_in_the_text(run: Run, text: str, start: int, expected: str) -> None:
+    work = """({ nextWord }, [text, start]) => {
+      const found = nextWord(text, start);
+      return found && text.slice(found.first, found.last);
+    }"""
+    assert run("speech/next-word.js", work, [text, start]) == expected
+
+
+def test_a_track_knows_the_word_at_a_sample_also_before_its_end_is_known(run: Run) -> None:
+    work = """({ Track }) => {
+      const track = new Track(100);
+      const at = (...samples) => samples.map((sample) => track.wordAt(sample)?.index ?? null);
+      track.beginPart({ speaker: 0, turn: 0, text: "It is late." });
+      track.append(new Int16Array(100));
+      const untimed = at(0);
+      track.beginWords(true);
+      track.addWords([{ first: 0, last: 2, start: 10, end: 30 }, { first: 3, last: 5, start: 40, end: 60 }]);
+      const growing = at(5, 10, 29, 35, 40, 60, 99, 100);
+      track.complete = true;
+      return [untimed, growing, at(10, 60)];
+    }"""
+    untimed, growing, complete = run("audio/track.js", work)
+    assert untimed == [None]
+    assert growing == [None, 0, 0, None, 1, 2, 2, None]
+    assert complete == [0, None]
 
 
 METRICS = """# HELP shoal_engine_slots Slots there are.

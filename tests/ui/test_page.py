@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from shoal.audio.decode import AudioLimits, read_audio
-from shoal.checkpoint.find import BUNDLED_DIRECTORY
 from tests.server.conftest import ROOT, Serving, command, engine_of, start, surroundings
 from tests.ui.conftest import MAX_FRAMES, Visit
 from tests.waiting import TIMEOUT_SECONDS, wait_until
@@ -124,6 +123,22 @@ def test_typed_text_is_played_to_its_last_sample(visit: Visit, serving: Serving)
     assert page.inner_text("#first-audio").endswith(("ms", " s"))
     assert float(page.inner_text("#rtf")) > 0
     assert page.inner_text("#seed-used") == str(SEED)
+    assert page.is_hidden("#words"), "this model has no word times"
+
+
+def test_a_model_that_has_lost_its_word_times_speaks_without_them(visit: Visit, serving: Serving) -> None:
+    """The page was loaded before the server got a model whose heads are not known."""
+    page = visit()
+    page.route("**/v1/about", lambda route: route.fulfill(json=route.fetch().json() | {"word_times": True}))
+    page.reload()
+    page.wait_for_selector("#speak:enabled")
+    with page.expect_response("**/v1/tts/stream/with-timestamp") as refused:
+        say(page)
+    assert (refused.value.status, "shoal align calibrate" in refused.value.text()) == (400, True)
+    wait_until_made(page)
+    assert playback(page, "samples") == len(spoken_by_server(serving.url))
+    assert page.is_hidden("#words")
+    assert page.is_hidden("#notice")
 
 
 @contextmanager
@@ -479,21 +494,6 @@ def test_the_theme_follows_the_system_until_one_is_chosen(visit: Visit) -> None:
     page.reload()
     assert brightness() > 200
     assert page.get_attribute("#theme-button", "aria-pressed") == "false"
-
-
-@pytest.mark.skipif(not (BUNDLED_DIRECTORY / "config.json").exists(), reason="nano is not in the package")
-def test_nano_speaks_with_a_builtin_voice(visit: Visit, tmp_path: Path) -> None:
-    served = start(tmp_path / "nano", model="nano")
-    try:
-        page = visit(served.url)
-        assert page.locator("#voices >> text=Built in").count() > 0
-        assert page.locator(".voice input:checked").get_attribute("value")
-        say(page, "Hello.")
-        wait_until_made(page)
-        assert 0.2 < playback(page, "samples") / playback(page, "rate") < 10
-        assert page.locator("#voices [aria-label^=Edit]").count() == 0
-    finally:
-        served.end()
 
 
 def test_a_server_with_keys_asks_for_the_key_and_reports_retry_after(visit: Visit, tmp_path: Path) -> None:

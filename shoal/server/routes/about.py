@@ -34,6 +34,7 @@ class About(BaseModel):
     frame_rate: float
     voices: list[KnownVoice]
     clones: bool  # whether the model speaks with the voice of a recording
+    word_times: bool  # whether requests may ask for timestamps
     reference_seconds: float  # longest recording of a voice
     sampling: DefaultSampling
     formats: list[str]
@@ -54,6 +55,7 @@ async def about(state: State, key: Caller) -> JSONResponse:
         frame_rate=engine.frame_rate,
         voices=await asyncio.to_thread(known_voices, engine),
         clones=engine.clones,
+        word_times=engine.word_times,
         reference_seconds=state.config.limits.reference_seconds,
         sampling=default_sampling(engine.service.default_sampling),
         formats=list(FORMATS),

@@ -71,6 +71,7 @@ async function meet() {
   try {
     const facts = await server.about();
     speaking.rate = facts.sample_rate;
+    speaking.timed = facts.word_times;
     composer.mostCharacters = facts.text_characters;
     sampling.setDefaults(facts.sampling);
     download.offer(facts.formats);

@@ -25,6 +25,7 @@ export class Speaking {
   constructor(page) {
     this.#page = page;
     this.rate = 0; // the model's sample rate in Hz; 0 before it is known
+    this.timed = false; // whether the model knows when it says which word
     this.shown = null; // the speech in the player: text, requests, options
     byId("speak").addEventListener("click", () => this.toggle());
     page.composer.addEventListener("change", () => this.update());
@@ -78,7 +79,7 @@ export class Speaking {
     const recipe = { draft: composer.draft, moved: sampling.moved, seed, file, kept: null };
     const options = { ...sampling.options, seed, ...(sampling.showsText && { show_text: true }) };
     const track = file ? new FileTrack(this.rate) : new Track(this.rate);
-    const synthesis = new Synthesis(composer.lines, options, track);
+    const synthesis = new Synthesis(composer.lines, options, track, { timed: this.timed && !file });
     this.#follow(synthesis);
     playback.expect(expectedSeconds(characters(synthesis.lines)));
     showText("");

@@ -46,7 +46,7 @@ def test_about_lists_voices_defaults_and_limits(http: httpx.Client, recording: b
     assert (content["model"], content["sample_rate"], content["frame_rate"]) == ("random:tiny", 16_000, 25.0)
     (listed,) = [voice for voice in content["voices"] if voice["name"] == "about-me"]
     assert (listed["builtin"], listed["default"], listed["title"], listed["openai_names"]) == (False, False, "", [])
-    assert content["clones"] is True
+    assert (content["clones"], content["word_times"]) == (True, False)
     assert content["sampling"]["temperature"] == 0.8
     assert {"wav", "mp3", "opus"} < set(content["formats"])
 

@@ -99,6 +99,8 @@ def test_fish_events_have_segments_that_count_from_their_offset(stand: Stand) ->
     assert " ".join(event["content"] for event in timed) == TEXT
     assert starts_of(timed) == {"It": 0.1, "costs": 0.6, "$12.50": 1.1, "now.": 1.6}
     assert all(event["alignment"]["segments"][0]["start"] == 0 for event in timed)
+    segments = [segment for event in timed for segment in event["alignment"]["segments"]]
+    assert [TEXT[segment["first"] : segment["last"]] for segment in segments] == TEXT.split()
     last = timed[-1]["alignment"]
     assert last["audio_duration"] == last["segments"][-1]["end"]
     audio = b"".join(base64.b64decode(event["audio_base64"]) for event in found)

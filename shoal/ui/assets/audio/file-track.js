@@ -22,9 +22,12 @@ export class FileTrack {
     return this.length / this.rate;
   }
 
-  beginPart(speaker, turn) {
+  beginPart({ speaker, turn }) {
     this.parts.push({ at: this.length, speaker, turn });
   }
+
+  /** A file is not watched while it plays. */
+  beginWords() {}
 
   append(samples) {
     if (this.#beginning.length < KEPT_SECONDS * this.rate) this.#beginning = joined(this.#beginning, samples);

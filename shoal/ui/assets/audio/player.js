@@ -35,6 +35,13 @@ export class Player extends EventTarget {
     return Math.min(this.#anchor.sample + Math.max(0, passed), this.#laid);
   }
 
+  /** The sample that leaves the loudspeaker now: wireless ones are up to 0.3 s late. */
+  get heard() {
+    if (this.state !== "playing") return this.position;
+    const late = Math.round((this.#context.outputLatency || 0) * this.#track.rate);
+    return Math.max(Math.min(this.#anchor.sample, this.position), this.position - late);
+  }
+
   /** The first call must come from a user gesture: browsers block autoplay. */
   play(track, from = 0) {
     this.stop();
@@ -74,6 +81,12 @@ export class Player extends EventTarget {
     this.#startAt(to);
     this.follow();
     this.dispatchEvent(new Event("change"));
+  }
+
+  /** Plays from a sample, also when playback is paused or has ended. */
+  async playFrom(sample) {
+    this.seek(sample);
+    if (this.state === "paused") await this.toggle();
   }
 
   stop() {

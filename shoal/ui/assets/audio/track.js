@@ -1,5 +1,7 @@
 /** Audio of an utterance that may still be growing: samples, loudness over time, and speaker positions. */
 
+import { nextWord } from "../speech/next-word.js";
+
 const PEAKS_PER_SECOND = 50;
 const FIRST_ROOM = 1 << 16;
 
@@ -11,7 +13,7 @@ export class Track {
     this.rate = rate;
     this.length = 0;
     this.complete = false;
-    this.parts = []; // { at: first sample, speaker, turn }
+    this.parts = []; // of each line: { at: first sample, speaker, turn, text, words: null without word times }
   }
 
   static of(samples, rate, parts = []) {
@@ -31,8 +33,26 @@ export class Track {
     return this.#samples.subarray(0, this.length);
   }
 
-  beginPart(speaker, turn) {
-    this.parts.push({ at: this.length, speaker, turn });
+  beginPart({ speaker, turn, text }) {
+    this.parts.push({ at: this.length, speaker, turn, text, words: null });
+  }
+
+  /** Begins the words of the last part; with `timed` false it has none. */
+  beginWords(timed) {
+    this.parts.at(-1).words = timed ? [] : null;
+  }
+
+  /** Adds words to the last part: { first, last } in its text, { start, end } in samples of the track. */
+  addWords(words) {
+    this.parts.at(-1).words.push(...words);
+  }
+
+  /** The words of a part. While it is being received, the word after them sounds already, and its end is not known. */
+  wordsOf(part) {
+    const { words, text, at } = this.parts[part];
+    if (!words || this.complete || part < this.parts.length - 1) return words ?? [];
+    const next = nextWord(text, words.at(-1)?.last ?? 0);
+    return next ? [...words, { ...next, start: words.at(-1)?.end ?? at, end: Infinity }] : words;
   }
 
   append(samples) {
@@ -59,6 +79,15 @@ export class Track {
 
   partAt(sample) {
     return this.parts.findLast(({ at }) => at <= sample) ?? { at: 0, speaker: 0, turn: 0 };
+  }
+
+  /** The word that sounds at a sample: its part and its index there; null where no word sounds, and without word times. */
+  wordAt(sample) {
+    if (sample >= this.length) return null;
+    const part = this.parts.findLastIndex(({ at }) => at <= sample);
+    const words = part < 0 ? [] : this.wordsOf(part);
+    const index = words.findLastIndex(({ start }) => start <= sample);
+    return index >= 0 && sample < words[index].end ? { part, index } : null;
   }
 
   /** Peak amplitude, 0 to 1, of each of `count` equal segments. */

@@ -25,6 +25,12 @@ export function speak(fields, signal) {
   return ask("v1/tts", { method: "POST", headers: JSON_BODY, body, signal });
 }
 
+/** Returns a response that streams events of 16-bit samples, each with the words that have ended in it. */
+export function speakTimed(fields, signal) {
+  const body = JSON.stringify({ ...fields, format: "pcm" });
+  return ask("v1/tts/stream/with-timestamp", { method: "POST", headers: JSON_BODY, body, signal });
+}
+
 /** Measures a recording without storing it; resolves to its length, level and findings. */
 export async function checkRecording(recording, transcript, signal) {
   const form = new FormData();

@@ -4,6 +4,7 @@ import { SampleReader, wavFile } from "../audio/pcm.js";
 import * as server from "../server/client.js";
 import { Problem, brokenOff } from "../server/problem.js";
 import { characters, expectedSeconds, fitted } from "./lines.js";
+import { timedAudio } from "./timed-audio.js";
 
 const BETWEEN_TURNS_SECONDS = 0.2;
 const REFERENCE_SECONDS = { least: 1, most: 45 };
@@ -22,10 +23,10 @@ export class Synthesis extends EventTarget {
   #partial = null; // the line that broke off: { text, start: sample before its pause, from: its first sample }
   #skip = 0; // samples of a repeated line that the track has already
 
-  /** `options` are the fields of /v1/tts other than text and voice. */
-  constructor(lines, options, track) {
+  /** `options` are the fields of /v1/tts other than text and voice. `timed`: the track receives the times of words. */
+  constructor(lines, options, track, { timed = false } = {}) {
     super();
-    Object.assign(this, { lines, options, track });
+    Object.assign(this, { lines, options, track, timed });
     this.firstAudio = null; // seconds
     this.line = 0; // index of the current line
     this.outcome = null; // whole, stopped, broken
@@ -83,7 +84,7 @@ export class Synthesis extends EventTarget {
     const from = partial?.from ?? this.#begin(line);
     this.#partial = { text: line.text, start, from };
     const body = await this.#request(line);
-    await this.#receive(body);
+    await this.#receive(body, line, from);
     this.#endLine();
     this.#partial = null;
     await this.#keepReference(line, from);
@@ -111,10 +112,10 @@ export class Synthesis extends EventTarget {
     this.#began = 0;
   }
 
-  #begin({ speaker, turn }) {
+  #begin(line) {
     const before = this.lines[this.line - 1];
-    if (before && before.turn !== turn) this.track.appendSilence(BETWEEN_TURNS_SECONDS);
-    this.track.beginPart(speaker, turn);
+    if (before && before.turn !== line.turn) this.track.appendSilence(BETWEEN_TURNS_SECONDS);
+    this.track.beginPart(line);
     this.#dispatch("line");
     return this.track.length;
   }
@@ -124,11 +125,17 @@ export class Synthesis extends EventTarget {
     for (let tries = 1; ; tries++) {
       this.#began = performance.now();
       try {
-        const response = await server.speak(this.#bodyFor(line), this.#abort.signal);
+        this.track.beginWords(this.timed);
+        const speak = this.timed ? server.speakTimed : server.speak;
+        const response = await speak(this.#bodyFor(line), this.#abort.signal);
         this.#check(response);
         this.#tellText(response.headers.get("X-Spoken-Text"));
         return response.body;
       } catch (problem) {
+        if (this.timed && untimed(problem)) {
+          this.timed = false;
+          continue;
+        }
         if (!problem.retryAfter || this.line === 0 || tries === TRIES) throw problem;
         this.#dispatch("waiting", { seconds: problem.retryAfter });
         await sleep(problem.retryAfter, this.#abort.signal);
@@ -153,14 +160,14 @@ export class Synthesis extends EventTarget {
     throw new Problem("The model has changed", "The server now speaks at another rate. Reload the page.");
   }
 
-  async #receive(body) {
+  /** `from` is the first sample of the line. */
+  async #receive(body, { text }, from) {
     const reader = new SampleReader();
-    const stream = body.getReader();
     try {
-      for (;;) {
-        const { done, value } = await stream.read();
-        if (done) return;
-        this.#append(reader.feed(value));
+      for await (const { bytes, words } of this.timed ? timedAudio(body, text) : plainAudio(body)) {
+        this.#append(reader.feed(bytes));
+        if (words.length) this.#addWords(words, from);
+        if (bytes.length || words.length) this.#dispatch("audio");
       }
     } catch (error) {
       if (error.name === "AbortError") throw error;
@@ -174,7 +181,11 @@ export class Synthesis extends EventTarget {
     if (!samples.length) return;
     this.firstAudio ??= (performance.now() - this.#began) / 1000;
     this.track.append(samples);
-    this.#dispatch("audio");
+  }
+
+  #addWords(words, from) {
+    const sample = (seconds) => from + Math.round(seconds * this.track.rate);
+    this.track.addWords(words.map(({ start, end, ...place }) => ({ ...place, start: sample(start), end: sample(end) })));
   }
 
   /** Without a reference each request would sample another speaker, so the first line becomes the reference of the rest. */
@@ -189,6 +200,20 @@ export class Synthesis extends EventTarget {
   #dispatch(name, detail = {}) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
+}
+
+async function* plainAudio(body) {
+  const stream = body.getReader();
+  for (;;) {
+    const { done, value } = await stream.read();
+    if (done) return;
+    yield { bytes: value, words: [] };
+  }
+}
+
+/** Whether the server refuses only the times of words, which the model may have lost since the page was loaded. */
+function untimed({ status, detail }) {
+  return status === 400 && /^timestamps: /i.test(detail);
 }
 
 async function base64(blob) {

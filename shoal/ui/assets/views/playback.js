@@ -2,6 +2,7 @@
 
 import { byId } from "./dom.js";
 import { advance, draw, schoolOf, sizeFor } from "./school.js";
+import { SpokenWords } from "./spoken-words.js";
 import { clock, duration, factor } from "./words.js";
 
 const SEEK_SECONDS = 1;
@@ -11,6 +12,7 @@ const QUIET = 0.08; // below this, quiet sound is drawn as quiet
 /** Dispatches `turn` when another turn starts playing; null when playback ends. */
 export class PlaybackView extends EventTarget {
   #player;
+  #words;
   #expected = 0; // seconds, while more audio is expected
   #school = [];
   #outline = { of: null, state: "", bars: [] };
@@ -22,6 +24,7 @@ export class PlaybackView extends EventTarget {
   constructor(player) {
     super();
     this.#player = player;
+    this.#words = new SpokenWords(player);
     this.canvas = byId("wave");
     this.#listen();
     requestAnimationFrame((now) => this.#frame(now));
@@ -53,6 +56,7 @@ export class PlaybackView extends EventTarget {
     const play = byId("play");
     play.disabled = !track?.length;
     play.setAttribute("aria-label", state === "playing" ? "Pause" : "Play");
+    this.#words.update();
     this.#follow(state === "playing" && track.length ? track.partAt(position).turn : null);
   }
 
