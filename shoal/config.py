@@ -1,4 +1,4 @@
-"""Frozen engine configuration, without pydantic so that a bare GPU host can import it. `settings.py` builds it."""
+"""Frozen engine configuration, without pydantic so that a bare GPU host can import it. `shoal/settings` builds it."""
 
 from dataclasses import dataclass
 from typing import Literal

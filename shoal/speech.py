@@ -11,7 +11,7 @@ from shoal.errors import InvalidRequest
 
 Samples = NDArray[np.float32]  # mono, in [-1, 1]
 
-LANGUAGES = ("en", "de", "fr")  # that texts can be normalized in
+LANGUAGES = ("en", "de", "fr")  # languages that texts can be normalized in
 
 Repetition = Literal["upstream", "window"]
 

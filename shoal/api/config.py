@@ -1,4 +1,4 @@
-"""Configuration of the serving layer, frozen. Built by `shoal/settings.py`, or directly in tests."""
+"""Configuration of the serving layer, frozen. Built by `shoal/settings`, or directly in tests."""
 
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -25,7 +25,7 @@ class Limits:
     reference_seconds: float = 90.0  # length of one recording, or of codes to decode
     request_seconds: float = 60.0  # from admission to the last generated sample; reading the response may take longer
     buffer_bytes: int = 16 << 20  # generated audio that the client has not read yet, per request
-    slow_reader: SlowReaderPolicy = "end"  # what to do when that buffer is full
+    slow_reader: SlowReaderPolicy = "end"  # action when that buffer is full
     stall_seconds: float = 30.0  # a client that reads nothing for this long is disconnected
     live_idle_seconds: float = 600.0  # a live socket without text to speak is closed after this time
     connections: int = 1_024
@@ -66,11 +66,11 @@ class ServerConfig:
     metrics: bool = True
     tracing: bool = False
 
-    ignore_instructions: bool = False  # of OpenAI clients, for models that follow none
+    ignore_instructions: bool = False  # accept `instructions` of OpenAI clients although the model follows none
     public_voices: bool = False  # list voices and models to clients without a key
     wyoming_port: int | None = None  # None: the Wyoming protocol is not served
     wyoming_host: str = "127.0.0.1"
-    wyoming_languages: tuple[str, ...] = ("en",)  # of every voice, as told to Home Assistant
+    wyoming_languages: tuple[str, ...] = ("en",)  # languages of every voice, as listed to Home Assistant
 
     @property
     def on_loopback(self) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.api.exceptions import NotReady
-from shoal.api.openai_voices import assign_openai_voices
+from shoal.api.voices.openai import assign_openai_voices
 from shoal.engine.process.messages import Backends, ModelInfo
 from shoal.engine.process.supervisor import Activity, Supervisor
 from shoal.engine.process.worker import EngineSource

@@ -23,7 +23,7 @@ from shoal.speech import Pronunciation
 from shoal.text.lexicon import read_lexicon
 
 PREFIX = "shoal_"
-MAX_WORDS = 1_000  # of a key's lexicon, which travels with each of its requests
+MAX_WORDS = 1_000  # limit of a key's lexicon, which travels with each of its requests
 MIN_LENGTH = 16  # characters of a key chosen by hand
 
 
@@ -36,7 +36,7 @@ class Key:
     created: str = ""
     limits: KeyLimits = field(default=KeyLimits())
     lexicon_file: str | None = None
-    lexicon: tuple[Pronunciation, ...] = field(default=(), repr=False)  # of `lexicon_file`, once the server has read it
+    lexicon: tuple[Pronunciation, ...] = field(default=(), repr=False)  # read from `lexicon_file` by the server
 
     def load_lexicon(self) -> "Key":
         """Return the key with the words of its lexicon. Raises InvalidRequest for a file that cannot be read."""

@@ -33,7 +33,7 @@ AUDIO_SETTINGS = ("quantize", "kv_dtype", "rung", "guard", "retries", "turn_retr
 
 @dataclass(frozen=True)
 class EngineIdentity:
-    """What the audio of a request depends on besides the request. Equal identities give the same audio."""
+    """Everything that audio depends on besides the request. Equal identities give the same audio."""
 
     model: str  # directory, or the name of random weights
     modified: int  # time of the newest file of the model, ns
@@ -79,7 +79,7 @@ class LocalServer:
     pid: int
     host: str  # name of the machine: home directories may be shared
     url: str  # address for browsers and other clients
-    model: str  # as the server was told
+    model: str  # value of the server's setting `model`
     requires_key: bool  # when the server started
     identity: EngineIdentity
     socket: Path
@@ -117,7 +117,7 @@ def _register(url: str, model: str, identity: EngineIdentity, requires_key: bool
     host = socket.gethostname()
     entry = directory / f"{os.getpid()}-{zlib.crc32(host.encode()):08x}.json"
     path = entry.with_suffix(".sock")
-    path.unlink(missing_ok=True)  # of a dead process that had this id
+    path.unlink(missing_ok=True)  # left by a dead process that had this id
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with ExitStack() as on_error:
         on_error.callback(_remove, entry)

@@ -9,13 +9,13 @@ from typing import Literal, Protocol
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
+from shoal.api.bodies.schemas import OpenAISpeech, ReferenceRecording, SpeechBody
 from shoal.api.config import Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle
 from shoal.api.exceptions import wrong_field
 from shoal.api.keys import Key
-from shoal.api.openai_voices import OPENAI_VOICES
 from shoal.api.output import OutputOptions
-from shoal.api.schemas import OpenAISpeech, ReferenceRecording, SpeechBody
+from shoal.api.voices.openai import OPENAI_VOICES
 from shoal.errors import ModelNotFound, TextError
 from shoal.speech import Pronunciation, Recording, Sampling, SpeechRequest
 from shoal.text.lexicon import pronunciation
@@ -23,7 +23,7 @@ from shoal.text.markup.ssml import is_ssml
 from shoal.text.plan import TextPlan, plan_text
 from shoal.text.tokenizer import SPEAKER_TAG
 
-SPOKEN_TEXT_BYTES = 4_000  # of the X-Spoken-Text header; /v1/text returns a whole text
+SPOKEN_TEXT_BYTES = 4_000  # limit of the X-Spoken-Text header; /v1/text returns a whole text
 
 BRACKETS = str.maketrans("[]", "()")  # a direction is in brackets itself
 

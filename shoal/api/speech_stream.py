@@ -94,7 +94,7 @@ class SpeechStream:
         self._deadline = deadline_of(job.request)
         self._recorder = state.kept_speech.record(job.key.name, job.id, job.request.text)
         self.buffer = ByteBuffer(limits.buffer_bytes, limits.slow_reader)
-        self._words: list[Word] = []  # that have not been taken
+        self._words: list[Word] = []  # words that have not been taken
         self._scale = WordScale(job.output.speed, characters=-job.prefix)
         self._task = asyncio.create_task(self._run())
         self._watch: asyncio.Task[None] | None = None

@@ -12,9 +12,9 @@ from shoal.api.admission import AdmissionQueue, BodyBudget
 from shoal.api.config import ServerConfig
 from shoal.api.engine_client import EngineLifecycle
 from shoal.api.exceptions import Unauthorized
-from shoal.api.kept_speech import KeptSpeechStore
 from shoal.api.key_usage import KeyUsageTracker, UsageFile, UsageRecorder
 from shoal.api.keys import ANONYMOUS, Key, KeyFile, KeyRing, key_from_settings
+from shoal.api.voices.kept_speech import KeptSpeechStore
 from shoal.errors import ShoalError, counted
 from shoal.metrics import Metrics
 from shoal.voices.transcriber import Transcriber

@@ -30,7 +30,7 @@ def cues(words: Iterable[Word]) -> Iterator[list[Word]]:
 
 
 def _ends(cue: Sequence[Word], following: Word) -> bool:
-    """Whether a subtitle is complete before the word that follows."""
+    """Return whether a subtitle is complete before the word that follows."""
     last = cue[-1]
     return (
         last.text.rstrip(CLOSERS).endswith(SENTENCE_ENDS)

@@ -9,11 +9,11 @@ from shoal.speech import Word
 
 @dataclass(frozen=True, slots=True)
 class WordScale:
-    """Translates the words of a request to the audio and the text that the client knows."""
+    """Translates the words of a request to positions in the audio and the text of the client."""
 
-    speed: float = 1.0  # of the output, which the engine does not know
-    seconds: float = 0.0  # of audio before the request, before the change of speed
-    characters: int = 0  # of the client's text before that of the request; negative: the request has a prefix
+    speed: float = 1.0  # speed of the output; the engine generates at speed 1
+    seconds: float = 0.0  # duration of the audio before the request, at speed 1
+    characters: int = 0  # length of the client's text before that of the request; negative: the request has a prefix
 
     def apply(self, words: Iterable[Word]) -> tuple[Word, ...]:
         return tuple(

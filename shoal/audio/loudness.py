@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 TARGET_LUFS = -16.0
 MAX_GAIN = 20.0  # decibels, up or down
 MAX_SLEW = 6.0  # decibels per second, once the gain is set
-MAX_PEAK = 0.95  # of full scale
-SILENCE_LUFS = -69.9  # the filter's value while nothing above its gate was heard is -70
+MAX_PEAK = 0.95  # fraction of full scale
+SILENCE_LUFS = -69.9  # the filter's value before it has measured anything above its gate is -70
 
 
 class LoudnessMeter:
@@ -23,7 +23,7 @@ class LoudnessMeter:
 
     def __init__(self, sample_rate: int) -> None:
         self._graph = _Filters(sample_rate, [("ebur128", "metadata=1:framelog=quiet")])
-        self.lufs: float | None = None  # None until 0.4 s above the gate were heard
+        self.lufs: float | None = None  # None until 0.4 s above the gate were measured
 
     def feed(self, samples: Samples) -> None:
         for metadata, _ in self._graph.feed(samples):

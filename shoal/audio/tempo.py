@@ -7,7 +7,7 @@ from shoal.errors import MissingExtra
 from shoal.speech import Samples
 
 NEEDS = "speeds other than 1 need: pip install 'shoal-tts[formats]'"
-MIN_FACTOR = 0.5  # of one filter; lower speeds use several in a row
+MIN_FACTOR = 0.5  # lowest factor of one filter; lower speeds use several in a row
 
 
 def check_tempo() -> None:

@@ -23,20 +23,10 @@ class AudioFile:
     wav. Raises OutputError, InvalidRequest, MissingExtra.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        sample_rate: int,
-        *,
-        format: str | None = None,
-        output_rate: int | None = None,
-        bitrate: int | None = None,
-    ) -> None:
+    def __init__(self, path: Path, sample_rate: int, *, format: str | None = None) -> None:
         self.path = path
         self.format = format or ("wav" if path == STDOUT else format_of(path))
         self._sample_rate = sample_rate
-        self._output_rate = output_rate
-        self._bitrate = bitrate
         self._output: Output | None = None
 
     def __enter__(self) -> Self:
@@ -65,27 +55,12 @@ class AudioFile:
             on_error.pop_all()
 
     def _open(self) -> "Output":
-        settings = (self.format, self._sample_rate, self._output_rate, self._bitrate)
         if self.path == STDOUT:
-            return StreamedOutput(sys.stdout.buffer, *settings)
+            return StreamedOutput(sys.stdout.buffer, self.format, self._sample_rate)
         if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
             # Renaming over a device or a pipe would replace it. Opening a directory fails by itself.
-            return StreamedOutput(self.path.open("wb"), *settings)
-        return ReplacedOutput(self.path, *settings)
-
-
-def write_audio(
-    path: Path,
-    samples: Samples,
-    sample_rate: int,
-    *,
-    format: str | None = None,
-    output_rate: int | None = None,
-    bitrate: int | None = None,
-) -> None:
-    """Write a whole utterance atomically; see AudioFile."""
-    with AudioFile(path, sample_rate, format=format, output_rate=output_rate, bitrate=bitrate) as file:
-        file.write(samples)
+            return StreamedOutput(self.path.open("wb"), self.format, self._sample_rate)
+        return ReplacedOutput(self.path, self.format, self._sample_rate)
 
 
 class Output(Protocol):
@@ -100,11 +75,9 @@ class Output(Protocol):
 class StreamedOutput:
     """Writes encoded bytes to a stream that is not seekable, without delay."""
 
-    def __init__(
-        self, stream: BinaryIO, format: str, sample_rate: int, output_rate: int | None, bitrate: int | None
-    ) -> None:
+    def __init__(self, stream: BinaryIO, format: str, sample_rate: int) -> None:
         self._stream = stream
-        self._encoder = encoder(format, sample_rate, output_rate=output_rate, bitrate=bitrate)
+        self._encoder = encoder(format, sample_rate)
 
     def write(self, samples: Samples) -> None:
         self._send(self._encoder.feed(samples))
@@ -129,7 +102,7 @@ class StreamedOutput:
 class ReplacedOutput:
     """File that appears under its name when it is complete."""
 
-    def __init__(self, path: Path, format: str, sample_rate: int, output_rate: int | None, bitrate: int | None) -> None:
+    def __init__(self, path: Path, format: str, sample_rate: int) -> None:
         # Replace the target of a symbolic link, not the link. Only `stat` raises OSError for a loop of links.
         with suppress(FileNotFoundError):
             path.stat()
@@ -137,8 +110,7 @@ class ReplacedOutput:
         self._replacement = AtomicFile(target)
         with ExitStack() as on_error:
             on_error.callback(self.discard)
-            file = self._replacement.file
-            self._writer = AudioWriter(format, sample_rate, file, output_rate=output_rate, bitrate=bitrate)
+            self._writer = AudioWriter(format, sample_rate, self._replacement.file)
             on_error.pop_all()
 
     def write(self, samples: Samples) -> None:

@@ -15,10 +15,10 @@ from typing import Annotated, Any, BinaryIO, Literal, Self
 
 from pydantic import Field, model_validator
 
+from shoal.api.bodies.parsing import parse_json, validated
+from shoal.api.bodies.schemas import SpeechBody, VoiceName
 from shoal.api.exceptions import SchemaViolation
-from shoal.api.parsing import parse_json, validated
 from shoal.api.requests import request_lexicon
-from shoal.api.schemas import SpeechBody, VoiceName
 from shoal.errors import InvalidRequest, ShoalError
 
 MAX_LINE_BYTES = 32 << 20  # maximum size of one line, recordings included

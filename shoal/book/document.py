@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from shoal.errors import InvalidRequest, TextError
 from shoal.text.clean import has_words
 
-MAX_TEXT_CHARACTERS = 16_000_000  # of a whole book; four times the Bible
+MAX_TEXT_CHARACTERS = 16_000_000  # limit for a whole book; four times the Bible
 MAX_CHAPTERS = 5_000
 MAX_TITLE = 200  # characters of a chapter's title in marks, file names and reports
 MAX_COVER_BYTES = 16 << 20

@@ -1,4 +1,4 @@
-"""What the audio of a sentence depends on, without loading the model: hashes of model and voices, and its language."""
+"""Hash everything that the audio of a sentence depends on, without loading the model: model, voices, language."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from shoal.voices.store import VoiceStore
 PROFILE = "shoal.json"
 BUILTIN_VOICES = "voices"  # directory of a model's own voices
 MODEL_FILES = (".json", ".pth", ".safetensors", ".tiktoken")
-SAMPLES, SAMPLE_BYTES = 8, 64 << 10  # of a large file, evenly spread: models have gigabytes
+SAMPLES, SAMPLE_BYTES = 8, 64 << 10  # blocks hashed of a large file, evenly spread: models have gigabytes
 
 
 def model_fingerprint(name: str, codec: Path | None) -> str:

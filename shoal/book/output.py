@@ -22,7 +22,7 @@ UNSAFE_IN_NAMES = re.compile(r'[\x00-\x1f<>:"/\\|?*]+')
 
 @dataclass(frozen=True, slots=True)
 class BookTarget:
-    """Where a book is written: a file, or a folder with a file per chapter."""
+    """Output path of a book: a file, or a folder with a file per chapter."""
 
     path: Path
     format: str

@@ -1,4 +1,4 @@
-"""Which chapters and sentences a command means: `--only 2-5,7` and `--redo 3:17`."""
+"""Parse selections of chapters and sentences: `--only 2-5,7` and `--redo 3:17`."""
 
 import re
 

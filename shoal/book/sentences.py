@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal.book.document import Block, Chapter
-from shoal.book.quotes import Span, quoted_spans
+from shoal.book.readers.quotes import Span, quoted_spans
 from shoal.text.clean import has_words
 from shoal.text.split import split_sentences
 

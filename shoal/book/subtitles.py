@@ -16,7 +16,7 @@ from shoal.errors import InvalidRequest
 from shoal.paths import atomic_write
 from shoal.text.split import split_text
 
-LINE_CHARACTERS, LINES = 42, 2  # of a cue on screen, as subtitling guides recommend
+LINE_CHARACTERS, LINES = 42, 2  # size of a cue on screen, as subtitling guides recommend
 
 
 @dataclass(frozen=True, slots=True)

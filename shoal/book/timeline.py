@@ -20,11 +20,11 @@ from shoal.errors import OutputError
 from shoal.speech import Samples
 
 TARGET_LUFS = -20.0  # audiobook shops ask for an RMS of -23 to -18 dB
-MAX_PEAK = 0.7  # of full scale, -3.1 dB
+MAX_PEAK = 0.7  # fraction of full scale, -3.1 dB
 # A piece is brought to the target unless it differs more than this from the median of its voice: a whisper stays one.
 MAX_DEVIATION = 6.0  # decibels
 CHAPTER_START, CHAPTER_END = 0.5, 2.0  # seconds of silence
-EDGE_SECONDS, FADE_SECONDS = 0.06, 0.005  # of silence that is kept around speech; of the fade at each end
+EDGE_SECONDS, FADE_SECONDS = 0.06, 0.005  # silence kept around speech; fade at each end
 SILENCE = 10 ** (-40 / 20)  # relative to the loudest 10 ms of a piece
 
 

@@ -20,7 +20,7 @@ from shoal.errors import InvalidRequest, TextError
 from shoal.paths import atomic_write
 from shoal.text.foreign import foreign_language
 
-SAMPLED_BLOCKS = 500  # of a book, to tell its language
+SAMPLED_BLOCKS = 500  # paragraphs of a book that its language is detected from
 STATE, LINES = "book.json", "pieces.jsonl"
 
 
@@ -34,7 +34,7 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True)
 class Narration:
-    """Who speaks a book, and with what. `quotes` None: the narrator speaks quoted speech as well."""
+    """Model and voices of a book. `quotes` None: the narrator speaks quoted speech as well."""
 
     model: str  # hash of the model
     lexicon: str  # hash of the lexicon
@@ -80,7 +80,7 @@ class PlannedChapter:
 
 @dataclass(slots=True)
 class WorkState:
-    """What a work folder remembers: the seed of the book, and those of sentences that were spoken again."""
+    """State stored in a work folder: the seed of the book, and those of sentences that were spoken again."""
 
     seed: int = 0
     redone: dict[str, int] = field(default_factory=dict)  # seed by sentence key

@@ -48,7 +48,7 @@ class HubSource:
 
     @property
     def released(self) -> bool:
-        """Whether this is a release of Fish Audio, which includes a codec; quantized repositories may not."""
+        """Return whether this is a release of Fish Audio, which includes a codec; quantized repositories may not."""
         return self.repository in SHORT_NAMES.values()
 
 

@@ -40,7 +40,7 @@ def _rules(profile: ModelProfile, family: Family, *, reads_phonemes: bool) -> Te
 
 
 def _reads_phonemes(family: Family, tokenizer: Tokenizer) -> bool:
-    """Whether the model was trained on phoneme tags and its vocabulary has them."""
+    """Return whether the model was trained on phoneme tags and its vocabulary has them."""
     try:
         return family.phonemes and all(tokenizer.token_id(each) >= 0 for each in (phonemes.START, phonemes.END))
     except CheckpointError:

@@ -11,28 +11,12 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import (
-    align,
-    balance,
-    batch,
-    bench,
-    book,
-    cluster,
-    deploy,
-    doctor,
-    keys,
-    lexicon,
-    load,
-    models,
-    profile,
-    report,
-    serve,
-    simulate,
-    speak,
-    voices,
-)
+from shoal.cli import batch, book, doctor, lexicon, models, voices
 from shoal.cli.help import use_help_classes
+from shoal.cli.measure import align, bench, load, profile, report, simulate
 from shoal.cli.quick_exit import QuickExit
+from shoal.cli.say import command as say_command
+from shoal.cli.serving import balance, cluster, deploy, keys, serve
 from shoal.errors import ShoalError, VoiceNotFound
 
 BUG_EXIT_CODE = 70
@@ -53,7 +37,7 @@ app = typer.Typer(
 )
 # This is the order of the groups in the help: the most common commands come first.
 for module in (
-    speak,
+    say_command,
     voices,
     lexicon,
     batch,

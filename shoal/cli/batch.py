@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.flags import Codec, Json, Lexicon, Quiet
-from shoal.cli.serve import Device, File, Model, Set, Slots, resolve_settings, server_extra
+from shoal.cli.serving.serve import Device, File, Model, Set, Slots, resolve_settings, server_extra
 
 if TYPE_CHECKING:
     from shoal.batch.lines import InputFile

@@ -9,7 +9,7 @@ import typer
 
 from shoal.cli.completion import complete_voice
 from shoal.cli.flags import Codec, Json, Lexicon, Quiet
-from shoal.cli.serve import Device, File, Model, Set, Slots, resolve_settings, server_extra
+from shoal.cli.serving.serve import Device, File, Model, Set, Slots, resolve_settings, server_extra
 from shoal.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def book(
     settings = resolve_settings(flags, file, set).settings
     with server_extra():
         from shoal.book.output import parse_target
-        from shoal.book.read import read_book
+        from shoal.book.readers import read_book
         from shoal.book.subtitles import parse_subtitles
 
     from shoal.cli.book_progress import BookProgress, print_list
@@ -181,7 +181,7 @@ def _lexicon_hash(lexicon: Path | None) -> str:
 
 @dataclass(frozen=True)
 class Extras:
-    """What is written besides the audio."""
+    """Files that are written besides the audio."""
 
     subtitles: "SubtitleTarget | None"
     epub: Path | None

@@ -43,7 +43,7 @@ class BookProgress:
         self.sentences = self.done_before = self.chapters = 0
         self.spoken: set[str] = set()  # ids of pieces
         self.failures: dict[str, str] = {}  # messages by id of the piece
-        self.spoken_seconds = self.audio_seconds = 0.0
+        self.audio_seconds = 0.0
 
     def begin(self, run: "BookRun") -> None:
         """Take over what a run has to do. The bar counts bytes: the time follows the length of the text."""
@@ -90,7 +90,6 @@ class BookProgress:
             self.failures[entry.id] = entry.error or "unknown"
         else:
             self.spoken.add(entry.id)
-            self.spoken_seconds += entry.audio_seconds or 0.0
             for place in self._users.get(entry.id, ()):
                 self._complete(place, entry.id)
         chapter = next(iter(self._users.get(entry.id, [(0, 0)])))[0]

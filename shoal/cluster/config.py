@@ -1,4 +1,4 @@
-"""Frozen configuration of a cluster. The settings of each replica are those of `shoal serve` (`shoal/settings.py`)."""
+"""Frozen configuration of a cluster. The settings of each replica are those of `shoal serve` (`shoal/settings`)."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -20,8 +20,8 @@ METRIC = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
 STARTUP_SECONDS = 900  # time to load a large model; SageMaker kills containers that are unhealthy after it
 DOWNLOAD_SECONDS = 900
 COOLDOWN_SECONDS = 300  # before an instance is removed: starting one takes minutes
-ALARM_ERROR_SHARE = 0.01  # of the invocations of one minute, answered with 5xx
-ALARM_MINUTES = 2  # in a row
+ALARM_ERROR_SHARE = 0.01  # fraction of the invocations of one minute that are answered with 5xx
+ALARM_MINUTES = 2  # consecutive minutes above the share
 KEPT_SECONDS = 300  # the old instances of a canary stay for this long after all traffic has moved
 NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,49}")
 NOT_FOUND = ("Could not find", "Cannot find")
@@ -297,7 +297,7 @@ class SageMakerAccount:
     def _wait(self, spec: EndpointSpec) -> None:
         """Wait for the end of a change. Raises ShoalError if an alarm has rolled it back."""
         seconds = 0 if spec.canary is None else spec.canary.seconds + KEPT_SECONDS
-        attempts = 120 + seconds // 30  # of the waiter, one every 30 s
+        attempts = 120 + seconds // 30  # the waiter polls every 30 s
         waiter = self._sagemaker.get_waiter("endpoint_in_service")
         waiter.wait(EndpointName=spec.name, WaiterConfig={"MaxAttempts": attempts})
         found = self._sagemaker.describe_endpoint(EndpointName=spec.name)

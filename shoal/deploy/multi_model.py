@@ -49,7 +49,7 @@ from shoal.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-MEMORY_FRACTION = 0.9  # of the container's memory; the rest is for this process and buffered audio
+MEMORY_FRACTION = 0.9  # fraction of the container's memory; the rest is for this process and buffered audio
 # Estimated memory of an engine process without weights: Python, torch and buffers.
 PROCESS_BYTES = 600 << 20
 KV_BYTES = 1 << 30  # default size of the KV cache on a CPU

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from shoal.api.bodies.parsing import ALL, JSON, MSGPACK, MSGPACK_NAMES, parse_json, unpack
 from shoal.api.exceptions import UnknownMediaType
-from shoal.api.parsing import ALL, JSON, MSGPACK, MSGPACK_NAMES, parse_json, unpack
 from shoal.api.state import ServerState
 from shoal.deploy.worker import EventLoopThread, close_worker, open_worker, speech_stream
 from shoal.errors import InvalidRequest, ShoalError

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as triton  # exists only inside Triton
 
+from shoal.api.bodies.parsing import parse_json
 from shoal.api.exceptions import wrong_field
-from shoal.api.parsing import parse_json
 from shoal.deploy.worker import EventLoopThread, close_worker, open_worker, speech_stream
 from shoal.errors import ShoalError
 from shoal.settings import read_settings

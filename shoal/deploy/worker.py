@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from shoal.api.bodies.parsing import validated
+from shoal.api.bodies.schemas import Invocation, OpenAISpeech, SpeechBody
 from shoal.api.engine_client import EngineLifecycle, engine_handle
 from shoal.api.exceptions import wrong_field
 from shoal.api.keys import ANONYMOUS
-from shoal.api.parsing import validated
 from shoal.api.requests import SpeechJob, fish_job, openai_job
-from shoal.api.schemas import Invocation, OpenAISpeech, SpeechBody
 from shoal.api.speech_stream import SpeechStream
 from shoal.api.state import ServerState, create_state
 from shoal.engine.load import load_service

@@ -186,7 +186,7 @@ class AudioDecoder:
         return {each.utterance.id: row for each, row in zip(call.intact, rows, strict=True)}
 
     def _fits(self, chunk: PlannedChunk) -> bool:
-        """Whether the stream stays within the positions that the graphs support; eager operators have no limit."""
+        """Return whether the stream stays within the positions of the graphs; eager operators have no limit."""
         decoder = self._decoder
         return not isinstance(decoder, GraphDecoder) or decoder.can_extend(chunk.utterance.sequence.slot, chunk.frames)
 
@@ -320,5 +320,5 @@ class AudioDecoder:
 
 
 def _present(chunk: PlannedChunk) -> bool:
-    """Whether the utterance still has a slot; a cancelled utterance has released it."""
+    """Return whether the utterance still has a slot; a cancelled utterance has released it."""
     return chunk.utterance.sequence.slot >= 0

@@ -20,7 +20,7 @@ from shoal.speech import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-PROBE_ID = -1  # of the sequence that tests the device; requests have ids from 0 on
+PROBE_ID = -1  # id of the sequence that tests the device; requests have ids from 0 on
 PROBES = 3  # a probe may fail for lack of memory that a step in flight is about to release
 # Requests in a row that fail alone, or in the codec, without a frame of any request in between: a fault that the
 # probe, which runs a short prompt, does not show.

@@ -131,7 +131,7 @@ class RequestTracker:
         return None if chunk is None else replace(chunk, turn=number, turn_ended=turn_ended)
 
     def _left_out(self, utterance: Utterance) -> bool:
-        """Whether the model ended the current turn long before its text can have been spoken."""
+        """Return whether the model ended the current turn long before its text can have been spoken."""
         too_short = utterance.turn_frames < utterance.turns[utterance.turn].min_frames
         return too_short and utterance.guard is not None and utterance.sequence.finish is FinishReason.STOP
 
@@ -176,7 +176,7 @@ class RequestTracker:
         return None
 
     def _audio_sent(self, utterance: Utterance) -> bool:
-        """Whether audio of the current turn may have been sent: it has more frames than are held back."""
+        """Return whether audio of the current turn may have been sent: it has more frames than are held back."""
         return 0 < utterance.turn_frames >= utterance.hold_frames
 
     def _next_turn(self, utterance: Utterance) -> bool:

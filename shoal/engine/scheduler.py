@@ -135,7 +135,7 @@ class Scheduler:
         self._waiting_since[sequence.id] = self.clock()
 
     def fits(self, prompt: int, sampling: SamplingParams, max_length: int) -> bool:
-        """Whether a turn with a prompt of `prompt` tokens could run to its end with the whole KV cache to itself."""
+        """Return whether a turn with `prompt` tokens of prompt could run to its end alone in the KV cache."""
         longest = min(max_length, prompt + sampling.max_frames) if sampling.max_frames else max_length
         return self.pool.needed(longest) <= self.pool.count
 

@@ -30,7 +30,7 @@ class TextSpan(NamedTuple):
 class Sequence:
     id: int
     sampling: SamplingParams
-    max_length: int  # in tokens
+    max_length: int  # maximum length in tokens
     tokens: Tokens
     client: str = ""  # for fair queueing
     length: int = 0
@@ -45,7 +45,7 @@ class Sequence:
     epoch: int = 0  # incremented to invalidate what is in flight
     arrived: int = 0  # order of admission; the latest is preempted first
     finish: FinishReason | None = None
-    text: TextSpan | None = None  # whose attention weights are read with every frame; None: they are not
+    text: TextSpan | None = None  # span whose attention weights are read with every frame; None: none are
 
     @classmethod
     def start(cls, id: int, prompt: Tokens, sampling: SamplingParams, max_length: int, client: str = "") -> "Sequence":
@@ -62,12 +62,12 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Whether only the newest token, which is on the device, remains to be computed."""
+        """Return whether only the newest token, which is on the device, remains to be computed."""
         return self.bound and self.planned - self.computed == 1
 
     @property
     def exhausted(self) -> bool:
-        """Whether the maximum number of frames of this turn is planned."""
+        """Return whether the maximum number of frames of this turn is planned."""
         max_frames = self.sampling.max_frames
         return self.planned >= self.max_length or (max_frames > 0 and self.planned - self.turn_start >= max_frames)
 

@@ -233,7 +233,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._codec_thread, self.decode, codes)
 
     def device_responds(self) -> bool:
-        """Whether a tiny computation on the device succeeds; logs the error if not."""
+        """Return whether a tiny computation on the device succeeds; logs the error if not."""
         problem = device_problem(self.core.checkpoint.model.device)
         if problem is not None:
             logger.error("the device does not respond: %s", problem)

@@ -26,7 +26,7 @@ TURN_ATTEMPT_STRIDE = 0xA24BAED4963EE407
 
 @dataclass(frozen=True, slots=True)
 class TextTokens:
-    """Where the text of a turn is in its prompt, which ends with `count` tokens of text and `after` others."""
+    """Position of the text of a turn in its prompt, which ends with `count` tokens of text and `after` others."""
 
     count: int
     after: int
@@ -74,7 +74,7 @@ class Utterance:
     carry_turns: bool = True  # every turn continues the previous ones
     first_frames: int | None = None  # frames of the first chunk; None: the engine's setting
     silence_before: int = 0  # samples
-    words: WordTimes | None = None  # with `timestamps`
+    words: WordTimes | None = None  # set for requests with `timestamps`
     sequence: Sequence = field(init=False)
     guard: SpeechGuard | None = None
     audio: "TurnAudio" = field(init=False)

@@ -27,7 +27,7 @@ class MonotonicPath:
     def __init__(self, tokens: int) -> None:
         self._slope = SKIP_PENALTY * np.arange(tokens, dtype=np.float64)
         self._new: list[NDArray[np.float32]] = []
-        self._scores: list[NDArray[np.float64]] = []  # by frame, of the best path that ends in each token
+        self._scores: list[NDArray[np.float64]] = []  # per frame, the score of the best path that ends in each token
         self._path: list[int] = []
 
     def feed(self, weights: NDArray[np.float32]) -> None:

@@ -59,7 +59,7 @@ class FrameSampler:
         self.max_rows = max_rows
         self.model, self.head, self.noise = model, head, noise
         self.family = model.config.family
-        self._cache: DenseKVCache | None = None  # of the largest batch so far
+        self._cache: DenseKVCache | None = None  # sized for the largest batch so far
 
     def sample(self, hidden: Tensor, state: FrameState) -> Tensor:
         """Hidden states [n, dim] before the final norm -> tokens [n, 1 + codebooks]. Advances the state."""

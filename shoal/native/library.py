@@ -186,7 +186,7 @@ def _compile_for_this_process(stack: ExitStack, reason: Exception) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class LibraryStatus:
-    """Whether the native backend can be used, and how or why not."""
+    """Return whether the native backend can be used, and how or why not."""
 
     available: bool
     detail: str

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from shoal.api.parsing import MULTIPART
+from shoal.api.bodies.parsing import MULTIPART
 from shoal.audio.formats import FORMATS
 
 REFERENCE = "#/components/schemas/{model}"

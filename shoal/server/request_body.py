@@ -8,10 +8,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from shoal.api.admission import BodyBudget, BodyReservation
-from shoal.api.body_scan import MAX_ELEMENTS
-from shoal.api.config import Limits
-from shoal.api.exceptions import BodyTimeout, BodyTooLarge, UnknownMediaType
-from shoal.api.parsing import (
+from shoal.api.bodies.parsing import (
     ALL,
     JSON,
     MSGPACK,
@@ -24,6 +21,9 @@ from shoal.api.parsing import (
     unpack,
     validated,
 )
+from shoal.api.bodies.scan import MAX_ELEMENTS
+from shoal.api.config import Limits
+from shoal.api.exceptions import BodyTimeout, BodyTooLarge, UnknownMediaType
 
 INLINE_BYTES = 64 << 10  # parsing a smaller body takes less time than handing it to a thread
 

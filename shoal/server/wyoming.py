@@ -22,15 +22,15 @@ from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
 from shoal import __version__
+from shoal.api.bodies.parsing import parse_json
 from shoal.api.exceptions import BodyTimeout, ServerFull, SlowReader, error_code
 from shoal.api.keys import Key
-from shoal.api.known_voices import known_voices
-from shoal.api.live import TextBuffer
-from shoal.api.live_session import LiveContext, LiveContexts
+from shoal.api.live.events import TextBuffer
+from shoal.api.live.session import LiveContext, LiveContexts
 from shoal.api.output import OutputOptions
-from shoal.api.parsing import parse_json
 from shoal.api.requests import SpeechJob, stored_voice
 from shoal.api.state import ServerState
+from shoal.api.voices.known import known_voices
 from shoal.errors import InvalidRequest, ShoalError
 from shoal.speech import Sampling, SpeechRequest, Word
 
@@ -40,7 +40,7 @@ API = "wyoming"
 MAX_HEADER_BYTES = 64 << 10  # one JSON line
 MAX_DATA_BYTES = 256 << 10  # JSON after the line
 MAX_PAYLOAD_BYTES = 1 << 20  # audio, which a text-to-speech server does not expect; read and dropped
-CHUNK_BYTES = 4_096  # of 16-bit samples; the size of Home Assistant's own chunks is of this order
+CHUNK_BYTES = 4_096  # 2,048 samples of 16 bits, about the size of Home Assistant's own chunks
 SENTENCE_CHARACTERS = 20  # a shorter sentence of streamed text waits for the next one
 UTTERANCE = "utterance"  # name of the one context that a connection has at a time
 ATTRIBUTION = Attribution("Shoal", "")

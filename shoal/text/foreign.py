@@ -85,7 +85,7 @@ ENGLISH = frozenset(
 )
 ACCENTS = re.compile("[àâãäåçèéêëìíîïñòóôõöøùúûüýæœßąćęłńśźż]")
 MIN_STRONG, MIN_EVIDENCE = 2, 3  # different words
-MIN_SHARE = 0.33  # of all words
+MIN_SHARE = 0.33  # fraction of all words
 MAX_ENGLISH = 0.25  # English function words per word of evidence
 
 

@@ -57,10 +57,6 @@ class Lexicon:
     def __bool__(self) -> bool:
         return bool(self.entries) or bool(self._base)
 
-    def matching(self, text: str) -> tuple[Pronunciation, ...]:
-        """Return the entries of the words that a text contains."""
-        return tuple(dict.fromkeys(entry for _, _, entry in self._matches(text)))
-
     def apply(self, text: str, *, phonemes: bool) -> str:
         """Return the text with its words replaced by their readings; `phonemes` is whether the model reads them.
 

@@ -18,7 +18,7 @@ CONSONANTS = frozenset(
     {"B", "CH", "D", "DH", "F", "G", "HH", "JH", "K", "L", "M", "N", "NG", "P", "R", "S", "SH", "T", "TH", "V", "W"}
     | {"Y", "Z", "ZH"}
 )
-ASCII_CAPITALS = re.compile("[A-Z]")  # of Arpabet; IPA has small letters
+ASCII_CAPITALS = re.compile("[A-Z]")  # Arpabet has capitals, IPA small letters
 PHONE = re.compile(r"([A-Z]{1,2})([0-2]?)")
 
 # Longest first within a position; British and American symbols of the English sounds.

@@ -11,13 +11,13 @@ from shoal.errors import TextError
 from shoal.speech import SpeechRequest
 from shoal.text.clean import check_spoken_length, check_text, clean_text, has_words
 from shoal.text.foreign import foreign_language
-from shoal.text.languages import NORMALIZERS
 from shoal.text.lexicon import Lexicon
 from shoal.text.markdown import plain_text
 from shoal.text.markup.pauses import parse_pauses, unescape
 from shoal.text.markup.segments import AS_REQUESTED, Delivery, Passage, Pause, Segment, check_segments
 from shoal.text.markup.ssml import is_ssml, parse_ssml
 from shoal.text.normalize import normalize
+from shoal.text.normalize.languages import NORMALIZERS
 from shoal.text.phonemes import SPAN, without_spans
 from shoal.text.split import split_dialogue, split_sentences, split_text
 from shoal.text.style_tags import S1_TAG, S2_TAG, drop_style_tags
@@ -30,7 +30,7 @@ TAGS_AND_STYLES = re.compile(f"{TAGS.pattern}|{S1_TAG.pattern}|{S2_TAG.pattern}"
 
 @dataclass(frozen=True)
 class TextRules:
-    """What a model reads, and how its texts are split."""
+    """Text rules of a model: the notations that it reads, and how its texts are split."""
 
     english_words: bool = False  # only English, spelled out in words: numbers and symbols have to be normalized
     phonemes: bool = False  # reads phoneme tags

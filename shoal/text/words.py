@@ -85,7 +85,7 @@ class _Matcher:
         self._spoken = [letters(each) for each in spoken]
         self._reading = reading
         self._known: dict[str, list[str]] = {}
-        self._owners: list[int | None] = []  # of the spoken words so far
+        self._owners: list[int | None] = []  # written word of each spoken word so far
 
     def match(self) -> list[int | None]:
         at = 0
@@ -133,7 +133,7 @@ class _Matcher:
         return min(WINDOW // 2, written), min(WINDOW // 2, spoken)
 
     def _resumes(self, at: int, place: int) -> bool:
-        """Whether a written word and the one after it match here; one short word may match by chance."""
+        """Return whether a written word and the one after it match here; one short word may match by chance."""
         count = self._matching(at, place)
         if not count:
             return False

@@ -65,7 +65,7 @@ class PredictedSpeed:
     backend: str
     frame_ms: float  # one sequence
     rtf: float  # one sequence
-    voices: int | None  # in real time, and within memory; not predicted for plain operators
+    voices: int | None  # number in real time and within memory; not predicted for plain operators
 
 
 def predicted_table() -> list[PredictedSpeed]:

@@ -282,7 +282,7 @@ class VoicePreload:
 
     @property
     def finished(self) -> bool:
-        """Whether all voices are done, or the preload was stopped."""
+        """Return whether all voices are done, or the preload was stopped."""
         return not self._thread.is_alive()
 
     def start(self) -> None:

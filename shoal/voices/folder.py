@@ -70,7 +70,7 @@ Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]  # per file: name, inod
 class RecordingDetails:
     file: str
     seconds: float
-    sample_rate: int  # of the file, before resampling to the codec's rate
+    sample_rate: int  # rate of the file, before resampling to the codec's rate
     channels: int
     sha256: str
 
@@ -97,7 +97,7 @@ class Folder:
 
     @property
     def moved(self) -> bool:
-        """Whether the directory was renamed or deleted after it was opened."""
+        """Return whether the directory was renamed or deleted after it was opened."""
         try:
             return not os.path.samestat(os.fstat(self.fd), self.path.lstat())
         except OSError:
@@ -109,7 +109,7 @@ class Folder:
 
     @property
     def complete(self) -> bool:
-        """Whether at least one recording has its transcript; upstream lists no other directories."""
+        """Return whether at least one recording has its transcript; upstream lists no other directories."""
         files = [file for file, plain in self._files().items() if plain]
         return any(transcript_name(file) in files for file in audio_names(files))
 
@@ -276,7 +276,7 @@ def audio_names(files: Iterable[str]) -> list[str]:
 
 
 def belongs(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is part of a voice by its name. Hidden files pass; a hidden directory may hold anything."""
+    """Return whether an entry is part of a voice, by its name. Hidden files are, hidden directories are not."""
     if entry.name.startswith("."):
         return entry.is_file(follow_symlinks=False)
     return (

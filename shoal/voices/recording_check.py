@@ -48,10 +48,10 @@ class RecordingReport:
     """Measures of a recording. Levels are in decibels below full scale."""
 
     seconds: float
-    sample_rate: int  # of the file
+    sample_rate: int  # sample rate of the file
     channels: int
-    level_db: float  # of the active windows
-    noise_db: float  # of the quietest windows
+    level_db: float  # level of the active windows
+    noise_db: float  # level of the quietest windows
     clipped: float  # fraction of the samples
     speech_seconds: float  # voiced windows
     findings: tuple[Finding, ...] = ()

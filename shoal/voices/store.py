@@ -103,7 +103,7 @@ class VoiceStore:
         return any(_holds_voice(root, name) for root in self._roots)
 
     def is_builtin(self, name: str) -> bool:
-        """Whether an existing voice is built in."""
+        """Return whether an existing voice is built in."""
         return not _holds_voice(self._directory, check_name(name))
 
     def add(self, name: str, audio: bytes | Path, transcript: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.api.body_scan import MAX_DEPTH, MAX_ESCAPES, MAX_KEYS, PIECE_BYTES, BodyRejected, scan_json, scan_msgpack
+from shoal.api.bodies.scan import MAX_DEPTH, MAX_ESCAPES, MAX_KEYS, PIECE_BYTES, BodyRejected, scan_json, scan_msgpack
 
 VALUES = st.recursive(
     st.none()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.api.exceptions import SpeechNotKept
-from shoal.api.kept_speech import KeptSpeechStore
+from shoal.api.voices.kept_speech import KeptSpeechStore
 from shoal.audio.decode import AudioLimits, read_audio
 from shoal.speech import AudioChunk
 

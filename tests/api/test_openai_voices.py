@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.api.openai_voices import OPENAI_VOICES, assign_openai_voices
+from shoal.api.voices.openai import OPENAI_VOICES, assign_openai_voices
 from shoal.voices.description import VoiceDescription
 from shoal.voices.store import VoiceStore
 from tests.voices.conftest import wav

@@ -7,9 +7,9 @@ import json
 import ormsgpack
 import pytest
 
+from shoal.api.bodies.parsing import MAX_ERRORS, check_parts, parse_form, parse_json, unpack, validated
+from shoal.api.bodies.schemas import Invocation, SpeechBody
 from shoal.api.exceptions import SchemaViolation
-from shoal.api.parsing import MAX_ERRORS, check_parts, parse_form, parse_json, unpack, validated
-from shoal.api.schemas import Invocation, SpeechBody
 from shoal.server.routes.codec import Audios, Tokens
 
 

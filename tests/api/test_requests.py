@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shoal.api.config import ServerConfig
-from shoal.api.elevenlabs import (
+from shoal.api.bodies.elevenlabs import (
     OUTPUTS,
     AudioDelivery,
     ElevenLabsDialogue,
@@ -15,11 +14,12 @@ from shoal.api.elevenlabs import (
     dialogue_job,
     elevenlabs_job,
 )
+from shoal.api.bodies.schemas import OpenAISpeech
+from shoal.api.config import ServerConfig
 from shoal.api.engine_client import EngineHandle
 from shoal.api.exceptions import SchemaViolation
 from shoal.api.keys import ANONYMOUS
 from shoal.api.requests import SpeechJob, openai_job, response_headers
-from shoal.api.schemas import OpenAISpeech
 from shoal.errors import InvalidRequest
 from shoal.text.plan import TextRules, plan_text
 from shoal.voices.store import VoiceStore

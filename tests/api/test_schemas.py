@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from shoal.api.bodies.parsing import validated
+from shoal.api.bodies.schemas import SpeechBody
 from shoal.api.config import Limits
 from shoal.api.exceptions import SchemaViolation
-from shoal.api.parsing import validated
 from shoal.api.requests import fish_request
-from shoal.api.schemas import SpeechBody
 
 
 def body(**fields: Any) -> SpeechBody:

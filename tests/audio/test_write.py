@@ -11,12 +11,18 @@ import numpy as np
 import pytest
 
 from shoal.audio.decode import read_audio
+from shoal.audio.encode import AudioWriter
 from shoal.audio.formats import FORMATS
-from shoal.audio.write import AudioFile, write_audio
+from shoal.audio.write import AudioFile
 from shoal.errors import GenerationFailed, InvalidRequest, OutputError
 
 RATE = 44_100
 READABLE = [name for name in FORMATS if name not in ("pcm", "ulaw", "alaw")]
+
+
+def write_audio(path: Path, samples: np.ndarray, rate: int, *, format: str | None = None) -> None:
+    with AudioFile(path, rate, format=format) as file:
+        file.write(samples)
 
 
 def names(folder: Path) -> list[str]:
@@ -109,11 +115,14 @@ def test_a_folder_without_permission_is_no_output(tmp_path):
         write_audio(tmp_path / "out.wav", np.zeros(10, np.float32), RATE)
 
 
-@pytest.mark.parametrize("settings", [{"format": "midi"}, {"output_rate": 1}, {"bitrate": 128_000}])
-def test_settings_that_cannot_be_are_refused_without_a_trace(tmp_path, settings):
+def test_an_unknown_format_is_refused_without_a_trace(tmp_path):
     with pytest.raises(InvalidRequest):
-        write_audio(tmp_path / "out.wav", np.zeros(10, np.float32), RATE, **settings)
+        write_audio(tmp_path / "out.wav", np.zeros(10, np.float32), RATE, format="midi")
     assert names(tmp_path) == []
+    with (tmp_path / "out.wav").open("wb") as file:
+        for settings in ({"output_rate": 1}, {"bitrate": 128_000}):
+            with pytest.raises(InvalidRequest):
+                AudioWriter("wav", RATE, file, **settings)
 
 
 def test_an_unknown_suffix_is_refused_at_once(tmp_path):

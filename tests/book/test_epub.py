@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.book.archive import MAX_DOCUMENT_BYTES, MAX_ENTRIES
 from shoal.book.document import Book
-from shoal.book.epub import read_epub
-from shoal.book.markup import tokens
-from shoal.book.xhtml import text_blocks
+from shoal.book.readers.archive import MAX_DOCUMENT_BYTES, MAX_ENTRIES
+from shoal.book.readers.epub import read_epub
+from shoal.book.readers.markup import tokens
+from shoal.book.readers.xhtml import text_blocks
 from shoal.errors import TextError
 from tests.book.prose import novel, write_epub
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from shoal.book.document import Book
-from shoal.book.plain import read_markdown_book, read_text_book
-from shoal.book.read import read_book
+from shoal.book.readers import read_book
+from shoal.book.readers.plain import read_markdown_book, read_text_book
 from shoal.errors import InvalidRequest, TextError
 
 GUTENBERG = """The Project Gutenberg eBook of The Sea

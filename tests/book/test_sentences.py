@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.book.document import Block, Book, Chapter
-from shoal.book.quotes import quoted_spans
+from shoal.book.readers.quotes import quoted_spans
 from shoal.book.selection import find_sentence, redo, select_chapters
 from shoal.book.sentences import (
     BREAK_PAUSE,

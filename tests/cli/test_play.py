@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.cli.player import KNOWN, find_player
+from shoal.cli.say.player import KNOWN, find_player
 from tests.cli.conftest import Shoal
 from tests.cli.test_say import LONG, TINY, samples_of
 from tests.waiting import wait_until

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from shoal.api.local_server import EngineIdentity, connect, engine_identity, find_server, registered
-from shoal.cli.prosody import ProsodyOptions
-from shoal.cli.server_speech import ServerRefused, check_ready, speak_on_server
+from shoal.cli.say.prosody import ProsodyOptions
+from shoal.cli.say.server_speech import ServerRefused, check_ready, speak_on_server
 from shoal.config import EngineConfig
 from shoal.errors import EngineStopped
 from shoal.speech import SpeechRequest
@@ -57,7 +57,7 @@ def test_a_running_server_gives_the_same_audio_as_a_model_loaded_here(
 ) -> None:
     flags = ("say", "Hello there.", *TINY, "--seed", "3", "--temperature", "0.5", "--volume", "-3")
     here = shoal(*flags, "-o", tmp_path / "here.wav", "--no-server")
-    monkeypatch.setattr("shoal.cli.speak.EngineOptions.load", lambda options: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("shoal.cli.say.speak.EngineOptions.load", lambda options: pytest.fail("the model was loaded"))
     there = shoal(*flags, "-o", tmp_path / "there.wav")
     assert (here.code, there.code) == (0, 0), there.err
     assert "using the server at" not in here.err

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.cli import cluster as command
+from shoal.cli.serving import cluster as command
 from shoal.cluster import lifecycle as life
 from shoal.cluster.config import Autoscale, ClusterConfig, split_gpu_memory
 from shoal.config import EngineConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shoal.api.schemas import SpeechBody
+from shoal.api.bodies.schemas import SpeechBody
 from shoal.checkpoint.inspect import inspect
 from shoal.metrics import ENGINE_METRICS, Metrics
 from tests.cli.test_command import COMMANDS

@@ -14,13 +14,13 @@ import numpy as np
 import ormsgpack
 from hypothesis import strategies as st
 
-from shoal.api.body_scan import MAX_ELEMENTS
+from shoal.api.bodies.parsing import parse_form, parse_json, unpack, validated
+from shoal.api.bodies.scan import MAX_ELEMENTS
+from shoal.api.bodies.schemas import Invocation, SpeechBody, form_fields
 from shoal.api.config import ServerConfig
-from shoal.api.elevenlabs_live import parse_message as parse_elevenlabs
 from shoal.api.exceptions import SchemaViolation
-from shoal.api.live import parse_message as parse_live
-from shoal.api.parsing import parse_form, parse_json, unpack, validated
-from shoal.api.schemas import Invocation, SpeechBody, form_fields
+from shoal.api.live.elevenlabs import parse_message as parse_elevenlabs
+from shoal.api.live.events import parse_message as parse_live
 from shoal.audio.decode import AudioLimits, read_audio
 from shoal.audio.encode import encode_file
 from shoal.audio.wav import wav_header

@@ -1,6 +1,7 @@
 """Runs the `shoal` command in its own process."""
 
-from shoal.cli import app, main, serve
+from shoal.cli import app, main
+from shoal.cli.serving import serve
 
 if __name__ == "__main__":
     if "serve" not in [

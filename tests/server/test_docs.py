@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from scripts.configuration_page import SECTIONS, page
-from shoal.api.schemas import SpeechBody
+from shoal.api.bodies.schemas import SpeechBody
 from shoal.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -16,7 +16,7 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
 
 from shoal.api.config import Limits
-from shoal.api.live import MAX_EVENT_BYTES
+from shoal.api.live.events import MAX_EVENT_BYTES
 from shoal.api.state import ServerState
 from shoal.server.protocol import BoundedWebSocket
 from tests.server.standin import Standin, listening, state_with, wait_until

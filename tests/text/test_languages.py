@@ -2,7 +2,7 @@ import pytest
 
 from shoal.errors import MissingExtra, TextError
 from shoal.speech import SpeechRequest
-from shoal.text.languages import normalize_french, normalize_german
+from shoal.text.normalize.languages import normalize_french, normalize_german
 from shoal.text.plan import TextRules, plan_text
 
 S2 = TextRules(phonemes=True, splits_dialogue=True)

@@ -43,10 +43,6 @@ def test_words_are_replaced_by_their_readings(text: str, expected: str) -> None:
     assert LEXICON.apply(text, phonemes=True) == expected
 
 
-def test_only_the_entries_that_a_text_uses_match() -> None:
-    assert [each.written for each in LEXICON.matching("nginx, C++ and nginx")] == ["nginx", "C++"]
-
-
 def test_a_word_with_phonemes_only_is_an_error_for_a_model_that_reads_none() -> None:
     with pytest.raises(TextError, match="only phonemes for 'GIF', and this model reads none: add a respelling"):
         LEXICON.apply("A GIF.", phonemes=False)

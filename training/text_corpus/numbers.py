@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from shoal.text.numbers import below_hundred, cardinal, plural
-from shoal.text.numbers import digits as digits_words
-from shoal.text.numbers import ordinal as ordinal_words
-from shoal.text.numbers import year as year_words
+from shoal.text.normalize.numbers import below_hundred, cardinal, plural
+from shoal.text.normalize.numbers import digits as digits_words
+from shoal.text.normalize.numbers import ordinal as ordinal_words
+from shoal.text.normalize.numbers import year as year_words
 
 __all__ = ["decade_words", "digits_words", "number_words", "ordinal_words", "year_words"]
 

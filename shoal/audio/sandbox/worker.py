@@ -122,7 +122,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def address_space_bytes() -> int | None:
-    """Return the size of this process's address space; None where the system does not tell."""
+    """Return the size of this process's address space; None where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):

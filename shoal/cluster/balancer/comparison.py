@@ -23,7 +23,7 @@ from shoal.errors import ShoalError
 logger = logging.getLogger(__name__)
 
 RECENT_PAIRS = 512
-MAX_COPIES = 4  # in flight; further ones are skipped, so that a slow candidate costs no memory
+MAX_COPIES = 4  # copies in flight; further ones are skipped, so that a slow candidate costs no memory
 MAX_ANSWER_BYTES = 16 << 20  # longer answers are compared by their latency alone
 COPY_SECONDS = 120.0
 ANALYSIS_RATE = 16_000  # Hz
@@ -33,13 +33,13 @@ SPEECH_PATHS = ("/v1/tts", "/v1/audio/speech", "/v1/text-to-speech/", "/invocati
 
 @dataclass(frozen=True, slots=True)
 class CopiedRequest:
-    """What is needed to send a request again."""
+    """Copy of a request, to send it again."""
 
     method: str
     target: str  # path and query
     headers: list[tuple[bytes, bytes]]
     body: bytes
-    text: str | None  # what is spoken, if it is known
+    text: str | None  # text of the request, if it is known
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Comparison:
         self._copies: set[asyncio.Task[None]] = set()
 
     def selects(self, method: str, path: str) -> bool:
-        """Whether this request is to be copied; every 1/share-th speech request is, evenly spaced."""
+        """Return whether this request is to be copied; every 1/share-th speech request is, evenly spaced."""
         if method != "POST" or not path.startswith(SPEECH_PATHS):
             return False
         self._credit += self.share

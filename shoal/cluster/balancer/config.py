@@ -30,7 +30,7 @@ class BalancerConfig:
     allowed_hosts: tuple[str, ...] = ()  # names in Host headers, which workers do not see; see HostMiddleware
     limits: Limits = field(default=Limits())
     compare_url: str | None = None  # server that gets copies of requests; None: no comparison
-    compare_share: float = 0.05  # of the speech requests
+    compare_share: float = 0.05  # fraction of the speech requests
 
 
 def parse_workers(urls: Sequence[str], weights: Mapping[str, float]) -> tuple[WorkerAddress, ...]:

@@ -13,8 +13,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from shoal.api.admission import BodyBudget
+from shoal.api.bodies.parsing import JSON, MSGPACK
 from shoal.api.exceptions import NotReady
-from shoal.api.parsing import JSON, MSGPACK
 from shoal.cluster.balancer.comparison import Answer, Comparison, CopiedRequest
 from shoal.cluster.balancer.config import BalancerConfig
 from shoal.cluster.balancer.workers import RequestTimer, Worker, WorkerPool

@@ -145,7 +145,7 @@ class FallbackRunner:
                 self.reasons[self.backend] = describe_error(error)
                 if isinstance(error, NativeUnavailable):
                     logger.warning("backend native is not available, using eager: %s", error)
-                # The start ends with one warning about the backend in use; this is for those who look for the cause.
+                # The start ends with one warning about the backend in use; this line has the cause.
                 logger.info("backend %s cannot be built; trying the next one", self.backend, exc_info=True)
                 self.backend = self._candidates[self._candidates.index(self.backend) + 1]
         return self._built[self.backend]

@@ -20,7 +20,7 @@ def memory_stats(device: torch.device) -> dict[str, dict[str, int]]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or any of its causes, is a torch.OutOfMemoryError."""
+    """Return whether an error, or any of its causes, is a torch.OutOfMemoryError."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, torch.OutOfMemoryError):
         cause = cause.__cause__

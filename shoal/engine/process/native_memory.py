@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-M_ARENA_MAX = -8  # of glibc's malloc.h
+M_ARENA_MAX = -8  # from glibc's malloc.h
 MAX_ARENAS = 4
 TRIM_SECONDS = 60.0  # between trims of an engine that is never idle
 

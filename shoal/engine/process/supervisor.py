@@ -10,17 +10,16 @@ and requests wait until the engine has woken up.
 import asyncio
 import itertools
 import logging
-import multiprocessing
-import pickle
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import Context, copy_context
-from dataclasses import dataclass, field, replace
+from contextvars import Context
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from shoal.engine.process.engine_process import Deliver, EngineJob, EngineProcess
 from shoal.engine.process.logging import write_line
 from shoal.engine.process.messages import (
     CancelJob,
@@ -30,7 +29,6 @@ from shoal.engine.process.messages import (
     Dying,
     Encode,
     Failed,
-    Fragment,
     GetStats,
     Heartbeat,
     JobReply,
@@ -42,14 +40,13 @@ from shoal.engine.process.messages import (
     Result,
     Speak,
 )
-from shoal.engine.process.worker import EngineSource, run_worker
+from shoal.engine.process.worker import EngineSource
 from shoal.errors import EngineBusy, EngineStopped, GenerationFailed, ShoalError
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 
 logger = logging.getLogger(__name__)
 
-Deliver = Callable[[JobReply], None]
 Activity = Literal["awake", "asleep", "waking"]
 
 
@@ -62,93 +59,6 @@ class SupervisorConfig:
     max_attempts: int = 5  # engine processes one request may be given to if others are to blame
     exit_seconds: float = 10.0  # time for an engine without jobs to exit at shutdown
     sleep_seconds: float = 0.0  # time without jobs after which the engine process ends; 0: never
-
-
-@dataclass(slots=True, eq=False)
-class EngineJob:
-    """A command of a caller, and the callback for its replies."""
-
-    id: int
-    command: Command
-    deliver: Deliver
-    attempts: int = 0
-    replied: bool = False  # the caller has received something, so the job cannot be resubmitted
-    context: Context = field(default_factory=copy_context)  # of the caller, for log records about this job
-
-
-class EngineProcess:
-    """One engine process with its pipe, its jobs, and one thread each for sending and receiving."""
-
-    def __init__(self, source: EngineSource, on_reply: Callable[["EngineProcess", int, Reply], None]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, child_end = context.Pipe()
-        level = logging.getLogger("shoal").getEffectiveLevel()
-        self.process = context.Process(
-            target=run_worker, args=(child_end, source, level), name="shoal-engine", daemon=True
-        )
-        self.process.start()
-        child_end.close()
-        self.jobs: dict[int, EngineJob] = {}
-        self._fragments: dict[int, list[bytes]] = {}  # of replies that have not arrived completely
-        self.model_info: ModelInfo | None = None
-        self.start_error: ShoalError | None = None
-        self.blamed: frozenset[int] | None = None  # jobs the process died of; None: not known
-        self.steps = 0
-        # Times: of the last step or the last heartbeat without work, of the last message, with a job.
-        self.progress = self.last_reply = self.busy = time.monotonic()
-        self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
-        self._on_reply = on_reply
-        self.exited = threading.Event()
-        threading.Thread(target=self._receive_replies, name="shoal-receive", daemon=True).start()
-        threading.Thread(target=self._send_commands, name="shoal-send", daemon=True).start()
-
-    @property
-    def alive(self) -> bool:
-        return not self.exited.is_set()
-
-    def send(self, job: int, command: Command) -> None:
-        """Queue a command without blocking, so that event loops may call it. Ignored by a dead process."""
-        self._commands.put((job, command))
-
-    def kill(self) -> None:
-        self.process.kill()
-
-    def join(self, timeout: float | None = None) -> bool:
-        self.process.join(timeout)
-        return self.process.exitcode is not None
-
-    def record_heartbeat(self, heartbeat: Heartbeat) -> None:
-        if heartbeat.active == 0 or heartbeat.steps != self.steps:
-            self.progress = time.monotonic()
-        self.steps = heartbeat.steps
-
-    def _receive_replies(self) -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                job, reply = self._pipe.recv()
-                self.last_reply = time.monotonic()
-                whole = self._joined(job, reply)
-                if whole is not None:
-                    self._on_reply(self, job, whole)
-        self.process.join()
-        self.exited.set()
-        self._commands.put(None)
-        self._on_reply(self, 0, Failed(EngineStopped(f"the engine process exited with code {self.process.exitcode}")))
-
-    def _joined(self, job: int, reply: Reply | Fragment) -> Reply | None:
-        """Return a reply, or None after a fragment that is not the last of its reply."""
-        if not isinstance(reply, Fragment):
-            return reply
-        self._fragments.setdefault(job, []).append(reply.data)
-        if not reply.last:
-            return None
-        whole: Reply = pickle.loads(b"".join(self._fragments.pop(job)))  # as safe as `recv`: from our own process
-        return whole
-
-    def _send_commands(self) -> None:
-        with suppress(OSError):
-            while (message := self._commands.get()) is not None:
-                self._pipe.send(message)
 
 
 class Supervisor:
@@ -182,7 +92,7 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are accepted and will be spoken: also while the engine sleeps or wakes up."""
+        """Return whether requests are accepted and will be spoken: also while the engine sleeps or wakes up."""
         return (self._loaded or self.activity != "awake") and not self._closing
 
     @property
@@ -288,7 +198,7 @@ class Supervisor:
         process.exited.wait(5.0)
 
     def _overdue(self, process: EngineProcess) -> bool:
-        """Whether a process that has to drain and exit runs no steps, or has had no jobs for `exit_seconds`."""
+        """Return whether a process that has to drain and exit runs no steps, or has had no jobs for `exit_seconds`."""
         now = time.monotonic()
         process.busy = now if process.jobs else process.busy
         return now - process.progress > self.config.hang_seconds or now - process.busy > self.config.exit_seconds

@@ -7,8 +7,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from shoal import __version__
-from shoal.api.known_voices import KnownVoice, known_voices
-from shoal.api.parsing import JSON
+from shoal.api.bodies.parsing import JSON
+from shoal.api.voices.known import KnownVoice, known_voices
 from shoal.audio.formats import FORMATS
 from shoal.server.openapi import error_responses, model_response
 from shoal.server.state import Caller, State, bearer

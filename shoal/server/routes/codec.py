@@ -11,11 +11,11 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from shoal.api.body_scan import MAX_ELEMENTS
+from shoal.api.bodies.parsing import JSON, MSGPACK
+from shoal.api.bodies.scan import MAX_ELEMENTS
+from shoal.api.bodies.schemas import AudioBytes, Body
 from shoal.api.engine_client import SpeechService
 from shoal.api.exceptions import wrong_field
-from shoal.api.parsing import JSON, MSGPACK
-from shoal.api.schemas import AudioBytes, Body
 from shoal.server.openapi import error_responses, model_response, request_body
 from shoal.server.request_body import read_model
 from shoal.server.state import Caller, State, bearer

@@ -12,9 +12,9 @@ import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from shoal.api.bodies.parsing import check_parts, file_part, text_part, validated
+from shoal.api.bodies.schemas import Body, Format
 from shoal.api.output import OutputEncoder, OutputOptions
-from shoal.api.parsing import check_parts, file_part, text_part, validated
-from shoal.api.schemas import Body, Format
 from shoal.api.state import ServerState
 from shoal.audio.decode import AudioLimits, limited_blocks, mono, peak_amplitude
 from shoal.audio.formats import FORMATS

@@ -15,8 +15,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
-from shoal.api.config import ServerConfig
-from shoal.api.elevenlabs import (
+from shoal.api.bodies.elevenlabs import (
     DEFAULT_OUTPUT,
     OUTPUTS,
     AudioDelivery,
@@ -26,14 +25,15 @@ from shoal.api.elevenlabs import (
     elevenlabs_job,
     wants_low_latency,
 )
+from shoal.api.bodies.parsing import JSON, Form, check_parts, parse_json, text_part, validated
+from shoal.api.bodies.schemas import VOICE_NAME, Body, VoiceName
+from shoal.api.config import ServerConfig
 from shoal.api.exceptions import SchemaViolation, wrong_field
 from shoal.api.keys import Key
 from shoal.api.output import OutputOptions
-from shoal.api.parsing import JSON, Form, check_parts, parse_json, text_part, validated
-from shoal.api.schemas import VOICE_NAME, Body, VoiceName
 from shoal.api.speech_stream import SpeechStream
 from shoal.api.state import ServerState
-from shoal.api.voice_upload import store_recordings
+from shoal.api.voices.upload import store_recordings
 from shoal.api.word_events import CharacterTimes
 from shoal.errors import VoiceNotFound
 from shoal.server.middleware.request_id import request_id

@@ -25,16 +25,16 @@ from typing import Any
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from shoal.api.admission import BodyReservation
-from shoal.api.elevenlabs_live import (
+from shoal.api.exceptions import SlowReader, error_code
+from shoal.api.keys import Key
+from shoal.api.live.elevenlabs import (
     StreamMessage,
     StreamOptions,
     parse_dialogue_message,
     parse_message,
     stream_options,
 )
-from shoal.api.exceptions import SlowReader, error_code
-from shoal.api.keys import Key
-from shoal.api.live_session import LiveContext, LiveContexts, Spoken
+from shoal.api.live.session import LiveContext, LiveContexts, Spoken
 from shoal.api.requests import SpeechJob, stored_voice
 from shoal.api.state import ServerState
 from shoal.api.word_events import CharacterTimes
@@ -118,7 +118,7 @@ class ElevenLabsSocket:
         self._seed = secrets.randbits(32)
         self._opened = 0
         self._closing = False  # the client asked to close the socket once all text is spoken
-        self._ignored: dict[str, list[str]] = {}  # what each open context asks for without effect
+        self._ignored: dict[str, list[str]] = {}  # options of each open context that have no effect
         self._audio_before: dict[str, Callable[[], float]] = {}  # seconds that were sent, by context
         self._aligned: dict[str, float] = {}  # seconds up to which each context has alignment
         self._flushed: set[str] = set()  # contexts whose text is all flushed: closing them speaks it to the end
@@ -320,7 +320,7 @@ class DialogueSocket(ElevenLabsSocket):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._voices: dict[str, str | None] = {}  # of the contexts that are open or announced
+        self._voices: dict[str, str | None] = {}  # voices of the contexts that are open or announced
 
     async def _parse(self, message: str) -> StreamMessage:
         """Raises VoiceNotFound, or InvalidRequest when too many contexts are announced."""

@@ -8,9 +8,9 @@ from dataclasses import replace
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from shoal.api.parsing import ALL
+from shoal.api.bodies.parsing import ALL
+from shoal.api.bodies.schemas import SpeechBody, form_fields
 from shoal.api.requests import fish_job, ignored_model
-from shoal.api.schemas import SpeechBody, form_fields
 from shoal.api.speech_stream import SpeechStream
 from shoal.api.word_events import FishAlignment
 from shoal.server.middleware.request_id import request_id

@@ -22,8 +22,8 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from shoal.api.admission import BodyReservation
 from shoal.api.exceptions import IdleTimeout, SlowReader
 from shoal.api.keys import Key
-from shoal.api.live import Cancel, Flush, LiveBody, Stop, Text, TextBuffer, parse_message
-from shoal.api.live_session import LiveContext, LiveContexts, Spoken
+from shoal.api.live.events import Cancel, Flush, LiveBody, Stop, Text, TextBuffer, parse_message
+from shoal.api.live.session import LiveContext, LiveContexts, Spoken
 from shoal.api.requests import fish_job
 from shoal.api.state import ServerState
 from shoal.api.word_events import FishAlignment
@@ -74,9 +74,9 @@ class FishSocket:
 
     def __init__(self, socket: WebSocket, state: ServerState, key: Key, id: str, *, timed: bool = False) -> None:
         self._socket, self._state, self._key, self._id, self._timed = socket, state, key, id, timed
-        self._alignment = FishAlignment()  # of the current session
+        self._alignment = FishAlignment()  # alignment of the current session
         self._sessions = 0
-        self._ignored: tuple[str, ...] = ()  # what the current session asks for without effect
+        self._ignored: tuple[str, ...] = ()  # options of the current session that have no effect
 
     async def run(self) -> None:
         """Receive events until the client disconnects or an error ends the connection."""

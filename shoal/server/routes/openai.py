@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
+from shoal.api.bodies.parsing import JSON, MSGPACK
+from shoal.api.bodies.schemas import OpenAISpeech
 from shoal.api.engine_client import EngineHandle
 from shoal.api.keys import Key
-from shoal.api.parsing import JSON, MSGPACK
 from shoal.api.requests import check_model, model_names, openai_job
-from shoal.api.schemas import OpenAISpeech
 from shoal.api.speech_stream import SpeechStream
 from shoal.api.state import ServerState
 from shoal.api.word_events import word_list

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
+from shoal.api.bodies.parsing import JSON, check_parts, file_part, text_part, validated
+from shoal.api.bodies.schemas import VOICE_NAME, Body, VoiceName
 from shoal.api.keys import ANONYMOUS, Key
-from shoal.api.parsing import JSON, check_parts, file_part, text_part, validated
 from shoal.api.requests import model_names
-from shoal.api.schemas import VOICE_NAME, Body, VoiceName
-from shoal.api.voice_upload import store_recordings, store_speech
+from shoal.api.voices.upload import store_recordings, store_speech
 from shoal.errors import VoiceNotFound
 from shoal.server.openapi import error_responses, form_body, model_response, schema_of
 from shoal.server.request_body import media_type, read_form, read_model

@@ -7,9 +7,9 @@ if the body asks for it; SageMaker forwards the stream to clients that invoke wi
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from shoal.api.parsing import JSON, MSGPACK, validated
+from shoal.api.bodies.parsing import JSON, MSGPACK, validated
+from shoal.api.bodies.schemas import Invocation, OpenAISpeech, SpeechBody
 from shoal.api.requests import fish_job
-from shoal.api.schemas import Invocation, OpenAISpeech, SpeechBody
 from shoal.server.middleware.request_id import request_id
 from shoal.server.openapi import audio_response, error_responses, reference
 from shoal.server.request_body import read_model

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from shoal.api.parsing import ALL, JSON
+from shoal.api.bodies.parsing import ALL, JSON
+from shoal.api.bodies.schemas import SpeechBody, form_fields
 from shoal.api.requests import fish_request, text_plan, with_key_lexicon
-from shoal.api.schemas import SpeechBody, form_fields
 from shoal.server.openapi import error_responses, model_response, request_body
 from shoal.server.request_body import read_model
 from shoal.server.state import Caller, State, bearer

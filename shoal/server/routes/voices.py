@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
+from shoal.api.bodies.parsing import JSON, MSGPACK, check_parts, file_part, text_part, validated
+from shoal.api.bodies.schemas import VOICE_NAME, Body, VoiceName
 from shoal.api.exceptions import SchemaViolation
-from shoal.api.parsing import JSON, MSGPACK, check_parts, file_part, text_part, validated
-from shoal.api.schemas import VOICE_NAME, Body, VoiceName
-from shoal.api.voice_upload import check_recording, store_recordings
+from shoal.api.voices.upload import check_recording, store_recordings
 from shoal.errors import counted
 from shoal.server.openapi import error_responses, form_body, model_response, request_body
 from shoal.server.request_body import read_form, read_model

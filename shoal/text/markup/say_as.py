@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 
 from shoal.errors import TextError
-from shoal.text.months import MONTHS
-from shoal.text.numbers import MAX_DIGITS, cardinal, digits, ordinal
+from shoal.text.normalize.months import MONTHS
+from shoal.text.normalize.numbers import MAX_DIGITS, cardinal, digits, ordinal
 
 SIGNS = {
     ".": "dot", ",": "comma", "-": "dash", "_": "underscore", "/": "slash", "@": "at", "#": "hash", "+": "plus",

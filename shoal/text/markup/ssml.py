@@ -37,7 +37,7 @@ BOUNDARIES = re.compile(r" ?\n[\n ]*")
 
 
 def is_ssml(text: str) -> bool:
-    """Whether a text begins with a `speak` element."""
+    """Return whether a text begins with a `speak` element."""
     return SPEAK.match(text) is not None
 
 

@@ -137,7 +137,7 @@ def _parts(core: EngineCore, bench: "PlainParts", voices: int, where: str) -> li
     checkpoint = core.checkpoint
     step = _profiled("step", "step", bench.step(voices), where)
     codec = _profiled("codec", "step", bench.codec(voices), where)
-    core.audio_decoder._decoder.reset(list(range(voices)))  # of the frames that were timed
+    core.audio_decoder._decoder.reset(list(range(voices)))  # discards the frames that were timed
     codec_bytes = module_bytes(checkpoint.codec.decoder) + module_bytes(checkpoint.codec.quantizer.post_module)
     return [
         ProfiledPart("tokenize", _time(lambda: build_turns(TEXT, None, checkpoint), "cpu"), "request"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shoal.engine.utterance import Utterance
     from shoal.voices.voice import Voice
 
-CHARACTERS_PER_SECOND = 15.0  # of spoken English; limits random weights, which do not generate a stop token
+CHARACTERS_PER_SECOND = 15.0  # rate of spoken English; limits random weights, which do not generate a stop token
 
 Emit = Callable[[dict[str, Any]], None]
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.engine.process import supervisor
+from shoal.engine.process import engine_process
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def forking() -> Iterator[None]:
     multiprocessing.set_forkserver_preload(["shoal.engine.process.worker", "shoal.engine.load", "shoal.engine.service"])
     forkserver = SimpleNamespace(get_context=lambda method: multiprocessing.get_context("forkserver"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supervisor, "multiprocessing", forkserver)
+        patch.setattr(engine_process, "multiprocessing", forkserver)
         yield
 
 

@@ -19,9 +19,10 @@ import pytest
 from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.save import save_random
 from shoal.config import EngineConfig
+from shoal.engine.process.engine_process import EngineProcess
 from shoal.engine.process.jobs import JobRunner
 from shoal.engine.process.messages import Backends, Encode, Fragment, GetStats, Heartbeat, Result
-from shoal.engine.process.supervisor import EngineProcess, Supervisor, SupervisorConfig
+from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
 from shoal.engine.process.worker import EngineSource, EngineWorker, ReplyChannel
 from shoal.errors import EngineStopped, GenerationFailed, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest

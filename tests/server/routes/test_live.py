@@ -15,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 from shoal.api.config import KeyLimits, Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle, EngineLifecycle
 from shoal.api.keys import ANONYMOUS
-from shoal.api.live import TextBuffer, TextPiece
+from shoal.api.live.events import TextBuffer, TextPiece
 from shoal.api.state import ServerState, create_state
 from shoal.audio.decode import AudioLimits, read_audio
 from shoal.checkpoint.load import Checkpoint

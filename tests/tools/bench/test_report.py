@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shoal.cli.report_output import show
+from shoal.cli.measure.report_output import show
 from shoal.errors import InvalidRequest, MissingExtra, counted
 from shoal.tools.bench.document import Document, new_document, read_document, write_document
 from shoal.tools.bench.engine import POLICIES, Throughput, measure_scheduler

@@ -1,0 +1,306 @@
+"""Live speech on a socket: contexts that receive text in pieces and return audio, several per socket.
+
+A context is one stream of audio with one header and one encoder. Its sentences are spoken one after the other; each is
+its own request to the engine, so a context without text holds no slot, and each continues the sentences before it
+within the model's context limit. While a context has text to speak it holds a place in the admission queue. Cancelling
+a context releases its slot at the engine's next step and leaves the other contexts of the socket alone.
+
+Nothing here knows a wire format: a route parses events, calls the methods below and sends what it is given.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from shoal.api.accounting import RequestAccounting, expected_seconds
+from shoal.api.admission import BodyReservation
+from shoal.api.engine_client import SpeechService
+from shoal.api.exceptions import IdleTimeout, Interrupted, NotReady
+from shoal.api.live.events import TextBuffer, TextPiece
+from shoal.api.output import OutputEncoder
+from shoal.api.requests import SpeechJob
+from shoal.api.speech_stream import chunks_before, deadline_of
+from shoal.api.state import ServerState
+from shoal.api.word_events import WordScale
+from shoal.errors import InvalidRequest, ShoalError, TextError
+from shoal.speech import AudioChunk, SpeechRequest, SpokenTurn, Word
+
+# Receives encoded audio and the words that have ended in it; times and positions count from the start of the context.
+SendAudio = Callable[[bytes, tuple[Word, ...]], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Spoken:
+    """Progress of a context. Characters count the text as it was received."""
+
+    characters: int = 0  # characters whose audio was sent completely
+    audio_seconds: float = 0.0  # duration of all audio sent, the interrupted sentence included
+    interrupted_characters: int = 0  # characters of the sentence that was cut off
+    interrupted_seconds: float = 0.0  # duration of the part of its audio that was sent
+
+    def begin(self, piece: TextPiece) -> None:
+        self.interrupted_characters = piece.end - self.characters
+
+    def add(self, seconds: float) -> None:
+        self.audio_seconds += seconds
+        self.interrupted_seconds += seconds
+
+    def end(self, piece: TextPiece) -> None:
+        self.characters, self.interrupted_characters, self.interrupted_seconds = piece.end, 0, 0.0
+
+
+class IdleTimer:
+    """Measures how long no context of a socket has had text to speak."""
+
+    def __init__(self, idle_seconds: float) -> None:
+        self._idle_seconds, self._busy = idle_seconds, 0
+        self._timer: asyncio.Timeout | None = None
+
+    def begin(self) -> None:
+        self._busy += 1
+
+    def end(self) -> None:
+        self._busy -= 1
+        self._restart()
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Raise IdleTimeout when the socket has been idle for too long."""
+        try:
+            async with asyncio.timeout(None) as self._timer:
+                self._restart()
+                yield
+        except TimeoutError:
+            raise IdleTimeout(f"no message arrived for {self._idle_seconds:g} seconds") from None
+        finally:
+            self._timer = None
+
+    def _restart(self) -> None:
+        if self._timer is not None and not self._busy:
+            self._timer.reschedule(asyncio.get_running_loop().time() + self._idle_seconds)
+
+
+class TextMark(Enum):
+    """Marks in the queue of text pieces: the client flushed, or no more text follows."""
+
+    FLUSHED = "flushed"
+    ENDED = "ended"
+
+
+class LiveContext:
+    """One stream of text and audio. `run` speaks; the other methods do not block and may be called meanwhile."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        job: SpeechJob,
+        buffer: TextBuffer,
+        send: SendAudio,
+        idle: IdleTimer,
+        reservation: BodyReservation | None = None,
+    ) -> None:
+        """`job` holds everything but the text. `reservation` is the memory of its recordings, released at the end."""
+        self._state, self._job, self._buffer, self._send, self._idle = state, job, buffer, send, idle
+        self._reservation = reservation
+        self._engine = job.engine
+        self._encoder = OutputEncoder(job.output, job.engine.service.sample_rate, stream=True)
+        # NotReady: text arrived during shutdown; raised once earlier text is spoken.
+        self._pieces: asyncio.Queue[TextPiece | TextMark | NotReady] = asyncio.Queue()
+        self._turns: tuple[SpokenTurn, ...] = ()
+        self._busy_since: float | None = None
+        self.ending = False  # no more text is accepted
+        self.cancelled = False
+        self.spoken = Spoken()
+
+    def add(self, text: str) -> None:
+        """Buffer text and speak its whole sentences. Raises TextError when too much text waits, or EngineBusy."""
+        self._check_open()
+        limit = self._state.config.limits.text_characters
+        if self._buffer.received + len(text) - self.spoken.characters > limit:
+            raise TextError(f"more than {limit:,} characters wait to be spoken: send the text more slowly")
+        try:
+            self._state.lifecycle.require_engine()
+        except NotReady as refused:
+            self.ending = True
+            self._pieces.put_nowait(refused)
+        else:
+            self._enqueue(self._buffer.add(text))
+
+    def flush(self) -> None:
+        """Speak the buffered text now. Raises EngineBusy when the queue is full."""
+        self._check_open()
+        self._enqueue(self._buffer.flush())
+        self._pieces.put_nowait(TextMark.FLUSHED)
+
+    def end(self) -> None:
+        """Speak the buffered text and end; `run` then returns. Idempotent."""
+        if not self.ending:
+            self.flush()
+            self.ending = True
+            self._pieces.put_nowait(TextMark.ENDED)
+
+    async def run(self) -> None:
+        """Speak until `end` was called and all text is spoken. Raises ShoalError. Cancelling stops at the next step."""
+        number = 0
+        try:
+            while (piece := await self._next_piece()) is not TextMark.ENDED:
+                if isinstance(piece, TextPiece):
+                    await self._speak(piece, number)
+                    number += 1
+                else:
+                    await self._send(await self._state.encode(self._encoder.drain), ())
+            if number:
+                await self._send(await self._state.encode(self._encoder.finish), ())
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Release the place in the queue and the memory of the recordings. Idempotent."""
+        self._rest()
+        if self._reservation is not None:
+            self._reservation.release()
+
+    def _check_open(self) -> None:
+        if self.ending:
+            raise InvalidRequest("this session is ending: wait until it has finished before you send more text")
+
+    def _enqueue(self, pieces: list[TextPiece]) -> None:
+        for piece in pieces:
+            self._begin()
+            self._pieces.put_nowait(piece)
+
+    def _begin(self) -> None:
+        """Take a place in the admission queue. Raises EngineBusy when it is full."""
+        if self._busy_since is None:
+            self._state.enter_queue(self._job.key)
+            self._busy_since = asyncio.get_running_loop().time()
+            self._idle.begin()
+
+    def _rest(self) -> None:
+        if self._busy_since is not None:
+            self._state.leave_queue(self._job.key, asyncio.get_running_loop().time() - self._busy_since)
+            self._busy_since = None
+            self._idle.end()
+
+    async def _next_piece(self) -> TextPiece | TextMark:
+        """Return the next piece or mark. Raises NotReady in place of a rejected text."""
+        if self._pieces.empty():
+            self._rest()
+        piece = await self._pieces.get()
+        if isinstance(piece, NotReady):
+            raise piece
+        return piece
+
+    async def _speak(self, piece: TextPiece, number: int) -> None:
+        self.spoken.begin(piece)
+        scale = WordScale(self._job.output.speed, self.spoken.audio_seconds, piece.end - len(piece.text))
+        # aclosing: a disconnect while audio is sent must cancel the request now, not at garbage collection.
+        async with aclosing(self._audio(self._request(piece.text, number))) as pieces:
+            async for audio, chunk in pieces:
+                await self._send(audio, scale.apply(chunk.words))
+                self.spoken.add(chunk.seconds)
+        self.spoken.end(piece)
+
+    def _request(self, text: str, number: int) -> SpeechRequest:
+        request = self._job.request
+        sampling = request.sampling
+        assert sampling is not None
+        assert sampling.seed is not None  # set by sampling_for
+        context = self._turns if request.carry_turns else None
+        return replace(request, text=text, sampling=replace(sampling, seed=sampling.seed + number), context=context)
+
+    async def _audio(self, request: SpeechRequest) -> AsyncGenerator[tuple[bytes, AudioChunk], None]:
+        """Yield the encoded audio of one sentence, each piece with its chunk, and keep its turns as context."""
+        job = self._job
+        request = replace(request, client=job.key.name)
+        expected = expected_seconds(request, self._engine.frame_rate)
+        with RequestAccounting(
+            self._state, job.api, job.key, job.id, queued=True, expected_seconds=expected
+        ) as accounting:
+            try:
+                async with aclosing(chunks_before(deadline_of(request), self._service(), request)) as chunks:
+                    async for chunk in chunks:
+                        accounting.record_audio(chunk)
+                        self._turns = self._turns if chunk.context is None else chunk.context
+                        yield await self._state.encode(self._encoder.feed, chunk.samples), chunk
+            finally:
+                if self.cancelled:
+                    accounting.finish(Interrupted())
+
+    def _service(self) -> SpeechService:
+        """Return the current service. During shutdown, keep the previous one: accepted text is still spoken."""
+        with contextlib.suppress(NotReady):
+            self._engine = self._state.lifecycle.require_engine()
+        return self._engine.service
+
+
+# Called in the context's task when it has ended; the error is None after `end`. Not called for a cancelled context.
+OnEnd = Callable[[LiveContext, ShoalError | None], Awaitable[None]]
+
+
+class LiveContexts:
+    """The open contexts of one socket by name, each spoken by a task of `group`.
+
+    An exception that leaves an `OnEnd` callback ends the group, and with it the socket.
+    """
+
+    def __init__(self, group: asyncio.TaskGroup, state: ServerState, *, limit: int) -> None:
+        self._group, self._state, self._limit = group, state, limit
+        self._open: dict[str, tuple[LiveContext, asyncio.Task[None]]] = {}
+        self.idle = IdleTimer(state.config.limits.live_idle_seconds)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def names(self) -> list[str]:
+        return list(self._open)
+
+    def get(self, name: str) -> LiveContext | None:
+        return self._open[name][0] if name in self._open else None
+
+    def open(
+        self,
+        name: str,
+        job: SpeechJob,
+        buffer: TextBuffer,
+        send: SendAudio,
+        on_end: OnEnd,
+        reservation: BodyReservation | None = None,
+    ) -> LiveContext:
+        """Start a context. Raises InvalidRequest if the name is in use or too many contexts are open.
+
+        What `reservation` holds is transferred to the context: each of its texts uses the recordings of `job`.
+        """
+        if name in self._open:
+            raise InvalidRequest(f"the context {name[:64]!r} is open already: end or cancel it first")
+        if len(self._open) >= self._limit:
+            raise InvalidRequest(f"{self._limit} contexts are open, which is the limit: end or cancel one first")
+        held = None if reservation is None else reservation.transfer()
+        context = LiveContext(self._state, job, buffer, send, self.idle, held)
+        task = self._group.create_task(self._run(name, context, on_end))
+        # A task that is cancelled before it first ran does not reach its own `finally`.
+        task.add_done_callback(lambda _: context.close())
+        self._open[name] = context, task
+        return context
+
+    async def cancel(self, name: str) -> Spoken | None:
+        """Stop a context and return how much of it was spoken; None if no context has this name."""
+        if name not in self._open:
+            return None
+        context, task = self._open.pop(name)
+        context.cancelled = True
+        task.cancel()
+        await asyncio.wait([task])
+        return context.spoken
+
+    async def _run(self, name: str, context: LiveContext, on_end: OnEnd) -> None:
+        error: ShoalError | None = None
+        try:
+            await context.run()
+        except ShoalError as problem:
+            error = problem
+        self._open.pop(name, None)
+        await on_end(context, error)

@@ -1,0 +1,1 @@
+"""Commands that measure: benchmarks, load tests, simulations, profiles, calibration and their reports."""

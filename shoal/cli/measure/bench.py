@@ -1,0 +1,211 @@
+"""`shoal bench` and its subcommands: measure speed and quality on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.flags import Device, Quiet
+from shoal.cli.measure.report_output import Html, JsonFile, Markdown, check_writable, report_output
+
+PANEL = "Measure"
+
+Model = Annotated[
+    str,
+    typer.Option(help="Model to measure: nano, s1-mini, s2-pro, OWNER/NAME, a directory, or random:tiny, random:…"),
+]
+Configurations = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="NAME",
+        help="Configuration to measure; repeat for several: a preset (bf16, int8, eager, static, …), settings "
+        "NAME=VALUE,NAME=VALUE, or all presets. Default: every type of weights and KV cache on a GPU.",
+    ),
+]
+
+Voices = Annotated[str, typer.Option(help="Batch sizes to measure: concurrent requests, separated by commas.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    group = typer.Typer()
+    group.callback(invoke_without_command=True)(bench)
+    group.command()(engine)
+    group.command()(quality)
+    group.command()(scaling)
+    app.add_typer(group, name="bench", rich_help_panel=PANEL)
+
+
+def bench(
+    context: typer.Context,
+    model: Model = "nano",
+    device: Device = "auto",
+    config: Configurations = None,
+    voices: Voices = "1,4,16",
+    samples: Annotated[int, typer.Option(min=1, help="Measured rounds per batch size.")] = 5,
+    texts: Annotated[
+        int, typer.Option(min=1, help="Texts per round; raised to the batch size where that is larger.")
+    ] = 4,
+    sentences: Annotated[int, typer.Option(min=1, max=100, help="Sentences per text.")] = 1,
+    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up rounds per batch size, not counted.")] = 1,
+    repeat: Annotated[
+        bool, typer.Option("--repeat", help="Use the same texts in every round, so that caches take effect.")
+    ] = False,
+    voice: Annotated[
+        str | None, typer.Option(help="Stored voice to speak with. Default: the model's own, or a random one.")
+    ] = None,
+    edge_cases: Annotated[
+        bool, typer.Option(help="Also measure a text of one word and one of 5,000 characters.")
+    ] = True,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Price of one hour of this machine, for the cost per hour of audio.")
+    ] = None,
+    currency: Annotated[str, typer.Option(help="Currency of --price, shown in the tables.")] = "USD",
+    cold: Annotated[bool, typer.Option(help="Also measure the start with empty compiler caches.")] = True,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Generate a few frames per request and skip the cold start.")
+    ] = False,
+    json: JsonFile = None,
+    html: Html = None,
+    markdown: Markdown = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure speed, memory, scaling and speech quality on this machine.
+
+    Without a subcommand: generate the same texts with every configuration, each in its own process, and compare
+    speed, latency, start-up time and memory. After Ctrl-C the finished measurements are still reported.
+
+    Example: shoal bench --model random:tiny --config all --html report.html
+
+    Example: shoal bench --model s1-mini -c bf16 -c int8 --voices 1,8,32 --price 3.5 --json run.json
+    """
+    if context.invoked_subcommand is not None:
+        _reject_parent_flags(context)
+        return
+    check_writable(json, html, markdown)
+    from shoal.engine.load import choose_device
+    from shoal.tools.bench.configurations import parse_configurations, recommended
+    from shoal.tools.bench.sweep import Sweep, require_figures, run_sweep
+    from shoal.tools.bench.trial import TrialConfig
+
+    job = TrialConfig(
+        model=model,
+        device=device,
+        settings={},
+        voices=_voices(voices),
+        samples=2 if quick else samples,
+        texts=texts,
+        sentences=sentences,
+        warm_up=warm_up,
+        unique=not repeat,
+        voice=voice,
+        edges=edge_cases,
+        max_frames=8 if quick else 0,
+    )
+    configurations = parse_configurations(config or recommended(choose_device(device)))
+    sweep = Sweep(job, configurations, cold=cold and not quick, price=price, currency=currency)
+    document = run_sweep(sweep, progress=not quiet)
+    report_output(document, json, html, markdown, quiet=quiet)
+    require_figures(document)
+
+
+def engine(
+    model: Model = "nano",
+    device: Device = "auto",
+    voices: Voices = "1,4,16",
+    quick: Annotated[bool, typer.Option("--quick", help="Generate a few frames per request.")] = False,
+    json: JsonFile = None,
+    html: Html = None,
+    markdown: Markdown = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the engine without a server: admission policies, batch sizes, prefix cache, scheduler.
+
+    The last line of the output is one JSON object. After Ctrl-C the finished measurements are still reported.
+
+    Example: shoal bench engine --model random:tiny --json engine.json
+    """
+    check_writable(json, html, markdown)
+    from shoal.tools.bench.engine import last_line, run_engine_bench
+
+    document = run_engine_bench(model, device=device, batches=_voices(voices), quick=quick, progress=not quiet)
+    try:
+        report_output(document, json, html, markdown, quiet=quiet)
+    finally:
+        typer.echo(last_line(document))
+
+
+def quality(
+    model: Model = "nano",
+    device: Device = "auto",
+    config: Configurations = None,
+    sentences: Annotated[int, typer.Option(min=2, help="Number of sentences, each spoken in every voice.")] = 25,
+    text: Annotated[
+        Path | None, typer.Option("--text", help="File with one sentence per line, instead of the built-in sentences.")
+    ] = None,
+    voice: Annotated[
+        list[str] | None, typer.Option(help="Stored voice to speak with; repeat for several. Default: the model's own.")
+    ] = None,
+    clips: Annotated[
+        Path | None, typer.Option("--clips", help="New directory in which to keep the generated clips.")
+    ] = None,
+    json: JsonFile = None,
+    html: Html = None,
+    markdown: Markdown = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure word error rate, predicted opinion score and speaker similarity of every configuration.
+
+    The first configuration is the baseline of the comparison. Needs a checkout of the project with the speech judges
+    (`make quality` installs them).
+
+    Example: shoal bench quality -c default -c bf16 -c int8 --sentences 50
+    """
+    check_writable(json, html, markdown)
+    from shoal.tools.bench.configurations import parse_configurations
+    from shoal.tools.bench.quality import QualityPlan, run_quality
+
+    plan = QualityPlan(model, device, parse_configurations(config or ()), sentences, text, tuple(voice or ()))
+    report_output(run_quality(plan, clips, progress=not quiet), json, html, markdown, quiet=quiet)
+
+
+def scaling(
+    model: Model = "nano",
+    device: Device = "auto",
+    samples: Annotated[int, typer.Option(min=3, help="Measurements per size.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure the three smallest sizes only.")] = False,
+    json: JsonFile = None,
+    html: Html = None,
+    markdown: Markdown = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure how the time of prefill, decoding, codec and batches grows with length, compared with theory.
+
+    Example: shoal bench scaling --model random:tiny --html scaling.html
+    """
+    check_writable(json, html, markdown)
+    from shoal.tools.bench.scaling import run_scaling
+
+    document = run_scaling(model, device=device, samples=samples, quick=quick, progress=not quiet)
+    report_output(document, json, html, markdown, quiet=quiet)
+
+
+def _reject_parent_flags(context: typer.Context) -> None:
+    """Raise BadParameter for flags before a subcommand: they belong to `shoal bench` itself and would be ignored."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        raise typer.BadParameter(f"--{given[0]} belongs after {context.invoked_subcommand}, not before it")
+
+
+def _voices(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        found = (0,)
+    if not all(0 < count <= 4096 for count in found):
+        raise typer.BadParameter(
+            f"{text!r} is not a list of batch sizes from 1 to 4096, such as 1,4,16", param_hint="--voices"
+        )
+    return found

@@ -1,0 +1,159 @@
+"""The command `shoal say`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from shoal.checkpoint.find import BUNDLED
+from shoal.cli.flags import Codec, Device, Json, Lexicon, Quantize, Quiet
+from shoal.cli.quick_exit import QuickExit
+from shoal.cli.say import flags
+from shoal.cli.say.options import (
+    check_model,
+    check_output,
+    check_subtitles,
+    check_voice,
+    parse_voice,
+    read_text_option,
+    sampling_overrides,
+)
+from shoal.cli.say.prosody import ProsodyOptions
+from shoal.cli.say.sinks import AudioSinks
+from shoal.cli.say.speak import EngineOptions, speak_here, speak_on_local_server
+from shoal.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from shoal.cli.say.player import Player
+    from shoal.speech import SpeechRequest
+
+PANEL = "Speak"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=PANEL)(say)
+
+
+def say(
+    text: flags.Text = None,
+    output: flags.Output = None,
+    play: flags.Play = False,
+    file: flags.TextFile = None,
+    model: flags.Model = "nano",
+    codec: Codec = None,
+    voice: flags.VoiceOrRecording = None,
+    transcript: flags.Transcript = None,
+    seed: flags.Seed = None,
+    temperature: flags.Temperature = None,
+    top_p: flags.TopP = None,
+    top_k: flags.TopK = None,
+    repetition_penalty: flags.RepetitionPenalty = None,
+    repetition: flags.Repetition = None,
+    max_frames: flags.MaxFrames = None,
+    speed: flags.Speed = 1.0,
+    volume: flags.Volume = 0.0,
+    as_written: flags.AsWritten = False,
+    ssml: flags.Ssml = None,
+    lexicon: Lexicon = None,
+    subtitles: flags.Subtitles = None,
+    show_text: flags.ShowText = False,
+    format: flags.Format = None,
+    device: Device = "auto",
+    dtype: flags.Dtype = None,
+    quantize: Quantize = None,
+    no_server: flags.NoServer = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Speak a text: play it or write it to a file while it is generated.
+
+    A server of yours that has the model loaded (`shoal serve`) is used if there is one; it gives the same audio.
+
+    Example: shoal say "The tide is coming in."
+
+    Example: shoal say --file chapter.txt -o chapter.mp3 --play
+
+    Example: fortune | shoal say -o fortune.opus
+
+    Example: shoal say "The tide is coming in." -o tide.wav --subtitles tide.srt
+
+    Example: shoal say "Hello." -o hello.wav --model s1-mini --voice me.wav --transcript "What I say in me.wav."
+    """
+    content, speaker = read_text_option(text, file), parse_voice(voice, transcript)
+    overrides = sampling_overrides(
+        seed=seed,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        repetition_penalty=repetition_penalty,
+        repetition=repetition,
+        max_frames=max_frames,
+    )
+    request = replace(speaker.request(content), normalize=not as_written, ssml=ssml, timestamps=subtitles is not None)
+    if lexicon is not None and as_written:
+        raise InvalidRequest("--lexicon changes the text and --as-written does not: use one of them")
+    if show_text:
+        _show_text(request, model, lexicon, json=json)
+        return
+    check_output(output, format, json=json)
+    check_subtitles(subtitles)
+    check_model(model)
+    check_voice(speaker.name, model)
+    prosody = ProsodyOptions(speed, volume)
+    if model == BUNDLED and speaker.recording is not None:
+        typer.echo("note: nano hardly follows recordings; use its built-in voices, or s1-mini or s2-pro", err=True)
+    sinks = AudioSinks(output, format, _player(play or output is None), prosody, subtitles)
+    options = EngineOptions(model, codec, device, dtype, quantize, lexicon)
+    _speak(options, request, overrides, sinks, no_server=no_server, json=json, quiet=quiet)
+    raise QuickExit
+
+
+def _speak(
+    options: EngineOptions,
+    request: "SpeechRequest",
+    overrides: dict[str, Any],
+    sinks: AudioSinks,
+    *,
+    no_server: bool,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Speak with a progress line on stderr, and print what was done."""
+    from shoal.cli.say.progress import SpeechProgress
+    from shoal.cli.tables import print_json
+
+    # A request with timestamps needs an engine here: the server's route of plain audio has no word times.
+    here = no_server or request.timestamps
+    with SpeechProgress(shown=not quiet) as progress:
+        server = None if here else speak_on_local_server(options, request, overrides, sinks, progress, quiet=quiet)
+        seed = speak_here(options, request, overrides, sinks, progress) if server is None else server.seed
+    if json:
+        facts = {"model": options.model, "seed": seed, "server": None if server is None else server.url}
+        print_json({**sinks.as_json(), **facts, **progress.as_json()})
+    elif not quiet:
+        typer.echo(f"{sinks}: {progress}", err=True)
+
+
+def _show_text(request: "SpeechRequest", model: str, lexicon: Path | None, *, json: bool) -> None:
+    """Print the turns of a text, one per line. Reads the model's configuration, not its weights."""
+    from dataclasses import asdict
+
+    from shoal.checkpoint.text_rules import model_text_rules
+    from shoal.cli.tables import print_json
+    from shoal.text.lexicon import read_lexicon
+    from shoal.text.plan import plan_text
+
+    plan = plan_text(request, model_text_rules(model), lexicon=None if lexicon is None else read_lexicon(lexicon))
+    if json:
+        print_json({"text": plan.text, **asdict(plan)})
+    else:
+        typer.echo("\n".join(plan.lines()))
+
+
+def _player(wanted: bool) -> "Player | None":
+    if not wanted:
+        return None
+    from shoal.cli.say.player import find_player
+
+    return find_player()

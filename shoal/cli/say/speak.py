@@ -1,0 +1,125 @@
+"""Generate the speech of `shoal say`: on a server of this user that has the model loaded, or in this process."""
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from shoal.cli.say.options import default_seed
+from shoal.cli.say.prosody import ProsodyOptions
+from shoal.cli.say.sinks import AudioSinks
+from shoal.gc_pause import paused_gc, resume_full_gc
+
+if TYPE_CHECKING:
+    from shoal.api.local_server import EngineIdentity
+    from shoal.cli.say.progress import SpeechProgress
+    from shoal.config import EngineConfig
+    from shoal.engine.engine import Engine
+    from shoal.speech import SpeechRequest
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Model, device and files that an engine is loaded from."""
+
+    model: str
+    codec: Path | None
+    device: str
+    dtype: str | None
+    quantize: str | None
+    lexicon: Path | None
+
+    @property
+    def config(self) -> "EngineConfig":
+        from shoal.config import EngineConfig
+
+        return EngineConfig(quantize=self.quantize or EngineConfig.quantize)
+
+    def identity(self) -> "EngineIdentity":
+        from shoal.api.local_server import engine_identity
+        from shoal.voices.store import voice_directory
+
+        return engine_identity(
+            self.model,
+            voice_directory(),
+            device=self.device,
+            dtype=self.dtype,
+            codec=self.codec,
+            lexicon=self.lexicon,
+            config=self.config,
+        )
+
+    def load(self) -> "Engine":
+        with paused_gc():
+            from shoal import load
+
+            return load(
+                self.model,
+                device=self.device,
+                dtype=self.dtype,
+                codec=self.codec,
+                config=self.config,
+                lexicon=self.lexicon,
+            )
+
+
+@dataclass(frozen=True)
+class UsedServer:
+    url: str
+    seed: int
+
+
+def speak_on_local_server(
+    options: EngineOptions,
+    request: "SpeechRequest",
+    overrides: dict[str, Any],
+    sinks: AudioSinks,
+    progress: "SpeechProgress",
+    *,
+    quiet: bool,
+) -> UsedServer | None:
+    """Speak on a server of this user, and say so; None if there is none that can."""
+    from shoal.api.local_server import find_server
+    from shoal.cli.say.server_speech import ServerRefused, check_ready, speak_on_server
+
+    server = find_server(options.identity())
+    if server is None:
+        return None
+    seed = overrides.get("seed", default_seed(options.model))
+    progress.begin()
+    try:
+        check_ready(server)
+        speech = speak_on_server(server, request, {**overrides, "seed": seed}, sinks.prosody)
+    except ConnectionError:
+        return None  # it has ended
+    except ServerRefused as reason:
+        typer.echo(f"note: not using the server at {server.url}: {reason}", err=True)
+        return None
+    if not quiet:
+        typer.echo(f"using the server at {server.url}; --no-server loads the model instead", err=True)
+    with closing(speech):
+        # The server has changed rate and volume before it rounded the samples.
+        unchanged = replace(sinks, prosody=ProsodyOptions())
+        unchanged.write(speech.sample_rate, ((chunk, (1, 1)) for chunk in speech.chunks()), progress)
+    return UsedServer(server.url, seed)
+
+
+def speak_here(
+    options: EngineOptions,
+    request: "SpeechRequest",
+    overrides: dict[str, Any],
+    sinks: AudioSinks,
+    progress: "SpeechProgress",
+) -> int:
+    """Load the model, speak, and return the seed."""
+    try:
+        with options.load() as engine:
+            sampling = replace(engine.service.default_sampling, **overrides)
+            progress.begin()
+            speaking = engine.service.speak_blocking(replace(request, sampling=sampling))
+            sinks.write(engine.sample_rate, ((chunk, speaking.turn) for chunk in speaking), progress)
+        return sampling.seed
+    finally:
+        resume_full_gc()

@@ -1,0 +1,80 @@
+"""`shoal balance`: a load balancer for several servers, without Ray."""
+
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from shoal.cli.serving.cluster import DEFAULT_PORT, PANEL, Strategy
+from shoal.cli.serving.serve import print_address, server_extra
+from shoal.errors import counted
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=PANEL)(balance)
+
+
+def balance(
+    workers: Annotated[str, typer.Option(help="URLs of the servers, separated by commas.")],
+    strategy: Strategy = "least-connections",
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL=NUMBER",
+            help="Share of the requests for a server relative to the others, whose weight is 1; may be repeated.",
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Server that gets copies of a share of the speech requests; /v1/comparison compares its answers.",
+        ),
+    ] = None,
+    compare_share: Annotated[float, typer.Option(help="Share of the speech requests for --compare, 0 to 1.")] = 0.05,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = DEFAULT_PORT,
+    origin: Annotated[
+        list[str] | None, typer.Option(help="Origin whose web pages may call the balancer; may be repeated.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name that a Host header may have, or * for any; may be repeated. Default: localhost and addresses "
+            "for a balancer on loopback, else any."
+        ),
+    ] = None,
+) -> None:
+    """Distribute requests over several running servers, without Ray.
+
+    Servers are checked every two seconds. A request that has sent no audio is repeated on another server when its own
+    fails or is full. Keys are checked by the servers. `/v1/workers` shows health, load and latency of each.
+
+    Example: shoal balance --workers http://a:8080,http://b:8080
+
+    Example: shoal balance --workers http://a:8080,http://b:8080 --weight http://b:8080=0.05
+
+    Example: shoal balance --workers http://a:8080 --compare http://new:8080 --compare-share 0.1
+    """
+    with server_extra():
+        from shoal.cluster.balancer.app import balance
+        from shoal.cluster.balancer.config import BalancerConfig, parse_candidate, parse_weights, parse_workers
+        from shoal.cluster.routing import check_strategy
+        from shoal.server.logging import set_up_logging
+
+    found = parse_workers([url for url in workers.split(",") if url.strip()], parse_weights(weight or ()))
+    set_up_logging("auto", "info")
+    balance(
+        BalancerConfig(
+            found,
+            host,
+            port,
+            strategy=check_strategy(strategy),
+            cors_origins=tuple(origin or ()),
+            allowed_hosts=tuple(allowed_host or ()),
+            compare_url=parse_candidate(compare, compare_share, found),
+            compare_share=compare_share,
+        ),
+        partial(print_address, model=counted(len(found), "server")) if sys.stderr.isatty() else None,
+    )

@@ -1,0 +1,294 @@
+"""Normalize written English to spoken words, for models that were trained on spoken words only.
+
+The result consists of letters, spaces and `. , ? ! ' - ; :`. Normalization is idempotent: folding comes first and
+leaves spaces, so that no later step joins characters into new spellings; digits and symbols are gone after their
+step; abbreviations are expanded until none is left.
+"""
+
+import re
+from functools import partial
+from itertools import takewhile
+
+from shoal.errors import TextError
+from shoal.text.markdown import plain_text
+from shoal.text.normalize.acronyms import spell_capitals
+from shoal.text.normalize.fold import check_script, fold
+from shoal.text.normalize.identifiers import speak_identifiers
+from shoal.text.normalize.months import MONTH_OF
+from shoal.text.normalize.quantities import read_apart, speak_quantities
+from shoal.text.normalize.ranges import speak_lengths, speak_ranges
+from shoal.text.normalize.roman import speak_roman
+from shoal.text.style_tags import drop_style_tags
+from shoal.text.tokenizer import SPEAKER_TAG
+
+EMAIL = re.compile(
+    r"(?<![\w.+-])[A-Za-z0-9_+-]{1,64}(?:\.[A-Za-z0-9_+-]{1,64}){0,5}@"
+    r"[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,4}(?![\w-])"
+)
+URL = re.compile(
+    r"(?:(?:https?|ftp)://(?:www\.)?|(?<![\w.])www\.)(?P<address>[^\s<>\"]{1,300})"
+    r"|(?<![\w.@-])(?P<domain>(?:[A-Za-z0-9-]{1,63}\.){1,4}(?:com|org|net|edu|gov|io|ai|dev|app|info|co\.uk)"
+    r"(?![\w-])(?:/[^\s<>\"]{1,300})?)"
+)
+ADDRESS_SIGNS = {
+    ".": "dot",
+    "/": "slash",
+    "-": "dash",
+    "_": "underscore",
+    "?": "question mark",
+    "=": "equals",
+    "&": "and",
+    "@": "at",
+    "#": "hash",
+    ":": "colon",
+    "%": "percent",
+    "+": "plus",
+    "~": "tilde",
+}
+
+URL_SEGMENTS = 3
+SAYABLE_SEGMENT = re.compile(r"(?=.{1,30}$)[A-Za-z]+(?:[-_.][A-Za-z0-9]+)*|\d{1,4}")
+
+DOTTED_LETTERS = re.compile(r"(?<![\w.])([A-Za-z](?:\.[A-Za-z]){1,8})(?![A-Za-z0-9])(\.(?=\s*$))?\.?")
+DOTTED_READINGS = {"e.g": "for example", "i.e": "that is"}
+
+# A word consists of letters: adjacent digits and symbols become separate words.
+WORD_START = r"(?<![A-Za-z])(?<![A-Za-z]['-])"
+WORD_END = r"(?![A-Za-z])(?!['-][A-Za-z])"
+
+# Only capitalized: not in "rev the engine" or "250 ms".
+TITLES = {
+    "Mr": "Mister",
+    "MR": "Mister",
+    "Mrs": "Missus",
+    "MRS": "Missus",
+    "Ms": "Miss",
+    "Dr": "Doctor",
+    "DR": "Doctor",
+    "Prof": "Professor",
+    "Rev": "Reverend",
+    "Sr": "Senior",
+    "Jr": "Junior",
+    "Capt": "Captain",
+    "Lt": "Lieutenant",
+    "Sgt": "Sergeant",
+}
+ABBREVIATIONS = {
+    "vs": "versus",
+    "etc": "et cetera",
+    "approx": "approximately",
+    "dept": "department",
+    "blvd": "boulevard",
+    "ltd": "limited",
+    "cf": "compare",
+    "tsp": "teaspoons",
+    "tbsp": "tablespoons",
+    "bldg": "building",
+}
+# Words, or parts of words, unless followed by a dot. After a number they are its suffix: "the 3rd."
+DOTTED_ABBREVIATIONS = {
+    "gen": "general",
+    "col": "colonel",
+    "maj": "major",
+    "gov": "governor",
+    "sen": "senator",
+    "rep": "representative",
+    "hon": "honorable",
+    "inc": "incorporated",
+    "corp": "corporation",
+    "co": "company",
+    "ave": "avenue",
+    "rd": "road",
+    "mt": "mount",
+    "ft": "fort",
+    "tel": "telephone",
+    "ext": "extension",
+    "apt": "apartment",
+    "ste": "suite",
+    "hwy": "highway",
+    "rte": "route",
+    "pkwy": "parkway",
+    "misc": "miscellaneous",
+    # "jun.", "jul.", "mar." and "sep." end sentences as names and words.
+    **{short: MONTH_OF[short.title()] for short in ("jan", "feb", "apr", "aug", "sept", "oct", "nov", "dec")},
+}
+NUMBERED = {
+    "no": "number",
+    "nos": "numbers",
+    "fig": "figure",
+    "vol": "volume",
+    "ch": "chapter",
+    "p": "page",
+    "pp": "pages",
+}
+NUMBERED_ABBREVIATION = re.compile(rf"{WORD_START}({'|'.join(NUMBERED)})\.\s?(?=\d)", re.IGNORECASE)
+SAINT_OR_STREET = re.compile(rf"{WORD_START}St{WORD_END}(\.(?=\s*$))?\.?(?=(\s+[A-Z])?)")
+DOCTORATE = re.compile(rf"{WORD_START}Ph\.?D(?:\.(?=\s+[a-z]))?(?![A-Za-z])")
+DRIVE = re.compile(r"(?<=[A-Za-z] )(?<!\band )(?<!\bthe )Dr\b(?:(\.)(?=\s*$)|\.?(?=\s+[a-z0-9]|[,;:]))")
+ERA = re.compile(r"\bAD(?=\s\d)|(?<=\d\s)AD\b")
+CIRCA = re.compile(r"(?<![\w.])(?:ca|c)\.\s?(?=\d)")
+TITLE = re.compile(rf"{WORD_START}({'|'.join(TITLES)}){WORD_END}(\.(?=\s*$))?\.?")
+ABBREVIATION = re.compile(
+    rf"{WORD_START}(?:({'|'.join(ABBREVIATIONS)}){WORD_END}\.?"
+    # Feet, as in "6 ft. tall", are read with their number.
+    rf"|(?<!\d)(?!(?<=\d\s)ft)({'|'.join(DOTTED_ABBREVIATIONS)})\.)"
+    r"(?=(\s*$|(?-i:\s+[A-Z]))?)",
+    re.IGNORECASE,
+)
+
+SLASH_WORDS = {"and/or": "and or", "w/o": "without", "w/": "with", "n/a": "not applicable", "c/o": "care of"}
+SLASH_WORD = re.compile(r"(?<![\w/])(?:and/or\b|w/o\b|w/|n/a\b|c/o\b)", re.IGNORECASE)
+SIGNS = {
+    "&": " and ",
+    "%": " percent ",
+    "+": " plus ",
+    "=": " equals ",
+    "@": " at ",
+    "#": " hash ",
+    "/": " slash ",
+    "°": " degrees ",
+    "µ": " micro ",
+    "$": " dollar ",
+    "£": " pound ",
+    "€": " euro ",
+    "¥": " yen ",
+    "₹": " rupee ",
+    "¢": " cent ",
+    "(": ", ",
+    ")": ", ",
+    "{": ", ",
+    "}": ", ",
+    "|": ", ",
+}
+LAST_BRACKET = re.compile(r"[)\]}]+(?=[.!?]?\s*$)")
+SIGN = re.compile(f"[{re.escape(''.join(SIGNS))}]")
+ABOUT = re.compile(r"~\s?(?=[$£€¥₹]?\d)")
+COMPARISONS = {
+    ">=": " greater than or equal to ",
+    "<=": " less than or equal to ",
+    "!=": " is not equal to ",
+    "==": " equals ",
+}
+COMPARISON = re.compile(r"(?<![<>!=])[<>!=]=(?![<>=])")
+FEWER = re.compile(r"(?<![^\s(,])<(?=[$£€¥₹]?\.?\d)")
+MORE = re.compile(r"(?<![^\s(,])>(?=[$£€¥₹]?\.?\d)")
+LESS = re.compile(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)")
+GREATER = re.compile(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)")
+
+RULE = re.compile(r"([=#*_~+/|<>^-])\1{2,}")  # a line drawn with signs
+PARAGRAPH = re.compile(r"\n\s*\n")
+ELLIPSIS = re.compile(r"\.{2,}(?=(\s*[a-z])?)")
+DASH = re.compile(r"-{2,}|(?<!\S)-(?!\S)")
+LOOSE_HYPHEN = re.compile(r"(?<![A-Za-z])-|-(?![A-Za-z])")
+LOOSE_APOSTROPHE = re.compile(r"(?<![A-Za-z])'|'(?![A-Za-z])")
+UNSPOKEN = re.compile(r"[^A-Za-z .,?!'\-;:]+")
+SPACES = re.compile(r"\s+")
+MARKS = re.compile(r" ?[.,?!;:](?: ?[.,?!;:])*+ ?")
+STRONGEST_FIRST = "?!.;:,"
+
+
+def normalize(text: str) -> str:
+    """Return the text as an English speaker reads it. Raises TextError when nothing can be spoken."""
+    check_script(text)
+    text = plain_text(text)
+    text = drop_style_tags(SPEAKER_TAG.sub(" ", RULE.sub(" ", fold(text))))
+    text = speak_lengths(text).replace('"', " ")
+    text = speak_identifiers(speak_addresses(text)).replace("_", " ")
+    text = speak_ranges(speak_roman(text))
+    text = expand_abbreviations(text)
+    text = speak_quantities(speak_relations(text))
+    text = settle(tidy(speak_signs(text)))
+    if not re.search("[A-Za-z]", text):
+        raise TextError("the text contains nothing that can be spoken in English")
+    return text
+
+
+def settle(text: str) -> str:
+    """Expand until stable: tidying exposes further abbreviations, as in `(in Jan).`. Ends, as readings contain none."""
+    while (settled := spell_capitals(tidy(expand_abbreviations(speak_roman(text))))) != text:
+        text = settled
+    return text
+
+
+def speak_addresses(text: str) -> str:
+    text = EMAIL.sub(lambda match: spell_address(match[0]), text)
+    return URL.sub(lambda match: spell_address(shorten(match["address"] or match["domain"])), text)
+
+
+def shorten(address: str) -> str:
+    """Return the host and the first readable path segments of a URL; query, fragment and opaque ids are not said.
+
+    Punctuation that ends the sentence around the address is kept.
+    """
+    bare = address.rstrip(".,!?;:)'/")
+    host, *path = re.split(r"[/?#]", bare)
+    words = list(takewhile(SAYABLE_SEGMENT.fullmatch, path[:URL_SEGMENTS])) if "/" in bare else []
+    return "/".join((host.partition("@")[2] or host, *words)) + address[len(bare) :]
+
+
+def spell_address(address: str) -> str:
+    """Return `example dot com slash page`; punctuation that ends the sentence around the address is kept."""
+    bare = address.rstrip(".,!?;:)'/")
+    spoken = "".join(f" {ADDRESS_SIGNS[sign]} " if sign in ADDRESS_SIGNS else sign for sign in bare)
+    return f"{spoken}{address[len(bare) :].replace('/', ' ')}"
+
+
+def expand_abbreviations(text: str) -> str:
+    text = DOCTORATE.sub("P H D", CIRCA.sub("circa ", text))
+    text = ERA.sub("A D", DRIVE.sub(lambda match: f"Drive{match[1] or ''}", text))
+    text = DOTTED_LETTERS.sub(read_dotted_letters, text)
+    text = NUMBERED_ABBREVIATION.sub(lambda match: f"{match_case(match[1], NUMBERED[match[1].lower()])} ", text)
+    text = SAINT_OR_STREET.sub(
+        partial(read_apart, lambda match: "Saint" if match[2] else f"Street{match[1] or ''}"), text
+    )
+    text = TITLE.sub(partial(read_apart, lambda match: TITLES[match[1]] + (match[2] or "")), text)
+    return ABBREVIATION.sub(partial(read_apart, read_abbreviation), text)
+
+
+def read_dotted_letters(match: re.Match[str]) -> str:
+    """Spell `U.S.` letter by letter. At the end of a text its last dot is also the full stop."""
+    reading = DOTTED_READINGS.get(match[1].lower()) or match[1].upper().replace(".", " ")
+    return f"{reading}{'.' if match[2] else ' '}"
+
+
+def read_abbreviation(match: re.Match[str]) -> str:
+    written, following = match[1] or match[2], match[3]
+    reading = match_case(written, (ABBREVIATIONS | DOTTED_ABBREVIATIONS)[written.lower()])
+    ends_sentence = following is not None and (not following.strip() or written.lower() == "etc")
+    return f"{reading}." if ends_sentence and match[0].endswith(".") else reading
+
+
+def match_case(written: str, reading: str) -> str:
+    return reading[0].upper() + reading[1:] if written[0].isupper() else reading
+
+
+def speak_relations(text: str) -> str:
+    """Replace relation signs that only have a reading next to numbers; runs before the numbers are spelled out."""
+    text = COMPARISON.sub(lambda match: COMPARISONS[match[0]], ABOUT.sub("about ", text))
+    text = MORE.sub("more than ", FEWER.sub("less than ", text))
+    text = LESS.sub(" is less than ", text)
+    return GREATER.sub(" is greater than ", text)
+
+
+def speak_signs(text: str) -> str:
+    text = SLASH_WORD.sub(lambda match: f"{SLASH_WORDS[match[0].lower()]} ", text)
+    text = LAST_BRACKET.sub("", text)
+    return SIGN.sub(lambda match: SIGNS[match[0]], text)
+
+
+def tidy(text: str) -> str:
+    """Keep speakable characters only, with one space between words and one mark between phrases."""
+    text = ELLIPSIS.sub(lambda match: ", " if match[1] else ". ", PARAGRAPH.sub(end_paragraph, text))
+    text = UNSPOKEN.sub(" ", DASH.sub(", ", text))
+    text = LOOSE_APOSTROPHE.sub(" ", LOOSE_HYPHEN.sub(" ", text))
+    text = MARKS.sub(strongest_mark, SPACES.sub(" ", text))
+    return text.strip().lstrip(".,?!;: ")
+
+
+def end_paragraph(match: re.Match[str]) -> str:
+    """Return a full stop for a paragraph that ends without one."""
+    return " " if match.string[max(match.start() - 1, 0)] in ".!?" else ". "
+
+
+def strongest_mark(match: re.Match[str]) -> str:
+    return f"{min(match[0].replace(' ', ''), key=STRONGEST_FIRST.index)} "

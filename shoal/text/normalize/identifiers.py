@@ -1,0 +1,70 @@
+"""Names made of letters, digits and dots that are read by habit: file names, rooms, flights, emergency numbers."""
+
+import re
+
+from shoal.text.normalize.numbers import below_hundred, cardinal, digits
+
+# Extensions that are spelled although they have a vowel; those without a vowel are always spelled.
+SPELLED_EXTENSIONS = frozenset(
+    ("ai", "aac", "api", "avi", "docx", "exe", "iso", "odt", "ogg", "py", "pyc", "ui", "xlsx")
+)
+FILE_NAME = re.compile(r"(?<![\w.@])([A-Za-z0-9_-]{2,64})((?:\.[a-z][a-z0-9]{0,9}){1,3})(?![\w@/])(?!\.[A-Za-z])")
+HIDDEN_FILE = re.compile(r"(?<![\w.])\.(?=[a-z]{2,20}\b|NET\b)")
+PATH = re.compile(
+    r"(?<![\w/~.])(?:~|\.{1,2})?(?:/[A-Za-z][\w.-]{0,63}){2,12}/?(?!\w)|(?<![\w/.])~(?:/\.?[A-Za-z][\w.-]{0,63}){1,12}"
+)
+ETC = re.compile(r"(?<=/)etc(?=/|$|\s)")
+INITIALS = re.compile(r"(?<![\w&])([A-Z]{1,3})&([A-Z]{1,3})(?![\w&])")
+IP_VERSION = re.compile(r"(?<!\w)IPv(?=[46]\b)")
+SHARP = re.compile(r"(?<![\w#])([A-GJF])#(?!\w)")
+HASHTAG = re.compile(r"(?<![\w#&/])#(?=[A-Za-z])")
+
+# Nouns whose number is read in parts: "Room one oh one", "Boeing seven forty-seven".
+READ_IN_PARTS = (
+    "room|suite|apartment|apt|flight|gate|boeing|airbus|porsche|ferrari|peugeot|locker|bus|route|highway|hwy|interstate|freeway"
+    "|extension|ext|unit|channel|studio|building|hall|box|exit|platform|train|line|bay|aisle|studio|level"
+)
+NUMBERED_PLACE = re.compile(rf"\b((?i:{READ_IN_PARTS})s?\.?\s+#?(?:[A-Z]-?)?)(\d{{3,4}})(?![\w%°$€£])(?![.,:/-]?\d)")
+# Two-letter airline codes; attached to digits any two capitals are read so.
+AIRLINES = "AA|AC|AF|AI|AY|AZ|BA|CX|DL|EK|EY|FR|IB|JL|KL|LH|LX|NH|NZ|OS|QF|QR|SA|SK|SN|SQ|TK|TP|UA|US|VS|WN"
+FLIGHT_NUMBER = re.compile(rf"(?<![\w-])(?:([A-Z]{{2}})|({AIRLINES})\s)(\d{{3,4}})(?![\w%°-])(?![.,:/]\d)")
+EMERGENCY = re.compile(
+    r"\b((?i:call(?:ed|ing|s)?|dial(?:ed|led|ing|s)?|phone[ds]?|ring|rang|text)\s+)(\d{3})(?![\w%°])(?![.,:/-]?\d)"
+)
+
+
+def speak_identifiers(text: str) -> str:
+    """Return the text with file names and numbers of places and flights as words."""
+    text = PATH.sub(_path, text)
+    text = FILE_NAME.sub(_file_name, HIDDEN_FILE.sub(" dot ", text))
+    text = INITIALS.sub(lambda match: f"{' '.join(match[1])} and {' '.join(match[2])}", text)
+    text = IP_VERSION.sub("I P v ", text)
+    text = HASHTAG.sub("hashtag ", SHARP.sub(r"\1 sharp", text))
+    text = EMERGENCY.sub(lambda match: f"{match[1]}{digits(match[2])}", text)
+    text = NUMBERED_PLACE.sub(lambda match: f"{match[1]} {in_parts(match[2])}", text)
+    return FLIGHT_NUMBER.sub(lambda match: f"{' '.join(match[1] or match[2])} {in_parts(match[3])}", text)
+
+
+def in_parts(written: str) -> str:
+    """Return three or four digits as people read a room or a flight: "one oh one", "twenty-four ninety"."""
+    high, low = divmod(int(written), 100)
+    if written[0] == "0":
+        return digits(written)
+    if low == 0:
+        return cardinal(int(written)) if high % 10 == 0 else f"{below_hundred(high)} hundred"
+    return f"{below_hundred(high)} {'oh ' if low < 10 else ''}{below_hundred(low)}"
+
+
+def _path(match: re.Match[str]) -> str:
+    spelled = ETC.sub("E T C", match[0]).replace("~", " tilde ").replace("..", " dot dot ")
+    return spelled.replace("/", " slash ")
+
+
+def _file_name(match: re.Match[str]) -> str:
+    extensions = [_extension(each) for each in match[2][1:].split(".")]
+    return " dot ".join((match[1], *extensions))
+
+
+def _extension(written: str) -> str:
+    pronounceable = re.search("[aeiouy]", written) and written not in SPELLED_EXTENSIONS
+    return written if pronounceable else " ".join(written.upper())

@@ -1,0 +1,340 @@
+"""Spell everything written with digits as English words: dates, times, money, units and plain numbers.
+
+The rules run in order, and each leaves digits that belong to a later rule. Repetitions over digits are bounded or
+cannot start inside a run of digits, so the time stays linear in any text.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+from shoal.text.normalize.months import MONTHS
+from shoal.text.normalize.numbers import MAX_DIGITS, cardinal, digits, number, ordinal, plural, year
+
+Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
+
+MONTH = "|".join(f"{month[:3]}(?:{month[3:]})?" if month != "September" else "Sept?(?:ember)?" for month in MONTHS)
+
+# One number, with or without comma groups and decimals. START excludes positions inside a number.
+N = r"(?:\d{1,3}(?:,\d{3}){1,5}(?!\d)|\d{1,18})(?:\.\d{1,18})?|\.\d{1,18}"
+START = r"(?<![\d.,])(?<![A-Za-z]\.)"
+END = r"(?![\d])(?![.,]\d)"
+
+# 1.2.3 and longer is a version or an address; 3.11 is a version only after "v" or "version", else a decimal.
+DOTTED = r"\d{1,18}(?:\.\d{1,18}){2,9}"
+VERSION = r"(?:(?<=\b[vV])|(?<=\b[vV]ersion\s)|(?<=\b[vV]ersions\s))"
+PRERELEASES = {"alpha": "alpha", "beta": "beta", "rc": "R C", "dev": "dev", "pre": "pre", "post": "post"}
+POWERS = {"2": "squared", "3": "cubed"}
+
+CURRENCIES = {
+    "$": ("dollar", "dollars", "cent", "cents"),
+    "£": ("pound", "pounds", "penny", "pence"),
+    "€": ("euro", "euros", "cent", "cents"),
+    "¥": ("yen", "yen", "sen", "sen"),
+    "₹": ("rupee", "rupees", "paisa", "paise"),
+    "¢": ("cent", "cents", "", ""),
+}
+MULTIPLES = {"k": "thousand", "m": "million", "mn": "million", "b": "billion", "bn": "billion", "t": "trillion"}
+SIGN = r"[$£€¥₹]"
+MULTIPLE = r"(?:\s?(?P<multiple>thousand|million|billion|trillion|k|K|mn|M|m|bn|B|b|T)\b)?"
+
+UNITS = {
+    "km/h": ("kilometer per hour", "kilometers per hour"),
+    "kmh": ("kilometer per hour", "kilometers per hour"),
+    "kph": ("kilometer per hour", "kilometers per hour"),
+    "mph": ("mile per hour", "miles per hour"),
+    "m/s": ("meter per second", "meters per second"),
+    "km": ("kilometer", "kilometers"),
+    "cm": ("centimeter", "centimeters"),
+    "mm": ("millimeter", "millimeters"),
+    "µm": ("micrometer", "micrometers"),
+    "nm": ("nanometer", "nanometers"),
+    "m": ("meter", "meters"),
+    "mi": ("mile", "miles"),
+    "ft": ("foot", "feet"),
+    "yd": ("yard", "yards"),
+    "kg": ("kilogram", "kilograms"),
+    "mg": ("milligram", "milligrams"),
+    "g": ("gram", "grams"),
+    "lb": ("pound", "pounds"),
+    "lbs": ("pound", "pounds"),
+    "oz": ("ounce", "ounces"),
+    "l": ("liter", "liters"),
+    "L": ("liter", "liters"),
+    "ml": ("milliliter", "milliliters"),
+    "mL": ("milliliter", "milliliters"),
+    "KB": ("kilobyte", "kilobytes"),
+    "kB": ("kilobyte", "kilobytes"),
+    "MB": ("megabyte", "megabytes"),
+    "GB": ("gigabyte", "gigabytes"),
+    "TB": ("terabyte", "terabytes"),
+    "Mbps": ("megabit per second", "megabits per second"),
+    "Gbps": ("gigabit per second", "gigabits per second"),
+    "Hz": ("hertz", "hertz"),
+    "kHz": ("kilohertz", "kilohertz"),
+    "MHz": ("megahertz", "megahertz"),
+    "GHz": ("gigahertz", "gigahertz"),
+    "W": ("watt", "watts"),
+    "kW": ("kilowatt", "kilowatts"),
+    "MW": ("megawatt", "megawatts"),
+    "kWh": ("kilowatt hour", "kilowatt hours"),
+    "V": ("volt", "volts"),
+    "mAh": ("milliamp hour", "milliamp hours"),
+    "dB": ("decibel", "decibels"),
+    "ms": ("millisecond", "milliseconds"),
+    "dpi": ("dot per inch", "dots per inch"),
+    "µs": ("microsecond", "microseconds"),
+    "s": ("second", "seconds"),
+    "sec": ("second", "seconds"),
+    "secs": ("second", "seconds"),
+    "min": ("minute", "minutes"),
+    "mins": ("minute", "minutes"),
+    "h": ("hour", "hours"),
+    "hr": ("hour", "hours"),
+    "hrs": ("hour", "hours"),
+    "kcal": ("kilocalorie", "kilocalories"),
+    "px": ("pixel", "pixels"),
+    "fps": ("frame per second", "frames per second"),
+    "rpm": ("revolution per minute", "revolutions per minute"),
+}
+UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
+TEMPERATURES = {"C": " Celsius", "F": " Fahrenheit", "K": " Kelvin"}
+NOUN = re.compile(r"\s?[A-Za-z]")
+IDIOMS = {"24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty fifty"}
+
+
+def speak_quantities(text: str) -> str:
+    """Return the text without digits. Symbols of a number are read with it; others are left."""
+    for pattern, speak in RULES:
+        text = pattern.sub(partial(read_apart, speak), text)
+    return text
+
+
+def read_apart(speak: Callable[[re.Match[str]], str], match: re.Match[str]) -> str:
+    """Return the reading of a match, separated by spaces from adjacent words: `US$5`, `Dec.25th`."""
+    reading, (start, end) = speak(match), match.span()
+    before = " " if reading[:1].isalpha() and match.string[max(start - 1, 0) : start].isalnum() else ""
+    after = " " if reading[-1:].isalpha() and match.string[end : end + 1].isalnum() else ""
+    return f"{before}{reading}{after}"
+
+
+def prefixed(match: re.Match[str]) -> str:
+    """Read `0x1F`, `0b101`, `0o17` character by character."""
+    signs = (digits(sign) or sign.upper() for sign in match[2])
+    return f"zero {match[1].lower()} {' '.join(signs)}"
+
+
+def scientific(match: re.Match[str]) -> str:
+    """Expand `1.5e6`; later rules read its numbers. `5E2` may be a room number and stays."""
+    mantissa, letter, exponent = match.groups()
+    if letter == "E" and "." not in mantissa and exponent[0] not in "+-":
+        return match[0]
+    return f"{mantissa} times 10 to the power of {int(exponent)}"
+
+
+def phone(match: re.Match[str]) -> str:
+    groups = re.findall(r"\d+", match[0])
+    return ("plus " if match[0].startswith("+") else "") + ", ".join(map(digits, groups))
+
+
+def grouped(match: re.Match[str]) -> str:
+    """Join `15 000`; a later rule reads it with its unit."""
+    return match[0].replace(" ", "")
+
+
+def month_and_day(month: str, day: int, written_year: str | None) -> str:
+    return f"{month_name(month)} {ordinal(day)}{after_comma(written_year)}"
+
+
+def after_comma(written_year: str | None) -> str:
+    return f", {plain_year(written_year)}" if written_year else ""
+
+
+def month_name(month: str) -> str:
+    return next(name for name in MONTHS if name.startswith(month[:3]))
+
+
+def plain_year(written: str) -> str:
+    """Read a year of four or two digits: `nineteen ninety-five`, `ninety-five`, `oh five`."""
+    if len(written) == 4:
+        return digits(written) if written[0] == "0" else year(int(written))
+    return f"oh {digits(written[1])}" if written[0] == "0" else cardinal(int(written))
+
+
+def iso_date(match: re.Match[str]) -> str:
+    return date_or_text(match, month=int(match[3]), day=int(match[4]), written_year=match[1])
+
+
+def slash_date(match: re.Match[str]) -> str:
+    first, second = int(match[1]), int(match[2])
+    month, day = (second, first) if first > 12 else (first, second)
+    return date_or_text(match, month, day, match[3])
+
+
+def date_or_text(match: re.Match[str], month: int, day: int, written_year: str) -> str:
+    if 1 <= month <= 12 and 1 <= day <= 31:
+        return month_and_day(MONTHS[month - 1], day, written_year)
+    return match[0]
+
+
+def named_date(match: re.Match[str]) -> str:
+    if not 1 <= int(match["day"]) <= 31:
+        return match[0]
+    return month_and_day(match["month"], int(match["day"]), match["year"])
+
+
+def day_first(match: re.Match[str]) -> str:
+    day = int(match["day"])
+    if not 1 <= day <= 31:
+        return match[0]
+    return f"the {ordinal(day)} of {month_name(match['month'])}{after_comma(match['year'])}"
+
+
+def clock(match: re.Match[str]) -> str:
+    hour, minute, second, half = match.group("hour", "minute", "second", "half")
+    words = cardinal(int(hour))
+    if minute != "00":
+        words += f" oh {digits(minute[1])}" if minute[0] == "0" else f" {cardinal(int(minute))}"
+    elif not half and not second:
+        words += " o'clock"
+    if second:
+        words += f" and {counted(second.lstrip('0') or '0', 'second', 'seconds')}"
+    return words + (f" {half.upper()} M" if half else "")
+
+
+def hour_only(match: re.Match[str]) -> str:
+    return f"{cardinal(int(match[1]))} {match[2].upper()} M"
+
+
+def counted(written: str, one: str, many: str) -> str:
+    return f"{number(written)} {one if written == '1' else many}"
+
+
+def money(match: re.Match[str]) -> str:
+    return say_money(match["sign"], match["amount"], match["multiple"], before_noun=_is_attribute(match))
+
+
+def _is_attribute(match: re.Match[str]) -> bool:
+    """Return whether an amount stands between an article and a noun: `a $20 bill`."""
+    article = match.string[max(match.start() - 3, 0) : match.start()].lower()
+    return article in ("a ", " a ") and NOUN.match(match.string, match.end()) is not None
+
+
+def say_money(sign: str, amount: str, multiple: str | None, *, before_noun: bool = False) -> str:
+    one, many, small_one, small_many = CURRENCIES[sign]
+    many = one if before_noun else many
+    if multiple:
+        return f"{number(amount)} {MULTIPLES.get(multiple.lower(), multiple)} {many}"
+    whole, _, decimals = amount.partition(".")
+    if not decimals or len(decimals) > 2 or not small_one:
+        return counted(amount, one, many)
+    small = counted(str(int(decimals.ljust(2, "0"))), small_one, small_many)
+    if int(whole.replace(",", "") or 0) == 0:
+        return small
+    return counted(whole, one, many) + (f" and {small}" if int(decimals) else "")
+
+
+def money_range(match: re.Match[str]) -> str:
+    return f"{number(match['low'])} to {say_money(match['sign'], match['amount'], match['multiple'])}"
+
+
+def temperature(match: re.Match[str]) -> str:
+    return f"{counted(match[1], 'degree', 'degrees')}{TEMPERATURES.get(match[2] or '', '')} "
+
+
+def with_unit(match: re.Match[str]) -> str:
+    return counted(match[1], *UNITS[match[2]])
+
+
+def fraction(match: re.Match[str]) -> str:
+    whole, above, below = match[1], int(match[2]), int(match[3])
+    if not whole and match[0] in IDIOMS:
+        return IDIOMS[match[0]]
+    if not 2 <= below <= 100 or above == 0:
+        return f"{whole or ''} {cardinal(above)} over {cardinal(below)}"
+    part = {2: "half" if above == 1 else "halves", 4: "quarter"}.get(below, ordinal(below))
+    if above > 1 and below != 2:
+        part = plural(part)
+    return (f"{number(whole)} and " if whole else "") + f"{cardinal(above)} {part}"
+
+
+def decade(match: re.Match[str]) -> str:
+    value = int(match[1])
+    return plural(year(value) if value > 99 else cardinal(value))
+
+
+def dotted(match: re.Match[str]) -> str:
+    return " point ".join(map(number, match[0].split(".")))
+
+
+def plain_number(match: re.Match[str]) -> str:
+    written = match[0]
+    if len(written) == 4 and written.isdigit() and 1010 <= int(written) <= 2099:
+        return f" {year(int(written))} "
+    return f" {number(written)} "
+
+
+def rule(pattern: str, speak: Callable[[re.Match[str]], str]) -> Rule:
+    return re.compile(pattern, re.ASCII), speak
+
+
+RULES: tuple[Rule, ...] = (
+    rule(r"(?<!\w)0([xX](?=[\dA-Fa-f]+\b)|[bB](?=[01]+\b)|[oO](?=[0-7]+\b))(\w+)", prefixed),
+    rule(r"(?<![\w.,])(\d{1,18}(?:\.\d{1,18})?)([eE])([+-]?\d{1,3})(?!\w)(?!\.\d)", scientific),
+    rule(r"(?<=[\w)])(?:\^| \^ )([23])(?!\d)(?!\.\d)", lambda match: f" {POWERS[match[1]]} "),
+    rule(r"(?<=[\w)])(?:\^| \^ )(?=[-+({]?\.?\w)|(?<=\d)\*\*(?=\d)", lambda _: " to the power of "),
+    rule(rf"\d{{{MAX_DIGITS + 1},}}", lambda match: f" {digits(match[0])} "),
+    rule(r"(?<![\w.+-])(?:\+\d{1,3}[ -]?|1[ -])?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}(?![\w-])", phone),
+    rule(r"(?<![\w.+-])\+\d{1,3}(?:[ -]\d{2,4}){2,5}(?![\w-])", phone),
+    rule(r"(?<![\w.+-])\d{3}-\d{4}(?![\w-])", phone),
+    rule(r"(?<![\d.,])\d{1,3}(?: 000| \d{3}(?= \d{3}(?!\d))){1,4}(?: \d{3})?(?![\d])", grouped),
+    rule(r"(?<![\w.-])(\d{4})([-/])(\d{2})\2(\d{2})(?![\w/-])", iso_date),
+    rule(r"(?<![\w./-])(\d{1,2})/(\d{1,2})/(\d{4}|\d{2})(?![\w/])", slash_date),
+    rule(
+        rf"\b(?P<month>{MONTH})\.?\s(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?![\w:%/])(?!\.\d)"
+        r"(?:,?\s(?P<year>[12]\d{3})(?![\w:%/,-])(?!\.\d))?",
+        named_date,
+    ),
+    rule(
+        rf"(?<![\w.,:/$-])(?:the\s)?(?P<day>\d{{1,2}})(?:st|nd|rd|th)?\s(?:of\s)?(?P<month>{MONTH})\b"
+        r"(?:,?\s(?P<year>[12]\d{3})(?![\w:%/,-])(?!\.\d))?",
+        day_first,
+    ),
+    rule(
+        r"(?<![\d:.])(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?![\d:])"
+        r"(?:\s?(?P<half>[AaPp])\s?[Mm]\b)?",
+        clock,
+    ),
+    rule(r"(?<![\w:.,])(1[0-2]|0?[1-9])\s?([AaPp])\s?[Mm]\b", hour_only),
+    rule(rf"(?P<sign>{SIGN})\s?(?P<low>{N})\s?-\s?{SIGN}?(?P<amount>{N}){END}{MULTIPLE}", money_range),
+    rule(rf"(?P<sign>{SIGN})\s?(?P<amount>{N}){END}{MULTIPLE}", money),
+    rule(rf"{START}(?P<amount>{N})\s?(?P<sign>[$£€¥₹¢])(?P<multiple>)", money),
+    rule(rf"{START}(?<!-)({N})-({N})(?![\d-])", lambda match: f"{match[1]} to {match[2]}"),
+    rule(rf"{START}({N})\s?%", lambda match: f"{number(match[1])} percent "),
+    rule(r"(?<=[\d%)])\s-\s(?=[\d(])", lambda _: " minus "),
+    rule(r"(?<![\w)])-(?=\.?\d)", lambda _: " minus "),
+    rule(rf"{START}({N})\s?°\s?(?:([CFK])\b)?", temperature),
+    rule(r"(?<!\w)([12]\d\d0)'?s\b", decade),
+    rule(r"(?<!\w)'([2-9]0)'?s\b", decade),
+    rule(r"(?<=\b(?i:the|his|her|our|mid)[ -])([2-9]0)'?s\b", decade),
+    # The dot of "15 min. later" ends no sentence.
+    rule(rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]))?", with_unit),
+    rule(rf"{START}({N})k(?!\w)", lambda match: f"{number(match[1])} thousand"),
+    rule(rf"{START}({N})M(?!\w)", lambda match: f"{number(match[1])} million"),
+    rule(r"(?<![\w./])(?:(\d{1,4})\s)?(\d{1,3})/(\d{1,3})(?![\w/])(?!\.\d)", fraction),
+    rule(rf"{START}(\d{{1,3}}(?:,\d{{3}}){{1,5}}|\d{{1,18}})(?i:st|nd|rd|th)\b", lambda m: ordinal(plain_int(m[1]))),
+    rule(r"(?<!\w)#\s?(?=\d)", lambda _: "number "),
+    rule(rf"(?<=\d)[-.]?({'|'.join(PRERELEASES)})[-.]?(?=\d)", lambda match: f" {PRERELEASES[match[1]]} "),
+    rule(rf"(?<!\d)(?<!\d\.)({DOTTED})-(?={DOTTED})", lambda match: f"{match[1]} to "),
+    rule(rf"(?<!\d)(?<!\d\.){DOTTED}(?!\d)(?!\.\d)", dotted),
+    rule(rf"{VERSION}\d{{1,6}}\.\d{{1,6}}(?!\d)(?!\.\d)", dotted),
+    rule(r"(?<=\d)\s?[xX]\s?(?=\d)", lambda _: " by "),
+    rule(r"(?<=\d)\s?\*\s?(?=\d)", lambda _: " times "),
+    rule(r"(?<=\d):(?=\d)", lambda _: " to "),
+    rule(r"(?<=\w)-(?=\d)|(?<=\d)-(?=\w)", lambda _: " "),
+    rule(rf"(?<!\d)(?:{N})", plain_number),
+)
+
+
+def plain_int(written: str) -> int:
+    return int(written.replace(",", ""))
