@@ -12,6 +12,12 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from shoal.kernels import jit
+
+# Tiles of a smaller card on this one; set before the kernels import the function. 101376 is an RTX 30, 40 or 50.
+if forced_limit := os.environ.get("SHOAL_TEST_SHARED_MEMORY"):
+    jit.shared_memory_limit = lambda device: int(forced_limit)
+
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from tests import slow

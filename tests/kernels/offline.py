@@ -96,15 +96,15 @@ def released_model(name: str) -> DualAR:
     return model.to(torch.bfloat16).to_empty(device="cpu")
 
 
-def compile_for(arch: int, workloads: Iterator[Workload]) -> dict[str, object]:
-    """Compile the workloads for one target and return the summary that is printed."""
+def compile_for(arch: int, workloads: Iterator[Workload], limit: int) -> dict[str, object]:
+    """Compile the workloads for one target, with tiles for `limit` bytes of shared memory; return the summary."""
     triton.runtime.driver.set_active(OfflineDriver(arch))
     modules = [module for name, module in sys.modules.items() if name.startswith("shoal.kernels.")]
     for module in modules:
         if hasattr(module, "supports_pdl"):
             module.supports_pdl = lambda device: arch >= 90
         if hasattr(module, "shared_memory_limit"):
-            module.shared_memory_limit = lambda device: LIMITS[arch]
+            module.shared_memory_limit = lambda device: limit
     compile_ahead(workloads)
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
     variants = [
@@ -112,9 +112,11 @@ def compile_for(arch: int, workloads: Iterator[Workload]) -> dict[str, object]:
         for name, each in kernels.items()
         for variant in each.function.device_caches[arch][0].values()
     ]
-    over = [each for each in variants if each[1] > LIMITS[arch] or each[2] > MAX_SPILLS]
+    over = [each for each in variants if each[1] > limit or each[2] > MAX_SPILLS]
     _, shared, spills = (max(column) for column in zip(*variants, strict=True))
-    return {"arch": arch, "variants": len(variants), "largest": shared, "spills": spills, "over": over}
+    spilling = sum(each[2] > 0 for each in variants)
+    sizes = {"largest": shared, "spills": spills, "spilling": spilling}
+    return {"arch": arch, "limit": limit, "variants": len(variants), **sizes, "over": over}
 
 
 def spilled_bytes(cubin: bytes) -> int:
@@ -127,23 +129,25 @@ def spilled_bytes(cubin: bytes) -> int:
     return max(int(stack) for stack in re.findall(r"STACK:(\d+)", usage.stdout))
 
 
-def predictions(arch: int) -> dict[str, str | None]:
+def predictions(limit: int) -> dict[str, str | None]:
     """Return what `shoal doctor` says about the kernels on this target, and on one with very little shared memory."""
     compile_check.kernels_unavailable = lambda device: None
     check = partial(check_kernels, torch.device("cpu"), torch.bfloat16)
-    return {"predicted": check(LIMITS[arch]), "with_16_kb": check(16_384)}
+    return {"predicted": check(limit), "with_16_kb": check(16_384)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arch", nargs="*", type=int, default=list(SUBSET), help="compute capabilities, such as 89")
     parser.add_argument("--full", action="store_true", help="compile all kernels at every size")
+    parser.add_argument("--limit", type=int, help="shared memory per block in bytes instead of that of the target")
     arguments = parser.parse_args()
     triton.AsyncCompileMode = RaisingCompileMode
     results = []
     for arch in arguments.arch:
-        results.append(compile_for(arch, all_workloads(arch) if arguments.full else iter([LargestProducts()])))
-        results[-1] |= predictions(arch)
+        limit = arguments.limit or LIMITS[arch]
+        workloads = all_workloads(arch) if arguments.full else iter([LargestProducts()])
+        results.append(compile_for(arch, workloads, limit) | predictions(limit))
         print(json.dumps(results[-1]), flush=True)
     return 1 if any(result["over"] for result in results) else 0
 
