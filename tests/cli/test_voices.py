@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Shoal
-from tests.cli.test_say import TINY, write_wav
+from tests.cli.say.test_say import TINY, write_wav
 
 
 @pytest.fixture(autouse=True)

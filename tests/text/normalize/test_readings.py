@@ -1,9 +1,9 @@
 import pytest
 
 from shoal.text.normalize import normalize
-from tests.text.held_out import HELD_OUT
-from tests.text.readings import READINGS
-from tests.text.test_normalize import SPOKEN
+from tests.text.normalize.held_out import HELD_OUT
+from tests.text.normalize.readings import READINGS
+from tests.text.normalize.test_english import SPOKEN
 
 CASES = [(category, *case) for category, cases in READINGS.items() for case in cases]
 

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.cli.say.player import KNOWN, find_player
 from tests.cli.conftest import Shoal
-from tests.cli.test_say import LONG, TINY, samples_of
+from tests.cli.say.test_say import LONG, TINY, samples_of
 from tests.waiting import wait_until
 
 KEEPS_INPUT = '#!/bin/sh\necho "$0 $*" > {folder}/called\nexec cat > {folder}/heard\n'

@@ -90,11 +90,14 @@ def test_ambiguous_bodies_are_rejected_with_the_reason() -> None:
 def test_a_parsed_form_leaves_no_garbage(end: bytes) -> None:
     """Otherwise its recordings stay in memory, beyond the budget for bodies, until the garbage collector runs."""
     head = b'--b\r\nContent-Disposition: form-data; name="audio"; filename="a"\r\n\r\n'
+    body = head + bytes(1_000) + b"\r\n" + end
+    with contextlib.suppress(SchemaViolation):
+        parse_form(body, "b")  # imports the parser, which leaves garbage of its own
     gc.collect()
     gc.disable()
     try:
         with contextlib.suppress(SchemaViolation):
-            parse_form(head + bytes(1_000) + b"\r\n" + end, "b")
+            parse_form(body, "b")
         assert gc.collect() == 0
     finally:
         gc.enable()
