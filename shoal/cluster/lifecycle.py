@@ -19,6 +19,8 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 # By default Ray runs workers at a lower CPU priority, which would delay live streams.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Read by the process of Ray's HTTP proxy.
+os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "shoal.cluster.proxy_errors.middlewares")
 
 if TYPE_CHECKING:
     from shoal.cluster.config import ClusterPlan

@@ -77,6 +77,28 @@ def package_sagemaker(parts: list[PackageFile], out: Path, progress: Progress) -
         (folder / "Dockerfile").write_text(recipe("sagemaker.Dockerfile"))
 
 
+def package_sagemaker_triton(parts: list[PackageFile], out: Path, progress: Progress) -> None:
+    """Write a `model.tar.gz` for SageMaker's Triton container, alone or as one model of many, and the image's recipe.
+
+    The directory `shoal` is at the top: the container refuses a single model whose config.pbtxt lies there. The image,
+    not the archive, carries Shoal's wheel, so that all models of an endpoint share one installation.
+    """
+    wheel, content = build_own_wheel()
+    inside = [PackageFile(f"shoal/1/{CHECKPOINT}/{part.name}", part.path) for part in parts]
+    code = {"shoal/1/model.py": TRITON_MODEL.encode(), "shoal/config.pbtxt": sagemaker_triton_config().encode()}
+    with atomic_directory(out) as folder:
+        with (folder / ARCHIVE).open("wb") as file:
+            write_archive(file, inside, code, progress)
+        (folder / wheel).write_bytes(content)
+        (folder / "Dockerfile").write_text(recipe("sagemaker-triton.Dockerfile"))
+
+
+def sagemaker_triton_config() -> str:
+    """Return config.pbtxt for SageMaker's container: it calls no decoupled models and names each after its archive."""
+    config = recipe("config.pbtxt").replace("decoupled: true", "decoupled: false")
+    return config.replace('name: "shoal"\n', "", 1)
+
+
 def package_triton(parts: list[PackageFile], out: Path, progress: Progress) -> None:
     """Write a model repository for `tritonserver --model-repository`.
 

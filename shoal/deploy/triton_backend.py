@@ -1,7 +1,9 @@
 """Model of Triton's Python backend that streams audio while it is generated.
 
-`execute` submits requests and returns immediately, so that the engine batches them frame by frame. Responses are
-decoupled: one per piece of encoded audio, and an empty final one.
+`execute` submits requests and returns immediately, so that the engine batches them frame by frame. Decoupled, which
+config.pbtxt sets, there is a response per piece of encoded audio and an empty final one. Otherwise there is exactly one
+response with all of the audio, sent later too (Triton 24.06 or newer): Triton's HTTP interface and SageMaker's
+multi-model endpoints call only such models.
 """
 
 import json
@@ -30,9 +32,11 @@ class TritonPythonModel:
 
         Parameters in capitals are Triton's own, such as EXECUTION_ENV_PATH.
         """
-        parameters = json.loads(args["model_config"]).get("parameters", {})
+        config = json.loads(args["model_config"])
+        parameters = config.get("parameters", {})
         flags = {name: value["string_value"] for name, value in parameters.items() if not name.isupper()}
         packed = Path(args["model_repository"], args["model_version"], CHECKPOINT)
+        self._decoupled = is_decoupled(config)
         self._state = open_worker(read_settings({"model": str(packed), **flags}).settings)
         self._thread = EventLoopThread()
 
@@ -60,10 +64,21 @@ class TritonPythonModel:
         id = request.request_id() or uuid.uuid4().hex
         async with speech_stream(self._state, content_of(request), id) as (job, stream):
             rate = job.output.rate_for(job.engine.service.sample_rate)
+            pieces: list[bytes] = []
             async for piece in stream.buffer.read():
                 if sender.is_cancelled():
                     return
-                sender.send(response(piece, job.output.media_type, rate))
+                if self._decoupled:
+                    sender.send(response(piece, job.output.media_type, rate))
+                else:
+                    pieces.append(piece)
+            if not self._decoupled:
+                sender.send(response(b"".join(pieces), job.output.media_type, rate))
+
+
+def is_decoupled(config: dict[str, Any]) -> bool:
+    """Return whether a model configuration lets a request have several responses."""
+    return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def content_of(request: Any) -> Any:

@@ -62,8 +62,9 @@ def load(
         words = None if lexicon is None else read_lexicon(Path(lexicon))
         return _load(model, device, dtype, codec, voices, config, words, warm=warm)
     except torch.OutOfMemoryError as error:
+        # SageMaker's Triton answers 507 to "out of memory", upon which SageMaker unloads another model.
         raise InvalidRequest(
-            f"{model} does not fit into the free memory of {device}: lower slots, quantize "
+            f"out of memory: {model} does not fit into the free memory of {device}: lower slots, quantize "
             "(--quantize int8,codec=int8), or stop other processes on the device"
         ) from error
 

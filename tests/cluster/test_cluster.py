@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -228,6 +229,30 @@ def test_a_killed_replica_is_replaced_and_its_waiting_requests_run_elsewhere(clu
     back = cluster.workers()[victim["rank"]]
     assert back["pid"] != victim["pid"]
     assert back["restarts"] == 1
+
+
+def frontends(cluster: Cluster) -> list[int]:
+    """Return the ids of this cluster's frontend processes, by the titles that Ray gives its workers."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"ServeReplica:shoal:fronts" in (process / "cmdline").read_bytes():
+                environment = (process / "environ").read_bytes()
+                found += [int(process.name)] if str(cluster.scratch).encode() in environment else []
+    return found
+
+
+def test_a_request_whose_frontend_dies_gets_an_error_in_json(cluster: Cluster) -> None:
+    with paused_engines(cluster), cluster.client() as http, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(http.post, "/v1/tts", json=SHORT)
+        wait_until(lambda: any(each["in_flight"] for each in cluster.workers()), lambda: cluster.log)
+        for frontend in frontends(cluster):
+            os.kill(frontend, signal.SIGKILL)
+        answer = waiting.result(240)
+    assert answer.status_code == 503, answer.text
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.json()["statusCode"] == 503
+    cluster.wait_until(ready=2)
 
 
 def test_an_upgrade_to_another_model_fails_no_request(cluster: Cluster) -> None:

@@ -5,13 +5,14 @@ import shutil
 import subprocess
 import sys
 import warnings
-from importlib.metadata import version
+from importlib.metadata import files, requires, version
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from shoal.api.config import ServerConfig
 from shoal.config import EngineConfig
@@ -74,6 +75,35 @@ def test_the_image_has_the_torch_of_the_constraints() -> None:
     pinned = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
     assert set(re.findall(r"torch==(\S+)", (ROOT / "Dockerfile").read_text())) == {pinned[1]}
+
+
+def test_the_cpu_image_has_at_most_1600_megabytes() -> None:
+    """Installed files of the packages that the image gets; the Python image with wget has about 140 MB."""
+    if "+cpu" not in version("torch"):
+        pytest.skip("this torch is not the one of the CPU image")
+    packages = sum(map(installed_bytes, closure("shoal-tts", "server")))
+    own = sum(path.stat().st_size for path in (ROOT / "shoal").rglob("*") if path.is_file())
+    assert 900e6 < packages + own + 140e6 < 1600e6
+
+
+def closure(name: str, extra: str) -> set[str]:
+    """Return the distributions that pip installs for a requirement."""
+    found: set[str] = set()
+    waiting = [(name, extra)]
+    while waiting:
+        name, extra = waiting.pop()
+        if f"{name}[{extra}]" in found:
+            continue
+        found.add(f"{name}[{extra}]")
+        for needed in map(Requirement, requires(name) or ()):
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                waiting += [(needed.name, each) for each in ("", *needed.extras)]
+    return {each.partition("[")[0].lower().replace("_", "-") for each in found}
+
+
+def installed_bytes(name: str) -> int:
+    places = (Path(str(file.locate())) for file in files(name) or ())
+    return sum(place.stat().st_size for place in places if place.is_file())
 
 
 def test_what_the_image_copies_is_not_ignored() -> None:

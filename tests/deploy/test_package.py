@@ -17,7 +17,15 @@ from shoal.checkpoint.load import load_checkpoint, load_codec
 from shoal.checkpoint.save import save_quantized
 from shoal.cli import app
 from shoal.deploy.own_wheel import DISTRIBUTION, wheel_name
-from shoal.deploy.package import ARCHIVE, CHECKPOINT, model_files, package_runpod, package_sagemaker, package_triton
+from shoal.deploy.package import (
+    ARCHIVE,
+    CHECKPOINT,
+    model_files,
+    package_runpod,
+    package_sagemaker,
+    package_sagemaker_triton,
+    package_triton,
+)
 from shoal.errors import CheckpointError, InvalidRequest, OutputError
 from shoal.quantize.apply import modes_of, quantize_codec
 from shoal.quantize.modes import WeightModes
@@ -73,6 +81,23 @@ def test_a_repository_for_triton_carries_its_wheel(tiny_directory: Path, tmp_pat
     (wheel,) = (tmp_path / "models" / "shoal").glob("*.whl")
     installed = install_offline(wheel, tmp_path)
     assert (installed / "shoal" / "deploy" / "triton_backend.py").is_file()
+
+
+def test_an_archive_for_sagemakers_triton_is_a_repository_with_one_model(tiny_directory: Path, tmp_path: Path) -> None:
+    package_sagemaker_triton(model_files(str(tiny_directory)), tmp_path / "out", quiet)
+    with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
+        names = set(archive.getnames())
+        config = archive.extractfile("shoal/config.pbtxt")
+        assert config is not None
+        text = config.read().decode()
+    files = {f"shoal/1/{CHECKPOINT}/{path.name}" for path in tiny_directory.iterdir()}
+    assert names == {"shoal/config.pbtxt", "shoal/1/model.py", *files}
+    # The container calls no decoupled models, and gives the model the name of its archive.
+    assert "decoupled: false" in text
+    assert "decoupled: true" not in text
+    assert "\nname:" not in f"\n{text}"
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    assert f"COPY {wheel.name.split('-')[0]}-*.whl" in (tmp_path / "out" / "Dockerfile").read_text()
 
 
 def install_offline(*arguments: str | Path) -> Path:
@@ -151,9 +176,9 @@ def test_what_is_there_is_not_overwritten(tiny_directory: Path, tmp_path: Path) 
         package_triton(model_files(str(tiny_directory)), tmp_path, quiet)
 
 
-@pytest.mark.parametrize("platform", ["sagemaker", "triton", "runpod"])
+@pytest.mark.parametrize("platform", ["sagemaker", "sagemaker --triton", "triton", "runpod"])
 def test_the_command_packs(tiny_directory: Path, tmp_path: Path, platform: str) -> None:
     out = tmp_path / "out"
-    ran = CliRunner().invoke(app, ["package", platform, "--model", str(tiny_directory), "-o", str(out)])
+    ran = CliRunner().invoke(app, ["package", *platform.split(), "--model", str(tiny_directory), "-o", str(out)])
     assert (ran.exit_code, ran.stdout.strip()) == (0, str(out))
     assert any(out.iterdir())

@@ -35,14 +35,22 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(deploy, name="deploy", rich_help_panel=PANEL)
 
 
-def package_sagemaker(output: Output, model: Model = "nano", codec: Codec = None, quiet: Quiet = False) -> None:
+def package_sagemaker(
+    output: Output,
+    model: Model = "nano",
+    codec: Codec = None,
+    triton: Annotated[
+        bool, typer.Option("--triton", help="For SageMaker's Triton container: many models on one GPU endpoint.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
     """Write model.tar.gz for S3 and the Dockerfile of the image. The archive is reproducible byte for byte.
 
     Example: shoal package sagemaker --model s1-mini -o sagemaker/
     """
-    from shoal.deploy.package import package_sagemaker
+    from shoal.deploy.package import package_sagemaker, package_sagemaker_triton
 
-    _package(package_sagemaker, model, codec, output, quiet)
+    _package(package_sagemaker_triton if triton else package_sagemaker, model, codec, output, quiet)
 
 
 def package_triton(output: Output, model: Model = "nano", codec: Codec = None, quiet: Quiet = False) -> None:

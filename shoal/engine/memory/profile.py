@@ -63,8 +63,9 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
     )
     if budget.for_kv <= 0:
         raise InvalidRequest(
-            f"{limit / 1e9:.1f} GB do not hold this model with {config.slots} slots: {budget.needed / 1e9:.1f} GB are "
-            "needed without the KV cache; lower slots, quantize (--quantize int8,codec=int8), or raise gpu_memory"
+            f"out of memory: {limit / 1e9:.1f} GB do not hold this model with {config.slots} slots, which needs "
+            f"{budget.needed / 1e9:.1f} GB without the KV cache; lower slots, quantize (--quantize int8,codec=int8), "
+            "or raise gpu_memory"
         )
     return replace(config, kv_bytes=budget.for_kv)
 
@@ -83,8 +84,8 @@ def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryB
         if isinstance(error, DeviceFailed) and not core.stats.out_of_memory:
             raise
         raise InvalidRequest(
-            f"{limit / 1e9:.1f} GB do not hold the peak load of this model with {config.slots} slots: lower "
-            "slots, quantize (--quantize int8,codec=int8), or raise gpu_memory"
+            f"out of memory: {limit / 1e9:.1f} GB do not hold the peak load of this model with {config.slots} slots: "
+            "lower slots, quantize (--quantize int8,codec=int8), or raise gpu_memory"
         ) from error
     torch.cuda.synchronize(device)
     needed = torch.cuda.max_memory_reserved(device) - core.host_cache.kv.nbytes
