@@ -292,7 +292,9 @@ class AudioDecoder:
                     number = chunk.utterance.id
                     logger.exception("utterance %d: the codec failed", number, extra={"job": number})
                     self.failures += 1
-                    return GenerationFailed("the codec failed on this request")
+                    failed = GenerationFailed("the codec failed on this request")
+                    failed.__cause__ = error
+                    return failed
                 self._downgrade(error)
 
     def _decode_from_start(self, chunk: PlannedChunk) -> Samples:

@@ -15,7 +15,7 @@ from shoal.engine.core import EngineCore, block_bytes
 from shoal.engine.kv_cache import AttentionMetadata, PrefillSegment
 from shoal.engine.memory.limit import parse_memory_limit
 from shoal.engine.scheduler import prefill_budget
-from shoal.errors import DeviceFailed, InvalidRequest
+from shoal.errors import DeviceFailed, GenerationFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
     if budget.for_kv <= 0:
         raise InvalidRequest(
             f"out of memory: {limit / 1e9:.1f} GB do not hold this model with {config.slots} slots, which needs "
-            f"{budget.needed / 1e9:.1f} GB without the KV cache; lower slots, quantize (--quantize int8,codec=int8), "
-            "or raise gpu_memory"
+            f"{budget.needed / 1e9:.1f} GB without the KV cache, beside {budget.outside / 1e9:.1f} GB that the driver "
+            "and other processes took; lower slots, quantize (--quantize int8,codec=int8), or raise gpu_memory"
         )
     return replace(config, kv_bytes=budget.for_kv)
 
@@ -80,8 +80,10 @@ def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryB
     try:
         core = EngineCore(checkpoint, minimal_kv_config(checkpoint, config))
         run_peak_load(core)
-    except (torch.OutOfMemoryError, DeviceFailed) as error:
-        if isinstance(error, DeviceFailed) and not core.stats.out_of_memory:
+    except (torch.OutOfMemoryError, DeviceFailed, GenerationFailed) as error:
+        # A step that ran out of memory ends as DeviceFailed, a codec call as GenerationFailed.
+        oom = torch.OutOfMemoryError
+        if not isinstance(error, oom) and not isinstance(error.__cause__, oom) and not core.stats.out_of_memory:
             raise
         raise InvalidRequest(
             f"out of memory: {limit / 1e9:.1f} GB do not hold the peak load of this model with {config.slots} slots: "

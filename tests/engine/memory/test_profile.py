@@ -6,8 +6,9 @@ from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.load import load
-from shoal.engine.memory.profile import MemoryBudget, minimal_kv_config, plan_memory, run_peak_load
-from shoal.errors import InvalidRequest
+from shoal.engine.memory import profile
+from shoal.engine.memory.profile import MemoryBudget, measure, minimal_kv_config, plan_memory, run_peak_load
+from shoal.errors import GenerationFailed, InvalidRequest
 from tests.engine.oracle import assert_nothing_leaked
 
 
@@ -26,6 +27,23 @@ def test_the_peak_load_needs_few_blocks_and_leaves_no_state(tiny: Checkpoint) ->
     assert core.pool.count == 8
     run_peak_load(core)
     assert_nothing_leaked(core)
+
+
+@pytest.mark.parametrize(("cause", "raised"), [(torch.OutOfMemoryError(), InvalidRequest), (None, GenerationFailed)])
+def test_a_codec_that_runs_out_of_memory_while_profiling_is_a_matter_of_settings(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, cause: Exception | None, raised: type[Exception]
+) -> None:
+    def failed(*_: object) -> None:
+        if cause is not None:
+            raise cause
+        raise ValueError("broken")
+
+    monkeypatch.setattr(profile, "_outside", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr("shoal.engine.audio_decoder.AudioDecoder._retryable", Exception)
+    monkeypatch.setattr("shoal.engine.audio_decoder.AudioDecoder._run", failed)
+    with pytest.raises(raised, match="lower slots, quantize" if cause else "the codec failed"):
+        measure(tiny, EngineConfig(slots=2), 1 << 30)
 
 
 @pytest.mark.gpu
