@@ -55,7 +55,6 @@ FILES = (
     "batch/test_batch.py",
     "book/test_book.py",
     "checkpoint/test_quantized.py",
-    "training/test_data.py",
     "text/test_split.py",
     "tools/bench/test_load.py",
     "engine/test_request_tracker.py",

@@ -155,7 +155,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     about = "Make the clips that training.evaluate judges: of teachers, codecs and whole models."
     parser = argparse.ArgumentParser(prog="python -m training.clips", description=about)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--speech", type=Path, help="held-out shards of training.data or training.kokoro")
+    source.add_argument("--speech", type=Path, help="held-out shards of training.kokoro.produce")
     source.add_argument(
         "--text", type=Path, help="sentences for the models to speak; the teacher is what comes with nano"
     )

@@ -13,10 +13,10 @@ GRACE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Speaking:
-    """Whose voices say what, and where recordings and codes go."""
+    """Teacher, text and codec, and the folders of recordings and codes."""
 
-    teachers: Path
-    text: Path
+    teachers: Path  # Kokoro's model, as `training.kokoro.convert` writes it
+    text: Path  # phonemized sentences
     heldout_text: Path
     codec: Path
     codebooks: int | None
@@ -24,28 +24,23 @@ class Speaking:
     codes: Path
     heldout_codes: Path
     hours: float
-    processes: int
+    processes: int  # no effect: the teacher is one process on the GPU
 
     @property
     def heldout_speech(self) -> Path:
         return self.speech.with_name(f"{self.speech.name}-heldout")
 
     def commands(self) -> dict[str, list[str]]:
-        """By name. The held-out sentences are few: two processes have them ready within a minute."""
-        few = min(2, self.processes)
-        heldout = ["training.data", "--heldout", *self._data(self.heldout_text, self.heldout_speech, few)]
-        speech = ["training.data", *self._data(self.text, self.speech, self.processes)]
-        speech += ["--hours", str(self.hours), "--vary-tempo", "--join"]
+        """Return the arguments of each process by its name."""
+        speech = ["training.kokoro.produce", "--model", str(self.teachers), "--utterances", str(self.text)]
+        speech += ["--heldout", str(self.heldout_text), "--out", str(self.speech)]
+        speech += ["--heldout-out", str(self.heldout_speech), "--hours", str(self.hours)]
         encode = ["training.encode", "--codec", str(self.codec), "--follow", "--discard"]
         encode += ["--shards", str(self.heldout_speech), str(self.heldout_codes)]
         encode += ["--shards", str(self.speech), str(self.codes)]
         if self.codebooks is not None:
             encode += ["--codebooks", str(self.codebooks)]
-        return {"encode": encode, "heldout": heldout, "speech": speech}
-
-    def _data(self, text: Path, out: Path, processes: int) -> list[str]:
-        said = ["--text", str(text), "--teachers", str(self.teachers)]
-        return [*said, "--out", str(out), "--processes", str(processes)]
+        return {"encode": encode, "speech": speech}
 
 
 @dataclass

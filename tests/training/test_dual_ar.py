@@ -39,6 +39,7 @@ from training.encode import (
 )
 from training.encode import main as encode_main
 from training.int8 import int8_rounded
+from training.kokoro.produce import parse_arguments as parse_kokoro
 from training.language import (
     SHAPES,
     cross_entropies,
@@ -475,13 +476,16 @@ def test_text_is_what_the_engine_would_say_and_sometimes_open_ended() -> None:
 # Processes beside.
 
 
-def test_makers_are_told_where_everything_goes(tmp_path: Path) -> None:
+def test_the_processes_beside_a_training_share_its_folders(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("teachers", "text", "heldout_text", "codec", "speech", "codes")}
     speaking = Speaking(**folders, heldout_codes=tmp_path / "held", codebooks=8, hours=3.0, processes=5)
     commands = speaking.commands()
-    assert set(commands) == {"encode", "heldout", "speech"}
+    assert set(commands) == {"encode", "speech"}
     assert commands["speech"][commands["speech"].index("--out") + 1] == str(tmp_path / "speech")
+    assert commands["speech"][commands["speech"].index("--heldout-out") + 1] == str(tmp_path / "speech-heldout")
     assert commands["encode"][commands["encode"].index("--codebooks") + 1] == "8"
+    options = parse_kokoro(commands["speech"][1:])
+    assert (options.model, options.heldout, options.hours) == (folders["teachers"], folders["heldout_text"], 3.0)
 
 
 def test_a_maker_that_fails_is_named_and_the_others_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

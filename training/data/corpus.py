@@ -1,22 +1,20 @@
-"""The corpus as training reads it, while it may still be growing."""
+"""Read the shards of a folder, also while more are being written."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
 from training.data.shards import Line, read_lines
-from training.data.sound import SAMPLE_RATE, Samples
+from training.data.sound import Samples
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one utterance lies: its shard's mapped samples and its line."""
+    """One utterance: the memory-mapped samples of its shard, and its line."""
 
     pcm: Samples
     line: Line
@@ -51,18 +49,6 @@ class Corpus:
         pcm: Samples = np.memmap(path.with_suffix(".pcm"), dtype="<i2", mode="r")
         return [Entry(pcm, line) for line in lines]
 
-    @property
-    def samples(self) -> int:
-        return sum(entry.line.samples for entry in self.entries)
-
-    @property
-    def hours(self) -> float:
-        return self.samples / SAMPLE_RATE / 3600
-
-    @property
-    def voices(self) -> list[str]:
-        return [str(name) for name in json.loads((self.folder / "voices.json").read_text())]
-
     def __len__(self) -> int:
         return len(self.entries)
 
@@ -73,8 +59,3 @@ class Corpus:
 
     def __iter__(self) -> Iterator[tuple[Samples, str, str]]:
         return (self[index] for index in range(len(self)))
-
-    def by_voice(self) -> dict[str, list[int]]:
-        """Indices of each voice's utterances."""
-        ranked = sorted(range(len(self)), key=lambda index: self.entries[index].line.voice)
-        return {v: list(group) for v, group in groupby(ranked, key=lambda index: self.entries[index].line.voice)}
