@@ -20,41 +20,51 @@ if TYPE_CHECKING:
 PANEL = "Speak"
 
 
+Lines = Annotated[
+    Path,
+    typer.Argument(metavar="IN.JSONL|IN.TXT", help="Input: one JSON body of /v1/tts per line; in .txt, one text."),
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Directory for the audio files and manifest.jsonl.")]
+Voice = Annotated[str | None, typer.Option(help="Stored voice for lines without a voice.")]
+Format = Annotated[
+    str | None,
+    typer.Option(help="Audio format for lines without one: wav, flac, mp3, opus, aac, webm, pcm, ulaw or alaw."),
+]
+Subtitles = Annotated[
+    str | None, typer.Option(help="Also write word times for lines that do not say: srt, vtt or json.")
+]
+Ray = Annotated[bool, typer.Option("--ray", help="Distribute the lines over several engines with Ray Data.")]
+Replicas = Annotated[int, typer.Option(min=1, help="With --ray: number of engines.")]
+Gpus = Annotated[
+    float | None, typer.Option(min=0, help="With --ray: GPUs per engine. Default: 1 if there is a GPU, else 0.")
+]
+Cpus = Annotated[float, typer.Option(min=0, help="With --ray: CPUs per engine.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="With --ray: running Ray cluster, HOST:PORT or auto. Default: start Ray on this machine."),
+]
+
+
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=PANEL)(batch)
 
 
 def batch(
-    lines: Annotated[
-        Path,
-        typer.Argument(metavar="IN.JSONL|IN.TXT", help="Input: one JSON body of /v1/tts per line; in .txt, one text."),
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the audio files and manifest.jsonl.")],
-    voice: Annotated[str | None, typer.Option(help="Stored voice for lines without a voice.")] = None,
-    format: Annotated[
-        str | None,
-        typer.Option(help="Audio format for lines without one: wav, flac, mp3, opus, aac, webm, pcm, ulaw or alaw."),
-    ] = None,
-    subtitles: Annotated[
-        str | None, typer.Option(help="Also write word times for lines that do not say: srt, vtt or json.")
-    ] = None,
+    lines: Lines,
+    output: Output,
+    voice: Voice = None,
+    format: Format = None,
+    subtitles: Subtitles = None,
     model: Model = None,
     codec: Codec = None,
     device: Device = None,
     slots: Slots = None,
     lexicon: Lexicon = None,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Distribute the lines over several engines with Ray Data.")
-    ] = False,
-    replicas: Annotated[int, typer.Option(min=1, help="With --ray: number of engines.")] = 1,
-    gpus: Annotated[
-        float | None, typer.Option(min=0, help="With --ray: GPUs per engine. Default: 1 if there is a GPU, else 0.")
-    ] = None,
-    cpus: Annotated[float, typer.Option(min=0, help="With --ray: CPUs per engine.")] = 1.0,
-    address: Annotated[
-        str | None,
-        typer.Option(help="With --ray: running Ray cluster, HOST:PORT or auto. Default: start Ray on this machine."),
-    ] = None,
+    ray: Ray = False,
+    replicas: Replicas = 1,
+    gpus: Gpus = None,
+    cpus: Cpus = 1.0,
+    address: Address = None,
     file: File = None,
     set: Set = None,
     json: Json = False,

@@ -78,6 +78,11 @@ SkipFailed = Annotated[
 ]
 
 
+Title = Annotated[str | None, typer.Option(help="Title. Default: the book's.")]
+Author = Annotated[str | None, typer.Option(help="Author. Default: the book's.")]
+Cover = Annotated[Path | None, typer.Option(help="JPEG or PNG image. Default: the book's cover.")]
+
+
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=PANEL)(book)
 
@@ -95,9 +100,9 @@ def book(
     bitrate: Bitrate = None,
     subtitles: Subtitles = None,
     epub: Epub = None,
-    title: Annotated[str | None, typer.Option(help="Title. Default: the book's.")] = None,
-    author: Annotated[str | None, typer.Option(help="Author. Default: the book's.")] = None,
-    cover: Annotated[Path | None, typer.Option(help="JPEG or PNG image. Default: the book's cover.")] = None,
+    title: Title = None,
+    author: Author = None,
+    cover: Cover = None,
     work: Work = None,
     skip_failed: SkipFailed = False,
     model: Model = None,

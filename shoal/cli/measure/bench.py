@@ -28,6 +28,25 @@ Configurations = Annotated[
 Voices = Annotated[str, typer.Option(help="Batch sizes to measure: concurrent requests, separated by commas.")]
 
 
+Samples = Annotated[int, typer.Option(min=1, help="Measured rounds per batch size.")]
+Texts = Annotated[int, typer.Option(min=1, help="Texts per round; raised to the batch size where that is larger.")]
+Sentences = Annotated[int, typer.Option(min=1, max=100, help="Sentences per text.")]
+WarmUp = Annotated[int, typer.Option(min=0, help="Warm-up rounds per batch size, not counted.")]
+Repeat = Annotated[
+    bool, typer.Option("--repeat", help="Use the same texts in every round, so that caches take effect.")
+]
+Voice = Annotated[
+    str | None, typer.Option(help="Stored voice to speak with. Default: the model's own, or a random one.")
+]
+EdgeCases = Annotated[bool, typer.Option(help="Also measure a text of one word and one of 5,000 characters.")]
+Price = Annotated[
+    float | None, typer.Option(min=0, help="Price of one hour of this machine, for the cost per hour of audio.")
+]
+Currency = Annotated[str, typer.Option(help="Currency of --price, shown in the tables.")]
+Cold = Annotated[bool, typer.Option(help="Also measure the start with empty compiler caches.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Generate a few frames per request and skip the cold start.")]
+
+
 def add_to(app: typer.Typer) -> None:
     group = typer.Typer()
     group.callback(invoke_without_command=True)(bench)
@@ -43,29 +62,17 @@ def bench(
     device: Device = "auto",
     config: Configurations = None,
     voices: Voices = "1,4,16",
-    samples: Annotated[int, typer.Option(min=1, help="Measured rounds per batch size.")] = 5,
-    texts: Annotated[
-        int, typer.Option(min=1, help="Texts per round; raised to the batch size where that is larger.")
-    ] = 4,
-    sentences: Annotated[int, typer.Option(min=1, max=100, help="Sentences per text.")] = 1,
-    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up rounds per batch size, not counted.")] = 1,
-    repeat: Annotated[
-        bool, typer.Option("--repeat", help="Use the same texts in every round, so that caches take effect.")
-    ] = False,
-    voice: Annotated[
-        str | None, typer.Option(help="Stored voice to speak with. Default: the model's own, or a random one.")
-    ] = None,
-    edge_cases: Annotated[
-        bool, typer.Option(help="Also measure a text of one word and one of 5,000 characters.")
-    ] = True,
-    price: Annotated[
-        float | None, typer.Option(min=0, help="Price of one hour of this machine, for the cost per hour of audio.")
-    ] = None,
-    currency: Annotated[str, typer.Option(help="Currency of --price, shown in the tables.")] = "USD",
-    cold: Annotated[bool, typer.Option(help="Also measure the start with empty compiler caches.")] = True,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Generate a few frames per request and skip the cold start.")
-    ] = False,
+    samples: Samples = 5,
+    texts: Texts = 4,
+    sentences: Sentences = 1,
+    warm_up: WarmUp = 1,
+    repeat: Repeat = False,
+    voice: Voice = None,
+    edge_cases: EdgeCases = True,
+    price: Price = None,
+    currency: Currency = "USD",
+    cold: Cold = True,
+    quick: Quick = False,
     json: JsonFile = None,
     html: Html = None,
     markdown: Markdown = None,

@@ -30,47 +30,61 @@ Timeout = Annotated[
 ]
 
 
+Compare = Annotated[bool, typer.Option("--compare", help="Compare two or more servers.")]
+Rate = Annotated[
+    str | None,
+    typer.Option(help="Open loop: requests per second (Poisson), as 2, 1,2,4 (stages) or 1..8 (a ramp)."),
+]
+Clients = Annotated[
+    str | None,
+    typer.Option(help="Closed loop: clients that send one request after another, as 8, 1,4,16 or 1..16."),
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="Duration of every stage in seconds; use hours for a soak test. Default: 20."),
+]
+Requests = Annotated[
+    int | None, typer.Option(min=1, help="End every stage after this many requests, or after --seconds if given.")
+]
+SloFirstAudio = Annotated[float, typer.Option(min=1, help="Objective: maximum time to first audio in milliseconds.")]
+SloBuffer = Annotated[
+    int,
+    typer.Option(help="Objective: playback must not stall with a buffer of this many ms: 50, 100 or 200."),
+]
+SloShare = Annotated[
+    float, typer.Option(min=0.01, max=1, help="Objective: share of requests that must meet both limits.")
+]
+Sentences = Annotated[int, typer.Option(min=1, max=100, help="Sentences per text.")]
+Voice = Annotated[str | None, typer.Option(help="Voice to request from the server.")]
+Model = Annotated[str | None, typer.Option(help="Model to request from an OpenAI server. Default: tts-1.")]
+Key = Annotated[str | None, typer.Option(envvar="SHOAL_API_KEY", help="API key of the server.")]
+WarmUp = Annotated[int, typer.Option(min=0, help="Warm-up requests per server, not counted.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the arrival times.")]
+
+
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=PANEL)(load)
 
 
 def load(
     urls: Urls,
-    compare: Annotated[bool, typer.Option("--compare", help="Compare two or more servers.")] = False,
+    compare: Compare = False,
     api: Api = None,
-    rate: Annotated[
-        str | None,
-        typer.Option(help="Open loop: requests per second (Poisson), as 2, 1,2,4 (stages) or 1..8 (a ramp)."),
-    ] = None,
-    clients: Annotated[
-        str | None,
-        typer.Option(help="Closed loop: clients that send one request after another, as 8, 1,4,16 or 1..16."),
-    ] = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="Duration of every stage in seconds; use hours for a soak test. Default: 20."),
-    ] = None,
-    requests: Annotated[
-        int | None, typer.Option(min=1, help="End every stage after this many requests, or after --seconds if given.")
-    ] = None,
+    rate: Rate = None,
+    clients: Clients = None,
+    seconds: Seconds = None,
+    requests: Requests = None,
     find_rate: FindRate = False,
-    slo_first_audio: Annotated[
-        float, typer.Option(min=1, help="Objective: maximum time to first audio in milliseconds.")
-    ] = 500.0,
-    slo_buffer: Annotated[
-        int,
-        typer.Option(help="Objective: playback must not stall with a buffer of this many ms: 50, 100 or 200."),
-    ] = 100,
-    slo_share: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Objective: share of requests that must meet both limits.")
-    ] = 0.99,
-    sentences: Annotated[int, typer.Option(min=1, max=100, help="Sentences per text.")] = 1,
-    voice: Annotated[str | None, typer.Option(help="Voice to request from the server.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model to request from an OpenAI server. Default: tts-1.")] = None,
-    key: Annotated[str | None, typer.Option(envvar="SHOAL_API_KEY", help="API key of the server.")] = None,
+    slo_first_audio: SloFirstAudio = 500.0,
+    slo_buffer: SloBuffer = 100,
+    slo_share: SloShare = 0.99,
+    sentences: Sentences = 1,
+    voice: Voice = None,
+    model: Model = None,
+    key: Key = None,
     timeout: Timeout = 60.0,
-    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up requests per server, not counted.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the arrival times.")] = 0,
+    warm_up: WarmUp = 2,
+    seed: Seed = 0,
     json: JsonFile = None,
     html: Html = None,
     markdown: Markdown = None,

@@ -40,53 +40,60 @@ Voices = Annotated[
 Blocks = Annotated[int, typer.Option(min=1, max=10**6, help="KV cache blocks of 16 tokens per GPU.")]
 
 
+Costs = Annotated[
+    Path, typer.Option(help="File written by `shoal bench engine --json FILE` on a GPU of the simulated type.")
+]
+Rate = Annotated[float, typer.Option(min=0.001, help="Random traffic: mean requests per second.")]
+Seconds = Annotated[float, typer.Option(min=1, help="Random traffic: duration in seconds.")]
+Speech = Annotated[float, typer.Option(min=0.1, max=3600, help="Random traffic: mean seconds of speech per request.")]
+Swing = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, help="Random traffic: variation of the rate; 0.5 swings between 0.5 and 1.5 times --rate."
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random traffic.")]
+Gpus = Annotated[int | None, typer.Option(min=1, help="Number of GPUs. Default: the smallest fleet that meets --goal.")]
+Goal = Annotated[float, typer.Option(min=1, help="Goal: p95 of the time to first audio, in ms.")]
+Strategy = Annotated[str, typer.Option(help="Routing strategy: round-robin, least-connections, voice-affinity or all.")]
+Slots = Annotated[int, typer.Option(min=1, help="Maximum batch size per GPU.")]
+VoiceTokens = Annotated[
+    int, typer.Option(min=0, help="Prompt tokens of the voice, shared by the requests that use it.")
+]
+TextTokens = Annotated[int, typer.Option(min=1, help="Prompt tokens of the text, different in every request.")]
+Zones = Annotated[int, typer.Option(min=1, max=1000, help="Availability zones over which the GPUs are distributed.")]
+OutageOption = Annotated[
+    str | None,
+    typer.Option(metavar="AT:SECONDS", help="Outage of the first zone: start and duration in seconds."),
+]
+GpuHour = Annotated[float, typer.Option(min=0, help="Price of one GPU per hour, for the cost figures.")]
+
+
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=PANEL)(simulate)
 
 
 def simulate(
-    costs: Annotated[
-        Path, typer.Option(help="File written by `shoal bench engine --json FILE` on a GPU of the simulated type.")
-    ],
+    costs: Costs,
     trace: Trace = None,
-    rate: Annotated[float, typer.Option(min=0.001, help="Random traffic: mean requests per second.")] = 10.0,
-    seconds: Annotated[float, typer.Option(min=1, help="Random traffic: duration in seconds.")] = 60.0,
-    speech: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Random traffic: mean seconds of speech per request.")
-    ] = 6.0,
+    rate: Rate = 10.0,
+    seconds: Seconds = 60.0,
+    speech: Speech = 6.0,
     voices: Voices = 100,
-    swing: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Random traffic: variation of the rate; 0.5 swings between 0.5 and 1.5 times --rate."
-        ),
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random traffic.")] = 0,
+    swing: Swing = 0.0,
+    seed: Seed = 0,
     check: CheckFile = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="Number of GPUs. Default: the smallest fleet that meets --goal.")
-    ] = None,
-    goal: Annotated[float, typer.Option(min=1, help="Goal: p95 of the time to first audio, in ms.")] = 300.0,
-    strategy: Annotated[
-        str, typer.Option(help="Routing strategy: round-robin, least-connections, voice-affinity or all.")
-    ] = ALL,
-    slots: Annotated[int, typer.Option(min=1, help="Maximum batch size per GPU.")] = 16,
+    gpus: Gpus = None,
+    goal: Goal = 300.0,
+    strategy: Strategy = ALL,
+    slots: Slots = 16,
     blocks: Blocks = 4096,
-    voice_columns: Annotated[
-        int, typer.Option(min=0, help="Prompt tokens of the voice, shared by the requests that use it.")
-    ] = 250,
-    text_columns: Annotated[
-        int, typer.Option(min=1, help="Prompt tokens of the text, different in every request.")
-    ] = 50,
+    voice_tokens: VoiceTokens = 250,
+    text_tokens: TextTokens = 50,
     cells: Cells = 1,
-    zones: Annotated[
-        int, typer.Option(min=1, max=1000, help="Availability zones over which the GPUs are distributed.")
-    ] = 1,
-    outage: Annotated[
-        str | None,
-        typer.Option(metavar="AT:SECONDS", help="Outage of the first zone: start and duration in seconds."),
-    ] = None,
-    gpu_hour: Annotated[float, typer.Option(min=0, help="Price of one GPU per hour, for the cost figures.")] = 0.0,
+    zones: Zones = 1,
+    outage: OutageOption = None,
+    gpu_hour: GpuHour = 0.0,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -109,7 +116,7 @@ def simulate(
 
     gpus_per_cell = _gpus_per_cell(gpus, cells)
     chosen = list(STRATEGIES) if strategy == ALL else [check_strategy(strategy)]
-    fleet = Fleet(read_costs(costs), EngineConfig(slots=slots), blocks, voice_columns, text_columns)
+    fleet = Fleet(read_costs(costs), EngineConfig(slots=slots), blocks, voice_tokens, text_tokens)
     if check is not None:
         _check(check, Scenario(fleet, (), gpus or 1, chosen[-1]), json=json)
         return

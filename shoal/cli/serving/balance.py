@@ -10,41 +10,50 @@ from shoal.cli.serving.cluster import DEFAULT_PORT, PANEL, Strategy
 from shoal.cli.serving.serve import print_address, server_extra
 from shoal.errors import counted
 
+Workers = Annotated[str, typer.Option(help="URLs of the servers, separated by commas.")]
+Weight = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL=NUMBER",
+        help="Share of the requests for a server relative to the others, whose weight is 1; may be repeated.",
+    ),
+]
+Compare = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Server that gets copies of a share of the speech requests; /v1/comparison compares its answers.",
+    ),
+]
+CompareShare = Annotated[float, typer.Option(help="Share of the speech requests for --compare, 0 to 1.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(help="Port to listen on.")]
+Origin = Annotated[
+    list[str] | None, typer.Option(help="Origin whose web pages may call the balancer; may be repeated.")
+]
+AllowedHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Name that a Host header may have, or * for any; may be repeated. Default: localhost and addresses "
+        "for a balancer on loopback, else any."
+    ),
+]
+
 
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=PANEL)(balance)
 
 
 def balance(
-    workers: Annotated[str, typer.Option(help="URLs of the servers, separated by commas.")],
+    workers: Workers,
     strategy: Strategy = "least-connections",
-    weight: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL=NUMBER",
-            help="Share of the requests for a server relative to the others, whose weight is 1; may be repeated.",
-        ),
-    ] = None,
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Server that gets copies of a share of the speech requests; /v1/comparison compares its answers.",
-        ),
-    ] = None,
-    compare_share: Annotated[float, typer.Option(help="Share of the speech requests for --compare, 0 to 1.")] = 0.05,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = DEFAULT_PORT,
-    origin: Annotated[
-        list[str] | None, typer.Option(help="Origin whose web pages may call the balancer; may be repeated.")
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name that a Host header may have, or * for any; may be repeated. Default: localhost and addresses "
-            "for a balancer on loopback, else any."
-        ),
-    ] = None,
+    weight: Weight = None,
+    compare: Compare = None,
+    compare_share: CompareShare = 0.05,
+    host: Host = "127.0.0.1",
+    port: Port = DEFAULT_PORT,
+    origin: Origin = None,
+    allowed_host: AllowedHost = None,
 ) -> None:
     """Distribute requests over several running servers, without Ray.
 

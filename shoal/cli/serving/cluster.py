@@ -44,6 +44,16 @@ Address = Annotated[
 Running = Annotated[str, typer.Option("--address", help="Ray cluster: HOST:PORT, or auto for the one on this machine.")]
 
 
+Replicas = Annotated[int, typer.Option(min=1, help="Number of replicas; each runs one engine.")]
+ShrinkAfter = Annotated[
+    float, typer.Option(min=0, help="With --autoscale: seconds of low load before a replica is removed.")
+]
+StaggerStart = Annotated[float, typer.Option(min=0, help="Seconds between the starts of two replicas.")]
+Cpus = Annotated[float, typer.Option(min=0, help="CPUs per replica, reserved in Ray.")]
+Fronts = Annotated[int, typer.Option(min=1, help="Number of HTTP frontend processes.")]
+Port = Annotated[int | None, typer.Option(help=f"Port to listen on. Default: {DEFAULT_PORT}.")]
+
+
 def add_to(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help="Run several replicas behind one port with Ray Serve.")
     group.command("up")(up)
@@ -53,22 +63,20 @@ def add_to(app: typer.Typer) -> None:
 
 
 def up(
-    replicas: Annotated[int, typer.Option(min=1, help="Number of replicas; each runs one engine.")] = 1,
+    replicas: Replicas = 1,
     strategy: Strategy = "voice-affinity",
     autoscale: Bounds = None,
-    shrink_after: Annotated[
-        float, typer.Option(min=0, help="With --autoscale: seconds of low load before a replica is removed.")
-    ] = 300.0,
-    stagger_start: Annotated[float, typer.Option(min=0, help="Seconds between the starts of two replicas.")] = 0.0,
+    shrink_after: ShrinkAfter = 300.0,
+    stagger_start: StaggerStart = 0.0,
     gpus: Gpus = None,
-    cpus: Annotated[float, typer.Option(min=0, help="CPUs per replica, reserved in Ray.")] = 1.0,
-    fronts: Annotated[int, typer.Option(min=1, help="Number of HTTP frontend processes.")] = 1,
+    cpus: Cpus = 1.0,
+    fronts: Fronts = 1,
     address: Address = None,
     model: Model = None,
     codec: Codec = None,
     device: Device = None,
     host: Host = None,
-    port: Annotated[int | None, typer.Option(help=f"Port to listen on. Default: {DEFAULT_PORT}.")] = None,
+    port: Port = None,
     slots: Slots = None,
     insecure: Insecure = None,
     file: File = None,

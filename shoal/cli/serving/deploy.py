@@ -73,51 +73,63 @@ def package_runpod(output: Output, model: Model = "nano", codec: Codec = None, q
     _package(package_runpod, model, codec, output, quiet)
 
 
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the endpoint.")]
+Image = Annotated[str, typer.Option(help="URI of the image in ECR, built from the packaged Dockerfile.")]
+ModelData = Annotated[
+    str,
+    typer.Option(help="S3 URI of model.tar.gz; with --many the prefix that holds several archives."),
+]
+Role = Annotated[str, typer.Option(help="ARN of the execution role that SageMaker assumes.")]
+Instance = Annotated[str, typer.Option(help="Instance type.")]
+Instances = Annotated[str, typer.Option(metavar="MIN:MAX", help="Minimum and maximum number of instances.")]
+Concurrency = Annotated[
+    int, typer.Option(min=1, help="Target of the scaling policy: concurrent requests per instance.")
+]
+Many = Annotated[bool, typer.Option("--many", help="Multi-model endpoint: models are loaded at their first request.")]
+CanaryOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=50, metavar="PERCENT", help="Update this share of the instances first, and all of them later."
+    ),
+]
+CanarySeconds = Annotated[int, typer.Option(min=60, max=3600, help="Seconds between the two steps of --canary.")]
+Alarm = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="CloudWatch alarm that rolls a --canary back; may be repeated. Default: more than 1 % of 5xx answers.",
+    ),
+]
+Candidate = Annotated[
+    str | None,
+    typer.Option(metavar="IMAGE,S3-URI", help="Image and model of a second variant, for a share of the requests."),
+]
+CandidatePercent = Annotated[float, typer.Option(help="Share of the requests for --candidate.")]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Environment variable of the container; may be repeated."),
+]
+Region = Annotated[str | None, typer.Option(help="AWS region. Default: the region of your AWS configuration.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the changes without making them.")]
+
+
 def deploy_sagemaker(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the endpoint.")],
-    image: Annotated[str, typer.Option(help="URI of the image in ECR, built from the packaged Dockerfile.")],
-    model_data: Annotated[
-        str,
-        typer.Option(help="S3 URI of model.tar.gz; with --many the prefix that holds several archives."),
-    ],
-    role: Annotated[str, typer.Option(help="ARN of the execution role that SageMaker assumes.")],
-    instance: Annotated[str, typer.Option(help="Instance type.")] = "ml.g5.xlarge",
-    instances: Annotated[str, typer.Option(metavar="MIN:MAX", help="Minimum and maximum number of instances.")] = "1:1",
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="Target of the scaling policy: concurrent requests per instance.")
-    ] = 16,
-    many: Annotated[
-        bool, typer.Option("--many", help="Multi-model endpoint: models are loaded at their first request.")
-    ] = False,
-    canary: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=50, metavar="PERCENT", help="Update this share of the instances first, and all of them later."
-        ),
-    ] = None,
-    canary_seconds: Annotated[
-        int, typer.Option(min=60, max=3600, help="Seconds between the two steps of --canary.")
-    ] = 600,
-    alarm: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="CloudWatch alarm that rolls a --canary back; may be repeated. Default: more than 1 % of 5xx answers.",
-        ),
-    ] = None,
-    candidate: Annotated[
-        str | None,
-        typer.Option(metavar="IMAGE,S3-URI", help="Image and model of a second variant, for a share of the requests."),
-    ] = None,
-    candidate_percent: Annotated[float, typer.Option(help="Share of the requests for --candidate.")] = 10.0,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Environment variable of the container; may be repeated."),
-    ] = None,
-    region: Annotated[
-        str | None, typer.Option(help="AWS region. Default: the region of your AWS configuration.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes without making them.")] = False,
+    name: Name,
+    image: Image,
+    model_data: ModelData,
+    role: Role,
+    instance: Instance = "ml.g5.xlarge",
+    instances: Instances = "1:1",
+    concurrency: Concurrency = 16,
+    many: Many = False,
+    canary: CanaryOption = None,
+    canary_seconds: CanarySeconds = 600,
+    alarm: Alarm = None,
+    candidate: Candidate = None,
+    candidate_percent: CandidatePercent = 10.0,
+    env: Env = None,
+    region: Region = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Create or update a SageMaker endpoint: model, configuration, endpoint and scaling. Safe to run again.
 
