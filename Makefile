@@ -36,7 +36,7 @@ test: $(JUDGES) $(CLIENTS)
 # Quick feedback: test files that start no process and take less than four seconds.
 test-fast: install
 	$(VENV)/bin/ruff check --quiet .
-	scripts/pytest -m "not slow"
+	EXTRA_WORKERS=0 scripts/pytest -m "not slow"
 
 check: install
 	scripts/check

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from shoal.audio.pcm import Samples
 
 Recorded = Callable[..., bytes]
+# A Python whose warnings are errors, but for numpy's about CPU features that it does not know (pyproject.toml).
+STRICT_PYTHON = [sys.executable, "-W", "error", "-W", "ignore:During parsing environment variable:ImportWarning"]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@ import io
 import os
 import struct
 import subprocess
-import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -17,6 +16,7 @@ from shoal.audio.decode import AudioLimits, check_reference, read_audio
 from shoal.audio.encode import encode_file, encoder
 from shoal.audio.wav import wav_header
 from shoal.errors import AudioError, MissingExtra
+from tests.audio.conftest import STRICT_PYTHON
 
 RATE = 44_100
 LOSSY = [
@@ -340,7 +340,7 @@ try:
 except Exception as error:
     assert type(error).__name__ == "AudioError", error
 """
-    result = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, check=False)
+    result = subprocess.run([*STRICT_PYTHON, "-c", script], capture_output=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
 
 

@@ -2,7 +2,6 @@ import os
 import resource
 import stat
 import subprocess
-import sys
 import threading
 import wave
 from pathlib import Path
@@ -15,6 +14,7 @@ from shoal.audio.encode import AudioWriter
 from shoal.audio.formats import FORMATS
 from shoal.audio.write import AudioFile
 from shoal.errors import GenerationFailed, InvalidRequest, OutputError
+from tests.audio.conftest import STRICT_PYTHON
 
 RATE = 44_100
 READABLE = [name for name in FORMATS if name not in ("pcm", "ulaw", "alaw")]
@@ -195,7 +195,7 @@ except OutputError as error:
     print(error, file=sys.stderr)
     os._exit(error.exit_code)
 """
-    return [sys.executable, "-W", "error", "-c", script]
+    return [*STRICT_PYTHON, "-c", script]
 
 
 def test_a_dash_is_standard_output():

@@ -11,6 +11,7 @@ import pytest
 
 from tests.docs.here import Snippet, snippets
 from tests.server.conftest import Serving
+from tests.waiting import TIMEOUT_SECONDS
 
 SNIPPETS = snippets()
 
@@ -36,7 +37,7 @@ def test_shell_runs(snippet: Snippet, site_server: Serving, elsewhere: Path) -> 
     here = str(Path(sys.executable).parent)
     env = os.environ | {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        ["sh", "-ec", snippet.at(site_server.url)], capture_output=True, text=True, env=env, timeout=240
+        ["sh", "-ec", snippet.at(site_server.url)], capture_output=True, text=True, env=env, timeout=TIMEOUT_SECONDS
     )
     assert ran.returncode == 0, ran.stderr
     written = [path for path in elsewhere.iterdir() if path.suffix in (".wav", ".mp3", ".opus")]

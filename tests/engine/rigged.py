@@ -104,6 +104,22 @@ def reject_the_first() -> None:
     RequestTracker._check_speech = judge_or_reject  # type: ignore[method-assign]
 
 
+def break_the_thread(mark: Path) -> None:
+    """End the engine thread by an error outside of a batch, once, when the file `mark` exists."""
+    from shoal.engine.core import EngineCore
+    from shoal.engine.utterance import Event
+
+    step = EngineCore.step
+
+    def step_or_break(self: EngineCore) -> list[Event]:
+        if mark.exists() and not self.idle:
+            mark.unlink()
+            raise AssertionError("a bug")
+        return step(self)
+
+    EngineCore.step = step_or_break  # type: ignore[method-assign]
+
+
 def break_batches() -> None:
     """Make plain frames of more than one row fail, as a kernel that does not fit the device would."""
     from shoal.engine.execution.plain_graphs import PlainFrame

@@ -48,7 +48,7 @@ def program(nano: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[
     return [
         TimedRequest(
             build_turns(sentence, known[number % len(known)], nano),
-            replace(nano.profile.sampling, seed=number, max_frames=3 + number),
+            replace(nano.profile.sampling, seed=number, max_frames=3 + number // 2),
             at=number // 3,
         )
         for number, sentence in enumerate(SENTENCES)

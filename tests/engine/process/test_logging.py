@@ -41,6 +41,7 @@ def heard() -> Iterator[Received]:
     shoal.setLevel(before)
 
 
+@pytest.mark.usefixtures("forked_engines")
 def test_engine_log_records_are_forwarded_with_the_parents_level_and_request_id(
     heard: Received, tmp_path: Path
 ) -> None:

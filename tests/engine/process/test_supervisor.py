@@ -5,11 +5,10 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,11 +26,10 @@ from shoal.engine.process.worker import EngineSource, EngineWorker, ReplyChannel
 from shoal.errors import EngineStopped, GenerationFailed, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
 from tests.engine.process.conftest import forking
-from tests.engine.rigged import POISON_SEED, RiggedSource, break_batches, break_the_device
+from tests.engine.rigged import POISON_SEED, RiggedSource, break_batches, break_the_device, break_the_thread
 from tests.engine.test_engine import recording
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parents[3]
 SOURCE = EngineSource("random:tiny", device="cpu", config=EngineConfig(slots=4))
 ENDLESS = Sampling(max_frames=1500, seed=1, temperature=1.0, top_p=1.0)
 
@@ -260,46 +258,18 @@ def test_a_request_that_breaks_the_device_fails_and_the_others_are_replayed() ->
         supervisor.close()
 
 
-BROKEN_THREAD = """
-import asyncio, sys
-from pathlib import Path
-
-mark = Path(sys.argv[1])
-if __name__ == "__mp_main__":  # the engine's process
-    from shoal.engine.core import EngineCore
-
-    step = EngineCore.step
-
-    def step_or_break(self):
-        if mark.exists() and not self.idle:
-            mark.unlink()
-            raise AssertionError("a bug")
-        return step(self)
-
-    EngineCore.step = step_or_break
-
-if __name__ == "__main__":
-    from tests.engine.process.test_supervisor import SOURCE, Supervisor, collect, samples_of, short
-
-    supervisor = Supervisor(SOURCE)
-    supervisor.start()
-    mark.touch()
-    print(len(samples_of(asyncio.run(collect(supervisor, short(1))))), supervisor.restarts, supervisor.ready)
-    supervisor.close()
-"""
-
-
+@pytest.mark.usefixtures("forked_engines")
 def test_an_engine_whose_thread_fails_is_restarted_and_the_request_resubmitted(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(BROKEN_THREAD)
-    done = subprocess.run(
-        [sys.executable, script, tmp_path / "mark"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert done.stdout.split() == [str(6 * 640), "1", "True"], done.stderr
+    mark = tmp_path / "mark"
+    rig = partial(break_the_thread, mark)
+    supervisor = Supervisor(RiggedSource("random:tiny", device="cpu", config=EngineConfig(slots=4), rig=rig))
+    supervisor.start()
+    try:
+        mark.touch()
+        assert len(samples_of(asyncio.run(collect(supervisor, short(1))))) == 6 * 640
+        assert (supervisor.restarts, supervisor.ready, mark.exists()) == (1, True, False)
+    finally:
+        supervisor.close()
 
 
 def start_and_fail(supervisor: Supervisor) -> None:
