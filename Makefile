@@ -48,6 +48,7 @@ format: install
 # Quality of the bundled model (docs/quality.md); about a second per clip, results are cached.
 SENTENCES ?= 104
 VOICES ?= 2
+WITHIN ?= 5
 GATES ?= wer:tts<=5,cer:tts<=2.5,mos:tts>=2.9,faults:tts<=0
 
 quality: $(JUDGES)
@@ -55,6 +56,9 @@ quality: $(JUDGES)
 	    --sentences $(SENTENCES) --voices $(VOICES) --model tts=nano
 	$(VENV)/bin/python -m training.evaluate build/quality/clips/manifest.jsonl --gate "$(GATES)" \
 	    --json build/quality/report.json --markdown build/quality/report.md
+	$(VENV)/bin/shoal bench quality --model nano --device cpu --config eager --config default --config kv-int8 \
+	    --config kv-fp8 --text training/text_corpus/sentences/heldout.txt --sentences $(SENTENCES) --within $(WITHIN) \
+	    --json build/quality/modes.json --markdown build/quality/modes.md
 
 # Some judges declare dependencies that they do not use, one of which is incompatible with this torch.
 $(JUDGES): $(STAMP) training/requirements-quality.txt training/requirements-quality-no-deps.txt

@@ -11,6 +11,7 @@ import shoal
 from shoal.audio.decode import read_audio
 from shoal.audio.guard import check_speech
 from shoal.checkpoint.find import BUNDLED_DIRECTORY
+from shoal.config import EngineConfig
 from shoal.engine.engine import Engine
 from shoal.speech import FinishReason, Recording, Samples, SpeechRequest
 from tests.nano import DEFAULT_VOICE, OTHER_VOICE, VOICES
@@ -63,6 +64,17 @@ def test_held_out_sentences_are_understood_in_eight_voices(engine: Engine, judge
     assert edits / words <= 0.10
     # The whole set of sentences scores 3.3, the voices 2.8 to 3.9.
     assert np.mean(scores) >= 2.8
+
+
+def test_the_served_backend_scores_within_5_percent_of_plain_operators_in_float32(
+    engine: Engine, judges: Judges
+) -> None:
+    """The short form of the gate in `make quality`, which also has the KV cache modes, intervals and more sentences."""
+    sentences = HELD_OUT.read_text().splitlines()[:2]
+    with shoal.load("nano", dtype="float32", config=EngineConfig(rung="eager", quantize="none")) as plain:
+        speeches = [[each.speak(text, voice=OTHER_VOICE) for text in sentences] for each in (plain, engine)]
+    before, after = ([judges.score(at_judge_rate(s.samples, s.sample_rate)) for s in spoken] for spoken in speeches)
+    assert np.mean(after) >= 0.95 * np.mean(before)
 
 
 def test_a_recording_moves_the_speech_to_its_voice(engine: Engine, judges: Judges) -> None:

@@ -157,6 +157,15 @@ def quality(
     clips: Annotated[
         Path | None, typer.Option("--clips", help="New directory in which to keep the generated clips.")
     ] = None,
+    within: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            max=100,
+            metavar="PERCENT",
+            help="Exit with code 12 unless the opinion score of every configuration is within PERCENT of the baseline.",
+        ),
+    ] = None,
     json: JsonFile = None,
     html: Html = None,
     markdown: Markdown = None,
@@ -171,10 +180,13 @@ def quality(
     """
     check_writable(json, html, markdown)
     from shoal.tools.bench.configurations import parse_configurations
-    from shoal.tools.bench.quality import QualityPlan, run_quality
+    from shoal.tools.bench.quality import QualityPlan, check_within, run_quality
 
     plan = QualityPlan(model, device, parse_configurations(config or ()), sentences, text, tuple(voice or ()))
-    report_output(run_quality(plan, clips, progress=not quiet), json, html, markdown, quiet=quiet)
+    document = run_quality(plan, clips, progress=not quiet)
+    report_output(document, json, html, markdown, quiet=quiet)
+    if within is not None:
+        check_within(document, within)
 
 
 def scaling(

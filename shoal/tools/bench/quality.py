@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra, OutputError
+from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra, OutputError, VerificationFailed
 from shoal.tools.bench.configurations import Configuration, missing_settings, split_settings
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
 from shoal.tools.bench.progress import BenchProgress, progress_bar
@@ -161,6 +161,27 @@ def run_of(configuration: Configuration, report: dict[str, Any], reasons: dict[s
         "metrics": own["metrics"] if own else {},
         "differences": {each["metric"]: {key: each[key] for key in ("difference", "low", "high")} for each in compared},
     }
+
+
+def check_within(document: Document, percent: float) -> None:
+    """Raise VerificationFailed unless every configuration scores within `percent` of the baseline, the first one.
+
+    What counts is the lower end of the 95 % interval of the difference in predicted opinion score: a configuration
+    passes when the measurement rules a larger loss out. One that could not be measured does not pass.
+    """
+    baseline, *others = document["runs"]
+    limit = -percent / 100 * baseline["metrics"]["mos"]
+    lows = {run["name"]: run["differences"].get("mos", {}).get("low") for run in others}
+    missed = [
+        f"{name}: {'not measured' if low is None else f'{low:+.2f}'}"
+        for name, low in lows.items()
+        if low is None or low < limit
+    ]
+    if missed:
+        raise VerificationFailed(
+            f"opinion score not shown to be within {percent:g} % of {baseline['name']} (lower end of the interval at "
+            f"least {limit:+.2f}): {', '.join(missed)}; more sentences make the intervals narrower"
+        )
 
 
 def require_judges() -> None:

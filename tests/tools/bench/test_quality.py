@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra
+from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra, VerificationFailed
 from shoal.tools.bench import quality
 from shoal.tools.bench.configurations import Configuration, parse_configurations
 from shoal.tools.bench.progress import progress_bar
-from shoal.tools.bench.quality import JUDGES, QualityPlan, read_sentences, run_of, run_quality, speak_all
+from shoal.tools.bench.quality import JUDGES, QualityPlan, check_within, read_sentences, run_of, run_quality, speak_all
 from tests.tools.bench.documents import check_schema
 
 
@@ -64,6 +64,23 @@ def test_the_judges_report_becomes_a_run() -> None:
     assert run["differences"] == {"wer": {"difference": 0.5, "low": -1.0, "high": 2.0}}
     missing = run_of(Configuration("fp8", {}), report, {"fp8": "not on this CPU"})
     assert (missing["reason"], missing["clips"], missing["metrics"]) == ("not on this CPU", 0, {})
+
+
+def scored(name: str, mos: float, difference: tuple[float, float] | None = None) -> dict[str, object]:
+    low_high = {} if difference is None else {"mos": {"difference": 0.0, "low": difference[0], "high": difference[1]}}
+    return {"name": name, "metrics": {"mos": mos}, "differences": low_high}
+
+
+def test_a_configuration_passes_when_its_interval_rules_a_larger_loss_out() -> None:
+    runs = [scored("eager", 3.0), scored("default", 3.0, (-0.01, 0.01)), scored("kv-int8", 2.95, (-0.14, 0.04))]
+    check_within({"runs": runs}, 5)
+    with pytest.raises(VerificationFailed, match=r"within 4 % of eager \(.*-0\.12\): kv-int8: -0\.14;"):
+        check_within({"runs": runs}, 4)
+
+
+def test_a_configuration_that_was_not_measured_does_not_pass() -> None:
+    with pytest.raises(VerificationFailed, match="kv-fp8: not measured"):
+        check_within({"runs": [scored("eager", 3.0), scored("kv-fp8", 3.0)]}, 5)
 
 
 def test_missing_judges_or_checkout_raise_an_error_with_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
