@@ -1,7 +1,6 @@
 """`shoal batch`: speak every line of a file."""
 
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,11 +86,12 @@ def batch(
 
     from shoal.cli.batch_progress import BatchProgress
     from shoal.cli.tables import print_json
+    from shoal.text.lexicon import lexicon_hash
 
     given = (("voice", voice), ("format", format), ("subtitles", subtitles))
     fields = {name: value for name, value in given if value is not None}
     source, progress = (
-        InputFile(lines, LineDefaults(settings.model, fields, _hash(settings.lexicon), is_plain_text(lines))),
+        InputFile(lines, LineDefaults(settings.model, fields, lexicon_hash(settings.lexicon), is_plain_text(lines))),
         BatchProgress(shown=not quiet),
     )
     with Manifest.opened(output) as manifest:
@@ -107,16 +107,6 @@ def batch(
         progress.print_summary(output)
     if progress.failed:
         raise typer.Exit(1)
-
-
-def _hash(lexicon: Path | None) -> str:
-    """Return the hash of the lexicon: lines are spoken again when it has changed. Raises InvalidRequest."""
-    if lexicon is None:
-        return ""
-    from shoal.text.lexicon import read_lexicon
-
-    read_lexicon(lexicon)
-    return sha256(lexicon.read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True)

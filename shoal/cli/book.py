@@ -1,7 +1,6 @@
 """`shoal book`: make an audiobook."""
 
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -162,26 +161,18 @@ def _narration(settings: "Settings", voice: str | None, quotes_voice: str | None
     """Return the voices and the hashes of all that affects the audio. Raises VoiceNotFound, ModelNotFound."""
     from shoal.book.fingerprint import has_word_times, model_fingerprint, speaker, speaks_english_only
     from shoal.book.work import Narration
+    from shoal.text.lexicon import lexicon_hash
 
     model, voices = settings.model, settings.voice_directory()
     quotes = None if quotes_voice is None else speaker(quotes_voice, model, voices)
     return Narration(
         model_fingerprint(model, settings.codec),
-        _lexicon_hash(settings.lexicon),
+        lexicon_hash(settings.lexicon),
         speaker(voice, model, voices),
         quotes,
         english=speaks_english_only(model),
         words=has_word_times(model),
     )
-
-
-def _lexicon_hash(lexicon: Path | None) -> str:
-    if lexicon is None:
-        return ""
-    from shoal.text.lexicon import read_lexicon
-
-    read_lexicon(lexicon)  # raises for a file that is not one
-    return sha256(lexicon.read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ A word in lower case matches in any case; with a capital it matches only as writ
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 
@@ -100,6 +101,14 @@ def read_lexicon(path: Path) -> Lexicon:
     if problems:
         raise InvalidRequest(problems[0])
     return Lexicon(entries)
+
+
+def lexicon_hash(path: Path | None) -> str:
+    """Return the hash of a lexicon, "" for none: speech is generated again when it changes. Raises InvalidRequest."""
+    if path is None:
+        return ""
+    read_lexicon(path)
+    return sha256(path.read_bytes()).hexdigest()
 
 
 def parse_lexicon(path: Path) -> tuple[list[Pronunciation], list[str]]:

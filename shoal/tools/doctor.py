@@ -12,6 +12,7 @@ from shutil import which
 from typing import Literal
 
 from shoal import __version__
+from shoal.tools.bench.machine import cores
 
 Mark = Literal["ok", "warn", "missing"]
 
@@ -83,7 +84,7 @@ def _cpu() -> Iterator[DoctorFinding]:
     name = fields.get("model name") or platform.processor() or platform.machine()
     slow = platform.machine() in ("x86_64", "AMD64") and "avx2" not in flags and bool(flags)
     advice = "this CPU has no AVX2: generation will be slow" if slow else ""
-    found = f"{name}, {_cores()} cores{', ' + ' '.join(features) if features else ''}"
+    found = f"{name}, {cores()} cores{', ' + ' '.join(features) if features else ''}"
     yield DoctorFinding("CPU", found, "warn" if slow else "ok", advice)
 
 
@@ -108,9 +109,9 @@ def _torch() -> Iterator[DoctorFinding]:
     build = f"ROCm {torch.version.hip}" if torch.version.hip else build
     advice = "2.8 or newer: the Triton of older versions cannot compile all kernels" if old else ""
     yield DoctorFinding("torch", f"{torch.__version__}, {build}", "warn" if old else "ok", advice)
-    threads, cores = torch.get_num_threads(), _cores()
-    many = threads > cores
-    advice = f"more threads than cores reduce the speed: set OMP_NUM_THREADS={cores}" if many else ""
+    threads, available = torch.get_num_threads(), cores()
+    many = threads > available
+    advice = f"more threads than cores reduce the speed: set OMP_NUM_THREADS={available}" if many else ""
     yield DoctorFinding("threads", f"{threads}", "warn" if many else "ok", advice)
     from shoal.quantize.modes import int8_implementation
 
@@ -277,11 +278,6 @@ def _installed(package: str) -> str | None:
         return version(package)
     except (ImportError, OSError, PackageNotFoundError):
         return None
-
-
-def _cores() -> int:
-    """Return the number of cores this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_bytes() -> tuple[int, int]:

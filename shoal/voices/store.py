@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from shoal.errors import InvalidRequest, OutputError, VoiceNotFound
-from shoal.paths import data_directory, file_lock, sync_directory
+from shoal.errors import InvalidRequest, VoiceNotFound
+from shoal.paths import data_directory, file_lock, output_errors, sync_directory
 from shoal.text.prompt import Codes, Reference
 from shoal.voices.description import NO_DESCRIPTION, VoiceDescription, description_document
 from shoal.voices.folder import (
@@ -117,7 +117,7 @@ class VoiceStore:
             raise InvalidRequest("a voice needs at least one recording")
         checked = [self._checked(clip) for clip in clips]
         recordings = read_recordings([audio for audio, _, _ in checked], self._sample_rate, self._limits)
-        with _as_output_error(f"voice {name!r}"), self._workspace() as workspace:
+        with output_errors(f"voice {name!r}"), self._workspace() as workspace:
             write_folder(workspace / "voice", checked, recordings)
             if description.filled():
                 write_file(workspace / "voice" / DESCRIPTION, description_document(description))
@@ -152,7 +152,7 @@ class VoiceStore:
     def describe(self, name: str, description: VoiceDescription) -> None:
         """Replace the description of a voice. Raises VoiceNotFound, or InvalidRequest for a built-in voice."""
         path = self._writable(name)
-        with _as_output_error(f"voice {name!r}"), self._workspace() as workspace:
+        with output_errors(f"voice {name!r}"), self._workspace() as workspace:
             write_file(workspace / DESCRIPTION, description_document(description))
             try:
                 (workspace / DESCRIPTION).rename(path / DESCRIPTION)
@@ -176,7 +176,7 @@ class VoiceStore:
         """
         path = self._writable(old)
         self._check_free(new)
-        with _as_output_error(f"voice {old!r}"):
+        with output_errors(f"voice {old!r}"):
             try:
                 self._publish(path, new)
             except FileNotFoundError:
@@ -188,7 +188,7 @@ class VoiceStore:
         Raises VoiceNotFound, or InvalidRequest for a built-in voice or a directory with other files.
         """
         path = self._writable(name)
-        with _as_output_error(f"voice {name!r}"), self._workspace() as workspace:
+        with output_errors(f"voice {name!r}"), self._workspace() as workspace:
             try:
                 path.rename(workspace / "voice")
             except FileNotFoundError:
@@ -344,14 +344,6 @@ def _holds_voice(root: Path, name: str) -> bool:
 def _recorded_hashes(folder: Folder) -> dict[str, str]:
     details = folder.details()
     return {} if details is None else {recording.file: recording.sha256 for recording in details.recordings}
-
-
-@contextmanager
-def _as_output_error(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"cannot write {what}: {error.strerror or error}") from error
 
 
 def _exists(name: str) -> VoiceExists:
