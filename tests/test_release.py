@@ -13,6 +13,7 @@ import pytest
 
 from shoal import __version__
 from shoal.native.build import BUNDLED, find_compiler, library_name
+from tests.waiting import TIMEOUT_SECONDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=240)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
     return out
 
 
@@ -79,7 +80,7 @@ def test_the_wheel_speaks_without_the_checkout(wheel: Path, tmp_path: Path) -> N
     code = "import shoal, sys; from shoal.cli import main; print(shoal.__file__, flush=True); main()"
     command = [sys.executable, "-c", code, "say", "This is what was built.", "-o", str(out)]
     env = os.environ | {"PYTHONPATH": str(tmp_path / "installed"), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith(str(tmp_path / "installed"))
     assert out.stat().st_size > 16_000
