@@ -1,4 +1,4 @@
-"""Which files take long: they are begun first, and `make test-fast` leaves them out.
+"""Slow test files: workers start with them, and `make test-fast` leaves them out.
 
 A worker that begins a long file last keeps the others waiting. Measured in seconds of CPU, the longest first; from
 about four seconds on a file belongs here.

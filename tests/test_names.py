@@ -1,6 +1,7 @@
 """One meaning per class name, and every broad except says which edge of the program it is."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -41,3 +42,21 @@ def test_every_broad_except_names_its_edge() -> None:
     lines = {path: source.splitlines() for path, source in sources().items()}
     silent = [f"{path.relative_to(PACKAGE)}:{line}" for path, line in found if "edge" not in lines[path][line - 1]]
     assert silent == []
+
+
+def test_the_architecture_page_names_every_package_and_only_files_that_exist() -> None:
+    page = (PACKAGE.parent / "docs" / "structure.md").read_text(encoding="utf-8")
+    layout = page.partition("    shoal/\n")[2].partition("\n\n")[0]
+    listed = {line.split()[0].rstrip("/") for line in layout.splitlines() if re.match(r" {6}\w", line)}
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    modules = {path.name for path in PACKAGE.glob("*.py") if path.name != "__init__.py"}
+    assert listed == packages | modules
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)+(?:\.py)?/?)[:`]", page)
+    assert named
+    elsewhere = ("shoal/triton", "shoal/native", "tests/test_imports.py", "shoal/errors.py")
+    missing = [
+        name
+        for name in named
+        if name not in elsewhere and not any((base / name).exists() for base in (PACKAGE, PACKAGE / "engine"))
+    ]
+    assert missing == []

@@ -39,7 +39,7 @@ def judges() -> Judges:
 
 
 def recording(voice: str, number: int) -> Recording:
-    """What a teacher said, as it comes with the model."""
+    """Recordings of the teacher that are shipped with the model."""
     sample = BUNDLED_DIRECTORY / "voices" / voice / f"sample-{number}"
     return Recording(sample.with_suffix(".wav").read_bytes(), sample.with_suffix(".lab").read_text())
 

@@ -1,4 +1,4 @@
-"""What is built holds everything that is needed, and speaks without the checkout."""
+"""Wheel and sdist: they hold everything that is needed, and an installed wheel speaks without the checkout."""
 
 import os
 import subprocess
@@ -73,7 +73,7 @@ def test_the_sdist_holds_what_it_takes_to_test_it(dist: Path) -> None:
 
 
 def test_the_wheel_speaks_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    """With the dependencies of this environment; `scripts/release` does it with none."""
+    """Uses the dependencies of this environment; `scripts/release` tests the wheel in an empty one."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     out = tmp_path / "spoken.wav"

@@ -75,6 +75,6 @@ def recorded() -> Recorded:
 
 @pytest.fixture
 def without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if `shoal-tts[formats]` were not installed."""
+    """Hide the packages of `shoal-tts[formats]`."""
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.setitem(sys.modules, "soxr", None)

@@ -20,11 +20,11 @@ SOURCE = EngineSource("random:tiny", "cpu", config=EngineConfig(slots=2, guard=F
 
 
 def columns(tasks: list[LineTask]) -> dict[str, np.ndarray[Any, Any]]:
-    """As Ray Data hands them out."""
+    """Return tasks as a block of Ray Data."""
     return {each.name: np.array([getattr(task, each.name) for task in tasks]) for each in fields(LineTask)}
 
 
-def test_a_worker_reads_its_lines_by_their_place_and_tells_those_that_are_others_now(tmp_path: Path) -> None:
+def test_a_worker_reads_its_lines_by_their_place_and_reports_those_that_have_changed(tmp_path: Path) -> None:
     path, out = tmp_path / "in.jsonl", tmp_path / "out"
     said = [{"text": text, "max_new_tokens": 6, "seed": 3} for text in ("One.", "Two.", "Six.")]
     path.write_text("".join(json.dumps(line) + "\n" for line in said))

@@ -1,4 +1,4 @@
-"""What a batch knows of itself after whatever has happened."""
+"""The manifest of a batch after interruptions, damage and changed input."""
 
 import json
 from dataclasses import replace

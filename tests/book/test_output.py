@@ -1,4 +1,4 @@
-"""What is written of spoken pieces: loudness, times, containers, subtitles and the synchronised epub."""
+"""Output files of a book: loudness, times, containers, subtitles and the synchronised epub."""
 
 import json
 import re

@@ -36,7 +36,7 @@ WORKERS = HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas"}
 
 
 def ran(*command: object) -> str:
-    """What a linter finds."""
+    """Return the findings of a linter."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -185,7 +185,7 @@ def variables(container: Any) -> dict[str, Any]:
 
 
 def volume_of(pod: Any, path: str) -> Any:
-    """What lies under a path in the only container of a pod."""
+    """Return the value under a path in the only container of a pod."""
     (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if Path(path).is_relative_to(each["mountPath"]))
     return next(each for each in pod["volumes"] if each["name"] == mount["name"])
 

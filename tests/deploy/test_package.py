@@ -1,4 +1,4 @@
-"""What is packed: complete, the same each time, and whole or not there."""
+"""Packages are complete, reproducible and written atomically."""
 
 import os
 import shutil
@@ -64,7 +64,7 @@ def test_the_archive_holds_the_model_and_the_handler(tiny_directory: Path, tmp_p
 
 
 def test_an_archive_installs_offline_from_its_own_wheel(tiny_directory: Path, tmp_path: Path) -> None:
-    """As SageMaker's containers do, from another directory. `--no-deps`: dependencies are not what is carried."""
+    """Install as SageMaker's containers do, from another directory. `--no-deps`: the archive carries none."""
     package_sagemaker(model_files(str(tiny_directory)), tmp_path / "out", quiet)
     with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
         archive.extractall(tmp_path / "model", filter="data")

@@ -118,7 +118,7 @@ def test_only_what_is_no_directory_is_fetched(model: str, pulls: list[str], tmp_
 
 
 def calls_of_setup(place: Path, program: str, script: Path = SETUP, **variables: str) -> list[str]:
-    """What the first start calls, with a Python that makes environments whose programs only note their arguments."""
+    """Run the first start with a Python that makes environments whose programs only note their arguments."""
     noted = f'#!/bin/sh\necho "$@" >> "{place}/${{0##*/}}.calls"\n'
     (place / "noted").write_text(noted)
     (place / "python3").write_text(
@@ -132,7 +132,7 @@ def calls_of_setup(place: Path, program: str, script: Path = SETUP, **variables:
 
 
 def test_a_pod_is_set_up_and_serves(tmp_path: Path) -> None:
-    """As after the first start: what is installed is there, and the key is made."""
+    """A pod after its first start: packages are installed and the key exists."""
     place, port = tmp_path / "shoal", free_port()
     place.mkdir()
     (place / "venv").symlink_to(Path(sys.executable).parents[1])

@@ -46,7 +46,7 @@ class Toolkit:
 
 @pytest.fixture(scope="module")
 def toolkit(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toolkit]:
-    """As in a container of SageMaker's: the archive is unpacked, and the program in its `code` is called."""
+    """Act as a container of SageMaker: the archive is unpacked, and the program in its `code` is called."""
     place = tmp_path_factory.mktemp("sagemaker")
     package_sagemaker(model_files(str(tiny_directory)), place / "out", lambda reported: None)
     with tarfile.open(place / "out" / ARCHIVE) as archive:

@@ -9,7 +9,7 @@ from tests.server.conftest import recording as recording
 
 @pytest.fixture(scope="session")
 def site_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """What the pages call http://localhost:8080."""
+    """Server that stands for http://localhost:8080 in the pages."""
     serving = start(tmp_path_factory.mktemp("docs"), model="nano")
     yield serving
     serving.end()

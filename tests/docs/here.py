@@ -1,4 +1,4 @@
-"""Where the pages lie, and what in them is run."""
+"""Paths of the documentation pages, and the code blocks of them that the tests run."""
 
 import re
 from dataclasses import dataclass

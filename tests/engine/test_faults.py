@@ -156,7 +156,7 @@ def test_a_codec_that_always_fails_ends_the_engine(oracle: Oracle) -> None:
     with pytest.raises(DeviceFailed, match="codec"):
         driver.run(max_steps=500)
     errors = {str(each.error) for each in heard if each.ends}
-    assert errors == {"the codec failed on this request"}, "clients are not told the cause"
+    assert errors == {"the codec failed on this request"}, "clients do not see the cause"
 
 
 def test_a_replayed_request_runs_its_first_step_alone(oracle: Oracle) -> None:

@@ -31,7 +31,7 @@ def test_the_kernel_equals_the_dequantized_product(
 
 @pytest.mark.parametrize("columns", [512, 2048, 2560])
 def test_the_partial_sums_of_the_quarters_add_up_to_the_product(columns: int, device: str) -> None:
-    """Of 1, 4 and 5 groups in a quarter, which its four splits share evenly or not."""
+    """Layers with 1, 4 and 5 groups per quarter of K, which do and do not divide by its four splits."""
     x, weight, affine = layer(2, 48, torch.float32, device, columns)
     partials = int4_split_k_linear(x, weight, affine)
     assert partials.shape == (4, 2, 48)

@@ -7,7 +7,7 @@ from shoal.native.library import INSTRUCTION_SETS, NativeUnavailable, choose_isa
 
 @pytest.fixture(scope="session")
 def instruction_sets() -> list[str]:
-    """All instruction sets of this CPU, the fastest first."""
+    """Return the instruction sets of this CPU, the fastest first."""
     try:
         best = choose_isa("auto")
         library = open_library()

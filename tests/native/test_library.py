@@ -31,7 +31,7 @@ def test_products_equal_torch(contexts: list[Context], outputs: int, inputs: int
 
 
 def test_a_row_has_the_same_bits_in_every_batch_with_every_tile_and_thread_count(contexts: list[Context]) -> None:
-    """So a request gets the same codes alone and in a batch; AVX2 and AVX-512 give the same bits as well."""
+    """A request gets the same codes alone and in a batch; AVX2 and AVX-512 give the same bits as well."""
     torch.manual_seed(0)
     tensors, x = Tensors(), torch.randn(40, 96)
     packed = tensors.linear(torch.nn.Linear(96, 1200))

@@ -166,7 +166,7 @@ def _codes(codebooks: int, number: int) -> dict[str, Any]:
 
 
 def equal(kind: str, received: bytes, solo: bytes, *, prefix: bool = False) -> bool:
-    """Whether an answer, or the beginning of one, is the solo answer: samples differ by at most one step of 16 bits."""
+    """Return whether an answer or its start equals the answer alone: 16-bit samples differ by at most one."""
     if len(received) > len(solo) or (not prefix and len(received) < len(solo)):
         return False
     if kind == "decode":
@@ -184,7 +184,7 @@ def _float16_equal(received: bytes, solo: bytes) -> bool:
 
 @dataclass
 class Figures:
-    """What one process holds at one time."""
+    """Memory, threads and file descriptors of one process at one time."""
 
     requests: int
     server_bytes: int

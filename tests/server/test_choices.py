@@ -88,7 +88,7 @@ def test_other_origins_may_not(chosen: Chosen) -> None:
 
 @pytest.mark.parametrize("origin", [STRANGER, "null", "http://["])
 def test_a_rejected_origin_gets_a_regular_error(server: Serving, http: httpx.Client, origin: str) -> None:
-    """With a request id, in the route's error format, in the log and in the metrics."""
+    """The refusal has a request id and the route's error format, and is in the log and the metrics."""
     refusals = 'shoal_http_responses_total{route="none",status="403"}'
 
     def counted() -> float:

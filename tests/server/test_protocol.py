@@ -78,7 +78,7 @@ H2C = ("Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
 
 @pytest.mark.parametrize("together", [True, False])
 def test_an_upgrade_to_http2_is_ignored_and_the_request_served(server: Server, together: bool) -> None:
-    """As Java's HttpClient sends it. A body that looks like a request is not served as one."""
+    """Java's HttpClient sends this. A body that looks like a request is not served as one."""
     request = post("GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n", *H2C, "Connection: Upgrade, HTTP2-Settings")
     last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     head, _, body = request.partition(b"\r\n\r\n")

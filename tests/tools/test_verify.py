@@ -62,7 +62,7 @@ READERS = {
 
 @pytest.fixture(scope="module")
 def compared(golden: Path) -> dict[str, list[ParityComparison]]:
-    """All comparisons of the stored data by group, in order."""
+    """Return the comparisons of the stored data by group, in order."""
     found: dict[str, list[ParityComparison]] = {}
     for comparison in verify(golden):
         found.setdefault(comparison.group, []).append(comparison)

@@ -48,7 +48,7 @@ def encoder() -> Iterator[LoudnessEncoder]:
 
 @pytest.fixture
 def another_encoder() -> LoudnessEncoder:
-    """Its codes mean something else."""
+    """A codec with other codebooks: the same codes are other audio."""
     return LoudnessEncoder("another")
 
 

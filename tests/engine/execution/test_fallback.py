@@ -186,7 +186,7 @@ def on_gpu(backend: str, codec: str, *, rung: str = "auto", reasons: dict[str, s
     )
 
 
-def test_a_gpu_that_is_not_on_graphs_is_told_why_and_what_to_do() -> None:
+def test_the_warning_about_a_gpu_without_graphs_has_the_reason_and_the_remedy() -> None:
     warning = slow_backends(on_gpu("plain-graph", "graph", reasons={"graph": "Triton is not installed"}))
     assert warning is not None
     assert "the model runs on plain-graph instead of graph (Triton is not installed)" in warning

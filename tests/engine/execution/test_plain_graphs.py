@@ -195,7 +195,7 @@ def test_a_backend_without_any_size_is_not_built(tiny: Checkpoint, monkeypatch: 
 def test_a_device_without_doubles_or_grouped_attention_samples_the_same_codes(
     tiny: Checkpoint, expected: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What Apple's GPUs lack: float64 tensors, complex products, heads that share keys."""
+    """Disable operations that Apple's GPUs lack: float64 tensors, complex products, heads that share keys."""
     monkeypatch.setattr("shoal.kernels.attention.has_grouped_operator", lambda device: False)
     monkeypatch.setattr("shoal.kernels.rope.has_complex", lambda device: False)
     core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))

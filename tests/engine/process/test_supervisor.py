@@ -175,7 +175,7 @@ def test_an_engine_that_does_not_read_its_pipe_blocks_no_caller(supervisor: Supe
 
 
 @pytest.mark.usefixtures("forked_engines")
-def test_clients_are_not_told_why_an_engine_does_not_restart(tmp_path: Path) -> None:
+def test_clients_do_not_see_why_an_engine_does_not_restart(tmp_path: Path) -> None:
     model = tmp_path / "model"
     save_random(model, random_checkpoint("tiny"))
     supervisor = Supervisor(replace(SOURCE, model=str(model)))

@@ -48,7 +48,7 @@ def supervisor(gate: Gate, tmp_path: Path, forked_engines: None) -> Iterator[Sup
 
 @pytest.fixture
 def spawned(gate: Gate, tmp_path: Path) -> Iterator[Supervisor]:
-    """For tests of the exit code: that of a forked process is not reliable when several threads wait for it."""
+    """Spawned process, for its exit code: that of a forked one is not reliable when several threads wait for it."""
     with gated(gate, tmp_path) as supervisor:
         yield supervisor
 

@@ -26,7 +26,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @contextlib.contextmanager
 def filled(serving: Serving) -> Iterator[None]:
-    """As many streams as may be, all of them being heard."""
+    """Open the maximum number of streams, and read all of them."""
     with contextlib.ExitStack() as streams, serving.client() as http:
         kept = []
         for _ in range(MOST):
@@ -86,11 +86,11 @@ def test_a_full_server_refuses_connections_and_answers_probes(small: Serving) ->
     assert [line["status"] for line in lines] == [503]
 
 
-def test_places_are_given_back(small: Serving) -> None:
+def test_finished_requests_free_their_places(small: Serving) -> None:
     with filled(small):
         pass
     with small.client() as http:
-        for _ in range(3 * MOST):  # places that are not given back are used up by these
+        for _ in range(3 * MOST):  # these would use up places that are not freed
             wait_until(lambda: is_accepted(http))
 
 

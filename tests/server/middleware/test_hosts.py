@@ -75,7 +75,7 @@ def test_a_same_origin_request_of_a_rebound_name_is_refused(tmp_path: Path) -> N
     [("127.0.0.1", (), 403), ("0.0.0.0", (), 503), ("127.0.0.1", ("evil.example",), 503), ("0.0.0.0", ("other",), 403)],
 )
 def test_a_balancer_checks_what_its_workers_do_not_see(host: str, allowed: tuple[str, ...], expected: int) -> None:
-    """It has no workers that are ready, so what passes gets a 503."""
+    """A balancer without ready workers: requests that pass the check get a 503."""
     config = BalancerConfig((WorkerAddress("http://127.0.0.1:1"),), host, allowed_hosts=allowed)
 
     async def ask() -> int:
