@@ -102,3 +102,9 @@ class InternalError(ShoalError):
 def counted(number: int, one: str, many: str | None = None) -> str:
     """Return a count for a message: `1 voice`, `2 voices`; `many` defaults to `one` with an s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return type and first line of an error, for logs and reports."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

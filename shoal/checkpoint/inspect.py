@@ -13,17 +13,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from shoal.checkpoint.directory import find_codec, find_model_file, read_model_config, read_tokenizer
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
-from shoal.checkpoint.load import (
-    assign,
-    build_model,
-    find_codec,
-    find_model_file,
-    insert_quantized_layers,
-    read_model_config,
-    read_model_file,
-    read_tokenizer,
-)
+from shoal.checkpoint.load import assign, build_model, insert_quantized_layers, read_model_file
 from shoal.checkpoint.names import model_tensors
 from shoal.checkpoint.random import SIZES
 from shoal.checkpoint.tensors import read_tensors

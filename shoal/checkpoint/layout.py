@@ -15,6 +15,11 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken")
 SPECIAL_TOKENS_FILE = "special_tokens.json"
 # Codes in the list of special tokens that upstream assumes for a tiktoken file without special_tokens.json.
 DEFAULT_CODES = 4096
+# Weights that are concatenated along their rows: the name of the whole and the pieces in order.
+STACKED = {
+    "attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
+    "feed_forward.w13": ("feed_forward.w1", "feed_forward.w3"),
+}
 
 
 def missing_files(directory: Path, *, codec: bool) -> list[str]:
@@ -91,3 +96,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(stored).__name__}")
     return stored
+
+
+def to_module_name(name: str) -> str:
+    """Map upstream's name of a tensor to ours."""
+    return f"fast.{name.removeprefix('fast_')}" if name.startswith("fast_") else f"slow.{name}"

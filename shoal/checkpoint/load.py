@@ -8,33 +8,31 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from shoal.checkpoint.empty_weights import init_empty_weights
-from shoal.checkpoint.layout import (
-    CODEC_FILES,
-    DEFAULT_CODES,
-    MANIFEST,
-    MODEL_FILES,
-    has_default_specials,
-    is_file,
-    read_json,
-    read_manifest,
+from shoal.checkpoint.directory import (
+    builtin_voices,
+    find_codec,
+    find_model_file,
+    prompt_seconds,
+    read_checked_profile,
+    read_model_config,
+    read_tokenizer,
+    require_complete,
+    require_directory,
 )
-from shoal.checkpoint.model_config import TokenIds, read_config
+from shoal.checkpoint.empty_weights import init_empty_weights
 from shoal.checkpoint.names import model_tensors
-from shoal.checkpoint.profile import ModelProfile, read_profile
+from shoal.checkpoint.profile import ModelProfile
 from shoal.checkpoint.tensors import read_shards, read_tensors, read_transformed, shorten
 from shoal.checkpoint.weight_norm import codec_tensors
-from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
-from shoal.errors import CheckpointError, ModelNotFound, counted
+from shoal.errors import CheckpointError, counted
 from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR
-from shoal.model.family import S1
 from shoal.model.linear import QUANTIZED_LINEARS, QuantizedLinear
 from shoal.quantize.apply import prepare_codec, prepare_model
 from shoal.quantize.convolution import Int8Conv
 from shoal.quantize.modes import WeightModes
-from shoal.text.tokenizer import Tokenizer, load_tokenizer
+from shoal.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +49,12 @@ class Checkpoint:
     @property
     def builtin_voices(self) -> tuple[Path, ...]:
         """Directories of the voices that come with the model."""
-        folder = self.directory / "voices" if self.directory is not None else None
-        return (folder,) if folder is not None and folder.is_dir() else ()
+        return builtin_voices(self.directory)
 
     @property
     def prompt_seconds(self) -> float:
         """Seconds of recordings that fit into a prompt which has nothing else."""
-        return self.model.config.max_prompt / self.codec.config.frame_rate
+        return prompt_seconds(self.model.config, self.codec.config)
 
 
 # Rows compared to decide whether a stored output matrix repeats the tied embeddings.
@@ -100,42 +97,9 @@ def load_checkpoint(
         model=model,
         codec=loaded_codec,
         tokenizer=tokenizer,
-        profile=_checked_profile(directory, model.config),
+        profile=read_checked_profile(directory, model.config),
         directory=directory,
     )
-
-
-def _checked_profile(directory: Path, config: DualARConfig) -> ModelProfile:
-    profile = read_profile(directory, config.family)
-    layers, heads = config.slow.n_layer, config.slow.n_head
-    for layer, head in profile.alignment.heads if profile.alignment is not None else ():
-        if layer >= layers or head >= heads:
-            raise CheckpointError(
-                f"{directory}: alignment head ({layer}, {head}) is out of range for {layers} layers of {heads} heads; "
-                "run `shoal align calibrate` again"
-            )
-    return profile
-
-
-def require_directory(directory: Path) -> None:
-    if not directory.is_dir():
-        raise ModelNotFound(
-            f"{directory}: no such directory; give a checkpoint directory, fetch one with "
-            "`shoal pull s1-mini`, or use a random model such as random:tiny"
-        )
-
-
-def require_complete(directory: Path) -> None:
-    """Raise CheckpointError for a quantized directory that was copied or written only in part."""
-    if not (directory / MANIFEST).is_file():
-        return
-    for name, size in read_manifest(directory / MANIFEST).items():
-        found = (directory / name).stat().st_size if is_file(directory / name) else 0
-        if found != size:
-            raise CheckpointError(
-                f"{directory}: incomplete, {name} has {found:,} of {size:,} bytes; copy it again or write it again "
-                "with `shoal quantize`"
-            )
 
 
 def load_model(
@@ -178,44 +142,8 @@ def load_codec(source: Path, *, device: str = "cpu", encoder: bool = True) -> Co
     return codec.to(device).eval().requires_grad_(False)
 
 
-def read_tokenizer(directory: Path) -> Tokenizer:
-    """Load the tokenizer of a directory. Like upstream, assume S1's special tokens if special_tokens.json is absent."""
-    return load_tokenizer(
-        directory, default_specials=S1.special_tokens(DEFAULT_CODES) if has_default_specials(directory) else ()
-    )
-
-
-def read_model_config(directory: Path, tokenizer: Tokenizer) -> DualARConfig:
-    """Read `config.json` and the token ids of the tokenizer. Raises CheckpointError."""
-    try:
-        return read_config(read_json(directory / "config.json"), TokenIds.of(tokenizer))
-    except (TypeError, ValueError) as problem:
-        raise CheckpointError(f"{directory / 'config.json'}: {problem}") from problem
-
-
-def find_model_file(directory: Path) -> Path:
-    for name in MODEL_FILES:
-        if (directory / name).is_file():
-            return directory / name
-    raise CheckpointError(f"{directory}: no model weights, expected one of {', '.join(MODEL_FILES)}")
-
-
 def read_model_file(path: Path) -> dict[str, Tensor]:
     return read_shards(path) if path.name.endswith(".index.json") else read_tensors(path)
-
-
-def find_codec(source: Path) -> tuple[Path, CodecConfig]:
-    """Return weights file and configuration: that of `codec.json` beside the weights, or the released codec's."""
-    candidates = [source] if source.is_file() else [source / name for name in CODEC_FILES]
-    for weights in candidates:
-        if weights.is_file():
-            described = weights.with_name("codec.json")
-            config = CodecConfig.from_dict(read_json(described)) if described.is_file() else CodecConfig()
-            return weights, config
-    raise CheckpointError(
-        f"{source}: no codec, expected one of {', '.join(CODEC_FILES)}; upstream's quantized directories have none, "
-        "name that of the original model with --codec"
-    )
 
 
 def insert_quantized_layers(module: nn.Module, stored: Mapping[str, Tensor]) -> None:

@@ -10,14 +10,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from shoal.checkpoint.layout import STACKED, to_module_name
 from shoal.checkpoint.tensors import shorten
 from shoal.errors import CheckpointError
 
-# Weights that are concatenated along their rows: the name of the whole and the pieces in order.
-STACKED = {
-    "attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
-    "feed_forward.w13": ("feed_forward.w1", "feed_forward.w3"),
-}
 ROW_DIMENSION = {"weight": 0, "scales": 0, "scales_and_zeros": 1}
 # Buffers that upstream versions have stored; they follow from the configuration.
 BUFFERS = {"freqs_cis", "fast_freqs_cis", "causal_mask", "codebook_offsets", "k_cache", "v_cache"}
@@ -35,7 +31,7 @@ def model_tensors(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     to_upstream_name = _upstream_names(named)
     upstream = {to_upstream_name(name): tensor for name, tensor in named.items() if not _is_audio_tower(name)}
     kept = {strip_wrappers(name): tensor for name, tensor in upstream.items() if not is_buffer(name)}
-    return stack({_to_ours(name): tensor for name, tensor in _with_row_scales(kept).items()})
+    return stack({to_module_name(name): tensor for name, tensor in _with_row_scales(kept).items()})
 
 
 def strip_wrappers(name: str) -> str:
@@ -132,7 +128,3 @@ def _from_safetensors(name: str) -> str:
 def _is_audio_tower(name: str) -> bool:
     """Return whether a tensor belongs to the audio encoder used in training, which speech does not need."""
     return "audio_" in name and not name.startswith("audio_decoder.")
-
-
-def _to_ours(name: str) -> str:
-    return f"fast.{name.removeprefix('fast_')}" if name.startswith("fast_") else f"slow.{name}"

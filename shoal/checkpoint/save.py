@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shoal.checkpoint.directory import read_tokenizer
 from shoal.checkpoint.layout import CODEC_FILES, MANIFEST
-from shoal.checkpoint.load import Checkpoint, load_codec, load_model, read_tokenizer
+from shoal.checkpoint.load import Checkpoint, load_codec, load_model
 from shoal.checkpoint.model_config import config_document
 from shoal.checkpoint.names import to_upstream, unstack
 from shoal.checkpoint.random import write_synthetic_tokenizer

@@ -1,9 +1,8 @@
 """Rules by which a model's texts are read and split, from its profile, family and vocabulary; no weights are read."""
 
+from shoal.checkpoint.directory import ModelDescription, read_model_config, read_tokenizer
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
-from shoal.checkpoint.load import Checkpoint, read_model_config, read_tokenizer
 from shoal.checkpoint.profile import ModelProfile, default_profile, read_profile
-from shoal.checkpoint.random import random_family
 from shoal.errors import CheckpointError
 from shoal.model.family import Family
 from shoal.text import phonemes
@@ -11,7 +10,7 @@ from shoal.text.plan import TextRules
 from shoal.text.tokenizer import Tokenizer
 
 
-def checkpoint_text_rules(checkpoint: Checkpoint) -> TextRules:
+def checkpoint_text_rules(checkpoint: ModelDescription) -> TextRules:
     family = checkpoint.model.config.family
     return _rules(checkpoint.profile, family, reads_phonemes=_reads_phonemes(family, checkpoint.tokenizer))
 
@@ -19,6 +18,8 @@ def checkpoint_text_rules(checkpoint: Checkpoint) -> TextRules:
 def model_text_rules(name: str) -> TextRules:
     """Return the rules of the model of that name. Raises ModelNotFound and CheckpointError."""
     if name.startswith(RANDOM_PREFIX):
+        from shoal.checkpoint.random import random_family  # needs torch, which the rules of stored models do not
+
         family = random_family(name.removeprefix(RANDOM_PREFIX))
         return _rules(default_profile(family), family, reads_phonemes=family.phonemes)
     directory = find_directory(name)

@@ -8,6 +8,11 @@ from typing import Any
 
 from shoal.errors import CheckpointError
 
+KERNEL = 7  # taps of the decoder's and the encoder's convolutions
+DILATIONS = (1, 3, 9)  # of the residual units of a block
+# Length of the graph decoders' rotary table in frames: more than an hour and a half of speech per stream.
+MAX_POSITIONS = 1 << 17
+
 # Upstream stores class defaults and training options in the same file; none of them affects inference.
 TRAINING_ONLY = {"causal", "block_size", "dropout_rate", "attn_dropout_rate", "channels_first", "quantizer_dropout"}
 

@@ -6,10 +6,8 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from shoal.codec.config import CodecConfig
+from shoal.codec.config import DILATIONS, KERNEL, CodecConfig
 from shoal.codec.layers import (
-    DILATIONS,
-    KERNEL,
     CausalConv,
     CausalUpsample,
     ResidualUnit,

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.codec.graph_decoder import MAX_POSITIONS, FrameSpan, GraphDecoder, ResetCall
+from shoal.codec.config import MAX_POSITIONS
+from shoal.codec.graph_decoder import FrameSpan, GraphDecoder, ResetCall
 from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, Snake, WindowLayer
 from shoal.kernels import residual_unit as unit
 from shoal.kernels.conv import Taps, conv, depthwise_norm, update_past

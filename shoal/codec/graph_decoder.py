@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shoal.codec.config import MAX_POSITIONS
 from shoal.kernels.cuda_graph import CapturedGraph, GraphSizes, Workload, to_host
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 # Streams per reset launch.
 RESET_SLOTS = 8
-# Length of the rotary table in frames: more than an hour and a half of speech per stream.
-MAX_POSITIONS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)

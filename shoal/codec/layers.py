@@ -4,13 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.codec.config import WindowTransformerConfig
+from shoal.codec.config import KERNEL, WindowTransformerConfig
 from shoal.codec.streaming import Past
 from shoal.kernels.rms_norm import RMSNorm
 from shoal.kernels.rope import rope_table, rotate
-
-KERNEL = 7
-DILATIONS = (1, 3, 9)
 
 
 class Snake(nn.Module):

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.codec.graph_decoder import MAX_POSITIONS, FrameSpan, GraphDecoder, ResetCall
+from shoal.codec.config import MAX_POSITIONS
+from shoal.codec.graph_decoder import FrameSpan, GraphDecoder, ResetCall
 from shoal.codec.layers import WindowTransformer
 from shoal.codec.streaming import SlotPast
 from shoal.kernels.cuda_graph import CapturedGraph, GraphSizes

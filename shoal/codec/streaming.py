@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -105,6 +105,8 @@ class StreamingDecoder:
     State per slot of the full-size codec in fp32: 134,208 floats of left context for the convolutions and
     8 layers x 127 x 2 x 1,024 of keys and values, 8.9 MB in all; half of it in bf16.
     """
+
+    backend: Literal["eager"] = "eager"
 
     def __init__(self, codec: Codec, slots: int) -> None:
         self.codec = codec

@@ -8,25 +8,26 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 
-from shoal.codec.dac import Codec
-from shoal.codec.fused import FusedDecoder
-from shoal.codec.graph_decoder import MAX_POSITIONS, GraphDecoder
-from shoal.codec.plain_graphs import PlainGraphDecoder
-from shoal.codec.streaming import StreamingDecoder
+from shoal.codec.arrays import CodecArrays
+from shoal.codec.config import MAX_POSITIONS
 from shoal.engine.chunks import chunk_frames
-from shoal.engine.execution.cpu_threads import single_thread
 from shoal.engine.execution.retry import RetryTimer
 from shoal.engine.utterance import Utterance
-from shoal.errors import GenerationFailed
-from shoal.kernels.cuda_graph import describe_error
+from shoal.errors import GenerationFailed, describe_error
 from shoal.native.codec import NativeDecoder
 from shoal.native.library import Context, NativeUnavailable
 from shoal.speech import Samples
+
+if TYPE_CHECKING:  # `shoal say` decodes with the native backend without importing torch
+    from typing_extensions import TypeIs
+
+    from shoal.codec.dac import Codec
+    from shoal.codec.graph_decoder import GraphDecoder
+    from shoal.codec.streaming import StreamingDecoder
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,12 @@ class DecodeCall:
     fetch: Fetch
 
 
-AnyDecoder = GraphDecoder[Any, Any] | NativeDecoder | StreamingDecoder
+AnyDecoder: TypeAlias = "GraphDecoder[Any, Any] | NativeDecoder | StreamingDecoder"
+
+
+def uses_graphs(decoder: AnyDecoder) -> "TypeIs[GraphDecoder[Any, Any]]":
+    """Whether calls of a decoder have fixed sizes and run asynchronously."""
+    return decoder.backend in ("graph", "plain-graph")
 
 
 class AudioDecoder:
@@ -69,7 +75,7 @@ class AudioDecoder:
 
     def __init__(
         self,
-        codec: Codec,
+        codec: "Codec | CodecArrays",
         slots: int,
         *,
         first_frames: int,
@@ -81,7 +87,7 @@ class AudioDecoder:
     ) -> None:
         """Decode with the first of `backends` that works; `graph` runs in half precision. The last must be eager.
 
-        `native` returns the library context of the native backend.
+        `native` returns the library context of the native backend, which is the only one for arrays.
         """
         self.codec = codec
         self.clock = clock
@@ -94,19 +100,19 @@ class AudioDecoder:
         self._worked = False  # whether a call succeeded since a size was left out
         self._decoder = self._build(backends)
         # Whether calls are collected in the next step. Only graphs run asynchronously.
-        self.overlap = overlap and isinstance(self._decoder, GraphDecoder)
+        self.overlap = overlap and uses_graphs(self._decoder)
         self._lost: set[int] = set()  # slots whose state was lost with a decoder that failed
         self._stale: set[int] = set()  # released slots that still hold the state of their last utterance
         self._call: DecodeCall | None = None  # submitted, not collected
 
     @property
     def backend(self) -> CodecBackend:
-        return self._decoder.backend if isinstance(self._decoder, GraphDecoder | NativeDecoder) else "eager"
+        return self._decoder.backend
 
     @property
     def dropped(self) -> list[str]:
         """Return size and reason of the sizes that the current decoder leaves out."""
-        return self._decoder.dropped if isinstance(self._decoder, GraphDecoder) else []
+        return self._decoder.dropped if uses_graphs(self._decoder) else []
 
     def next_chunk(self, utterance: Utterance, *, ended: bool, pausing: bool = False) -> PlannedChunk | None:
         """Return the chunk of an utterance to decode now, or None until enough frames have gathered.
@@ -188,12 +194,12 @@ class AudioDecoder:
     def _fits(self, chunk: PlannedChunk) -> bool:
         """Return whether the stream stays within the positions of the graphs; eager operators have no limit."""
         decoder = self._decoder
-        return not isinstance(decoder, GraphDecoder) or decoder.can_extend(chunk.utterance.sequence.slot, chunk.frames)
+        return not uses_graphs(decoder) or decoder.can_extend(chunk.utterance.sequence.slot, chunk.frames)
 
     @property
     def _retryable(self) -> type[Exception]:
         """Errors after which decoding is retried: device errors of the eager decoder, any error of the others."""
-        return Exception if isinstance(self._decoder, GraphDecoder | NativeDecoder) else RuntimeError
+        return RuntimeError if self.backend == "eager" else Exception
 
     def _rescue(self, chunks: list[PlannedChunk], error: Exception) -> dict[int, DecodeResult]:
         """Fall back after a failed call, and decode the chunks one by one."""
@@ -215,27 +221,27 @@ class AudioDecoder:
 
     def _decoder_of(self, backend: CodecBackend) -> AnyDecoder:
         if backend not in self._built:
-            capture = self.codec.device.type == "cuda"
-            builders: dict[CodecBackend, Callable[[], AnyDecoder]] = {
-                "graph": lambda: FusedDecoder(self.codec, self._slots, torch.float16, capture=capture),
-                "plain-graph": lambda: PlainGraphDecoder(self.codec, self._slots, capture=capture),
-                "native": self._native_decoder,
-                "eager": lambda: StreamingDecoder(self.codec, self._slots),
-            }
-            self._built[backend] = builders[backend]()
+            self._built[backend] = self._new_decoder(backend)
         return self._built[backend]
 
-    def _native_decoder(self) -> NativeDecoder:
-        with single_thread():
+    def _new_decoder(self, backend: CodecBackend) -> AnyDecoder:
+        if isinstance(self.codec, CodecArrays):
             return NativeDecoder(self.codec, self._slots, self._native())
+        if backend == "native":
+            from shoal.native.modules import codec_arrays
+
+            return NativeDecoder(codec_arrays(self.codec), self._slots, self._native())
+        from shoal.codec.decoders import build_decoder
+
+        return build_decoder(backend, self.codec, self._slots)
 
     def _downgrade(self, error: Exception) -> None:
-        """Leave out the size that failed, or switch to the next backend. The eager decoder stays."""
+        """Leave out the size that failed, or switch to the next backend. The last decoder stays."""
         failed = self._decoder
-        if not isinstance(failed, GraphDecoder | NativeDecoder):
+        if failed.backend == self._backends[-1]:
             return
         self.reasons[failed.backend] = describe_error(error)
-        if self._worked and isinstance(failed, GraphDecoder) and failed.drop_failed():
+        if self._worked and uses_graphs(failed) and failed.drop_failed():
             self._worked = False
         else:
             following = self._backends[self._backends.index(failed.backend) + 1 :]
@@ -250,7 +256,7 @@ class AudioDecoder:
         backend = next(each for each in self._backends if each in self._built)
         decoder = self._built[backend]
         self.reasons.pop(backend, None)
-        if isinstance(decoder, GraphDecoder):
+        if uses_graphs(decoder):
             decoder.restore()
         if decoder is not self._decoder:
             logger.info("trying codec backend %s again", backend)
@@ -261,7 +267,7 @@ class AudioDecoder:
         self._lost |= {slot for slot, seen in enumerate(self._decoder._seen) if seen} - self._stale
         self._stale.clear()
         self._decoder = decoder
-        self.overlap = self._overlap and isinstance(decoder, GraphDecoder)
+        self.overlap = self._overlap and uses_graphs(decoder)
         decoder.reset(list(range(self._slots)))
 
     def _chunk_frames(self, utterance: Utterance) -> int:
@@ -288,7 +294,7 @@ class AudioDecoder:
             try:
                 return self._decode_from_start(chunk)
             except self._retryable as error:
-                if not isinstance(self._decoder, GraphDecoder):
+                if not uses_graphs(self._decoder):
                     number = chunk.utterance.id
                     logger.exception("utterance %d: the codec failed", number, extra={"job": number})
                     self.failures += 1
@@ -313,10 +319,15 @@ class AudioDecoder:
     def _run(self, codes: np.ndarray, slots: list[int], lengths: list[int] | None = None) -> Fetch:
         """Start decoding codes [n, codebooks, T]; only the first lengths[i] frames of row i are valid."""
         real = lengths or [codes.shape[-1]] * len(slots)
-        if isinstance(self._decoder, GraphDecoder):
-            return self._decoder.launch(codes, slots, real).wait
-        uneven = real if len(set(real)) > 1 else None
-        samples = self._decoder.decode(torch.from_numpy(codes), slots, uneven).float().cpu().numpy()
+        decoder, uneven = self._decoder, real if len(set(real)) > 1 else None
+        if uses_graphs(decoder):
+            return decoder.launch(codes, slots, real).wait
+        if isinstance(decoder, NativeDecoder):
+            samples = decoder.decode(codes, slots, uneven)
+        else:
+            import torch
+
+            samples = decoder.decode(torch.from_numpy(codes), slots, uneven).float().cpu().numpy()
         step = self.codec.config.frame_length
         return lambda: [row[: length * step] for row, length in zip(samples, real, strict=True)]
 

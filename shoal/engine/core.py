@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
@@ -83,7 +84,7 @@ class EngineCore:
             clock=clock,
             overlap=self.runner.lag > 0,
             backends=codec_backends(checkpoint, first),
-            native=lambda: self.runner.native_context or Context(config.cpu_isa),
+            native=lambda: self.runner.native_context or Context(config.cpu_isa, torch.get_num_threads()),
         )
         self.tracker = RequestTracker(self.scheduler, self.audio_decoder, model.config, config, clock)
         self._suspects: deque[tuple[Sequence, int]] = deque()  # each with its length when the step failed

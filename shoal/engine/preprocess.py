@@ -9,15 +9,16 @@ from itertools import islice
 import numpy as np
 
 from shoal.audio.guard import shortest_seconds
-from shoal.checkpoint.load import Checkpoint
+from shoal.audio.tempo import check_tempo
+from shoal.checkpoint.directory import ModelDescription
 from shoal.checkpoint.profile import Alignment
 from shoal.checkpoint.text_rules import checkpoint_text_rules
 from shoal.engine.sequence import Tokens
 from shoal.engine.turn_repair import divide_text
-from shoal.engine.utterance import TextTokens, Turn
-from shoal.engine.word_times import WordPlan
+from shoal.engine.utterance import TextTokens, Turn, Utterance
+from shoal.engine.word_times import WordPlan, WordTimes
 from shoal.errors import InvalidRequest
-from shoal.speech import SpeechRequest, SpokenTurn
+from shoal.speech import Sampling, SamplingParams, SpeechRequest, SpokenTurn
 from shoal.text.lexicon import Lexicon
 from shoal.text.markup.ssml import is_ssml
 from shoal.text.plan import TextPlan, TurnText, plan_text, word_reading
@@ -30,15 +31,65 @@ MAX_ALIGNED_TOKENS = 2048
 Voices = Mapping[str | None, Voice | None]  # by name; None is the voice of the request
 
 
-def plan_request(request: SpeechRequest, checkpoint: Checkpoint, lexicon: Lexicon | None = None) -> TextPlan:
-    """Return what the model reads for a request. Raises TextError if the text cannot be spoken."""
-    return plan_text(request, checkpoint_text_rules(checkpoint), checkpoint.tokenizer.check_text, lexicon)
+def plan_request(request: SpeechRequest, checkpoint: ModelDescription, lexicon: Lexicon | None = None) -> TextPlan:
+    """Return what the model reads for a request. Raises TextError if the text cannot be spoken.
+
+    Raises MissingExtra for a rate that cannot be changed here: the engine thread could not report it.
+    """
+    plan = plan_text(request, checkpoint_text_rules(checkpoint), checkpoint.tokenizer.check_text, lexicon)
+    if any(turn.delivery.rate != 1.0 for turn in plan.turns):
+        check_tempo()
+    return plan
+
+
+def build_utterance(
+    number: int,
+    request: SpeechRequest,
+    plan: TextPlan,
+    voices: Voices,
+    checkpoint: ModelDescription,
+    *,
+    context_limit: Callable[[SamplingParams], int],
+    lexicon: Lexicon | None = None,
+    deadline: float | None = None,
+) -> Utterance:
+    """Return the utterance of a planned request; `voices` has the voice of the request and all that the plan names.
+
+    Raises InvalidRequest for timestamps with a model that has no alignment. `context_limit` returns the longest prompt.
+    """
+    turns = plan_turns(plan, voices, checkpoint, words=request.timestamps)
+    sampling = (request.sampling or Sampling()).resolve(checkpoint.profile.sampling)
+    context = request.context
+    if context and turns[0].delivery.voice is None:
+        limit = context_limit(sampling)
+        context = continue_context(turns, context, checkpoint, limit, keep_first=voices[None] is None)
+    return Utterance(
+        number,
+        turns,
+        sampling,
+        whole=request.whole,
+        deadline=deadline,
+        client=request.client,
+        context=context,
+        carry_turns=request.carry_turns,
+        first_frames=request.first_chunk_frames,
+        silence_before=round(plan.pause_before * checkpoint.codec.config.sample_rate),
+        words=_word_times(request, turns, checkpoint, lexicon) if request.timestamps else None,
+    )
+
+
+def _word_times(
+    request: SpeechRequest, turns: list[Turn], checkpoint: ModelDescription, lexicon: Lexicon | None
+) -> WordTimes:
+    alignment = check_alignment(checkpoint)
+    plan = plan_words(request, turns, checkpoint, lexicon)
+    return WordTimes(plan, 1.0 / checkpoint.codec.config.frame_rate, alignment.lead_frames)
 
 
 def build_turns(
     text: str,
     voice: Voice | None,
-    checkpoint: Checkpoint,
+    checkpoint: ModelDescription,
     chunk_bytes: int | None = None,
     *,
     normalize: bool = True,
@@ -48,7 +99,7 @@ def build_turns(
     return plan_turns(plan, {None: voice}, checkpoint)
 
 
-def plan_turns(plan: TextPlan, voices: Voices, checkpoint: Checkpoint, *, words: bool = False) -> list[Turn]:
+def plan_turns(plan: TextPlan, voices: Voices, checkpoint: ModelDescription, *, words: bool = False) -> list[Turn]:
     """Tokenize a plan; `voices` has the voice of the request and all that the plan names.
 
     With `words` each turn has the tokens of its words.
@@ -61,7 +112,7 @@ def plan_turns(plan: TextPlan, voices: Voices, checkpoint: Checkpoint, *, words:
 
 
 def continue_context(
-    turns: list[Turn], context: Sequence[SpokenTurn], checkpoint: Checkpoint, limit: int, *, keep_first: bool
+    turns: list[Turn], context: Sequence[SpokenTurn], checkpoint: ModelDescription, limit: int, *, keep_first: bool
 ) -> tuple[SpokenTurn, ...]:
     """Put `context` before the first of `turns`, in place, and return the part of it that was kept.
 
@@ -107,7 +158,7 @@ def _context_grid(prompts: PromptBuilder, context: Sequence[SpokenTurn]) -> Grid
     return join(parts)
 
 
-def prompt_builder(checkpoint: Checkpoint) -> PromptBuilder:
+def prompt_builder(checkpoint: ModelDescription) -> PromptBuilder:
     config = checkpoint.model.config
     tokens = GridBuilder(
         checkpoint.tokenizer, config.num_codebooks, phonemes=checkpoint_text_rules(checkpoint).phonemes
@@ -120,7 +171,7 @@ def _turn(
     voices: Voices,
     prefixes: Mapping[str | None, Tokens],
     prompts: PromptBuilder,
-    checkpoint: Checkpoint,
+    checkpoint: ModelDescription,
     *,
     words: bool,
 ) -> Turn:
@@ -144,7 +195,7 @@ def _turn(
 
 
 def plan_words(
-    request: SpeechRequest, turns: Sequence[Turn], checkpoint: Checkpoint, lexicon: Lexicon | None
+    request: SpeechRequest, turns: Sequence[Turn], checkpoint: ModelDescription, lexicon: Lexicon | None
 ) -> WordPlan:
     """Return the words of a request and which of them its turns speak. Raises InvalidRequest for a turn too long."""
     longest = max(turn.text_tokens.count for turn in turns if turn.text_tokens is not None)
@@ -160,7 +211,7 @@ def plan_words(
     return WordPlan(tuple(written), [list(islice(owners, len(turn))) for turn in spoken])
 
 
-def check_alignment(checkpoint: Checkpoint) -> Alignment:
+def check_alignment(checkpoint: ModelDescription) -> Alignment:
     """Return the alignment of a model. Raises InvalidRequest if it has no heads that follow the text."""
     alignment, name = checkpoint.profile.alignment, checkpoint.name
     if alignment is None:

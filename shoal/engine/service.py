@@ -7,7 +7,7 @@ decoded on the calling thread; the async variants use one codec thread.
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
@@ -17,20 +17,18 @@ import numpy as np
 import torch
 
 from shoal.audio.decode import read_audio
-from shoal.audio.tempo import check_tempo
 from shoal.checkpoint.text_rules import checkpoint_text_rules
 from shoal.engine.core import EngineCore
 from shoal.engine.device_health import device_problem
 from shoal.engine.memory.stats import memory_stats
-from shoal.engine.preprocess import check_alignment, continue_context, plan_request, plan_turns, plan_words
+from shoal.engine.preprocess import build_utterance, plan_request
 from shoal.engine.process.messages import Backends, ModelInfo
 from shoal.engine.process.native_memory import trim_heap
 from shoal.engine.thread import EngineThread
-from shoal.engine.utterance import Turn, Utterance
-from shoal.engine.word_times import WordTimes
+from shoal.engine.utterance import Utterance, UtteranceStream
 from shoal.errors import DeadlineExceeded, InvalidRequest
 from shoal.paths import rss_bytes
-from shoal.speech import AudioChunk, Recording, Samples, Sampling, SamplingParams, SpeechRequest
+from shoal.speech import AudioChunk, Recording, Samples, SamplingParams, SpeechRequest
 from shoal.text.lexicon import Lexicon
 from shoal.text.plan import TextPlan
 from shoal.text.prompt import Codes, check_codes
@@ -98,7 +96,7 @@ class Service:
             async for chunk in chunks:
                 yield chunk
 
-    def speak_blocking(self, request: SpeechRequest, voice: Voice | None = None) -> "UtteranceStream":
+    def speak_blocking(self, request: SpeechRequest, voice: Voice | None = None) -> UtteranceStream:
         """Start an utterance from a thread that may block. `voice` overrides the voice that the request names."""
         deadline = self.deadline_of(request)
         utterance = self.build_utterance(request, voice or self.resolve_blocking(request), deadline)
@@ -166,39 +164,19 @@ class Service:
 
     def plan(self, request: SpeechRequest) -> TextPlan:
         """Return what the model reads for a request. Raises TextError if the text cannot be spoken."""
-        plan = plan_request(request, self.core.checkpoint, self.lexicon)
-        if any(turn.delivery.rate != 1.0 for turn in plan.turns):
-            check_tempo()  # here, because the engine thread cannot raise MissingExtra
-        return plan
+        return plan_request(request, self.core.checkpoint, self.lexicon)
 
     def _build(self, request: SpeechRequest, draft: "RequestDraft", deadline: float | None) -> Utterance:
-        turns = plan_turns(draft.plan, draft.voices, self.core.checkpoint, words=request.timestamps)
-        sampling = (request.sampling or Sampling()).resolve(self.default_sampling)
-        context = request.context
-        if context and turns[0].delivery.voice is None:
-            limit = self.core.tracker.context_limit(sampling)
-            unnamed = draft.voices[None] is None
-            context = continue_context(turns, context, self.core.checkpoint, limit, keep_first=unnamed)
-        return Utterance(
+        return build_utterance(
             next(self._ids),
-            turns,
-            sampling,
-            whole=request.whole,
+            request,
+            draft.plan,
+            draft.voices,
+            self.core.checkpoint,
+            context_limit=self.core.tracker.context_limit,
+            lexicon=self.lexicon,
             deadline=deadline,
-            client=request.client,
-            context=context,
-            carry_turns=request.carry_turns,
-            first_frames=request.first_chunk_frames,
-            silence_before=round(draft.plan.pause_before * self.sample_rate),
-            words=self._word_times(request, turns) if request.timestamps else None,
         )
-
-    def _word_times(self, request: SpeechRequest, turns: list[Turn]) -> WordTimes:
-        """Raises InvalidRequest if the model has no alignment."""
-        checkpoint = self.core.checkpoint
-        alignment = check_alignment(checkpoint)
-        plan = plan_words(request, turns, checkpoint, self.lexicon)
-        return WordTimes(plan, 1.0 / checkpoint.codec.config.frame_rate, alignment.lead_frames)
 
     def _voice_source(self, request: SpeechRequest) -> VoiceSource | None:
         """Return the voice that a request names. Raises InvalidRequest for a dialogue with a model that has none."""
@@ -293,25 +271,3 @@ def clips_of_speakers(recordings: Iterable[Recording]) -> list[list[Clip]]:
         if each.speaker is not None:
             speakers.setdefault(each.speaker, []).append((each.audio, each.transcript))
     return [clips for _, clips in sorted(speakers.items())]
-
-
-class UtteranceStream:
-    """Chunks of a submitted utterance, and its codes once it has ended."""
-
-    def __init__(self, utterance: Utterance, chunks: Generator[AudioChunk, None, None]) -> None:
-        self._utterance, self._chunks = utterance, chunks
-
-    def __iter__(self) -> Generator[AudioChunk, None, None]:
-        return self._chunks
-
-    def codes(self) -> Codes:
-        return self._utterance.all_codes()
-
-    @property
-    def turn(self) -> tuple[int, int]:
-        """Turns started so far, and turns in total."""
-        return self._utterance.turn + 1, len(self._utterance.turns)
-
-    def close(self) -> None:
-        """Cancel the rest of the utterance."""
-        self._chunks.close()

@@ -94,7 +94,7 @@ class EngineThread:
             while not ended:
                 event = await events.get()
                 ended = event.last
-                yield chunk_of(event)
+                yield event.chunk_or_raise()
         finally:
             if not ended:
                 self.cancel(utterance)
@@ -163,7 +163,7 @@ class EngineThread:
             while not ended:
                 event = events.get()
                 ended = event.last
-                yield chunk_of(event)
+                yield event.chunk_or_raise()
         finally:
             if not ended:
                 self.cancel(utterance)
@@ -239,11 +239,3 @@ class EngineThread:
                 self._commands.get_nowait()()
         for utterance, _ in list(self._sinks.values()):
             self._dispatch(Event(utterance, error=EngineStopped("the engine stopped")))
-
-
-def chunk_of(event: Event) -> AudioChunk:
-    """Return the chunk of an event, or raise its error."""
-    if event.error is not None:
-        raise event.error
-    assert event.chunk is not None, "an event has a chunk or an error"
-    return event.chunk

@@ -1,6 +1,6 @@
 """One request inside the engine: its turns, generated frames and delivery state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -183,3 +183,32 @@ class Event:
     @property
     def last(self) -> bool:
         return self.error is not None or (self.chunk is not None and self.chunk.finish is not None)
+
+    def chunk_or_raise(self) -> AudioChunk:
+        """Return the chunk, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        assert self.chunk is not None, "an event has a chunk or an error"
+        return self.chunk
+
+
+class UtteranceStream:
+    """Chunks of a submitted utterance, and its codes once it has ended."""
+
+    def __init__(self, utterance: Utterance, chunks: Generator[AudioChunk, None, None]) -> None:
+        self._utterance, self._chunks = utterance, chunks
+
+    def __iter__(self) -> Generator[AudioChunk, None, None]:
+        return self._chunks
+
+    def codes(self) -> NDArray[np.int32]:
+        return self._utterance.all_codes()
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Turns started so far, and turns in total."""
+        return self._utterance.turn + 1, len(self._utterance.turns)
+
+    def close(self) -> None:
+        """Cancel the rest of the utterance."""
+        self._chunks.close()

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shoal.kernels.cuda_graph import describe_error
+from shoal.errors import describe_error
 from shoal.kernels.jit import collect_compiled, kernels_unavailable, shared_memory_limit
 from shoal.kernels.linear import linear
 from shoal.kernels.split_k_linear import split_k_linear

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.errors import describe_error
 from shoal.kernels.jit import compile_only
 
 logger = logging.getLogger(__name__)
@@ -188,9 +189,3 @@ class GraphSizes(Generic[KeyT, WorkloadT]):
         self.dropped[key] = describe_error(error)
         del self.available[key]
         logger.info("%s of size %s cannot be built and is left out: %s", self.name, key, self.dropped[key])
-
-
-def describe_error(error: BaseException) -> str:
-    """Return type and first line of an error, for logs and reports."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

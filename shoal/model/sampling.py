@@ -5,9 +5,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from shoal.model.sampling_settings import SamplingSettings
 from shoal.speech import SamplingParams
 
-UNLIMITED_TOP_K = 2**31
+DTYPES = {
+    "temperature": torch.float32,
+    "top_p": torch.float32,
+    "top_k": torch.long,
+    "penalty": torch.float32,
+    "whole_window": torch.bool,
+    "seed": torch.long,
+}
+TENSOR_FIELDS = tuple(DTYPES)
 
 
 @dataclass(slots=True)
@@ -24,27 +33,13 @@ class SamplingTensors:
 
     @classmethod
     def from_settings(cls, settings: list[SamplingParams], device: torch.device) -> "SamplingTensors":
-        def tensor(values: list[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
-
-        return cls(
-            temperature=tensor([s.temperature for s in settings], torch.float32),
-            top_p=tensor([s.top_p for s in settings], torch.float32),
-            top_k=tensor([s.top_k or UNLIMITED_TOP_K for s in settings], torch.long),
-            penalty=tensor([s.repetition_penalty for s in settings], torch.float32),
-            whole_window=tensor([s.repetition == "window" for s in settings], torch.bool),
-            seed=torch.tensor([fold_seed(s.seed) for s in settings], dtype=torch.long, device=device),
-            has_penalty=any(s.repetition_penalty != 1.0 for s in settings),
-        )
+        rows = [SamplingSettings.of(each) for each in settings]
+        tensors = {
+            name: torch.tensor([getattr(row, name) for row in rows], dtype=dtype, device=device)
+            for name, dtype in DTYPES.items()
+        }
+        return cls(**tensors, has_penalty=any(row.penalty != 1.0 for row in rows))
 
     def select(self, index: Tensor, *, has_penalty: bool) -> "SamplingTensors":
         """Return the settings of the sequences `index`, in that order."""
         return replace(self, has_penalty=has_penalty, **{name: getattr(self, name)[index] for name in TENSOR_FIELDS})
-
-
-TENSOR_FIELDS = ("temperature", "top_p", "top_k", "penalty", "whole_window", "seed")
-
-
-def fold_seed(seed: int) -> int:
-    """Hash a 64-bit seed to 32 bits."""
-    return (seed ^ (seed >> 32) * 0x9E3779B1) & 0xFFFFFFFF

@@ -2,27 +2,20 @@
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
 
-from shoal.codec.dac import Codec, DacBlock
-from shoal.codec.layers import (
-    CausalConv,
-    CausalUpsample,
-    ConvNeXt,
-    Resample,
-    ResidualUnit,
-    Snake,
-    WindowLayer,
-    WindowTransformer,
-)
-from shoal.native.library import Context, Matrix, NativeUnavailable, Tensors
+from shoal.codec.arrays import CodecArrays
+from shoal.codec.config import DILATIONS, KERNEL, CodecConfig
+from shoal.kernels.rope_values import rope_values
+from shoal.native.library import Arrays, Context, Matrix, find_weight
 
 # Kinds of layers; mirrors LayerKind in src/codec.h.
 SNAKE, CONV, UPSAMPLE, RESIDUAL, CONVNEXT, ATTENTION, FEED_FORWARD, RMS_NORM, TANH = range(9)
+# Fixed parts of a ConvNeXt block.
+CONVNEXT_RATIO, CONVNEXT_EPS = 4, 1e-6
 # Frames of the rotary table by which a stream grows.
 TABLE_STEP = 4096
 
@@ -61,50 +54,59 @@ class _Chunks(ctypes.Structure):
 class LayerList:
     """Native layers of a codec, with the size of the left context that a stream keeps for them."""
 
-    def __init__(self, codec: Codec) -> None:
-        """Raises NativeUnavailable for quantized layers."""
-        self.tensors = Tensors()
+    def __init__(self, codec: CodecArrays) -> None:
+        """Raises CheckpointError for weights that are missing or have another shape."""
+        self.arrays, self._codec = Arrays(), codec
         self.state_size = 0  # floats per stream
-        self.layers: list[_Layer] = []
-        for module in (codec.quantizer.post_module, *codec.quantizer.upsample, *codec.decoder.model):
-            self._add(module)
+        self.layers: list[_Layer] = [*self._transformer("quantizer.post_module")]
+        config = codec.config
+        for index, factor in enumerate(reversed(config.downsample_factor)):
+            self.layers.append(self._upsample(f"quantizer.upsample.{index}.0", config.latent_dim, factor, factor))
+            self.layers.append(self._convnext(f"quantizer.upsample.{index}.1", config.latent_dim))
+        self.layers += self._decoder(config)
         self.layers.append(_Layer(kind=TANH, channels=1))
 
-    def _add(self, module: nn.Module) -> None:
-        """Append the layers of a module, in the order of its forward pass."""
-        if isinstance(module, DacBlock | Resample):
-            for each in module.block if isinstance(module, DacBlock) else module:
-                self._add(each)
-        elif isinstance(module, WindowTransformer):
-            self._add_transformer(module)
-        else:
-            self.layers.append(self._layer(module))
+    def tables(self) -> int:
+        """Return the address of the latent vectors of all codes [sum of sizes, dim], projection and bias included."""
+        config = self._codec.config
+        residual = [f"quantizer.quantizer.quantizers.{index}" for index in range(config.n_codebooks)]
+        names = ["quantizer.semantic_quantizer.quantizers.0", *residual]
+        sizes = zip(names, config.codebook_sizes, strict=True)
+        return self.arrays.address(np.concatenate([self._table(name, size) for name, size in sizes]))
 
-    def _layer(self, module: nn.Module) -> _Layer:
-        if isinstance(module, Snake):
-            return _Layer(kind=SNAKE, channels=module.alpha.shape[1], **self._snake(module))
-        if isinstance(module, CausalConv):
-            return self._conv(module)
-        if isinstance(module, CausalUpsample):
-            return self._upsample(module)
-        if isinstance(module, ResidualUnit):
-            return self._residual(module)
-        if isinstance(module, ConvNeXt):
-            return self._convnext(module)
-        raise NativeUnavailable(f"the codec layer {type(module).__name__} is not supported")
+    def _table(self, name: str, entries: int) -> NDArray[np.float32]:
+        config = self._codec.config
+        codebook = self._weight(f"{name}.codebook.weight", entries, config.codebook_dim)
+        projection = self._weight(f"{name}.out_proj.weight", config.latent_dim, config.codebook_dim, 1)
+        bias = self._weight(f"{name}.out_proj.bias", config.latent_dim)
+        table: NDArray[np.float32] = codebook @ projection[:, :, 0].T + bias
+        return table
 
-    def _add_transformer(self, transformer: WindowTransformer) -> None:
-        for layer in transformer.layers:
-            assert isinstance(layer, WindowLayer)
-            self.layers += (self._attention(layer, transformer), self._feed_forward(layer))
-        norm = transformer.norm
-        self.layers.append(
-            _Layer(kind=RMS_NORM, channels=len(norm.weight), alpha=self.tensors.address(norm.weight), eps=norm.eps)
-        )
+    def _decoder(self, config: CodecConfig) -> Iterator[_Layer]:
+        channels, name = config.decoder_dim, "decoder.model"
+        yield self._conv(f"{name}.0", config.latent_dim, channels, KERNEL)
+        for index, rate in enumerate(config.decoder_rates, start=1):
+            yield self._snake(f"{name}.{index}.block.0", channels)
+            yield self._upsample(f"{name}.{index}.block.1", channels, 2 * rate, rate, channels // 2)
+            channels //= 2
+            for unit, dilation in enumerate(DILATIONS, start=2):
+                yield self._residual(f"{name}.{index}.block.{unit}", channels, dilation)
+        last = len(config.decoder_rates) + 1
+        yield self._snake(f"{name}.{last}", channels)
+        yield self._conv(f"{name}.{last + 1}", channels, 1, KERNEL)
 
-    def _attention(self, layer: WindowLayer, transformer: WindowTransformer) -> _Layer:
-        config, attention = transformer.config, layer.attention
+    def _transformer(self, name: str) -> Iterator[_Layer]:
+        config = self._codec.config.transformer
+        for index in range(config.n_layer):
+            yield self._attention(f"{name}.layers.{index}")
+            yield self._feed_forward(f"{name}.layers.{index}")
+        alpha = self._address(f"{name}.norm.weight", config.dim)
+        yield _Layer(kind=RMS_NORM, channels=config.dim, alpha=alpha, eps=config.norm_eps)
+
+    def _attention(self, name: str) -> _Layer:
+        config, weights = self._codec.config.transformer, self._codec.weights
         inner = config.n_head * config.head_dim
+        gamma = self._weight(f"{name}.attention_layer_scale.gamma", config.dim)
         return _Layer(
             kind=ATTENTION,
             channels=config.dim,
@@ -112,90 +114,90 @@ class LayerList:
             head_dim=config.head_dim,
             window=config.window_size,
             state=self._reserve(2 * (config.window_size - 1) * inner),
-            a=self.tensors.linear(attention.wqkv),
-            b=self.tensors.linear(attention.wo, scale=layer.attention_layer_scale.gamma),
-            alpha=self.tensors.address(layer.attention_norm.weight),
+            a=self.arrays.linear(weights, f"{name}.attention.wqkv", (3 * inner, config.dim)),
+            b=self.arrays.linear(weights, f"{name}.attention.wo", (config.dim, inner), scale=gamma),
+            alpha=self._address(f"{name}.attention_norm.weight", config.dim),
             eps=config.norm_eps,
         )
 
-    def _feed_forward(self, layer: WindowLayer) -> _Layer:
-        forward, norm = layer.feed_forward, layer.ffn_norm
-        if not isinstance(forward.w1, nn.Linear) or not isinstance(forward.w3, nn.Linear):
-            raise NativeUnavailable("a quantized codec is not supported")
+    def _feed_forward(self, name: str) -> _Layer:
+        config, weights = self._codec.config.transformer, self._codec.weights
+        dim, wide = config.dim, config.intermediate_size
+        gates = [self._weight(f"{name}.feed_forward.{each}.weight", wide, dim) for each in ("w1", "w3")]
+        gamma = self._weight(f"{name}.ffn_layer_scale.gamma", dim)
         return _Layer(
             kind=FEED_FORWARD,
-            channels=len(norm.weight),
-            a=self.tensors.matrix(torch.cat((forward.w1.weight, forward.w3.weight))),
-            b=self.tensors.linear(forward.w2, scale=layer.ffn_layer_scale.gamma),
-            alpha=self.tensors.address(norm.weight),
-            eps=norm.eps,
+            channels=dim,
+            a=self.arrays.matrix(np.concatenate(gates)),
+            b=self.arrays.linear(weights, f"{name}.feed_forward.w2", (dim, wide), scale=gamma),
+            alpha=self._address(f"{name}.ffn_norm.weight", dim),
+            eps=config.norm_eps,
         )
 
-    def _conv(self, module: CausalConv) -> _Layer:
-        conv = module.conv
-        if not isinstance(conv, nn.Conv1d):
-            raise NativeUnavailable("a quantized codec is not supported")
-        taps, dilation, channels = conv.kernel_size[0], conv.dilation[0], conv.in_channels
+    def _conv(self, name: str, channels: int, out: int, taps: int, dilation: int = 1) -> _Layer:
+        weight, bias = self._weight(f"{name}.conv.weight", out, channels, taps), self._weight(f"{name}.conv.bias", out)
         return _Layer(
             kind=CONV,
             channels=channels,
             taps=taps,
             dilation=dilation,
             state=self._reserve((taps - 1) * dilation * channels),
-            a=self.tensors.matrix(conv.weight.permute(0, 2, 1), conv.bias),
+            a=self.arrays.matrix(weight.transpose(0, 2, 1), bias),
         )
 
-    def _upsample(self, module: CausalUpsample) -> _Layer:
-        conv, stride = module.conv, module.stride
-        if not isinstance(conv, nn.ConvTranspose1d):
-            raise NativeUnavailable("a quantized codec is not supported")
-        taps = conv.kernel_size[0] // stride
-        assert conv.bias is not None
-        # [in, out, taps * stride] -> [stride, out, taps, in], with the oldest input first
-        weight = conv.weight.unflatten(2, (taps, stride)).flip(2).permute(3, 1, 2, 0)
+    def _upsample(self, name: str, channels: int, kernel: int, stride: int, out: int | None = None) -> _Layer:
+        taps, out = kernel // stride, out or channels
+        weight = self._weight(f"{name}.conv.weight", channels, out, kernel)
+        bias = self._weight(f"{name}.conv.bias", out)
+        # [in, out, taps * stride] -> [stride * out, taps, in], with the oldest input first
+        weight = weight.reshape(channels, out, taps, stride)[:, :, ::-1].transpose(3, 1, 2, 0)
         return _Layer(
             kind=UPSAMPLE,
-            channels=conv.in_channels,
+            channels=channels,
             taps=taps,
             stride=stride,
-            state=self._reserve((taps - 1) * conv.in_channels),
-            a=self.tensors.matrix(weight.flatten(0, 1), conv.bias.repeat(stride)),
+            state=self._reserve((taps - 1) * channels),
+            a=self.arrays.matrix(weight.reshape(stride * out, taps, channels), np.tile(bias, stride)),
         )
 
-    def _residual(self, unit: ResidualUnit) -> _Layer:
-        first, wide, second, narrow = unit.block
-        assert isinstance(first, Snake)
-        assert isinstance(second, Snake)
-        assert isinstance(wide, CausalConv)
-        assert isinstance(narrow, CausalConv)
-        layer, last = self._conv(wide), self._conv(narrow)
-        layer.kind, layer.b = RESIDUAL, last.a
-        names = ("alpha", "inverse", "alpha2", "inverse2")
-        for name, address in zip(names, (*self._snake(first).values(), *self._snake(second).values()), strict=True):
-            setattr(layer, name, address)
+    def _residual(self, name: str, channels: int, dilation: int) -> _Layer:
+        layer = self._conv(f"{name}.block.1", channels, channels, KERNEL, dilation)
+        layer.kind, layer.b = RESIDUAL, self._conv(f"{name}.block.3", channels, channels, 1).a
+        layer.alpha, layer.inverse = self._frequencies(f"{name}.block.0", channels)
+        layer.alpha2, layer.inverse2 = self._frequencies(f"{name}.block.2", channels)
         return layer
 
-    def _snake(self, snake: Snake) -> dict[str, int]:
-        alpha = snake.alpha.detach().flatten()
-        return {"alpha": self.tensors.address(alpha), "inverse": self.tensors.address((alpha + 1e-9).reciprocal())}
+    def _snake(self, name: str, channels: int) -> _Layer:
+        alpha, inverse = self._frequencies(name, channels)
+        return _Layer(kind=SNAKE, channels=channels, alpha=alpha, inverse=inverse)
 
-    def _convnext(self, module: ConvNeXt) -> _Layer:
-        conv, norm = module.dwconv.conv, module.norm
-        channels, taps = conv.in_channels, conv.kernel_size[0]
-        assert conv.bias is not None
+    def _frequencies(self, name: str, channels: int) -> tuple[int, int]:
+        """Return the addresses of the frequencies of a Snake and of their reciprocals."""
+        alpha = self._weight(f"{name}.alpha", 1, channels, 1).reshape(-1)
+        return self.arrays.address(alpha), self.arrays.address(np.float32(1) / (alpha + np.float32(1e-9)))
+
+    def _convnext(self, name: str, channels: int) -> _Layer:
+        weights, wide = self._codec.weights, CONVNEXT_RATIO * channels
+        gamma = self._weight(f"{name}.gamma", channels)
         return _Layer(
             kind=CONVNEXT,
             channels=channels,
-            taps=taps,
-            state=self._reserve((taps - 1) * channels),
-            a=self.tensors.linear(module.pwconv1),
-            b=self.tensors.linear(module.pwconv2, scale=module.gamma),
-            alpha=self.tensors.address(conv.weight.squeeze(1).T),
-            inverse=self.tensors.address(conv.bias),
-            alpha2=self.tensors.address(norm.weight),
-            inverse2=self.tensors.address(norm.bias),
-            eps=norm.eps,
+            taps=KERNEL,
+            state=self._reserve((KERNEL - 1) * channels),
+            a=self.arrays.linear(weights, f"{name}.pwconv1", (wide, channels)),
+            b=self.arrays.linear(weights, f"{name}.pwconv2", (channels, wide), scale=gamma),
+            alpha=self.arrays.address(self._weight(f"{name}.dwconv.conv.weight", channels, 1, KERNEL)[:, 0].T),
+            inverse=self._address(f"{name}.dwconv.conv.bias", channels),
+            alpha2=self._address(f"{name}.norm.weight", channels),
+            inverse2=self._address(f"{name}.norm.bias", channels),
+            eps=CONVNEXT_EPS,
         )
+
+    def _weight(self, name: str, *shape: int) -> NDArray[np.float32]:
+        return find_weight(self._codec.weights, name, shape).astype(np.float32, copy=False)
+
+    def _address(self, name: str, *shape: int) -> int:
+        return self.arrays.address(self._weight(name, *shape))
 
     def _reserve(self, size: int) -> int:
         """Return the offset of `size` floats of state."""
@@ -208,19 +210,17 @@ class NativeDecoder:
 
     backend: Literal["native"] = "native"
 
-    def __init__(self, codec: Codec, slots: int, context: Context) -> None:
-        """Raises NativeUnavailable for a codec that is not on the CPU or has quantized layers."""
-        if codec.device.type != "cpu":
-            raise NativeUnavailable(f"the codec is on {codec.device.type}")
-        self.codec, self.context = codec, context
+    def __init__(self, codec: CodecArrays, slots: int, context: Context) -> None:
+        """Raises CheckpointError for weights that are missing or have another shape."""
+        self.config, self.context = codec.config, context
         built = LayerList(codec)
         self._layers = (_Layer * len(built.layers))(*built.layers)
-        self._tensors, self._state_size = built.tensors, built.state_size
-        self._state = torch.zeros(slots, built.state_size)
+        self._arrays = built.arrays
+        self._state = np.zeros((slots, built.state_size), np.float32)
         self._positions = np.zeros(slots, np.int64)
         self._sizes = np.array(codec.config.codebook_sizes, np.int32)
-        self._rope = torch.empty(0)
-        self._structure = self._describe()
+        self._rope = np.empty(0, np.float32)
+        self._structure = self._describe(built)
         self._grow(1)
 
     @property
@@ -228,24 +228,22 @@ class NativeDecoder:
         """Frames decoded so far by each slot."""
         return [int(each) for each in self._positions]
 
-    def decode(self, codes: Tensor, slots: Sequence[int], lengths: Sequence[int] | None = None) -> Tensor:
+    def decode(
+        self, codes: NDArray[Any], slots: Sequence[int], lengths: Sequence[int] | None = None
+    ) -> NDArray[np.float32]:
         """Decode codes [n, codebooks, T] of n different slots -> samples [n, frame_length * T].
 
         With `lengths` [n] only the first lengths[i] frames of row i are decoded; the samples after them are zero.
         Raises RuntimeError when memory runs out.
         """
         count, _, frames = codes.shape
-        step = self.codec.config.frame_length
-        out = torch.zeros(count, frames * step) if lengths else torch.empty(count, frames * step)
-        valid = np.array(lengths or [frames] * count, np.int32)
-        rows, grid = np.array(slots, np.int32), codes.long().contiguous()
+        step = self.config.frame_length
+        out = (np.zeros if lengths else np.empty)((count, frames * step), np.float32)
+        valid, rows = np.array(lengths or [frames] * count, np.int32), np.array(slots, np.int32)
+        grid = np.ascontiguousarray(codes, np.int64)
         self._grow(int(self._positions[rows].max(initial=0)) + frames)
         chunks = _Chunks(
-            grid.data_ptr(),
-            *(array.ctypes.data for array in (valid, rows)),
-            self._state.data_ptr(),
-            self._positions.ctypes.data,
-            out.data_ptr(),
+            *(array.ctypes.data for array in (grid, valid, rows, self._state, self._positions, out)),
             frames * step,
             count,
             frames,
@@ -260,17 +258,16 @@ class NativeDecoder:
         self._positions[list(slots)] = 0
         self._state[list(slots)] = 0
 
-    def _describe(self) -> _Codec:
-        config, tables = self.codec.config, self.codec.quantizer.tables()
+    def _describe(self, built: LayerList) -> _Codec:
         return _Codec(
             ctypes.addressof(self._layers),
-            self._tensors.address(tables),
+            built.tables(),
             self._sizes.ctypes.data,
-            self._state_size,
+            built.state_size,
             len(self._layers),
-            config.num_codebooks,
-            config.latent_dim,
-            config.frame_length,
+            self.config.num_codebooks,
+            self.config.latent_dim,
+            self.config.frame_length,
             0,
         )
 
@@ -278,11 +275,11 @@ class NativeDecoder:
         """Grow the rotary table for streams of up to `frames` frames."""
         if frames <= self._structure.max_steps:
             return
-        self.codec.reserve(-(-frames // TABLE_STEP) * TABLE_STEP)
-        self._rope = self.codec.quantizer.post_module.table.contiguous()
+        length, config = -(-frames // TABLE_STEP) * TABLE_STEP, self.config.transformer
+        self._rope = rope_values(length, config.head_dim, config.rope_base)
         for layer in self._attention_layers():
-            layer.inverse = self._rope.data_ptr()
-        self._structure.max_steps = len(self._rope)
+            layer.inverse = self._rope.ctypes.data
+        self._structure.max_steps = length
 
     def _attention_layers(self) -> Iterator[_Layer]:
         return (layer for layer in self._layers if layer.kind == ATTENTION)

@@ -4,14 +4,12 @@ import ctypes
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from shoal.kernels.sample_token import SamplingState
+from shoal.kernels.rope_values import rope_values
+from shoal.model.arrays import ModelArrays
 from shoal.model.config import BlockConfig
-from shoal.model.dual_ar import DualAR
-from shoal.model.layers import TransformerBlock, TransformerStack
-from shoal.model.slow import Head
-from shoal.native.library import Context, Matrix, NativeUnavailable, Tensors
+from shoal.native.library import Arrays, Context, Matrix, find_weight
 
 OUT_OF_RANGE = 1
 
@@ -52,22 +50,43 @@ class _Model(ctypes.Structure):
     ]
 
 
-_STATE_TENSORS = {
-    "temperature": torch.float32,
-    "top_p": torch.float32,
-    "top_k": torch.int64,
-    "penalty": torch.float32,
-    "whole_window": torch.bool,
-    "seed": torch.int64,
-    "frame": torch.int64,
-    "window": torch.int64,
-    "last_tokens": torch.int64,
+_SLOT_ARRAYS: dict[str, type[np.generic]] = {
+    "temperature": np.float32,
+    "top_p": np.float32,
+    "top_k": np.int64,
+    "penalty": np.float32,
+    "whole_window": np.bool_,
+    "seed": np.int64,
+    "frame": np.int64,
+    "window": np.int64,
+    "last_tokens": np.int64,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SlotArrays:
+    """Sampling state of every slot, [slots] each unless noted; see `SamplingState`."""
+
+    temperature: NDArray[np.float32]
+    top_p: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    penalty: NDArray[np.float32]
+    whole_window: NDArray[np.bool_]
+    seed: NDArray[np.int64]
+    frame: NDArray[np.int64]
+    window: NDArray[np.int64]  # [slots, 1 + codebooks, W]
+    last_tokens: NDArray[np.int64]  # [slots, 1 + codebooks]
+
+    @classmethod
+    def zeros(cls, slots: int, width: int, window: int) -> "SlotArrays":
+        """Return the arrays of `slots` slots, for tokens [width] and a window of that many frames."""
+        shapes = {"window": (slots, width, window), "last_tokens": (slots, width)}
+        return cls(*(np.zeros(shapes.get(name, (slots,)), dtype) for name, dtype in _SLOT_ARRAYS.items()))
 
 
 class _State(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "tables", *_STATE_TENSORS)),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "tables", *_SLOT_ARRAYS)),
         ("layer_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("block_size", "table_width", "slots", "blocks")),
     ]
@@ -107,19 +126,15 @@ class StepRows:
 class NativeDualAR:
     """Packed weights of a model. Only fp32 on a CPU, with float or int8 weights."""
 
-    def __init__(self, model: DualAR, head: Head, context: Context) -> None:
-        """Raises NativeUnavailable for a dtype, a device or a weight layout that the library does not support."""
-        if model.device.type != "cpu" or model.dtype != torch.float32:
-            raise NativeUnavailable(f"the model is {model.dtype} on {model.device.type}: float32 on cpu is supported")
-        if head.full_vocab:
-            raise NativeUnavailable("sampling from the whole vocabulary is not supported")
+    def __init__(self, model: ModelArrays, context: Context) -> None:
+        """Raises CheckpointError for weights that are missing or have another shape."""
         self.context, self.width = context, 1 + model.config.num_codebooks
-        self._tensors = Tensors()
-        self._model = self._pack(model, head)
+        self._arrays = Arrays()
+        self._model = self._pack(model)
 
     @property
     def nbytes(self) -> int:
-        return self._tensors.nbytes
+        return self._arrays.nbytes
 
     def step(self, state: "NativeState", rows: StepRows, reading: TextReading | None = None) -> np.ndarray:
         """Run all rows and return the sampled tokens [samples, 1 + codebooks] (int64); updates the state.
@@ -143,60 +158,79 @@ class NativeDualAR:
         arrays = (reading.heads, reading.samples, reading.begins, reading.lengths, reading.weights)
         return (*(array.ctypes.data for array in arrays), *(len(reading.heads), *reading.weights.shape[::2]))
 
-    def _pack(self, model: DualAR, head: Head) -> _Model:
-        tensors, config, fast = self._tensors, model.config, model.fast
-        project_in = tensors.linear(fast.project_in) if config.slow.dim != config.fast.dim else Matrix()
-        tables = (model.slow.embeddings, model.slow.codebook_embeddings, fast.embeddings)
+    def _pack(self, model: ModelArrays) -> _Model:
+        arrays, config, weights = self._arrays, model.config, model.weights
+        slow, fast, codes = config.slow.dim, config.fast.dim, config.codebook_size
+        semantic = config.semantic_end_id - config.semantic_begin_id + 1
+        tables = {
+            "slow.embeddings.weight": (config.vocab_size, slow),
+            "slow.codebook_embeddings.weight": (config.num_codebooks * codes, slow),
+            "fast.embeddings.weight": (codes, fast),
+        }
         return _Model(
-            self._stack(model.slow, config.slow),
-            self._stack(fast, config.fast),
-            tensors.linear(head.output),
-            project_in,
-            tensors.linear(fast.output, rows=config.residual_size),
-            *(tensors.address(table.weight) for table in tables),
+            self._stack(model, "slow", config.slow),
+            self._stack(model, "fast", config.fast),
+            arrays.linear(weights, "head", (semantic + 1, slow)),
+            arrays.linear(weights, "fast.project_in", (fast, slow)) if slow != fast else Matrix(),
+            arrays.linear(weights, "fast.output", (codes, fast), rows=config.residual_size),
+            *(arrays.address(find_weight(weights, name, shape)) for name, shape in tables.items()),
             config.vocab_size,
-            config.codebook_size,
+            codes,
             config.num_codebooks,
-            head.first,
-            head.count,
-            head.stop_id,
+            config.semantic_begin_id,
+            semantic,
+            config.stop_id,
             config.family.repetition_window,
             config.scale_codebook_embeddings,
             config.norm_fastlayer_input,
             config.family.uses_ras,
         )
 
-    def _stack(self, stack: TransformerStack, config: BlockConfig) -> _Stack:
-        blocks = (_Block * config.n_layer)(*(self._block(block) for block in stack.layers))
+    def _stack(self, model: ModelArrays, name: str, config: BlockConfig) -> _Stack:
+        layers = (self._block(model, f"{name}.layers.{index}", config) for index in range(config.n_layer))
+        blocks = (_Block * config.n_layer)(*layers)
         sizes = (config.n_layer, config.dim, config.n_head, config.n_local_heads, config.head_dim)
-        norm, rope = self._tensors.address(stack.norm.weight), self._tensors.address(stack.rope_table)
-        return _Stack(blocks, norm, rope, *sizes, config.intermediate_size, len(stack.rope_table), config.norm_eps)
+        norm = self._arrays.address(find_weight(model.weights, f"{name}.norm.weight", (config.dim,)))
+        rope = self._arrays.address(rope_values(config.max_seq_len, config.head_dim, config.rope_base))
+        return _Stack(blocks, norm, rope, *sizes, config.intermediate_size, config.max_seq_len, config.norm_eps)
 
-    def _block(self, block: torch.nn.Module) -> _Block:
-        assert isinstance(block, TransformerBlock)
-        tensors, attention, forward = self._tensors, block.attention, block.feed_forward
-        matrices = (tensors.linear(each) for each in (attention.wqkv, attention.wo, forward.w13, forward.w2))
-        norms = [block.attention_norm, block.ffn_norm]
-        norms += [attention.q_norm, attention.k_norm] if attention.normed else []
-        addresses = [tensors.address(norm.weight) for norm in norms]
-        return _Block(*matrices, *addresses)
+    def _block(self, model: ModelArrays, name: str, config: BlockConfig) -> _Block:
+        dim, wide = config.dim, config.intermediate_size
+        shapes = {
+            "attention.wqkv": (config.qkv_rows, dim),
+            "attention.wo": (dim, config.n_head * config.head_dim),
+            "feed_forward.w13": (2 * wide, dim),
+            "feed_forward.w2": (dim, wide),
+        }
+        norms = {"attention_norm": dim, "ffn_norm": dim}
+        if config.attention_qk_norm:
+            norms |= {"attention.q_norm": config.head_dim, "attention.k_norm": config.head_dim}
+        weights, arrays = model.weights, self._arrays
+        return _Block(
+            *(arrays.linear(weights, f"{name}.{layer}", shape) for layer, shape in shapes.items()),
+            *(arrays.address(find_weight(weights, f"{name}.{norm}.weight", (size,))) for norm, size in norms.items()),
+        )
 
 
 class NativeState:
     """Addresses of the KV cache [layers, blocks, size, kv_heads, d], block tables and per-slot sampling state.
 
-    The tensors are shared with the other backends, which have to keep them in place.
+    The memory may be shared with other backends, which have to keep it in place.
     """
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, tables: np.ndarray, state: SamplingState) -> None:
-        """Raises NativeUnavailable for a KV cache that is not fp32."""
-        if keys.dtype != torch.float32:
-            raise NativeUnavailable(f"the KV cache is {keys.dtype}: float32 is supported")
+    def __init__(
+        self,
+        keys: NDArray[np.float32],
+        values: NDArray[np.float32],
+        tables: NDArray[np.int32],
+        slots: SlotArrays,
+    ) -> None:
         assert tables.dtype == np.int32
-        tensors = [getattr(state, name) for name in _STATE_TENSORS]
-        self._kept = (keys, values, tables, tensors)
-        for tensor, dtype in zip(tensors, _STATE_TENSORS.values(), strict=True):
-            assert tensor.dtype == dtype
-            assert tensor.is_contiguous()
-        addresses = (keys.data_ptr(), values.data_ptr(), tables.ctypes.data, *(each.data_ptr() for each in tensors))
-        self.structure = _State(*addresses, keys.stride(0), keys.shape[2], tables.shape[1], len(tables), keys.shape[1])
+        arrays = [getattr(slots, name) for name in _SLOT_ARRAYS]
+        self._kept = (keys, values, tables, slots)
+        for array, dtype in zip(arrays, _SLOT_ARRAYS.values(), strict=True):
+            assert array.dtype == dtype
+            assert array.flags.c_contiguous
+        addresses = (each.ctypes.data for each in (keys, values, tables, *arrays))
+        stride = keys.strides[0] // keys.itemsize
+        self.structure = _State(*addresses, stride, keys.shape[2], tables.shape[1], len(tables), keys.shape[1])

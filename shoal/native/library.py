@@ -6,16 +6,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
 
-from shoal.model.linear import DequantizedLinear, Int8Linear, WeightOnlyInt8Linear
+from shoal.errors import CheckpointError
 from shoal.native.build import BUNDLED, BuildFailed, compile_library, find_compiler, library_name
 from shoal.paths import cache_directory, file_lock
 
@@ -23,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 ABI_VERSION = 2
 PANEL = 16  # output columns per packed panel
+CACHE_LINE = 64  # bytes
 INSTRUCTION_SETS = ("avx512", "avx2", "baseline")  # fastest first
+Weights = Mapping[str, NDArray[Any]]  # by the names of the modules' state; int8 weights have scales [out]
 _OPENED = threading.Lock()
 
 
@@ -45,66 +49,95 @@ class Matrix(ctypes.Structure):
     ]
 
 
-class Tensors:
-    """Keeps the tensors alive whose addresses are stored in native structures."""
+class Arrays:
+    """Packs weights for the kernels and keeps the arrays alive whose addresses are stored in native structures."""
 
     def __init__(self) -> None:
-        self._kept: list[Tensor] = []
+        self._kept: list[NDArray[Any]] = []
 
     @property
     def nbytes(self) -> int:
         return sum(each.nbytes for each in self._kept)
 
-    def address(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
-        """Return the address of the tensor's contiguous data in `dtype`; converted data is a copy."""
-        kept = tensor.detach().to(dtype).contiguous()
-        self._kept.append(kept)
-        return kept.data_ptr()
+    def address(self, values: NDArray[Any]) -> int:
+        """Return the address of the values as contiguous fp32; other values are converted into a copy."""
+        return self._keep(np.ascontiguousarray(values, np.float32))
 
-    def linear(self, layer: nn.Module, *, rows: int | None = None, scale: Tensor | None = None) -> Matrix:
-        """Pack a linear layer, or its first `rows` outputs; `scale` [out] multiplies the outputs.
+    def linear(
+        self,
+        weights: Weights,
+        name: str,
+        shape: tuple[int, int],
+        *,
+        rows: int | None = None,
+        scale: NDArray[np.float32] | None = None,
+    ) -> Matrix:
+        """Pack the layer `name` of shape [out, in], or its first `rows` outputs; `scale` [out] multiplies the outputs.
 
-        Raises NativeUnavailable for weights in a layout of another backend.
+        Raises CheckpointError for a missing weight or one of another shape.
         """
-        layer = layer.int8 if isinstance(layer, DequantizedLinear) else layer
-        if not isinstance(layer, nn.Linear | Int8Linear | WeightOnlyInt8Linear):
-            raise NativeUnavailable(f"{type(layer).__name__} weights are not supported")
-        bias = layer.bias if layer.bias is None or scale is None else layer.bias * scale
-        if not isinstance(layer, nn.Linear):
-            scale = layer.scales.float() if scale is None else layer.scales.float() * scale
-        return self.matrix(layer.weight[:rows], bias, scale=scale)
+        weight, bias = find_weight(weights, f"{name}.weight", shape), weights.get(f"{name}.bias")
+        if bias is not None:
+            bias = bias.astype(np.float32) if scale is None else bias.astype(np.float32) * scale
+        if weight.dtype == np.int8:
+            scales = find_weight(weights, f"{name}.scales", shape[:1]).astype(np.float32)
+            scale = scales if scale is None else scales * scale
+        return self.matrix(weight[:rows], bias, scale=scale)
 
-    def matrix(self, weight: Tensor, bias: Tensor | None = None, *, scale: Tensor | None = None) -> Matrix:
+    def matrix(
+        self, weight: NDArray[Any], bias: NDArray[Any] | None = None, *, scale: NDArray[Any] | None = None
+    ) -> Matrix:
         """Pack a weight of floats or int8: y = (x · wᵀ) · scale + bias, with scale and bias [out].
 
         The weight is [out, in], or [out, taps, in] for inputs that are several rows apart; any strides.
         """
-        kind = torch.int8 if weight.dtype == torch.int8 else torch.float32
-        weight = weight.detach().to(kind)
+        kind = np.int8 if weight.dtype == np.int8 else np.float32
+        weight = weight.astype(kind, copy=False)
         parts = [None if each is None else self._vector(each[: len(weight)]) for each in (scale, bias)]
-        inputs = weight[0].numel()
-        return Matrix(self._pack(weight, inputs), *parts, len(weight), inputs, int(kind == torch.int8), 0)
+        inputs = weight[0].size
+        return Matrix(self._pack(weight, inputs), *parts, len(weight), inputs, int(kind == np.int8), 0)
 
-    def _pack(self, weight: Tensor, inputs: int) -> int:
-        cube = weight if weight.dim() == 3 else weight[:, None]
-        packed = torch.empty(-(-len(cube) // PANEL), inputs, PANEL, dtype=cube.dtype)
-        sizes, strides = ((ctypes.c_int64 * 3)(*each) for each in (cube.shape, cube.stride()))
-        open_library().shoal_pack(cube.data_ptr(), int(cube.dtype == torch.int8), sizes, strides, packed.data_ptr())
-        return self.address(packed, cube.dtype)
+    def _pack(self, weight: NDArray[Any], inputs: int) -> int:
+        cube = weight if weight.ndim == 3 else weight[:, None]
+        packed = aligned_empty((-(-len(cube) // PANEL), inputs, PANEL), cube.dtype)
+        steps = (stride // cube.itemsize for stride in cube.strides)
+        sizes, strides = (ctypes.c_int64 * 3)(*cube.shape), (ctypes.c_int64 * 3)(*steps)
+        open_library().shoal_pack(cube.ctypes.data, int(cube.dtype == np.int8), sizes, strides, packed.ctypes.data)
+        return self._keep(packed)
 
-    def _vector(self, values: Tensor) -> int:
+    def _vector(self, values: NDArray[Any]) -> int:
         """Return the address of values [out], followed by zeros up to a multiple of `PANEL`."""
-        return self.address(nn.functional.pad(values.detach().float(), (0, -len(values) % PANEL)))
+        return self.address(np.pad(values, (0, -len(values) % PANEL)))
+
+    def _keep(self, array: NDArray[Any]) -> int:
+        self._kept.append(array)
+        return array.ctypes.data
+
+
+def find_weight(weights: Weights, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return a weight. Raises CheckpointError if it is missing or has another shape: the kernels read raw memory."""
+    found = weights.get(name)
+    if found is None or found.shape != shape:
+        raise CheckpointError(f"{name} is {'missing' if found is None else list(found.shape)}, expected {list(shape)}")
+    return found
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array that starts at a cache line: a vector load that crosses two takes longer."""
+    size = prod(shape) * dtype.itemsize
+    memory = np.empty(size + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 class Context:
     """Kernels of one instruction set and their threads. Calls release the GIL; one call at a time."""
 
-    def __init__(self, isa: str = "auto", threads: int | None = None) -> None:
+    def __init__(self, isa: str = "auto", threads: int = 1) -> None:
         """Raises NativeUnavailable without a library, or for an instruction set that this CPU does not have."""
         self.library = open_library()
         self.isa = choose_isa(isa)
-        self.threads = threads or torch.get_num_threads()
+        self.threads = threads
         self.handle = self.library.shoal_context_new(self.isa.encode(), self.threads)
         if not self.handle:
             raise NativeUnavailable("the native library cannot start its threads")
@@ -113,10 +146,10 @@ class Context:
         if getattr(self, "handle", None):
             self.library.shoal_context_free(self.handle)
 
-    def product(self, matrix: Matrix, x: Tensor) -> Tensor:
+    def product(self, matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """[n, cols] -> [n, rows], for tests and measurements."""
-        out = torch.empty(len(x), matrix.rows)
-        self.library.shoal_product(self.handle, ctypes.byref(matrix), x.contiguous().data_ptr(), len(x), out.data_ptr())
+        x, out = np.ascontiguousarray(x), np.empty((len(x), matrix.rows), np.float32)
+        self.library.shoal_product(self.handle, ctypes.byref(matrix), x.ctypes.data, len(x), out.ctypes.data)
         return out
 
 

@@ -1,7 +1,5 @@
 """Voice encoder on top of a codec, and the fingerprint that identifies a codec."""
 
-import hashlib
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,11 +13,8 @@ from shoal.audio.pcm import Samples
 from shoal.codec.dac import Codec
 from shoal.errors import CheckpointError
 from shoal.text.prompt import Codes
-from shoal.voices.voice import DEFAULT_LIMITS, hash_parts
-
-# Channels per Snake activation that enter the fingerprint: they tell apart codecs fine-tuned from one set of codebooks.
-CHANNELS = 16
-
+from shoal.voices.fingerprint import fingerprint
+from shoal.voices.voice import DEFAULT_LIMITS
 
 # One lock per codec. The memory profile has room for one call outside the engine's steps, on whatever thread.
 _LOCKS: WeakKeyDictionary[Codec, threading.Lock] = WeakKeyDictionary()
@@ -78,21 +73,6 @@ def _encoding_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 def codec_fingerprint(codec: Codec) -> str:
-    """Return 16 hexadecimal digits that are the same with and without the encoder, on every device.
-
-    Hashes the configuration and what gives codes their meaning: the codebooks and part of the decoder. Only tensors
-    that are stored unchanged are used; folded ones may differ by a bit between machines.
-    """
-    digest = hashlib.sha256()
-    hash_parts(digest, json.dumps(codec.config.to_dict(), sort_keys=True).encode())
-    for name, tensor in sorted(codec.state_dict().items()):
-        if name.endswith("codebook.weight"):
-            hash_parts(digest, name.encode(), _rounded_bytes(tensor))
-        elif name.startswith("decoder.") and name.endswith("alpha"):
-            hash_parts(digest, name.encode(), _rounded_bytes(tensor.flatten()[:CHANNELS]))
-    return digest.hexdigest()[:16]
-
-
-def _rounded_bytes(tensor: torch.Tensor) -> bytes:
-    """Return the bytes in bfloat16, whatever dtype the codec runs in."""
-    return tensor.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes()
+    """Return the fingerprint of a codec, on any device and in any dtype."""
+    state = codec.state_dict()
+    return fingerprint(codec.config, state, lambda name: state[name].float().cpu().numpy())

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from shoal.checkpoint.random import fill_random
 from shoal.codec import fused
-from shoal.codec.config import CodecConfig, WindowTransformerConfig
+from shoal.codec.config import MAX_POSITIONS, CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
 from shoal.codec.fused import FRAME_BUCKETS, FusedDecoder, pack_calls
-from shoal.codec.graph_decoder import MAX_POSITIONS
 from shoal.kernels import residual_unit as unit
 from shoal.kernels.cuda_graph import compile_ahead
 from shoal.kernels.window_attention import MAX_STEPS

@@ -55,6 +55,8 @@ def holds(*ids: int) -> Poisonous:
 class FlakyDecoder:
     """Streaming decoder that fails some calls, half of them after writing its state."""
 
+    backend = "eager"
+
     def __init__(self, core: EngineCore, chance: Callable[[], bool], rng: Random) -> None:
         self._real, self._chance, self._rng = core.audio_decoder._decoder, chance, rng
         self.past = self._real.past

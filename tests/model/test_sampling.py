@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from shoal.model.sampling import SamplingTensors, fold_seed
+from shoal.model.sampling import SamplingTensors
+from shoal.model.sampling_settings import fold_seed
 from shoal.speech import SamplingParams
 
 

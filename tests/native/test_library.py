@@ -6,16 +6,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from shoal.kernels.sample import sample_reference
 from shoal.model.linear import Int4Linear, Int8Linear
 from shoal.native import build, library
-from shoal.native.library import Context, NativeUnavailable, Tensors, choose_isa, find_library, open_library
+from shoal.native.library import Arrays, Context, Matrix, NativeUnavailable, choose_isa, find_library, open_library
+from shoal.native.modules import layer_arrays
 
 
 @pytest.fixture(scope="module")
 def contexts(instruction_sets: list[str]) -> list[Context]:
     return [Context(isa, threads) for isa in instruction_sets for threads in (1, 2)]
+
+
+def pack(arrays: Arrays, layer: torch.nn.Module, outputs: int, inputs: int) -> Matrix:
+    return arrays.linear(dict(layer_arrays("layer", layer)), "layer", (outputs, inputs))
+
+
+def product(context: Context, matrix: Matrix, x: Tensor) -> Tensor:
+    return torch.from_numpy(context.product(matrix, x.numpy()))
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(16, 8), (40, 24), (129, 33), (640, 384)])
@@ -24,22 +34,22 @@ def test_products_equal_torch(contexts: list[Context], outputs: int, inputs: int
     torch.manual_seed(0)
     layer: torch.nn.Module = torch.nn.Linear(inputs, outputs)
     layer = Int8Linear.from_linear(layer) if quantized else layer  # type: ignore[arg-type]
-    tensors, x = Tensors(), torch.randn(17, inputs)
-    packed = tensors.linear(layer)
+    arrays, x = Arrays(), torch.randn(17, inputs)
+    packed = pack(arrays, layer, outputs, inputs)
     for context in contexts:
-        torch.testing.assert_close(context.product(packed, x), layer(x).detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(product(context, packed, x), layer(x).detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_row_has_the_same_bits_in_every_batch_with_every_tile_and_thread_count(contexts: list[Context]) -> None:
     """A request gets the same codes alone and in a batch; AVX2 and AVX-512 give the same bits as well."""
     torch.manual_seed(0)
-    tensors, x = Tensors(), torch.randn(40, 96)
-    packed = tensors.linear(torch.nn.Linear(96, 1200))
+    arrays, x = Arrays(), torch.randn(40, 96)
+    packed = pack(arrays, torch.nn.Linear(96, 1200), 1200, 96)
     for context in contexts:
-        whole = context.product(packed, x)
+        whole = product(context, packed, x)
         for rows in (1, 2, 3, 5, 7, 8, 13):
-            assert torch.equal(context.product(packed, x[:rows]), whole[:rows]), (context.isa, rows)
-    fused = [context.product(packed, x) for context in contexts if context.isa != "baseline"]
+            assert torch.equal(product(context, packed, x[:rows]), whole[:rows]), (context.isa, rows)
+    fused = [product(context, packed, x) for context in contexts if context.isa != "baseline"]
     assert all(torch.equal(each, fused[0]) for each in fused)
 
 
@@ -72,7 +82,7 @@ def test_an_unknown_instruction_set_is_refused_with_those_that_work(contexts: li
 
 def test_int4_weights_are_refused() -> None:
     with pytest.raises(NativeUnavailable, match="Int4Linear"):
-        Tensors().linear(Int4Linear.from_weight(torch.randn(8, 128)))
+        list(layer_arrays("", Int4Linear.from_weight(torch.randn(8, 128))))
 
 
 def test_the_bundled_library_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Generate the speech of `shoal say`: on a server of this user that has the model loaded, or in this process."""
 
-from contextlib import closing
+import logging
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from shoal.checkpoint.find import BUNDLED
 from shoal.cli.say.options import default_seed
 from shoal.cli.say.prosody import ProsodyOptions
 from shoal.cli.say.sinks import AudioSinks
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from shoal.cli.say.progress import SpeechProgress
     from shoal.config import EngineConfig
     from shoal.engine.engine import Engine
+    from shoal.engine.native_engine import NativeEngine
     from shoal.speech import SpeechRequest
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,23 @@ class EngineOptions:
             lexicon=self.lexicon,
             config=self.config,
         )
+
+    def load_native(self, request: "SpeechRequest") -> "NativeEngine | None":
+        """Return the engine without torch, which starts in half the time; None where only `load` does."""
+        plain = self.codec is None and self.dtype is None and self.quantize is None
+        if self.model != BUNDLED or self.device not in ("auto", "cpu") or not plain:
+            return None
+        with paused_gc():
+            from shoal.engine.native_engine import NeedsTorch, gpu_driver_present, load_native
+            from shoal.voices.store import voice_directory
+
+            if self.device == "auto" and gpu_driver_present():
+                return None
+            try:
+                return load_native(self.model, self.config, voice_directory(), self.lexicon, request)
+            except NeedsTorch as reason:
+                logger.info("loading with torch: %s", reason)
+                return None
 
     def load(self) -> "Engine":
         with paused_gc():
@@ -115,11 +137,12 @@ def speak_here(
 ) -> int:
     """Load the model, speak, and return the seed."""
     try:
-        with options.load() as engine:
-            sampling = replace(engine.service.default_sampling, **overrides)
+        with ExitStack() as stack:
+            service = options.load_native(request) or stack.enter_context(options.load()).service
+            sampling = replace(service.default_sampling, **overrides)
             progress.begin()
-            speaking = engine.service.speak_blocking(replace(request, sampling=sampling))
-            sinks.write(engine.sample_rate, ((chunk, speaking.turn) for chunk in speaking), progress)
+            speaking = service.speak_blocking(replace(request, sampling=sampling))
+            sinks.write(service.sample_rate, ((chunk, speaking.turn) for chunk in speaking), progress)
         return sampling.seed
     finally:
         resume_full_gc()

@@ -11,10 +11,12 @@ from shoal.config import EngineConfig
 from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.runner import EagerRunner, PendingStep
-from shoal.engine.execution.text_weights import TextRows, TextWeights
+from shoal.engine.execution.text_rows import TextRows
+from shoal.engine.execution.text_weights import TextWeights
 from shoal.engine.scheduler import Batch, Prefill
 from shoal.engine.sequence import Sequence
-from shoal.kernels.cuda_graph import GraphSizes, compile_ahead, describe_error
+from shoal.errors import describe_error
+from shoal.kernels.cuda_graph import GraphSizes, compile_ahead
 from shoal.kernels.jit import kernels_unavailable
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import Quantized, has_fused_kernels

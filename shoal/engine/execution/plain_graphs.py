@@ -16,7 +16,8 @@ from torch import Tensor
 from shoal.config import EngineConfig
 from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.runner import EagerRunner, PendingStep
-from shoal.engine.execution.text_weights import TextRows, TextWeights
+from shoal.engine.execution.text_rows import TextRows
+from shoal.engine.execution.text_weights import TextWeights
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.scheduler import Batch, Prefill
 from shoal.engine.sequence import Sequence

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from shoal.engine.execution.cpu_threads import CPUThreads
 from shoal.engine.execution.slot_state import SlotStates
-from shoal.engine.execution.text_weights import TextRows, TextWeights, WeightReader
+from shoal.engine.execution.text_rows import TextRows
+from shoal.engine.execution.text_weights import TextWeights, WeightReader
 from shoal.engine.kv_cache import AttentionMetadata, PagedKV, PrefillSegment
 from shoal.engine.scheduler import Batch, Prefill, StepOutput
 from shoal.engine.sequence import Sequence
@@ -32,6 +33,7 @@ class PendingStep:
     ended: torch.cuda.Event | None = None
     order: np.ndarray | None = None  # row of `tokens` of each sampled sequence; None: the same order
     attention: Ordered[TextWeights] = ()
+    output: StepOutput | None = None  # of a backend that has finished the step
 
     @classmethod
     def of(
@@ -48,6 +50,8 @@ class PendingStep:
 
     def wait(self) -> StepOutput:
         """Wait for the device; the only synchronization of a step."""
+        if self.output is not None:
+            return self.output
         if self.ended is not None:
             self.ended.synchronize()
         if self.tokens is None:

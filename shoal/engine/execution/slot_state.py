@@ -9,6 +9,7 @@ from shoal.kernels.sample_token import SamplingState
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameState
 from shoal.model.sampling import TENSOR_FIELDS, SamplingTensors
+from shoal.model.sampling_settings import SamplingSettings
 from shoal.speech import SamplingParams
 
 
@@ -54,12 +55,11 @@ class SlotStates:
         state.window[slots] = past[:, width:].unflatten(1, (width, -1))
 
     def _packed(self, sequence: Sequence) -> np.ndarray:
-        """Slot, frame, settings in the order of TENSOR_FIELDS, newest token and window as one row."""
-        settings = SamplingTensors.from_settings([sequence.sampling], torch.device("cpu"))
+        """Slot, frame, settings, newest token and window as one row."""
         window = np.zeros(self.state.window.shape[1:])
         recent = sequence.recent(window.shape[1])
         window[:, : len(recent)] = recent.T
-        numbers = [sequence.slot, sequence.frames, *(getattr(settings, name).item() for name in TENSOR_FIELDS)]
+        numbers = [sequence.slot, sequence.frames, *SamplingSettings.of(sequence.sampling)]
         return np.concatenate((numbers, sequence.tokens[sequence.length - 1], window.reshape(-1)))
 
     def rows(self, slots: Tensor, *, penalised: bool) -> FrameState:

@@ -290,7 +290,8 @@ def test_neither_the_compiler_of_torch_nor_triton_is_imported_without_need(tmp_p
 def test_a_wrong_flag_is_reported_before_a_model_is_loaded(
     shoal: Shoal, folder: Path, flags: tuple[str, ...], code: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.cli.say.speak.EngineOptions.load", lambda options: pytest.fail("the model was loaded"))
+    for name in ("load", "load_native"):
+        monkeypatch.setattr(f"shoal.cli.say.speak.EngineOptions.{name}", lambda *_: pytest.fail("the model was loaded"))
     ran = shoal("say", "Hello.", "-o", folder / "a.wav", *flags)
     assert ran.code == code
     assert message in ran.said

@@ -137,11 +137,11 @@ def runner(tiny: Checkpoint) -> NativeRunner:
 def test_values_out_of_range_are_an_error_and_read_no_other_memory(
     runner: NativeRunner, token: tuple[int, int], slot: int, position: int
 ) -> None:
-    tokens = np.zeros((1, runner._model.width), np.int64)
+    tokens = np.zeros((1, runner.steps.model.width), np.int64)
     tokens[0, :2] = token
     rows = StepRows(tokens, np.array([slot], np.int32), np.array([position], np.int32), np.zeros(1, np.int32))
     with pytest.raises(RuntimeError, match="out of range"):
-        runner._model.step(runner._state, rows)
+        runner.steps.model.step(runner.steps.state, rows)
 
 
 def test_a_quantized_kv_cache_runs_on_the_eager_backend(tiny: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.execution.fused import FusedFrame, ResidualStream
 from shoal.engine.execution.plain_graphs import PlainGraphRunner
 from shoal.engine.execution.runner import PipelinedRunner
-from shoal.engine.execution.text_weights import TextRows
+from shoal.engine.execution.text_rows import TextRows
 from shoal.engine.preprocess import build_turns, plan_turns
 from shoal.engine.utterance import TextTokens, Utterance
 from shoal.engine.word_times import WordPlan

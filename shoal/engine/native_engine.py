@@ -1,0 +1,218 @@
+"""Engine of one request at a time on the native CPU backend, without torch: importing torch takes longer than speaking.
+
+Scheduler, request tracker and audio decoder are those of `EngineCore`, and so is the audio, bit for bit. There is no
+other backend to fall back to: callers use `shoal.load` for everything that raises `NeedsTorch` here.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from shoal.audio.pcm import Samples
+from shoal.checkpoint.arrays import ArrayCheckpoint, load_arrays
+from shoal.checkpoint.find import find_directory
+from shoal.codec.arrays import CodecArrays
+from shoal.config import EngineConfig
+from shoal.engine.audio_decoder import AudioDecoder
+from shoal.engine.blocks import BlockPool
+from shoal.engine.execution.native_steps import NativeSteps
+from shoal.engine.preprocess import build_utterance, plan_request
+from shoal.engine.request_tracker import RequestTracker
+from shoal.engine.scheduler import Batch, Scheduler, StepOutput
+from shoal.engine.utterance import Event, Utterance, UtteranceStream
+from shoal.errors import CheckpointError, GenerationFailed
+from shoal.native.dual_ar import NativeDualAR, SlotArrays
+from shoal.native.library import Context, NativeUnavailable
+from shoal.speech import AudioChunk, SamplingParams, SpeechRequest
+from shoal.text.lexicon import Lexicon, read_lexicon
+from shoal.text.plan import TextPlan
+from shoal.text.prompt import Codes
+from shoal.voices.fingerprint import fingerprint
+from shoal.voices.store import VoiceStore
+from shoal.voices.voice import Voice, voice_limits
+
+# Files of GPU drivers that torch may use: NVIDIA, Jetson, WSL, AMD.
+GPU_DRIVERS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
+
+
+class NeedsTorch(Exception):
+    """The request, or the model, needs the engine with torch; the message says why."""
+
+
+def gpu_driver_present() -> bool:
+    """Whether this machine may have a GPU that `--device auto` selects."""
+    return any(map(os.path.exists, GPU_DRIVERS))
+
+
+def load_native(
+    model: str, config: EngineConfig, voices: Path, lexicon: Path | None, request: SpeechRequest
+) -> "NativeEngine":
+    """Load a model for one request. Raises NeedsTorch if the native backend cannot speak it on its own."""
+    if request.recordings or request.voices:
+        raise NeedsTorch("recordings are encoded with torch")
+    words = None if lexicon is None else read_lexicon(lexicon)
+    try:
+        engine = NativeEngine(load_arrays(find_directory(model), model), config, voices, words)
+    except (CheckpointError, NativeUnavailable) as error:
+        raise NeedsTorch(str(error)) from error
+    engine.voices_of(request, engine.plan(request))
+    return engine
+
+
+class NativeEngine:
+    """Speaks requests one after the other in the calling thread, with the interface of `Service` for that."""
+
+    def __init__(
+        self,
+        checkpoint: ArrayCheckpoint,
+        config: EngineConfig,
+        voices: Path,
+        lexicon: Lexicon | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises NativeUnavailable without a library, and CheckpointError for weights of other shapes."""
+        self.checkpoint, self.lexicon, self._clock = checkpoint, lexicon, clock
+        carried = config.carried_columns or checkpoint.profile.carried_columns
+        self.config = replace(config, slots=1, carried_columns=carried)
+        self.context = Context(config.cpu_isa, default_threads())
+        self.scheduler = self._new_scheduler()
+        self.steps = self._new_steps()
+        self.tracker = RequestTracker(
+            self.scheduler, self._new_audio_decoder(), checkpoint.model.config, self.config, clock
+        )
+        self._encoder = StoredCodes(checkpoint.codec)
+        limits = voice_limits(config.reference_seconds, checkpoint.prompt_seconds)
+        self._store = VoiceStore(voices, checkpoint.builtin_voices, sample_rate=self.sample_rate, limits=limits)
+        self._voices: dict[str, Voice] = {}
+        self._ids = itertools.count()
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """Sampling of requests, and of single fields, that are not given."""
+        return self.checkpoint.profile.sampling
+
+    @property
+    def sample_rate(self) -> int:
+        return self.checkpoint.codec.config.sample_rate
+
+    def plan(self, request: SpeechRequest) -> TextPlan:
+        """Return what the model reads for a request. Raises TextError if the text cannot be spoken."""
+        return plan_request(request, self.checkpoint, self.lexicon)
+
+    def voices_of(self, request: SpeechRequest, plan: TextPlan) -> dict[str | None, Voice | None]:
+        """Return the voice of a request and all that its text names. Raises VoiceNotFound and NeedsTorch."""
+        named = request.voice or self.checkpoint.profile.voice
+        own = None if named is None else self._voice(named)
+        return {None: own, **{name: self._voice(name) for name in plan.voices}}
+
+    def speak_blocking(self, request: SpeechRequest) -> UtteranceStream:
+        """Start an utterance; its chunks are computed as they are read."""
+        plan = self.plan(request)
+        utterance = build_utterance(
+            next(self._ids),
+            request,
+            plan,
+            self.voices_of(request, plan),
+            self.checkpoint,
+            context_limit=self.tracker.context_limit,
+            lexicon=self.lexicon,
+            deadline=None if request.timeout is None else self._clock() + request.timeout,
+        )
+        return UtteranceStream(utterance, self._chunks(utterance))
+
+    def step(self) -> list[Event]:
+        """Generate one frame, as `EngineCore.step` does. Raises GenerationFailed when the native step fails."""
+        events = self.tracker.expire()
+        output = self._run(self.scheduler.plan())
+        events += self.tracker.collect_audio()
+        return events + self.tracker.submit_audio(self.scheduler.commit(output))
+
+    def _run(self, batch: Batch) -> StepOutput:
+        try:
+            return self.steps.run(batch) if batch else StepOutput.empty(batch)
+        except RuntimeError as error:
+            raise GenerationFailed(str(error)) from error
+
+    def _chunks(self, utterance: Utterance) -> Generator[AudioChunk, None, None]:
+        self.tracker.add(utterance)
+        try:
+            while self.tracker.active:
+                for event in self.step():
+                    yield event.chunk_or_raise()
+        finally:
+            if self.tracker.active:
+                self.tracker.cancel(utterance)
+
+    def _voice(self, name: str) -> Voice:
+        if name not in self._voices:
+            self._voices[name] = self._store.get(name, self._encoder)
+        return self._voices[name]
+
+    def _new_scheduler(self) -> Scheduler:
+        config, model = self.config, self.checkpoint.model.config
+        blocks = -(-model.slow.max_seq_len // config.block_size)
+        return Scheduler(
+            BlockPool(blocks, config.block_size, caching=config.prefix_cache),
+            slots=config.slots,
+            token_budget=config.token_budget,
+            stop_id=model.stop_id,
+            max_tokens=model.slow.max_seq_len,
+            clock=self._clock,
+        )
+
+    def _new_steps(self) -> NativeSteps:
+        model, pool = self.checkpoint.model.config, self.scheduler.pool
+        slow, alignment = model.slow, self.checkpoint.profile.alignment
+        shape = (slow.n_layer, pool.count + 1, pool.size, slow.n_local_heads, slow.head_dim)
+        keys, values = (np.zeros(shape, np.float32) for _ in range(2))
+        slots = SlotArrays.zeros(self.config.slots, 1 + model.num_codebooks, model.family.repetition_window)
+        heads = () if alignment is None else alignment.heads
+        native = NativeDualAR(self.checkpoint.model, self.context)
+        return NativeSteps(native, keys, values, self.scheduler.tables, slots, heads)
+
+    def _new_audio_decoder(self) -> AudioDecoder:
+        return AudioDecoder(
+            self.checkpoint.codec,
+            self.config.slots,
+            first_frames=self.config.first_chunk_frames,
+            max_frames=self.config.max_chunk_frames,
+            clock=self._clock,
+            backends=("native",),
+            native=lambda: self.context,
+        )
+
+
+class StoredCodes:
+    """Voice encoder without an encoder: enough for voices whose codes are stored."""
+
+    def __init__(self, codec: CodecArrays) -> None:
+        self._codec = codec
+
+    @property
+    def sample_rate(self) -> int:
+        return self._codec.config.sample_rate
+
+    @property
+    def frame_rate(self) -> float:
+        return self._codec.config.frame_rate
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self._codec.config, self._codec.weights, self._codec.weights.__getitem__)
+
+    def encode(self, samples: Samples) -> Codes:
+        raise NeedsTorch("the codes of this voice are not stored")
+
+
+def default_threads() -> int:
+    """Return the threads of the native backend: as OMP_NUM_THREADS says, or one per core that may be used."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if given.isdigit() and int(given) > 0:
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
