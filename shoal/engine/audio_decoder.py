@@ -66,7 +66,7 @@ AnyDecoder: TypeAlias = "GraphDecoder[Any, Any] | NativeDecoder | StreamingDecod
 
 
 def uses_graphs(decoder: AnyDecoder) -> "TypeIs[GraphDecoder[Any, Any]]":
-    """Whether calls of a decoder have fixed sizes and run asynchronously."""
+    """Return whether calls of a decoder have fixed sizes and run asynchronously."""
     return decoder.backend in ("graph", "plain-graph")
 
 

@@ -46,7 +46,7 @@ class NeedsTorch(Exception):
 
 
 def gpu_driver_present() -> bool:
-    """Whether this machine may have a GPU that `--device auto` selects."""
+    """Return whether this machine may have a GPU that `--device auto` selects."""
     return any(map(os.path.exists, GPU_DRIVERS))
 
 
