@@ -216,7 +216,8 @@ def check_alignment(checkpoint: ModelDescription) -> Alignment:
     alignment, name = checkpoint.profile.alignment, checkpoint.name
     if alignment is None:
         raise InvalidRequest(
-            f"timestamps: the attention heads of {name} are not known yet; run `shoal align calibrate {name}` once"
+            f"timestamps: the attention heads of {name} are not known yet; run `shoal align calibrate {name}` once, "
+            "then send SIGUSR2 to a running server"
         )
     if not alignment.heads:
         raise InvalidRequest(

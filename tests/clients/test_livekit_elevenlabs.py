@@ -8,6 +8,7 @@ import aiohttp
 import httpx
 from livekit.agents import APIConnectOptions
 from livekit.agents.tts import SynthesizeStream
+from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT, TimedString
 from livekit.plugins import elevenlabs
 
 from tests.clients.conftest import KEY
@@ -34,12 +35,24 @@ def with_plugin(nano: Serving, use: Callable[[elevenlabs.TTS], Awaitable[T]], mo
 
 
 async def speak(tts: elevenlabs.TTS, text: str) -> tuple[float, SynthesizeStream]:
-    """Return the seconds of audio of a reply, and its stream."""
+    """Return the seconds of audio of a reply, and its stream. Its words come with it, with their times."""
     async with tts.stream(conn_options=PATIENT) as stream:
         for word in text.split(" "):
             stream.push_text(f"{word} ")
         stream.end_input()
-        return sum([event.frame.duration async for event in stream]), stream
+        frames = [event.frame async for event in stream]
+    seconds = sum(frame.duration for frame in frames)
+    check_words([word for frame in frames for word in frame.userdata.get(USERDATA_TIMED_TRANSCRIPT, [])], text, seconds)
+    return seconds, stream
+
+
+def check_words(words: list[TimedString], text: str, seconds: float) -> None:
+    assert "".join(words).split() == text.split()
+    starts = [word.start_time for word in words if word.strip()]
+    assert starts == sorted(starts)
+    assert len(set(starts)) == len(starts), "each word has a start of its own"
+    assert 0 <= starts[0] < starts[-1] < seconds
+    assert all(word.start_time <= word.end_time <= seconds + 0.05 for word in words)
 
 
 def test_a_text_is_synthesized(nano: Serving) -> None:

@@ -18,6 +18,7 @@ from pipecat.frames.frames import (
     LLMTextFrame,
     TTSAudioRawFrame,
     TTSStoppedFrame,
+    TTSTextFrame,
 )
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
@@ -65,6 +66,7 @@ class Listener(FrameProcessor):
     def __init__(self) -> None:
         super().__init__()
         self.seconds = 0.0
+        self.words: list[tuple[str, int]] = []  # with the nanosecond at which each begins
         self.errors: list[str] = []
         self.heard, self.stopped, self.interrupted = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -74,6 +76,9 @@ class Listener(FrameProcessor):
             assert (frame.sample_rate, frame.num_channels) == (RATE, 1)
             self.seconds += len(frame.audio) / 2 / RATE
             self.heard.set()
+        elif isinstance(frame, TTSTextFrame):
+            assert frame.pts is not None, "the word has a time"
+            self.words.append((frame.text, frame.pts))
         elif isinstance(frame, InterruptionFrame):
             self.interrupted.set()
         elif isinstance(frame, TTSStoppedFrame):
@@ -145,8 +150,17 @@ def test_a_reply_is_spoken(nano: Serving, make: MakeService) -> None:
         await listener.stopped.wait()
         assert listener.errors == []
         assert is_plausible(listener.seconds, "".join(words))
+        check_words(listener.words, "".join(words), listener.seconds)
 
     run(nano, make, talk)
+
+
+def check_words(words: list[tuple[str, int]], text: str, seconds: float) -> None:
+    assert [word for word, _ in words] == text.split()
+    times = [time for _, time in words]
+    assert times == sorted(times)
+    assert len(set(times)) == len(times), "each word has a time of its own"
+    assert 0 < (times[-1] - times[0]) / 1e9 < seconds
 
 
 def test_an_interrupted_reply_makes_way_for_the_next(nano: Serving) -> None:

@@ -170,6 +170,7 @@ def test_a_long_text_plays_while_it_is_generated_and_stop_frees_the_slot(visit: 
         say(page, LONG, seed=10)
         wait_until(lambda: playback(page, "played") > 8000, interval=0.1)
         assert page.is_visible("#speak.busy")
+        assert page.inner_text("#hint").split() == ["Esc", "stops"]
         assert page.inner_text("#progress-words").startswith("Part ")
         wait_until(lambda: figure(slow_serving, "shoal_engine_running") == 1, interval=0.1)
         page.click("#speak")
@@ -647,18 +648,25 @@ def test_a_voice_is_previewed_and_found_by_its_words(visit: Visit, serving: Serv
             http_request(serving, "DELETE", "/v1/references/delete", body)
 
 
-def test_the_player_stays_in_view_below_a_long_dialogue(visit: Visit) -> None:
+def assert_the_player_is_in_view(page: "Page") -> None:
+    for id in ("play", "speak"):
+        shown = page.locator(f"#{id}").bounding_box()
+        assert shown
+        assert 0 <= shown["y"] <= 720 - shown["height"]
+
+
+def test_the_player_stays_in_view_below_a_long_text_and_a_long_dialogue(visit: Visit) -> None:
     page = visit(viewport={"width": 1280, "height": 720})
+    page.fill("#text", LONG)
+    page.locator("#text").scroll_into_view_if_needed()
+    assert_the_player_is_in_view(page)
     page.evaluate(
         "localStorage.setItem('shoal.turns', JSON.stringify(Array(40).fill({speaker: 0, text: 'One more line.'})))"
     )
     page.reload()
     page.check("input[value=dialogue]")
     page.locator("#turns li").first.scroll_into_view_if_needed()
-    for id in ("play", "speak"):
-        shown = page.locator(f"#{id}").bounding_box()
-        assert shown
-        assert 0 <= shown["y"] <= 720 - shown["height"]
+    assert_the_player_is_in_view(page)
     # Nothing covers the button: the click arrives.
     page.click("#speak")
     page.click("#speak.busy")
@@ -666,6 +674,7 @@ def test_the_player_stays_in_view_below_a_long_dialogue(visit: Visit) -> None:
 
 def test_sliders_are_spoken_with_their_units(visit: Visit) -> None:
     page = visit()
+    assert page.locator(".actions:has(#speak) #speed").count() == 1, "the speed is beside the button"
     assert page.get_attribute("#speed", "aria-valuetext") == "1 times normal speed (default)"
     page.focus("#speed")
     page.keyboard.press("ArrowRight")

@@ -3,12 +3,14 @@
 import base64
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from shoal.checkpoint.find import BUNDLED_DIRECTORY
+from tests.firefox import ARROW_RIGHT, ENTER, firefox
 from tests.server.conftest import Serving, start
 from tests.ui.conftest import Visit
 from tests.waiting import wait_until
@@ -146,7 +148,7 @@ def test_words_light_up_while_the_speech_is_streamed_and_after_a_reload(visit: V
 
 
 def test_a_chosen_word_plays_from_there(visit: Visit, serving: Serving) -> None:
-    page = visit()
+    page = visit(viewport={"width": 1280, "height": 720})
     page.evaluate(f"({UNDER_CONTROL})(); window.gated = false")
     rate = 0
 
@@ -159,6 +161,9 @@ def test_a_chosen_word_plays_from_there(visit: Visit, serving: Serving) -> None:
     say(page)
     wait_until_made(page)
     rate = figure(page, "rate")
+    shown = page.locator("#play").bounding_box()
+    assert shown
+    assert shown["y"] + shown["height"] <= 720, "the player stays in view with the words"
     page.click("#words .word >> text=$12.50")
     plays_from(times[2][0])
     lit(page, "$12.50")
@@ -185,3 +190,38 @@ def test_nano_speaks_with_a_builtin_voice(visit: Visit) -> None:
     wait_until_made(page)
     assert 0.2 < figure(page, "samples") / figure(page, "rate") < 10
     assert page.locator("#voices [aria-label^=Edit]").count() == 0
+
+
+MARKED = "[...document.querySelectorAll('.word[aria-current]')].map((word) => word.textContent).join()"
+STATE = "document.querySelector('#playback').dataset.state"
+
+
+def test_firefox_plays_to_the_last_sample_lights_words_up_and_keeps_them(serving: Serving, tmp_path: Path) -> None:
+    times = times_by_server(serving)
+    with firefox(tmp_path / "profile") as tab:
+        # Without a sound card Firefox does not move its clock.
+        tab.before_every_page(f"() => {{ ({UNDER_CONTROL})(); window.gated = false; }}")
+        tab.open(serving.url)
+        tab.wait_for("!document.querySelector('#speak').disabled")
+        for field, value in (("text", TEXT), ("seed", str(SEED))):
+            tab.run(f"document.querySelector('#{field}').value = {json.dumps(value)}")
+            tab.run(f"document.querySelector('#{field}').dispatchEvent(new Event('input'))")
+        tab.run("window.began = window.now")
+        tab.click("#speak")
+        tab.wait_for("document.querySelector('.speech')")
+        for word, span in zip(WORDS, times, strict=True):
+            tab.run(f"window.now = window.began + 0.06 + {middle(span)}")
+            tab.wait_for(f"{MARKED} === {json.dumps(word)}")
+        tab.run("window.now += 100")
+        tab.wait_for(f"{STATE} === 'ended'")
+        made = tab.run("document.querySelector('#playback').dataset")
+        assert int(made["samples"]) == int(made["played"]) > times[-1][0] * int(made["rate"])
+
+        tab.reload()
+        tab.click("[aria-label^='Play: ']")
+        tab.wait_for(f"{STATE} === 'playing'")
+        assert tab.run("[...document.querySelectorAll('.word')].map((word) => word.textContent)") == WORDS
+        tab.click("#word-0-1")
+        tab.wait_for(f"{MARKED} === 'costs'")
+        tab.press(ARROW_RIGHT, ENTER)
+        tab.wait_for(f"{MARKED} === '$12.50'")
