@@ -173,6 +173,44 @@ while True:
     assert finished.returncode == -signal.SIGXCPU
 
 
+@linux_only
+def test_the_process_can_neither_delete_nor_signal_nor_execute(tmp_path):
+    """What resource limits permit: none of these opens a file, and root may fork in spite of them."""
+    (tmp_path / "kept").touch()
+    script = f"""
+import os, resource, signal, sys
+from shoal.audio.sandbox.seccomp import restrict_system_calls
+assert restrict_system_calls()
+for forbidden in (
+    lambda: os.unlink({str(tmp_path / "kept")!r}),
+    lambda: os.kill(os.getppid(), 0),
+    lambda: os.execv("/bin/true", ["true"]),
+    lambda: os.fork() or os._exit(1),
+    lambda: os.listdir("/"),
+    lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CPU),
+):
+    try:
+        forbidden()
+    except PermissionError:
+        os.write(1, b"refused ")
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+os.write(1, b"allowed")
+"""
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert finished.stdout.split() == [*["refused"] * 6, "allowed"], finished.stderr
+    assert (tmp_path / "kept").exists()
+
+
+@linux_only
+def test_a_process_without_the_filter_decodes_with_a_warning(decoders, flac, monkeypatch, caplog):
+    monkeypatch.setattr(pool_module, "READY", pool_module.READY_UNFILTERED)
+    monkeypatch.setattr(pool_module, "READY_UNFILTERED", READY)
+    pool_module.warn_unfiltered.cache_clear()
+    caplog.set_level(logging.WARNING)
+    assert decoders.decode(flac, request_for(flac))[1] == RATE
+    assert "without a system call filter" in caplog.text
+
+
 def test_a_program_without_an_interpreter_decodes_with_a_warning(flac, monkeypatch, caplog):
     monkeypatch.setattr(sys, "executable", "/opt/tritonserver/stub")
     caplog.set_level(logging.WARNING)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import IO
 
 READY = b"shoal decoder ready\n"
+READY_UNFILTERED = b"shoal decoder plain\n"  # without the system call filter
 _REQUEST = struct.Struct("<IQddIIIQ")
 _RESPONSE = struct.Struct("<BIIQ")
 OK, AUDIO_ERROR, MISSING_EXTRA = range(3)

@@ -9,12 +9,21 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from shoal.audio.pcm import Samples
-from shoal.audio.sandbox.messages import MAX_ERROR_BYTES, MISSING_EXTRA, OK, READY, DecodeRequest, DecodeResponse
+from shoal.audio.sandbox.messages import (
+    MAX_ERROR_BYTES,
+    MISSING_EXTRA,
+    OK,
+    READY,
+    READY_UNFILTERED,
+    DecodeRequest,
+    DecodeResponse,
+)
 from shoal.errors import AudioError, EngineStopped, MissingExtra
 
 logger = logging.getLogger(__name__)
@@ -36,6 +45,12 @@ class WorkerEnded(Exception):
         self.returncode, self.idle = returncode, idle
 
 
+@cache
+def warn_unfiltered() -> None:
+    """Warn once."""
+    logger.warning("recordings are decoded without a system call filter: this kernel or machine does not support it")
+
+
 class DecoderProcess:
     """One decoder process. Not thread-safe."""
 
@@ -54,8 +69,10 @@ class DecoderProcess:
         assert self._process.stdout is not None
         self._requests, self._responses = self._process.stdin, self._process.stdout
         with self._killed_after(START_SECONDS):
-            started = self._responses.read(len(READY)) == READY
-        if not started:
+            answer = self._responses.read(len(READY))
+        if answer == READY_UNFILTERED and sys.platform == "linux":
+            warn_unfiltered()
+        elif answer != READY and answer != READY_UNFILTERED:
             raise EngineStopped(f"the audio decoder process did not start (exit code {self.close()})")
 
     @property

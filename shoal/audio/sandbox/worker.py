@@ -1,6 +1,7 @@
 """Child process that decodes recordings, one after the other, from its standard input to its standard output.
 
-Before the first recording it gives up files, sockets and child processes, for good. Address space and CPU time are
+Before the first recording it gives up files, sockets and child processes, for good, and on Linux every system call that
+decoding does not need. Address space and CPU time are
 limited per recording. Systems without `resource` (Windows) have no limits, but faults stay in this process.
 """
 
@@ -19,9 +20,11 @@ from shoal.audio.sandbox.messages import (
     MISSING_EXTRA,
     OK,
     READY,
+    READY_UNFILTERED,
     DecodeRequest,
     DecodeResponse,
 )
+from shoal.audio.sandbox.seccomp import restrict_system_calls
 from shoal.audio.wav import wav_header
 from shoal.errors import AudioError, MissingExtra
 
@@ -39,8 +42,8 @@ def main() -> None:
     requests, responses = sys.stdin.buffer, sys.stdout.buffer
     warm_up()
     baseline = address_space_bytes()
-    give_up_privileges()
-    responses.write(READY)
+    filtered = give_up_privileges()
+    responses.write(READY if filtered else READY_UNFILTERED)
     responses.flush()
     while _arrives(requests) and (request := DecodeRequest.read(requests)) is not None:
         limit_job(request, baseline)
@@ -92,14 +95,18 @@ def warm_up() -> None:
         decode_container(bytes(64), 16_000, AudioLimits())
 
 
-def give_up_privileges() -> None:
-    """Limit this process, irrevocably: no new files, sockets or processes, no file growth, no core dump."""
+def give_up_privileges() -> bool:
+    """Limit this process, irrevocably: no new files, sockets or processes, no file growth, no core dump.
+
+    Return whether system calls are filtered, too.
+    """
     if sys.platform == "win32":
-        return
+        return False
     resource.setrlimit(resource.RLIMIT_NOFILE, (STANDARD_FILES, STANDARD_FILES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    return restrict_system_calls()
 
 
 def limit_job(request: DecodeRequest, baseline: int | None) -> None:
