@@ -1,0 +1,124 @@
+"""Measure an engine with many slots, and compare some of its requests with the same requests alone.
+
+    python -m scripts.many_voices --model random:s1-mini --voices 1,64,192,384,512 --json voices.json
+
+One engine with as many slots as the largest number of voices. For every number a closed loop: each client sends its
+next text when the last one is complete; all texts differ and have the same number of frames. Then five of the requests
+run alone: `exact` says whether they have the same codes. Prints one line of JSON per number, then step times.
+"""
+
+import argparse
+import json
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.engine.core import EngineCore
+from shoal.engine.preprocess import build_turns
+from shoal.engine.utterance import Utterance
+from shoal.speech import SamplingParams
+from shoal.tools.bench.engine import TEXT, load_core
+from shoal.tools.bench.memory import MemoryGauge, memory_parts
+from shoal.tools.bench.percentiles import summarize
+from shoal.tools.bench.profile import step_seconds
+
+Figures = dict[str, Any]
+
+_ids = count()
+
+
+def utterance(core: EngineCore, number: int, frames: int) -> Utterance:
+    """Return the request of that number: its text and seed depend on the number only."""
+    turns = build_turns(f"{number} {number % 7}. {TEXT}", None, core.checkpoint)
+    return Utterance(next(_ids), turns, SamplingParams(seed=number, max_frames=frames))
+
+
+def closed_loop(core: EngineCore, voices: int, frames: int, each: int) -> tuple[Figures, dict[int, NDArray[np.int32]]]:
+    """Run `each` requests per client; return the figures, and the codes of the requests to compare by number."""
+    core.pool.clear_cache()
+    waiting, waits, steps = dict[int, float](), list[float](), core.stats.steps
+    requests: list[Utterance] = []
+    began = time.perf_counter()
+    while len(requests) < voices * each or not core.idle:
+        while len(requests) < voices * each and len(core.tracker.active) < voices:
+            requests.append(utterance(core, len(requests), frames))
+            waiting[requests[-1].id] = time.perf_counter()
+            core.add(requests[-1])
+        waits += _step(core, waiting)
+    seconds = time.perf_counter() - began
+    audio = len(requests) * frames / core.checkpoint.codec.config.frame_rate
+    figures = {"voices": voices, "requests": len(requests), "seconds": seconds, "audio_per_second": audio / seconds}
+    figures |= {"steps": core.stats.steps - steps, "first_audio": summarize(waits)}
+    return figures, {number: requests[number].all_codes() for number in compared(voices)}
+
+
+def _step(core: EngineCore, waiting: dict[int, float]) -> list[float]:
+    """Run one step; return the times to first audio of the requests that get theirs. Raises their errors."""
+    waits = []
+    for event in core.step():
+        if event.error is not None:
+            raise event.error
+        if (asked := waiting.pop(event.utterance.id, None)) is not None:
+            waits.append(time.perf_counter() - asked)
+    return waits
+
+
+def compared(voices: int) -> list[int]:
+    """Return the numbers of the requests that also run alone: from the begin, the middle and the end of a batch."""
+    return sorted({0, voices // 3, voices // 2, max(0, voices - 2), voices - 1})
+
+
+def alone(core: EngineCore, number: int, frames: int) -> NDArray[np.int32]:
+    """Return the codes of a request that runs alone."""
+    single = utterance(core, number, frames)
+    core.add(single)
+    while not core.idle:
+        _step(core, {})
+    return single.all_codes()
+
+
+def measure(core: EngineCore, voices: int, frames: int, each: int, singles: dict[int, NDArray[np.int32]]) -> Figures:
+    """Measure one number of voices; `singles` keeps the codes of requests that ran alone."""
+    figures, codes = closed_loop(core, voices, frames, each)
+    for number in codes.keys() - singles.keys():
+        singles[number] = alone(core, number, frames)
+    return figures | {"exact": {number: bool(np.array_equal(codes[number], singles[number])) for number in codes}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="random:s1-mini")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--voices", default="1,64,128,192,256,384,512", help="numbers of clients, separated by commas")
+    parser.add_argument("--frames", type=int, default=200, help="frames per request")
+    parser.add_argument("--each", type=int, default=2, help="requests per client")
+    parser.add_argument("--json", type=Path, help="file for the results; written after each number")
+    given = parser.parse_args()
+    sizes = [int(size) for size in given.voices.split(",")]
+    began = time.perf_counter()
+    core = load_core(given.model, given.device, max(sizes))
+    core.warm_up()
+    results: Figures = {"start": time.perf_counter() - began, "memory": memory_parts(core), "runs": []}
+    closed_loop(core, min(8, max(sizes)), 4, 1)  # warm-up
+    singles: dict[int, NDArray[np.int32]] = {}
+    for voices in sizes:
+        results["runs"].append(measure(core, voices, given.frames, given.each, singles))
+        print(json.dumps(results["runs"][-1]), flush=True)
+        write(given.json, results)
+    results["step_seconds"] = {voices: step_seconds(core, voices) for voices in sizes}
+    results["memory"]["peak"] = MemoryGauge(core.checkpoint.model.device).peak()
+    print(json.dumps(results["step_seconds"]))
+    write(given.json, results)
+
+
+def write(path: Path | None, results: Figures) -> None:
+    if path is not None:
+        path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
