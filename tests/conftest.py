@@ -1,5 +1,6 @@
 """Shared by all tests: where the golden data lies, the marks, and the models they make."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -21,6 +22,12 @@ if forced_limit := os.environ.get("SHOAL_TEST_SHARED_MEMORY"):
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from tests import slow
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    with contextlib.suppress(ImportError):  # Triton is not installed everywhere
+        from tests.interpreter import keep_patches
+
+        keep_patches()
 
 # Imports and collected tests stay until the end: no collection has to look for garbage among them (see below).
 gc.disable()
