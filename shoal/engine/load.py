@@ -23,6 +23,7 @@ from shoal.engine.service import Service
 from shoal.errors import InvalidRequest, counted
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import to_column_major
+from shoal.native.library import native_library
 from shoal.quantize.modes import WeightModes
 from shoal.quantize.policy import check_requested, choose_modes
 from shoal.text.lexicon import Lexicon, read_lexicon
@@ -173,7 +174,8 @@ def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtyp
     )
 
     def choose(model: DualAR, codec: Codec) -> WeightModes:
-        choice = choose_modes(config.quantize, model, codec, device=device, dtype=dtype, memory=memory)
+        native = device.type == "cpu" and dtype == torch.float32 and native_library().available
+        choice = choose_modes(config.quantize, model, codec, device=device, dtype=dtype, memory=memory, native=native)
         logger.info("weights: %s", choice.describe(device))
         return choice.modes
 

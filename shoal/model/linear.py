@@ -259,17 +259,19 @@ class CpuInt8Linear(Quantized):
 class DynamicInt8Linear(CpuInt8Linear):
     """int8 x int8 products (AVX-512 VNNI through oneDNN): activations are quantized per row at run time.
 
-    Each row has its own activation scale, so its result does not depend on the rest of the batch.
+    Each row has its own activation scale, so its result does not depend on the rest of the batch. The weights are
+    packed by the first product: the native backend reads them as they are and never needs the packed form.
     """
 
-    packed: Tensor
+    weight: Tensor
     scales: Tensor
     zeros: Tensor
     bias: Tensor | None
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.register_buffer("packed", torch.ops.onednn.qlinear_prepack(weight.contiguous(), None), persistent=False)
+        self.register_buffer("weight", weight)
+        self._packed: Tensor | None = None
         self.register_buffer("scales", scales.float())
         self.register_buffer("zeros", torch.zeros(len(scales), dtype=torch.int32), persistent=False)
         self.register_buffer("bias", bias)
@@ -280,10 +282,15 @@ class DynamicInt8Linear(CpuInt8Linear):
         # Quantized to 1..255 with zero point 128; the extra 0.5 turns truncation into rounding.
         q = (rows * (127 / row_max)).add_(128.5).to(torch.uint8)
         y = torch.ops.onednn.qlinear_pointwise(
-            q, 1 / 127, 128, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            q, 1 / 127, 128, self._pack(), self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
         y = (y * row_max)[:, :count].unflatten(0, x.shape[:-1])
         return (y if self.bias is None else y + self.bias[:count]).to(x.dtype)
+
+    def _pack(self) -> Tensor:
+        if self._packed is None:
+            self._packed = torch.ops.onednn.qlinear_prepack(self.weight.contiguous(), None)
+        return self._packed
 
 
 class WeightOnlyInt8Linear(CpuInt8Linear):

@@ -32,10 +32,11 @@ class QuantizationChoice:
 
     modes: WeightModes
     reason: str
+    native: bool = False  # computed by the native backend
 
     def describe(self, device: torch.device) -> str:
         """Return modes and reason for the log; on a CPU also the int8 implementation."""
-        int8 = device.type == "cpu" and "int8" in astuple(self.modes)
+        int8 = device.type == "cpu" and not self.native and "int8" in astuple(self.modes)
         return f"{self.modes} ({self.reason})" + (f", computed as {int8_implementation()}" if int8 else "")
 
 
@@ -46,10 +47,18 @@ def check_requested(requested: str, device: torch.device) -> None:
 
 
 def choose_modes(
-    requested: str, model: DualAR, codec: Codec, *, device: torch.device, dtype: torch.dtype, memory: int
+    requested: str,
+    model: DualAR,
+    codec: Codec,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    memory: int,
+    native: bool = False,
 ) -> QuantizationChoice:
     """Return the requested modes, or for `auto` those that suit the device, the stored weights and `memory` bytes.
 
+    `native` says that the native CPU backend will run, which is limited by the bytes of the weights it reads.
     Raises InvalidRequest if the device cannot compute the stored modes, or on a CPU if int8 would have no effect.
     """
     on_cpu = device.type == "cpu"
@@ -60,7 +69,7 @@ def choose_modes(
         return QuantizationChoice(modes, "as requested")
     stored = modes_of(model, codec)
     if on_cpu:
-        return _choose_for_cpu(model, stored)
+        return _choose_for_cpu(model, stored, native=native)
     if stored:
         return _choose_stored(stored, device)
     for modes in AUTO_MODES:
@@ -78,10 +87,11 @@ def _require_effect(modes: WeightModes, model: DualAR, codec: Codec) -> None:
         raise InvalidRequest("this codec's matrices are too small for int8 on a CPU: leave codec=int8 out")
 
 
-def _choose_for_cpu(model: DualAR, stored: WeightModes) -> QuantizationChoice:
-    if has_int8_matmul() and benefits_from_int8(model):
+def _choose_for_cpu(model: DualAR, stored: WeightModes, *, native: bool) -> QuantizationChoice:
+    if (native or has_int8_matmul()) and benefits_from_int8(model):
         slow, fast = (_int8_if_possible(mode) for mode in (stored.slow, stored.fast))
-        return QuantizationChoice(WeightModes(slow, fast), "this CPU multiplies int8 faster than floats")
+        reason = "the native backend reads int8 weights" if native else "this CPU multiplies int8 faster than floats"
+        return QuantizationChoice(WeightModes(slow, fast), reason, native=native)
     return QuantizationChoice(WeightModes(), "floats are the fastest for this model on this CPU")
 
 

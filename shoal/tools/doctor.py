@@ -22,6 +22,8 @@ EXTRAS = {"formats": ("av", "soxr")}
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
 # Bytes of the weights of s1-mini in bf16 and its codec in fp32.
 SMALLEST_MODEL = 3.3e9
+# Cores and RTF of S1-mini, one voice, backend native in float32, on an Intel Xeon: docs/benchmarks.md.
+CPU_RTF = {8: 1.69, 16: 0.94}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,17 @@ def _torch() -> Iterator[DoctorFinding]:
     native = native_library()
     advice = "" if native.available else "install g++ or clang++: eager is several times slower on a CPU"
     yield DoctorFinding("CPU backend", native.detail, "ok" if native.available else "warn", advice)
+    if native.available:
+        yield DoctorFinding("s1-mini on the CPU", predicted_cpu_speed(available))
+
+
+def predicted_cpu_speed(count: int) -> str:
+    """Return the RTF of S1-mini that was measured with that many cores, or is scaled from the nearest measurement."""
+    measured = min(CPU_RTF, key=lambda each: abs(each - count))
+    how = "measured" if measured == count else f"predicted from {CPU_RTF[measured]:g} measured on {measured} cores"
+    # Memory bandwidth limits more cores than were measured: no gain is predicted for them.
+    rtf = CPU_RTF[measured] * measured / min(count, max(CPU_RTF))
+    return f"RTF about {rtf:.2g} with one voice in float32 ({how}, on an Intel Xeon with AVX-512)"
 
 
 def _gpu() -> Iterator[DoctorFinding]:

@@ -136,3 +136,10 @@ def test_plan_shows_the_capacity_of_common_gpus(shoal: Shoal) -> None:
     assert "24 GB" in shown
     assert "Predicted speed" in shown
     assert "16-bit / 8-bit" in shown
+
+
+@pytest.mark.parametrize(
+    ("cores", "rtf"), [(2, "6.8 "), (8, "1.7 with one voice in float32 (measured,"), (16, "0.94 "), (64, "0.94 ")]
+)
+def test_the_speed_of_s1_mini_on_a_cpu_is_scaled_from_measurements(cores: int, rtf: str) -> None:
+    assert f"RTF about {rtf}" in doctor.predicted_cpu_speed(cores)

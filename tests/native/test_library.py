@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.kernels.sample import sample_reference
-from shoal.model.linear import Int4Linear, Int8Linear
+from shoal.model.linear import DynamicInt8Linear, Int4Linear, Int8Linear, WeightOnlyInt8Linear
 from shoal.native import build, library
 from shoal.native.library import Arrays, Context, Matrix, NativeUnavailable, choose_isa, find_library, open_library
 from shoal.native.modules import layer_arrays
@@ -78,6 +78,16 @@ def test_logits_that_are_not_numbers_give_a_token_in_range(contexts: list[Contex
 def test_an_unknown_instruction_set_is_refused_with_those_that_work(contexts: list[Context]) -> None:
     with pytest.raises(NativeUnavailable, match=r"no mmx: use .*baseline"):
         choose_isa("mmx")
+
+
+def test_int8_layers_of_every_cpu_are_read_as_stored(contexts: list[Context]) -> None:
+    """A layer that torch would compute with VNNI must not keep a large model off the native backend."""
+    torch.manual_seed(0)
+    stored, x = Int8Linear.from_weight(torch.randn(64, 32)), torch.randn(3, 32)
+    arrays = Arrays()
+    expected = product(contexts[0], pack(arrays, stored, 64, 32), x)
+    for kind in (DynamicInt8Linear, WeightOnlyInt8Linear):
+        assert torch.equal(product(contexts[0], pack(arrays, kind(stored.weight, stored.scales), 64, 32), x), expected)
 
 
 def test_int4_weights_are_refused() -> None:

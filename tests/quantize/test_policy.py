@@ -76,6 +76,14 @@ def test_auto_on_a_cpu_is_int8_or_floats(
     assert found.modes == WeightModes.parse(chosen)
 
 
+def test_auto_with_the_native_backend_is_int8_on_every_cpu(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "has_int8_matmul", lambda: False)
+    monkeypatch.setattr(apply, "MIN_INT8_WEIGHTS", 1000)
+    found = choose_modes("auto", tiny.model, tiny.codec, device=CPU, dtype=torch.float32, memory=0, native=True)
+    assert found.modes == WeightModes.parse("int8")
+    assert found.describe(CPU) == "int8 (the native backend reads int8 weights)"
+
+
 @pytest.mark.parametrize(("integers", "how"), [(True, "int8 (VNNI, oneDNN)"), (False, "int8 (weight-only)")])
 def test_on_a_cpu_the_log_says_what_computes_int8(integers: bool, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modes, "has_int8_matmul", lambda: integers)
