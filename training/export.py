@@ -41,6 +41,7 @@ from training.int8 import int8_tensors
 from training.kokoro.voices import VOICES
 
 MOST_BYTES = 60_000_000
+FIGURES = Path(__file__).with_name("figures.md")  # what was measured of the edition that is shipped
 
 Storage = Literal["int8", "fp16"]
 Clip = tuple[Samples, str]  # a recording and what is said in it
@@ -90,9 +91,7 @@ voices are this project's own.
 
 ## Quality
 
-`docs/quality.md` has what was measured of it: words and characters misheard, opinion scores and likeness of the voices,
-of its teacher, its codec and itself. No listening test has been done.
-"""
+{figures}"""
 
 NOTICE = """\
 # Notices
@@ -212,6 +211,7 @@ def card(parts: Parts, voices: Sequence[str], storage: Storage, size: int) -> st
         voices=", ".join(voices),
         storage=storage,
         megabytes=size / 1e6,
+        figures=FIGURES.read_text(),
         entropies=", ".join(f"{name} {found['score']:.3f}" for name, found in parts.trained.items() if name != "step"),
     )
 

@@ -20,9 +20,8 @@ from training.codec.quantiser import look_up
 from training.data import Line
 from training.dual_ar import save_language_model
 from training.encode import About, encode_new, encode_recordings, frozen_codec, prompts_for
-from training.language import hidden_states, residual_logits
-from training.packing import EncodedShard, utterance_columns
-from training.resample import Row, main, rows_with_references, sample_rows
+from training.packing import STOP_ID, EncodedShard, utterance_columns
+from training.resample import main, rows_with_references, sample_residuals
 from training.sampled import SampledShard
 
 
@@ -46,50 +45,27 @@ def write_speech(folder: Path, shard: int, seconds: list[float]) -> None:
     stem.with_suffix(".jsonl").write_text("\n".join(lines) + "\n")
 
 
-def some_rows(codec_folder: Path) -> list[Row]:
-    """Rows of unlike prompts and numbers of frames."""
+def test_only_codes_behind_the_first_are_sampled_and_only_of_audio(model: DualAR, codec_folder: Path) -> None:
     prompts = prompts_for(About.of(frozen_codec(codec_folder)))
-    rng, rows = np.random.default_rng(1), []
-    for text, frames in (("Hello there.", 9), ("Hi.", 4), ("How are you today?", 1)):
-        columns = utterance_columns(prompts, text, rng.integers(SIZE, size=(BOOKS, frames)).astype(np.int32))
-        rows.append(Row(columns[: -1 - frames], columns[-1 - frames : -1, 1:]))
-    return rows
-
-
-def test_only_codes_behind_the_first_are_sampled(model: DualAR, codec_folder: Path) -> None:
-    rows = some_rows(codec_folder)
+    codes = np.random.default_rng(1).integers(SIZE, size=(BOOKS, 30)).astype(np.int32)
+    columns = torch.from_numpy(utterance_columns(prompts, "Hello there.", codes).astype(np.int64))[None]
     torch.manual_seed(0)
-    for row, made in zip(rows, sample_rows(model, rows, torch.ones(len(rows)), temperature=1.0), strict=True):
-        assert made.shape == row.frames.shape
-        assert (made[:, 0] == row.frames[:, 0]).all()
-        assert len(row.frames) == 1 or (made[:, 1:] != row.frames[:, 1:]).mean() > 0.5
+    made = sample_residuals(model, columns, temperature=1.0, top_p=1.0)
+    audio = columns[0, :, 0] >= CONFIG.semantic_begin_id
+    assert torch.equal(made[..., :2], columns[..., :2])
+    assert torch.equal(made[0, ~audio], columns[0, ~audio])
+    assert (made[0, audio, 2:] != columns[0, audio, 2:]).float().mean() > 0.5
+    assert made[0, -1, 0] == STOP_ID
 
 
-def test_codes_are_those_of_a_pass_over_the_sampled_frames_and_do_not_depend_on_other_rows(
-    model: DualAR, codec_folder: Path
-) -> None:
-    rows, least = some_rows(codec_folder), torch.zeros(3)  # top_p 0: always the most likely code
-    together = sample_rows(model, rows, least)
-    for row, made in zip(rows, together, strict=True):
-        assert (sample_rows(model, [row], least[:1])[0] == made).all()
-        audio = np.concatenate((made[:, :1] + CONFIG.semantic_begin_id, made), axis=1)
-        columns = torch.from_numpy(np.concatenate((row.prompt, audio)).astype(np.int64))[None]
-        hidden = hidden_states(model, columns[:, :-1])[len(row.prompt) - 1 :]
-        logits = residual_logits(
-            model.fast, model.fast_input(hidden, model.slow.norm(hidden)), columns[0, len(row.prompt) :, 1:]
-        )
-        assert (logits.argmax(-1).numpy() == made[:, 1:]).all()
-
-
-def test_prompts_begin_with_other_utterances_of_the_voice(codec_folder: Path) -> None:
+def test_rows_begin_with_other_utterances_of_the_voice(codec_folder: Path) -> None:
     prompts = prompts_for(About.of(frozen_codec(codec_folder)))
     columns = [utterance_columns(prompts, "Hi.", np.full((BOOKS, 3 + n), n, np.int32)) for n in range(4)]
     shard = EncodedShard.of(columns, ["a", "b", "a", "a"], ["Hi."] * 4, BOOKS, [0, 1, 2, 3])
     rows = rows_with_references(shard, random.Random(0))
-    assert all((row.frames == own[-1 - len(row.frames) : -1, 1:]).all() for row, own in zip(rows, columns, strict=True))
-    assert [len(row.frames) for row in rows] == [3, 4, 5, 6]
-    assert len(rows[1]) == len(columns[1])  # the opening token, and no stop token; no other utterance of this voice
-    assert any(len(row) > len(own) for row, own in zip(rows, columns, strict=True))
+    assert all((row[-len(own) :] == own).all() for row, own in zip(rows, columns, strict=True))
+    assert len(rows[1]) == 1 + len(columns[1])  # no other of this voice
+    assert any(len(row) > 1 + len(own) for row, own in zip(rows, columns, strict=True))
 
 
 def test_a_decoder_learns_from_sampled_codes_and_its_codes_keep_their_meaning(
