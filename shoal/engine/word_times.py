@@ -13,6 +13,9 @@ from shoal.text.words import TextWord
 Span = tuple[int, int]
 # Penalty, in nats, of each token that the path leaves out: rapid speech passes more than one token per frame.
 SKIP_PENALTY = 0.4
+# A word has ended when the path has been past it for this long. Before the first sound of a turn attention looks at all
+# of its text, and a decision in those frames puts words up to a second too early.
+CONFIRM_SECONDS = 0.2
 # Attention is never taken as impossible: a frame that attends elsewhere must not break the path.
 FLOOR = 1e-4
 
@@ -154,10 +157,11 @@ class WordTimes:
         if times is None:
             return
         path = times.path.tokens()
+        confirmed = len(path) - max(1, int(CONFIRM_SECONDS / self.frame_seconds + 1e-9))
         owned = list(zip(tokens, self.plan.turns[turn], strict=False))
         for (first, last), written in owned[times.done :]:
             start, end = frame_of(path, first), frame_of(path, last)
-            if end >= len(path) and not ended:
+            if end > confirmed and not ended:
                 break
             times.done += 1
             if written is not None:

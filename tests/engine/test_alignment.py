@@ -60,8 +60,7 @@ def test_chunks_carry_the_words_that_have_ended(nano: Engine, speech: Speech) ->
         seconds += chunk.seconds
         assert all(word.start < seconds + 0.2 for word in chunk.words)
     assert [word.text for word in words] == [word.text for word in speech.words]
-    # Decisions at the end of a chunk are made without the frames that follow.
-    assert [word.start for word in words] == pytest.approx([word.start for word in speech.words], abs=0.2)
+    assert [word.start for word in words] == pytest.approx([word.start for word in speech.words], abs=0.05)
 
 
 def test_word_times_do_not_change_the_audio_and_are_not_sent_unasked(nano: Engine, speech: Speech) -> None:

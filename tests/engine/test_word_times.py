@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -87,6 +88,20 @@ def test_words_are_reported_once_when_they_have_ended() -> None:
     found.collect(0, [(0, 2), (2, 4)], 1.0, 1.0, ended=True)
     assert found.take() == (Word("two", 1.4, 1.6, 4, 7),)
     assert found.take() == ()
+
+
+def test_attention_to_the_whole_text_before_the_first_sound_ends_no_word() -> None:
+    """A chunk may end after any frame; words must not depend on it."""
+    path, tokens, spans = [3, 3, 0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 3], 4, [(0, 1), (1, 2), (2, 4)]
+    streamed, whole = (replace(times("one two three", [[0, 1, 2]]), frame_seconds=0.04) for _ in range(2))
+    for each in path:
+        feed(streamed, 0, [each], tokens)
+        streamed.collect(0, spans, 0.0, 1.0, ended=False)
+    feed(whole, 0, path, tokens)
+    for found in (streamed, whole):
+        found.collect(0, spans, 0.0, 1.0, ended=True)
+    assert [word.text for word in streamed.found] == ["one", "two", "three"]
+    assert streamed.take() == whole.take()
 
 
 def test_one_written_word_may_be_many_spoken_ones_and_even_two_turns() -> None:
