@@ -1,4 +1,4 @@
-"""Two families of judges: one folds the waveform at prime periods, one looks at complex spectra.
+"""Two families of discriminators: one folds the waveform at prime periods, one looks at complex spectra.
 
 Both compute in the dtype they are given and keep their weights in fp32.
 """
@@ -30,7 +30,7 @@ class Opinion:
 
 
 class NormedWeight(nn.Module):
-    """A weight stored as direction and length per output channel, which keeps the judges' pace steady."""
+    """A weight stored as direction and length per output channel, which keeps the discriminators' pace steady."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class PlaneConv(NormedWeight):
         return F.conv2d(x, weight, self.bias.to(x.dtype), self.stride, self.padding)
 
 
-class Judge(nn.Module, ABC):
+class Discriminator(nn.Module, ABC):
     """A stack of convolutions over some view of the samples; the last gives the logits."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -106,7 +106,7 @@ class Judge(nn.Module, ABC):
         return self.layers[-1](x).float(), features
 
 
-class PeriodJudge(Judge):
+class PeriodDiscriminator(Discriminator):
     """Sees every `period`-th sample side by side, so that pitch errors cannot hide."""
 
     def __init__(self, period: int, width: int = 32) -> None:
@@ -121,7 +121,7 @@ class PeriodJudge(Judge):
         return columns.flatten(0, 1)[..., None]
 
 
-class SpectrumJudge(Judge):
+class SpectrumDiscriminator(Discriminator):
     """Sees the complex spectrum, four neighbouring bins as the channels of one place."""
 
     BINS = 4
@@ -150,14 +150,14 @@ class SpectrumJudge(Judge):
 class Discriminators(nn.Module):
     def __init__(self, periods: Sequence[int] = PERIODS, windows: Sequence[int] = WINDOWS, width: int = 32) -> None:
         super().__init__()
-        by_period: list[Judge] = [PeriodJudge(period, width) for period in periods]
-        self.judges = nn.ModuleList([*by_period, *(SpectrumJudge(window, width) for window in windows)])
+        by_period: list[Discriminator] = [PeriodDiscriminator(period, width) for period in periods]
+        self.members = nn.ModuleList([*by_period, *(SpectrumDiscriminator(window, width) for window in windows)])
 
     def forward(self, samples: Tensor, dtype: torch.dtype = torch.float32) -> Opinion:
-        """Samples [n, N] -> what all judges say of them."""
+        """Samples [n, N] -> what all discriminators say of them."""
         opinion = Opinion()
-        for judge in self.judges:
-            logits, features = judge(samples, dtype)
+        for member in self.members:
+            logits, features = member(samples, dtype)
             opinion.logits.append(logits)
             opinion.features += features
         return opinion

@@ -75,7 +75,7 @@ PLAN = Plan(
     adversary_ramp=2,
     revive_every=4,
     ema=0.8,
-    judge_width=8,
+    discriminator_width=8,
     recoveries=0,
     depths=(3, 3, 2, 1),
 )
@@ -204,16 +204,16 @@ def test_mel_loss_is_zero_for_the_same_sound_and_ignores_what_is_below_the_floor
     assert loss(0.5 * sound, sound) > 0.3
 
 
-def test_every_judge_learns_from_both_sides() -> None:
-    judges = Discriminators(width=8)
-    opinion = judges(torch.stack([babble(0.32, seed) for seed in range(2)]))
+def test_every_discriminator_learns_from_both_sides() -> None:
+    discriminators = Discriminators(width=8)
+    opinion = discriminators(torch.stack([babble(0.32, seed) for seed in range(2)]))
     assert len(opinion.logits) == 8
     sum(part.square().mean() for part in (*opinion.logits, *opinion.features)).backward()
-    assert all(weight.grad is not None for weight in judges.parameters())
+    assert all(weight.grad is not None for weight in discriminators.parameters())
 
 
 @pytest.mark.parametrize(("channels", "out", "kernel", "stride", "steps"), [(8, 16, 5, 3, 100), (16, 1, 3, 1, 77)])
-def test_both_forms_of_a_judges_convolution_are_equal(
+def test_both_forms_of_a_discriminators_convolution_are_equal(
     channels: int, out: int, kernel: int, stride: int, steps: int
 ) -> None:
     layer, x = TimeConv(channels, out, kernel, stride), torch.randn(3, steps, channels)
@@ -347,7 +347,7 @@ def test_a_checkpoint_of_the_command_line_can_be_prepared_again(corpus: Path, tm
     out = tmp_path / "out"
     run_for(trainer_for(corpus), out, 8).go()
     options = parse_arguments(["--corpus", str(corpus), "--out", str(out), "--resume", str(out / "state.pt")])
-    plan = replace(make_plan(options), batch=2, frames=8, judge_width=8)
+    plan = replace(make_plan(options), batch=2, frames=8, discriminator_width=8)
     assert plan.config == TINY
     trainer = Trainer(plan, Reel(corpus, 0.01, 16_000, CPU), CPU, torch.float32)
     assert prepare(trainer, options) > 0
@@ -393,6 +393,6 @@ def test_a_run_started_from_a_finished_one_has_its_discriminators_and_classifier
     first, second = trainer_for(corpus), trainer_for(corpus, replace(PLAN, seed=1))
     save_companions(first, tmp_path / "companions.safetensors")
     load_companions(second, tmp_path / "companions.safetensors")
-    for part in ("judges", "classifier"):
+    for part in ("discriminators", "classifier"):
         for a, b in zip(getattr(first, part).parameters(), getattr(second, part).parameters(), strict=True):
             assert torch.allclose(a, b, rtol=2e-3, atol=1e-6)

@@ -39,7 +39,6 @@ from training.encode import (
 )
 from training.encode import main as encode_main
 from training.int8 import int8_rounded
-from training.kokoro.produce import parse_arguments as parse_kokoro
 from training.language import (
     SHAPES,
     cross_entropies,
@@ -49,7 +48,6 @@ from training.language import (
     model_config,
     residual_logits,
 )
-from training.makers import Makers, Speaking
 from training.means import Diverged
 from training.muon import Muon, orthogonalise
 from training.packing import SEMANTIC_BEGIN, STOP_ID, EncodedShard, Library, Packer, corrupt, lower, utterance_columns
@@ -377,6 +375,20 @@ def test_the_command_trains_and_leaves_log_checkpoint_and_model(tmp_path: Path, 
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "validation" in line] == [3, 5]
     assert {"fp32", "int8"} <= set(lines[-1]["storage"])
+    main([*command, "--max-steps", "1", "--start", str(out / "best"), "--out", str(tmp_path / "further")])
+    assert (tmp_path / "further" / "best").is_dir()
+
+
+def test_a_deeper_model_begins_where_the_trained_one_ended(codes: Path) -> None:
+    trained = DualAR(CONFIG)
+    fill_random(trained, torch.float32, "cpu", torch.Generator().manual_seed(4))
+    deeper = replace(CONFIG, fast=replace(CONFIG.fast, n_layer=CONFIG.fast.n_layer + 1))
+    trainer = trainer_for(codes, replace(PLAN, config=deeper))
+    trainer.begin_with(trained)
+    assert trainer.validate() == trainer.validate(trained.eval())
+    narrower = replace(CONFIG, slow=replace(CONFIG.slow, n_layer=CONFIG.slow.n_layer - 1))
+    with pytest.raises(ValueError, match="another shape"):
+        trainer_for(codes, replace(PLAN, config=narrower)).begin_with(trained)
 
 
 # Codes from sound.
@@ -471,31 +483,3 @@ def test_text_is_what_the_engine_would_say_and_sometimes_open_ended() -> None:
     share = sum(not text.endswith(".") for text in texts if text) / 300
     assert 0.04 < share < 0.18
     assert spoken_text(Line("ann", "...", 0, 0)) is None
-
-
-# Processes beside.
-
-
-def test_the_processes_beside_a_training_share_its_folders(tmp_path: Path) -> None:
-    folders = {name: tmp_path / name for name in ("teachers", "text", "heldout_text", "codec", "speech", "codes")}
-    speaking = Speaking(**folders, heldout_codes=tmp_path / "held", codebooks=8, hours=3.0, processes=5)
-    commands = speaking.commands()
-    assert set(commands) == {"encode", "speech"}
-    assert commands["speech"][commands["speech"].index("--out") + 1] == str(tmp_path / "speech")
-    assert commands["speech"][commands["speech"].index("--heldout-out") + 1] == str(tmp_path / "speech-heldout")
-    assert commands["encode"][commands["encode"].index("--codebooks") + 1] == "8"
-    options = parse_kokoro(commands["speech"][1:])
-    assert (options.model, options.heldout, options.hours) == (folders["teachers"], folders["heldout_text"], 3.0)
-
-
-def test_a_maker_that_fails_is_named_and_the_others_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = {"encode": ["training.no_such_module"], "speech": ["timeit", "-n", "1", "import time; time.sleep(60)"]}
-    monkeypatch.setattr(Speaking, "commands", lambda self: commands)
-    folders = dict.fromkeys(("teachers", "text", "heldout_text", "codec", "speech", "codes"), tmp_path)
-    speaking = Speaking(**folders, heldout_codes=tmp_path, codebooks=None, hours=1.0, processes=1)
-    with Makers.start(speaking, tmp_path) as makers:
-        makers.running["encode"].wait(240)
-        with pytest.raises(RuntimeError, match="encode ended"):
-            makers.check()
-    assert makers.running["speech"].poll() is not None
-    assert "no_such_module" in (tmp_path / "encode.log").read_text()

@@ -38,11 +38,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--free-steps", type=int, default=Plan.free_steps, help="steps before the codebooks join")
     parser.add_argument("--batch", type=int, default=Plan.batch)
     parser.add_argument("--frames", type=int, default=Plan.frames, help="frames per example")
-    parser.add_argument("--decoded-frames", type=int, default=0, help="frames per example to decode and judge; 0: all")
+    parser.add_argument("--decoded-frames", type=int, default=0, help="frames per example to decode; 0: all")
     parser.add_argument("--depth", type=int, help="train with the first so many codebooks only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=Plan.rate, help="peak learning rate of the codec")
-    parser.add_argument("--judge-rate", type=float, default=Plan.judge_rate)
+    parser.add_argument("--discriminator-rate", type=float, default=Plan.discriminator_rate)
     parser.add_argument("--final-rate", type=float, default=Plan.final_share, help="last learning rate, of the peak")
     parser.add_argument("--adversary-from", type=float, default=Plan.adversary_from, help="share of the time")
     parser.add_argument("--max-steps", type=int, default=Plan.max_steps)
@@ -72,7 +72,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         frames=options.frames,
         seed=options.seed,
         rate=options.rate,
-        judge_rate=options.judge_rate,
+        discriminator_rate=options.discriminator_rate,
         adversary_from=options.adversary_from,
         final_share=options.final_rate,
         max_steps=options.max_steps,

@@ -55,7 +55,7 @@ class Plan:
     frames: int = 64
     seed: int = 0
     rate: float = 6e-4
-    judge_rate: float = 3e-4
+    discriminator_rate: float = 3e-4
     final_share: float = 0.02
     warm_up: int = 400
     free_steps: int = 1000
@@ -65,13 +65,13 @@ class Plan:
     revive_every: int = 200
     revive_until: float = 0.8
     ema: float = 0.999
-    judge_width: int = 32
+    discriminator_width: int = 32
     max_steps: int = 1 << 40
     freeze_codes: bool = False
     augmented_share: float = 0.0  # share of examples with noise, reverberation and another frequency response
     phoneme_weight: float = 1.0  # weight of the loss that has the first codebook tell phonemes apart
     recoveries: int = 2
-    # Frames of each example that are decoded and judged; 0: all. The decoder and the judges cost most of a step, and a
+    # Frames of each example that are decoded; 0: all. The decoder and the discriminators cost most of a step, and a
     # window transformer needs longer examples than they do.
     decoded_frames: int = 0
     sampled_share: float = 0.0  # share of examples with codes that the language model sampled; needs a CodedReel

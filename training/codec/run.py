@@ -1,4 +1,4 @@
-"""A codec's run: when codes and judges join, how fast it learns, what is written."""
+"""A codec's run: when codes and discriminators join, how fast it learns, what is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.codec.validation import validate
 from training.run import Every
 
 COMPANIONS = "companions.safetensors"
-PARTS = ("judges", "classifier")
+PARTS = ("discriminators", "classifier")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""One step of training: losses, judges, averages, and the state that a checkpoint holds."""
+"""One step of training: losses, discriminators, averages, and the state that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from training.optimisers import adam, clip_to_running_norm, set_rate
 
 MEL_WEIGHT, COMMIT_WEIGHT, BOOK_WEIGHT, FEATURE_WEIGHT = 15.0, 0.25, 1.0, 2.0
 BETAS = (0.8, 0.99)
-STATS = ("loss", "mel", "commit", "book", "phonemes", "norm", "judges", "deceive", "features")
-STORED = ("codec", "ema", "judges", "classifier", "optimizer", "judge_optimizer")
+STATS = ("loss", "mel", "commit", "book", "phonemes", "norm", "discriminators", "deceive", "features")
+STORED = ("codec", "ema", "discriminators", "classifier", "optimizer", "discriminator_optimizer")
 PHONEMES = 178  # tokens of the teacher's vocabulary
 
 
 def alternate_halves(samples: Tensor) -> Tensor:
-    """[n, N] -> [n, N / 2]: ends of even rows, starts of odd ones. Judges cost more than the codec."""
+    """[n, N] -> [n, N / 2]: ends of even rows, starts of odd ones. Discriminators cost more than the codec."""
     half = samples.shape[-1] // 2
     return torch.cat((samples[0::2, half:], samples[1::2, :half]))
 
@@ -54,7 +54,7 @@ class Trainer:
         self.plan, self.reel, self.device, self.dtype = plan, reel, device, dtype
         self.codec = Codec(plan.config).to(device)
         self.codec.reserve(plan.frames)
-        self.judges = Discriminators(width=plan.judge_width).to(device)
+        self.discriminators = Discriminators(width=plan.discriminator_width).to(device)
         self.classifier = nn.Linear(plan.config.latent_dim, PHONEMES, device=device)
         self.mel = MelLoss(plan.config.sample_rate).to(device)
         self.encode: Callable[[Codec, Tensor, torch.dtype], Tensor] = encode_latent
@@ -63,7 +63,9 @@ class Trainer:
         self.pace = Pace()
         self.ema = copy.deepcopy(self.codec)
         self.optimizer = adam(self._trained(), plan.rate, device, BETAS)
-        self.judge_optimizer = adam(list(self.judges.parameters()), plan.judge_rate, device, BETAS)
+        self.discriminator_optimizer = adam(
+            list(self.discriminators.parameters()), plan.discriminator_rate, device, BETAS
+        )
         books, entries = plan.config.num_codebooks, plan.config.codebook_size
         self.uses = torch.zeros(books, entries, dtype=torch.long, device=device)
         self.queries = torch.zeros(books, plan.batch * plan.frames, plan.config.codebook_dim, device=device)
@@ -91,16 +93,16 @@ class Trainer:
         samples = excerpts(samples, starts * self.plan.config.frame_length, made.shape[1])
         mel = self.mel(made, samples)
         loss = MEL_WEIGHT * mel + COMMIT_WEIGHT * commit + BOOK_WEIGHT * book + self.plan.phoneme_weight * phoneme
-        judged = [torch.zeros_like(mel)] * 3
+        adversarial = [torch.zeros_like(mel)] * 3
         if mode.adversary:
-            *judged, pull = self._judge(samples, made)
+            *adversarial, pull = self._update_discriminators(samples, made)
             torch.autograd.backward([loss, made], [torch.ones_like(loss), pull])
         else:
             loss.backward()
         norm = self._clip()
         self.optimizer.step()
         self._average()
-        self.means.note(torch.stack([loss, mel, commit, book, phoneme, norm, *judged]))
+        self.means.note(torch.stack([loss, mel, commit, book, phoneme, norm, *adversarial]))
 
     def _encoded_example(self, mode: Mode) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         samples, phonemes = self.examples()
@@ -141,22 +143,22 @@ class Trainer:
         phoneme = phoneme_loss(self.classifier(found.semantic), phonemes)
         return found.latent, found.commit, found.book, phoneme
 
-    def _judge(self, samples: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Update the judges; returns their loss, the two losses of the codec, and its gradient at the samples made."""
+    def _update_discriminators(self, samples: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Update the discriminators; return their loss, two losses of the codec, its gradient at `made`."""
         leaf = made.detach().requires_grad_()
         view = alternate_halves if self.plan.decoded_frames == 0 else torch.Tensor.contiguous
-        real, fake = self.judges(view(samples), self.dtype), self.judges(view(leaf), self.dtype)
-        judging = discriminator_loss(real.logits, fake.logits)
-        weights = list(self.judges.parameters())
+        real, fake = self.discriminators(view(samples), self.dtype), self.discriminators(view(leaf), self.dtype)
+        loss = discriminator_loss(real.logits, fake.logits)
+        weights = list(self.discriminators.parameters())
         # One forward serves both sides: each asks for its own gradients only, so nothing is computed twice.
-        gradients = torch.autograd.grad(judging, weights, retain_graph=True)
+        gradients = torch.autograd.grad(loss, weights, retain_graph=True)
         deceive, features = deception_loss(fake.logits), feature_loss(real.features, fake.features)
         (pull,) = torch.autograd.grad(self.adversary_weight * (deceive + FEATURE_WEIGHT * features), leaf)
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient.contiguous()  # convolutions give theirs in their own order of memory
         nn.utils.clip_grad_norm_(weights, 10.0)
-        self.judge_optimizer.step()
-        return judging.detach(), deceive.detach(), features.detach(), pull
+        self.discriminator_optimizer.step()
+        return loss.detach(), deceive.detach(), features.detach(), pull
 
     def _clip(self) -> Tensor:
         """Hold the gradients to what is usual; returns their norm."""
@@ -198,7 +200,7 @@ class Trainer:
 
     def set_rate(self, share: float) -> None:
         set_rate(self.optimizer, self.plan.rate * share)
-        set_rate(self.judge_optimizer, self.plan.judge_rate * share)
+        set_rate(self.discriminator_optimizer, self.plan.discriminator_rate * share)
 
     def state(self) -> dict[str, Any]:
         return {

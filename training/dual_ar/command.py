@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
+from training.dual_ar.files import read_language_model
 from training.dual_ar.ladder import compile_losses
 from training.dual_ar.plan import Plan
 from training.dual_ar.run import Run
 from training.dual_ar.trainer import Trainer
 from training.encode import ABOUT, About
 from training.language import SHAPES, model_config
-from training.makers import Makers, Speaking
 from training.packing import Library
 from training.run import STATE, restore
 
@@ -42,27 +42,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--rate", type=float, default=Plan.rate, help="peak rate of embeddings, heads and norms")
     parser.add_argument("--dropout", type=float, default=Plan.dropout)
     parser.add_argument("--least-hours", type=float, default=Plan.least_hours, help="speech to wait for before step 1")
-    parser.add_argument("--hours", type=float, default=400.0, help="most speech to make, and to keep in device memory")
+    parser.add_argument("--hours", type=float, default=400.0, help="most speech to keep in device memory")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-steps", type=int, default=Plan.max_steps)
+    parser.add_argument(
+        "--start", type=Path, help="finished model to begin with; its fast transformer may have fewer layers"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--plain", action="store_true", help="neither compile nor capture")
-    _add_speaking(parser.add_argument_group("speak and encode the corpus meanwhile"))
-    options = parser.parse_args(arguments)
-    speaking = (options.teachers, options.text, options.heldout_text, options.codec, options.speech)
-    if any(speaking) and not all(speaking):
-        parser.error("--teachers, --text, --heldout-text, --codec and --speech go together")
-    return options
-
-
-def _add_speaking(making: argparse._ArgumentGroup) -> None:
-    making.add_argument("--teachers", type=Path, help="folder made by training/teachers/build.sh")
-    making.add_argument("--text", type=Path, help="sentences to train on")
-    making.add_argument("--heldout-text", type=Path, help="sentences to validate on")
-    making.add_argument("--codec", type=Path, help="folder of the finished codec")
-    making.add_argument("--codebooks", type=int, help="use the first so many of the codec's; all if not given")
-    making.add_argument("--speech", type=Path, help="folder for the recordings, which are emptied once encoded")
-    making.add_argument("--processes", type=int, default=14, help="processes that speak")
+    return parser.parse_args(arguments)
 
 
 def make_plan(options: argparse.Namespace, about: About) -> Plan:
@@ -74,38 +62,19 @@ def make_plan(options: argparse.Namespace, about: About) -> Plan:
     return replace(Plan(config), **{name: getattr(options, name) for name in named})
 
 
-def speaking(options: argparse.Namespace) -> Speaking | None:
-    """What to run beside the training, if anything."""
-    if options.teachers is None:
-        return None
-    return Speaking(
-        teachers=options.teachers,
-        text=options.text,
-        heldout_text=options.heldout_text,
-        codec=options.codec,
-        codebooks=options.codebooks,
-        speech=options.speech,
-        codes=options.codes,
-        heldout_codes=options.heldout_codes,
-        hours=options.hours,
-        processes=options.processes,
-    )
-
-
-def wait_for(ready: Callable[[], bool], what: str, seconds: float, makers: Makers) -> None:
-    """Until it is ready; raises TimeoutError, or RuntimeError if those who should make it have failed."""
+def wait_for(ready: Callable[[], bool], what: str, seconds: float) -> None:
+    """Wait until `ready` returns True; raises TimeoutError."""
     end = time.monotonic() + seconds
     while not ready():
-        makers.check()
         if time.monotonic() > end:
             raise TimeoutError(f"{what} after {seconds:.0f} s")
         time.sleep(0.3)
 
 
-def train(options: argparse.Namespace, makers: Makers, began: float) -> None:
+def train(options: argparse.Namespace, began: float) -> None:
     limit = 60 * options.minutes
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    wait_for((options.codes / ABOUT).exists, f"{options.codes}: no codes", limit, makers)
+    wait_for((options.codes / ABOUT).exists, f"{options.codes}: no codes", limit)
     about = About.read(options.codes)
     plan = make_plan(options, about)
     capacity = int(options.hours * POSITIONS_PER_HOUR)
@@ -121,7 +90,9 @@ def train(options: argparse.Namespace, makers: Makers, began: float) -> None:
         heldout.refresh()
         return library.frames >= least and len(heldout) > 0
 
-    wait_for(enough, f"{options.codes}: too few codes", limit, makers)
+    wait_for(enough, f"{options.codes}: too few codes", limit)
+    if options.start is not None:
+        trainer.begin_with(read_language_model(options.start))
     if options.resume:
         restore(trainer, options.out / STATE)
         began -= trainer.pace.spent
@@ -134,5 +105,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_arguments(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    with Makers.start(speaking(options), options.out) as makers:
-        train(options, makers, began)
+    train(options, began)

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from shoal.checkpoint.load import load_model
 from shoal.checkpoint.model_config import config_document
 from shoal.checkpoint.random import write_synthetic_tokenizer
 from shoal.checkpoint.save import save_sharded_model, write_json
 from shoal.model.dual_ar import DualAR
 from training.codec import PIECE_BYTES
-from training.encode import ABOUT, About
+from training.encode import ABOUT, About, prompts_for
 
 
 def save_language_model(folder: Path, model: DualAR, about: About, trained: dict[str, Any]) -> None:
@@ -33,3 +34,8 @@ def save_language_model(folder: Path, model: DualAR, about: About, trained: dict
     save_sharded_model(made, copy.deepcopy(model).to("cpu", torch.float16), PIECE_BYTES)
     shutil.rmtree(folder, ignore_errors=True)
     made.rename(folder)
+
+
+def read_language_model(folder: Path) -> DualAR:
+    """Read what `save_language_model` wrote, in fp32."""
+    return load_model(folder, prompts_for(About.read(folder)).grid.tokenizer, dtype=torch.float32)

@@ -46,6 +46,16 @@ class Trainer:
             "others": adam(others, plan.rate, device, BETAS),
         }
 
+    @torch.no_grad()
+    def begin_with(self, trained: DualAR) -> None:
+        """Take over the weights of a trained model. Layers it lacks stay as initialised: they add nothing at first."""
+        problems = self.model.load_state_dict(trained.state_dict(), strict=False)
+        layers = [f"fast.layers.{n}." for n in range(trained.config.fast.n_layer, self.plan.config.fast.n_layer)]
+        missing = [name for name in problems.missing_keys if not name.startswith(tuple(layers))]
+        if missing or problems.unexpected_keys:
+            raise ValueError(f"the model to begin with has another shape: {(missing + problems.unexpected_keys)[0]}")
+        self.ema.load_state_dict(self.model.state_dict())
+
     def feed(self) -> None:
         """Put the rows of the next step in place; the device may still be busy with the one before."""
         rows = self.packer.draw()
