@@ -1,4 +1,4 @@
-"""Values of the rotary table, without torch: the native backend reads them too."""
+"""Values of the rotary table for the native backend, without torch."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.kernels.rope import rope_table, rotate
+from shoal.kernels.rope_values import rope_values
 
 
 def test_table_values_are_representable_in_bf16() -> None:
@@ -20,6 +21,12 @@ def test_tables_are_the_cosine_and_sine_of_the_position() -> None:
 
 def test_a_longer_table_starts_with_the_shorter_one() -> None:
     assert torch.equal(rope_table(5000, 64, 1e4)[:77], rope_table(77, 64, 1e4))
+
+
+def test_values_without_torch_differ_in_the_last_bit_of_a_few_entries_at_most() -> None:
+    table, values = rope_table(2048, 64, 1e4), torch.from_numpy(rope_values(2048, 64, 1e4))
+    assert (table != values).float().mean() < 1e-4
+    assert torch.allclose(table, values, rtol=2**-7, atol=1e-6)
 
 
 def test_position_zero_changes_nothing() -> None:
