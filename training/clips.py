@@ -183,7 +183,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="how the models draw, over their usual; may be repeated",
+        help="sampling settings that replace the models' defaults; may be repeated",
     )
     return parser.parse_args(arguments)
 

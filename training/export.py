@@ -141,8 +141,8 @@ def export(
 ) -> int:
     """Write the directory and return its size in bytes; raises ValueError when it is too large."""
     with atomic_directory(out) as folder:
-        usual = PROFILE if PROFILE.voice in clips else replace(PROFILE, voice=None)
-        write_language_model(folder, parts.model, usual, storage)
+        profile = PROFILE if PROFILE.voice in clips else replace(PROFILE, voice=None)
+        write_language_model(folder, parts.model, profile, storage)
         save_codec(parts.codec, folder, torch.float16, piece_bytes=MOST_BYTES)
         write_voices(folder / "voices", clips, parts.codec, descriptions)
         (folder / "NOTICE.md").write_text(NOTICE)

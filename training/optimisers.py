@@ -1,4 +1,4 @@
-"""Optimisers whose learning rate a captured graph can read, and gradients held to what is usual."""
+"""Optimisers whose learning rate a captured graph can read, and clipping relative to a running norm."""
 
 from __future__ import annotations
 

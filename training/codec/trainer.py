@@ -161,7 +161,7 @@ class Trainer:
         return loss.detach(), deceive.detach(), features.detach(), pull
 
     def _clip(self) -> Tensor:
-        """Hold the gradients to what is usual; returns their norm."""
+        """Clip the gradients relative to their running norm and return their norm."""
         gradients = [w.grad for group in self.optimizer.param_groups for w in group["params"] if w.grad is not None]
         # Where silence meets speech the norms amplify by hundreds each, and a gradient can leave fp32 altogether (seen
         # at the fresh codec and again after 16,000 steps). Such a step says nothing: it is left out, not scaled down,

@@ -90,7 +90,7 @@ class Trainer:
         return lot.topk(min(self.plan.residual_frames, len(targets)), sorted=False).indices
 
     def _clip(self) -> Tensor:
-        """Hold the gradients to what is usual; what that is, the run finds out itself. Returns their norm."""
+        """Clip the gradients relative to their running norm and return their norm."""
         gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         clip_to_running_norm(gradients, norm, self.running_norm)
