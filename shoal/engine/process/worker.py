@@ -224,8 +224,8 @@ class EngineWorker:
 
     @contextmanager
     def _reporting_errors(self, job: int) -> Iterator[None]:
-        """Send any error of a job to its caller."""
-        current_job.set(job)
+        """Send any error of a job to its caller; log lines in between are the job's."""
+        token = current_job.set(job)
         try:
             yield
         except ShoalError as error:
@@ -236,6 +236,8 @@ class EngineWorker:
                 # The job is replayed by the next process. Its step did not fail, so no request is suspected.
                 self._exit_broken(DeviceFailed("the device does not respond"))
             self._send(job, Failed(InternalError()))
+        finally:
+            current_job.reset(token)
 
     def _send_heartbeats(self) -> None:
         service, trimmer = self._service, HeapTrimmer()
