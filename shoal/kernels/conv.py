@@ -220,7 +220,7 @@ def conv(
     kernel, width = taps.weight.shape[:2]
     out = x.new_empty(rows, width) if plain else x
     activated = x if alpha is None else x.new_empty(rows, width)
-    block_m, block_n, block_k, warps, stages = tile or choose_tile(rows, width, channels)
+    block_m, block_n, block_k, warps, stages, _ = tile or choose_tile(rows, width, channels)
     pdl = supports_pdl(x.device)
     _conv_kernel[(-(-rows // block_m), -(-width // block_n))](
         x,

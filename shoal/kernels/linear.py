@@ -6,20 +6,23 @@ weights before it waits for its inputs (PDL). Rounding matches the separate oper
 the activation dtype where the plain path would store it.
 
 Results are batch invariant: a row has the same bits for any number of rows. K is split in four, each split is
-accumulated from its first to its last element, and the four sums are added in order. This also gives four independent
-chains of dots per program. Where a layer has too few outputs to fill the GPU, `kernels/split_k_linear.py` gives each
-split a program of its own (split-K).
+accumulated from its first to its last element, and the four sums are added in order. For few rows this also gives four
+independent chains of dots per program; for many rows the splits follow each other in one accumulator, which leaves room
+for larger tiles. Where a layer has too few outputs to fill the GPU, `kernels/split_k_linear.py` gives each split a
+program of its own (split-K).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.kernels.dequant import dequantize
 from shoal.kernels.jit import (
+    HOPPER_SHARED_MEMORY,
     grid_dependency_wait,
     jit,
     kernel,
@@ -256,6 +259,58 @@ def _large_m_kernel(
     _epilogue(acc, acc_up, scale, up_scale, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL)
 
 
+@kernel("rows", "k_steps")
+def _sequential_kernel(
+    x,
+    weight,
+    residual,
+    scales,
+    out,
+    rows,
+    k_steps,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # Rows and outputs are multiples of the tile, so no load needs a mask.
+    # Programs that share weights are neighbours, so that weights larger than the L2 cache are read from memory once.
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    scale, up_scale = _load_scales(scales, n, N, HAS_SCALES, GATED)
+    # With a gate, rows of the gate and of the up projection alternate: one dot computes both.
+    WIDTH: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
+    index = tl.arange(0, WIDTH)
+    column = tl.program_id(1) * BLOCK_N + (index // 2 if GATED else index)
+    if GATED:
+        column += index % 2 * N
+    x_ptrs = x + m[:, None] * K + k[None, :]
+    w_ptrs = weight + column[:, None] * K + k[None, :]
+    dtype = x.dtype.element_ty
+    if PDL:
+        launch_dependents_and_wait()
+    SPLIT_STEPS: tl.constexpr = K // 4 // BLOCK_K
+    acc = tl.zeros((BLOCK_M, WIDTH), tl.float32)
+    total = acc
+    for step in range(0, k_steps):  # K // BLOCK_K; a constant would be unrolled
+        x_tile = tl.load(x_ptrs + step * BLOCK_K)
+        w = dequantize(tl.load(w_ptrs + step * BLOCK_K), dtype)
+        acc = tl.dot(x_tile, tl.trans(w), acc, input_precision="ieee")
+        if (step + 1) % SPLIT_STEPS == 0:  # the end of a split
+            total += acc
+            acc = tl.zeros_like(acc)
+    up = total
+    if GATED:
+        total, up = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N, 2)))
+    _epilogue(total, up, scale, up_scale, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL)
+
+
 @jit
 def dequant_dot(x_tile, w_ptrs, mask, acc, dtype: tl.constexpr):
     """Load and dequantize weights [n, k] and accumulate x_tile [m, k] times their transpose."""
@@ -271,6 +326,7 @@ class Tile(NamedTuple):
     block_k: int  # per K split
     warps: int = 4
     stages: int = 3
+    sequential: bool = False  # K splits one after the other instead of interleaved; `linear` only
 
 
 def linear(
@@ -299,9 +355,11 @@ def linear(
         k // split_k,
         gated=gated,
         quantized=weight.element_size() == 1,
-        element_size=x.element_size(),
+        dtype=x.dtype,
         shared_limit=shared_memory_limit(x.device),
     )
+    if tile.sequential and (rows % tile.block_m or n % tile.block_n or k // split_k % tile.block_k or split_k != 4):
+        raise ValueError(f"{tile} does not divide {rows} rows, {n} outputs and four splits of {k}")
     small_m = tile.block_m <= SMALL_M and split_k == 4 and k // split_k % tile.block_k == 0
     pdl = supports_pdl(x.device)
     grid = (-(-n // tile.block_n), -(-rows // tile.block_m))
@@ -318,29 +376,69 @@ def linear(
     options = {"num_warps": tile.warps, "launch_pdl": pdl}
     if small_m:
         _small_m_kernel[grid](*arguments, N=n, K=k, SINGLE_ROW=rows == 1, **form, **blocks, **options)
+        return out
+    options["num_stages"] = tile.stages
+    if tile.sequential:
+        steps = k // tile.block_k
+        _sequential_kernel[grid[::-1]](*arguments, steps, N=n, K=k, **form, **blocks, **options)
     else:
-        options["num_stages"] = tile.stages
         _large_m_kernel[grid](*arguments, N=n, K=k, SPLIT_K=split_k, **form, **blocks, **options)
     return out
 
 
 def choose_tile(
-    rows: int, n: int, k_split: int, *, gated: bool, quantized: bool, element_size: int, shared_limit: int
+    rows: int, n: int, k_split: int, *, gated: bool, quantized: bool, dtype: torch.dtype, shared_limit: int
 ) -> Tile:
     """Return the fastest tile on an H200 at the released sizes, reduced to `shared_limit` bytes if necessary.
 
-    n is the number of outputs, k_split the elements of K per split; activations have `element_size` bytes, `quantized`
-    weights one. The reduction changes only block_n and stages, which do not affect the order of sums: results have the
+    n is the number of outputs, k_split the elements of K per split; activations have `dtype`, `quantized` weights one
+    byte. The reduction changes only block_n and stages, which do not affect the order of sums: results have the
     same bits on every card.
     """
     if rows <= SMALL_M:
-        sizes = {"element_size": element_size, "shared_limit": shared_limit}
+        sizes = {"element_size": dtype.itemsize, "shared_limit": shared_limit}
         return _small_m_tile(rows, k_split, gated=gated, quantized=quantized, **sizes)
+    # Measured on Hopper in bf16 only; other cards and dtypes keep the interleaved form.
+    if shared_limit >= HOPPER_SHARED_MEMORY and dtype == torch.bfloat16 and k_split % 128 == 0:
+        tile = _gated_tile(rows, n, quantized=quantized) if gated else _plain_tile(rows, n, quantized=quantized)
+        if tile is not None and rows % tile.block_m == 0 and n % tile.block_n == 0:
+            return tile
     tile = _large_m_tile(rows, n, k_split, gated=gated)
-    weight_bytes = tile.block_n * (2 if gated else 1) * (1 if quantized else element_size)
+    weight_bytes = tile.block_n * (2 if gated else 1) * (1 if quantized else dtype.itemsize)
     # A stage buffers one block of inputs and weights for each of the four splits; one stage fewer is in shared memory.
-    buffer = 4 * tile.block_k * (tile.block_m * element_size + weight_bytes)
+    buffer = 4 * tile.block_k * (tile.block_m * dtype.itemsize + weight_bytes)
     return tile._replace(stages=max(2, min(tile.stages, 1 + shared_limit // buffer)))
+
+
+# Up to so many outputs a layer counts as narrow: the layers of S1-mini, not those of S2-Pro.
+NARROW = 4608
+# Layers with fewer outputs have too few large tiles to fill the GPU.
+SEQUENTIAL_OUTPUTS = 3072
+
+
+def _plain_tile(rows: int, n: int, *, quantized: bool) -> Tile | None:
+    """Return the tile of the sequential form, or None where the interleaved form is faster."""
+    if n < SEQUENTIAL_OUTPUTS or rows <= (64 if n > NARROW else 128):
+        return None
+    if quantized:
+        return Tile(128, 64, 64, stages=4, sequential=True)
+    if rows <= (128 if n > NARROW else 256):
+        return Tile(64, 64, 128, sequential=True)
+    return Tile(128, 128, 64, warps=8, stages=4, sequential=True)
+
+
+def _gated_tile(rows: int, n: int, *, quantized: bool) -> Tile | None:
+    """Return the tile of the sequential form, or None where the interleaved form is faster."""
+    if n < SEQUENTIAL_OUTPUTS:
+        return None
+    if rows <= 64:
+        return Tile(64, 64 if quantized else 32, 64, stages=4, sequential=True) if n > NARROW else None
+    if quantized:
+        return Tile(128, 32, 64, stages=4, sequential=True)
+    if n <= NARROW and rows <= 256:
+        return Tile(64, 32, 128, sequential=True) if rows <= 128 else Tile(64, 32, 64, stages=4, sequential=True)
+    wide = n > NARROW and rows > 256
+    return Tile(128, 64 if wide else 32, 64, warps=8, stages=4, sequential=True)
 
 
 def _large_m_tile(rows: int, n: int, k_split: int, *, gated: bool) -> Tile:

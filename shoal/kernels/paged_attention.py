@@ -186,7 +186,7 @@ def _decode_kernel(
             if not SPLIT:  # noqa: SIM102 - a compile-time condition around a run-time one
                 # One program computes all splits and merges them in the order of the split launch.
                 if ((index + 1) % blocks_per_split == 0) | (index + 1 == num_blocks):
-                    all_max, all_sum, all_acc = _merge(all_max, all_sum, all_acc, row_max, row_sum, acc)
+                    all_max, all_sum, all_acc = merge_softmax(all_max, all_sum, all_acc, row_max, row_sum, acc)
                     row_max = tl.full((GROUP,), float("-inf"), tl.float32)
                     row_sum = tl.zeros((GROUP,), tl.float32)
                     acc = tl.zeros((GROUP, D), tl.float32)
@@ -194,7 +194,7 @@ def _decode_kernel(
         if SPLIT:
             done = num_splits == 1
             if done:
-                all_max, all_sum, all_acc = _merge(all_max, all_sum, all_acc, row_max, row_sum, acc)
+                all_max, all_sum, all_acc = merge_softmax(all_max, all_sum, all_acc, row_max, row_sum, acc)
             else:
                 mine = head * NUM_SPLITS + split
                 tl.store(split_out + mine[:, None] * D + d[None, :], acc, mask=head_mask[:, None])
@@ -214,7 +214,9 @@ def _decode_kernel(
                         other_max = tl.load(split_max + theirs, mask=mask, other=nothing, cache_modifier=".cg")
                         other_sum = tl.load(split_sum + theirs, mask=mask, other=1.0, cache_modifier=".cg")
                         other_acc = tl.load(split_out + out_offset, mask=mask[:, None], other=0.0, cache_modifier=".cg")
-                        all_max, all_sum, all_acc = _merge(all_max, all_sum, all_acc, other_max, other_sum, other_acc)
+                        all_max, all_sum, all_acc = merge_softmax(
+                            all_max, all_sum, all_acc, other_max, other_sum, other_acc
+                        )
                     tl.store(arrivals + row * KV_HEADS + kv_head, 0)
         if done:
             result = (all_acc / all_sum[:, None]).to(out.dtype.element_ty)
@@ -222,7 +224,7 @@ def _decode_kernel(
 
 
 @jit
-def _merge(row_max, row_sum, acc, other_max, other_sum, other_acc):
+def merge_softmax(row_max, row_sum, acc, other_max, other_sum, other_acc):
     """Merge two partial softmax results (online softmax)."""
     new_max = tl.maximum(row_max, other_max)
     rescale, weight = tl.exp(row_max - new_max), tl.exp(other_max - new_max)

@@ -164,7 +164,7 @@ def residual_unit(
     rows, channels = x.shape
     out, out_activated, pdl = torch.empty_like(x), torch.empty_like(x), supports_pdl(x.device)
     left = next_power_of_two(channels) // 2
-    block_m, _, block_k, warps, stages = tile or choose_tile(rows, channels)
+    block_m, _, block_k, warps, stages, _ = tile or choose_tile(rows, channels)
     _residual_unit_kernel[(-(-rows // block_m),)](
         x,
         activated,

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from shoal.kernels.dequant import dequantize
 from shoal.kernels.jit import (
+    HOPPER_SHARED_MEMORY,
     grid_dependency_wait,
     jit,
     kernel,
@@ -22,7 +23,7 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.linear import SMALL_M, SWAP_AB_ROWS, Tile, dequant_dot
+from shoal.kernels.linear import NARROW, SMALL_M, SWAP_AB_ROWS, Tile, dequant_dot
 
 SPLIT_K = 4
 
@@ -139,6 +140,43 @@ def _large_m_split_k_kernel(
     _store_partial(acc, out, m, n, rows, N)
 
 
+@kernel("rows", "k_steps")
+def _even_split_k_kernel(
+    x,
+    weight,
+    out,
+    rows,
+    k_steps,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SWAP_AB: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # Rows, outputs and splits are multiples of the tile, so no load needs a mask. Programs that share weights are
+    # neighbours.
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.program_id(2) * (K // 4) + tl.arange(0, BLOCK_K)
+    dtype = x.dtype.element_ty
+    x_ptrs, w_ptrs = x + m[:, None] * K + k[None, :], weight + n[:, None] * K + k[None, :]
+    if PDL:
+        launch_dependents_and_wait()
+    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP_AB else (BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(0, k_steps):  # K // 4 // BLOCK_K; a constant would be unrolled
+        x_tile = tl.load(x_ptrs + step * BLOCK_K)
+        w = dequantize(tl.load(w_ptrs + step * BLOCK_K), dtype)
+        if SWAP_AB:
+            acc = tl.dot(w, tl.trans(x_tile), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x_tile, tl.trans(w), acc, input_precision="ieee")
+    if SWAP_AB:
+        acc = tl.trans(acc)
+    _store_partial(acc, out, m, n, rows, N)
+
+
 @jit
 def _store_partial(acc, out, m, n, rows, N: tl.constexpr):
     offset = (tl.program_id(2) * rows + m)[:, None] * N + n[None, :]
@@ -147,14 +185,14 @@ def _store_partial(acc, out, m, n, rows, N: tl.constexpr):
 
 def split_k_linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
     """Compute `split_k_linear_reference` in one launch. K must be a multiple of 128."""
-    (rows, k), n = x.shape, len(weight)
+    (rows, k), n, quantized = x.shape, len(weight), weight.element_size() == 1
     partials = torch.empty(SPLIT_K, rows, n, dtype=torch.float32, device=x.device)
     tile = tile or choose_tile(
         rows,
         n,
         k // SPLIT_K,
-        quantized=weight.element_size() == 1,
-        element_size=x.element_size(),
+        quantized=quantized,
+        dtype=x.dtype,
         shared_limit=shared_memory_limit(x.device),
     )
     grid = (-(-n // tile.block_n), -(-rows // tile.block_m), SPLIT_K)
@@ -163,12 +201,17 @@ def split_k_linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Te
     options = {"N": n, "K": k, "PDL": pdl, "num_warps": tile.warps, "launch_pdl": pdl}
     if tile.block_m <= SMALL_M:
         _small_m_split_k_kernel[grid](x, weight, partials, rows, SINGLE_ROW=rows == 1, **blocks, **options)
+    elif is_even(rows, n, k // SPLIT_K, tile):
+        # Dequantized weights go from registers to the tensor cores only as operand A; narrow layers are faster without.
+        swap_ab, steps = quantized and n > NARROW // 2, k // SPLIT_K // tile.block_k
+        options |= {"SWAP_AB": swap_ab, "num_stages": tile.stages}
+        _even_split_k_kernel[grid[1], grid[0], SPLIT_K](x, weight, partials, rows, steps, **blocks, **options)
     else:
         _large_m_split_k_kernel[grid](x, weight, partials, rows, num_stages=tile.stages, **blocks, **options)
     return partials
 
 
-def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool, element_size: int, shared_limit: int) -> Tile:
+def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool, dtype: torch.dtype, shared_limit: int) -> Tile:
     """Return the fastest tile on an H200 at the released sizes, reduced to `shared_limit` bytes if necessary.
 
     See `linear.choose_tile` for the arguments.
@@ -180,9 +223,26 @@ def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool, element_siz
             return Tile(SWAP_AB_ROWS, 32, block_k, warps=4 if k_split <= 256 else 2)
         block_n = 64 if n <= 1024 else 32
         # Up to three weight blocks are prefetched.
-        buffer = block_k * element_size * (SWAP_AB_ROWS + min(3, -(-k_split // block_k)) * block_n)
+        buffer = block_k * dtype.itemsize * (SWAP_AB_ROWS + min(3, -(-k_split // block_k)) * block_n)
         if swap_ab and buffer > shared_limit:
             block_n = 32
         return Tile(SWAP_AB_ROWS if swap_ab else SMALL_M, block_n, block_k)
+    if shared_limit >= HOPPER_SHARED_MEMORY and dtype == torch.bfloat16:  # measured there and so only
+        tile = _many_rows_tile(rows, n, quantized=quantized)
+        if is_even(rows, n, k_split, tile):
+            return tile
     block_k = min(128, max(16, next_power_of_two(k_split) // 2))
     return Tile(64, 16, block_k, stages=4) if n <= 1024 else Tile(64, 32, block_k)
+
+
+def is_even(rows: int, n: int, k_split: int, tile: Tile) -> bool:
+    """Return whether more than 64 rows, all outputs and a split consist of whole tiles."""
+    return rows > 64 and not (rows % tile.block_m or n % tile.block_n or k_split % tile.block_k)
+
+
+def _many_rows_tile(rows: int, n: int, *, quantized: bool) -> Tile:
+    if quantized:
+        return Tile(64, 32 if n <= 1024 and rows <= 128 else 64, 128)
+    if n <= 1024:
+        return Tile(64, 64, 128) if rows <= 256 else Tile(64, 128, 64, stages=4)
+    return Tile(64, 128, 64, stages=4) if rows <= 128 else Tile(128, 64, 64, warps=8, stages=4)

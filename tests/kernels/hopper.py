@@ -25,7 +25,9 @@ from shoal.kernels import rms_norm
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.int4_linear import int4_linear, int4_split_k_linear
 from shoal.kernels.jit import Kernel
+from shoal.kernels.linear import linear
 from shoal.kernels.rms_norm import fused_rms_norm
+from shoal.kernels.split_k_linear import split_k_linear
 from shoal.kernels.text_attention import text_attention
 from shoal.model.dual_ar import DualAR
 from shoal.model.slow import Head
@@ -69,6 +71,24 @@ class Int4Products:
             x = torch.empty(rows, 512, dtype=torch.bfloat16)
             int4_linear(x, weight, affine, gated=True)
             int4_split_k_linear(x, weight, affine)
+
+
+class ManyRows:
+    """Products of many rows, whose kernels nano is too small for."""
+
+    inputs = torch.zeros(0)
+
+    def padding(self) -> np.ndarray:
+        return self.inputs.numpy()
+
+    def run(self) -> None:
+        x = torch.empty(256, 1024, dtype=torch.bfloat16)
+        for dtype in (torch.bfloat16, torch.int8):
+            scales = None if dtype == torch.bfloat16 else torch.empty(6144, dtype=torch.float32)
+            weight = torch.empty(6144, 1024, dtype=dtype)
+            linear(x, weight, scales=scales)
+            linear(x, weight, scales=scales, gated=True)
+            split_k_linear(x, weight)
 
 
 class Norms:
@@ -143,6 +163,7 @@ def workloads() -> Iterator[Workload]:
         yield from frames(checkpoint.model, kv_dtype, rows)
     yield FusedCall(FusedCodec(checkpoint.codec, SLOTS, torch.float16), 256)
     yield Int4Products()
+    yield ManyRows()
     yield TextWeights()
     yield Norms()
 

@@ -16,6 +16,7 @@ from shoal.kernels.fast_attention import fast_attention
 from shoal.kernels.int4_linear import int4_linear, int4_split_k_linear
 from shoal.kernels.linear import linear
 from shoal.kernels.paged_attention import DecodeWorkspace, paged_decode
+from shoal.kernels.prefill_attention import paged_prefill
 from shoal.kernels.qkv import rope_and_cache
 from shoal.kernels.rms_norm import RMSNorm, fused_rms_norm
 from shoal.kernels.sample_token import SemanticIds, sample_code, sample_semantic
@@ -66,8 +67,6 @@ class FusedTokens:
         self.slots, self.positions = self.inputs
         self._recorded: frozenset[int] = frozenset()
         self.queries: dict[int, Tensor] = {}  # [rows, heads, head_dim] by recorded layer, until the next run
-        slow = model.config.slow
-        self._workspace = DecodeWorkspace.allocate(rows, slow.n_head, slow.n_local_heads, slow.head_dim, model.device)
 
     def padding(self) -> np.ndarray:
         """Return inputs of padding rows only: position 0 of the spare slot, the last of the block tables."""
@@ -98,10 +97,12 @@ class FusedTokens:
         if layer in self._recorded:
             # Also keeps its memory from being reused by later kernels of the same graph.
             self.queries[layer] = q
-        memory = self.kv.keys[layer], self.kv.values[layer], self.tables
-        mixed = paged_decode(q, *memory, self.slots, self.positions, self._workspace, **self.kv.scales(layer))
-        stream.add(mixed.flatten(1), block.attention.wo)
+        stream.add(self.attend(q, layer).flatten(1), block.attention.wo)
         feed_forward(stream, block)
+
+    def attend(self, q: Tensor, layer: int) -> Tensor:
+        """Attend with q [rows, heads, head_dim] over the KV cache of a layer."""
+        raise NotImplementedError
 
     def _block(self, layer: int) -> TransformerBlock:
         block = self.model.slow.layers[layer]
@@ -118,6 +119,10 @@ class FusedPrefill(FusedTokens):
         self.inputs = torch.zeros(2 + width, rows, dtype=torch.int32, device=model.device)
         self.slots, self.positions = self.inputs[0], self.inputs[1]
         self._rows = torch.arange(rows, dtype=torch.int32, device=model.device)
+
+    def attend(self, q: Tensor, layer: int) -> Tensor:
+        memory = self.kv.keys[layer], self.kv.values[layer], self.tables
+        return paged_prefill(q, *memory, self.slots, self.positions, **self.kv.scales(layer))
 
     def run(self) -> None:
         stream = ResidualStream(self.embed(self.inputs[2:].T.contiguous(), self._rows))
@@ -143,8 +148,9 @@ class FusedFrame(FusedTokens):
         """`recorded` are the layers whose queries stay readable after a run."""
         super().__init__(model, kv, tables, rows)
         self._recorded = recorded
-        config, fast = model.config, model.config.fast
+        config, slow, fast = model.config, model.config.slow, model.config.fast
         self._memory, self._rows = states.memory, rows
+        self._workspace = DecodeWorkspace.allocate(rows, slow.n_head, slow.n_local_heads, slow.head_dim, model.device)
         self._ids = SemanticIds(head.first, head.count, head.stop_id, config.codebook_size)
         assert has_fused_kernels(head.output), "the fused kernels do not support these weights"
         self._head = head.output
@@ -153,6 +159,10 @@ class FusedFrame(FusedTokens):
         self._opening = torch.zeros(2 * rows, fast.dim, dtype=model.dtype, device=model.device)
         shape = (fast.n_layer, rows, fast.n_local_heads, config.num_codebooks, fast.head_dim)
         self._keys, self._values = (torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2))
+
+    def attend(self, q: Tensor, layer: int) -> Tensor:
+        memory = self.kv.keys[layer], self.kv.values[layer], self.tables
+        return paged_decode(q, *memory, self.slots, self.positions, self._workspace, **self.kv.scales(layer))
 
     def run(self) -> None:
         self._draw_main(self.slow())

@@ -1,0 +1,83 @@
+"""Products of many rows: the sequential form of `linear`, split-K, and their tiles."""
+
+import pytest
+import torch
+
+from shoal.kernels.jit import HOPPER_SHARED_MEMORY
+from shoal.kernels.linear import Tile, choose_tile, linear, linear_reference
+from shoal.kernels.split_k_linear import split_k_linear, split_k_linear_reference
+from shoal.model.linear import quantize_rows
+
+SEQUENTIAL = Tile(64, 32, 32, sequential=True)
+
+
+def matrices(rows: int, columns: int, width: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(rows, columns, device=device).to(dtype)
+    return x, (torch.randn(width, columns, device=device) / columns**0.5).to(dtype)
+
+
+@pytest.mark.parametrize("weight_dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("form", ["added", "gated"])
+def test_the_sequential_form_equals_the_reference(
+    form: str, weight_dtype: torch.dtype | None, dtype: torch.dtype, device: str, close: float
+) -> None:
+    rows = 64
+    x, weight = matrices(rows, 256, 64, dtype, device)
+    weight, scales = (weight, None) if weight_dtype is None else quantize_rows(weight, weight_dtype)
+    options = {"gated": True} if form == "gated" else {"residual": torch.randn(rows, 64, device=device).to(dtype)}
+    ours = linear(x, weight, scales=scales, tile=SEQUENTIAL, **options)  # type: ignore[arg-type]
+    expected = linear_reference(x, weight, scales=scales, **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(ours, expected, atol=close, rtol=close)
+
+
+def test_a_tile_that_does_not_divide_the_product_is_refused(dtype: torch.dtype, device: str) -> None:
+    x, weight = matrices(70, 256, 64, dtype, device)
+    with pytest.raises(ValueError, match="does not divide 70 rows"):
+        linear(x, weight, tile=SEQUENTIAL)
+
+
+@pytest.mark.parametrize(("width", "weight_dtype"), [(64, None), (64, torch.int8), (2560, torch.int8)], ids=str)
+def test_split_k_of_whole_tiles_equals_the_reference(
+    width: int, weight_dtype: torch.dtype | None, dtype: torch.dtype, device: str, close: float
+) -> None:
+    """Quantized weights of more than 2,304 outputs have their operands swapped."""
+    x, weight = matrices(128, 128, width, dtype, device)
+    weight = weight if weight_dtype is None else quantize_rows(weight, weight_dtype)[0]
+    partials = split_k_linear(x, weight, tile=Tile(64, min(width, 512), 32))
+    largest = weight.float().abs().max().item()
+    torch.testing.assert_close(partials, split_k_linear_reference(x, weight), atol=close * largest, rtol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weight_dtype", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    ("columns", "width", "gated"), [(1024, 4096, False), (1024, 3072, True), (2560, 6144, False), (2560, 9728, True)]
+)
+def test_a_row_has_the_bits_of_a_small_batch_at_the_released_sizes(
+    columns: int, width: int, gated: bool, weight_dtype: torch.dtype | None, device: str
+) -> None:
+    x, weight = matrices(512, columns, 2 * width if gated else width, torch.bfloat16, device)
+    weight, scales = (weight, None) if weight_dtype is None else quantize_rows(weight, weight_dtype)
+    few = torch.cat([linear(part, weight, scales=scales, gated=gated) for part in x.split(16)])
+    for rows in (24, 48, 64, 96, 128, 192, 256, 384, 512):
+        assert torch.equal(linear(x[:rows].contiguous(), weight, scales=scales, gated=gated), few[:rows]), rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weight_dtype", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("columns", "width"), [(2048, 1024), (3072, 1024), (4096, 2560), (9728, 2560)])
+def test_partial_sums_have_the_bits_of_a_small_batch_at_the_released_sizes(
+    columns: int, width: int, weight_dtype: torch.dtype | None, device: str
+) -> None:
+    x, weight = matrices(512, columns, width, torch.bfloat16, device)
+    weight = weight if weight_dtype is None else quantize_rows(weight, weight_dtype)[0]
+    few = torch.cat([split_k_linear(part, weight) for part in x.split(16)], dim=1)
+    for rows in (24, 64, 96, 128, 192, 256, 384, 512):
+        assert torch.equal(split_k_linear(x[:rows].contiguous(), weight), few[:, :rows]), rows
+
+
+def test_only_a_card_with_the_shared_memory_of_hopper_uses_the_sequential_form() -> None:
+    for limit, expected in ((HOPPER_SHARED_MEMORY, True), (166_912, False), (101_376, False)):
+        for rows, gated in ((256, False), (512, False), (128, True), (512, True)):
+            tile = choose_tile(rows, 4096, 256, gated=gated, quantized=False, dtype=torch.bfloat16, shared_limit=limit)
+            assert tile.sequential == expected
