@@ -138,9 +138,7 @@ def deploy(plan: "ClusterPlan", *, everywhere: bool) -> None:
 
 def status() -> dict[str, Any]:
     """Return the application's state and message, and the replicas of each deployment by state."""
-    from ray import serve
-
-    found = serve.status().applications.get(APP_NAME) if serve_is_running() else None
+    found = applications().get(APP_NAME)
     if found is None:
         return {"state": NOT_THERE, "message": "", "parts": {}}
     parts = {
@@ -148,6 +146,17 @@ def status() -> dict[str, Any]:
         for name, part in found.deployments.items()
     }
     return {"state": found.status.value, "message": found.message, "parts": parts}
+
+
+def applications() -> dict[str, Any]:
+    """Return what Ray Serve says of its applications by name; nothing if it is not running."""
+    from ray import serve
+    from ray.exceptions import RayActorError
+
+    try:
+        return dict(serve.status().applications) if serve_is_running() else {}
+    except RayActorError:  # another command has just shut Serve down
+        return {}
 
 
 def serve_is_running() -> bool:
@@ -195,11 +204,13 @@ def wait_until_deleted() -> None:
 def delete_application() -> bool:
     """Delete the application after its requests have finished; return False if there was none."""
     from ray import serve
+    from ray.exceptions import RayActorError
 
     if status()["state"] == NOT_THERE:
         return False
-    serve.delete(APP_NAME)
-    if not serve.status().applications:
+    with suppress(RayActorError):  # another command has shut Serve down meanwhile
+        serve.delete(APP_NAME)
+    if not applications():
         # Edge to Ray: its dying actors raise arbitrary errors, and the application is already deleted.
         with suppress(Exception):
             serve.shutdown()

@@ -31,3 +31,19 @@ def test_a_cluster_without_replicas_is_not_ready() -> None:
 
     asyncio.run(watch())
     assert seen[:5] == [True, False, True, True, False]
+
+
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # raised by Ray
+def test_a_controller_that_ends_during_the_question_means_no_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray import serve
+    from ray.exceptions import ActorDiedError
+
+    from shoal.cluster import lifecycle
+
+    def ask() -> None:
+        raise ActorDiedError
+
+    monkeypatch.setattr(lifecycle, "serve_is_running", lambda: True)
+    monkeypatch.setattr(serve, "status", ask)
+    assert lifecycle.status()["state"] == lifecycle.NOT_THERE
+    assert not lifecycle.delete_application()
