@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from tests.server.conftest import samples_of
 from tests.waiting import wait_until
 
 SHORT = {"text": "Hello there.", "max_new_tokens": 10, "seed": 3}
-LONGEST = 400  # frames: far more than are spoken until the test has seen that every speech has begun
+LONGEST = 400  # frames: far more than one pulse of `begin_speaking` generates; the seed's speech does not end before
+PULSE_SECONDS = 0.05
 WAV_HEADER = 44
 LONG = {"text": "Hello there.", "max_new_tokens": 100, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
 
@@ -177,27 +178,47 @@ class Listener:
             self.end = type(broken).__name__
 
 
-def wait_while_all_are_running(listeners: list[Listener], condition: Callable[[], bool]) -> None:
-    while not condition():
-        assert not any(listener.end for listener in listeners)
-        time.sleep(0.05)
+def in_flight(cluster: Cluster) -> list[int]:
+    return [worker["in_flight"] for worker in cluster.workers()]
 
 
-def all_have_arrived(in_flight: list[int]) -> bool:
-    return sum(in_flight) == 4 * SLOTS and min(in_flight) > SLOTS
+def fill_every_slot(cluster: Cluster, listeners: list[Listener], pool: concurrent.futures.Executor) -> list[Any]:
+    """Send one request after the other to paused engines, so that the router knows the load of the ones before."""
+    running = []
+    for number, listener in enumerate(listeners, 1):
+        running.append(pool.submit(listener.listen))
+        wait_until(lambda number=number: sum(in_flight(cluster)) == number)  # type: ignore[misc]
+    assert in_flight(cluster) == [SLOTS, SLOTS]
+    return running
+
+
+def begin_speaking(engines: list[int], listeners: list[Listener]) -> None:
+    """Let paused engines run in short pulses until every client has heard something, and none the end."""
+    while not all(listener.heard for listener in listeners):
+        signal_all(engines, signal.SIGCONT)
+        time.sleep(PULSE_SECONDS)
+        signal_all(engines, signal.SIGSTOP)
+    assert not any(listener.end for listener in listeners)
+
+
+def all_have_arrived(counts: list[int]) -> bool:
+    return sum(counts) == 4 * SLOTS and min(counts) > SLOTS
+
+
+def signal_all(processes: list[int], number: int) -> None:
+    for process in processes:
+        os.kill(process, number)
 
 
 @contextlib.contextmanager
-def paused_engines(cluster: Cluster) -> Iterator[None]:
-    """Stop the engine processes: what is running stays running, and new requests wait."""
+def paused_engines(cluster: Cluster) -> Iterator[list[int]]:
+    """Stop the engine processes: what is running stays running, and new requests wait. Yields their ids."""
     engines = [worker["engine_pid"] for worker in cluster.workers()]
-    for engine in engines:
-        os.kill(engine, signal.SIGSTOP)
+    signal_all(engines, signal.SIGSTOP)
     try:
-        yield
+        yield engines
     finally:
-        for engine in engines:
-            os.kill(engine, signal.SIGCONT)
+        signal_all(engines, signal.SIGCONT)
 
 
 def test_a_killed_replica_is_replaced_and_its_waiting_requests_run_elsewhere(cluster: Cluster) -> None:
@@ -206,14 +227,12 @@ def test_a_killed_replica_is_replaced_and_its_waiting_requests_run_elsewhere(clu
     with contextlib.ExitStack() as clients, concurrent.futures.ThreadPoolExecutor(4 * SLOTS) as pool:
         https = [clients.enter_context(cluster.client()) for _ in range(4 * SLOTS)]
         speaking, waiting = ([Listener(http, size) for http in https[half::2]] for half, size in enumerate(sizes))
-        running = [pool.submit(each.listen) for each in speaking]
-        wait_while_all_are_running(speaking, lambda: all(each.heard for each in speaking))
-        with paused_engines(cluster):
+        with paused_engines(cluster) as engines:
+            running = fill_every_slot(cluster, speaking, pool)
+            begin_speaking(engines, speaking)
             running += [pool.submit(each.listen) for each in waiting]
             # The router's view of the load lags behind, so the short ones need not be divided evenly.
-            wait_while_all_are_running(
-                speaking, lambda: all_have_arrived([each["in_flight"] for each in cluster.workers()])
-            )
+            wait_until(lambda: all_have_arrived(in_flight(cluster)))
             victim = cluster.workers()[0]
             os.kill(victim["pid"], signal.SIGKILL)
         for each in running:
