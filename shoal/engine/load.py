@@ -15,7 +15,7 @@ from shoal.codec.dac import Codec
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
-from shoal.engine.execution.cpu_threads import single_thread
+from shoal.engine.execution.cpu_threads import limit_threads, single_thread
 from shoal.engine.memory.limit import parse_memory_limit
 from shoal.engine.memory.profile import device_memory_limit, plan_memory
 from shoal.engine.process.worker import EngineSource
@@ -59,6 +59,7 @@ def load(
     loads stored voices in the background.
     """
     device, config = choose_device(device), config or EngineConfig()
+    limit_threads()
     try:
         words = None if lexicon is None else read_lexicon(Path(lexicon))
         return _load(model, device, dtype, codec, voices, config, words, warm=warm)

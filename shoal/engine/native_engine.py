@@ -19,6 +19,7 @@ from shoal.checkpoint.arrays import ArrayCheckpoint, load_arrays
 from shoal.checkpoint.find import find_directory
 from shoal.codec.arrays import CodecArrays
 from shoal.config import EngineConfig
+from shoal.cores import default_threads
 from shoal.engine.audio_decoder import AudioDecoder
 from shoal.engine.blocks import BlockPool
 from shoal.engine.execution.native_steps import NativeSteps
@@ -208,11 +209,3 @@ class StoredCodes:
 
     def encode(self, samples: Samples) -> Codes:
         raise NeedsTorch("the codes of this voice are not stored")
-
-
-def default_threads() -> int:
-    """Return the threads of the native backend: as OMP_NUM_THREADS says, or one per core that may be used."""
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if given.isdigit() and int(given) > 0:
-        return int(given)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

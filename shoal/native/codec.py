@@ -34,9 +34,18 @@ class _Layer(ctypes.Structure):
     ]
 
 
+class _Codebook(ctypes.Structure):
+    _fields_ = [
+        ("entries", ctypes.c_void_p),
+        ("projection", Matrix),
+        ("size", ctypes.c_int32),
+        ("dim", ctypes.c_int32),
+    ]
+
+
 class _Codec(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("layers", "tables", "sizes")),
+        *((name, ctypes.c_void_p) for name in ("layers", "books")),
         ("state_size", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("count", "codebooks", "dim", "frame_length", "max_steps")),
     ]
@@ -66,21 +75,19 @@ class LayerList:
         self.layers += self._decoder(config)
         self.layers.append(_Layer(kind=TANH, channels=1))
 
-    def tables(self) -> int:
-        """Return the address of the latent vectors of all codes [sum of sizes, dim], projection and bias included."""
+    def codebooks(self) -> list[_Codebook]:
+        """Return the entries and the projection of every codebook, the semantic one first."""
         config = self._codec.config
         residual = [f"quantizer.quantizer.quantizers.{index}" for index in range(config.n_codebooks)]
         names = ["quantizer.semantic_quantizer.quantizers.0", *residual]
-        sizes = zip(names, config.codebook_sizes, strict=True)
-        return self.arrays.address(np.concatenate([self._table(name, size) for name, size in sizes]))
+        return [self._codebook(name, size) for name, size in zip(names, config.codebook_sizes, strict=True)]
 
-    def _table(self, name: str, entries: int) -> NDArray[np.float32]:
-        config = self._codec.config
-        codebook = self._weight(f"{name}.codebook.weight", entries, config.codebook_dim)
-        projection = self._weight(f"{name}.out_proj.weight", config.latent_dim, config.codebook_dim, 1)
-        bias = self._weight(f"{name}.out_proj.bias", config.latent_dim)
-        table: NDArray[np.float32] = codebook @ projection[:, :, 0].T + bias
-        return table
+    def _codebook(self, name: str, size: int) -> _Codebook:
+        latent, dim = self._codec.config.latent_dim, self._codec.config.codebook_dim
+        weight = self._weight(f"{name}.out_proj.weight", latent, dim, 1)[:, :, 0]
+        bias = self._weight(f"{name}.out_proj.bias", latent)
+        entries = self._address(f"{name}.codebook.weight", size, dim)
+        return _Codebook(entries, self.arrays.matrix(weight, bias), size, dim)
 
     def _decoder(self, config: CodecConfig) -> Iterator[_Layer]:
         channels, name = config.decoder_dim, "decoder.model"
@@ -218,7 +225,7 @@ class NativeDecoder:
         self._arrays = built.arrays
         self._state = np.zeros((slots, built.state_size), np.float32)
         self._positions = np.zeros(slots, np.int64)
-        self._sizes = np.array(codec.config.codebook_sizes, np.int32)
+        self._books = (_Codebook * codec.config.num_codebooks)(*built.codebooks())
         self._rope = np.empty(0, np.float32)
         self._structure = self._describe(built)
         self._grow(1)
@@ -261,8 +268,7 @@ class NativeDecoder:
     def _describe(self, built: LayerList) -> _Codec:
         return _Codec(
             ctypes.addressof(self._layers),
-            built.tables(),
-            self._sizes.ctypes.data,
+            ctypes.addressof(self._books),
             built.state_size,
             len(self._layers),
             self.config.num_codebooks,

@@ -23,11 +23,12 @@ from shoal.paths import cache_directory, file_lock
 
 logger = logging.getLogger(__name__)
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 PANEL = 16  # output columns per packed panel
 CACHE_LINE = 64  # bytes
 INSTRUCTION_SETS = ("avx512", "avx2", "baseline")  # fastest first
 Weights = Mapping[str, NDArray[Any]]  # by the names of the modules' state; int8 weights have scales [out]
+UNIT = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int32)  # one unit of parallel work: its number and the thread
 _OPENED = threading.Lock()
 
 
@@ -269,6 +270,9 @@ def _declare(library: ctypes.CDLL) -> None:
         "shoal_pack": (None, (pointer, integer, pointer, pointer, pointer)),
         "shoal_sample": (integer, (pointer, integer, real, real, wide, ctypes.c_uint32, wide, integer)),
         "shoal_product": (None, (pointer, pointer, pointer, integer, pointer)),
+        "shoal_parallel": (None, (pointer, integer, UNIT)),
+        "shoal_sleeping": (integer, (pointer, pointer)),
+        "shoal_govern": (None, (integer, *(pointer,) * 4)),
     }
     for name, (result, arguments) in functions.items():
         function: Callable[..., object] = getattr(library, name)

@@ -12,7 +12,7 @@ from shutil import which
 from typing import Literal
 
 from shoal import __version__
-from shoal.tools.bench.machine import cores
+from shoal.cores import default_threads, usable_cores
 
 Mark = Literal["ok", "warn", "missing"]
 
@@ -86,7 +86,7 @@ def _cpu() -> Iterator[DoctorFinding]:
     name = fields.get("model name") or platform.processor() or platform.machine()
     slow = platform.machine() in ("x86_64", "AMD64") and "avx2" not in flags and bool(flags)
     advice = "this CPU has no AVX2: generation will be slow" if slow else ""
-    found = f"{name}, {cores()} cores{', ' + ' '.join(features) if features else ''}"
+    found = f"{name}, {usable_cores()} cores{', ' + ' '.join(features) if features else ''}"
     yield DoctorFinding("CPU", found, "warn" if slow else "ok", advice)
 
 
@@ -111,7 +111,7 @@ def _torch() -> Iterator[DoctorFinding]:
     build = f"ROCm {torch.version.hip}" if torch.version.hip else build
     advice = "2.8 or newer: the Triton of older versions cannot compile all kernels" if old else ""
     yield DoctorFinding("torch", f"{torch.__version__}, {build}", "warn" if old else "ok", advice)
-    threads, available = torch.get_num_threads(), cores()
+    threads, available = min(torch.get_num_threads(), default_threads()), usable_cores()
     many = threads > available
     advice = f"more threads than cores reduce the speed: set OMP_NUM_THREADS={available}" if many else ""
     yield DoctorFinding("threads", f"{threads}", "warn" if many else "ok", advice)

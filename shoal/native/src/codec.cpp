@@ -39,14 +39,15 @@ class Decoder {
     float* lookup(const int64_t* codes, int code_stride) {
         float* x = buffer(current_ = X, static_cast<int64_t>(steps_) * codec_.dim);
         std::fill(x, x + static_cast<int64_t>(steps_) * codec_.dim, 0.0f);
-        const float* table = codec_.tables;
-        for (int book = 0; book < codec_.codebooks; book++) {
+        for (int number = 0; number < codec_.codebooks; number++) {
+            const Codebook& book = codec_.books[number];
+            float* entries = buffer(JOINED, static_cast<int64_t>(steps_) * book.dim);
             for (int t = 0; t < steps_; t++) {
                 // Codes beyond a codebook's end are clamped.
-                const int64_t code = std::clamp<int64_t>(codes[static_cast<ptrdiff_t>(book) * code_stride + t], 0, codec_.sizes[book] - 1);
-                context_.k.add(table + code * codec_.dim, x + static_cast<ptrdiff_t>(t) * codec_.dim, codec_.dim);
+                const int64_t code = std::clamp<int64_t>(codes[static_cast<ptrdiff_t>(number) * code_stride + t], 0, book.size - 1);
+                std::memcpy(entries + static_cast<ptrdiff_t>(t) * book.dim, book.entries + code * book.dim, sizeof(float) * floats(book.dim));
             }
-            table += static_cast<ptrdiff_t>(codec_.sizes[book]) * codec_.dim;
+            context_.product({&book.projection, entries, book.dim, 1, 0, x, codec_.dim, x, codec_.dim}, steps_);
         }
         return x;
     }

@@ -26,11 +26,17 @@ struct Layer {
     int32_t reserved;
 };
 
+// Entries [size, dim] of one codebook, and their projection into the latent space.
+struct Codebook {
+    const float* entries;
+    Matrix projection;
+    int32_t size, dim;
+};
+
 struct Codec {
     const Layer* layers;
-    const float* tables;          // latent vectors of all codebooks, [sum of sizes, dim]
-    const int32_t* sizes;         // entries of each codebook
-    int64_t state_size;           // floats per slot
+    const Codebook* books;
+    int64_t state_size;  // floats per slot
     int32_t count, codebooks, dim, frame_length, max_steps;
 };
 

@@ -40,7 +40,8 @@ static inline void relax() {
 #endif
 }
 
-// Workers wait this many checks, some tens of microseconds, for the next call before they sleep.
+// Workers make this many checks, some tens of microseconds, for the next call before they sleep; so does the caller
+// for units that workers have begun. A thread that spins longer takes the core from the thread it waits for.
 constexpr int SPIN = 2000;
 
 // Index of the calling thread within the call that it works for.
@@ -67,11 +68,15 @@ class Pool {
 
     bool usable() const { return getpid() == pid_; }
 
-    // Run all units and report to the governor how long the caller waited for units that others had begun.
-    void run(int units, const std::function<void(int, int)>& work, ThreadGovernor& governor) {
+    // Run all units and report to the governor how long the caller waited for units that others had begun. Returns
+    // false, with nothing run, while a worker that was suspended has not left the previous call.
+    bool run(int units, const std::function<void(int, int)>& work, ThreadGovernor& governor) {
         const double begun = seconds();
-        // Workers still inside the previous call would read the new one half written.
-        while (inside_.load(std::memory_order_seq_cst) != 0) relax();
+        if (!vacant()) {
+            const double now = seconds();
+            governor.record(now, 0, now - begun);
+            return false;
+        }
         work_ = &work;
         units_ = units;
         done_.store(0, std::memory_order_relaxed);
@@ -81,24 +86,43 @@ class Pool {
         if (sleeping_.load(std::memory_order_seq_cst) > 0) wake();
         claim(0);
         const double finished = seconds();
-        int spins = 0;
-        while (done_.load(std::memory_order_acquire) < units) {
-            if (++spins < SPIN)
-                relax();
-            else
-                std::this_thread::yield();
-        }
+        await_units(units);
         open_.store(false, std::memory_order_seq_cst);
         const double now = seconds();
         governor.record(now, finished - begun, now - finished);
+        return true;
     }
+
+    int sleeping() const { return sleeping_.load(std::memory_order_seq_cst); }
+    bool caller_sleeps() const { return caller_sleeps_.load(std::memory_order_seq_cst); }
 
   private:
     void claim(int thread) {
         for (int unit; (unit = next_.fetch_add(1, std::memory_order_acq_rel)) < units_;) {
             (*work_)(unit, thread);
-            done_.fetch_add(1, std::memory_order_acq_rel);
+            if (done_.fetch_add(1, std::memory_order_seq_cst) + 1 == units_ && caller_sleeps()) wake();
         }
+    }
+
+    // Whether all workers have left the previous call; they would read the next one half written.
+    bool vacant() const {
+        for (int spins = 0; inside_.load(std::memory_order_seq_cst) != 0; spins++) {
+            if (spins == SPIN) return false;
+            relax();
+        }
+        return true;
+    }
+
+    // Wait until every unit is done: spin for short units, then sleep, since a worker may have been suspended.
+    void await_units(int units) {
+        for (int spins = 0; spins < SPIN; spins++) {
+            if (done_.load(std::memory_order_acquire) == units) return;
+            relax();
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        caller_sleeps_.store(true, std::memory_order_seq_cst);
+        condition_.wait(lock, [&] { return done_.load(std::memory_order_seq_cst) == units; });
+        caller_sleeps_.store(false, std::memory_order_seq_cst);
     }
 
     void serve(int thread) {
@@ -139,7 +163,7 @@ class Pool {
     std::condition_variable condition_;
     std::atomic<uint64_t> generation_{0};
     std::atomic<int> sleeping_{0}, next_{0}, done_{0}, inside_{0};
-    std::atomic<bool> stop_{false}, open_{false};
+    std::atomic<bool> stop_{false}, open_{false}, caller_sleeps_{false};
     const std::function<void(int, int)>* work_ = nullptr;
     int units_ = 0;
 };
@@ -152,14 +176,18 @@ Context::Context(const Kernels& kernels, int threads)
 Context::~Context() = default;
 
 void Context::parallel(int units, const std::function<void(int, int)>& work) {
-    if (units < 2 || !pool_ || nested_ || !pool_->usable() || !governor_.allows(seconds())) {
-        for (int unit = 0; unit < units; unit++) work(unit, current_thread);
-        return;
+    if (units >= 2 && pool_ && !nested_ && pool_->usable() && governor_.allows(seconds())) {
+        nested_ = true;
+        const bool ran = pool_->run(units, work, governor_);
+        nested_ = false;
+        if (ran) return;
     }
-    nested_ = true;
-    pool_->run(units, work, governor_);
-    nested_ = false;
+    for (int unit = 0; unit < units; unit++) work(unit, current_thread);
 }
+
+int Context::sleeping_workers() const { return pool_ ? pool_->sleeping() : 0; }
+
+bool Context::caller_sleeps() const { return pool_ && pool_->caller_sleeps(); }
 
 // Products below this many multiplications take about as long as starting a thread.
 constexpr double MIN_PARALLEL = 1e5;

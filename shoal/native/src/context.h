@@ -49,6 +49,9 @@ class Context {
 
     Scratch& scratch(int thread) { return scratch_[static_cast<size_t>(thread)]; }
     int threads() const { return threads_; }
+    // State of the pool, for tests: workers that sleep, and whether the caller sleeps until a worker's unit is done.
+    int sleeping_workers() const;
+    bool caller_sleeps() const;
 
     const Kernels& k;
 

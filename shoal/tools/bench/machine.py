@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal import __version__
+from shoal.cores import usable_cores
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +20,7 @@ def machine(device: "torch.device") -> dict[str, str | int]:
 
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
-        "cores": cores(),
+        "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -43,7 +44,7 @@ def describe_client() -> dict[str, str | int]:
     """Return the description of the load generator's machine, without importing torch."""
     return {
         "device": processor(),
-        "cores": cores(),
+        "cores": usable_cores(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "shoal": __version__,
@@ -78,8 +79,3 @@ def _busy_seconds() -> float | None:
 def _own_seconds() -> float:
     """Return the CPU seconds of this process and its finished children."""
     return sum(os.times()[:4])
-
-
-def cores() -> int:
-    """Return the number of cores this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
