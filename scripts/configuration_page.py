@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ByteSize
 
 from shoal.settings.fields import Settings
-from shoal.settings.sources import ALIASES, BACKEND_RUNGS, PREFIX
+from shoal.settings.sources import ALIASES, COMPILE_BACKENDS, PREFIX
 
 # First setting of each section -> title of the section.
 SECTIONS = {"model": "Model", "slots": "Engine", "host": "Server", "request_seconds": "Limits"}
@@ -34,7 +34,7 @@ These variables are read when the variable above is not set: {aliases}.
 `S1_MINI_BATCH_TIMEOUT_MS` is in milliseconds and has an effect with the policies `dynamic` and `static` only.
 `S1_MINI_KV_CACHE_SIZE` counts entries: 0 switches the prefix cache off; a larger number does not limit it, since
 `kv_bytes` does. The server logs at its start which of them have less effect than on the older server.
-`S1_MINI_COMPILE=false` sets `rung` to `eager`; otherwise `S1_MINI_COMPILE_BACKEND` sets it ({backends}),
+`S1_MINI_COMPILE=false` sets `backend` to `eager`; otherwise `S1_MINI_COMPILE_BACKEND` sets it ({backends}),
 and `S1_MINI_COMPILE=true` or `auto` alone means `auto`. The engine has its own fused kernels and does not use
 torch.compile.
 """
@@ -55,7 +55,7 @@ def _tables() -> Iterator[str]:
 
 def _tail() -> str:
     aliases = ", ".join(f"`{alias}` ({name})" for name, alias in ALIASES.items())
-    backends = ", ".join(f"`{backend}`: {rung}" for backend, rung in BACKEND_RUNGS.items())
+    backends = ", ".join(f"`{compiler}`: {backend}" for compiler, backend in COMPILE_BACKENDS.items())
     return TAIL.format(aliases=aliases, backends=backends)
 
 

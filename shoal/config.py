@@ -34,7 +34,7 @@ class EngineConfig:
     # `slots` (`fixed_size.batch_sizes`).
     buckets: tuple[int, ...] = ()
     # Execution backend to start with: graph, fused, plain-graph, native or eager; auto: the fastest that works here.
-    rung: str = "auto"
+    backend: str = "auto"
     cpu_isa: str = "auto"  # instruction set of the native backend: avx512, avx2, baseline; auto: the CPU's best
     clear_on_oom: bool = True  # release cached GPU memory after an out-of-memory error
     reference_seconds: float = 90.0  # maximum duration of a voice recording

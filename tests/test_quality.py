@@ -71,7 +71,7 @@ def test_the_served_backend_scores_within_5_percent_of_plain_operators_in_float3
 ) -> None:
     """The short form of the gate in `make quality`, which also has the KV cache modes, intervals and more sentences."""
     sentences = HELD_OUT.read_text().splitlines()[:2]
-    with shoal.load("nano", dtype="float32", config=EngineConfig(rung="eager", quantize="none")) as plain:
+    with shoal.load("nano", dtype="float32", config=EngineConfig(backend="eager", quantize="none")) as plain:
         speeches = [[each.speak(text, voice=OTHER_VOICE) for text in sentences] for each in (plain, engine)]
     before, after = ([judges.score(at_judge_rate(s.samples, s.sample_rate)) for s in spoken] for spoken in speeches)
     assert np.mean(after) >= 0.95 * np.mean(before)

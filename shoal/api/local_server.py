@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 BACKLOG = 64
 MAX_ENTRY_BYTES = 1 << 16
 # Settings of the engine that the audio depends on.
-AUDIO_SETTINGS = ("quantize", "kv_dtype", "rung", "guard", "retries", "turn_retries", "carried_columns")
+AUDIO_SETTINGS = ("quantize", "kv_dtype", "backend", "guard", "retries", "turn_retries", "carried_columns")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def show_report(report: "DoctorReport") -> None:
     show_table(table)
     if report.choice is not None:
         chosen = report.choice
-        Console().print(f"\nwill be used: [bold]{chosen.device}, {chosen.dtype}, {chosen.rung}[/] ({chosen.why})")
+        Console().print(f"\nwill be used: [bold]{chosen.device}, {chosen.dtype}, {chosen.backend}[/] ({chosen.why})")
 
 
 def show_plan(holdings: "Sequence[CardCapacity]") -> None:

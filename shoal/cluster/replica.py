@@ -125,5 +125,5 @@ class Replica:
 
 
 def _summary(facts: ModelInfo) -> dict[str, Any]:
-    backends = {"rung": facts.backends.model, "codec_rung": facts.backends.codec}
+    backends = {"backend": facts.backends.model, "codec_backend": facts.backends.codec}
     return {"model": facts.model, "device": facts.device, **backends, "sample_rate": facts.sample_rate}

@@ -73,7 +73,7 @@ class EngineCore:
         alignment = checkpoint.profile.alignment
         heads = () if alignment is None else alignment.heads
         eager = EagerRunner(model, head, kv, self.scheduler.tables, config.slots, heads)
-        first = parse_backend(config.rung)
+        first = parse_backend(config.backend)
         self.runner = FallbackRunner(eager, head, first=first, buckets=config.buckets, isa=config.cpu_isa, clock=clock)
         self.health = DeviceHealth(self.runner, kv, self.scheduler.tables, model.config)
         self.audio_decoder = AudioDecoder(

@@ -120,7 +120,7 @@ def slow_backends(core: EngineCore) -> str | None:
     Sizes that are left out are named as well.
     """
     runner, codec, device = core.runner, core.audio_decoder, core.checkpoint.model.device
-    if device.type != "cuda" or core.config.rung not in ("auto", "graph"):
+    if device.type != "cuda" or core.config.backend not in ("auto", "graph"):
         return None
     backends = {"model": runner.backend, "codec": codec.backend}
     slow = [f"the {part} runs on {name} instead of graph" for part, name in backends.items() if name != "graph"]

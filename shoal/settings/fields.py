@@ -153,7 +153,7 @@ class Settings(BaseSettings):
         EngineConfig.guard,
         description="Check that the generated audio is speech, and retry or fail the request when it is not.",
     )
-    rung: Literal["auto", "graph", "fused", "plain-graph", "native", "eager"] = Field(
+    backend: Literal["auto", "graph", "fused", "plain-graph", "native", "eager"] = Field(
         "auto",
         description="Execution backend to start with: `auto` is the fastest that works on this device; "
         "the engine falls back to slower ones.",
@@ -335,7 +335,7 @@ class Settings(BaseSettings):
             batch_seconds=self.batch_seconds,
             buckets=self.buckets or (),
             guard=self.guard,
-            rung=self.rung,
+            backend=self.backend,
             cpu_isa=self.cpu_isa,
             clear_on_oom=self.clear_on_oom,
             cached_voices=self.cached_voices,

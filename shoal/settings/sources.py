@@ -30,9 +30,9 @@ ALIASES = {
     "metrics": "S1_MINI_METRICS_ENABLED",
 }
 BATCH_TIMEOUT, KV_ENTRIES = ALIASES["batch_seconds"], ALIASES["prefix_cache"]
-# The older server had a switch for torch.compile and a choice of its backend; both map to the `rung` setting.
+# The older server had a switch for torch.compile and a choice of its backend; both map to the `backend` setting.
 COMPILE, COMPILE_BACKEND = "S1_MINI_COMPILE", "S1_MINI_COMPILE_BACKEND"
-BACKEND_RUNGS = {"auto": "auto", "inductor": "auto", "cudagraphs": "graph", "eager": "eager", "aot_eager": "eager"}
+COMPILE_BACKENDS = {"auto": "auto", "inductor": "auto", "cudagraphs": "graph", "eager": "eager", "aot_eager": "eager"}
 
 
 class Environment(PydanticBaseSettingsSource):
@@ -50,7 +50,7 @@ class Environment(PydanticBaseSettingsSource):
             if value and not value.startswith("tcp://"):
                 self.names[field_name] = name
                 return _convert_alias(name, value), field_name, False
-        if field_name == "rung" and (found := _rung_from_aliases(self._variables)):
+        if field_name == "backend" and (found := _backend_from_aliases(self._variables)):
             value, self.names[field_name] = found
             return value, field_name, False
         return None, field_name, False
@@ -113,15 +113,17 @@ def _convert_alias(name: str, value: str) -> str:
         raise InvalidRequest(f"{name} must be {unit}, not {value[:64]!r}") from None
 
 
-def _rung_from_aliases(variables: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return (`rung` value, variable) from the older server's variables. Raises InvalidRequest for unknown values."""
-    compile, backend = variables.get(COMPILE, ""), variables.get(COMPILE_BACKEND, "")
+def _backend_from_aliases(variables: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return (`backend` value, variable) from the older variables. Raises InvalidRequest for unknown values."""
+    compile, compiler = variables.get(COMPILE, ""), variables.get(COMPILE_BACKEND, "")
     if compile not in ("", "auto") and not _parse_bool(compile):
         return "eager", COMPILE
-    if backend:
-        if backend not in BACKEND_RUNGS:
-            raise InvalidRequest(f"{COMPILE_BACKEND} must be one of {', '.join(BACKEND_RUNGS)}, not {backend[:64]!r}")
-        return BACKEND_RUNGS[backend], COMPILE_BACKEND
+    if compiler:
+        if compiler not in COMPILE_BACKENDS:
+            raise InvalidRequest(
+                f"{COMPILE_BACKEND} must be one of {', '.join(COMPILE_BACKENDS)}, not {compiler[:64]!r}"
+            )
+        return COMPILE_BACKENDS[compiler], COMPILE_BACKEND
     return ("auto", COMPILE) if compile else None
 
 

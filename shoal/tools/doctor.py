@@ -42,7 +42,7 @@ class BackendChoice:
 
     device: str
     dtype: str
-    rung: str  # the backend; named so in the JSON output
+    backend: str
     why: str
 
 
@@ -266,8 +266,8 @@ def _choose() -> BackendChoice:
     dtype = choose_dtype(None, device)
     name = str(dtype).removeprefix("torch.")
     if device == "cpu":
-        rung = "native" if native_library().available else "eager"
-        return BackendChoice(device, name, rung, "torch finds no GPU")
+        backend = "native" if native_library().available else "eager"
+        return BackendChoice(device, name, backend, "torch finds no GPU")
     reason = check_kernels(torch.device(device), dtype)
     if reason is not None:
         return BackendChoice(device, name, "plain-graph", f"torch finds a GPU; no fused kernels: {reason}")

@@ -110,7 +110,7 @@ def test_the_backend_of_a_gpu_is_predicted_from_its_kernels(
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr("shoal.kernels.compile_check.check_kernels", lambda device, dtype: reason)
     choice = doctor._choose()
-    assert (choice.device, choice.dtype, choice.rung) == ("cuda", "float16", backend)
+    assert (choice.device, choice.dtype, choice.backend) == ("cuda", "float16", backend)
     assert (reason or "fit") in choice.why
 
 

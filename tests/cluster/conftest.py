@@ -106,7 +106,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     # Ray's sockets have a short limit on the length of their path.
     scratch = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     flags = ["--replicas", "2", "--cpus", "0.5", "--gpus", "0.5", "--model", "random:tiny", "--set", f"slots={SLOTS}"]
-    flags += ["--set", "rung=eager"]  # slow enough for a replica to be killed while it speaks
+    flags += ["--set", "backend=eager"]  # slow enough for a replica to be killed while it speaks
     flags += ["--set", "request_seconds=600"]  # on a busy machine requests wait long behind others
     cluster = Cluster(None, home, scratch, free_port())  # type: ignore[arg-type]
     try:

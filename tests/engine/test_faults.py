@@ -31,7 +31,7 @@ from tests.engine.oracle import Oracle, Received, StepDriver, assert_nothing_lea
 
 SEED = 4
 # The last backend: a step that fails on another one is recomputed on the next, and then nothing fails.
-PLAIN = EngineConfig(slots=8, guard=False, token_budget=40, rung="eager")
+PLAIN = EngineConfig(slots=8, guard=False, token_budget=40, backend="eager")
 
 
 @pytest.fixture(autouse=True)

@@ -149,7 +149,7 @@ def test_a_client_that_reads_nothing_is_disconnected(tight: Serving) -> None:
 
 def test_start_engine_crash_and_graceful_shutdown(start_server: Start) -> None:
     """The server starts, speaks, survives a killed engine, and finishes requests before it stops."""
-    serving = start_server(slots=4, wait=False, request_seconds=300, drain_seconds=200, rung="eager")
+    serving = start_server(slots=4, wait=False, request_seconds=300, drain_seconds=200, backend="eager")
     engine = pause_engine(serving)
     refuses_until_ready(serving)
     os.kill(engine, signal.SIGCONT)
@@ -212,7 +212,7 @@ def finishes_before_it_ends(serving: Serving) -> None:
 
 
 def test_a_second_interrupt_skips_the_drain(start_server: Start) -> None:
-    serving = start_server(slots=2, rung="eager")
+    serving = start_server(slots=2, backend="eager")
     endless = LONG | {"text": "Hello there. " * 700, "max_new_tokens": 700}  # sixteen turns, half a minute
     with serving.client() as http, http.stream("POST", "/v1/tts", json=endless) as answer:
         pieces = answer.iter_bytes()  # keep a reference: dropping it closes the connection

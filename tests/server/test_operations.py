@@ -14,9 +14,9 @@ DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "shoal.json"
 def test_ready_reports_the_backend(http: httpx.Client) -> None:
     content = http.get("/ready").json()
     assert content["state"] == "ready"
-    backend = content["rung"]
+    backend = content["backend"]
     assert backend in ("native", "eager")  # a machine without the library and a compiler has no native backend
-    assert content["codec_rung"] == backend
+    assert content["codec_backend"] == backend
     assert f'shoal_engine_backend{{backend="{backend}",part="codec"}} 1.0' in http.get("/metrics").text
 
 

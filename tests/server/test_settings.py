@@ -59,7 +59,7 @@ def test_the_environment_of_the_older_server_is_accepted_as_it_stands() -> None:
     environment = """DEVICE=cuda PRECISION=float16 COMPILE=auto COMPILE_BACKEND=auto BATCH_SIZE=4 BATCH_TIMEOUT_MS=50
         KV_CACHE_SIZE=100 REFERENCE_CACHE_SIZE=1000 REQUEST_TIMEOUT_S=60 VRAM_CLEAR_ON_OOM=true METRICS_ENABLED=true"""
     source = read(dict(f"S1_MINI_{line}".split("=") for line in environment.split())).settings.source()
-    assert (source.device, source.dtype, source.config.rung) == ("cuda", "float16", "auto")
+    assert (source.device, source.dtype, source.config.backend) == ("cuda", "float16", "auto")
     assert (source.config.slots, source.config.batch_size, source.config.batch_seconds) == (4, 4, 0.05)
     assert (source.config.prefix_cache, source.config.cached_voices, source.config.clear_on_oom) == (True, 1000, True)
 
@@ -73,7 +73,7 @@ def test_variables_of_the_older_server_that_do_less_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "rung", "place"),
+    ("variables", "backend", "place"),
     [
         ({}, "auto", "default"),
         ({"S1_MINI_COMPILE": "1"}, "auto", "S1_MINI_COMPILE"),
@@ -83,16 +83,18 @@ def test_variables_of_the_older_server_that_do_less_are_named() -> None:
         ({"S1_MINI_COMPILE": "0", "S1_MINI_COMPILE_BACKEND": "inductor"}, "eager", "S1_MINI_COMPILE"),
         ({"S1_MINI_COMPILE": "1", "S1_MINI_COMPILE_BACKEND": "cudagraphs"}, "graph", "S1_MINI_COMPILE_BACKEND"),
         ({"S1_MINI_COMPILE_BACKEND": "inductor"}, "auto", "S1_MINI_COMPILE_BACKEND"),
-        ({"S1_MINI_COMPILE": "0", "SHOAL_RUNG": "fused"}, "fused", "SHOAL_RUNG"),
+        ({"S1_MINI_COMPILE": "0", "SHOAL_BACKEND": "fused"}, "fused", "SHOAL_BACKEND"),
     ],
 )
-def test_compile_switches_of_the_older_server_select_a_rung(variables: dict[str, str], rung: str, place: str) -> None:
+def test_compile_switches_of_the_older_server_select_a_backend(
+    variables: dict[str, str], backend: str, place: str
+) -> None:
     resolved = read(variables)
-    assert (resolved.settings.source().config.rung, resolved.sources["rung"]) == (rung, place)
+    assert (resolved.settings.source().config.backend, resolved.sources["backend"]) == (backend, place)
 
 
-def test_every_rung_can_be_set() -> None:
-    assert get_args(Settings.model_fields["rung"].annotation) == ("auto", *BACKENDS)
+def test_every_backend_can_be_set() -> None:
+    assert get_args(Settings.model_fields["backend"].annotation) == ("auto", *BACKENDS)
 
 
 def test_batch_sizes_are_a_list_of_counts() -> None:

@@ -36,7 +36,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @pytest.fixture(scope="module")
 def slow_serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A server slow enough for a long text to be watched and stopped."""
-    served = start(tmp_path_factory.mktemp("slow"), slots=4, rung="eager")
+    served = start(tmp_path_factory.mktemp("slow"), slots=4, backend="eager")
     yield served
     assert served.end() == 0, served.log.read_text()
 

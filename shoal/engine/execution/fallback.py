@@ -170,10 +170,10 @@ def best_backend(eager: EagerRunner) -> Backend:
 
 
 def parse_backend(name: str) -> Backend | None:
-    """Return the first backend of the setting `rung`, None for `auto`. Raises InvalidRequest."""
+    """Return the first backend of the setting `backend`, None for `auto`. Raises InvalidRequest."""
     if name == "auto":
         return None
     for backend in BACKENDS:
         if backend == name:
             return backend
-    raise InvalidRequest(f"unknown rung {name!r}: use auto, {', '.join(BACKENDS)}")
+    raise InvalidRequest(f"unknown backend {name!r}: use auto, {', '.join(BACKENDS)}")

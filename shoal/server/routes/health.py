@@ -35,8 +35,8 @@ async def ready(state: State) -> JSONResponse:
         "state": lifecycle.state,
         "engine": lifecycle.engine.activity() if lifecycle.engine else None,
         "model": state.config.model,
-        "rung": backends.model if backends else None,
-        "codec_rung": backends.codec if backends else None,
+        "backend": backends.model if backends else None,
+        "codec_backend": backends.codec if backends else None,
         "in_flight": state.queue.in_flight,
         "slots": state.queue.slots,
     }

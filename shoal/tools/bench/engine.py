@@ -130,7 +130,7 @@ def run_engine_bench(
     settings = {"model": model, "device": device, "voices": list(batches), "quick": quick}
     document = new_document("engine", dict(machine(core.checkpoint.model.device)), settings)
     dtype = str(core.checkpoint.model.dtype).removeprefix("torch.")
-    run: Result = {"name": model, "engine": {"dtype": dtype, "rung": core.runner.backend}, "throughput": []}
+    run: Result = {"name": model, "engine": {"dtype": dtype, "backend": core.runner.backend}, "throughput": []}
     run["packed"] = core.audio_decoder.backend == "graph"
     document["runs"].append(run)
     others = BackgroundLoad()

@@ -77,7 +77,7 @@ class ProfiledPart:
 class RequestProfile:
     model: str
     machine: dict[str, str | int]
-    rung: str
+    backend: str
     voices: int
     ceiling: float  # memory bandwidth of a copy in bytes per second, reads plus writes
     parts: list[ProfiledPart]
@@ -93,7 +93,7 @@ class RequestProfile:
         document = new_document("profile", dict(self.machine), {"model": self.model, "voices": self.voices})
         run = {
             "name": self.model,
-            "rung": self.rung,
+            "backend": self.backend,
             "voices": self.voices,
             "frames": FRAMES,
             "ceiling": self.ceiling,
@@ -128,8 +128,10 @@ def run_profile(model: str, *, device: str = "auto", voices: int = 1, quantize: 
         parts.append(ProfiledPart("host gaps", max(0.0, _engine_step(core, voices) - known), "step"))
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size <= voices]
     steps = {size: _time(bench.step(size), where) for size in sizes}
-    rung = core.runner.backend
-    return RequestProfile(model, machine(checkpoint.model.device), rung, voices, _ceiling(where), parts, steps, beside)
+    backend = core.runner.backend
+    return RequestProfile(
+        model, machine(checkpoint.model.device), backend, voices, _ceiling(where), parts, steps, beside
+    )
 
 
 def _parts(core: EngineCore, bench: "PlainParts", voices: int, where: str) -> list[ProfiledPart]:
@@ -389,7 +391,7 @@ def _whole(profile: RequestProfile) -> str:
 def render(profile: RequestProfile) -> RenderableType:
     host, total = profile.machine, sum(part.of_request(profile.voices) for part in profile.parts)
     heading = (
-        f"{profile.model} on {host['device']}, {profile.rung}, batch size {profile.voices}; torch {host['torch']}. "
+        f"{profile.model} on {host['device']}, {profile.backend}, batch size {profile.voices}; torch {host['torch']}. "
         f"Share: of {_whole(profile)}. Memory: {profile.ceiling / 1e9:,.0f} GB/s."
     )
     names = ", ".join(f"{part.name} ({part.of_request(profile.voices) / total:.0%})" for part in profile.bottlenecks)

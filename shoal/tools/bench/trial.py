@@ -101,7 +101,7 @@ def _engine(core: "EngineCore") -> dict[str, str | int]:
     return {
         "dtype": str(checkpoint.model.dtype).removeprefix("torch."),
         "weights": str(modes_of(checkpoint.model, checkpoint.codec)),
-        "rung": core.runner.backend,
+        "backend": core.runner.backend,
         "sample_rate": checkpoint.codec.config.sample_rate,
     }
 

@@ -61,7 +61,7 @@ def some(checkpoint: Checkpoint, count: int) -> list[Utterance]:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
 def test_fused_frames_equal_the_eager_path(tiny: Checkpoint) -> None:
     pytest.importorskip("triton")
-    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, backend="fused", kv_bytes=1 << 20))
     assert core.runner.backend == "fused"
     utterances = some(tiny, 2)
     speak_all(core, utterances)
@@ -71,7 +71,7 @@ def test_fused_frames_equal_the_eager_path(tiny: Checkpoint) -> None:
 
 def with_fallback(checkpoint: Checkpoint) -> EngineCore:
     """Return an engine whose eager runner is taken for the plain-graph backend, so that it has a fallback."""
-    core = EngineCore(checkpoint, EngineConfig(slots=3, guard=False, rung="eager"))
+    core = EngineCore(checkpoint, EngineConfig(slots=3, guard=False, backend="eager"))
     core.runner._candidates, core.runner.backend = ("plain-graph", "eager"), "plain-graph"
     core.runner._built["plain-graph"] = core.runner._eager
     return core
@@ -118,13 +118,13 @@ def test_a_backend_that_cannot_be_built_is_skipped(
     monkeypatch.setattr("shoal.engine.execution.fallback.FusedRunner", refuse)
     monkeypatch.setattr("shoal.engine.execution.fallback.PlainGraphRunner", refuse)
     monkeypatch.setattr("shoal.engine.execution.fallback.NativeRunner", refuse)
-    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="graph"))
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, backend="graph"))
     assert core.runner.backend == "eager"
 
 
 def test_padding_rows_use_the_spare_slot_and_block(tiny: Checkpoint) -> None:
     """Graphs are captured with padding rows, which may not touch slots or blocks of sequences."""
-    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="fused", kv_bytes=1 << 20))
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, backend="fused", kv_bytes=1 << 20))
     runner = core.runner.runner
     assert isinstance(runner.launcher, FusedRunner)
     assert runner.launcher._frames[2].workload.padding().tolist() == [[2, 2], [0, 0]]
@@ -132,7 +132,7 @@ def test_padding_rows_use_the_spare_slot_and_block(tiny: Checkpoint) -> None:
 
 
 def test_there_is_a_graph_for_every_configured_bucket_up_to_the_slots(tiny: Checkpoint) -> None:
-    config = EngineConfig(slots=4, guard=False, rung="fused", kv_bytes=1 << 20, buckets=(1, 3, 64))
+    config = EngineConfig(slots=4, guard=False, backend="fused", kv_bytes=1 << 20, buckets=(1, 3, 64))
     launcher = EngineCore(tiny, config).runner.runner.launcher
     assert isinstance(launcher, FusedRunner)
     assert list(launcher._frames) == [1, 3, 4]
@@ -175,14 +175,14 @@ def test_an_unknown_backend_is_refused_by_name() -> None:
         parse_backend("warp")
 
 
-def on_gpu(backend: str, codec: str, *, rung: str = "auto", reasons: dict[str, str] | None = None) -> EngineCore:
+def on_gpu(backend: str, codec: str, *, setting: str = "auto", reasons: dict[str, str] | None = None) -> EngineCore:
     """Return what `slow_backends` reads of an engine on a GPU."""
     runner = SimpleNamespace(backend=backend, reasons=reasons or {}, dropped=[])
     return SimpleNamespace(  # type: ignore[return-value]
         runner=runner,
         audio_decoder=SimpleNamespace(backend=codec, reasons={}, dropped=[]),
         checkpoint=SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda"))),
-        config=EngineConfig(rung=rung),
+        config=EngineConfig(backend=setting),
     )
 
 
@@ -194,7 +194,7 @@ def test_the_warning_about_a_gpu_without_graphs_has_the_reason_and_the_remedy() 
     assert "codec" not in warning
 
 
-@pytest.mark.parametrize("core", [on_gpu("graph", "graph"), on_gpu("eager", "eager", rung="eager")])
+@pytest.mark.parametrize("core", [on_gpu("graph", "graph"), on_gpu("eager", "eager", setting="eager")])
 def test_no_warning_on_graphs_or_on_a_backend_that_was_asked_for(core: EngineCore) -> None:
     assert slow_backends(core) is None
 
@@ -228,6 +228,6 @@ def test_the_codec_chooses_its_backend_separately(
 def test_quantized_layers_without_kernels_refuse_the_fused_backends(tiny: Checkpoint) -> None:
     model = copy.deepcopy(tiny.model)
     quantize_model(model, WeightModes.parse("int4"))
-    core = EngineCore(replace(tiny, model=model), EngineConfig(slots=2, guard=False, rung="graph"))
+    core = EngineCore(replace(tiny, model=model), EngineConfig(slots=2, guard=False, backend="graph"))
     assert core.runner.backend == "plain-graph"
     assert core.runner.reasons["graph"] == "RuntimeError: int4 weights have no fused kernels"

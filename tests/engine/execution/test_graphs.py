@@ -79,7 +79,7 @@ def finished(core: EngineCore, utterances: list[Utterance]) -> list[np.ndarray]:
 
 
 def engine(checkpoint: Checkpoint, slots: int, backend: str) -> EngineCore:
-    core = EngineCore(checkpoint, EngineConfig(slots=slots, guard=False, rung=backend, kv_bytes=1 << 30))
+    core = EngineCore(checkpoint, EngineConfig(slots=slots, guard=False, backend=backend, kv_bytes=1 << 30))
     assert core.runner.backend == backend
     return core
 

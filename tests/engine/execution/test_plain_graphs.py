@@ -33,7 +33,7 @@ def engine(
 ) -> EngineCore:
     """Return an engine on the plain-graph backend with sizes so small that a few tokens use all of them."""
     config = EngineConfig(
-        slots=slots, guard=False, kv_bytes=1 << 22, kv_dtype=kv_dtype, token_budget=token_budget, rung="plain-graph"
+        slots=slots, guard=False, kv_bytes=1 << 22, kv_dtype=kv_dtype, token_budget=token_budget, backend="plain-graph"
     )
     core = EngineCore(checkpoint, config, clock)
     assert core.runner.backend == "plain-graph"
@@ -66,7 +66,7 @@ def test_codes_equal_the_eager_backend(request: pytest.FixtureRequest, family: s
     """Prompts in several chunks, contexts of different widths in one batch, more rows than a bucket."""
     checkpoint: Checkpoint = request.getfixturevalue(family)
     lengths = [3, 40, 29, 70, 5]
-    config = EngineConfig(slots=5, guard=False, kv_bytes=1 << 22, kv_dtype=kv_dtype, rung="eager")
+    config = EngineConfig(slots=5, guard=False, kv_bytes=1 << 22, kv_dtype=kv_dtype, backend="eager")
     expected = spoken(EngineCore(checkpoint, config), lengths, 2)
     actual = spoken(engine(checkpoint, 5, kv_dtype=kv_dtype, token_budget=24), lengths, 2)
     assert all(map(np.array_equal, actual, expected))
@@ -134,7 +134,7 @@ LENGTHS = [3, 9, 5]
 
 @pytest.fixture(scope="module")
 def expected(tiny: Checkpoint) -> list[np.ndarray]:
-    return spoken(EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager")), LENGTHS, 3)
+    return spoken(EngineCore(tiny, EngineConfig(slots=3, guard=False, backend="eager")), LENGTHS, 3)
 
 
 def test_a_size_that_fails_in_service_is_left_out_and_tried_again_later(
@@ -198,6 +198,6 @@ def test_a_device_without_doubles_or_grouped_attention_samples_the_same_codes(
     """Disable operations that Apple's GPUs lack: float64 tensors, complex products, heads that share keys."""
     monkeypatch.setattr("shoal.kernels.attention.has_grouped_operator", lambda device: False)
     monkeypatch.setattr("shoal.kernels.rope.has_complex", lambda device: False)
-    core = EngineCore(tiny, EngineConfig(slots=3, guard=False, rung="eager"))
+    core = EngineCore(tiny, EngineConfig(slots=3, guard=False, backend="eager"))
     core.runner._eager.slots.has_float64 = False
     assert all(map(np.array_equal, spoken(core, LENGTHS, 3), expected))

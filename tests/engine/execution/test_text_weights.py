@@ -35,11 +35,11 @@ def with_heads(checkpoint: Checkpoint, heads: tuple[tuple[int, int], ...] = HEAD
     return replace(checkpoint, profile=replace(checkpoint.profile, alignment=Alignment(heads)))
 
 
-def core_of(checkpoint: Checkpoint, rung: str, **changes: object) -> EngineCore:
-    config = EngineConfig(slots=3, guard=False, kv_bytes=1 << 20, rung=rung, **changes)  # type: ignore[arg-type]
+def core_of(checkpoint: Checkpoint, backend: str, **changes: object) -> EngineCore:
+    config = EngineConfig(slots=3, guard=False, kv_bytes=1 << 20, backend=backend, **changes)  # type: ignore[arg-type]
     core = EngineCore(checkpoint, config)
-    assert core.runner.backend == rung, core.runner.reasons
-    if rung == "plain-graph":  # sizes so small that two sequences run in two groups
+    assert core.runner.backend == backend, core.runner.reasons
+    if backend == "plain-graph":  # sizes so small that two sequences run in two groups
         runner = PlainGraphRunner(core.runner._eager, capture=False, buckets=(1, 2), widths=(32,), prompts=(16,))
         core.runner.runner = PipelinedRunner(runner, 0)
     return core
@@ -77,17 +77,17 @@ def expected(
     return checkpoint, spoken(core_of(checkpoint, "eager"))
 
 
-@pytest.mark.parametrize("rung", ["native", "plain-graph"])
+@pytest.mark.parametrize("backend", ["native", "plain-graph"])
 def test_every_backend_reads_the_weights_of_the_eager_one(
-    rung: str, expected: tuple[Checkpoint, list[Utterance]]
+    backend: str, expected: tuple[Checkpoint, list[Utterance]]
 ) -> None:
-    if rung == "native":
+    if backend == "native":
         try:
             open_library()
         except NativeUnavailable as error:
             pytest.skip(f"no native library: {error}")
     checkpoint, eager = expected
-    for ours, theirs in zip(spoken(core_of(checkpoint, rung)), eager, strict=True):
+    for ours, theirs in zip(spoken(core_of(checkpoint, backend)), eager, strict=True):
         assert np.array_equal(ours.all_codes(), theirs.all_codes())
         np.testing.assert_allclose(weights_of(ours), weights_of(theirs), atol=2e-5)
 

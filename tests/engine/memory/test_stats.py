@@ -73,7 +73,7 @@ def test_repeated_out_of_memory_errors_lower_concurrency_and_all_requests_finish
 
 
 def test_a_sequence_that_alone_runs_out_of_memory_fails(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, rung="eager"))
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False, backend="eager"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
     run = core.runner.run

@@ -51,7 +51,7 @@ def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]
     source = EngineSource(
         "random:tiny",
         device="cpu",
-        config=EngineConfig(slots=4, rung="eager"),  # slow enough to be killed before a long speech ends
+        config=EngineConfig(slots=4, backend="eager"),  # slow enough to be killed before a long speech ends
         voices=tmp_path_factory.mktemp("v"),
     )
     supervisor = Supervisor(source)
@@ -425,7 +425,9 @@ def test_a_batch_size_that_fails_with_clients_connected_loses_no_request(supervi
         return await asyncio.gather(*(collect(engine, short(seed)) for seed in range(3)))
 
     # The static policy waits until all three requests are there, so the first step has three rows.
-    config = EngineConfig(slots=3, rung="plain-graph", buckets=(1,), policy="static", batch_size=3, batch_seconds=10.0)
+    config = EngineConfig(
+        slots=3, backend="plain-graph", buckets=(1,), policy="static", batch_size=3, batch_seconds=10.0
+    )
     broken = Supervisor(RiggedSource("random:tiny", device="cpu", config=config, rig=break_batches))
     broken.start()
     try:

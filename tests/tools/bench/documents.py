@@ -35,7 +35,7 @@ def bench_document(
         run: dict[str, Any] = {"name": name, "settings": {}, "reason": None, "edges": []}
         run["startup"] = {"cold": {"load": 2.0, "warm_up": 3.0}, "warm": {"load": 1.0, "warm_up": 0.5}}
         run["memory"] = {"kind": "RSS", "baseline": 300_000_000, "loaded": 900_000_000, "peak": 1_100_000_000}
-        run["engine"] = {"dtype": "bfloat16", "weights": "none", "rung": "eager", "sample_rate": 44_100}
+        run["engine"] = {"dtype": "bfloat16", "weights": "none", "backend": "eager", "sample_rate": 44_100}
         run["rounds"] = [_round(voices, rng, slower, noise) for voices in (1, 4, 16) for _ in range(5)]
         run["edges"].append({"name": "one word", "characters": 6, **_request(0, 0.4, 1.0, 0.1)})
         document["runs"].append(summarize_run(run, 1.0))

@@ -86,7 +86,7 @@ def test_figures_name_the_machine_and_the_versions(document: Document, run: dict
     assert document["complete"]
     assert {"device", "cores", "threads", "python", "torch", "shoal"} <= document["machine"].keys()
     assert run["engine"]["dtype"] == "float32"
-    assert run["engine"]["rung"] in BACKENDS
+    assert run["engine"]["backend"] in BACKENDS
     assert json.loads(last_line(document)) == document
     assert "\n" not in last_line(document)
 

@@ -55,7 +55,7 @@ def test_the_native_backend_is_timed_as_a_whole(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(profile, "SECONDS", 0.0)
     monkeypatch.setattr(profile, "FRAMES", 4)
     result = profile.run_profile("random:tiny", device="cpu", voices=2)
-    assert result.rung == "native"
+    assert result.backend == "native"
     assert [part.name for part in result.parts if part.per == "step"] == ["frame", "codec", "host gaps"]
 
 

@@ -49,7 +49,7 @@ def engine_document() -> Document:
     document = new_document("engine", dict(describe_client()), {"model": "made up", "quick": False})
     document["complete"] = True
     figures = {"seconds": 0.09, "best_seconds": 0.08, "cpu_seconds": 0.09, "columns_saved": 0.0, "waits": [0.08, 0.09]}
-    run: dict[str, Any] = {"name": "made up", "engine": {"dtype": "float32", "rung": "eager"}}
+    run: dict[str, Any] = {"name": "made up", "engine": {"dtype": "float32", "backend": "eager"}}
     run["throughput"] = [
         Throughput(
             policy,

@@ -136,7 +136,7 @@ def test_a_gpu_measures_all_types_of_weights_and_kv_cache_by_default() -> None:
 def test_settings_are_parsed_by_their_type() -> None:
     found = parse_configurations(["token_budget=64,prefix_cache=false,quantize=slow=int8,codec=int8"])[0].settings
     assert found == {"token_budget": 64, "prefix_cache": False, "quantize": "slow=int8,codec=int8"}
-    assert parse_configurations(["buckets=1,8,rung=fused"])[0].settings == {"buckets": (1, 8), "rung": "fused"}
+    assert parse_configurations(["buckets=1,8,backend=fused"])[0].settings == {"buckets": (1, 8), "backend": "fused"}
     for wrong in (
         "bf17",
         "buckets=1,x",
@@ -147,7 +147,7 @@ def test_settings_are_parsed_by_their_type() -> None:
     ):
         with pytest.raises(InvalidRequest):
             parse_configurations([wrong])
-    assert {"dtype", "policy", "rung"} <= available_settings().keys()
+    assert {"dtype", "policy", "backend"} <= available_settings().keys()
 
 
 def test_a_missing_model_raises_an_error() -> None:

@@ -91,7 +91,9 @@ def test_a_curve_is_linear_between_its_points_and_constant_before_them() -> None
 def interrupted() -> str:
     """Return an incomplete engine benchmark."""
     document = new_document("engine", dict(describe_client()), {})
-    document["runs"].append({"name": "random:tiny", "engine": {"dtype": "float32", "rung": "eager"}, "throughput": []})
+    document["runs"].append(
+        {"name": "random:tiny", "engine": {"dtype": "float32", "backend": "eager"}, "throughput": []}
+    )
     return json.dumps(document)
 
 

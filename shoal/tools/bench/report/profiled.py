@@ -51,7 +51,7 @@ def profile_tiles(document: Document) -> Iterator[tuple[str, str, str]]:
     for run in document["runs"]:
         parts = {part["name"]: part for part in run["parts"]}
         total = sum(of_request(part, run) for part in run["parts"])
-        yield "Backend", run["rung"], f"batch size {run['voices']}"
+        yield "Backend", run["backend"], f"batch size {run['voices']}"
         for name in run["bottlenecks"]:
             share = percent(of_request(parts[name], run) / total)
             yield name.capitalize(), duration(parts[name]["seconds"]), f"per {parts[name]['per']}, {share} of a request"

@@ -190,7 +190,7 @@ def _start(run: dict[str, Any]) -> list[str]:
     starts = run.get("startup", {})
     seconds = (duration(start and start["load"] + start["warm_up"]) for start in map(starts.get, ("cold", "warm")))
     memory = (size(run["memory"][key]) for key in ("baseline", "loaded", "peak"))
-    return [*(run["engine"][key] for key in ("dtype", "weights", "rung")), *seconds, *memory]
+    return [*(run["engine"][key] for key in ("dtype", "weights", "backend")), *seconds, *memory]
 
 
 def _edge(edge: dict[str, Any]) -> list[str]:
@@ -204,7 +204,7 @@ def _edge(edge: dict[str, Any]) -> list[str]:
 def _engine(document: Document) -> list[ReportTable]:
     throughput, first, arrivals, waste, steps, scheduler = [], [], [], [], [], []
     for run in document["runs"]:
-        core = [run["engine"][key] for key in ("dtype", "rung")]
+        core = [run["engine"][key] for key in ("dtype", "backend")]
         throughput += [[*core, str(row["voices"]), row["policy"], *_pace(row)] for row in run["throughput"]]
         first += _prefix_cache(run["first_audio"]) if "first_audio" in run else []
         arrivals += [_arrivals(run["arrivals"])] if "arrivals" in run else []

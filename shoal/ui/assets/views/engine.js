@@ -30,12 +30,12 @@ export class EngineView {
 
   async #look() {
     try {
-      const [text, { rung, codec_rung: codec, engine }] = [await metrics(), await ready()];
+      const [text, { backend, codec_backend: codec, engine }] = [await metrics(), await ready()];
       this.#readings = [...this.#readings, reading(text, performance.now() / 1000, this.#readings.at(-1))].slice(
         -KEPT_READINGS,
       );
-      const backends = rung ? `Computed by: ${rung === codec ? rung : `${rung}, sound by ${codec}`}` : "";
-      byId("engine-rung").textContent = SLEEP[engine] ?? backends;
+      const backends = backend ? `Computed by: ${backend === codec ? backend : `${backend}, sound by ${codec}`}` : "";
+      byId("engine-backend").textContent = SLEEP[engine] ?? backends;
       this.#draw(this.#readings.at(-1));
     } catch (problem) {
       this.#readings = [];
