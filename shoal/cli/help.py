@@ -1,27 +1,30 @@
-"""Help pages: flags are shown without a type."""
+"""Help pages show flags without a type; values that need no conversion are passed on as they are."""
 
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from shoal.cli.plain_values import skip_conversion
 
-def _without_flag_types(params: list[Any]) -> list[Any]:
+
+def _prepared(params: list[Any]) -> list[Any]:
     """Typer shows `<bool>` beside a flag, as if it took a value; an empty metavar hides it."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
+        skip_conversion(param)
     return params
 
 
 class HelpCommand(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_flag_types(super().get_params(ctx))
+        return _prepared(super().get_params(ctx))
 
 
 class HelpGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_flag_types(super().get_params(ctx))
+        return _prepared(super().get_params(ctx))
 
 
 def use_help_classes(app: typer.Typer) -> None:

@@ -8,6 +8,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.audio.pcm import Samples
-from shoal.checkpoint.arrays import ArrayCheckpoint, load_arrays
+from shoal.checkpoint.arrays import MODEL_FILE, ArrayCheckpoint, load_arrays
 from shoal.checkpoint.find import find_directory
 from shoal.codec.arrays import CodecArrays
 from shoal.config import EngineConfig
@@ -23,13 +24,16 @@ from shoal.cores import default_threads
 from shoal.engine.audio_decoder import AudioDecoder
 from shoal.engine.blocks import BlockPool
 from shoal.engine.execution.native_steps import NativeSteps
+from shoal.engine.prefix_file import PrefixFile, prefix_keys
 from shoal.engine.preprocess import build_utterance, plan_request
 from shoal.engine.request_tracker import RequestTracker
 from shoal.engine.scheduler import Batch, Scheduler, StepOutput
 from shoal.engine.utterance import Event, Utterance, UtteranceStream
 from shoal.errors import CheckpointError, GenerationFailed
+from shoal.native.build import library_name
 from shoal.native.dual_ar import NativeDualAR, SlotArrays
 from shoal.native.library import Context, NativeUnavailable
+from shoal.paths import cache_directory
 from shoal.speech import AudioChunk, SamplingParams, SpeechRequest
 from shoal.text.lexicon import Lexicon, read_lexicon
 from shoal.text.plan import TextPlan
@@ -59,11 +63,20 @@ def load_native(
         raise NeedsTorch("recordings are encoded with torch")
     words = None if lexicon is None else read_lexicon(lexicon)
     try:
-        engine = NativeEngine(load_arrays(find_directory(model), model), config, voices, words)
+        engine = NativeEngine(
+            load_arrays(find_directory(model), model), config, voices, words, prefixes=prefix_folder()
+        )
     except (CheckpointError, NativeUnavailable) as error:
         raise NeedsTorch(str(error)) from error
     engine.voices_of(request, engine.plan(request))
     return engine
+
+
+def prefix_folder() -> Path | None:
+    """Return where the keys and values of voices are stored; None for a user without a home directory."""
+    with suppress(RuntimeError):
+        return cache_directory() / "prefixes"
+    return None
 
 
 class NativeEngine:
@@ -76,9 +89,13 @@ class NativeEngine:
         voices: Path,
         lexicon: Lexicon | None = None,
         clock: Callable[[], float] = time.monotonic,
+        prefixes: Path | None = None,
     ) -> None:
-        """Raises NativeUnavailable without a library, and CheckpointError for weights of other shapes."""
-        self.checkpoint, self.lexicon, self._clock = checkpoint, lexicon, clock
+        """Keep the keys and values of voices in `prefixes`, if given.
+
+        Raises NativeUnavailable without a library, and CheckpointError for weights of other shapes.
+        """
+        self.checkpoint, self.lexicon, self._clock, self._prefixes = checkpoint, lexicon, clock, prefixes
         carried = config.carried_columns or checkpoint.profile.carried_columns
         self.config = replace(config, slots=1, carried_columns=carried)
         self.context = Context(config.cpu_isa, default_threads())
@@ -141,14 +158,34 @@ class NativeEngine:
             raise GenerationFailed(str(error)) from error
 
     def _chunks(self, utterance: Utterance) -> Generator[AudioChunk, None, None]:
+        pool = self.scheduler.pool
+        pool.host_cache = stored = self._prefix_file(utterance)
         self.tracker.add(utterance)
         try:
             while self.tracker.active:
                 for event in self.step():
                     yield event.chunk_or_raise()
+            if stored is not None:
+                stored.store(pool)
         finally:
             if self.tracker.active:
                 self.tracker.cancel(utterance)
+
+    def _prefix_file(self, utterance: Utterance) -> PrefixFile | None:
+        """Return the stored blocks of the voice that an utterance starts with; None without a voice or a folder."""
+        prefix, pool = utterance.turns[0].prefix, self.scheduler.pool
+        keys = [] if prefix is None else prefix_keys(prefix, pool.size)
+        if self._prefixes is None or not keys or not self.config.prefix_cache:
+            return None
+        return PrefixFile(self._prefixes, self._identity, keys, (self.steps.keys, self.steps.values))
+
+    @cached_property
+    def _identity(self) -> str:
+        """Everything that keys and values depend on besides the tokens."""
+        path = self.checkpoint.directory / MODEL_FILE
+        file, pool = path.stat(), self.scheduler.pool
+        parts = (library_name(), self.context.isa, path.resolve(), file.st_size, file.st_mtime_ns, pool.size)
+        return "\n".join(map(str, parts))
 
     def _voice(self, name: str) -> Voice:
         if name not in self._voices:

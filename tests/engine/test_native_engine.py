@@ -98,9 +98,16 @@ def test_the_fingerprint_of_a_codec_does_not_need_torch(ordinary: Engine, native
     assert native._encoder.fingerprint == codec_fingerprint(ordinary.service.core.checkpoint.codec)
 
 
-def test_torch_is_not_imported() -> None:
-    code = "import sys, shoal.engine.native_engine; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0
+def test_say_imports_neither_torch_nor_pydantic_nor_rich(tmp_path: Path) -> None:
+    """Each takes longer to import than the first words take to compute."""
+    flags = ["say", "Yes.", "-o", str(tmp_path / "yes.wav"), "--no-server", "--device", "cpu"]
+    code = (
+        f"import sys, shoal.cli\nsys.argv = ['shoal', *{flags}]\ntry:\n    shoal.cli.main()\nexcept SystemExit:\n"
+        "    sys.exit([name for name in ('torch', 'pydantic', 'rich') if name in sys.modules] or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "yes.wav").stat().st_size > 1000
 
 
 def test_closing_the_stream_releases_the_utterance(native: NativeEngine) -> None:

@@ -10,6 +10,7 @@ from shoal.checkpoint.find import BUNDLED
 from shoal.cli.flags import Codec, Device, Json, Lexicon, Quantize, Quiet
 from shoal.cli.quick_exit import QuickExit
 from shoal.cli.say import flags
+from shoal.cli.say.numpy_import import import_numpy
 from shoal.cli.say.options import (
     check_model,
     check_output,
@@ -80,6 +81,7 @@ def say(
 
     Example: shoal say "Hello." -o hello.wav --model s1-mini --voice me.wav --transcript "What I say in me.wav."
     """
+    import_numpy()
     content, speaker = read_text_option(text, file), parse_voice(voice, transcript)
     overrides = sampling_overrides(
         seed=seed,
@@ -121,7 +123,6 @@ def _speak(
 ) -> None:
     """Speak with a progress line on stderr, and print what was done."""
     from shoal.cli.say.progress import SpeechProgress
-    from shoal.cli.tables import print_json
 
     # A request with timestamps needs an engine here: the server's route of plain audio has no word times.
     here = no_server or request.timestamps
@@ -129,6 +130,8 @@ def _speak(
         server = None if here else speak_on_local_server(options, request, overrides, sinks, progress, quiet=quiet)
         seed = speak_here(options, request, overrides, sinks, progress) if server is None else server.seed
     if json:
+        from shoal.cli.tables import print_json
+
         facts = {"model": options.model, "seed": seed, "server": None if server is None else server.url}
         print_json({**sinks.as_json(), **facts, **progress.as_json()})
     elif not quiet:

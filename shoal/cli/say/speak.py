@@ -104,11 +104,12 @@ def speak_on_local_server(
 ) -> UsedServer | None:
     """Speak on a server of this user, and say so; None if there is none that can."""
     from shoal.api.local_server import find_server
-    from shoal.cli.say.server_speech import ServerRefused, check_ready, speak_on_server
 
     server = find_server(options.identity())
     if server is None:
         return None
+    from shoal.cli.say.server_speech import ServerRefused, check_ready, speak_on_server
+
     seed = overrides.get("seed", default_seed(options.model))
     progress.begin()
     try:

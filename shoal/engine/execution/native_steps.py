@@ -25,7 +25,7 @@ class NativeSteps:
         text_heads: Ordered[tuple[int, int]] = (),
     ) -> None:
         """Keys and values are [layers, blocks, size, kv_heads, d]; `text_heads` as in `EagerRunner`."""
-        self.model, self._slots = model, slots
+        self.model, self.keys, self.values, self._slots = model, keys, values, slots
         self.state = NativeState(keys, values, tables, slots)
         self._heads = np.array(text_heads, np.int32).reshape(-1, 2)
 

@@ -1,0 +1,44 @@
+"""Values of flags that need no conversion skip Typer's, which imports pydantic: a tenth of a second at every start."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+PLAIN = {bool, int, float, str, Path, NoneType}
+
+
+def skip_conversion(param: Any) -> None:
+    """Let a parameter pass on values that have its type, and make paths of strings. In place, repeatable.
+
+    Parameters of other types, and those of a Typer that converts differently, are left alone.
+    """
+    build = getattr(param, "get_runtime_param", None)
+    descriptor = getattr(param, "type_descriptor", None)
+    if build is None or descriptor is None or param.multiple or param.nargs != 1:
+        return
+    types = set(get_args(descriptor.annotation) or (descriptor.annotation,))
+    if types <= PLAIN and "get_runtime_param" not in vars(param):
+        param.get_runtime_param = lambda: PlainValues(build, types, descriptor.parameter_info)
+
+
+@dataclass(frozen=True)
+class PlainValues:
+    """Stands for Typer's converter of a parameter, which `build` makes when a value needs it."""
+
+    build: Callable[[], Any]
+    types: set[Any]
+    info: Any
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value is None or type(value) in self.types:
+            return value
+        if isinstance(value, str) and Path in self.types and not self._checks_path:
+            return Path(value)
+        return self.build().coerce(value, param=param, ctx=ctx)
+
+    @property
+    def _checks_path(self) -> bool:
+        """Return whether Typer has to look at the file, or to resolve its path."""
+        return bool(self.info.exists or self.info.resolve_path or self.info.path_type)

@@ -1,0 +1,95 @@
+"""Keys and values of voices on disk: the same audio, computed in fewer steps, and never from the wrong file."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.checkpoint.arrays import ArrayCheckpoint, load_arrays
+from shoal.checkpoint.find import BUNDLED, BUNDLED_DIRECTORY
+from shoal.config import EngineConfig
+from shoal.engine import prefix_file
+from shoal.engine.native_engine import NativeEngine
+from shoal.native.library import NativeUnavailable, open_library
+from shoal.speech import SpeechRequest
+from tests.nano import OTHER_VOICE
+
+REQUEST = SpeechRequest("Yes.")
+
+
+@pytest.fixture(scope="module")
+def arrays() -> ArrayCheckpoint:
+    try:
+        open_library()
+    except NativeUnavailable as error:
+        pytest.skip(f"no native library: {error}")
+    return load_arrays(BUNDLED_DIRECTORY, BUNDLED)
+
+
+@pytest.fixture(scope="module")
+def expected(arrays: ArrayCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    return speak(arrays, None, tmp_path_factory.mktemp("voices"))[0]
+
+
+def speak(
+    arrays: ArrayCheckpoint, prefixes: Path | None, voices: Path, request: SpeechRequest = REQUEST
+) -> tuple[np.ndarray, int]:
+    """Return the samples of a new engine, and how many blocks it took from the file."""
+    engine = NativeEngine(arrays, EngineConfig(), voices, prefixes=prefixes)
+    samples = np.concatenate([chunk.samples for chunk in engine.speak_blocking(request)])
+    assert engine.scheduler.pool.used == 0
+    return samples, engine.scheduler.pool.stats.host_hits
+
+
+def test_the_second_process_reads_the_voice_and_gives_the_same_bits(
+    arrays: ArrayCheckpoint, expected: np.ndarray, tmp_path: Path
+) -> None:
+    first, none = speak(arrays, tmp_path / "p", tmp_path)
+    second, blocks = speak(arrays, tmp_path / "p", tmp_path)
+    assert none == 0
+    assert blocks > 0
+    np.testing.assert_array_equal(first, expected)
+    np.testing.assert_array_equal(second, expected)
+    assert (tmp_path / "p").stat().st_mode & 0o077 == 0
+    _, other = speak(arrays, tmp_path / "p", tmp_path, SpeechRequest("No.", voice=OTHER_VOICE))
+    assert other == 0
+    assert len(list((tmp_path / "p").iterdir())) == 2
+
+
+def test_a_damaged_file_is_computed_again(arrays: ArrayCheckpoint, expected: np.ndarray, tmp_path: Path) -> None:
+    speak(arrays, tmp_path, tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+    samples, blocks = speak(arrays, tmp_path, tmp_path)
+    assert blocks == 0
+    np.testing.assert_array_equal(samples, expected)
+    assert file.read_bytes() == content
+
+
+def test_a_file_of_another_library_or_model_is_not_used(
+    arrays: ArrayCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak(arrays, tmp_path, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal.engine.native_engine.library_name", lambda: "another library")
+        assert speak(arrays, tmp_path, tmp_path)[1] == 0
+    monkeypatch.setattr("shoal.engine.native_engine.MODEL_FILE", "config.json")
+    assert speak(arrays, tmp_path, tmp_path)[1] == 0
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(
+    arrays: ArrayCheckpoint, expected: np.ndarray, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    samples, _ = speak(arrays, tmp_path / "file", tmp_path)
+    np.testing.assert_array_equal(samples, expected)
+
+
+def test_the_oldest_files_are_deleted(arrays: ArrayCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_file, "MAX_FILES", 1)
+    speak(arrays, tmp_path, tmp_path)
+    (first,) = tmp_path.glob("*.safetensors")
+    speak(arrays, tmp_path, tmp_path, SpeechRequest("No.", voice=OTHER_VOICE))
+    assert first not in list(tmp_path.glob("*.safetensors"))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
