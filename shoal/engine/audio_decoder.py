@@ -126,7 +126,11 @@ class AudioDecoder:
         if not pausing and utterance.turn_frames < utterance.hold_frames:
             return None
         required = 1 if pausing else self._chunk_frames(utterance)
-        return PlannedChunk(utterance, utterance.backlog, ended=False) if utterance.backlog >= required else None
+        if utterance.backlog < required:
+            return None
+        # Frames that were held back until now do not delay the first chunk: they are the second.
+        frames = utterance.backlog if utterance.decoded or pausing else required
+        return PlannedChunk(utterance, frames, ended=False)
 
     def submit(self, chunks: list[PlannedChunk]) -> None:
         """Start decoding these chunks; `collect` has to be called before the next `submit`."""

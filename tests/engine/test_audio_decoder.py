@@ -1,4 +1,5 @@
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shoal.audio.guard import SpeechGuard
 from shoal.checkpoint.load import Checkpoint
 from shoal.codec.config import MAX_POSITIONS
 from shoal.codec.fused import FusedDecoder
@@ -88,6 +90,16 @@ def test_the_first_chunk_is_sent_after_first_chunk_frames(tiny: Checkpoint) -> N
     assert box.next_chunk(speaker, ended=False) is None
     speaker.codes.append(codes(1)[:, 0])
     assert box.next_chunk(speaker, ended=False) == PlannedChunk(speaker, 3, ended=False)
+
+
+def test_frames_that_were_held_back_do_not_delay_the_first_chunk(tiny: Checkpoint) -> None:
+    box, speaker = audio_decoder(tiny, first=2), utterance(0, codes(9))
+    speaker.guard, speaker.turns = SpeechGuard(16000), [replace(speaker.turns[0], min_frames=10, hold_frames=10)]
+    assert box.next_chunk(speaker, ended=False) is None
+    speaker.codes.append(codes(1)[:, 0])
+    assert box.next_chunk(speaker, ended=False) == PlannedChunk(speaker, 2, ended=False)
+    speaker.decoded = speaker.sent = 2
+    assert box.next_chunk(speaker, ended=False) == PlannedChunk(speaker, 8, ended=False)
 
 
 def test_chunks_grow_with_the_lead_over_playback(tiny: Checkpoint) -> None:
