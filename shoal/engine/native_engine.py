@@ -40,7 +40,7 @@ from shoal.text.plan import TextPlan
 from shoal.text.prompt import Codes
 from shoal.voices.fingerprint import fingerprint
 from shoal.voices.store import VoiceStore
-from shoal.voices.voice import Voice, voice_limits
+from shoal.voices.voice import CodecRates, Voice, voice_limits
 
 # Files of GPU drivers that torch may use: NVIDIA, Jetson, WSL, AMD.
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
@@ -226,19 +226,12 @@ class NativeEngine:
         )
 
 
-class StoredCodes:
+class StoredCodes(CodecRates):
     """Voice encoder without an encoder: enough for voices whose codes are stored."""
 
     def __init__(self, codec: CodecArrays) -> None:
+        super().__init__(codec.config)
         self._codec = codec
-
-    @property
-    def sample_rate(self) -> int:
-        return self._codec.config.sample_rate
-
-    @property
-    def frame_rate(self) -> float:
-        return self._codec.config.frame_rate
 
     @cached_property
     def fingerprint(self) -> str:

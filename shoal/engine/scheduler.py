@@ -165,7 +165,7 @@ class Scheduler:
         )
 
     def prefill_budget(self, decodes: int) -> int:
-        """Return the prompt tokens that a step with so many decodes may compute.
+        """Return the prompt tokens that a step with this many decodes may compute.
 
         Decodes do not reduce it: with as many of them as tokens in the budget, new requests would wait for seconds.
         """

@@ -154,11 +154,10 @@ def compile_only() -> Iterator[bool]:
         try:
             yield True
             wait(mode.raw_futures)
-        except BaseException:  # edge to the user: Ctrl-C must not wait for compilations that have not started
+        finally:
+            # Ctrl-C must not wait for compilations that have not started; without an error there are none.
             cores.shutdown(wait=False, cancel_futures=True)
             mode.raw_futures = [each for each in mode.raw_futures if not each.cancelled()]
-            raise
-        finally:
             _compiled.reset(token)
 
 

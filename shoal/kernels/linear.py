@@ -35,9 +35,9 @@ from shoal.kernels.jit import (
 )
 from shoal.kernels.rms_norm import fused_rms_norm, rms_norm
 
-# Up to so many rows a program prefetches its weights before it waits for its inputs.
+# Up to this many rows a program prefetches its weights before it waits for its inputs.
 SMALL_M = 16
-# Up to so many rows the operands are swapped (swap-AB): weights are operand A, activations operand B. Tensor core
+# Up to this many rows the operands are swapped (swap-AB): weights are operand A, activations operand B. Tensor core
 # instructions have M = 16 and N = 8, so eight rows or fewer take half the work.
 SWAP_AB_ROWS = 8
 
@@ -410,7 +410,7 @@ def choose_tile(
     return tile._replace(stages=max(2, min(tile.stages, 1 + shared_limit // buffer)))
 
 
-# Up to so many outputs a layer counts as narrow: the layers of S1-mini, not those of S2-Pro.
+# Up to this many outputs a layer counts as narrow: the layers of S1-mini, not those of S2-Pro.
 NARROW = 4608
 # Layers with fewer outputs have too few large tiles to fill the GPU.
 SEQUENTIAL_OUTPUTS = 3072

@@ -20,7 +20,7 @@ from shoal.kernels.kv_quant import dequantize_kv
 BLOCK_N = 128
 # Maximum number of context splits per row and KV head (flash-decoding).
 NUM_SPLITS = 8
-# Up to so many rows each split has a program of its own; more rows fill the GPU with one program per row and KV head.
+# Up to this many rows each split has a program of its own; more rows fill the GPU with one program per row and KV head.
 SPLIT_ROWS = 16
 
 
@@ -164,24 +164,15 @@ def _decode_kernel(
         for index in range(first, last):
             position = index * BLOCK_N + tl.arange(0, BLOCK_N)
             visible = position < length
-            block = tl.load(table + position // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
-            offset = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * D
-            key = tl.load(keys + offset[:, None] + d[None, :], mask=visible[:, None], other=0.0)
-            if QUANTIZED:
-                key = dequantize(key, query.dtype)
-            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-            if QUANTIZED:
-                score *= tl.load(key_scales + offset // D, mask=visible, other=0.0).to(tl.float32)[None, :]
+            score, offset = score_block(
+                query, keys, key_scales, table, position, visible, kv_head, scale, QUANTIZED, BLOCK_SIZE, KV_HEADS, D
+            )
             score = tl.where(visible[None, :], score, float("-inf"))
             new_max = tl.maximum(row_max, tl.max(score, axis=1))
             weight = tl.exp(score - new_max[:, None])
             rescale = tl.exp(row_max - new_max)
-            value = tl.load(values + offset[:, None] + d[None, :], mask=visible[:, None], other=0.0)
             row_sum = row_sum * rescale + tl.sum(weight, axis=1)
-            if QUANTIZED:
-                value = dequantize(value, query.dtype)
-                weight *= tl.load(value_scales + offset // D, mask=visible, other=0.0).to(tl.float32)[None, :]
-            acc = tl.dot(weight.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+            acc = add_values(acc, rescale, weight, values, value_scales, offset, visible, query.dtype, QUANTIZED, D)
             row_max = new_max
             if not SPLIT:  # noqa: SIM102 - a compile-time condition around a run-time one
                 # One program computes all splits and merges them in the order of the split launch.
@@ -221,6 +212,56 @@ def _decode_kernel(
         if done:
             result = (all_acc / all_sum[:, None]).to(out.dtype.element_ty)
             tl.store(out + head[:, None] * D + d[None, :], result, mask=head_mask[:, None])
+
+
+@jit
+def score_block(
+    query,
+    keys,
+    key_scales,
+    table,
+    position,
+    known,
+    kv_head,
+    scale,
+    QUANTIZED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Return the scores of the keys at `position`, and the offsets of these keys and their values in the cache."""
+    d = tl.arange(0, D)
+    block = tl.load(table + position // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
+    offset = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * D
+    key = tl.load(keys + offset[:, None] + d[None, :], mask=known[:, None], other=0.0)
+    if QUANTIZED:
+        key = dequantize(key, query.dtype)
+    score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    if QUANTIZED:
+        score *= tl.load(key_scales + offset // D, mask=known, other=0.0).to(tl.float32)[None, :]
+    return score, offset
+
+
+@jit
+def add_values(
+    acc,
+    rescale,
+    weight,
+    values,
+    value_scales,
+    offset,
+    known,
+    dtype: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Return acc * rescale plus the values at `offset`, weighted."""
+    d = tl.arange(0, D)
+    value = tl.load(values + offset[:, None] + d[None, :], mask=known[:, None], other=0.0)
+    if QUANTIZED:
+        value = dequantize(value, dtype)
+        weight *= tl.load(value_scales + offset // D, mask=known, other=0.0).to(tl.float32)[None, :]
+    return tl.dot(weight.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
 
 
 @jit

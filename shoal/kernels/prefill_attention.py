@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.kernels.dequant import dequantize
 from shoal.kernels.jit import (
     HOPPER_SHARED_MEMORY,
     kernel,
@@ -21,10 +20,10 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.paged_attention import BLOCK_N, NUM_SPLITS, merge_softmax
+from shoal.kernels.paged_attention import BLOCK_N, NUM_SPLITS, add_values, merge_softmax, score_block
 
-# From so many rows on a tile holds 32 query rows; fewer rows fill the GPU better with tiles of 16. Both are distributed
-# over the warps by columns, so the order of sums is the same. Measured on Hopper without a quantized KV cache.
+# From this many rows on, a tile holds 32 query rows; fewer rows fill the GPU better with tiles of 16. Both are
+# distributed over the warps by columns, so the order of sums is the same. Measured on Hopper without a quantized KV cache.
 WIDE_ROWS = 256
 
 
@@ -83,26 +82,17 @@ def _prefill_kernel(
         for step in range(0, (longest + BLOCK_N - 1) // BLOCK_N):
             position = step * BLOCK_N + tl.arange(0, BLOCK_N)
             known = position < longest
-            block = tl.load(table + position // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
-            offset = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * D
-            key = tl.load(keys + offset[:, None] + d[None, :], mask=known[:, None], other=0.0)
-            if QUANTIZED:
-                key = dequantize(key, query.dtype)
-            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-            if QUANTIZED:
-                score *= tl.load(key_scales + offset // D, mask=known, other=0.0).to(tl.float32)[None, :]
+            score, offset = score_block(
+                query, keys, key_scales, table, position, known, kv_head, scale, QUANTIZED, BLOCK_SIZE, KV_HEADS, D
+            )
             score = tl.where(position[None, :] < row_length[:, None], score, float("-inf"))
             # A row whose context has ended keeps its sums: weights of 0, factors of 1.
             live = step < num_blocks
             new_max = tl.where(live, tl.maximum(row_max, tl.max(score, axis=1)), 0.0)
             weight = tl.where(live[:, None], tl.exp(score - new_max[:, None]), 0.0)
             rescale = tl.where(live, tl.exp(row_max - new_max), 1.0)
-            value = tl.load(values + offset[:, None] + d[None, :], mask=known[:, None], other=0.0)
             row_sum = row_sum * rescale + tl.sum(weight, axis=1)
-            if QUANTIZED:
-                value = dequantize(value, query.dtype)
-                weight *= tl.load(value_scales + offset // D, mask=known, other=0.0).to(tl.float32)[None, :]
-            acc = tl.dot(weight.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+            acc = add_values(acc, rescale, weight, values, value_scales, offset, known, query.dtype, QUANTIZED, D)
             row_max = tl.where(live, new_max, row_max)
             ends = live & (((step + 1) % blocks_per_split == 0) | (step + 1 == num_blocks))
             ended_max = tl.where(ends, row_max, 0.0)  # finite: infinities of the other rows would give NaN

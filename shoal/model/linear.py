@@ -246,14 +246,14 @@ class DequantizedLinear(nn.Linear):
         return self._layers[0]
 
 
-class CpuInt8Linear(Quantized):
+class CpuInt8Linear(Quantized, ABC):
     """int8 layer in the form that a CPU computes fastest, made from an `Int8Linear`; it cannot be converted back."""
 
     mode = "int8"
 
+    @abstractmethod
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
         """[..., in] -> [..., out], or only the first `count` outputs."""
-        raise NotImplementedError
 
 
 class DynamicInt8Linear(CpuInt8Linear):

@@ -7,7 +7,7 @@ terminating chunk, which every HTTP client detects, and the cause is in the log 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -74,16 +74,22 @@ class SpeechResponse(Response):
 
     async def _send(self, send: Send, piece: bytes) -> None:
         """Send one piece. uvicorn blocks here while the client's receive window is full."""
-        seconds = self._state.config.limits.stall_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except TimeoutError:
-            raise SlowReader(f"the client read nothing for {seconds:g} seconds") from None
+        async with write_timeout(self._state.config.limits.stall_seconds):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
 
     def _record(self, error: Exception) -> None:
         self._state.metrics.errors.labels(f"stream_{error_code(error)}").inc()
         logger.warning("%s: response aborted after it had started: %s", self._id, error)
+
+
+@asynccontextmanager
+async def write_timeout(seconds: float) -> AsyncIterator[None]:
+    """Raise SlowReader if the block, which sends to a client, takes longer than `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise SlowReader(f"the client read nothing for {seconds:g} seconds") from None
 
 
 async def close_connection(scope: Scope, *, immediately: bool) -> None:

@@ -32,6 +32,7 @@ from shoal.api.requests import SpeechJob, stored_voice
 from shoal.api.state import ServerState
 from shoal.api.voices.known import known_voices
 from shoal.errors import InvalidRequest, ShoalError
+from shoal.server.streaming_response import write_timeout
 from shoal.speech import Sampling, SpeechRequest, Word
 
 logger = logging.getLogger(__name__)
@@ -134,12 +135,8 @@ class WyomingConnection:
 
     async def write(self, message: Eventable) -> None:
         """Raises SlowReader when the client reads nothing for too long."""
-        seconds = self.state.config.limits.stall_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await async_write_event(message.event(), self.writer)
-        except TimeoutError:
-            raise SlowReader(f"the client read nothing for {seconds:g} seconds") from None
+        async with write_timeout(self.state.config.limits.stall_seconds):
+            await async_write_event(message.event(), self.writer)
 
     async def _read(self, contexts: LiveContexts) -> Event:
         """Return the next event without its payload. Raises EOFError, or InvalidRequest for what is no event.

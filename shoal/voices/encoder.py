@@ -14,32 +14,25 @@ from shoal.codec.dac import Codec
 from shoal.errors import CheckpointError
 from shoal.text.prompt import Codes
 from shoal.voices.fingerprint import fingerprint
-from shoal.voices.voice import DEFAULT_LIMITS
+from shoal.voices.voice import DEFAULT_LIMITS, CodecRates
 
 # One lock per codec. The memory profile has room for one call outside the engine's steps, on whatever thread.
 _LOCKS: WeakKeyDictionary[Codec, threading.Lock] = WeakKeyDictionary()
 
 
-class CodecEncoder:
+class CodecEncoder(CodecRates):
     """Encodes concurrently with a running decoder: on its own CUDA stream, without touching the decoder's state.
 
     A codec without its encoder is enough for voices whose codes are stored.
     """
 
     def __init__(self, codec: Codec, *, max_seconds: float = DEFAULT_LIMITS.audio.max_seconds) -> None:
+        super().__init__(codec.config)
         self._codec = codec
         # Reserve the tables now: growing them later would replace tensors that a running decoder reads.
         codec.reserve(ceil(max_seconds * codec.config.frame_rate))
         self._stream = _encoding_stream(codec.device)
         self._lock = _LOCKS.setdefault(codec, threading.Lock())
-
-    @property
-    def sample_rate(self) -> int:
-        return self._codec.config.sample_rate
-
-    @property
-    def frame_rate(self) -> float:
-        return self._codec.config.frame_rate
 
     @cached_property
     def fingerprint(self) -> str:

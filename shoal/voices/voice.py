@@ -14,6 +14,7 @@ import numpy as np
 from shoal.audio.decode import AudioLimits, DecodedAudio, check_reference, read_audio
 from shoal.audio.guard import reading_seconds
 from shoal.audio.pcm import Samples
+from shoal.codec.config import CodecConfig
 from shoal.errors import AudioError, InvalidRequest, TextError
 from shoal.text.prompt import Codes, Reference
 from shoal.text.tokenizer import CONTROL_SPELLING, SPEAKER_TAG
@@ -49,6 +50,13 @@ class VoiceEncoder(Protocol):
 
     def encode(self, samples: Samples) -> Codes:
         """Return the codes [codebooks, frames] of mono samples [n] at `sample_rate`. Called from worker threads."""
+
+
+class CodecRates:
+    """Sample rate and frame rate of a codec: the part that all encoders for a codec have in common."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        self.sample_rate, self.frame_rate = config.sample_rate, config.frame_rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ REPOSITORY = "reef/tiny"
 
 @dataclass
 class FakeHub:
-    """`files` of one repository. `cut` drops the line after so many bytes of a file, `cuts_left` times."""
+    """`files` of one repository. `cut` drops the connection after this many bytes of a file, `cuts_left` times."""
 
     files: dict[str, bytes]
     repository: str = REPOSITORY

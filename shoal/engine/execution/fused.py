@@ -5,6 +5,8 @@ launches; CUDA graphs capture this. A token is computed the same way in a prefil
 recomputing a sequence gives identical bits.
 """
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -57,7 +59,7 @@ class ResidualStream:
         return out
 
 
-class FusedTokens:
+class FusedTokens(ABC):
     """Slow transformer over `rows` tokens: row i is position positions[i] of slot slots[i]."""
 
     def __init__(self, model: DualAR, kv: PagedKV, tables: Tensor, rows: int) -> None:
@@ -100,9 +102,9 @@ class FusedTokens:
         stream.add(self.attend(q, layer).flatten(1), block.attention.wo)
         feed_forward(stream, block)
 
+    @abstractmethod
     def attend(self, q: Tensor, layer: int) -> Tensor:
         """Attend with q [rows, heads, head_dim] over the KV cache of a layer."""
-        raise NotImplementedError
 
     def _block(self, layer: int) -> TransformerBlock:
         block = self.model.slow.layers[layer]

@@ -44,7 +44,7 @@ from shoal.server.middleware.request_id import request_id
 from shoal.server.request_body import parse_body
 from shoal.server.routes.live import spoken_fields
 from shoal.server.state import state_of, websocket_caller
-from shoal.server.streaming_response import close_connection
+from shoal.server.streaming_response import close_connection, write_timeout
 from shoal.speech import Word
 
 logger = logging.getLogger(__name__)
@@ -286,12 +286,8 @@ class ElevenLabsSocket:
 
     async def _send(self, message: dict[str, Any]) -> None:
         """Raises SlowReader when the client reads nothing for too long."""
-        seconds = self._state.config.limits.stall_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await self._socket.send_text(json.dumps(message))
-        except TimeoutError:
-            raise SlowReader(f"the client read nothing for {seconds:g} seconds") from None
+        async with write_timeout(self._state.config.limits.stall_seconds):
+            await self._socket.send_text(json.dumps(message))
 
     async def _fail(self, error: BaseException) -> None:
         logger.info("%s: %s", self._id, error)

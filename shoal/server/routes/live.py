@@ -32,7 +32,7 @@ from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
 from shoal.server.request_body import parse_body
 from shoal.server.state import state_of, websocket_caller
-from shoal.server.streaming_response import close_connection
+from shoal.server.streaming_response import close_connection, write_timeout
 from shoal.speech import Word
 
 logger = logging.getLogger(__name__)
@@ -162,12 +162,8 @@ class FishSocket:
 
     async def _send(self, event: dict[str, Any]) -> None:
         """Raises SlowReader when the client reads nothing for too long."""
-        seconds = self._state.config.limits.stall_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await self._socket.send_bytes(ormsgpack.packb(event))
-        except TimeoutError:
-            raise SlowReader(f"the client read nothing for {seconds:g} seconds") from None
+        async with write_timeout(self._state.config.limits.stall_seconds):
+            await self._socket.send_bytes(ormsgpack.packb(event))
 
     async def _fail(self, error: BaseException) -> None:
         logger.info("%s: %s", self._id, error)

@@ -98,56 +98,32 @@ def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
 
 def parts_of(checkpoint: "Checkpoint") -> Iterator[ScalingCase]:
     bench = ScalingWorkloads(checkpoint)
-    longest = bench.longest
-    lengths = tuple(size for size in LENGTHS if size <= longest)
-    short = tuple(size for size in SHORT_LENGTHS if size <= longest)
-    tokens, frames = "prompt tokens", "frames"
-    yield ScalingCase("Prefill", "n, plus n² for attention", 1.0, "seconds per prompt", tokens, lengths, bench.prefill)
-    yield ScalingCase(
-        "One frame with KV cache",
-        "1, plus n for attention",
-        0.0,
-        "seconds per frame",
-        "tokens before it",
-        lengths,
-        bench.step,
-    )
-    yield ScalingCase(
-        "All frames, with KV cache", "n, plus n² for attention", 1.0, "seconds", frames, short, bench.cached_speech
-    )
-    yield ScalingCase(
-        "All frames, without KV cache",
-        "n², plus n³ for attention",
-        2.0,
-        "seconds",
-        frames,
-        short,
-        bench.uncached_speech,
-    )
-    yield ScalingCase(
-        "Codec, whole utterance", "n: attention has a fixed window", 1.0, "seconds", frames, lengths, bench.codec_whole
-    )
-    yield ScalingCase(
-        "Codec, one streamed chunk",
-        "1: the past is stored per slot",
-        0.0,
-        "seconds per chunk",
-        "frames before it",
-        lengths,
-        bench.codec_chunk,
-    )
-    yield ScalingCase(
-        "Codec, stream decoded from the start", "n² / chunk", 2.0, "seconds", frames, short, bench.codec_repeated
-    )
-    yield ScalingCase(
-        "One step of a batch",
-        "less than n: weights are read once",
-        1.0,
-        "seconds per step",
-        "sequences",
-        BATCHES,
-        bench.batch_step,
-    )
+    lengths = tuple(size for size in LENGTHS if size <= bench.longest)
+    yield from _transformer_cases(bench, lengths)
+    yield from _codec_cases(bench, lengths)
+    law = "less than n: weights are read once"
+    yield ScalingCase("One step of a batch", law, 1.0, "seconds per step", "sequences", BATCHES, bench.batch_step)
+
+
+def _transformer_cases(bench: "ScalingWorkloads", lengths: tuple[int, ...]) -> Iterator[ScalingCase]:
+    short = tuple(size for size in SHORT_LENGTHS if size <= bench.longest)
+    law = "n, plus n² for attention"
+    yield ScalingCase("Prefill", law, 1.0, "seconds per prompt", "prompt tokens", lengths, bench.prefill)
+    name, unit = "One frame with KV cache", "tokens before it"
+    yield ScalingCase(name, "1, plus n for attention", 0.0, "seconds per frame", unit, lengths, bench.step)
+    yield ScalingCase("All frames, with KV cache", law, 1.0, "seconds", "frames", short, bench.cached_speech)
+    name, law = "All frames, without KV cache", "n², plus n³ for attention"
+    yield ScalingCase(name, law, 2.0, "seconds", "frames", short, bench.uncached_speech)
+
+
+def _codec_cases(bench: "ScalingWorkloads", lengths: tuple[int, ...]) -> Iterator[ScalingCase]:
+    short = tuple(size for size in SHORT_LENGTHS if size <= bench.longest)
+    law = "n: attention has a fixed window"
+    yield ScalingCase("Codec, whole utterance", law, 1.0, "seconds", "frames", lengths, bench.codec_whole)
+    name, law = "Codec, one streamed chunk", "1: the past is stored per slot"
+    yield ScalingCase(name, law, 0.0, "seconds per chunk", "frames before it", lengths, bench.codec_chunk)
+    name = "Codec, stream decoded from the start"
+    yield ScalingCase(name, "n² / chunk", 2.0, "seconds", "frames", short, bench.codec_repeated)
 
 
 class ScalingWorkloads:

@@ -45,7 +45,7 @@ def nano() -> Checkpoint:
 
 
 def sentences(core: EngineCore, temperature: float, home: Path) -> list[np.ndarray]:
-    texts = ["The harbour was quiet in the morning.", "Nobody had told the fishermen."]
+    texts = ["The harbour was quiet in the morning.", "The boats came back at noon."]
     voice = voice_cache(core.checkpoint, home).resolve_blocking(core.checkpoint.profile.voice)
     utterances = [
         Utterance(

@@ -97,59 +97,54 @@ def with_unit(value: float, unit: str) -> str:
 
 def _bench(document: Document) -> list[ReportTable]:
     runs = document["runs"]
-    currency = document["settings"].get("currency") or ""
-    speed = [
-        "configuration",
-        "batch",
-        "RTF",
-        "frames/s",
-        "audio-s/s",
-        "audio h/h",
-        "requests/s",
-        "CPU-s / audio-s",
-        f"{currency} / audio h",
-        "errors",
-    ]
-    times = ["configuration", "batch", "metric", "mean", "std", "P50", "P95", "P99", "max"]
-    speeds, latencies, starts, edges = [], [], [], []
-    for run in runs:
-        for batch in run["batches"]:
-            head = [run["name"], str(batch["voices"])]
-            speeds.append([*head, *_speed(batch)])
-            for key, title in (("first_audio", "TTFA"), ("latency", "request latency")):
-                latencies.append(
-                    [*head, title, *_percentiles(batch[key], ("mean", "std", "p50", "p95", "p99", "most"))]
-                )
-        if "memory" in run:
-            starts.append([run["name"], *_start(run)])
-        edges += [[run["name"], edge["name"], *_edge(edge)] for edge in run["edges"]]
     missing = [[run["name"], run["reason"]] for run in runs if run["reason"]]
-    memory = next((run["memory"]["kind"] for run in runs if "memory" in run), "memory")
     return [
         _by_configuration(runs),
-        ReportTable("Speed", speed, speeds),
-        ReportTable("Latency", times, latencies, words=3),
-        ReportTable(
-            "Start-up and memory",
-            [
-                "configuration",
-                "dtype",
-                "weights",
-                "backend",
-                "cold start",
-                "warm start",
-                f"{memory} before",
-                "loaded",
-                "peak",
-            ],
-            starts,
-            words=4,
-        ),
-        ReportTable(
-            "Edge cases", ["configuration", "text", "characters", "audio", "TTFA", "time", "RTF"], edges, words=2
-        ),
+        _speeds(runs, document["settings"].get("currency") or ""),
+        _latencies(runs),
+        _starts(runs),
+        _edges(runs),
         ReportTable("Not available", ["configuration", "reason"], missing, words=2),
     ]
+
+
+def _batches(runs: list[dict[str, Any]]) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Yield every batch of every run with the first cells of its row."""
+    for run in runs:
+        for batch in run["batches"]:
+            yield [run["name"], str(batch["voices"])], batch
+
+
+def _speeds(runs: list[dict[str, Any]], currency: str) -> ReportTable:
+    rates = ["RTF", "frames/s", "audio-s/s", "audio h/h", "requests/s", "CPU-s / audio-s", f"{currency} / audio h"]
+    rows = [[*head, *_speed(batch)] for head, batch in _batches(runs)]
+    return ReportTable("Speed", ["configuration", "batch", *rates, "errors"], rows)
+
+
+def _latencies(runs: list[dict[str, Any]]) -> ReportTable:
+    keys = ("mean", "std", "p50", "p95", "p99", "most")
+    rows = [
+        [*head, title, *_percentiles(batch[key], keys)]
+        for head, batch in _batches(runs)
+        for key, title in (("first_audio", "TTFA"), ("latency", "request latency"))
+    ]
+    columns = ["configuration", "batch", "metric", "mean", "std", "P50", "P95", "P99", "max"]
+    return ReportTable("Latency", columns, rows, words=3)
+
+
+def _starts(runs: list[dict[str, Any]]) -> ReportTable:
+    measured = [run for run in runs if "memory" in run]
+    memory = measured[0]["memory"]["kind"] if measured else "memory"
+    columns = ["configuration", "dtype", "weights", "backend", "cold start", "warm start"]
+    columns += [f"{memory} before", "loaded", "peak"]
+    return ReportTable("Start-up and memory", columns, [[run["name"], *_start(run)] for run in measured], words=4)
+
+
+def _edges(runs: list[dict[str, Any]]) -> ReportTable:
+    rows = [[run["name"], edge["name"], *_edge(edge)] for run in runs for edge in run["edges"]]
+    return ReportTable(
+        "Edge cases", ["configuration", "text", "characters", "audio", "TTFA", "time", "RTF"], rows, words=2
+    )
 
 
 def _by_configuration(runs: list[dict[str, Any]]) -> ReportTable:
