@@ -23,7 +23,8 @@ from shoal.kernels.jit import (
 from shoal.kernels.paged_attention import BLOCK_N, NUM_SPLITS, add_values, merge_softmax, score_block
 
 # From this many rows on, a tile holds 32 query rows; fewer rows fill the GPU better with tiles of 16. Both are
-# distributed over the warps by columns, so the order of sums is the same. Measured on Hopper without a quantized KV cache.
+# distributed over the warps by columns, so the order of sums is the same. Measured on Hopper, without a quantized KV
+# cache.
 WIDE_ROWS = 256
 
 
