@@ -34,7 +34,9 @@ TAG = re.compile(r"</?[A-Za-z][^<>]{0,1000}>|<!--.{0,1000}?-->", re.DOTALL)
 LINE_BREAKING_TAG = re.compile(
     r"</?(?:br|p|div|li|ul|ol|h[1-6]|tr|table|blockquote|hr|section|article)\b[^<>]{0,1000}>", re.IGNORECASE
 )
-UNREAD_ELEMENT = re.compile(r"<(script|style)\b[^<>]{0,1000}>.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
+UNREAD_ELEMENT = re.compile(r"<(script|style)\b[^<>]{0,1000}>", re.IGNORECASE)
+CLOSING_TAGS = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in ("script", "style")}
+BREAK = re.compile(r"<br\b[^<>]{0,1000}>", re.IGNORECASE)
 TERMINAL = (".", "!", "?", "…", ":", ";", ",", "。", "！", "？")
 CLOSERS = "\"'”’)]*_"
 
@@ -144,12 +146,14 @@ def _inline(token: "Token") -> str:
         match child.type:
             case "text" | "code_inline":
                 parts.append(child.content)
-            case "softbreak" | "hardbreak":
+            case "softbreak":
                 parts.append("\n")
+            case "hardbreak":
+                parts.append(_line_end(parts))
             case "image":
                 parts.append(child.content)
             case "html_inline":
-                parts.append("\n" if LINE_BREAKING_TAG.fullmatch(child.content) else "")
+                parts.append(_line_end(parts) if LINE_BREAKING_TAG.fullmatch(child.content) else "")
             case _:
                 pass
     return "".join(parts).strip()
@@ -157,8 +161,35 @@ def _inline(token: "Token") -> str:
 
 def strip_tags(text: str) -> str:
     """Return the text content of an HTML fragment; scripts and styles have none."""
-    text = LINE_BREAKING_TAG.sub("\n", UNREAD_ELEMENT.sub(" ", text))
-    return html.unescape(TAG.sub("", text)).strip()
+    text = BREAK.sub(lambda match: _line_end([text[max(match.start() - 9, 0) : match.start()]]), _without_unread(text))
+    return html.unescape(TAG.sub("", LINE_BREAKING_TAG.sub("\n", text))).strip()
+
+
+def _without_unread(text: str) -> str:
+    """Return the text without scripts and styles; the words after one that is never closed stay.
+
+    Linear: a search for a closing tag begins where the last one ended, and a name that is not closed is searched once.
+    """
+    parts: list[str] = []
+    unclosed: set[str] = set()
+    end = 0
+    for opening in UNREAD_ELEMENT.finditer(text):
+        name = opening[1].lower()
+        if opening.start() < end or name in unclosed:
+            continue
+        closing = CLOSING_TAGS[name].search(text, opening.end())
+        if closing is None:
+            unclosed.add(name)
+            continue
+        parts.append(text[end : opening.start()])
+        end = closing.end()
+    return " ".join((*parts, text[end:]))
+
+
+def _line_end(parts: list[str]) -> str:
+    """Return what a forced line break reads as: a short pause, unless punctuation makes one."""
+    before = next((part.rstrip() for part in reversed(parts) if part.strip()), "")
+    return "\n" if not before or before.rstrip(CLOSERS).endswith(TERMINAL) else ",\n"
 
 
 def _sentence(text: str) -> str:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.text.markdown import plain_text
+from shoal.text.markdown import plain_text, strip_tags
 
 CASES = [
     ("Plain text. With two sentences.", "Plain text. With two sentences."),
@@ -35,7 +35,7 @@ CASES = [
     ("Line one\nLine two", "Line one\nLine two"),
     ("C:\\path\\file", "C:\\path\\file"),
     # HTML
-    ("<b>Hi</b> there<br>you &amp; me", "Hi there\nyou & me"),
+    ("<b>Hi</b> there<br>you &amp; me", "Hi there,\nyou & me"),
     ("<p>One</p><script>alert(1)</script><p>Two</p>", "One\n \nTwo"),
 ]
 
@@ -85,3 +85,13 @@ HOSTILE = [
 def test_hostile_markup_is_parsed_in_bounded_time(unit: str) -> None:
     """Linear time takes a second; quadratic time would take minutes at this length, and end in the timeout."""
     assert isinstance(plain_text(unit * (100_000 // len(unit))), str)
+
+
+@pytest.mark.timeout(120)
+def test_elements_that_are_never_closed_are_removed_in_linear_time() -> None:
+    """Searching each end anew would take half an hour at this length."""
+    assert strip_tags("<style>" * 200_000 + "Hi.") == "Hi."
+
+
+def test_the_words_after_a_script_that_is_never_closed_are_read() -> None:
+    assert strip_tags("<script> tags <style>p {}</style>run code.") == "tags  run code."

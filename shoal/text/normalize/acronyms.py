@@ -2,7 +2,24 @@
 
 import re
 
-INTERJECTIONS = frozenset(("HMM", "SHH", "PSST", "PFFT", "TSK", "BRR", "GRR", "ZZZ"))
+READ_AS_WORDS = frozenset(
+    ("HMM", "SHH", "PSST", "PFFT", "TSK", "BRR", "GRR", "ZZZ", "JPEG", "MPEG", "JSON", "YAML", "NASDAQ", "CMOS")
+)
+# Consonants that English words of two to six letters begin and end with, as they are written.
+ONSETS = (
+    "B BL BR C CH CHR CL CR CZ D DR DW F FJ FL FR G GH GL GN GR H J K KH KL KN KR KW L LL M N P PH PHL PHR PL "
+    "PR PS Q R RH S SC SCH SCHW SCR SH SHR SK SL SM SN SP SPH SPL SPR SQ ST STR SV SW T TH THR THW TR TS TW V "
+    "W WH WR X Z"
+)
+CODAS = (
+    "B BB BT C CH CHT CK CT D DD DST DTH F FF FT FTH G GG GH GHT GHTH GM GN H HM K L LB LC LCH LD LF LK LL LM "
+    "LN LP LPH LPT LST LT LTH LTZ M MB MN MP MPH MPT MT N NC NCH ND NG NGTH NK NN NT NTH NX P PH PT PTH R RB "
+    "RC RCH RD RF RG RK RL RLD RM RMTH RN RNT RP RR RRH RSH RST RT RTH RTZ S SC SH SK SM SP SS ST T TCH TH THM "
+    "TT TZ V W WD WK WL WN WT WTH X XT XTH Z ZZ"
+)
+PRONOUNCEABLE = re.compile(
+    rf"(?:{'|'.join(ONSETS.split())})?[AEIOUY](?:[A-Z]*[AEIOUY])?(?:(?:{'|'.join(CODAS.split())})S?)?"
+)
 # Could be read as words, and are spelled.
 SPELLED = frozenset(
     """
@@ -42,7 +59,8 @@ def _spell_trailing(match: re.Match[str]) -> str:
 
 
 def _unpronounceable(word: str) -> bool:
-    return not re.search("[AEIOUY]", word) and word not in INTERJECTIONS
+    """Return whether no English word sounds like that: no vowel, or consonants that no word begins or ends with."""
+    return word not in READ_AS_WORDS and PRONOUNCEABLE.fullmatch(word) is None
 
 
 def _shouted(match: re.Match[str]) -> bool:

@@ -12,10 +12,13 @@ from itertools import takewhile
 from shoal.errors import TextError
 from shoal.text.markdown import plain_text
 from shoal.text.normalize.acronyms import spell_capitals
+from shoal.text.normalize.currencies import CURRENCIES
+from shoal.text.normalize.currencies import SIGN as SIGN_OF_MONEY
 from shoal.text.normalize.fold import check_script, fold
-from shoal.text.normalize.identifiers import speak_identifiers
+from shoal.text.normalize.identifiers import in_parts, speak_identifiers
 from shoal.text.normalize.months import MONTH_OF
-from shoal.text.normalize.quantities import read_apart, speak_quantities
+from shoal.text.normalize.numbers import digits
+from shoal.text.normalize.quantities import TEMPERATURES, read_apart, speak_quantities
 from shoal.text.normalize.ranges import speak_lengths, speak_ranges
 from shoal.text.normalize.roman import speak_roman
 from shoal.text.style_tags import drop_style_tags
@@ -47,7 +50,8 @@ ADDRESS_SIGNS = {
 }
 
 URL_SEGMENTS = 3
-SAYABLE_SEGMENT = re.compile(r"(?=.{1,30}$)[A-Za-z]+(?:[-_.][A-Za-z0-9]+)*|\d{1,4}")
+SAYABLE_SEGMENT = re.compile(r"(?=.{1,30}$)[A-Za-z]+(?:[-_.][A-Za-z0-9]+)*|[1-9]\d{0,3}")
+PORT = re.compile(r":(\d{2,5})(?![\w.])")
 
 DOTTED_LETTERS = re.compile(r"(?<![\w.])([A-Za-z](?:\.[A-Za-z]){1,8})(?![A-Za-z0-9])(\.(?=\s*$))?\.?")
 DOTTED_READINGS = {"e.g": "for example", "i.e": "that is"}
@@ -81,8 +85,8 @@ ABBREVIATIONS = {
     "blvd": "boulevard",
     "ltd": "limited",
     "cf": "compare",
-    "tsp": "teaspoons",
-    "tbsp": "tablespoons",
+    "tsp": "teaspoon",
+    "tbsp": "tablespoon",
     "bldg": "building",
 }
 # Words, or parts of words, unless followed by a dot. After a number they are its suffix: "the 3rd."
@@ -125,11 +129,11 @@ NUMBERED_ABBREVIATION = re.compile(rf"{WORD_START}({'|'.join(NUMBERED)})\.\s?(?=
 SAINT_OR_STREET = re.compile(rf"{WORD_START}St{WORD_END}(\.(?=\s*$))?\.?(?=(\s+[A-Z])?)")
 DOCTORATE = re.compile(rf"{WORD_START}Ph\.?D(?:\.(?=\s+[a-z]))?(?![A-Za-z])")
 DRIVE = re.compile(r"(?<=[A-Za-z] )(?<!\band )(?<!\bthe )Dr\b(?:(\.)(?=\s*$)|\.?(?=\s+[a-z0-9]|[,;:]))")
-ERA = re.compile(r"\bAD(?=\s\d)|(?<=\d\s)AD\b")
+ERA = re.compile(r"\bAD(?=\s\d)|(?<=\d\s)(?:AD|CE)\b")
 CIRCA = re.compile(r"(?<![\w.])(?:ca|c)\.\s?(?=\d)")
 TITLE = re.compile(rf"{WORD_START}({'|'.join(TITLES)}){WORD_END}(\.(?=\s*$))?\.?")
 ABBREVIATION = re.compile(
-    rf"{WORD_START}(?:({'|'.join(ABBREVIATIONS)}){WORD_END}\.?"
+    rf"{WORD_START}(?:(?!(?<=\d)tb?sp|(?<=\d\s)tb?sp)({'|'.join(ABBREVIATIONS)}){WORD_END}\.?"
     # Feet, as in "6 ft. tall", are read with their number.
     rf"|(?<!\d)(?!(?<=\d\s)ft)({'|'.join(DOTTED_ABBREVIATIONS)})\.)"
     r"(?=(\s*$|(?-i:\s+[A-Z]))?)",
@@ -148,21 +152,20 @@ SIGNS = {
     "/": " slash ",
     "°": " degrees ",
     "µ": " micro ",
-    "$": " dollar ",
-    "£": " pound ",
-    "€": " euro ",
-    "¥": " yen ",
-    "₹": " rupee ",
-    "¢": " cent ",
+    **{sign: f" {one} " for sign, (one, *_) in CURRENCIES.items()},
     "(": ", ",
     ")": ", ",
     "{": ", ",
     "}": ", ",
     "|": ", ",
 }
+DEGREES = re.compile(r"°\s?([CF])\b")
+# "f(x)" and "O(n)"; "(s)" after a word is its plural.
+FUNCTION = re.compile(r"(?<![\w'])([A-Za-z]|sin|cos|tan|log|ln|exp)\(([^()\n]{1,24})\)")
+CALL = re.compile(r"(?<=\w)\(\)")
 LAST_BRACKET = re.compile(r"[)\]}]+(?=[.!?]?\s*$)")
 SIGN = re.compile(f"[{re.escape(''.join(SIGNS))}]")
-ABOUT = re.compile(r"~\s?(?=[$£€¥₹]?\d)")
+ABOUT = re.compile(rf"~\s?(?={SIGN_OF_MONEY}?\d)")
 COMPARISONS = {
     ">=": " greater than or equal to ",
     "<=": " less than or equal to ",
@@ -170,8 +173,8 @@ COMPARISONS = {
     "==": " equals ",
 }
 COMPARISON = re.compile(r"(?<![<>!=])[<>!=]=(?![<>=])")
-FEWER = re.compile(r"(?<![^\s(,])<(?=[$£€¥₹]?\.?\d)")
-MORE = re.compile(r"(?<![^\s(,])>(?=[$£€¥₹]?\.?\d)")
+FEWER = re.compile(rf"(?<![^\s(,])<(?={SIGN_OF_MONEY}?\.?\d)")
+MORE = re.compile(rf"(?<![^\s(,])>(?={SIGN_OF_MONEY}?\.?\d)")
 LESS = re.compile(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)")
 GREATER = re.compile(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)")
 
@@ -229,13 +232,19 @@ def shorten(address: str) -> str:
 def spell_address(address: str) -> str:
     """Return `example dot com slash page`; punctuation that ends the sentence around the address is kept."""
     bare = address.rstrip(".,!?;:)'/")
-    spoken = "".join(f" {ADDRESS_SIGNS[sign]} " if sign in ADDRESS_SIGNS else sign for sign in bare)
+    bare_words = PORT.sub(lambda match: f" port {_port(match[1])} ", bare)
+    spoken = "".join(f" {ADDRESS_SIGNS[sign]} " if sign in ADDRESS_SIGNS else sign for sign in bare_words)
     return f"{spoken}{address[len(bare) :].replace('/', ' ')}"
+
+
+def _port(written: str) -> str:
+    """Return "eighty eighty" for 8080: four digits are read in pairs, others one by one."""
+    return in_parts(written) if len(written) == 4 else digits(written)
 
 
 def expand_abbreviations(text: str) -> str:
     text = DOCTORATE.sub("P H D", CIRCA.sub("circa ", text))
-    text = ERA.sub("A D", DRIVE.sub(lambda match: f"Drive{match[1] or ''}", text))
+    text = ERA.sub(lambda match: " ".join(match[0]), DRIVE.sub(lambda match: f"Drive{match[1] or ''}", text))
     text = DOTTED_LETTERS.sub(read_dotted_letters, text)
     text = NUMBERED_ABBREVIATION.sub(lambda match: f"{match_case(match[1], NUMBERED[match[1].lower()])} ", text)
     text = SAINT_OR_STREET.sub(
@@ -271,6 +280,8 @@ def speak_relations(text: str) -> str:
 
 
 def speak_signs(text: str) -> str:
+    text = FUNCTION.sub(r"\1 of \2", CALL.sub("", text))
+    text = DEGREES.sub(lambda match: f" degrees {TEMPERATURES[match[1]]} ", text)
     text = SLASH_WORD.sub(lambda match: f"{SLASH_WORDS[match[0].lower()]} ", text)
     text = LAST_BRACKET.sub("", text)
     return SIGN.sub(lambda match: SIGNS[match[0]], text)

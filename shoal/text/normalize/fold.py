@@ -8,9 +8,10 @@ import re
 import unicodedata
 
 from shoal.errors import TextError
+from shoal.text.normalize.currencies import CURRENCIES
 
 # Currency, degree and micro signs are kept: they are read together with their number.
-UNCHANGED = frozenset("£€¥₹¢°µ")
+UNCHANGED = frozenset((*CURRENCIES, "°", "µ"))
 
 # Letters without a decomposition, and symbols with a reading of their own.
 NAMED = {
@@ -100,6 +101,9 @@ SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-"
 # Exponents follow a number or a variable; after a word, and for ¹ alone, they are footnote numbers.
 EXPONENT = re.compile(r"(?:(?<=\d)|(?<=\b[A-Za-z]))(?!¹(?![⁰¹²³⁴-⁹]))[⁺⁻]?[⁰¹²³⁴-⁹]{1,18}")
 # "2½" would decompose to "21/2", so a space is inserted first.
+# Areas and volumes: "km²". A unit of two letters is no variable.
+UNIT_POWER = re.compile(r"(?<=\d|\s|/)(km|cm|mm|ft|in|mi|yd)([²³])")
+RATED = re.compile(r"(?<![★☆⭐])([★⭐]{1,10})(☆{0,9})(?![★☆⭐])")
 MIXED_FRACTION = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞])")
 
 
@@ -136,9 +140,18 @@ def fold(text: str) -> str:
     """Return the text in printable ASCII, line ends and the characters of UNCHANGED."""
     if PLAIN.fullmatch(text):
         return text
+    text = UNIT_POWER.sub(lambda match: f"{match[1]}^{match[2].translate(SUPERSCRIPTS)}", RATED.sub(_stars, text))
     text = EXPONENT.sub(lambda match: f"^{match[0].translate(SUPERSCRIPTS)}", MIXED_FRACTION.sub(" ", text))
     composed = unicodedata.normalize("NFC", text)
     return OTHER.sub(lambda match: fold_character(match[0]), composed)
+
+
+def _stars(match: re.Match[str]) -> str:
+    """Return "4 out of 5 stars" for a row of full and empty stars; one star alone is an ornament."""
+    full, empty = len(match[1]), len(match[2])
+    if full + empty == 1:
+        return " "
+    return f" {full} out of {full + empty} stars " if empty else f" {full} stars "
 
 
 def fold_character(character: str) -> str:

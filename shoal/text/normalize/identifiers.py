@@ -9,7 +9,7 @@ SPELLED_EXTENSIONS = frozenset(
     ("ai", "aac", "api", "avi", "docx", "exe", "iso", "odt", "ogg", "py", "pyc", "ui", "xlsx")
 )
 FILE_NAME = re.compile(r"(?<![\w.@])([A-Za-z0-9_-]{2,64})((?:\.[a-z][a-z0-9]{0,9}){1,3})(?![\w@/])(?!\.[A-Za-z])")
-HIDDEN_FILE = re.compile(r"(?<![\w.])\.(?=[a-z]{2,20}\b|NET\b)")
+HIDDEN_FILE = re.compile(r"(?<![\w.])\.(?=[a-z]{2,20}\b)|(?<!\.)\.(?=NET\b)")
 PATH = re.compile(
     r"(?<![\w/~.])(?:~|\.{1,2})?(?:/[A-Za-z][\w.-]{0,63}){2,12}/?(?!\w)|(?<![\w/.])~(?:/\.?[A-Za-z][\w.-]{0,63}){1,12}"
 )
@@ -28,6 +28,14 @@ NUMBERED_PLACE = re.compile(rf"\b((?i:{READ_IN_PARTS})s?\.?\s+#?(?:[A-Z]-?)?)(\d
 # Two-letter airline codes; attached to digits any two capitals are read so.
 AIRLINES = "AA|AC|AF|AI|AY|AZ|BA|CX|DL|EK|EY|FR|IB|JL|KL|LH|LX|NH|NZ|OS|QF|QR|SA|SK|SN|SQ|TK|TP|UA|US|VS|WN"
 FLIGHT_NUMBER = re.compile(rf"(?<![\w-])(?:([A-Z]{{2}})|({AIRLINES})\s)(\d{{3,4}})(?![\w%°-])(?![.,:/]\d)")
+AIRCRAFT = re.compile(r"\b((?i:boeing|airbus)\s+[A-Z]?)(\d{3})-(\d{3})(?!\d)")
+# Codes that people read digit by digit: "your code is 4 8 2 9", "area code 4 1 5".
+CODE = re.compile(
+    r"\b((?i:zip|post(?:al )?code|code|passcode|otp|(?:account|serial|tracking|confirmation|reference|routing|card"
+    r"|ticket|invoice|member|passport|booking)\s(?:number|no\.?|id))(?:\s(?:is|was)|:)?\s+#?)(\d{3,})(?![\w%°$€£])(?![.,:/-]\d)"
+)
+NUMBER_SIGN = re.compile(r"\b[Nn]o\b\.?")
+INITIALS_WITH_SEMICOLON = re.compile(r"(?<!\w)TL;DR(?!\w)", re.IGNORECASE)
 EMERGENCY = re.compile(
     r"\b((?i:call(?:ed|ing|s)?|dial(?:ed|led|ing|s)?|phone[ds]?|ring|rang|text)\s+)(\d{3})(?![\w%°])(?![.,:/-]?\d)"
 )
@@ -40,6 +48,9 @@ def speak_identifiers(text: str) -> str:
     text = INITIALS.sub(lambda match: f"{' '.join(match[1])} and {' '.join(match[2])}", text)
     text = IP_VERSION.sub("I P v ", text)
     text = HASHTAG.sub("hashtag ", SHARP.sub(r"\1 sharp", text))
+    text = INITIALS_WITH_SEMICOLON.sub("T L D R", text)
+    text = AIRCRAFT.sub(lambda match: f"{match[1]} {in_parts(match[2])} {in_parts(match[3])}", text)
+    text = CODE.sub(lambda match: f"{NUMBER_SIGN.sub('number', match[1])}{digits(match[2])}", text)
     text = EMERGENCY.sub(lambda match: f"{match[1]}{digits(match[2])}", text)
     text = NUMBERED_PLACE.sub(lambda match: f"{match[1]} {in_parts(match[2])}", text)
     return FLIGHT_NUMBER.sub(lambda match: f"{' '.join(match[1] or match[2])} {in_parts(match[3])}", text)

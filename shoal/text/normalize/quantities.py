@@ -8,8 +8,11 @@ import re
 from collections.abc import Callable
 from functools import partial
 
+from shoal.text.normalize.currencies import CURRENCIES, SIGN, SIGNS
 from shoal.text.normalize.months import MONTHS
 from shoal.text.normalize.numbers import MAX_DIGITS, cardinal, digits, number, ordinal, plural, year
+from shoal.text.normalize.units import LENGTHS, UNITS
+from shoal.text.normalize.units import POWERS as LENGTH_POWERS
 
 Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 
@@ -26,80 +29,18 @@ VERSION = r"(?:(?<=\b[vV])|(?<=\b[vV]ersion\s)|(?<=\b[vV]ersions\s))"
 PRERELEASES = {"alpha": "alpha", "beta": "beta", "rc": "R C", "dev": "dev", "pre": "pre", "post": "post"}
 POWERS = {"2": "squared", "3": "cubed"}
 
-CURRENCIES = {
-    "$": ("dollar", "dollars", "cent", "cents"),
-    "£": ("pound", "pounds", "penny", "pence"),
-    "€": ("euro", "euros", "cent", "cents"),
-    "¥": ("yen", "yen", "sen", "sen"),
-    "₹": ("rupee", "rupees", "paisa", "paise"),
-    "¢": ("cent", "cents", "", ""),
-}
 MULTIPLES = {"k": "thousand", "m": "million", "mn": "million", "b": "billion", "bn": "billion", "t": "trillion"}
-SIGN = r"[$£€¥₹]"
 MULTIPLE = r"(?:\s?(?P<multiple>thousand|million|billion|trillion|k|K|mn|M|m|bn|B|b|T)\b)?"
 
-UNITS = {
-    "km/h": ("kilometer per hour", "kilometers per hour"),
-    "kmh": ("kilometer per hour", "kilometers per hour"),
-    "kph": ("kilometer per hour", "kilometers per hour"),
-    "mph": ("mile per hour", "miles per hour"),
-    "m/s": ("meter per second", "meters per second"),
-    "km": ("kilometer", "kilometers"),
-    "cm": ("centimeter", "centimeters"),
-    "mm": ("millimeter", "millimeters"),
-    "µm": ("micrometer", "micrometers"),
-    "nm": ("nanometer", "nanometers"),
-    "m": ("meter", "meters"),
-    "mi": ("mile", "miles"),
-    "ft": ("foot", "feet"),
-    "yd": ("yard", "yards"),
-    "kg": ("kilogram", "kilograms"),
-    "mg": ("milligram", "milligrams"),
-    "g": ("gram", "grams"),
-    "lb": ("pound", "pounds"),
-    "lbs": ("pound", "pounds"),
-    "oz": ("ounce", "ounces"),
-    "l": ("liter", "liters"),
-    "L": ("liter", "liters"),
-    "ml": ("milliliter", "milliliters"),
-    "mL": ("milliliter", "milliliters"),
-    "KB": ("kilobyte", "kilobytes"),
-    "kB": ("kilobyte", "kilobytes"),
-    "MB": ("megabyte", "megabytes"),
-    "GB": ("gigabyte", "gigabytes"),
-    "TB": ("terabyte", "terabytes"),
-    "Mbps": ("megabit per second", "megabits per second"),
-    "Gbps": ("gigabit per second", "gigabits per second"),
-    "Hz": ("hertz", "hertz"),
-    "kHz": ("kilohertz", "kilohertz"),
-    "MHz": ("megahertz", "megahertz"),
-    "GHz": ("gigahertz", "gigahertz"),
-    "W": ("watt", "watts"),
-    "kW": ("kilowatt", "kilowatts"),
-    "MW": ("megawatt", "megawatts"),
-    "kWh": ("kilowatt hour", "kilowatt hours"),
-    "V": ("volt", "volts"),
-    "mAh": ("milliamp hour", "milliamp hours"),
-    "dB": ("decibel", "decibels"),
-    "ms": ("millisecond", "milliseconds"),
-    "dpi": ("dot per inch", "dots per inch"),
-    "µs": ("microsecond", "microseconds"),
-    "s": ("second", "seconds"),
-    "sec": ("second", "seconds"),
-    "secs": ("second", "seconds"),
-    "min": ("minute", "minutes"),
-    "mins": ("minute", "minutes"),
-    "h": ("hour", "hours"),
-    "hr": ("hour", "hours"),
-    "hrs": ("hour", "hours"),
-    "kcal": ("kilocalorie", "kilocalories"),
-    "px": ("pixel", "pixels"),
-    "fps": ("frame per second", "frames per second"),
-    "rpm": ("revolution per minute", "revolutions per minute"),
-}
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
+FRACTION = r"(?<![\w./])(?:(\d{1,4})\s)?(\d{1,3})/(\d{1,3})"
+LENGTH = "|".join(sorted(LENGTHS, key=len, reverse=True))
 TEMPERATURES = {"C": " Celsius", "F": " Fahrenheit", "K": " Kelvin"}
 NOUN = re.compile(r"\s?[A-Za-z]")
+COUNTED_IN_BILLIONS = r"(?:param(?:eter)?s|people|users|tokens|views|dollars|downloads|streams|requests)\b"
+# Read as parts: "five sixty-fourths". Others are quotients: "one hundred twenty over eighty".
+DENOMINATORS = frozenset((*range(2, 21), 25, 30, 32, 40, 50, 60, 64, 100))
+RATINGS = ("5", "10", "20", "100")
 IDIOMS = {"24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty fifty"}
 
 
@@ -246,16 +187,51 @@ def with_unit(match: re.Match[str]) -> str:
     return counted(match[1], *UNITS[match[2]])
 
 
+def area(match: re.Match[str]) -> str:
+    """Read `20 sq ft` and `15 m^2`."""
+    one, many = LENGTHS[match["length"] or match["base"]]
+    power = LENGTH_POWERS[match["word"] or match["power"]]
+    return counted(match["number"], f"{power} {one}", f"{power} {many}")
+
+
 def fraction(match: re.Match[str]) -> str:
     whole, above, below = match[1], int(match[2]), int(match[3])
     if not whole and match[0] in IDIOMS:
         return IDIOMS[match[0]]
-    if not 2 <= below <= 100 or above == 0:
+    if below not in DENOMINATORS or above == 0:
         return f"{whole or ''} {cardinal(above)} over {cardinal(below)}"
     part = {2: "half" if above == 1 else "halves", 4: "quarter"}.get(below, ordinal(below))
     if above > 1 and below != 2:
         part = plural(part)
     return (f"{number(whole)} and " if whole else "") + f"{cardinal(above)} {part}"
+
+
+def billions(match: re.Match[str]) -> str:
+    return f"{number(match[1])} billion"
+
+
+def part_of_unit(match: re.Match[str]) -> str:
+    """Read `1/2 tsp`, `3/4 mi` and `2 1/2 lb`."""
+    one, many = UNITS[match[4]]
+    if match[1]:
+        return f"{fraction(match)} {many}"
+    article = "an" if one[0] in "aeio" or one == "hour" else "a"
+    return f"{fraction(match)} {one if match[2] == '1' else f'of {article} {one}'}"
+
+
+def rating(match: re.Match[str]) -> str:
+    """Read `4.5/5`; a decimal over another number is a quotient."""
+    return f"{number(match[1])} {'out of' if match[2] in RATINGS else 'over'} {number(match[2])}"
+
+
+def dotted_date(match: re.Match[str]) -> str:
+    """Read `31.12.2026`: the day first, unless only the second number can be one."""
+    day, month = int(match[1]), int(match[2])
+    if month > 12 >= day:
+        day, month = month, day
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return match[0]
+    return f"the {ordinal(day)} of {MONTHS[month - 1]}, {plain_year(match[3])}"
 
 
 def decade(match: re.Match[str]) -> str:
@@ -281,6 +257,11 @@ def rule(pattern: str, speak: Callable[[re.Match[str]], str]) -> Rule:
 RULES: tuple[Rule, ...] = (
     rule(r"(?<!\w)0([xX](?=[\dA-Fa-f]+\b)|[bB](?=[01]+\b)|[oO](?=[0-7]+\b))(\w+)", prefixed),
     rule(r"(?<![\w.,])(\d{1,18}(?:\.\d{1,18})?)([eE])([+-]?\d{1,3})(?!\w)(?!\.\d)", scientific),
+    rule(
+        rf"{START}(?P<number>{N})\s?(?:(?P<word>sq|square|cu|cubic)\.?\s?(?P<length>{LENGTH})"
+        rf"|(?P<base>{LENGTH})\^(?P<power>[23]))(?![\w'/])",
+        area,
+    ),
     rule(r"(?<=[\w)])(?:\^| \^ )([23])(?!\d)(?!\.\d)", lambda match: f" {POWERS[match[1]]} "),
     rule(r"(?<=[\w)])(?:\^| \^ )(?=[-+({]?\.?\w)|(?<=\d)\*\*(?=\d)", lambda _: " to the power of "),
     rule(rf"\d{{{MAX_DIGITS + 1},}}", lambda match: f" {digits(match[0])} "),
@@ -290,6 +271,7 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<![\d.,])\d{1,3}(?: 000| \d{3}(?= \d{3}(?!\d))){1,4}(?: \d{3})?(?![\d])", grouped),
     rule(r"(?<![\w.-])(\d{4})([-/])(\d{2})\2(\d{2})(?![\w/-])", iso_date),
     rule(r"(?<![\w./-])(\d{1,2})/(\d{1,2})/(\d{4}|\d{2})(?![\w/])", slash_date),
+    rule(r"(?<![\w./-])(?<!ersion )(\d{1,2})\.(\d{1,2})\.([12]\d{3})(?![\w/-])(?!\.\d)", dotted_date),
     rule(
         rf"\b(?P<month>{MONTH})\.?\s(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?![\w:%/])(?!\.\d)"
         r"(?:,?\s(?P<year>[12]\d{3})(?![\w:%/,-])(?!\.\d))?",
@@ -308,7 +290,7 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<![\w:.,])(1[0-2]|0?[1-9])\s?([AaPp])\s?[Mm]\b", hour_only),
     rule(rf"(?P<sign>{SIGN})\s?(?P<low>{N})\s?-\s?{SIGN}?(?P<amount>{N}){END}{MULTIPLE}", money_range),
     rule(rf"(?P<sign>{SIGN})\s?(?P<amount>{N}){END}{MULTIPLE}", money),
-    rule(rf"{START}(?P<amount>{N})\s?(?P<sign>[$£€¥₹¢])(?P<multiple>)", money),
+    rule(rf"{START}(?P<amount>{N})\s?(?P<sign>[{SIGNS}¢])(?P<multiple>)", money),
     rule(rf"{START}(?<!-)({N})-({N})(?![\d-])", lambda match: f"{match[1]} to {match[2]}"),
     rule(rf"{START}({N})\s?%", lambda match: f"{number(match[1])} percent "),
     rule(r"(?<=[\d%)])\s-\s(?=[\d(])", lambda _: " minus "),
@@ -317,11 +299,18 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<!\w)([12]\d\d0)'?s\b", decade),
     rule(r"(?<!\w)'([2-9]0)'?s\b", decade),
     rule(r"(?<=\b(?i:the|his|her|our|mid)[ -])([2-9]0)'?s\b", decade),
+    rule(r"(?<![\w./])(\d{2,3})/(?=\d{2,3}\s?mmHg)", lambda match: f"{match[1]} over "),
+    rule(rf"{FRACTION}\s?({UNIT})(?![\w'/])", part_of_unit),
     # The dot of "15 min. later" ends no sentence.
     rule(rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]))?", with_unit),
     rule(rf"{START}({N})k(?!\w)", lambda match: f"{number(match[1])} thousand"),
     rule(rf"{START}({N})M(?!\w)", lambda match: f"{number(match[1])} million"),
-    rule(r"(?<![\w./])(?:(\d{1,4})\s)?(\d{1,3})/(\d{1,3})(?![\w/])(?!\.\d)", fraction),
+    # With decimals, or before what is counted in billions: "Apartment 3B" has a letter.
+    rule(rf"{START}(\d{{1,4}}\.\d{{1,3}}|\d{{1,4}}(?=B {COUNTED_IN_BILLIONS}))B(?!\w)", billions),
+    rule(rf"{START}(\d{{1,4}}\.\d{{1,3}})T(?!\w)", lambda match: f"{number(match[1])} trillion"),
+    rule(r"(?<![\w./])(\d{1,3}\.\d{1,2})/(\d{1,3})(?![\w/])(?!\.\d)", rating),
+    rule(r"(?<=\d) / (?=\d)", lambda _: " divided by "),
+    rule(rf"{FRACTION}(?![\w/])(?!\.\d)", fraction),
     rule(rf"{START}(\d{{1,3}}(?:,\d{{3}}){{1,5}}|\d{{1,18}})(?i:st|nd|rd|th)\b", lambda m: ordinal(plain_int(m[1]))),
     rule(r"(?<!\w)#\s?(?=\d)", lambda _: "number "),
     rule(rf"(?<=\d)[-.]?({'|'.join(PRERELEASES)})[-.]?(?=\d)", lambda match: f" {PRERELEASES[match[1]]} "),

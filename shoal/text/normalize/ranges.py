@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from shoal.text.normalize.currencies import SIGN, SIGNS
 from shoal.text.normalize.months import MONTH_OF
 from shoal.text.normalize.numbers import ordinal
 
@@ -13,7 +14,7 @@ def any_of(names: Iterable[str]) -> str:
 
 
 NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,5}|\d{1,18})(?:\.\d{1,18})?"
-MONEY = rf"[$£€¥₹]\s?{NUMBER}(?:\s?(?:thousand|million|billion|trillion|k|K|mn|M|m|bn|B|b|T)\b)?"
+MONEY = rf"{SIGN}\s?{NUMBER}(?:\s?(?:thousand|million|billion|trillion|k|K|mn|M|m|bn|B|b|T)\b)?"
 PER = {
     "h": "hour", "hr": "hour", "hrs": "hour", "hour": "hour", "min": "minute", "minute": "minute", "s": "second",
     "sec": "second", "second": "second", "d": "day", "day": "day", "wk": "week", "week": "week", "mo": "month",
@@ -24,7 +25,9 @@ PER = {
     "mi": "mile", "mile": "mile", "ft": "foot", "kWh": "kilowatt hour", "person": "person", "user": "user",
     "seat": "seat", "head": "head", "unit": "unit", "item": "item", "piece": "piece", "page": "page", "word": "word",
     "request": "request", "token": "token", "share": "share", "serving": "serving", "sqft": "square foot",
-    "pp": "person", "ea": "each", "each": "each", "game": "game", "class": "class", "visit": "visit", "call": "call",
+    "sq ft": "square foot", "sq m": "square meter", "m^2": "square meter", "m^3": "cubic meter",
+    "cm^3": "cubic centimeter", "km^2": "square kilometer", "ft^2": "square foot", "pp": "person", "ea": "each",
+    "each": "each", "game": "game", "class": "class", "visit": "visit", "call": "call",
 }  # fmt: skip
 RATE = re.compile(rf"(?<![\w.,/])({MONEY}|{NUMBER}\s?[A-Za-zµ%°]{{1,20}})\s?/\s?({any_of(PER)})\b(?!/)")
 
@@ -57,10 +60,20 @@ MONTH_DAYS = re.compile(
 )
 DECADES = re.compile(r"(?<!\w)([12]\d\d0)'?s\s?-\s?'?(?=[2-9]0s\b)")
 AGES = re.compile(r"(?<![\w.,-])(\d{1,3})-(?=\d{1,3}-(?:year|month|week|day|hour|minute|mile|foot|page)\b)")
+MONTH_TO_MONTH = re.compile(
+    rf"(?<![\w-])((?:{any_of({*MONTH_OF, *MONTH_OF.values(), 'May'})})\.?\s\d{{1,2}}(?:st|nd|rd|th)?)\s?-\s?"
+    rf"(?=(?:{any_of({*MONTH_OF, *MONTH_OF.values(), 'May'})})\.?\s\d{{1,2}}\b)"
+)
+LETTER_RANGE = re.compile(r"(?<![\w-])([A-Z])-([A-Z])(?![\w-])")
+TIMESTAMP = re.compile(
+    r"(?<![\w.-])(\d{4}-\d\d-\d\d)T([0-2]\d:[0-5]\d)(:[0-5]\d)?(?:\.\d{1,9})?(?:(Z)|([+-])(\d\d):?(\d\d))?(?!\w)"
+)
 HOURS_AND_MINUTES = re.compile(r"(?<![\w.,])(\d{1,3})\s?h(?:rs?)?\s?(\d{1,2})\s?m(?:in)?(?!\w)")
 DAYS_AGO = re.compile(r"(?<![\w.,])(\d{1,4})d(?=\s(?:ago|later|left)\b)")
 ZONE = re.compile(r"(?<![\w])(UTC|GMT)\s?([+-])\s?(?=\d)")
-NEGATIVE_MONEY = re.compile(r"(?<![\w)\d])(?:-\s?([$£€¥₹])|([$£€¥₹])-)(?=\d)")
+NEGATIVE_MONEY = re.compile(rf"(?<![\w)\d])(?:-\s?({SIGN})|({SIGN})-)(?=\d)")
+INDIAN_GROUPS = re.compile(r"(?<![\w.,])\d{1,2}(?:,\d\d){1,5},\d{3}(?!\d|,\d)")
+SQUARE_FEET = re.compile(r"(?<=\d)\s?(sq|cu)\.\s?ft\b(\.(?=\s*$|\s+[A-Z]))?\.?")
 SWISS_THOUSANDS = re.compile(r"(?<![\w.,'])\d{1,3}(?:'\d{3}){1,5}(?![\w'])")
 COMPASS = re.compile(r"(?<=\d)\s?°\s?([NSEW])(?!\w)")
 COMPASS_NAMES = {"N": "north", "S": "south", "E": "east", "W": "west"}
@@ -68,6 +81,8 @@ EVEN = re.compile(r"(?<![\w.,/-])50-50(?![\w/-])")
 TIMES = re.compile(
     r"(?<=\d)x(?=\s(?:as|faster|slower|more|less|the|better|bigger|larger|smaller|cheaper|higher|lower|longer)\b)"
 )
+# One or two digits after the comma are cents: "€4,50". Three are a group of thousands.
+MONEY_COMMA = re.compile(rf"({SIGN}\s?)?(?<![\w.,])(\d{{1,6}}),(\d\d)(?![\d.,]\d|\d)(\s?{SIGN})?")
 DECIMAL_COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(?:\.\d{3})+),(\d{1,2})(?![\d.,]\d|\d)")
 CODES = {
     "USD": "U S dollars", "EUR": "euros", "GBP": "British pounds", "JPY": "Japanese yen", "CHF": "Swiss francs",
@@ -89,7 +104,7 @@ DOLLARS = {
 }
 DOLLAR = re.compile(rf"(?<!\w)({'|'.join(DOLLARS)})\$\s?({NUMBER}{SCALE})(?!\w)")
 CODE_FIRST = re.compile(rf"(?<![\w$])({'|'.join(CODES)})\s?({NUMBER}{SCALE})(?!\w)")
-CODE_LAST = re.compile(rf"(?<![\w.,$£€¥₹])({NUMBER}{SCALE})\s?({'|'.join(CODES)})(?!\w)")
+CODE_LAST = re.compile(rf"(?<![\w.,{SIGNS}])({NUMBER}{SCALE})\s?({'|'.join(CODES)})(?!\w)")
 EITHER = {
     "he/she": "he or she", "she/he": "she or he", "his/her": "his or her", "him/her": "him or her", "s/he": "he or she",
     "yes/no": "yes or no", "true/false": "true or false", "on/off": "on or off", "either/or": "either or",
@@ -100,16 +115,21 @@ EITHER_WORD = re.compile(rf"(?<![\w/])(?:{'|'.join(EITHER)})(?![\w/])", re.IGNOR
 
 def speak_ranges(text: str) -> str:
     """Return the text with rates, feet and inches, and ranges of times, days and months in words around the numbers."""
+    text = TIMESTAMP.sub(_timestamp, text)
     text = EITHER_WORD.sub(lambda match: EITHER[match[0].lower()], text)
     text = RATE.sub(lambda match: f"{match[1]} {'' if PER[match[2]] == 'each' else 'per '}{PER[match[2]]}", text)
     text = DOLLAR.sub(lambda match: _amount(match[2], f"{DOLLARS[match[1]]} dollars"), text)
     text = CODE_FIRST.sub(lambda match: _amount(match[2], CODES[match[1]]), text)
     text = CODE_LAST.sub(lambda match: _amount(match[1], CODES[match[2]]), text)
+    text = INDIAN_GROUPS.sub(lambda match: match[0].replace(",", ""), text)
+    text = SQUARE_FEET.sub(lambda match: f" {'square' if match[1] == 'sq' else 'cubic'} feet{match[2] or ''}", text)
+    text = MONEY_COMMA.sub(_money_comma, text)
     text = DECIMAL_COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", text)
     text = HOURS_RANGE.sub(r"\1 to ", TIME_RANGE.sub(r"\1 to ", CLOCK_RANGE.sub(r"\1 to ", text)))
     text = MONTH_DAYS.sub(lambda match: f"{_day(match[1])} {ordinal(int(match[2]))} to {ordinal(int(match[3]))}", text)
+    text = LETTER_RANGE.sub(_letters, MONTH_TO_MONTH.sub(r"\1 to ", text))
     text = DECADES.sub(r"\1s to '", AGES.sub(r"\1 to ", EVEN.sub("fifty fifty", text)))
-    text = DAYS_AGO.sub(r"\1 days", HOURS_AND_MINUTES.sub(r"\1 hours \2 minutes", text))
+    text = DAYS_AGO.sub(r"\1 days", HOURS_AND_MINUTES.sub(_duration, text))
     text = ZONE.sub(lambda match: f"{match[1]} {'plus' if match[2] == '+' else 'minus'} ", text)
     text = COMPASS.sub(lambda match: f" degrees {COMPASS_NAMES[match[1]]}", text)
     text = SWISS_THOUSANDS.sub(lambda match: match[0].replace("'", ""), text)
@@ -144,6 +164,30 @@ def _inches(text: str) -> str:
         marks += closes
         end = match.end()
     return "".join((*parts, text[end:]))
+
+
+def _duration(match: re.Match[str]) -> str:
+    hours, minutes = match[1], match[2]
+    return f"{hours} {'hour' if hours == '1' else 'hours'} {minutes} {'minute' if minutes == '1' else 'minutes'}"
+
+
+def _timestamp(match: re.Match[str]) -> str:
+    """Return `2024-02-29 at 10:30 UTC` for an ISO 8601 time; whole minutes lose their seconds."""
+    date, time, seconds, zulu, sign, hours, minutes = match.groups()
+    zone = " UTC" if zulu else ""
+    if sign:
+        zone = f" UTC {'plus' if sign == '+' else 'minus'} {int(hours)}" + (f":{minutes}" if int(minutes) else "")
+    return f"{date} at {time}{seconds if seconds and seconds != ':00' else ''}{zone}"
+
+
+def _money_comma(match: re.Match[str]) -> str:
+    before, whole, cents, after = match.groups("")
+    return f"{before}{whole}.{cents}{after}" if before or after else match[0]
+
+
+def _letters(match: re.Match[str]) -> str:
+    """Return "A to Z". Neighbours in the alphabet are a pair: "X-Y"."""
+    return f"{match[1]} to {match[2]}" if ord(match[2]) - ord(match[1]) > 1 else match[0]
 
 
 def _day(name: str) -> str:

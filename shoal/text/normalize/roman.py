@@ -7,7 +7,8 @@ from shoal.text.normalize.numbers import cardinal, ordinal, year
 VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 # Canonical numerals only: "IIII" and "VX" are no numbers. The look-ahead excludes the empty numeral.
 ROMAN = r"(?=[IVXLCDM])M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})"
-END = r"(?![\w'-])"
+# A possessive may follow: "Henry VIII's wives"; "I'm" and "I'd" are no numerals.
+END = r"(?![\w-])(?!'(?!s\b))"
 # One letter with a dot, before another word, is an initial: "John V. Smith".
 INITIAL = r"(?![IVX]\.\s?[A-Za-z])"
 
@@ -41,14 +42,16 @@ RULER = re.compile(
 HEIR = re.compile(rf"\b((?:{RULERS}|{HEIRS})(?:\s[A-Z]\.)?\s[A-Z][\w'-]{{1,30}})\s+(I{{2,3}}|IV){END}")
 # One letter is a numeral of a ruler only where the sentence goes on as about a person: "Mary I think" is not.
 ABOUT_A_RULER = re.compile(
-    r"\s*(?:$|[.,;:!?)]|(?:was|is|of|had|ruled|reigned|died|and|who|became|married|at|in|to|for)\b)"
+    r"\s*(?:$|[.,;:!?)]|'s\b|(?:was|is|of|had|ruled|reigned|died|and|who|became|married|at|in|to|for)\b)"
 )
 # "Class C" and "Section D" have letters; "Part I D" is a spelled word.
 LETTER = r"(?![LCDM]\b|[IVX] [A-Z]\b)"
 NUMBERED_NOUN = re.compile(rf"\b((?i:{NUMBERED})s?)\s+{LETTER}({ROMAN}){END}")
 NUMBERED_PAIR = re.compile(rf"\b((?i:{NUMBERED})s)\s+({ROMAN})(\s?(?:and|or|to|through|-|,|&)\s?)({ROMAN}){END}")
+NUMBERED_OF = re.compile(rf"\b((?i:{NUMBERED}))\s+({ROMAN})( of )({ROMAN}){END}")
+SUBDIVIDED = re.compile(rf"\b((?i:phase|type|class|stage|grade|group|part))\s+(?=[IVX])({ROMAN})([a-c])(?![\w'-])")
 COUNTED = re.compile(rf"(?<![\w'-])({ROMAN})\s+(?=(?i:{COUNTED_AFTER})s?\b)")
-WORLD_WAR = re.compile(r"(?<![\w'-])WW\s?(I{1,3}|1|2|3)(?![\w'-])")
+WORLD_WAR = re.compile(r"(?<![\w'-])WW\s?(I{1,3}|1|2|3)(?![\w-])(?!'(?!s\b))")
 NAMED = re.compile(rf"\b(?!{DETERMINERS}\b)([A-Z][a-z][\w'-]{{0,30}})\s+([IVX]{{2,6}}){END}")
 LONG = re.compile(rf"(?<![\w'-])(?=[IVXLCDM]{{4}})({ROMAN}){END}")
 WAR_NUMBERS = {"I": "one", "II": "two", "III": "three", "1": "one", "2": "two", "3": "three"}
@@ -67,7 +70,8 @@ def speak_roman(text: str) -> str:
     text = TITLED.sub(_ruler, text)
     text = RULER.sub(_named_ruler, text)
     text = HEIR.sub(_ruler, text)
-    text = NUMBERED_PAIR.sub(_numbered_pair, text)
+    text = NUMBERED_PAIR.sub(_numbered_pair, NUMBERED_OF.sub(_numbered_pair, text))
+    text = SUBDIVIDED.sub(lambda match: f"{_numbered(match)} {match[3]}", text)
     text = NUMBERED_NOUN.sub(_numbered, text)
     text = NAMED.sub(_named, text)
     return LONG.sub(_long, text)

@@ -205,7 +205,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("cf. above", "compare above"),
         ("Ph.D. student", "P H D student"),
         ("AD 79 and 500 BC", "A D seventy-nine and five hundred B C"),
-        ("½ tsp", "one half teaspoons"),
+        ("½ tsp", "one half teaspoon"),
     ],
     "currencies": [
         ("CHF 20", "twenty Swiss francs"),

@@ -2,6 +2,7 @@ import pytest
 
 from shoal.text.normalize import normalize
 from tests.text.normalize.held_out import HELD_OUT
+from tests.text.normalize.held_out_second import SECOND_HELD_OUT
 from tests.text.normalize.readings import READINGS
 from tests.text.normalize.test_english import SPOKEN
 
@@ -17,6 +18,20 @@ def test_text_is_read_as_people_read_it(category: str, written: str, spoken: str
 def test_texts_that_no_rule_was_written_for_are_read_acceptably(category: str) -> None:
     read = {written: (normalize(written), accepted) for written, *accepted in HELD_OUT[category]}
     assert not {written: spoken for written, (spoken, accepted) in read.items() if spoken not in accepted}
+
+
+@pytest.mark.parametrize("category", SECOND_HELD_OUT)
+def test_texts_of_language_models_are_read_acceptably(category: str) -> None:
+    read = {written: (normalize(written).lower(), accepted) for written, *accepted in SECOND_HELD_OUT[category]}
+    assert not {
+        written: spoken for written, (spoken, accepted) in read.items() if spoken not in map(str.lower, accepted)
+    }
+
+
+@pytest.mark.parametrize("category", SECOND_HELD_OUT)
+def test_readings_of_language_models_texts_are_stable(category: str) -> None:
+    readings = [normalize(written) for written, *_ in SECOND_HELD_OUT[category]]
+    assert [normalize(reading) for reading in readings] == readings
 
 
 @pytest.mark.parametrize(("category", "written", "spoken"), CASES)

@@ -1,0 +1,24 @@
+"""Currency signs and codes, with the words they are read as."""
+
+# Sign: one, many, one hundredth, many hundredths. Empty where the currency has no hundredths in use.
+CURRENCIES = {
+    "$": ("dollar", "dollars", "cent", "cents"),
+    "£": ("pound", "pounds", "penny", "pence"),
+    "€": ("euro", "euros", "cent", "cents"),
+    "¥": ("yen", "yen", "sen", "sen"),
+    "₹": ("rupee", "rupees", "paisa", "paise"),
+    "¢": ("cent", "cents", "", ""),
+    "₩": ("won", "won", "", ""),
+    "₽": ("ruble", "rubles", "kopeck", "kopecks"),
+    "₺": ("lira", "lira", "", ""),
+    "₱": ("peso", "pesos", "centavo", "centavos"),
+    "₪": ("shekel", "shekels", "", ""),
+    "₫": ("dong", "dong", "", ""),
+    "₦": ("naira", "naira", "", ""),
+    "₴": ("hryvnia", "hryvnias", "", ""),
+    "฿": ("baht", "baht", "", ""),
+    "₿": ("bitcoin", "bitcoins", "", ""),
+}
+# Signs that stand before their amount: all but the cent.
+SIGNS = "".join(sign for sign in CURRENCIES if sign != "¢")
+SIGN = f"[{SIGNS}]"
