@@ -43,9 +43,10 @@ class BuildFailed(Exception):
     """There is no compiler, or it refused the sources."""
 
 
-def library_name() -> str:
-    """Return the file name of the library for these sources, flags and architecture."""
-    digest = hashlib.sha256(repr((FLAGS, LINK_FLAGS, _kernels(), sys.platform, platform.machine())).encode())
+def library_name(machine: str | None = None) -> str:
+    """Return the file name of the library for these sources, flags and architecture; by default this machine's."""
+    machine = machine or platform.machine()
+    digest = hashlib.sha256(repr((FLAGS, LINK_FLAGS, kernel_flags(machine), sys.platform, machine)).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     return f"libshoal-{digest.hexdigest()[:16]}.so"
@@ -56,15 +57,18 @@ def find_compiler() -> str | None:
     return next((path for name in (os.environ.get("CXX"), *COMPILERS) if name and (path := shutil.which(name))), None)
 
 
-def compile_library(target: Path) -> None:
-    """Compile the library and rename it to `target` when it is complete. Raises BuildFailed or OSError."""
+def compile_library(target: Path, machine: str | None = None) -> None:
+    """Compile the library and rename it to `target` when it is complete. Raises BuildFailed or OSError.
+
+    CXX has to name a cross compiler for another `machine` than this one.
+    """
     compiler = find_compiler()
     if compiler is None:
         raise BuildFailed("no C++ compiler found: install g++ or clang++, or set CXX")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as name:
         folder = Path(name)
-        jobs = [*_kernel_jobs(compiler, folder), *_other_jobs(compiler, folder)]
+        jobs = [*_kernel_jobs(compiler, folder, machine or platform.machine()), *_other_jobs(compiler, folder)]
         with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
             list(pool.map(_run, jobs))
         static = ("-static-libstdc++", "-static-libgcc") if sys.platform == "linux" else ()
@@ -73,10 +77,10 @@ def compile_library(target: Path) -> None:
         built.replace(target)
 
 
-def _kernel_jobs(compiler: str, folder: Path) -> list[list[str]]:
+def _kernel_jobs(compiler: str, folder: Path, machine: str) -> list[list[str]]:
     return [
         _command(compiler, "kernels.cpp", folder / f"{name}.o", f"-DSHOAL_KERNELS={name}", *flags)
-        for name, flags in _kernels().items()
+        for name, flags in kernel_flags(machine).items()
     ]
 
 
@@ -89,8 +93,9 @@ def _command(compiler: str, source: str, target: Path, *flags: str) -> list[str]
     return [compiler, *FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(target)]
 
 
-def _kernels() -> dict[str, tuple[str, ...]]:
-    return KERNELS_X86 if platform.machine().lower() in ("x86_64", "amd64") else KERNELS_OTHER
+def kernel_flags(machine: str) -> dict[str, tuple[str, ...]]:
+    """Return the builds of the kernels for an architecture, with their flags."""
+    return KERNELS_X86 if machine.lower() in ("x86_64", "amd64") else KERNELS_OTHER
 
 
 def _run(command: list[str]) -> None:
@@ -102,5 +107,5 @@ def _run(command: list[str]) -> None:
         raise BuildFailed(f"{command[0]} took more than {COMPILE_SECONDS:.0f} s") from error
 
 
-if __name__ == "__main__":
-    compile_library(Path(sys.argv[1]) / library_name())
+if __name__ == "__main__":  # python build.py FOLDER [MACHINE]
+    compile_library(Path(sys.argv[1]) / library_name(*sys.argv[2:]), *sys.argv[2:])

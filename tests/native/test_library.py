@@ -1,8 +1,11 @@
 """Packed products, sampling, and finding or compiling the library."""
 
+import platform
 import re
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
+from shutil import which
 
 import pytest
 import torch
@@ -11,8 +14,11 @@ from torch import Tensor
 from shoal.kernels.sample import sample_reference
 from shoal.model.linear import DynamicInt8Linear, Int4Linear, Int8Linear, WeightOnlyInt8Linear
 from shoal.native import build, library
+from shoal.native.build import library_name
 from shoal.native.library import Arrays, Context, Matrix, NativeUnavailable, choose_isa, find_library, open_library
 from shoal.native.modules import layer_arrays
+
+ARM_COMPILER = "aarch64-linux-gnu-g++"
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +99,22 @@ def test_int8_layers_of_every_cpu_are_read_as_stored(contexts: list[Context]) ->
 def test_int4_weights_are_refused() -> None:
     with pytest.raises(NativeUnavailable, match="Int4Linear"):
         list(layer_arrays("", Int4Linear.from_weight(torch.randn(8, 128))))
+
+
+@pytest.mark.skipif(which(ARM_COMPILER) is None, reason=f"needs {ARM_COMPILER}")
+def test_the_sources_compile_for_arm64() -> None:
+    """`scripts/arm64` also runs them."""
+    (flags,) = build.kernel_flags("aarch64").values()
+    for source in sorted(build.SOURCES.glob("*.cpp")):
+        defined = ["-DSHOAL_KERNELS=kernels_baseline"] if source.name == "kernels.cpp" else []
+        options = [*build.FLAGS, *flags, *defined, "-Wall", "-Werror", "-fsyntax-only"]
+        done = subprocess.run([ARM_COMPILER, *options, str(source)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_library_of_another_architecture_has_another_name() -> None:
+    assert library_name("aarch64") != library_name("x86_64")
+    assert library_name() == library_name(platform.machine())
 
 
 def test_the_bundled_library_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

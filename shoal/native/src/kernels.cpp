@@ -6,6 +6,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 // Internal linkage: the three builds of this file must not share inline functions.
@@ -28,7 +30,6 @@ constexpr int LANES = 4, ACCUMULATORS = 8, ROW_TILE = 2;
 constexpr int VECTORS = PANEL / LANES;  // per panel
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 inline Vec load(const float* p) {
     Vec v;
@@ -36,17 +37,49 @@ inline Vec load(const float* p) {
     return v;
 }
 
+#if defined(__AVX2__)
 inline Vec load(const int8_t* p) {
 #if defined(__AVX512F__)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#elif defined(__AVX2__)
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 #else
-    Bytes b;
-    std::memcpy(&b, p, sizeof b);
-    return __builtin_convertvector(b, Vec);
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 #endif
 }
+#endif
+
+// Load one row of a panel as floats.
+template <typename T>
+inline void load_panel(const T* p, Vec* out) {
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; v++) out[v] = load(p + v * LANES);
+}
+
+// Without these a compiler converts the bytes one by one, which is slower than reading floats.
+#if defined(__aarch64__)
+inline void load_panel(const int8_t* p, Vec* out) {
+    const int8x16_t bytes = vld1q_s8(p);
+    const int16x8_t halves[2] = {vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes)};
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        out[2 * i] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(halves[i])));
+        out[2 * i + 1] = vcvtq_f32_s32(vmovl_high_s16(halves[i]));
+    }
+}
+#elif defined(__x86_64__) && !defined(__AVX2__)
+inline void load_panel(const int8_t* p, Vec* out) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m128i halves[2] = {_mm_unpacklo_epi8(bytes, bytes), _mm_unpackhi_epi8(bytes, bytes)};
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        out[2 * i] = _mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(halves[i], halves[i]), 24));
+        out[2 * i + 1] = _mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpackhi_epi16(halves[i], halves[i]), 24));
+    }
+}
+#elif !defined(__x86_64__)
+inline void load_panel(const int8_t* p, Vec* out) {
+    for (int i = 0; i < PANEL; i++) out[i / LANES][i % LANES] = p[i];
+}
+#endif
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
@@ -92,8 +125,7 @@ inline void tile(const Product& p, int row, int panel) {
         for (int k = 0; k < part; k++) {
             Vec b[P * VECTORS];
 #pragma GCC unroll 16
-            for (int v = 0; v < P * VECTORS; v++)
-                b[v] = load(weights + (v / VECTORS) * panel_stride + (v % VECTORS) * LANES);
+            for (int q = 0; q < P; q++) load_panel(weights + q * panel_stride, b + q * VECTORS);
 #pragma GCC unroll 16
             for (int m = 0; m < MR; m++) {
                 const float x = a[m * p.lda + k];
