@@ -33,6 +33,7 @@ __all__ = [
     "kernels_unavailable",
     "launch_dependents",
     "launch_dependents_and_wait",
+    "multiprocessor_count",
     "next_power_of_two",
     "shared_memory_limit",
     "supports_pdl",
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 HOPPER_SHARED_MEMORY = 232_448
+H200_MULTIPROCESSORS = 132
 
 # Compiled kernels are cached on disk across restarts; Triton's cache key covers source, target and compiler version.
 # Must be set before Triton is imported. An existing TRITON_CACHE_DIR wins.
@@ -221,6 +223,14 @@ def shared_memory_limit(device: torch.device) -> int:
     properties = torch.cuda.get_device_properties(device)
     # ROCm builds of torch do not have the opt-in limit.
     return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
+
+
+@cache
+def multiprocessor_count(device: torch.device) -> int:
+    """Return the number of multiprocessors: 28 on an RTX 3060, 58 on an L4, 128 on an RTX 4090, 132 on an H200."""
+    if device.type != "cuda":
+        return H200_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def next_power_of_two(value: int) -> int:

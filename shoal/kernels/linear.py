@@ -34,6 +34,7 @@ from shoal.kernels.jit import (
     tl,
 )
 from shoal.kernels.rms_norm import fused_rms_norm, rms_norm
+from shoal.kernels.waves import card_width
 
 # Up to this many rows a program prefetches its weights before it waits for its inputs.
 SMALL_M = 16
@@ -349,15 +350,17 @@ def linear(
     if out is None:
         out = x.new_empty(rows, n)
     split_k = 4 if k % 128 == 0 else 1
-    tile = tile or choose_tile(
-        rows,
-        n,
-        k // split_k,
-        gated=gated,
-        quantized=weight.element_size() == 1,
-        dtype=x.dtype,
-        shared_limit=shared_memory_limit(x.device),
-    )
+    if tile is None:
+        tile = choose_tile(
+            rows,
+            n,
+            k // split_k,
+            gated=gated,
+            quantized=weight.element_size() == 1,
+            dtype=x.dtype,
+            shared_limit=shared_memory_limit(x.device),
+        )
+        tile = tile._replace(block_n=card_width(tile.block_n, n, -(-rows // tile.block_m), x.device))
     if tile.sequential and (rows % tile.block_m or n % tile.block_n or k // split_k % tile.block_k or split_k != 4):
         raise ValueError(f"{tile} does not divide {rows} rows, {n} outputs and four splits of {k}")
     small_m = tile.block_m <= SMALL_M and split_k == 4 and k // split_k % tile.block_k == 0

@@ -24,6 +24,7 @@ from shoal.kernels.jit import (
     tl,
 )
 from shoal.kernels.linear import NARROW, SMALL_M, SWAP_AB_ROWS, Tile, dequant_dot
+from shoal.kernels.waves import card_width
 
 SPLIT_K = 4
 
@@ -187,14 +188,17 @@ def split_k_linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Te
     """Compute `split_k_linear_reference` in one launch. K must be a multiple of 128."""
     (rows, k), n, quantized = x.shape, len(weight), weight.element_size() == 1
     partials = torch.empty(SPLIT_K, rows, n, dtype=torch.float32, device=x.device)
-    tile = tile or choose_tile(
-        rows,
-        n,
-        k // SPLIT_K,
-        quantized=quantized,
-        dtype=x.dtype,
-        shared_limit=shared_memory_limit(x.device),
-    )
+    if tile is None:
+        tile = choose_tile(
+            rows,
+            n,
+            k // SPLIT_K,
+            quantized=quantized,
+            dtype=x.dtype,
+            shared_limit=shared_memory_limit(x.device),
+        )
+        others = SPLIT_K * -(-rows // tile.block_m)
+        tile = tile._replace(block_n=card_width(tile.block_n, n, others, x.device))
     grid = (-(-n // tile.block_n), -(-rows // tile.block_m), SPLIT_K)
     pdl = supports_pdl(x.device)
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}

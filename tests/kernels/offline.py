@@ -39,6 +39,8 @@ from tests.kernels.hopper import RaisingCompileMode, frames
 
 # Opt-in shared memory per block in bytes, by compute capability.
 LIMITS = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+# Multiprocessors of an A100, RTX 3060, L4, H200, B200 and RTX 5070 Ti.
+MULTIPROCESSORS = {80: 108, 86: 28, 89: 58, 90: 132, 100: 148, 120: 70}
 SUBSET = (80, 86, 89, 90, 100, 120)
 # Registers that a variant may spill to local memory, in bytes per thread.
 MAX_SPILLS = 512
@@ -105,6 +107,8 @@ def compile_for(arch: int, workloads: Iterator[Workload], limit: int) -> dict[st
             module.supports_pdl = lambda device: arch >= 90
         if hasattr(module, "shared_memory_limit"):
             module.shared_memory_limit = lambda device: limit
+        if hasattr(module, "multiprocessor_count"):
+            module.multiprocessor_count = lambda device: MULTIPROCESSORS[arch]
     compile_ahead(workloads)
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
     variants = [
