@@ -26,8 +26,8 @@ from shoal.audio.decode import read_audio
 from shoal.audio.write import AudioFile
 from shoal.engine.engine import Engine
 from shoal.engine.load import load
+from shoal.engine.output.word_times import WordTimes
 from shoal.engine.preprocess import check_alignment, plan_request, plan_turns, plan_words
-from shoal.engine.word_times import WordTimes
 from shoal.kernels.attention import grouped_attention
 from shoal.speech import Sampling, SpeechRequest
 from shoal.tools.bench.texts import sentence

@@ -82,7 +82,7 @@ FILES = (
     "audio/test_encode.py",
     "audio/test_sandbox.py",
     "fuzz/test_fuzz.py",
-    "engine/test_scheduler.py",
+    "engine/scheduling/test_scheduler.py",
     "checkpoint/test_inspect.py",
     "model/test_frame.py",
     "cli/test_doctor.py",

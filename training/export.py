@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from shoal.checkpoint.format.model_config import config_document
+from shoal.checkpoint.format.profile import ModelProfile, profile_document
 from shoal.checkpoint.load import Checkpoint, load_checkpoint, load_model
-from shoal.checkpoint.model_config import config_document
-from shoal.checkpoint.profile import ModelProfile, profile_document
 from shoal.checkpoint.random import write_synthetic_tokenizer
 from shoal.checkpoint.save import atomic_directory, upstream_tensors, write_json
 from shoal.codec.dac import Codec

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from shoal.book.work import Speaker
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
-from shoal.checkpoint.layout import read_json
-from shoal.checkpoint.profile import read_alignment
+from shoal.checkpoint.format.layout import read_json
+from shoal.checkpoint.format.profile import read_alignment
 from shoal.voices.store import VoiceStore
 
 PROFILE = "shoal.json"

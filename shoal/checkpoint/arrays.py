@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from shoal.checkpoint.directory import (
+from shoal.checkpoint.format.directory import (
     builtin_voices,
     find_codec,
     prompt_seconds,
@@ -23,8 +23,8 @@ from shoal.checkpoint.directory import (
     require_complete,
     require_directory,
 )
-from shoal.checkpoint.layout import STACKED, to_module_name
-from shoal.checkpoint.profile import ModelProfile
+from shoal.checkpoint.format.layout import STACKED, to_module_name
+from shoal.checkpoint.format.profile import ModelProfile
 from shoal.codec.arrays import CodecArrays
 from shoal.errors import CheckpointError
 from shoal.model.arrays import ModelArrays

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.checkpoint.layout import is_directory, is_file, missing_files
+from shoal.checkpoint.format.layout import is_directory, is_file, missing_files
 from shoal.errors import ModelNotFound
 
 RANDOM_PREFIX = "random:"

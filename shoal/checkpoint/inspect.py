@@ -13,13 +13,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from shoal.checkpoint.directory import find_codec, find_model_file, read_model_config, read_tokenizer
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
+from shoal.checkpoint.format.directory import find_codec, find_model_file, read_model_config, read_tokenizer
+from shoal.checkpoint.format.names import model_tensors
+from shoal.checkpoint.format.weight_norm import ENCODE_ONLY, codec_tensors
 from shoal.checkpoint.load import assign, build_model, insert_quantized_layers, read_model_file
-from shoal.checkpoint.names import model_tensors
 from shoal.checkpoint.random import SIZES
 from shoal.checkpoint.tensors import read_tensors
-from shoal.checkpoint.weight_norm import ENCODE_ONLY, codec_tensors
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
 from shoal.errors import ModelNotFound, ShoalError

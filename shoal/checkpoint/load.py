@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from shoal.checkpoint.directory import (
+from shoal.checkpoint.empty_weights import init_empty_weights
+from shoal.checkpoint.format.directory import (
     builtin_voices,
     find_codec,
     find_model_file,
@@ -19,11 +20,10 @@ from shoal.checkpoint.directory import (
     require_complete,
     require_directory,
 )
-from shoal.checkpoint.empty_weights import init_empty_weights
-from shoal.checkpoint.names import model_tensors
-from shoal.checkpoint.profile import ModelProfile
+from shoal.checkpoint.format.names import model_tensors
+from shoal.checkpoint.format.profile import ModelProfile
+from shoal.checkpoint.format.weight_norm import codec_tensors
 from shoal.checkpoint.tensors import read_shards, read_tensors, read_transformed, shorten
-from shoal.checkpoint.weight_norm import codec_tensors
 from shoal.codec.dac import Codec
 from shoal.errors import CheckpointError, counted
 from shoal.model.config import DualARConfig

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import cast
 
 from shoal.checkpoint.find import SHORT_NAMES, HubSource, cached_snapshot
-from shoal.checkpoint.layout import CODEC_FILES, MODEL_FILES, missing_files
-from shoal.checkpoint.profile import PROFILE_FILE
+from shoal.checkpoint.format.layout import CODEC_FILES, MODEL_FILES, missing_files
+from shoal.checkpoint.format.profile import PROFILE_FILE
 from shoal.errors import CheckpointError, InvalidRequest, ModelNotFound, OutputError
 from shoal.paths import atomic_write, output_errors
 

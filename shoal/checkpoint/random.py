@@ -11,8 +11,8 @@ from torch import nn
 
 from shoal.checkpoint.empty_weights import init_empty_weights
 from shoal.checkpoint.find import RANDOM_PREFIX
+from shoal.checkpoint.format.profile import default_profile
 from shoal.checkpoint.load import Checkpoint
-from shoal.checkpoint.profile import default_profile
 from shoal.codec.config import CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
 from shoal.codec.layers import LayerScale, Snake

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.checkpoint.directory import read_tokenizer
-from shoal.checkpoint.layout import CODEC_FILES, MANIFEST
+from shoal.checkpoint.format.directory import read_tokenizer
+from shoal.checkpoint.format.layout import CODEC_FILES, MANIFEST
+from shoal.checkpoint.format.model_config import config_document
+from shoal.checkpoint.format.names import to_upstream, unstack
+from shoal.checkpoint.format.weight_norm import unfold_weight_norm
 from shoal.checkpoint.load import Checkpoint, load_codec, load_model
-from shoal.checkpoint.model_config import config_document
-from shoal.checkpoint.names import to_upstream, unstack
 from shoal.checkpoint.random import write_synthetic_tokenizer
-from shoal.checkpoint.weight_norm import unfold_weight_norm
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
 from shoal.errors import OutputError

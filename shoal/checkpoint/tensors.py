@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shoal.checkpoint.layout import is_file, read_weight_map
+from shoal.checkpoint.format.layout import is_file, read_weight_map
 from shoal.errors import CheckpointError, UnsafeCheckpoint, counted
 
 Transform = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]

@@ -35,7 +35,7 @@ def check(
 
     Example: shoal lexicon check words.txt --text "Restart nginx."
     """
-    from shoal.checkpoint.text_rules import model_text_rules
+    from shoal.checkpoint.format.text_rules import model_text_rules
     from shoal.cli.tables import print_json
     from shoal.text.lexicon import Lexicon, lexicon_problems, parse_lexicon
 

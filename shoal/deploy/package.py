@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
-from shoal.checkpoint.layout import CODEC_FILES, MANIFEST, missing_files
+from shoal.checkpoint.format.layout import CODEC_FILES, MANIFEST, missing_files
 from shoal.checkpoint.save import atomic_directory
 from shoal.deploy.own_wheel import build_own_wheel, requirement
 from shoal.errors import CheckpointError, InvalidRequest

@@ -11,17 +11,17 @@ import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
-from shoal.engine.audio_decoder import AudioDecoder, CodecBackend
-from shoal.engine.blocks import BlockPool, BlockStats
 from shoal.engine.device_health import PROBE_ID, DeviceHealth
 from shoal.engine.execution.fallback import Backend, FallbackRunner, parse_backend
 from shoal.engine.execution.runner import EagerRunner
 from shoal.engine.kv_cache import HostCache, PagedKV, resolve_kv_dtype
 from shoal.engine.memory.stats import is_out_of_memory, release_cached_memory
-from shoal.engine.policy import admission_policy
+from shoal.engine.output.audio_decoder import AudioDecoder, CodecBackend
 from shoal.engine.request_tracker import RequestStats, RequestTracker
-from shoal.engine.scheduler import Batch, Scheduler, SchedulerStats, StepOutput
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.blocks import BlockPool, BlockStats
+from shoal.engine.scheduling.policy import admission_policy
+from shoal.engine.scheduling.scheduler import Batch, Scheduler, SchedulerStats, StepOutput
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.errors import GenerationFailed, InvalidRequest
 from shoal.kernels.jit import kernels_unavailable

@@ -12,8 +12,8 @@ import torch
 
 from shoal.engine.execution.fallback import FallbackRunner
 from shoal.engine.kv_cache import PagedKV
-from shoal.engine.scheduler import Batch, Prefill
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.scheduler import Batch, Prefill
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.errors import DeviceFailed
 from shoal.model.config import DualARConfig
 from shoal.speech import SamplingParams

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.engine.blocks import Key
+from shoal.engine.scheduling.blocks import Key
 from shoal.errors import InvalidRequest
 from shoal.kernels.kv_quant import QMAX, SCALE_DTYPE, KVScales, write_kv
 from shoal.kernels.paged_attention import paged_decode_reference, paged_prefill_reference

@@ -21,13 +21,13 @@ from shoal.checkpoint.find import find_directory
 from shoal.codec.arrays import CodecArrays
 from shoal.config import EngineConfig
 from shoal.cores import default_threads
-from shoal.engine.audio_decoder import AudioDecoder
-from shoal.engine.blocks import BlockPool
 from shoal.engine.execution.native_steps import NativeSteps
+from shoal.engine.output.audio_decoder import AudioDecoder
 from shoal.engine.prefix_file import PrefixFile, prefix_keys
 from shoal.engine.preprocess import build_utterance, plan_request
 from shoal.engine.request_tracker import RequestTracker
-from shoal.engine.scheduler import Batch, Scheduler, StepOutput
+from shoal.engine.scheduling.blocks import BlockPool
+from shoal.engine.scheduling.scheduler import Batch, Scheduler, StepOutput
 from shoal.engine.utterance import Event, Utterance, UtteranceStream
 from shoal.errors import CheckpointError, GenerationFailed
 from shoal.native.build import library_name

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from shoal.engine.blocks import ROOT, BlockPool, Key, block_key
-from shoal.engine.sequence import Tokens
+from shoal.engine.scheduling.blocks import ROOT, BlockPool, Key, block_key
+from shoal.engine.scheduling.sequence import Tokens
 from shoal.errors import OutputError
 from shoal.paths import atomic_write
 

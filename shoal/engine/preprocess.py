@@ -10,13 +10,13 @@ import numpy as np
 
 from shoal.audio.guard import shortest_seconds
 from shoal.audio.tempo import check_tempo
-from shoal.checkpoint.directory import ModelDescription
-from shoal.checkpoint.profile import Alignment
-from shoal.checkpoint.text_rules import checkpoint_text_rules
-from shoal.engine.sequence import Tokens
-from shoal.engine.turn_repair import divide_text
+from shoal.checkpoint.format.directory import ModelDescription
+from shoal.checkpoint.format.profile import Alignment
+from shoal.checkpoint.format.text_rules import checkpoint_text_rules
+from shoal.engine.output.turn_repair import divide_text
+from shoal.engine.output.word_times import WordPlan, WordTimes
+from shoal.engine.scheduling.sequence import Tokens
 from shoal.engine.utterance import TextTokens, Turn, Utterance
-from shoal.engine.word_times import WordPlan, WordTimes
 from shoal.errors import InvalidRequest
 from shoal.speech import Sampling, SamplingParams, SpeechRequest, SpokenTurn
 from shoal.text.lexicon import Lexicon

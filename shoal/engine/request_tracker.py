@@ -8,10 +8,10 @@ import numpy as np
 
 from shoal.audio.guard import SpeechDefect, SpeechGuard
 from shoal.config import EngineConfig
-from shoal.engine.audio_decoder import AudioDecoder, DecodeResult, PlannedChunk
-from shoal.engine.scheduler import Progress, Scheduler
-from shoal.engine.sequence import Sequence
-from shoal.engine.turn_audio import TurnAudio
+from shoal.engine.output.audio_decoder import AudioDecoder, DecodeResult, PlannedChunk
+from shoal.engine.output.turn_audio import TurnAudio
+from shoal.engine.scheduling.scheduler import Progress, Scheduler
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, ShoalError, TextError
 from shoal.model.config import DualARConfig

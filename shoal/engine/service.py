@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from shoal.audio.decode import read_audio
-from shoal.checkpoint.text_rules import checkpoint_text_rules
+from shoal.checkpoint.format.text_rules import checkpoint_text_rules
 from shoal.engine.core import EngineCore
 from shoal.engine.device_health import device_problem
 from shoal.engine.memory.stats import memory_stats

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.audio.guard import SpeechGuard
-from shoal.engine.sequence import Sequence, TextSpan, Tokens
-from shoal.engine.word_times import WordTimes
+from shoal.engine.output.word_times import WordTimes
+from shoal.engine.scheduling.sequence import Sequence, TextSpan, Tokens
 from shoal.errors import ShoalError
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpokenTurn
 from shoal.text.markup.segments import AS_REQUESTED, Delivery
 
 if TYPE_CHECKING:
-    from shoal.engine.turn_audio import TurnAudio
+    from shoal.engine.output.turn_audio import TurnAudio
 
 # Odd multipliers, so that the seeds of all turns and attempts differ modulo 2**64.
 TURN_STRIDE = 0x9E3779B97F4A7C15

@@ -1,4 +1,4 @@
-"""Sizes and switches of a DualAR model. `shoal.checkpoint.model_config` reads and writes them as `config.json`."""
+"""Sizes and switches of a DualAR model; `checkpoint/format/model_config.py` reads and writes them as `config.json`."""
 
 from dataclasses import dataclass
 

@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.checkpoint.find import RANDOM_PREFIX
+from shoal.checkpoint.format.profile import PROFILE_FILE, Alignment
 from shoal.checkpoint.load import Checkpoint
-from shoal.checkpoint.profile import PROFILE_FILE, Alignment
 from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig
 from shoal.engine.engine import Engine
 from shoal.engine.load import build_core, choose_device, choose_dtype, voice_cache, weight_chooser
+from shoal.engine.output.word_times import MonotonicPath, WordTimes
 from shoal.engine.utterance import Utterance
-from shoal.engine.word_times import MonotonicPath, WordTimes
 from shoal.errors import GenerationFailed, InvalidRequest
 from shoal.model.linear import to_column_major
 from shoal.paths import atomic_write, output_errors

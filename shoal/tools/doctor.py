@@ -223,7 +223,7 @@ def _models() -> Iterator[DoctorFinding]:
     from huggingface_hub import constants
 
     from shoal.checkpoint.find import BUNDLED, BUNDLED_DIRECTORY
-    from shoal.checkpoint.layout import missing_files
+    from shoal.checkpoint.format.layout import missing_files
 
     cache, size = Path(constants.HF_HUB_CACHE), 0
     found = [] if missing_files(BUNDLED_DIRECTORY, codec=True) else [BUNDLED]
@@ -241,7 +241,7 @@ def _models() -> Iterator[DoctorFinding]:
 def _whole_snapshot(repository: str) -> Path | None:
     """Return the directory of a complete model in the cache; None if the repository is no model or incomplete."""
     from shoal.checkpoint.find import HubSource, cached_snapshot
-    from shoal.checkpoint.layout import missing_files
+    from shoal.checkpoint.format.layout import missing_files
     from shoal.errors import CheckpointError
 
     source = HubSource.parse(repository)

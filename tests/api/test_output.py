@@ -39,7 +39,7 @@ def test_without_streaming_the_whole_file_is_returned_at_the_end() -> None:
 
 
 @pytest.mark.parametrize(("rate", "speed"), [(16_000, 1.0), (24_000, 1.0), (16_000, 0.5), (44_100, 1.3)])
-def test_a_drained_encoder_holds_nothing_back_and_starts_anew(rate: int, speed: float) -> None:
+def test_a_flushed_encoder_has_returned_everything_and_can_be_reused(rate: int, speed: float) -> None:
     pieces = np.array_split((0.5 * np.sin(np.arange(16_000) / 10)).astype(np.float32), 25)
     options = OutputOptions("pcm", rate, speed=speed)
     encoder, alone = (OutputEncoder(options, 16_000, stream=True) for _ in range(2))

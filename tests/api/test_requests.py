@@ -57,8 +57,8 @@ def test_instructions_are_a_direction_before_the_text(
 
 @pytest.mark.parametrize(("size", "follows"), [("tiny", False), ("tiny-s2", True)])
 def test_only_the_s2_family_follows_instructions(size: str, follows: bool) -> None:
+    from shoal.checkpoint.format.text_rules import checkpoint_text_rules
     from shoal.checkpoint.random import random_checkpoint
-    from shoal.checkpoint.text_rules import checkpoint_text_rules
 
     assert checkpoint_text_rules(random_checkpoint(size)).directions is follows
 

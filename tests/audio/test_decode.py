@@ -270,7 +270,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
     assert peak < 1 << 20
 
 
-def test_a_small_file_that_unfolds_into_an_hour_stops_at_the_limit():
+def test_a_small_file_that_decompresses_into_an_hour_stops_at_the_limit():
     stream = encoder("flac", 8_000)
     minute = np.zeros(60 * 8_000, np.float32)
     bomb = b"".join([*(stream.feed(minute) for _ in range(60)), stream.finish()])

@@ -97,7 +97,7 @@ def test_telephone_formats_resample_to_8_khz(speech):
 
 
 @pytest.mark.parametrize("format", list(FORMATS))
-def test_sound_leaves_within_the_first_tenth_of_a_second(speech, format):
+def test_audio_is_returned_within_the_first_tenth_of_a_second(speech, format):
     samples = speech(0.3)
     stream = encoder(format, RATE)
     header = stream.feed(samples[:0])
@@ -144,7 +144,7 @@ def test_an_output_rate_is_honoured(speech, likeness):
     assert likeness(decoded(data, "pcm"), speech(rate=24_000)) > 0.99
 
 
-def test_an_output_rate_that_cannot_be_had_is_refused():
+def test_an_unsupported_output_rate_is_refused():
     with pytest.raises(InvalidRequest, match="opus does not support 44100 Hz"):
         encoder("opus", RATE, output_rate=44_100)
 
@@ -172,7 +172,7 @@ def test_a_finished_encoder_takes_no_more(speech, format):
         stream.finish()
 
 
-def test_loud_samples_are_clipped_alike_in_every_format():
+def test_loud_samples_are_clipped_the_same_way_in_every_format():
     square = np.where(np.arange(RATE) // 100 % 2, np.float32(3.0), np.float32(-3.0))
     for format in FORMATS:
         assert np.abs(decoded(encode_file(square, format, RATE), format)).max() <= 1.5

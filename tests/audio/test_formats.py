@@ -48,11 +48,11 @@ def test_an_unknown_format_is_refused_with_the_known_ones():
         ("mp3", 96_000, 48_000),
     ],
 )
-def test_a_rate_the_format_cannot_carry_goes_to_the_next_one_up(name, rate, carried):
+def test_a_rate_the_format_does_not_support_becomes_the_next_higher_one(name, rate, carried):
     assert audio_format(name).rate_for(rate) == carried
 
 
-def test_a_rate_that_was_asked_for_and_cannot_be_had_is_refused():
+def test_a_requested_rate_that_is_not_supported_is_refused():
     with pytest.raises(InvalidRequest, match="mp3 does not support 96000 Hz"):
         audio_format("mp3").check_rate(96_000)
     with pytest.raises(InvalidRequest, match="must be 8000 to 192000"):

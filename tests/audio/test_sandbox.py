@@ -119,7 +119,7 @@ def test_a_process_that_does_not_start_is_reported(monkeypatch):
 
 
 @linux_only
-def test_the_process_knows_no_secrets_and_ends_with_its_parent(flac, monkeypatch):
+def test_the_process_has_no_secrets_and_exits_with_its_parent(flac, monkeypatch):
     monkeypatch.setenv("SHOAL_API_KEYS", "secret")
     script = f"""
 import os, signal

@@ -91,7 +91,7 @@ def test_a_sample_that_is_not_finite_leaves_no_trace(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_missing_folder_is_known_before_the_work(tmp_path):
+def test_a_missing_folder_is_reported_before_any_work(tmp_path):
     with pytest.raises(OutputError, match="No such file or directory"), AudioFile(tmp_path / "no" / "out.wav", RATE):
         pytest.fail("the block was entered")
 
@@ -204,7 +204,7 @@ def test_a_dash_is_standard_output():
     assert result.stderr == b""
 
 
-def test_a_reader_that_goes_away_is_an_output_error():
+def test_a_pipe_closed_by_its_reader_is_an_output_error():
     with subprocess.Popen(
         say_to_stdout("np.zeros(4_000_000, np.float32)"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

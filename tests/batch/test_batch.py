@@ -83,7 +83,7 @@ def until_done(process: subprocess.Popen[str], out: Path, lines: int) -> None:
         time.sleep(0.02)
 
 
-def test_killed_and_interrupted_it_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_or_interrupted_batch_resumes(tmp_path: Path) -> None:
     said = [{"text": f"Line {number}.", **LONG} for number in range(16)]
     write(tmp_path / "in.jsonl", *said, "not json", {"text": "Who?", "voice": "nobody"}, {**said[0], "id": "last"})
     out = tmp_path / "out"

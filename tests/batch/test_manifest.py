@@ -30,7 +30,7 @@ def entries(out: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (out / MANIFEST).read_text().splitlines()]
 
 
-def test_what_is_done_is_known_to_the_next_run(tmp_path: Path) -> None:
+def test_the_next_run_reuses_finished_lines(tmp_path: Path) -> None:
     with Manifest.opened(tmp_path) as manifest:
         assert not manifest.has(task(1))
         manifest.add([done(tmp_path, 1), JournalEntry(2, "000002", "failed", "d", error="why")])
@@ -42,7 +42,7 @@ def test_what_is_done_is_known_to_the_next_run(tmp_path: Path) -> None:
     assert [entry["status"] for entry in entries(tmp_path)] == ["done", "failed"]
 
 
-def test_a_file_that_is_gone_or_cut_short_is_made_again(tmp_path: Path) -> None:
+def test_a_missing_or_truncated_file_is_generated_again(tmp_path: Path) -> None:
     with Manifest.opened(tmp_path) as manifest:
         manifest.add([done(tmp_path, 1), done(tmp_path, 2)])
     (tmp_path / "000001.wav").unlink()
@@ -54,7 +54,7 @@ def test_a_file_that_is_gone_or_cut_short_is_made_again(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 @given(torn=st.integers(0, 400))
-def test_wherever_a_crash_tears_the_manifest_whole_entries_stay(tmp_path: Path, torn: int) -> None:
+def test_a_manifest_truncated_anywhere_keeps_its_complete_entries(tmp_path: Path, torn: int) -> None:
     (tmp_path / MANIFEST).unlink(missing_ok=True)
     with Manifest.opened(tmp_path) as manifest:
         manifest.add([done(tmp_path, number) for number in (1, 2, 3)])
@@ -82,7 +82,7 @@ def test_a_line_that_has_moved_keeps_its_file_and_gets_its_new_number(tmp_path: 
     assert [entry["line"] for entry in entries(tmp_path)] == [7]
 
 
-def test_parts_that_a_killed_run_left_are_swept_away(tmp_path: Path) -> None:
+def test_partial_files_of_a_killed_run_are_deleted(tmp_path: Path) -> None:
     (tmp_path / ".shoal-123-000001.wav.part").write_bytes(b"half")
     with Manifest.opened(tmp_path):
         pass
@@ -141,7 +141,7 @@ def test_zeros_that_a_power_cut_left_are_a_torn_end(tmp_path: Path) -> None:
     assert [entry["line"] for entry in entries(tmp_path)] == [1]
 
 
-def test_a_line_that_is_wrong_takes_no_entry_of_another(tmp_path: Path) -> None:
+def test_an_invalid_line_does_not_take_the_entry_of_another(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "Hello.", "id": "000002"}\n{"text": ""}\n')
     source = InputFile(tmp_path / "in.jsonl", LineDefaults("nano"))
     out = tmp_path / "out"
@@ -154,7 +154,7 @@ def test_a_line_that_is_wrong_takes_no_entry_of_another(tmp_path: Path) -> None:
         assert [(entry["line"], entry["status"]) for entry in entries(out)] == [(1, "done"), (2, "failed")]
 
 
-def test_a_line_that_was_put_right_is_wrong_no_more(tmp_path: Path) -> None:
+def test_a_corrected_line_is_no_longer_an_error(tmp_path: Path) -> None:
     source = InputFile(tmp_path / "in.jsonl", LineDefaults("nano"))
     out = tmp_path / "out"
     for text, found in (("", [(1, "failed")]), ("Hello.", [])):

@@ -94,7 +94,7 @@ def journal(work: Path) -> list[str]:
     return [json.loads(line)["file"] for line in (work / MANIFEST).read_text().splitlines()]
 
 
-def test_a_killed_book_goes_on_without_losing_or_repeating_a_sentence(
+def test_a_killed_book_resumes_without_losing_or_repeating_a_sentence(
     book: Path, shoal: Shoal, other_voice: str, tmp_path: Path
 ) -> None:
     flags = ("book", "in.epub", "-o", "out.m4b", "--quotes-voice", other_voice, "--slots", "1")
@@ -136,7 +136,7 @@ def test_a_killed_book_goes_on_without_losing_or_repeating_a_sentence(
     assert same["audio_seconds"] == again["audio_seconds"] != first["audio_seconds"], "the redone sentence stays"
 
 
-def test_chapters_are_made_alone_and_found_again(book: Path, shoal: Shoal, tmp_path: Path) -> None:
+def test_chapters_are_generated_separately_and_reused(book: Path, shoal: Shoal, tmp_path: Path) -> None:
     alone = figures(shoal("book", "in.epub", "-o", "out", "--only", "2", "--seed", "3", "--json"))
     assert alone["files"] == ["out/02 Two.mp3"]
     both = figures(shoal("book", "in.epub", "-o", "out", "--seed", "3", "--format", "opus", "--json"))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from shoal.checkpoint.format.model_config import config_document
 from shoal.checkpoint.inspect import as_json, inspect
 from shoal.checkpoint.load import load_checkpoint
-from shoal.checkpoint.model_config import config_document
 from shoal.checkpoint.random import SIZES, write_synthetic_tokenizer
 from shoal.checkpoint.save import upstream_tensors, write_json
 from shoal.errors import CheckpointError, ModelNotFound, UnsafeCheckpoint

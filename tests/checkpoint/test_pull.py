@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.checkpoint.directory import find_model_file
 from shoal.checkpoint.find import BUNDLED_DIRECTORY, find_directory
+from shoal.checkpoint.format.directory import find_model_file
 from shoal.checkpoint.pull import Hub, pull
 from shoal.errors import CheckpointError, InvalidRequest, ModelNotFound, OutputError
 from shoal.voices.store import VoiceStore

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from shoal.checkpoint.directory import read_tokenizer
 from shoal.checkpoint.empty_weights import init_empty_weights
+from shoal.checkpoint.format.directory import read_tokenizer
+from shoal.checkpoint.format.layout import missing_files
+from shoal.checkpoint.format.model_config import config_document
+from shoal.checkpoint.format.weight_norm import unfold_weight_norm
 from shoal.checkpoint.inspect import inspect
-from shoal.checkpoint.layout import missing_files
 from shoal.checkpoint.load import Checkpoint, load_checkpoint, load_codec, load_model
-from shoal.checkpoint.model_config import config_document
 from shoal.checkpoint.random import SIZES
 from shoal.checkpoint.save import safetensors_name, save_model, upstream_tensors, write_json
-from shoal.checkpoint.weight_norm import unfold_weight_norm
 from shoal.codec.dac import Codec
 from shoal.errors import CheckpointError
 from shoal.model.dual_ar import DualAR

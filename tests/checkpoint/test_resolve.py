@@ -7,7 +7,7 @@ import torch
 
 from shoal.checkpoint import find, random
 from shoal.checkpoint.find import HubSource, find_directory
-from shoal.checkpoint.layout import missing_files
+from shoal.checkpoint.format.layout import missing_files
 from shoal.checkpoint.resolve import resolve_model
 from shoal.errors import CheckpointError, ModelNotFound
 

@@ -7,8 +7,8 @@ import torch
 from safetensors import safe_open
 
 from shoal.checkpoint import save
+from shoal.checkpoint.format.model_config import TokenIds, config_document, read_config
 from shoal.checkpoint.load import Checkpoint
-from shoal.checkpoint.model_config import TokenIds, config_document, read_config
 from shoal.checkpoint.save import atomic_directory, save_random, upstream_tensors
 from shoal.errors import OutputError
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.checkpoint.layout import missing_files, read_json
+from shoal.checkpoint.format.layout import missing_files, read_json
 from shoal.checkpoint.tensors import read_shards, read_tensors, read_transformed, shorten
 from shoal.errors import CheckpointError
 

@@ -52,14 +52,14 @@ def test_the_same_request_sounds_the_same_from_every_replica(cluster: Cluster) -
     assert all(len(answer.headers.get_list("x-request-id")) == 1 for answer in answers)
 
 
-def test_audio_comes_while_it_is_made(cluster: Cluster) -> None:
+def test_audio_is_streamed_while_it_is_generated(cluster: Cluster) -> None:
     with cluster.client() as http, http.stream("POST", "/v1/tts", json=LONG) as answer:
         pieces = list(answer.iter_raw())
     assert len(pieces) > 5
     assert len(samples_of(b"".join(pieces))) == 100 * 640
 
 
-def test_errors_keep_their_shapes(cluster: Cluster) -> None:
+def test_errors_keep_their_formats(cluster: Cluster) -> None:
     with cluster.client() as http:
         fish = http.post("/v1/tts", json={**SHORT, "reference_id": "nobody"})
         assert (fish.status_code, fish.json()["message"]) == (404, "there is no voice 'nobody'")
@@ -67,7 +67,7 @@ def test_errors_keep_their_shapes(cluster: Cluster) -> None:
         assert (spoken.status_code, spoken.json()["error"]["code"]) == (404, "voice_not_found")
 
 
-def test_recordings_become_codes_and_sound_again(cluster: Cluster, recording: bytes) -> None:
+def test_recordings_are_encoded_and_decoded_again(cluster: Cluster, recording: bytes) -> None:
     packed = {"content-type": "application/msgpack"}
     with cluster.client() as http:
         encoded = http.post("/v1/vqgan/encode", content=ormsgpack.packb({"audios": [recording]}), headers=packed)
@@ -300,7 +300,7 @@ def test_an_upgrade_to_another_model_fails_no_request(cluster: Cluster) -> None:
         assert http.get("/v1/models").json()["data"][0]["id"] == "random:tiny-s2"
 
 
-def test_replicas_come_with_the_load_and_go_with_it(cluster: Cluster) -> None:
+def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
     bounds = ["--autoscale", "1:2", "--shrink-after", "1", "--cpus", "0.5", "--gpus", "0.5", "--slots", "2"]
     changed = cluster.run(
         "cluster", "up", "--address", "auto", *bounds, "--model", "random:tiny", "--port", str(cluster.port)
@@ -324,7 +324,7 @@ def test_replicas_come_with_the_load_and_go_with_it(cluster: Cluster) -> None:
     assert set(statuses) == {200}
 
 
-def test_status_tells_and_down_ends_it(cluster: Cluster) -> None:
+def test_status_reports_the_cluster_and_down_stops_it(cluster: Cluster) -> None:
     reported = cluster.run("cluster", "status", "--json")
     assert reported.returncode == 0, reported.stderr
     status = json.loads(reported.stdout)

@@ -18,7 +18,7 @@ def test_bounds_are_read_and_the_upper_one_counts_for_capacity() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "3", "a:b", "0:2", "3:2", "1:2:3", "-1:2"])
-def test_bounds_that_are_none_are_refused(text: str) -> None:
+def test_invalid_bounds_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--autoscale"):
         Autoscale.parse(text)
 

@@ -34,7 +34,7 @@ def test_a_cluster_without_replicas_is_not_ready() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # raised by Ray
-def test_a_controller_that_ends_during_the_question_means_no_application(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_stops_during_the_query_means_no_application(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray import serve
     from ray.exceptions import ActorDiedError
 

@@ -41,13 +41,13 @@ def test_least_connections_takes_the_lowest_load_and_rotates_among_equals() -> N
     assert set(firsts.values()) == {3}
 
 
-def test_a_voice_stays_at_home_while_that_has_a_slot() -> None:
+def test_a_voice_stays_on_its_replica_while_that_has_a_slot() -> None:
     home = homes(4)["voice-0"]
     busy = [Candidate(each.id, 3 if each.id == home else 0, 4) for each in candidates(0, 0, 0, 0)]
     assert make_strategy("voice-affinity").order("voice-0", busy)[0].id == home
 
 
-def test_a_voice_spills_over_to_its_own_second_home() -> None:
+def test_a_voice_spills_over_to_its_own_second_replica() -> None:
     strategy = make_strategy("voice-affinity")
     first, second, *_ = strategy.order("voice-0", candidates(0, 0, 0, 0))
     full = [Candidate(each.id, 4 if each.id == first.id else 3, 4) for each in candidates(0, 0, 0, 0)]
@@ -86,6 +86,6 @@ def test_a_voice_is_known_by_its_name_or_by_the_content_of_its_recordings() -> N
     assert voice_key(SpeechRequest("Hi.")) is None
 
 
-def test_an_unknown_strategy_is_refused_with_those_there_are() -> None:
+def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidRequest, match="round-robin, least-connections, voice-affinity"):
         check_strategy("random")

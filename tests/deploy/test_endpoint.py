@@ -46,12 +46,12 @@ def do_all(spec: EndpointSpec) -> list[str]:
     return [step.description for step in steps]
 
 
-def test_everything_is_made_once() -> None:
+def test_every_resource_is_created_once() -> None:
     assert [reported.split()[0] for reported in do_all(SPEC)] == ["create", "create", "create", "wait", "scale", "aim"]
     assert do_all(SPEC) == []
 
 
-def test_what_is_made_is_what_was_asked_for() -> None:
+def test_the_created_resources_match_the_options() -> None:
     do_all(SPEC)
     sagemaker = boto3.client("sagemaker")
     endpoint = sagemaker.describe_endpoint(EndpointName="voices")
@@ -70,7 +70,7 @@ def test_what_is_made_is_what_was_asked_for() -> None:
     assert tracking["PredefinedMetricSpecification"]["PredefinedMetricType"] == METRIC
 
 
-def test_only_what_has_changed_is_done() -> None:
+def test_only_changed_resources_are_updated() -> None:
     do_all(SPEC)
     assert do_all(replace(SPEC, max_instances=8)) == ["scale voice between 1 and 8 instances"]
     aimed = do_all(replace(SPEC, max_instances=8, concurrency=20))
@@ -144,7 +144,7 @@ def test_a_candidate_gets_its_share_of_the_requests() -> None:
     assert replace(spec, candidate=replace(candidate, percent=50.0)).config_name != spec.config_name
 
 
-def test_many_models_lie_under_a_prefix() -> None:
+def test_a_multi_model_endpoint_needs_a_prefix() -> None:
     spec = replace(SPEC, model_data="s3://bucket/models/", multi_model=True, instance="ml.c5.2xlarge")
     do_all(spec)
     described = boto3.client("sagemaker").describe_model(ModelName=spec.models[0]["ModelName"])

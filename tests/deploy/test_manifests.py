@@ -51,7 +51,7 @@ def test_hadolint_finds_nothing(path: Path) -> None:
     assert ran(PROGRAMS / "hadolint", path) == ""
 
 
-def test_hadolint_would_find_something(tmp_path: Path) -> None:
+def test_hadolint_reports_a_faulty_dockerfile(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM python\nRUN cd /tmp\n")
     with pytest.raises(AssertionError, match="DL3006"):
         ran(PROGRAMS / "hadolint", tmp_path / "Dockerfile")
@@ -126,7 +126,7 @@ def test_what_the_image_copies_is_enough_to_build_the_wheel(tmp_path: Path) -> N
     assert all(wheel.match(pattern) for pattern in patterns)
 
 
-def test_the_health_check_asks_a_path_that_there_is() -> None:
+def test_the_health_check_requests_an_existing_path() -> None:
     assert "'/health'" in stages()["base"]
     code = re.search(r'CMD \["python", "-c", "(.+)"\]', stages()["base"])
     assert code is not None
@@ -160,7 +160,7 @@ def test_a_manifest_is_valid(path: Path) -> None:
         kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
 
 
-def test_the_job_puts_the_model_of_the_deployment_where_it_is_looked_for() -> None:
+def test_the_job_stores_the_model_where_the_deployment_reads_it() -> None:
     job, deployment = manifest("jobs/pull.yaml"), manifest("deployment.yaml")
     kubernetes_validate.validate(job, KUBERNETES_VERSION, strict=True)
     (pulling,), (serving,) = (each["spec"]["template"]["spec"]["containers"] for each in (job, deployment))
@@ -190,7 +190,7 @@ def volume_of(pod: Any, path: str) -> Any:
     return next(each for each in pod["volumes"] if each["name"] == mount["name"])
 
 
-def test_a_manifest_with_a_wrong_field_is_not() -> None:
+def test_a_manifest_with_a_wrong_field_is_invalid() -> None:
     wrong = manifest("deployment.yaml")
     wrong["spec"]["template"]["spec"]["containers"][0]["imagePullSecret"] = "x"
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -201,7 +201,7 @@ def test_the_kustomization_lists_every_manifest() -> None:
     assert sorted(manifest("kustomization.yaml")["resources"]) == [path.name for path in PLAIN]
 
 
-def test_the_parts_of_the_deployment_find_each_other() -> None:
+def test_the_parts_of_the_deployment_refer_to_each_other() -> None:
     pod = manifest("deployment.yaml")["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     labels = pod["metadata"]["labels"].items()
@@ -216,7 +216,7 @@ def test_the_parts_of_the_deployment_find_each_other() -> None:
     assert pod["spec"]["terminationGracePeriodSeconds"] > ServerConfig.drain_seconds + 5
 
 
-def test_the_autoscaler_asks_for_a_metric_that_there_is() -> None:
+def test_the_autoscaler_uses_an_existing_metric() -> None:
     spec = manifest("autoscaler.yaml")["spec"]
     assert spec["scaleTargetRef"]["name"] == manifest("deployment.yaml")["metadata"]["name"]
     (metric,) = spec["metrics"]

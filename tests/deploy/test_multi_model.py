@@ -47,7 +47,7 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client
     assert serving.end() == 0, serving.log.read_text()
 
 
-def test_models_come_and_go_within_the_memory(container: httpx.Client, tiny_directory: Path) -> None:
+def test_models_are_loaded_and_unloaded_within_the_memory(container: httpx.Client, tiny_directory: Path) -> None:
     """One story, since each load is a process that starts."""
     url = str(tiny_directory)
     assert container.get("/models").json() == {"models": []}
@@ -107,7 +107,7 @@ def test_a_directory_without_a_model_is_reported(container: httpx.Client, tmp_pa
     assert container.get("/models").json() == {"models": []}
 
 
-def test_a_container_that_is_full_still_lives(tmp_path: Path) -> None:
+def test_a_full_container_stays_healthy(tmp_path: Path) -> None:
     config = ServerConfig(limits=Limits(connections=0))
     source = EngineSource(device="cpu", voices=tmp_path)
 
@@ -122,7 +122,7 @@ def test_a_container_that_is_full_still_lives(tmp_path: Path) -> None:
     assert full.headers["x-request-id"]
 
 
-def test_an_engine_without_its_application_is_ended(tiny_directory: Path, tmp_path: Path) -> None:
+def test_an_engine_whose_application_has_ended_is_stopped(tiny_directory: Path, tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text("{broken")
     config = ServerConfig(keys_file=tmp_path / "keys.json")
     source = EngineSource(device="cpu", voices=tmp_path, config=EngineConfig(slots=2, kv_bytes=1 << 20))
@@ -176,7 +176,7 @@ def test_the_variables_of_sagemaker_are_understood() -> None:
     assert not is_multi_model({"SAGEMAKER_MULTI_MODEL": "false"})
 
 
-def test_a_container_has_what_it_is_given(tmp_path: Path) -> None:
+def test_the_memory_limit_of_a_container_is_read(tmp_path: Path) -> None:
     (tmp_path / "max").write_text("1048576\n")
     (tmp_path / "none").write_text("max\n")
     machine = usable_bytes(())

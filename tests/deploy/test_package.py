@@ -171,7 +171,7 @@ def test_nothing_is_left_of_a_package_that_was_interrupted(tiny_directory: Path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_is_not_overwritten(tiny_directory: Path, tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tiny_directory: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="already exists"):
         package_triton(model_files(str(tiny_directory)), tmp_path, quiet)
 

@@ -43,7 +43,7 @@ def audio_of(pieces: list[dict[str, Any]]) -> bytes:
     return b"".join(base64.b64decode(piece["audio"]) for piece in pieces)
 
 
-def test_a_job_gives_all_its_pieces(worker: httpx.Client) -> None:
+def test_a_job_returns_all_its_pieces(worker: httpx.Client) -> None:
     answer = worker.post("/runsync", json={"input": {**SAY, "streaming": True}}).json()
     assert answer["status"] == "COMPLETED", answer
     pieces = answer["output"]

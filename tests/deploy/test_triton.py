@@ -100,7 +100,7 @@ def test_requests_are_spoken_together_and_streamed_in_pieces(ask: Ask) -> None:
         assert len(samples_of(bytes.fromhex("".join(answer["pieces"])))) > 1000
 
 
-def test_a_whole_file_is_one_piece_and_a_seed_sounds_the_same_alone_and_in_company(ask: Ask) -> None:
+def test_a_whole_file_is_one_piece_and_a_seed_sounds_the_same_alone_and_in_a_batch(ask: Ask) -> None:
     (alone,) = ask(SAY)
     company = ask(*({**SAY, "seed": seed} for seed in (3, 4)))
     assert len(alone["pieces"]) == 1

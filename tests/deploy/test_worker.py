@@ -52,7 +52,7 @@ def test_the_queue_is_bounded(state: ServerState) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "text", [], {"text": "a", "input": "b"}])
-def test_what_is_no_body_is_refused(state: ServerState, content: object) -> None:
+def test_invalid_bodies_are_refused(state: ServerState, content: object) -> None:
     async def ask() -> None:
         async with speech_stream(state, content, "1"):
             pass

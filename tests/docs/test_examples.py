@@ -24,7 +24,7 @@ def run(name: str, *arguments: object) -> str:
 
 
 @pytest.mark.parametrize("name", ASKS_A_SERVER)
-def test_a_client_hears_audio(name: str, site_server: Serving, elsewhere: Path) -> None:
+def test_a_client_receives_audio(name: str, site_server: Serving, elsewhere: Path) -> None:
     assert run(name, site_server.url).strip()
 
 

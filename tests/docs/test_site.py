@@ -36,7 +36,7 @@ def test_every_page_is_built_and_can_be_searched(site: Path) -> None:
     assert len(json.loads((site / "search" / "search_index.json").read_text())["docs"]) > 50
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def test_nothing_is_fetched_from_other_hosts(site: Path) -> None:
     for page in site.glob("*.html"):
         loaded = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(https?://[^\s\">]+)", page.read_text())
         assert [address for address in loaded if "rel=canonical" not in address] == []
@@ -49,7 +49,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 
 
 @pytest.mark.parametrize("page", PLAIN_PAGES, ids=lambda page: page.name)
-def test_links_between_files_lead_somewhere(page: Path) -> None:
+def test_links_between_files_have_targets(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
         assert (page.parent / target).exists(), target

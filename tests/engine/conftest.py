@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.checkpoint.format.profile import default_profile
 from shoal.checkpoint.load import Checkpoint
-from shoal.checkpoint.profile import default_profile
 from shoal.model.family import FAMILIES
 from shoal.text.prompt import Reference
 from shoal.tools.verify.golden import Golden

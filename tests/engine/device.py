@@ -11,8 +11,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from shoal.engine.scheduler import Batch, Progress, Scheduler, StepOutput
-from shoal.engine.sequence import Sequence, Tokens
+from shoal.engine.scheduling.scheduler import Batch, Progress, Scheduler, StepOutput
+from shoal.engine.scheduling.sequence import Sequence, Tokens
 from shoal.speech import FinishReason, SamplingParams
 
 STOP_ID = 9

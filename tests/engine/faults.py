@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.engine.core import EngineCore
 from shoal.engine.execution.runner import PendingStep
-from shoal.engine.scheduler import Batch, StepOutput
+from shoal.engine.scheduling.scheduler import Batch, StepOutput
 
 Poisonous = Callable[[Batch], bool]
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.engine.audio_decoder import AudioDecoder
 from shoal.engine.core import EngineCore
 from shoal.engine.execution.runner import PipelinedRunner
-from shoal.engine.sequence import Tokens
+from shoal.engine.output.audio_decoder import AudioDecoder
+from shoal.engine.scheduling.sequence import Tokens
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import ShoalError
 from shoal.model.generate import generate

@@ -75,7 +75,7 @@ POISON_SEED = 666
 def break_the_device() -> None:
     """Make a step with a request of POISON_SEED fail, and every step after it, as after a sticky CUDA error."""
     from shoal.engine.execution.runner import PipelinedRunner
-    from shoal.engine.scheduler import Batch, StepOutput
+    from shoal.engine.scheduling.scheduler import Batch, StepOutput
 
     run, broken = PipelinedRunner.run, list[Batch]()
 

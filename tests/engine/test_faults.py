@@ -20,7 +20,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.device_health import MAX_FAILURES, PROBE_ID
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.preprocess import build_turns
-from shoal.engine.scheduler import Batch
+from shoal.engine.scheduling.scheduler import Batch
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import DeviceFailed, GenerationFailed
 from shoal.speech import FinishReason, SamplingParams
@@ -57,7 +57,7 @@ def five(driver: StepDriver, turns: list[Turn]) -> list[Received]:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("poisonous", [holds(2), prefill_of(2)])
 @pytest.mark.parametrize("lag", [0, 1])
-def test_only_the_one_that_poisons_a_step_fails(
+def test_only_the_request_that_breaks_a_step_fails(
     oracle: Oracle, voice: Voice, lag: int, poisonous: Poisonous, after: bool
 ) -> None:
     core = EngineCore(oracle.checkpoint, PLAIN)

@@ -15,8 +15,8 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.preprocess import build_turns
-from shoal.engine.scheduler import Progress, Scheduler
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.scheduler import Progress, Scheduler
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import FinishReason, Samples, SamplingParams

@@ -16,7 +16,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.preprocess import build_turns
-from shoal.engine.scheduler import Batch, StepOutput
+from shoal.engine.scheduling.scheduler import Batch, StepOutput
 from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeadlineExceeded, EngineBusy, EngineStopped, TextError
@@ -395,7 +395,7 @@ def test_a_closed_event_loop_does_not_affect_other_callers(harness: ThreadHarnes
     harness.settle()
 
 
-def test_requests_that_wait_for_their_batch_to_fill_start_without_anybody_coming(tiny: Checkpoint) -> None:
+def test_requests_that_wait_for_their_batch_to_fill_start_without_another_request(tiny: Checkpoint) -> None:
     harness = ThreadHarness(tiny, replace(PLAIN, policy="dynamic", batch_size=2, batch_seconds=0.05))
     harness.gate.open = True
     started = time.monotonic()
@@ -415,7 +415,7 @@ raise SystemExit(3)
 """
 
 
-def test_a_program_that_ends_while_its_engine_speaks_ends_as_it_meant_to() -> None:
+def test_a_program_that_ends_while_its_engine_speaks_keeps_its_exit_code() -> None:
     ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=240)
     assert (ended.returncode, ended.stderr) == (3, "")
     assert int(ended.stdout) > 0

@@ -9,8 +9,8 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.codec.dac import Codec
 from shoal.codec.streaming import StreamingDecoder
-from shoal.engine.audio_decoder import AudioDecoder, PlannedChunk
-from shoal.engine.sequence import Sequence
+from shoal.engine.output.audio_decoder import AudioDecoder, PlannedChunk
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
 from shoal.native.codec import NativeDecoder
 from shoal.native.library import Context, NativeUnavailable

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.checkpoint.profile import PROFILE_FILE, Alignment, read_profile
+from shoal.checkpoint.format.profile import PROFILE_FILE, Alignment, read_profile
 from shoal.model.family import S1
 from shoal.tools.calibrate import MIN_QUALITY, Calibration, SpokenSentence, calibrate, choose_heads, store
 from tests.cli.conftest import Shoal, shoal

@@ -12,8 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from shoal.checkpoint.format.model_config import TokenIds, config_document, read_config
 from shoal.checkpoint.load import load_model
-from shoal.checkpoint.model_config import TokenIds, config_document, read_config
 from shoal.checkpoint.random import fill_random
 from shoal.model.cache import NoKVCache
 from shoal.model.dual_ar import DualAR

@@ -78,7 +78,7 @@ def test_normalised_text_is_plain_words_and_stays_the_same(text: str) -> None:
 
 
 @given(st.integers(0, 10**9 - 1))
-def test_digits_and_words_of_a_number_score_alike(number: int) -> None:
+def test_digits_and_words_of_a_number_score_the_same(number: int) -> None:
     spelt = importlib.import_module("num2words").num2words(number)
     assert word_error_rate(spelt, f"{number:,}") == 0
 

@@ -561,7 +561,7 @@ def test_a_broken_speech_continues_from_where_it_stopped(visit: Visit, serving: 
     assert page.locator("#history .speech").count() == 1
 
 
-def test_an_invalid_seed_is_told_and_not_replaced(visit: Visit) -> None:
+def test_an_invalid_seed_is_reported_and_not_replaced(visit: Visit) -> None:
     page = visit()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -682,7 +682,7 @@ def test_sliders_are_spoken_with_their_units(visit: Visit) -> None:
     assert page.get_attribute("#volume", "aria-valuetext") == "0 decibels (default)"
 
 
-def test_a_model_that_does_not_clone_is_told(visit: Visit) -> None:
+def test_the_page_says_if_a_model_does_not_clone(visit: Visit) -> None:
     page = visit()
     assert page.is_hidden("#clone-note")
 

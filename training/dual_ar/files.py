@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from shoal.checkpoint.format.model_config import config_document
 from shoal.checkpoint.load import load_model
-from shoal.checkpoint.model_config import config_document
 from shoal.checkpoint.random import write_synthetic_tokenizer
 from shoal.checkpoint.save import save_sharded_model, write_json
 from shoal.model.dual_ar import DualAR

@@ -142,7 +142,7 @@ def _show_text(request: "SpeechRequest", model: str, lexicon: Path | None, *, js
     """Print the turns of a text, one per line. Reads the model's configuration, not its weights."""
     from dataclasses import asdict
 
-    from shoal.checkpoint.text_rules import model_text_rules
+    from shoal.checkpoint.format.text_rules import model_text_rules
     from shoal.cli.tables import print_json
     from shoal.text.lexicon import read_lexicon
     from shoal.text.plan import plan_text

@@ -95,7 +95,7 @@ def _known_voices(model: str) -> str:
 
 def default_seed(model: str) -> int:
     """Return the seed of a model's requests that give none."""
-    from shoal.checkpoint.layout import read_json
+    from shoal.checkpoint.format.layout import read_json
     from shoal.speech import SamplingParams
 
     path = None if model.startswith(RANDOM_PREFIX) else find_directory(model) / "shoal.json"

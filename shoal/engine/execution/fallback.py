@@ -21,7 +21,7 @@ from shoal.engine.execution.native import NativeRunner
 from shoal.engine.execution.plain_graphs import PlainGraphRunner
 from shoal.engine.execution.retry import RetryTimer
 from shoal.engine.execution.runner import EagerRunner, Launcher, PipelinedRunner
-from shoal.engine.scheduler import Batch, StepOutput
+from shoal.engine.scheduling.scheduler import Batch, StepOutput
 from shoal.errors import InvalidRequest, describe_error
 from shoal.model.slow import Head
 from shoal.native.library import Context, NativeUnavailable

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from shoal.engine.execution.runner import EagerRunner, PendingStep
-from shoal.engine.scheduler import Batch, Prefill
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.scheduler import Batch, Prefill
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.kernels.cuda_graph import GraphSizes, HostBuffer, Workload
 
 # Default batch sizes up to 128. Larger ones are multiples of 64, the rows of a tile, and at most a quarter apart.

@@ -13,8 +13,8 @@ from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.execution.text_rows import TextRows
 from shoal.engine.execution.text_weights import TextWeights
-from shoal.engine.scheduler import Batch, Prefill
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.scheduler import Batch, Prefill
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.errors import describe_error
 from shoal.kernels.cuda_graph import GraphSizes, compile_ahead
 from shoal.kernels.jit import kernels_unavailable

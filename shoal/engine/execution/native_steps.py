@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.engine.execution.text_rows import TextRows
-from shoal.engine.scheduler import Batch, StepOutput
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.scheduler import Batch, StepOutput
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.model.sampling_settings import SamplingSettings
 from shoal.native.dual_ar import NativeDualAR, NativeState, SlotArrays, StepRows, TextReading
 

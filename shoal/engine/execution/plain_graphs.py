@@ -19,8 +19,8 @@ from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.execution.text_rows import TextRows
 from shoal.engine.execution.text_weights import TextWeights
 from shoal.engine.kv_cache import PagedKV
-from shoal.engine.scheduler import Batch, Prefill
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.scheduler import Batch, Prefill
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.kernels.cuda_graph import GraphSizes
 from shoal.kernels.kv_quant import write_kv
 from shoal.kernels.paged_attention import decode_mask, masked_prefill, paged_decode_reference

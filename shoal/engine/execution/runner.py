@@ -14,8 +14,8 @@ from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.execution.text_rows import TextRows
 from shoal.engine.execution.text_weights import TextWeights, WeightReader
 from shoal.engine.kv_cache import AttentionMetadata, PagedKV, PrefillSegment
-from shoal.engine.scheduler import Batch, Prefill, StepOutput
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.scheduler import Batch, Prefill, StepOutput
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.kernels.cuda_graph import to_host
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameSampler

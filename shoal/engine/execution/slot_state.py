@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.kernels.sample_token import SamplingState
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameState

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.sequence import Sequence
 
 # Widths of the result are multiples of this, so that few shapes are allocated.
 WIDTH_STEP = 64

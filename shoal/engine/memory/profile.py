@@ -14,7 +14,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, block_bytes
 from shoal.engine.kv_cache import AttentionMetadata, PrefillSegment
 from shoal.engine.memory.limit import parse_memory_limit
-from shoal.engine.scheduler import prefill_budget
+from shoal.engine.scheduling.scheduler import prefill_budget
 from shoal.errors import DeviceFailed, GenerationFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)

@@ -24,13 +24,13 @@ import numpy as np
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig, Policy
-from shoal.engine.blocks import BlockPool
 from shoal.engine.core import EngineCore
 from shoal.engine.load import build_core, choose_device, choose_dtype
-from shoal.engine.policy import admission_policy
 from shoal.engine.preprocess import build_turns
-from shoal.engine.scheduler import Scheduler, StepOutput
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.blocks import BlockPool
+from shoal.engine.scheduling.policy import admission_policy
+from shoal.engine.scheduling.scheduler import Scheduler, StepOutput
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import SamplingParams

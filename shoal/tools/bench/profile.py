@@ -26,8 +26,8 @@ from shoal.engine.execution.graphs import FusedRunner
 from shoal.engine.execution.runner import EagerRunner
 from shoal.engine.load import choose_device, choose_dtype, weight_chooser
 from shoal.engine.preprocess import build_turns
-from shoal.engine.scheduler import Batch, Prefill
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.scheduler import Batch, Prefill
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.kernels.sample_token import sample_code, sample_semantic

@@ -6,10 +6,10 @@ from hashlib import blake2b
 import numpy as np
 
 from shoal.config import EngineConfig
-from shoal.engine.blocks import BlockPool
-from shoal.engine.chunks import chunk_frames
-from shoal.engine.scheduler import Scheduler, StepOutput
-from shoal.engine.sequence import Sequence, Tokens
+from shoal.engine.output.chunks import chunk_frames
+from shoal.engine.scheduling.blocks import BlockPool
+from shoal.engine.scheduling.scheduler import Scheduler, StepOutput
+from shoal.engine.scheduling.sequence import Sequence, Tokens
 from shoal.speech import SamplingParams
 from shoal.tools.simulate.costs import EngineCosts
 from shoal.tools.simulate.traffic import Arrival

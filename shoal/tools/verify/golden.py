@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.checkpoint.directory import read_model_config
-from shoal.checkpoint.layout import read_json
+from shoal.checkpoint.format.directory import read_model_config
+from shoal.checkpoint.format.layout import read_json
+from shoal.checkpoint.format.names import model_tensors
+from shoal.checkpoint.format.weight_norm import codec_tensors
 from shoal.checkpoint.load import assign, build_model, load_model
-from shoal.checkpoint.names import model_tensors
 from shoal.checkpoint.tensors import read_tensors
-from shoal.checkpoint.weight_norm import codec_tensors
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
 from shoal.errors import CheckpointError

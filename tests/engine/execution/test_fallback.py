@@ -15,7 +15,7 @@ from shoal.engine.execution.fallback import Backend, parse_backend
 from shoal.engine.execution.graphs import FusedRunner
 from shoal.engine.execution.runner import PipelinedRunner
 from shoal.engine.load import slow_backends
-from shoal.engine.scheduler import Batch, StepOutput
+from shoal.engine.scheduling.scheduler import Batch, StepOutput
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import InvalidRequest
 from shoal.model.generate import generate

@@ -8,7 +8,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import AttentionMetadata, PagedKV, PrefillSegment
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.kernels.cuda_graph import compile_ahead
 from shoal.model.frame import FrameSampler
 from shoal.model.slow import Head

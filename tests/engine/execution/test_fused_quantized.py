@@ -10,7 +10,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.engine.execution.fused import FusedFrame
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import AttentionMetadata, PagedKV
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameSampler
 from shoal.model.slow import Head

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.checkpoint.format.profile import Alignment
 from shoal.checkpoint.load import Checkpoint
-from shoal.checkpoint.profile import Alignment
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.execution.fused import FusedFrame, ResidualStream
 from shoal.engine.execution.plain_graphs import PlainGraphRunner
 from shoal.engine.execution.runner import PipelinedRunner
 from shoal.engine.execution.text_rows import TextRows
+from shoal.engine.output.word_times import WordPlan
 from shoal.engine.preprocess import build_turns, plan_turns
 from shoal.engine.utterance import TextTokens, Utterance
-from shoal.engine.word_times import WordPlan
 from shoal.model.cache import DenseKVCache
 from shoal.model.slow import Head
 from shoal.native.library import NativeUnavailable, open_library

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from shoal.engine.blocks import BlockPool
 from shoal.engine.memory.concurrency_limit import COOLDOWN_SECONDS, MAX_COOLDOWN_SECONDS, ConcurrencyLimit
-from shoal.engine.scheduler import Scheduler, StepOutput
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.blocks import BlockPool
+from shoal.engine.scheduling.scheduler import Scheduler, StepOutput
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.speech import SamplingParams
 
 

@@ -40,8 +40,8 @@ def test_a_codec_that_runs_out_of_memory_while_profiling_is_a_matter_of_settings
 
     monkeypatch.setattr(profile, "_outside", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr("shoal.engine.audio_decoder.AudioDecoder._retryable", Exception)
-    monkeypatch.setattr("shoal.engine.audio_decoder.AudioDecoder._run", failed)
+    monkeypatch.setattr("shoal.engine.output.audio_decoder.AudioDecoder._retryable", Exception)
+    monkeypatch.setattr("shoal.engine.output.audio_decoder.AudioDecoder._run", failed)
     with pytest.raises(raised, match="lower slots, quantize" if cause else "the codec failed"):
         measure(tiny, EngineConfig(slots=2), 1 << 30)
 

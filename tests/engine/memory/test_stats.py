@@ -6,7 +6,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.memory.stats import memory_stats
 from shoal.engine.preprocess import build_turns
-from shoal.engine.scheduler import Batch, StepOutput
+from shoal.engine.scheduling.scheduler import Batch, StepOutput
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import SamplingParams

@@ -352,7 +352,7 @@ class RecordingPipe:
         assert self.go_on.wait(240)
 
 
-def test_a_large_reply_lets_chunks_of_audio_pass() -> None:
+def test_audio_is_sent_between_the_fragments_of_a_large_reply() -> None:
     pipe = RecordingPipe()
     channel, value = ReplyChannel(pipe), np.arange(200_000)  # type: ignore[arg-type]
     chunk = AudioChunk(np.zeros(1, np.float32), 16_000)

@@ -94,7 +94,7 @@ def test_finished_requests_free_their_places(small: Serving) -> None:
             wait_until(lambda: is_accepted(http))
 
 
-def test_connections_that_ask_for_nothing_give_way(small: Serving) -> None:
+def test_idle_connections_are_closed_for_new_ones(small: Serving) -> None:
     with line_to(small) as silent, line_to(small) as asked:
         assert lives(asked)
         with line_to(small) as third:

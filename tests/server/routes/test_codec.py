@@ -19,7 +19,7 @@ def post(http: httpx.Client, path: str, content: object) -> httpx.Response:
     return http.post(path, content=ormsgpack.packb(content), headers=PACKED)
 
 
-def test_codes_go_there_and_back(http: httpx.Client, recording: bytes) -> None:
+def test_codes_are_decoded_and_encoded_again(http: httpx.Client, recording: bytes) -> None:
     encoded = post(http, "/v1/vqgan/encode", {"audios": [recording, recording]})
     tokens = ormsgpack.unpackb(encoded.content)["tokens"]
     assert len(tokens) == 2
@@ -31,7 +31,7 @@ def test_codes_go_there_and_back(http: httpx.Client, recording: bytes) -> None:
     assert np.isfinite(samples).all()
 
 
-def test_what_is_no_matrix_of_codes_is_refused(http: httpx.Client) -> None:
+def test_invalid_matrices_of_codes_are_refused(http: httpx.Client) -> None:
     assert post(http, "/v1/vqgan/decode", {"tokens": [[[1, 2], [3]]]}).status_code == 422
     assert post(http, "/v1/vqgan/decode", {"tokens": [[[1, 2]]]}).status_code == 400
     assert post(http, "/v1/vqgan/decode", {"tokens": [[[10**6]] * 10]}).status_code == 400

@@ -103,7 +103,7 @@ def test_a_long_recording_takes_little_memory(server: Serving, http: httpx.Clien
     assert most_memory(server) - before < 120 << 20
 
 
-def test_a_conversion_is_counted_and_ends_when_its_client_leaves(server: Serving, http: httpx.Client) -> None:
+def test_a_conversion_is_counted_and_ends_when_its_client_disconnects(server: Serving, http: httpx.Client) -> None:
     # Long enough to be observed in flight on any machine.
     request = httpx.Request("POST", server.url, data={"format": "opus"}, files={"audio": ("a.wav", quiet_minutes(58))})
     content, kind = request.read(), request.headers["content-type"]

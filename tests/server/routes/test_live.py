@@ -309,7 +309,7 @@ def held(tmp_path: Path) -> Iterator[tuple[ServerState, Standin, ClientConnectio
         standin.go_on.set()
 
 
-def test_cancel_frees_the_place_tells_what_was_spoken_and_keeps_the_socket(
+def test_cancel_frees_the_place_reports_what_was_spoken_and_keeps_the_socket(
     held: tuple[ServerState, Standin, ClientConnection],
 ) -> None:
     state, standin, socket = held

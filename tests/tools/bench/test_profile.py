@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from shoal.codec.streaming import StreamingDecoder
-from shoal.engine.audio_decoder import AudioDecoder
 from shoal.engine.execution import fallback
+from shoal.engine.output.audio_decoder import AudioDecoder
 from shoal.errors import InvalidRequest
 from shoal.native.codec import NativeDecoder
 from shoal.quantize import apply

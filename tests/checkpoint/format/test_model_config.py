@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from shoal.checkpoint.format.model_config import TokenIds, config_document, read_config
 from shoal.checkpoint.load import Checkpoint
-from shoal.checkpoint.model_config import TokenIds, config_document, read_config
 from shoal.checkpoint.random import SIZES
 from shoal.errors import CheckpointError
 from shoal.model.config import DualARConfig

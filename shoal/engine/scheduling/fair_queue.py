@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.sequence import Sequence
 
 
 class FairQueue:

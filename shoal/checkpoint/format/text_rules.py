@@ -1,8 +1,8 @@
 """Rules by which a model's texts are read and split, from its profile, family and vocabulary; no weights are read."""
 
-from shoal.checkpoint.directory import ModelDescription, read_model_config, read_tokenizer
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
-from shoal.checkpoint.profile import ModelProfile, default_profile, read_profile
+from shoal.checkpoint.format.directory import ModelDescription, read_model_config, read_tokenizer
+from shoal.checkpoint.format.profile import ModelProfile, default_profile, read_profile
 from shoal.errors import CheckpointError
 from shoal.model.family import Family
 from shoal.text import phonemes

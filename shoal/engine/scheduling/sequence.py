@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.engine.blocks import ROOT, Key, block_key
+from shoal.engine.scheduling.blocks import ROOT, Key, block_key
 from shoal.speech import FinishReason, SamplingParams
 
 Tokens = NDArray[np.int32]  # [length, 1 + codebooks]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from shoal.checkpoint.find import BUNDLED_DIRECTORY
-from shoal.checkpoint.profile import PROFILE_FILE, ModelProfile, default_profile, profile_document, read_profile
+from shoal.checkpoint.format.profile import PROFILE_FILE, ModelProfile, default_profile, profile_document, read_profile
 from shoal.errors import CheckpointError
 from shoal.model.family import S1, S2
 from shoal.speech import SamplingParams

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.audio.guard import EDGE_SECONDS, reading_seconds
-from shoal.engine.turn_repair import divide_text
+from shoal.engine.output.turn_repair import divide_text
 
 TEXT = "Call me at noon, and bring the old red book."
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engine.blocks import ROOT, BlockPool, Key, block_key
 from shoal.engine.kv_cache import HostCache, PagedKV
+from shoal.engine.scheduling.blocks import ROOT, BlockPool, Key, block_key
 from shoal.model.config import BlockConfig
 
 SMALL = BlockConfig(

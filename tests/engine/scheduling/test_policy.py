@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from shoal.engine.blocks import BlockPool
-from shoal.engine.policy import AdmissionPolicy, Continuous, Dynamic, Static, admission_policy
-from shoal.engine.scheduler import Scheduler
-from shoal.engine.sequence import Sequence
+from shoal.engine.scheduling.blocks import BlockPool
+from shoal.engine.scheduling.policy import AdmissionPolicy, Continuous, Dynamic, Static, admission_policy
+from shoal.engine.scheduling.scheduler import Scheduler
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.errors import InvalidRequest
 from shoal.speech import SamplingParams
 from tests.engine.clock import FakeClock

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_type_hints
 
-from shoal.checkpoint.layout import read_json
+from shoal.checkpoint.format.layout import read_json
 from shoal.errors import CheckpointError, InvalidRequest
 from shoal.model.family import Family
 from shoal.speech import SamplingParams

@@ -14,8 +14,8 @@ import numpy as np
 
 from shoal.codec.arrays import CodecArrays
 from shoal.codec.config import MAX_POSITIONS
-from shoal.engine.chunks import chunk_frames
 from shoal.engine.execution.retry import RetryTimer
+from shoal.engine.output.chunks import chunk_frames
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed, describe_error
 from shoal.native.codec import NativeDecoder

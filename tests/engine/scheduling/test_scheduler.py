@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shoal.engine.blocks import BlockPool
-from shoal.engine.policy import AdmissionPolicy, Continuous, Dynamic, Static
-from shoal.engine.scheduler import Progress, Scheduler
-from shoal.engine.sequence import Sequence, Tokens
+from shoal.engine.scheduling.blocks import BlockPool
+from shoal.engine.scheduling.policy import AdmissionPolicy, Continuous, Dynamic, Static
+from shoal.engine.scheduling.scheduler import Progress, Scheduler
+from shoal.engine.scheduling.sequence import Sequence, Tokens
 from shoal.errors import InvalidRequest
 from shoal.speech import FinishReason, SamplingParams
 from tests.engine.clock import FakeClock

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.engine.blocks import BlockPool
-from shoal.engine.fair_queue import FairQueue
 from shoal.engine.memory.concurrency_limit import ConcurrencyLimit
-from shoal.engine.policy import AdmissionPolicy, Continuous
-from shoal.engine.sequence import Sequence, Tokens
+from shoal.engine.scheduling.blocks import BlockPool
+from shoal.engine.scheduling.fair_queue import FairQueue
+from shoal.engine.scheduling.policy import AdmissionPolicy, Continuous
+from shoal.engine.scheduling.sequence import Sequence, Tokens
 from shoal.errors import InvalidRequest
 from shoal.speech import FinishReason, SamplingParams
 

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from shoal.checkpoint.format.weight_norm import codec_tensors, fold_weight_norm, unfold_weight_norm
 from shoal.checkpoint.load import Checkpoint
-from shoal.checkpoint.weight_norm import codec_tensors, fold_weight_norm, unfold_weight_norm
 
 
 @pytest.mark.parametrize("layer", [nn.Conv1d(4, 6, 3), nn.ConvTranspose1d(4, 6, 3)], ids=["conv", "transposed"])
@@ -19,7 +19,7 @@ def test_folding_gives_the_weight_that_torch_computes(layer: nn.Module) -> None:
     torch.testing.assert_close(folded["layer.weight"], normed.weight.detach())
 
 
-def test_the_older_spelling_folds_alike() -> None:
+def test_the_older_spelling_gives_the_same_weights() -> None:
     g, v = torch.rand(5, 1, 1), torch.randn(5, 4, 1)
     new = fold_weight_norm({"x.parametrizations.weight.original0": g, "x.parametrizations.weight.original1": v})
     assert torch.equal(new["x.weight"], fold_weight_norm({"x.weight_g": g, "x.weight_v": v})["x.weight"])

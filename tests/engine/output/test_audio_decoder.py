@@ -15,9 +15,9 @@ from shoal.codec.fused import FusedDecoder
 from shoal.codec.graph_decoder import FrameSpan, PendingDecode
 from shoal.codec.plain_graphs import PlainCall
 from shoal.codec.streaming import StreamingDecoder
-from shoal.engine.audio_decoder import AudioDecoder, DecodeResult, PlannedChunk
 from shoal.engine.execution.retry import FIRST_SECONDS
-from shoal.engine.sequence import Sequence
+from shoal.engine.output.audio_decoder import AudioDecoder, DecodeResult, PlannedChunk
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import GenerationFailed
 from shoal.speech import Samples, SamplingParams

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from shoal.checkpoint.layout import (
+from shoal.checkpoint.format.layout import (
     CODEC_FILES,
     DEFAULT_CODES,
     MANIFEST,
@@ -13,8 +13,8 @@ from shoal.checkpoint.layout import (
     read_json,
     read_manifest,
 )
-from shoal.checkpoint.model_config import TokenIds, read_config
-from shoal.checkpoint.profile import ModelProfile, read_profile
+from shoal.checkpoint.format.model_config import TokenIds, read_config
+from shoal.checkpoint.format.profile import ModelProfile, read_profile
 from shoal.codec.config import CodecConfig
 from shoal.errors import CheckpointError, ModelNotFound
 from shoal.model.config import DualARConfig

@@ -4,7 +4,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shoal.engine.word_times import MonotonicPath, WordPlan, WordTimes, frame_of
+from shoal.engine.output.word_times import MonotonicPath, WordPlan, WordTimes, frame_of
 from shoal.speech import Word
 from shoal.text.words import TextWord, written_words
 
@@ -121,7 +121,7 @@ def test_the_lead_moves_all_times_but_the_start_of_the_turn_and_stays_within_its
     assert found.take() == (Word("one", 0.0, 0.35, 0, 3), Word("two", 0.35, 0.4, 4, 7))
 
 
-def test_a_turn_that_is_generated_again_starts_anew() -> None:
+def test_a_turn_that_is_generated_again_drops_its_frames() -> None:
     found = times("one two", [[0, 1]])
     feed(found, 0, [1, 1, 1, 1], 2)
     found.restart_turn(0)

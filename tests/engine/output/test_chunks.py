@@ -1,4 +1,4 @@
-from shoal.engine.chunks import chunk_frames
+from shoal.engine.output.chunks import chunk_frames
 
 FIRST, MOST = 2, 32
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from shoal.checkpoint.names import is_buffer, strip_wrappers
+from shoal.checkpoint.format.names import is_buffer, strip_wrappers
 from shoal.errors import CheckpointError
 
 # Suffixes of magnitude and direction, in both spellings torch has had.

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engine.blocks import ROOT, block_key
-from shoal.engine.sequence import Sequence, Tokens
+from shoal.engine.scheduling.blocks import ROOT, block_key
+from shoal.engine.scheduling.sequence import Sequence, Tokens
 from shoal.engine.utterance import Turn, Utterance
 from shoal.speech import SamplingParams
 

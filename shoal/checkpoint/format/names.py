@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from shoal.checkpoint.layout import STACKED, to_module_name
+from shoal.checkpoint.format.layout import STACKED, to_module_name
 from shoal.checkpoint.tensors import shorten
 from shoal.errors import CheckpointError
 
