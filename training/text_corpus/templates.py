@@ -12,19 +12,20 @@ from training.text_corpus.plain import is_plain
 
 TEMPLATES = (
     (own_sentences("everyday"), 34_000),
-    (own_sentences("questions"), 9_000),
+    (own_sentences("questions"), 26_000),
     (own_sentences("numbers"), 7_000),
     (own_sentences("dates"), 4_000),
     (own_sentences("times"), 2_500),
     (own_sentences("money"), 3_000),
-    (own_sentences("names"), 4_000),
+    (own_sentences("names"), 24_000),
     (own_sentences("greetings"), 1_500),
     (own_sentences("phrases"), 5_000),
     (own_sentences("exclamations"), 6_000),
     (own_sentences("dialogue"), 14_000),
     (own_sentences("short_lines"), 9_000),
-    (own_sentences("lists"), 12_000),
+    (own_sentences("lists"), 26_000),
     (own_sentences("conversation"), 16_000),
+    (own_sentences("answers"), 8_000),
 )
 ONE_WORD = own_sentences("one_word").splitlines()
 
