@@ -49,7 +49,7 @@ format: install
 SENTENCES ?= 104
 VOICES ?= 2
 WITHIN ?= 5
-GATES ?= wer:tts<=5,cer:tts<=2.5,mos:tts>=2.9,faults:tts<=0
+GATES ?= wer:tts<=5,cer:tts<=2.5,mos:tts>=3.9,faults:tts<=0
 
 quality: $(JUDGES)
 	$(VENV)/bin/python -m training.clips --text training/text_corpus/sentences/heldout.txt --out build/quality/clips \

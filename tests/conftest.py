@@ -29,6 +29,13 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
         keep_patches()
 
+# No example has a time limit: on a busy machine any may take long. Not installed where only the GPU tests run.
+with contextlib.suppress(ImportError):
+    import hypothesis
+
+    hypothesis.settings.register_profile("shoal", deadline=None)
+    hypothesis.settings.load_profile("shoal")
+
 # Imports and collected tests stay until the end: no collection has to look for garbage among them (see below).
 gc.disable()
 
