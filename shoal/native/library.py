@@ -23,7 +23,7 @@ from shoal.paths import cache_directory, file_lock
 
 logger = logging.getLogger(__name__)
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 PANEL = 16  # output columns per packed panel
 CACHE_LINE = 64  # bytes
 INSTRUCTION_SETS = ("avx512", "avx2", "baseline")  # fastest first
@@ -272,7 +272,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "shoal_product": (None, (pointer, pointer, pointer, integer, pointer)),
         "shoal_parallel": (None, (pointer, integer, UNIT)),
         "shoal_sleeping": (integer, (pointer, pointer)),
-        "shoal_govern": (None, (integer, *(pointer,) * 4)),
+        "shoal_govern": (None, (integer, *(pointer,) * 5)),
     }
     for name, (result, arguments) in functions.items():
         function: Callable[..., object] = getattr(library, name)

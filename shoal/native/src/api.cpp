@@ -50,7 +50,7 @@ const char* const NAMES[] = {"avx512", "avx2", "baseline"};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changed with every change of a structure or a function; the Python side refuses other versions.
-EXPORT int32_t shoal_abi_version() { return 3; }
+EXPORT int32_t shoal_abi_version() { return 4; }
 
 // Return whether this CPU has an instruction set: avx512, avx2 or baseline.
 EXPORT int32_t shoal_supports(const char* name) {
@@ -111,7 +111,7 @@ EXPORT void shoal_product(void* context, const Matrix* w, const float* x, int32_
 
 // Run unit(number, thread) for all units on the threads of a context; for tests.
 EXPORT void shoal_parallel(void* context, int32_t units, void (*unit)(int32_t, int32_t)) {
-    static_cast<Context*>(context)->parallel(units, [&](int number, int thread) { unit(number, thread); });
+    static_cast<Context*>(context)->parallel(units, {Work::ROWS, 1.0}, [&](int number, int thread) { unit(number, thread); });
 }
 
 // Return how many workers sleep, and in `caller` whether the calling thread sleeps until they finish; for tests.
@@ -120,11 +120,15 @@ EXPORT int32_t shoal_sleeping(void* context, int32_t* caller) {
     return static_cast<Context*>(context)->sleeping_workers();
 }
 
-// Feed calls to a new governor and write whether it allows threads before each of them; for tests. Times in seconds.
-EXPORT void shoal_govern(int32_t calls, const double* now, const double* worked, const double* waited, int32_t* allowed) {
+// Feed calls to a new governor and write whether it allows threads for each; for tests. A call begins at `now` and takes
+// `threaded` seconds with the threads it is allowed, else `alone` seconds.
+EXPORT void shoal_govern(int32_t calls, const double* now, const double* amount, const double* alone, const double* threaded,
+                         int32_t* allowed) {
     ThreadGovernor governor;
     for (int i = 0; i < calls; i++) {
-        allowed[i] = governor.allows(now[i]);
-        if (allowed[i]) governor.record(now[i], worked[i], waited[i]);
+        const Work work = {Work::PRODUCT_F32, amount[i]};
+        allowed[i] = governor.allows(now[i], work);
+        const double seconds = allowed[i] ? threaded[i] : alone[i];
+        governor.record(now[i] + seconds, work, seconds, allowed[i]);
     }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "dual_ar.h"
 
@@ -66,13 +67,13 @@ class Decoder {
         }
     }
 
-    // Run work(begin, end) over all steps, in parallel when there is much to do.
-    template <typename Work>
-    void rows(int64_t cost, const Work& work) {
+    // Run part(begin, end) over all steps, in parallel when there is much to do.
+    template <typename Part>
+    void rows(int64_t cost, const Part& part) {
         const int units = cost * steps_ < 20000 ? 1 : std::min(steps_, 2 * context_.threads());
-        context_.parallel(units, [&](int unit, int) {
+        context_.parallel(units, {Work::ROWS, static_cast<double>(cost * steps_)}, [&](int unit, int) {
             const auto at = [&](int u) { return static_cast<int>(static_cast<int64_t>(steps_) * u / units); };
-            work(at(unit), at(unit + 1));
+            part(at(unit), at(unit + 1));
         });
     }
 
@@ -233,9 +234,10 @@ int32_t decode_chunks(Context& context, const Codec& codec, const Chunks& chunks
         chunks.positions[slot] += frames;
     };
     // Many streams: one thread each. Few streams: the threads share the work of a layer.
-    if (chunks.count >= 2 * context.threads())
-        context.parallel(chunks.count, one);
-    else
+    if (chunks.count >= 2 * context.threads()) {
+        const double frames = std::accumulate(chunks.frames, chunks.frames + chunks.count, 0.0);
+        context.parallel(chunks.count, {Work::STREAMS, frames}, one);
+    } else
         for (int i = 0; i < chunks.count; i++) one(i, 0);
     return OK;
 }

@@ -1,7 +1,9 @@
 #include "context.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -19,17 +21,38 @@ static double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void ThreadGovernor::record(double now, double worked, double waited) {
-    worked_ += worked;
-    waited_ += waited;
-    if (worked_ + waited_ < WINDOW) return;
-    if (waited_ > 0.5 * worked_) {
-        alone_until_ = now + pause_;
-        pause_ = pause_ * 2 < LONGEST_PAUSE ? pause_ * 2 : LONGEST_PAUSE;
-    } else {
-        pause_ = FIRST_PAUSE;
+ThreadGovernor::Speed& ThreadGovernor::speed(Work work) {
+    int size = 0;
+    std::frexp(work.amount, &size);
+    return speeds_[work.kind * SIZES + std::clamp(size, 0, SIZES - 1)];
+}
+
+bool ThreadGovernor::allows(double now, Work work) {
+    Speed& found = speed(work);
+    if (now < found.alone_until) return false;
+    if (found.alone > 0 && ++found.calls < ALONE_EVERY) return true;
+    found.calls = 0;
+    return false;
+}
+
+void ThreadGovernor::record(double now, Work work, double seconds, bool threaded) {
+    Speed& found = speed(work);
+    if (!threaded) {
+        // A call in which the caller was suspended says little about the work.
+        const double each = seconds / work.amount;
+        found.alone = found.alone > 0 ? 0.75 * found.alone + 0.25 * std::min(each, 2 * found.alone) : each;
+        return;
     }
-    worked_ = waited_ = 0;
+    found.threaded_seconds += seconds;
+    found.alone_seconds += work.amount * found.alone;
+    if (found.threaded_seconds < WINDOW) return;
+    if (found.alone_seconds < MIN_GAIN * found.threaded_seconds) {
+        found.alone_until = now + found.pause;
+        found.pause = std::min(2 * found.pause, LONGEST_PAUSE);
+    } else {
+        found.pause = FIRST_PAUSE;
+    }
+    found.threaded_seconds = found.alone_seconds = 0;
 }
 
 static inline void relax() {
@@ -68,15 +91,9 @@ class Pool {
 
     bool usable() const { return getpid() == pid_; }
 
-    // Run all units and report to the governor how long the caller waited for units that others had begun. Returns
-    // false, with nothing run, while a worker that was suspended has not left the previous call.
-    bool run(int units, const std::function<void(int, int)>& work, ThreadGovernor& governor) {
-        const double begun = seconds();
-        if (!vacant()) {
-            const double now = seconds();
-            governor.record(now, 0, now - begun);
-            return false;
-        }
+    // Run all units. Returns false, with nothing run, while a worker that was suspended has not left the previous call.
+    bool run(int units, const std::function<void(int, int)>& work) {
+        if (!vacant()) return false;
         work_ = &work;
         units_ = units;
         done_.store(0, std::memory_order_relaxed);
@@ -85,11 +102,8 @@ class Pool {
         generation_.fetch_add(1, std::memory_order_seq_cst);
         if (sleeping_.load(std::memory_order_seq_cst) > 0) wake();
         claim(0);
-        const double finished = seconds();
         await_units(units);
         open_.store(false, std::memory_order_seq_cst);
-        const double now = seconds();
-        governor.record(now, finished - begun, now - finished);
         return true;
     }
 
@@ -175,14 +189,22 @@ Context::Context(const Kernels& kernels, int threads)
 
 Context::~Context() = default;
 
-void Context::parallel(int units, const std::function<void(int, int)>& work) {
-    if (units >= 2 && pool_ && !nested_ && pool_->usable() && governor_.allows(seconds())) {
-        nested_ = true;
-        const bool ran = pool_->run(units, work, governor_);
-        nested_ = false;
-        if (ran) return;
+void Context::parallel(int units, Work work, const std::function<void(int, int)>& unit) {
+    const auto alone = [&] {
+        for (int number = 0; number < units; number++) unit(number, current_thread);
+    };
+    if (units < 2 || !pool_ || nested_ || !pool_->usable()) return alone();
+    const double begun = seconds();
+    const bool threaded = governor_.allows(begun, work);
+    nested_ = true;
+    if (threaded) {
+        if (!pool_->run(units, unit)) alone();  // counts as threaded: a suspended worker was waited for
+    } else {
+        alone();
     }
-    for (int unit = 0; unit < units; unit++) work(unit, current_thread);
+    nested_ = false;
+    const double now = seconds();
+    governor_.record(now, work, now - begun, threaded);
 }
 
 int Context::sleeping_workers() const { return pool_ ? pool_->sleeping() : 0; }
@@ -198,15 +220,16 @@ void Context::product(const Product& p, int rows) {
     if (threads_ == 1 || nested_ || work < MIN_PARALLEL) return k.product(p, 0, rows, 0, panels);
     // Split the longer axis; a few units more than threads, so that a slow thread does not hold up the others.
     const int row_units = rows / (2 * k.row_tile), wanted = work < 20 * MIN_PARALLEL ? threads_ : 4 * threads_;
+    const Work amount = {p.w->type == WEIGHT_I8 ? Work::PRODUCT_I8 : Work::PRODUCT_F32, work};
     if (row_units >= wanted) {
-        parallel(wanted, [&](int unit, int) {
+        parallel(wanted, amount, [&](int unit, int) {
             const auto at = [&](int u) { return static_cast<int>(static_cast<int64_t>(rows) * u / wanted); };
             k.product(p, at(unit), at(unit + 1), 0, panels);
         });
         return;
     }
     const int units = panels < wanted ? panels : wanted;
-    parallel(units, [&](int unit, int) {
+    parallel(units, amount, [&](int unit, int) {
         k.product(p, 0, rows, panels * unit / units, panels * (unit + 1) / units);
     });
 }

@@ -22,18 +22,36 @@ class Scratch {
 
 class Pool;
 
-// Decides whether a second thread is worth it, by how long callers wait for the others. On a core that other processes
-// use, a thread can be suspended in the middle of its part; the caller then works alone for a while.
+// Amount of work of one call. Calls of one kind and about the same amount take about the same time.
+struct Work {
+    enum Kind { PRODUCT_F32, PRODUCT_I8, ATTENTION, ROWS, STREAMS, KINDS };
+    Kind kind;
+    double amount;  // such as multiplications
+};
+
+// Decides by measurement whether several threads are faster than one, for every kind and size of work. On cores that
+// other processes use, a thread is suspended in the middle of its part while the caller waits: then the caller works
+// alone for a while.
 class ThreadGovernor {
   public:
-    // Whether to use the other threads at `now`, in seconds.
-    bool allows(double now) const { return now >= alone_until_; }
-    // Account for a call in which the caller worked and then waited, in seconds.
-    void record(double now, double worked, double waited);
+    // Whether to use the other threads for a call at `now`, in seconds. A few calls are refused, to be measured alone.
+    bool allows(double now, Work work);
+    // Account for a call that took `seconds`, with the other threads or alone.
+    void record(double now, Work work, double seconds, bool threaded);
 
   private:
-    static constexpr double WINDOW = 0.005, FIRST_PAUSE = 0.1, LONGEST_PAUSE = 2.0;
-    double worked_ = 0, waited_ = 0, alone_until_ = 0, pause_ = FIRST_PAUSE;
+    static constexpr double WINDOW = 0.01, FIRST_PAUSE = 0.1, LONGEST_PAUSE = 2.0;  // seconds
+    static constexpr double MIN_GAIN = 1.05;
+    static constexpr int SIZES = 48, ALONE_EVERY = 64;
+    struct Speed {
+        double alone = 0;  // seconds per amount of work with one thread; 0 before the first measurement
+        int calls = 0;     // since the last call alone
+        double threaded_seconds = 0, alone_seconds = 0;  // of the calls in this window, and what they would take alone
+        double alone_until = 0, pause = FIRST_PAUSE;
+    };
+    Speed& speed(Work work);
+
+    Speed speeds_[Work::KINDS * SIZES];
 };
 
 // Kernels of one instruction set and the threads that run them. One call at a time.
@@ -42,8 +60,8 @@ class Context {
     Context(const Kernels& kernels, int threads);
     ~Context();
 
-    // Run work(unit, thread) for all units; a free thread takes the next unit. Serial within another call.
-    void parallel(int units, const std::function<void(int unit, int thread)>& work);
+    // Run unit(number, thread) for all units; a free thread takes the next one. Serial within another call.
+    void parallel(int units, Work work, const std::function<void(int unit, int thread)>& unit);
     // Compute all rows of a product, on several threads when it is large enough.
     void product(const Product& p, int rows);
 

@@ -119,7 +119,7 @@ struct Runner {
         if (total * s.heads * d < 50000)
             for (int unit = 0; unit < units; unit++) one(unit, 0);
         else
-            context.parallel(units, one);
+            context.parallel(units, {Work::ATTENTION, static_cast<double>(total * s.heads * d)}, one);
     }
 
     // Write the weights of the chosen heads of a layer over the texts. Reads what attention reads and changes nothing.
