@@ -68,16 +68,36 @@ def test_the_caller_sleeps_while_a_worker_holds_a_unit(context: Context) -> None
     wait_until(lambda: sleeping(context) == (1, False))
 
 
-def test_every_unit_runs_once_in_many_calls(context: Context) -> None:
-    counts = np.zeros(64, np.int64)
+@pytest.mark.parametrize("threads", [2, 5])
+def test_every_unit_runs_once_in_many_calls(instruction_sets: list[str], threads: int) -> None:
+    context, counts = Context(instruction_sets[0], threads), np.zeros(16, np.int64)
 
     @UNIT
     def unit(number: int, thread: int) -> None:
         counts[number] += 1
 
-    for _ in range(200):
-        context.library.shoal_parallel(context.handle, len(counts), unit)
-    assert (counts == 200).all()
+    for _ in range(400):
+        for units in (2, 3, 16):
+            context.library.shoal_parallel(context.handle, units, unit)
+    assert counts.tolist() == [1200] * 2 + [800] + [400] * 13
+
+
+def test_workers_without_a_unit_stay_asleep(instruction_sets: list[str]) -> None:
+    """A small product on a machine with many cores: the others do not spin."""
+    context, gate, threads = Context(instruction_sets[0], 6), threading.Event(), set[int]()
+
+    @UNIT
+    def unit(number: int, thread: int) -> None:
+        threads.add(thread)
+        if thread:
+            gate.set()
+        else:
+            gate.wait(TIMEOUT_SECONDS)
+
+    context.library.shoal_parallel(context.handle, 2, UNIT(lambda number, thread: None))  # measured alone
+    wait_until(lambda: sleeping(context) == (5, False))
+    context.library.shoal_parallel(context.handle, 2, unit)
+    assert threads == {0, 1}
 
 
 def test_threads_are_used_as_long_as_they_are_faster() -> None:

@@ -75,7 +75,7 @@ static thread_local int current_thread = 0;
 class Pool {
   public:
     // Throws std::system_error if the system refuses another thread.
-    explicit Pool(int workers) : pid_(getpid()) {
+    explicit Pool(int workers) : pid_(getpid()), sleepers_(static_cast<size_t>(workers)) {
         for (int i = 0; i < workers; i++) threads_.emplace_back([this, i] { serve(i + 1); });
     }
 
@@ -85,7 +85,7 @@ class Pool {
             return;
         }
         stop_.store(true);
-        wake();
+        for (auto& sleeper : sleepers_) sleeper.wake();
         for (auto& thread : threads_) thread.join();
     }
 
@@ -99,22 +99,54 @@ class Pool {
         done_.store(0, std::memory_order_relaxed);
         next_.store(0, std::memory_order_relaxed);
         open_.store(true, std::memory_order_release);
+        const int workers = std::min(units - 1, static_cast<int>(threads_.size()));
+        expect(workers);
         generation_.fetch_add(1, std::memory_order_seq_cst);
-        if (sleeping_.load(std::memory_order_seq_cst) > 0) wake();
+        for (int i = 0; i < workers; i++)
+            if (sleepers_[static_cast<size_t>(i)].asleep.load(std::memory_order_seq_cst)) sleepers_[static_cast<size_t>(i)].wake();
         claim(0);
         await_units(units);
         open_.store(false, std::memory_order_seq_cst);
         return true;
     }
 
-    int sleeping() const { return sleeping_.load(std::memory_order_seq_cst); }
-    bool caller_sleeps() const { return caller_sleeps_.load(std::memory_order_seq_cst); }
+    int sleeping() const {
+        return static_cast<int>(std::count_if(sleepers_.begin(), sleepers_.end(), [](const Sleeper& each) { return each.asleep.load(); }));
+    }
+    bool caller_sleeps() const { return caller_.asleep.load(std::memory_order_seq_cst); }
 
   private:
+    // A thread that may sleep. It sets `asleep` before it checks its condition, and the waker reads it after a change.
+    struct Sleeper {
+        std::mutex mutex;
+        std::condition_variable condition;
+        std::atomic<bool> asleep{false};
+
+        template <typename Condition>
+        void sleep(const Condition& until) {
+            std::unique_lock<std::mutex> lock(mutex);
+            asleep.store(true, std::memory_order_seq_cst);
+            condition.wait(lock, until);
+            asleep.store(false, std::memory_order_seq_cst);
+        }
+        void wake() {
+            std::lock_guard<std::mutex> lock(mutex);
+            condition.notify_one();
+        }
+    };
+
+    // Remember how many workers the latest calls had units for: only those spin until the next call.
+    void expect(int workers) {
+        most_ = std::max(most_, workers);
+        if (++calls_ < CALLS && workers <= expected_.load(std::memory_order_relaxed)) return;
+        expected_.store(most_, std::memory_order_seq_cst);
+        calls_ = most_ = 0;
+    }
+
     void claim(int thread) {
         for (int unit; (unit = next_.fetch_add(1, std::memory_order_acq_rel)) < units_;) {
             (*work_)(unit, thread);
-            if (done_.fetch_add(1, std::memory_order_seq_cst) + 1 == units_ && caller_sleeps()) wake();
+            if (done_.fetch_add(1, std::memory_order_seq_cst) + 1 == units_ && caller_sleeps()) caller_.wake();
         }
     }
 
@@ -133,17 +165,14 @@ class Pool {
             if (done_.load(std::memory_order_acquire) == units) return;
             relax();
         }
-        std::unique_lock<std::mutex> lock(mutex_);
-        caller_sleeps_.store(true, std::memory_order_seq_cst);
-        condition_.wait(lock, [&] { return done_.load(std::memory_order_seq_cst) == units; });
-        caller_sleeps_.store(false, std::memory_order_seq_cst);
+        caller_.sleep([&] { return done_.load(std::memory_order_seq_cst) == units; });
     }
 
     void serve(int thread) {
         uint64_t seen = 0;
         current_thread = thread;
         for (;;) {
-            if (!await(seen)) return;
+            if (!await(seen, thread)) return;
             inside_.fetch_add(1, std::memory_order_seq_cst);
             if (open_.load(std::memory_order_seq_cst)) claim(thread);
             inside_.fetch_sub(1, std::memory_order_release);
@@ -151,35 +180,31 @@ class Pool {
     }
 
     // Wait for the next call; false when the pool ends.
-    bool await(uint64_t& seen) {
-        for (int spins = 0; spins < SPIN; spins++) {
+    bool await(uint64_t& seen, int thread) {
+        for (int spins = 0; spins < SPIN && thread <= expected_.load(std::memory_order_relaxed); spins++) {
             if (stop_.load(std::memory_order_relaxed)) return false;
             const uint64_t now = generation_.load(std::memory_order_acquire);
             if (now != seen) return seen = now, true;
             relax();
         }
-        std::unique_lock<std::mutex> lock(mutex_);
-        sleeping_.fetch_add(1, std::memory_order_seq_cst);
-        condition_.wait(lock, [&] { return stop_.load() || generation_.load(std::memory_order_seq_cst) != seen; });
-        sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+        sleepers_[static_cast<size_t>(thread - 1)].sleep([&] {
+            const bool called = generation_.load(std::memory_order_seq_cst) != seen;
+            return stop_.load() || (called && thread <= expected_.load(std::memory_order_seq_cst));
+        });
         seen = generation_.load();
         return !stop_.load();
     }
 
-    void wake() {
-        std::lock_guard<std::mutex> lock(mutex_);
-        condition_.notify_all();
-    }
-
+    static constexpr int CALLS = 1000;  // after which the number of expected workers may fall
     const pid_t pid_;
+    std::vector<Sleeper> sleepers_;  // of the workers
     std::vector<std::thread> threads_;
-    std::mutex mutex_;
-    std::condition_variable condition_;
+    Sleeper caller_;
     std::atomic<uint64_t> generation_{0};
-    std::atomic<int> sleeping_{0}, next_{0}, done_{0}, inside_{0};
-    std::atomic<bool> stop_{false}, open_{false}, caller_sleeps_{false};
+    std::atomic<int> expected_{0}, next_{0}, done_{0}, inside_{0};
+    std::atomic<bool> stop_{false}, open_{false};
     const std::function<void(int, int)>* work_ = nullptr;
-    int units_ = 0;
+    int units_ = 0, calls_ = 0, most_ = 0;
 };
 
 Context::Context(const Kernels& kernels, int threads)
@@ -219,7 +244,8 @@ void Context::product(const Product& p, int rows) {
     const double work = static_cast<double>(rows) * p.w->cols * p.w->rows;
     if (threads_ == 1 || nested_ || work < MIN_PARALLEL) return k.product(p, 0, rows, 0, panels);
     // Split the longer axis; a few units more than threads, so that a slow thread does not hold up the others.
-    const int row_units = rows / (2 * k.row_tile), wanted = work < 20 * MIN_PARALLEL ? threads_ : 4 * threads_;
+    const int useful = std::min(threads_, std::max(2, static_cast<int>(work / (2 * MIN_PARALLEL)) + 1));
+    const int row_units = rows / (2 * k.row_tile), wanted = work < 20 * MIN_PARALLEL ? useful : 4 * threads_;
     const Work amount = {p.w->type == WEIGHT_I8 ? Work::PRODUCT_I8 : Work::PRODUCT_F32, work};
     if (row_units >= wanted) {
         parallel(wanted, amount, [&](int unit, int) {
