@@ -114,23 +114,23 @@ class StreamBuffer(io.BytesIO):
 class StreamEncoder:
     """Incremental encoder of one utterance. Holds no file or thread, so it may be dropped at any time."""
 
-    def __init__(self, writing: AudioWriter, outbox: StreamBuffer) -> None:
+    def __init__(self, writing: AudioWriter, buffer: StreamBuffer) -> None:
         self.media_type = writing.media_type
         self.output_rate = writing.output_rate
         self._writing: AudioWriter | None = writing
-        self._outbox = outbox
+        self._buffer = buffer
 
     def feed(self, samples: Samples) -> bytes:
         """Encode samples and return the bytes that are ready; empty while the codec fills its first frame."""
         self._unfinished().write(samples)
-        return self._outbox.take()
+        return self._buffer.take()
 
     def finish(self) -> bytes:
         """Flush the codec and return the last bytes. The encoder accepts no more samples."""
         writing = self._unfinished()
         self._writing = None
         writing.close()
-        return self._outbox.take()
+        return self._buffer.take()
 
     def _unfinished(self) -> AudioWriter:
         if self._writing is None:
@@ -142,8 +142,8 @@ def encoder(
     format: str, sample_rate: int, *, output_rate: int | None = None, bitrate: int | None = None
 ) -> StreamEncoder:
     """Create an encoder for one utterance of samples at `sample_rate`. Raises InvalidRequest, MissingExtra."""
-    outbox = StreamBuffer()
-    return StreamEncoder(AudioWriter(format, sample_rate, outbox, output_rate=output_rate, bitrate=bitrate), outbox)
+    buffer = StreamBuffer()
+    return StreamEncoder(AudioWriter(format, sample_rate, buffer, output_rate=output_rate, bitrate=bitrate), buffer)
 
 
 def encode_file(

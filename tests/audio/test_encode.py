@@ -187,13 +187,13 @@ def test_samples_that_are_not_finite_are_refused():
 @pytest.mark.parametrize("format", list(FORMATS))
 def test_an_encoder_dropped_midway_leaves_nothing_behind(speech, format):
     descriptors = open_files()
-    outboxes = []
+    buffers = []
     for _ in range(20):
         stream = encoder(format, RATE)
         stream.feed(speech(0.1))
-        outboxes.append(weakref.ref(stream._outbox))
+        buffers.append(weakref.ref(stream._buffer))
         del stream
-    assert all(outbox() is None for outbox in outboxes)
+    assert all(buffer() is None for buffer in buffers)
     assert open_files() == descriptors
 
 
@@ -205,10 +205,10 @@ def test_wav_and_pcm_need_no_extra_and_the_others_name_the_command(without_extra
             encoder(format, RATE)
 
 
-def test_the_outbox_gives_each_byte_once():
-    outbox = StreamBuffer()
-    outbox.write(b"ab")
-    assert outbox.take() == b"ab"
-    assert outbox.take() == b""
-    outbox.write(b"c")
-    assert outbox.take() == b"c"
+def test_the_buffer_returns_each_byte_once():
+    buffer = StreamBuffer()
+    buffer.write(b"ab")
+    assert buffer.take() == b"ab"
+    assert buffer.take() == b""
+    buffer.write(b"c")
+    assert buffer.take() == b"c"

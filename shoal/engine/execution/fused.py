@@ -167,12 +167,12 @@ class FusedFrame(FusedTokens):
         return paged_decode(q, *memory, self.slots, self.positions, self._workspace, **self.kv.scales(layer))
 
     def run(self) -> None:
-        self._draw_main(self.slow())
+        self._sample_semantic(self.slow())
         stream = self._open()
         for codebook in range(1, self.model.config.num_codebooks):
             if codebook > 1:
                 self._advance(stream, codebook)
-            stream = ResidualStream(self._draw_code(stream, codebook))
+            stream = ResidualStream(self._sample_code(stream, codebook))
 
     def slow(self) -> ResidualStream:
         """Run all layers of the slow transformer over the newest tokens."""
@@ -181,7 +181,7 @@ class FusedFrame(FusedTokens):
             self.layer(stream, layer)
         return stream
 
-    def _draw_main(self, stream: ResidualStream) -> None:
+    def _sample_semantic(self, stream: ResidualStream) -> None:
         model, config = self.model, self.model.config
         hidden = stream.normed(model.slow.norm)
         logits = project(hidden, self._head)
@@ -212,7 +212,7 @@ class FusedFrame(FusedTokens):
     def _attend(self, qkv: Tensor, position: int, index: int, out: Tensor | None = None) -> Tensor:
         return fast_attention(qkv, self.model.fast.rope_table, position, self._keys[index], self._values[index], out)
 
-    def _draw_code(self, stream: ResidualStream, codebook: int) -> Tensor:
+    def _sample_code(self, stream: ResidualStream, codebook: int) -> Tensor:
         """Sample a code and return its embedding, the input of the next position."""
         fast, config = self.model.fast, self.model.config
         logits = project(stream.normed(fast.norm), fast.output, config.residual_size)

@@ -28,7 +28,7 @@ from shoal.kernels.paged_attention import decode_mask, masked_prefill, paged_dec
 # Context widths in tokens; the maximum of the model is added.
 WIDTHS = (512, 2048, 8192)
 PROMPTS = (32, 128, 512)
-# Most tokens that the attention of one layer gathers. Bounds the memory of a graph: S2-Pro takes 4 kB per token.
+# Maximum tokens that the attention of one layer gathers; bounds the memory of a graph: 4 kB per token of S2-Pro.
 MAX_GATHERED = 1 << 16
 
 Size = tuple[int, int]  # context width in tokens, rows
@@ -114,7 +114,7 @@ class PlainFrame(PlainWorkload):
         super().__init__(eager, tables, size, 2)
         model = eager.model
         self.tokens = torch.zeros(size[1], 1 + model.config.num_codebooks, dtype=torch.long, device=model.device)
-        # Of the last run. Kept, so that no later operator of the same graph reuses their memory.
+        # Queries of the last run, kept so that no later operator of the same graph reuses their memory.
         self.queries: dict[int, Tensor] = {}
 
     def run(self) -> None:

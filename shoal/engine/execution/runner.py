@@ -33,7 +33,7 @@ class PendingStep:
     ended: torch.cuda.Event | None = None
     order: np.ndarray | None = None  # row of `tokens` of each sampled sequence; None: the same order
     attention: Ordered[TextWeights] = ()
-    output: StepOutput | None = None  # of a backend that has finished the step
+    output: StepOutput | None = None  # set by a backend that has finished the step
 
     @classmethod
     def of(

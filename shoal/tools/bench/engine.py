@@ -114,7 +114,7 @@ class FirstAudio:
 
     seconds: float
     cpu_seconds: float
-    columns_saved: int
+    tokens_saved: int
 
 
 def run_engine_bench(
@@ -173,7 +173,7 @@ def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: i
     scheduler = Scheduler(
         BlockPool(voices * 32, 16), slots=voices, token_budget=512, stop_id=-1, max_tokens=prompt + frames
     )
-    ids, columns, drawn = count(), np.zeros((voices, 11), np.int32), 0
+    ids, tokens, sampled = count(), np.zeros((voices, 11), np.int32), 0
     started, cpu_started = time.perf_counter(), time.process_time()
     ends: list[float] = []
     for _ in range(steps):
@@ -184,18 +184,18 @@ def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: i
             scheduler.add(Sequence.start(id, np.full((prompt, 11), id, np.int32), sampling, prompt + frames))
         batch = scheduler.plan()
         rows = len(batch.sampled())
-        for progress in scheduler.commit(StepOutput(batch, columns[:rows])):
+        for progress in scheduler.commit(StepOutput(batch, tokens[:rows])):
             if progress.sequence.finish is not None:
                 scheduler.release(progress.sequence)
-        drawn += rows
+        sampled += rows
         ends.append(time.perf_counter())
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     return {
         "voices": voices,
         "steps": steps,
-        "sequence_steps": drawn,
-        "sequence_steps_per_second": drawn / seconds,
-        "sequence_steps_per_cpu_second": drawn / cpu_seconds,
+        "sequence_steps": sampled,
+        "sequence_steps_per_second": sampled / seconds,
+        "sequence_steps_per_cpu_second": sampled / cpu_seconds,
         "target": SCHEDULER_TARGET,
         "parts": _parts([started, *ends]),
     }
@@ -204,8 +204,8 @@ def measure_scheduler(steps: int, voices: int = 64, prompt: int = 100, frames: i
 def measure_first_audio(core: EngineCore, times: int, seconds: float = 10.0) -> Result:
     """Measure the time to first audio with a voice of `seconds` seconds, with an empty and a filled prefix cache."""
     voice = random_voice(core.checkpoint, seconds)
-    columns = len(build_turns(TEXT, voice, core.checkpoint)[0].prompt)
-    figures: Result = {"voice_seconds": voice.seconds, "prompt_columns": columns}
+    tokens = len(build_turns(TEXT, voice, core.checkpoint)[0].prompt)
+    figures: Result = {"voice_seconds": voice.seconds, "prompt_tokens": tokens}
     runs: dict[str, list[FirstAudio]] = {"unknown": [], "known": []}
     for number in range(times):
         # Both cases alternate, so that disturbances affect both.
@@ -218,7 +218,7 @@ def measure_first_audio(core: EngineCore, times: int, seconds: float = 10.0) -> 
             "seconds": statistics.median(run.seconds for run in measured),
             "best_seconds": min(run.seconds for run in measured),
             "cpu_seconds": statistics.median(run.cpu_seconds for run in measured),
-            "columns_saved": statistics.mean(run.columns_saved for run in measured),
+            "tokens_saved": statistics.mean(run.tokens_saved for run in measured),
             "waits": [run.seconds for run in measured],
         }
     return figures
@@ -367,15 +367,15 @@ def _first_audio(core: EngineCore, utterance: Utterance) -> FirstAudio:
     """Run an utterance until its first chunk, then cancel it."""
     saved, started, cpu_started = core.pool.stats.tokens_saved, time.perf_counter(), time.process_time()
     core.add(utterance)
-    heard = False
-    while not heard and not core.idle:
+    received = False
+    while not received and not core.idle:
         for event in core.step():
             _check(event)
-            heard = True
+            received = True
     first = FirstAudio(
         seconds=time.perf_counter() - started,
         cpu_seconds=time.process_time() - cpu_started,
-        columns_saved=core.pool.stats.tokens_saved - saved,
+        tokens_saved=core.pool.stats.tokens_saved - saved,
     )
     core.cancel(utterance)
     return first

@@ -14,11 +14,11 @@ class Percentiles:
     count: int
     mean: float
     std: float  # sample standard deviation (n - 1); 0 for a single value
-    least: float  # minimum
+    min: float
     p50: float
     p95: float
     p99: float
-    most: float  # maximum
+    max: float
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Percentiles | None":
@@ -31,11 +31,11 @@ class Percentiles:
             count=found.size,
             mean=float(found.mean()),
             std=float(found.std(ddof=1)) if found.size > 1 else 0.0,
-            least=float(found.min()),
+            min=float(found.min()),
             p50=float(p50),
             p95=float(p95),
             p99=float(p99),
-            most=float(found.max()),
+            max=float(found.max()),
         )
 
     def as_json(self) -> dict[str, Any]:

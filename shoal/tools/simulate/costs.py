@@ -68,7 +68,7 @@ def fit(document: dict[str, Any]) -> EngineCosts:
     rows = [row for row in run["throughput"] if row["policy"] == "continuous"]
     rows.sort(key=_running)
     first = run["first_audio"]
-    saved = first["known"]["columns_saved"] - first["unknown"]["columns_saved"]
+    saved = first["known"]["tokens_saved"] - first["unknown"]["tokens_saved"]
     packed = run.get("packed", False)  # missing in older benchmarks, as is `all_frames`
     call, chunk, frame = _decoding([each for row in run["throughput"] for each in row["decodes"]], packed)
     return EngineCosts(

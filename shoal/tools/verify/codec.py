@@ -97,17 +97,20 @@ def _side_by_side(golden: Golden, codes: Tensor) -> dict[int, Tensor]:
     must not affect the result.
     """
     codec, total = golden.codec, codes.shape[-1]
-    decoder, heard = StreamingDecoder(codec, slots=4), {slot: codes.new_zeros(0, dtype=golden.dtype) for slot in SLOTS}
+    decoder, decoded = (
+        StreamingDecoder(codec, slots=4),
+        {slot: codes.new_zeros(0, dtype=golden.dtype) for slot in SLOTS},
+    )
     done, turn = dict.fromkeys(SLOTS, 0), 0
     while any(frames < total for frames in done.values()):
         new = {slot: min(sizes[turn % len(sizes)], total - done[slot]) for slot, sizes in SLOTS.items()}
         batch = torch.cat([_window(codes, done[slot], new[slot], max(new.values())) for slot in SLOTS])
         samples = decoder.decode(batch, list(SLOTS), list(new.values()))
         for row, slot in enumerate(SLOTS):
-            heard[slot] = torch.cat((heard[slot], samples[row, : new[slot] * codec.config.frame_length]))
+            decoded[slot] = torch.cat((decoded[slot], samples[row, : new[slot] * codec.config.frame_length]))
             done[slot] += new[slot]
         turn += 1
-    return heard
+    return decoded
 
 
 def _window(codes: Tensor, start: int, real: int, width: int) -> Tensor:

@@ -63,8 +63,8 @@ def test_continuous_batching_needs_fewer_steps_than_static(run: dict[str, Any]) 
 
 def test_a_cached_voice_saves_its_tokens(run: dict[str, Any]) -> None:
     first = run["first_audio"]
-    assert first["unknown"]["columns_saved"] == 0
-    assert first["known"]["columns_saved"] > first["prompt_columns"] / 2
+    assert first["unknown"]["tokens_saved"] == 0
+    assert first["known"]["tokens_saved"] > first["prompt_tokens"] / 2
     assert first["known"]["cpu_seconds"] > 0
 
 

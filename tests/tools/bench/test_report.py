@@ -48,7 +48,7 @@ def load_document(*, slower: float = 1.0, seed: int = 0, search: bool = False) -
 def engine_document() -> Document:
     document = new_document("engine", dict(describe_client()), {"model": "made up", "quick": False})
     document["complete"] = True
-    figures = {"seconds": 0.09, "best_seconds": 0.08, "cpu_seconds": 0.09, "columns_saved": 0.0, "waits": [0.08, 0.09]}
+    figures = {"seconds": 0.09, "best_seconds": 0.08, "cpu_seconds": 0.09, "tokens_saved": 0.0, "waits": [0.08, 0.09]}
     run: dict[str, Any] = {"name": "made up", "engine": {"dtype": "float32", "backend": "eager"}}
     run["throughput"] = [
         Throughput(
@@ -70,7 +70,7 @@ def engine_document() -> Document:
         for voices in (1, 4, 16)
         for policy in POLICIES
     ]
-    run["first_audio"] = {"voice_seconds": 10.0, "prompt_columns": 240, "known": figures, "unknown": figures}
+    run["first_audio"] = {"voice_seconds": 10.0, "prompt_tokens": 240, "known": figures, "unknown": figures}
     run["scheduler"] = measure_scheduler(20, voices=4, prompt=8, frames=70)
     document["runs"].append(run)
     return document

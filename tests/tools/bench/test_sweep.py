@@ -220,7 +220,7 @@ def test_texts_differ_and_edge_cases_have_their_length() -> None:
 def test_percentiles_of_known_values() -> None:
     found = Percentiles.of(range(1, 101))
     assert found is not None
-    assert (found.count, found.mean, found.p50, found.least, found.most) == (100, 50.5, 50.5, 1, 100)
+    assert (found.count, found.mean, found.p50, found.min, found.max) == (100, 50.5, 50.5, 1, 100)
     assert found.p95 == pytest.approx(95.05)
     assert found.std == pytest.approx(29.01, abs=0.01)
     assert Percentiles.of([]) is None

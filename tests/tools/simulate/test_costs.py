@@ -37,9 +37,9 @@ RUN = {
     "name": "random:tiny",
     "throughput": [row(16), row(1), row(4), row(4, policy="static", seconds=99.0)],
     "first_audio": {
-        "prompt_columns": 220,
-        "unknown": {"seconds": FIRST + 220 * TOKEN, "columns_saved": 0.0},
-        "known": {"seconds": FIRST + 20 * TOKEN, "columns_saved": 200.0},
+        "prompt_tokens": 220,
+        "unknown": {"seconds": FIRST + 220 * TOKEN, "tokens_saved": 0.0},
+        "known": {"seconds": FIRST + 20 * TOKEN, "tokens_saved": 200.0},
     },
 }
 DOCUMENT = {"machine": {"device": "cpu"}, "runs": [RUN]}

@@ -246,9 +246,9 @@ def _prefix_cache(figures: dict[str, Any]) -> Chart:
     rows = []
     for label, key in (("voice not cached", "unknown"), ("voice cached", "known")):
         run = figures[key]
-        tip = f"{label}: {run['columns_saved']:,.0f} tokens cached, best {duration(run['best_seconds'])}"
+        tip = f"{label}: {run['tokens_saved']:,.0f} tokens cached, best {duration(run['best_seconds'])}"
         rows.append(BarGroup(label, [StackedBar([("s1", run["seconds"], tip)], duration(run["seconds"]))]))
-    caption = f"A voice of {figures['voice_seconds']:.0f} s; the prompt has {figures['prompt_columns']:,} tokens."
+    caption = f"A voice of {figures['voice_seconds']:.0f} s; the prompt has {figures['prompt_tokens']:,} tokens."
     return Chart(title, caption, bars(title, rows, duration))
 
 

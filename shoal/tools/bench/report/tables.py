@@ -122,7 +122,7 @@ def _speeds(runs: list[dict[str, Any]], currency: str) -> ReportTable:
 
 
 def _latencies(runs: list[dict[str, Any]]) -> ReportTable:
-    keys = ("mean", "std", "p50", "p95", "p99", "most")
+    keys = ("mean", "std", "p50", "p95", "p99", "max")
     rows = [
         [*head, title, *_percentiles(batch[key], keys)]
         for head, batch in _batches(runs)
@@ -241,9 +241,9 @@ def _pace(row: dict[str, Any]) -> list[str]:
 
 
 def _prefix_cache(figures: dict[str, Any]) -> list[list[str]]:
-    prompt = [f"{figures['voice_seconds']:.1f} s", f"{figures['prompt_columns']:,} tokens"]
+    prompt = [f"{figures['voice_seconds']:.1f} s", f"{figures['prompt_tokens']:,} tokens"]
     return [
-        [label, *prompt, number(figures[key]["columns_saved"], 0), *_times(figures[key])]
+        [label, *prompt, number(figures[key]["tokens_saved"], 0), *_times(figures[key])]
         for label, key in (("off", "unknown"), ("on", "known"))
     ]
 

@@ -7,7 +7,7 @@ import { characters, expectedSeconds, fitted } from "./lines.js";
 import { timedAudio } from "./timed-audio.js";
 
 const BETWEEN_TURNS_SECONDS = 0.2;
-const REFERENCE_SECONDS = { least: 1, most: 45 };
+const REFERENCE_SECONDS = { min: 1, max: 45 };
 const TRIES = 5;
 
 /** A random seed that a JSON number represents exactly. */
@@ -193,7 +193,7 @@ export class Synthesis extends EventTarget {
     if (voice !== null || this.#references.has(speaker) || this.line === this.lines.length - 1) return;
     const samples = this.track.slice(from, this.track.length);
     const seconds = samples.length / this.track.rate;
-    if (seconds < REFERENCE_SECONDS.least || seconds > REFERENCE_SECONDS.most) return;
+    if (seconds < REFERENCE_SECONDS.min || seconds > REFERENCE_SECONDS.max) return;
     this.#references.set(speaker, { text, audio: await base64(wavFile(samples, this.track.rate)) });
   }
 

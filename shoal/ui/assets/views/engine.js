@@ -34,12 +34,12 @@ export class EngineView {
       this.#readings = [...this.#readings, reading(text, performance.now() / 1000, this.#readings.at(-1))].slice(
         -KEPT_READINGS,
       );
-      const backends = backend ? `Computed by: ${backend === codec ? backend : `${backend}, sound by ${codec}`}` : "";
+      const backends = backend ? `Computed by: ${backend === codec ? backend : `${backend}, codec on ${codec}`}` : "";
       byId("engine-backend").textContent = SLEEP[engine] ?? backends;
       this.#draw(this.#readings.at(-1));
     } catch (problem) {
       this.#readings = [];
-      byId("engine").replaceChildren(element("p", { class: "empty" }, excuse(problem)));
+      byId("engine").replaceChildren(element("p", { class: "empty" }, failureText(problem)));
     }
   }
 
@@ -74,7 +74,7 @@ export class EngineView {
   }
 }
 
-function excuse(problem) {
+function failureText(problem) {
   if (problem.status === 401) return "Give a key to see the engine.";
   if (problem.status === 404) return "This server keeps its figures to itself.";
   return problem.title ? `${problem.title}.` : "No figures.";
