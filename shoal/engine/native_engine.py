@@ -142,7 +142,8 @@ class NativeEngine:
             lexicon=self.lexicon,
             deadline=None if request.timeout is None else self._clock() + request.timeout,
         )
-        return UtteranceStream(utterance, self._chunks(utterance))
+        voice = utterance.turns[0].delivery.voice or request.voice or self.checkpoint.profile.voice
+        return UtteranceStream(utterance, self._chunks(utterance, self._prefix_file(utterance, voice)))
 
     def step(self) -> list[Event]:
         """Generate one frame, as `EngineCore.step` does. Raises GenerationFailed when the native step fails."""
@@ -157,9 +158,9 @@ class NativeEngine:
         except RuntimeError as error:
             raise GenerationFailed(str(error)) from error
 
-    def _chunks(self, utterance: Utterance) -> Generator[AudioChunk, None, None]:
+    def _chunks(self, utterance: Utterance, stored: PrefixFile | None) -> Generator[AudioChunk, None, None]:
         pool = self.scheduler.pool
-        pool.host_cache = stored = self._prefix_file(utterance)
+        pool.host_cache = stored
         self.tracker.add(utterance)
         try:
             while self.tracker.active:
@@ -171,11 +172,16 @@ class NativeEngine:
             if self.tracker.active:
                 self.tracker.cancel(utterance)
 
-    def _prefix_file(self, utterance: Utterance) -> PrefixFile | None:
-        """Return the stored blocks of the voice that an utterance starts with; None without a voice or a folder."""
+    def _prefix_file(self, utterance: Utterance, voice: str | None) -> PrefixFile | None:
+        """Return the stored blocks of the built-in voice that an utterance starts with; None if there can be none.
+
+        Nothing is stored of a user's own voices: what is computed from a recording must go when it is deleted.
+        """
         prefix, pool = utterance.turns[0].prefix, self.scheduler.pool
-        keys = [] if prefix is None else prefix_keys(prefix, pool.size)
-        if self._prefixes is None or not keys or not self.config.prefix_cache:
+        if self._prefixes is None or prefix is None or not self.config.prefix_cache:
+            return None
+        keys = prefix_keys(prefix, pool.size)
+        if not keys or voice is None or not self._store.is_builtin(voice):
             return None
         return PrefixFile(self._prefixes, self._identity, keys, (self.steps.keys, self.steps.values))
 

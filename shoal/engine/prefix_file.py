@@ -1,4 +1,4 @@
-"""KV blocks of a voice on disk: a new process reads them instead of computing the voice's part of the prompt again.
+"""KV blocks of a built-in voice on disk: a new process reads them instead of computing that part of the prompt again.
 
 Only blocks before the text are stored. Their content depends on the tokens, which the keys of the blocks hash, and on
 the model and the code that computed it, which `identity` names.

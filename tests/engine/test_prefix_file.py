@@ -1,5 +1,6 @@
 """Keys and values of voices on disk: the same audio, computed in fewer steps, and never from the wrong file."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,14 @@ def test_a_folder_that_cannot_be_written_is_no_error(
     (tmp_path / "file").write_text("")
     samples, _ = speak(arrays, tmp_path / "file", tmp_path)
     np.testing.assert_array_equal(samples, expected)
+
+
+def test_nothing_is_stored_of_the_voices_of_a_user(arrays: ArrayCheckpoint, tmp_path: Path) -> None:
+    shutil.copytree(BUNDLED_DIRECTORY / "voices" / OTHER_VOICE, tmp_path / "voices" / "mine")
+    speak(arrays, tmp_path / "p", tmp_path / "voices", SpeechRequest("No.", voice="mine"))
+    marked = SpeechRequest('<speak><voice name="mine">No.</voice></speak>', ssml=True)
+    speak(arrays, tmp_path / "p", tmp_path / "voices", marked)
+    assert not (tmp_path / "p").exists()
 
 
 def test_the_oldest_files_are_deleted(arrays: ArrayCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
