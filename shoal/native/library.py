@@ -250,7 +250,7 @@ def _compile(target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with file_lock(target.parent / ".lock", private=True):
         if not target.exists():
-            logger.info("compiling the native backend; this happens once")
+            logger.warning("compiling the native backend, which takes about a minute of CPU time, once per version")
             started = time.perf_counter()
             compile_library(target)
             logger.info("compiled %s in %.1f s", target, time.perf_counter() - started)

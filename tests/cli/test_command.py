@@ -37,6 +37,11 @@ def test_the_help_groups_every_command_by_what_it_is_for(shoal: Shoal) -> None:
     assert "─ Commands ─" not in ran, "a command has no group"
 
 
+def test_the_package_runs_as_a_module() -> None:
+    ran = subprocess.run([sys.executable, "-m", "shoal", "version"], capture_output=True, text=True, timeout=300)
+    assert (ran.returncode, __version__ in ran.stdout) == (0, True), ran.stderr
+
+
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_command_has_help_for_every_parameter(shoal: Shoal, path: tuple[str, ...]) -> None:
     ran = shoal(*path, "--help")

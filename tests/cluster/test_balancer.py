@@ -15,11 +15,13 @@ from typing import Any
 import httpx
 import ormsgpack
 import pytest
+from starlette.requests import HTTPConnection, Request
 from starlette.testclient import TestClient
 from websockets.sync.client import connect
 
 from shoal.cluster.balancer.app import BalancerServer, create_balancer
 from shoal.cluster.balancer.config import BalancerConfig, WorkerAddress, parse_candidate, parse_weights, parse_workers
+from shoal.cluster.balancer.proxy import Proxy, path_and_query
 from shoal.cluster.balancer.workers import WeightedShares, WorkerPool
 from shoal.errors import InvalidRequest
 from tests.server.conftest import ROOT, Serving, command, free_port, samples_of, start, surroundings
@@ -261,3 +263,53 @@ def test_a_worker_that_is_lost_is_taken_out_by_the_next_check() -> None:
 
     (worker,) = asyncio.run(check()).workers
     assert (worker.healthy, "no answer" in worker.reason) == (False, True)
+
+
+def speech_request() -> Request:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/tts", "query_string": b"", "headers": []}
+    return Request({**scope, "state": {"request_id": "one"}}, receive)
+
+
+def test_requests_leave_a_worker_that_hangs_and_answers_no_checks() -> None:
+    """A machine without power sends neither bytes nor a reset; its requests must not wait for ever."""
+    arrived = asyncio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "healthy":
+            return httpx.Response(200, stream=httpx.ByteStream(b"{}"), headers={"content-type": "application/json"})
+        if request.url.path == "/ready":
+            raise httpx.ReadTimeout("no answer")
+        arrived.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def scenario() -> tuple[str, WorkerPool]:
+        addresses = (WorkerAddress("http://hangs"), WorkerAddress("http://healthy"))
+        config = BalancerConfig(addresses, strategy="round-robin", give_up_checks=2)
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            pool = WorkerPool(config, client)
+            for worker in pool.workers:
+                worker.mark("")
+            sending = asyncio.create_task(Proxy(config, pool, client).forward(speech_request()))
+            await arrived.wait()
+            await pool.check()
+            assert not sending.done()  # one slow check is no proof
+            await pool.check()
+            return (await asyncio.wait_for(sending, 60)).headers["x-shoal-worker"], pool
+
+    served_by, pool = asyncio.run(scenario())
+    assert (served_by, pool.workers[0].counts["failed"], pool.workers[0].waits) == ("worker-2", 1, set())
+
+
+def test_sockets_are_forwarded_to_the_target_as_the_client_wrote_it() -> None:
+    scope = {
+        "type": "websocket",
+        "path": "/v1/text-to-speech/my voice?/stream-input",
+        "query_string": b"model_id=a%20b",
+    }
+    escaped = {**scope, "raw_path": b"/v1/text-to-speech/my%20voice%3F/stream-input"}
+    expected = "/v1/text-to-speech/my%20voice%3F/stream-input?model_id=a%20b"
+    assert [path_and_query(HTTPConnection(each)) for each in (escaped, scope)] == [expected, expected]

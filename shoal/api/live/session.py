@@ -69,6 +69,9 @@ class IdleTimer:
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
         """Raise IdleTimeout when the socket has been idle for too long."""
+        # A message that has arrived already is received without waiting: thousands of small ones in a row would keep
+        # the event loop from all other clients.
+        await asyncio.sleep(0)
         try:
             async with asyncio.timeout(None) as self._timer:
                 self._restart()

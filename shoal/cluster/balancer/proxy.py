@@ -5,10 +5,11 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import ormsgpack
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -68,10 +69,11 @@ class Proxy:
                 request.method, _target(request, worker), headers=_forwarded(request), content=body
             )
             try:
-                response = await self._client.send(sending, stream=True)
-                stack.push_async_callback(response.aclose)
-                chunks = aiter(response.aiter_raw())
-                first = await anext(chunks, b"")
+                async with worker.waiting():
+                    response = await self._client.send(sending, stream=True)
+                    stack.push_async_callback(response.aclose)
+                    chunks = aiter(response.aiter_raw())
+                    first = await anext(chunks, b"")
             except httpx.TransportError as problem:
                 self._lost(request, worker, problem)
                 return None
@@ -119,10 +121,11 @@ async def relay(
 ) -> AsyncIterator[bytes]:
     """Yield the body of a response. If the worker is lost, the client's connection is closed before the last chunk."""
     try:
-        if first:
-            yield first
-        async for chunk in chunks:
+        chunk = first
+        while chunk:
             yield chunk
+            async with worker.waiting():
+                chunk = await anext(chunks, b"")
         timer.end()
     except httpx.TransportError as problem:
         worker.counts["failed"] += 1
@@ -136,7 +139,7 @@ def is_repeatable(request: Request) -> bool:
 
 def copied_request(request: Request, body: bytes) -> CopiedRequest:
     text = _field(_parsed(media_type(request), body), "text", "input") if len(body) <= INLINE_BYTES else None
-    return CopiedRequest(request.method, _path_and_query(request), _forwarded(request), body, text)
+    return CopiedRequest(request.method, path_and_query(request), _forwarded(request), body, text)
 
 
 def voice_of(request: Request, body: bytes) -> str | None:
@@ -164,12 +167,14 @@ def _field(document: Any, *names: str) -> str | None:
 
 
 def _target(request: Request, worker: Worker) -> str:
-    return f"{worker.address.url}{_path_and_query(request)}"
+    return f"{worker.address.url}{path_and_query(request)}"
 
 
-def _path_and_query(request: Request) -> str:
-    query = f"?{request.url.query}" if request.url.query else ""
-    return f"{request.scope.get('raw_path', request.url.path.encode()).decode('ascii')}{query}"
+def path_and_query(request: HTTPConnection) -> str:
+    """Return the target as the client wrote it: a decoded path would lose the escapes of spaces and question marks."""
+    query = request.scope["query_string"].decode("latin-1")
+    path = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
+    return f"{path.decode('latin-1')}{f'?{query}' if query else ''}"
 
 
 def _forwarded(request: Request) -> list[tuple[bytes, bytes]]:

@@ -9,6 +9,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from shoal.cluster.balancer.config import BalancerConfig
+from shoal.cluster.balancer.proxy import path_and_query
 from shoal.cluster.balancer.workers import Worker, WorkerPool
 
 TRY_AGAIN_LATER = 1013
@@ -35,9 +36,8 @@ async def forward_socket(socket: WebSocket, config: BalancerConfig, pool: Worker
 
 async def _connect(socket: WebSocket, worker: Worker, config: BalancerConfig) -> ClientConnection:
     parts = urlsplit(worker.address.url)
-    url = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{socket.url.path}"
     return await connect(
-        f"{url}?{socket.url.query}" if socket.url.query else url,
+        f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{path_and_query(socket)}",
         additional_headers={name: value for name, value in socket.headers.items() if name in FORWARDED},
         subprotocols=socket.scope.get("subprotocols") or None,
         compression=None,

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -33,6 +33,8 @@ class Worker:
     slots: int = DEFAULT_SLOTS
     in_flight: int = 0  # requests of this balancer
     reported_load: int = 0  # requests of all its clients, when it was last checked
+    unanswered_checks: int = 0  # in a row
+    waits: set[asyncio.Timeout] = field(default_factory=set)  # requests that wait for bytes of this worker
     counts: Counter[str] = field(default_factory=Counter)  # requests, retried, failed
     first_byte_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
     total_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
@@ -52,6 +54,31 @@ class Worker:
             yield timer
         finally:
             self.in_flight -= 1
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """Wait for bytes of the worker inside. Raises httpx.ReadTimeout when the worker is given up meanwhile."""
+        try:
+            async with asyncio.timeout(None) as wait:
+                self.waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self.waits.discard(wait)
+        except TimeoutError as error:
+            raise httpx.ReadTimeout("the worker does not answer health checks") from error
+
+    def give_up(self) -> None:
+        """End all waits: a machine that lost power or network never closes its connections."""
+        if self.waits:
+            logger.warning(
+                "worker %s: %d health checks unanswered, %d requests leave it",
+                self.name,
+                self.unanswered_checks,
+                len(self.waits),
+            )
+        for wait in tuple(self.waits):
+            wait.reschedule(asyncio.get_running_loop().time())
 
     def mark(self, reason: str) -> None:
         """Set the worker's health; an empty reason is healthy. Changes are logged once."""
@@ -130,7 +157,11 @@ class WorkerPool:
             status = answer.json() if answer.headers.get("content-type", "").startswith("application/json") else {}
         except (httpx.HTTPError, ValueError) as problem:
             worker.mark(f"no answer to /ready: {type(problem).__name__}")
+            worker.unanswered_checks += 1
+            if worker.unanswered_checks >= self._config.give_up_checks:
+                worker.give_up()
             return
+        worker.unanswered_checks = 0
         if answer.status_code != 200:
             worker.mark(f"not ready: {status.get('state', answer.status_code)}")
             return
