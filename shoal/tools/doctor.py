@@ -22,8 +22,9 @@ EXTRAS = {"formats": ("av", "soxr")}
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
 # Bytes of the weights of s1-mini in bf16 and its codec in fp32.
 SMALLEST_MODEL = 3.3e9
-# Cores and RTF of S1-mini, one voice, backend native in float32, on an Intel Xeon: docs/benchmarks.md.
-CPU_RTF = {8: 1.69, 16: 0.94}
+# RTF of S1-mini, one voice, int8 weights, backend native, and the cores it was measured on: docs/benchmarks.md.
+CPU_RTF, CPU_RTF_CORES = 2.06, 2
+MAX_SCALED_CORES = 8  # memory bandwidth limits more: no gain is predicted for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +129,11 @@ def _torch() -> Iterator[DoctorFinding]:
 
 
 def predicted_cpu_speed(count: int) -> str:
-    """Return the RTF of S1-mini that was measured with that many cores, or is scaled from the nearest measurement."""
-    measured = min(CPU_RTF, key=lambda each: abs(each - count))
-    how = "measured" if measured == count else f"predicted from {CPU_RTF[measured]:g} measured on {measured} cores"
-    # Memory bandwidth limits more cores than were measured: no gain is predicted for them.
-    rtf = CPU_RTF[measured] * measured / min(count, max(CPU_RTF))
-    return f"RTF about {rtf:.2g} with one voice in float32 ({how}, on an Intel Xeon with AVX-512)"
+    """Return the RTF of S1-mini with that many cores, scaled from the measured one."""
+    rtf = CPU_RTF * CPU_RTF_CORES / min(count, MAX_SCALED_CORES)
+    source = f"measured on {CPU_RTF_CORES} cores of an AMD EPYC with AVX-512"
+    how = source if count == CPU_RTF_CORES else f"predicted from {CPU_RTF:g}, {source}"
+    return f"RTF about {rtf:.2g} with one voice in int8 ({how})"
 
 
 def _gpu() -> Iterator[DoctorFinding]:
