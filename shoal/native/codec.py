@@ -130,12 +130,11 @@ class LayerList:
     def _feed_forward(self, name: str) -> _Layer:
         config, weights = self._codec.config.transformer, self._codec.weights
         dim, wide = config.dim, config.intermediate_size
-        gates = [self._weight(f"{name}.feed_forward.{each}.weight", wide, dim) for each in ("w1", "w3")]
         gamma = self._weight(f"{name}.ffn_layer_scale.gamma", dim)
         return _Layer(
             kind=FEED_FORWARD,
             channels=dim,
-            a=self.arrays.matrix(np.concatenate(gates)),
+            a=self.arrays.stacked(weights, [f"{name}.feed_forward.{each}" for each in ("w1", "w3")], (wide, dim)),
             b=self.arrays.linear(weights, f"{name}.feed_forward.w2", (dim, wide), scale=gamma),
             alpha=self._address(f"{name}.ffn_norm.weight", dim),
             eps=config.norm_eps,

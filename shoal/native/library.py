@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -84,6 +84,17 @@ class Arrays:
             scales = find_weight(weights, f"{name}.scales", shape[:1]).astype(np.float32)
             scale = scales if scale is None else scales * scale
         return self.matrix(weight[:rows], bias, scale=scale)
+
+    def stacked(self, weights: Weights, names: Sequence[str], shape: tuple[int, int]) -> Matrix:
+        """Pack layers of the same shape [out, in], without biases, as one; all of floats or all of int8.
+
+        Raises CheckpointError for a missing weight or one of another shape.
+        """
+        parts = [find_weight(weights, f"{name}.weight", shape) for name in names]
+        if parts[0].dtype != np.int8:
+            return self.matrix(np.concatenate(parts))
+        scales = [find_weight(weights, f"{name}.scales", shape[:1]) for name in names]
+        return self.matrix(np.concatenate(parts), scale=np.concatenate(scales))
 
     def matrix(
         self, weight: NDArray[Any], bias: NDArray[Any] | None = None, *, scale: NDArray[Any] | None = None

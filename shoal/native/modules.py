@@ -35,14 +35,11 @@ def model_arrays(model: DualAR, head: Head) -> ModelArrays:
 def codec_arrays(codec: Codec) -> CodecArrays:
     """Return the decode-side weights of a codec, sharing its memory.
 
-    Raises NativeUnavailable for a codec that is not on the CPU or has quantized layers.
+    Raises NativeUnavailable for a codec that is not on the CPU or has quantized convolutions.
     """
     if codec.device.type != "cpu":
         raise NativeUnavailable(f"the codec is on {codec.device.type}")
-    weights = {name: each for name, each in _arrays(codec) if name.startswith(DECODE_SIDE)}
-    if any(name.endswith(".scales") for name in weights):
-        raise NativeUnavailable("a quantized codec is not supported")
-    return CodecArrays(codec.config, weights)
+    return CodecArrays(codec.config, {name: each for name, each in _arrays(codec) if name.startswith(DECODE_SIDE)})
 
 
 def _arrays(module: nn.Module, *, without: str = "") -> Named:

@@ -15,7 +15,7 @@ from shoal.engine.utterance import Turn, Utterance
 from shoal.native.codec import NativeDecoder
 from shoal.native.library import Context, NativeUnavailable
 from shoal.native.modules import codec_arrays
-from shoal.quantize.apply import quantize_codec
+from shoal.quantize.apply import convert_int8_for_cpu, quantize_codec
 from shoal.speech import SamplingParams
 
 FRAMES = 24
@@ -110,11 +110,26 @@ def test_a_long_stream_grows_its_rotary_table(tiny: Checkpoint, codes: Tensor, c
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 
 
-def test_a_quantized_codec_is_refused(context: Context) -> None:
+def test_quantized_convolutions_are_refused(context: Context) -> None:
     codec = random_checkpoint("tiny", dtype=torch.float32).codec
     quantize_codec(codec, "int8")
     with pytest.raises(NativeUnavailable, match="not supported"):
         native_decoder(codec, 1, context)
+
+
+def test_int8_linears_give_the_samples_of_the_codec_in_any_chunks(context: Context, codes: Tensor) -> None:
+    """As on a CPU with `codec=int8`, which leaves convolutions as they are."""
+    codec = random_checkpoint("tiny", dtype=torch.float32).codec
+    plain = codec.decode(codes[:1])
+    quantize_codec(codec, "int8", convolutions=False)
+    convert_int8_for_cpu(codec, min_weights=0)
+    expected = codec.decode(codes[:1])
+    whole = in_chunks(native_decoder(codec, 1, context), codes[:1], [0], [FRAMES])
+    assert torch.equal(in_chunks(native_decoder(codec, 1, context), codes[:1], [0], [1, 7, 16]), whole)
+    difference = (expected - plain).abs().max()
+    assert difference > 0
+    # Activations of the reference are quantized where the CPU has VNNI.
+    assert (whole - expected).abs().max() < 2 * difference
 
 
 def speaker(slot: int, codes: Tensor) -> Utterance:
