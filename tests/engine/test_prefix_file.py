@@ -9,7 +9,7 @@ import pytest
 from shoal.checkpoint.arrays import ArrayCheckpoint, load_arrays
 from shoal.checkpoint.find import BUNDLED, BUNDLED_DIRECTORY
 from shoal.config import EngineConfig
-from shoal.engine import prefix_file
+from shoal.engine import native_engine, prefix_file
 from shoal.engine.native_engine import NativeEngine
 from shoal.native.library import NativeUnavailable, open_library
 from shoal.speech import SpeechRequest
@@ -32,6 +32,21 @@ def expected(arrays: ArrayCheckpoint, tmp_path_factory: pytest.TempPathFactory) 
     return speak(arrays, None, tmp_path_factory.mktemp("voices"))[0]
 
 
+@pytest.fixture(scope="module")
+def written(arrays: ArrayCheckpoint, expected: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that one process has written."""
+    folder = tmp_path_factory.mktemp("written") / "prefixes"
+    samples, blocks = speak(arrays, folder, folder.parent)
+    assert blocks == 0
+    np.testing.assert_array_equal(samples, expected)
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(written, tmp_path / "prefixes")
+
+
 def speak(
     arrays: ArrayCheckpoint, prefixes: Path | None, voices: Path, request: SpeechRequest = REQUEST
 ) -> tuple[np.ndarray, int]:
@@ -43,40 +58,34 @@ def speak(
 
 
 def test_the_second_process_reads_the_voice_and_gives_the_same_bits(
-    arrays: ArrayCheckpoint, expected: np.ndarray, tmp_path: Path
+    arrays: ArrayCheckpoint, expected: np.ndarray, folder: Path, tmp_path: Path
 ) -> None:
-    first, none = speak(arrays, tmp_path / "p", tmp_path)
-    second, blocks = speak(arrays, tmp_path / "p", tmp_path)
-    assert none == 0
+    samples, blocks = speak(arrays, folder, tmp_path)
     assert blocks > 0
-    np.testing.assert_array_equal(first, expected)
-    np.testing.assert_array_equal(second, expected)
-    assert (tmp_path / "p").stat().st_mode & 0o077 == 0
-    _, other = speak(arrays, tmp_path / "p", tmp_path, SpeechRequest("No.", voice=OTHER_VOICE))
-    assert other == 0
-    assert len(list((tmp_path / "p").iterdir())) == 2
+    np.testing.assert_array_equal(samples, expected)
+    assert folder.stat().st_mode & 0o077 == 0
 
 
-def test_a_damaged_file_is_computed_again(arrays: ArrayCheckpoint, expected: np.ndarray, tmp_path: Path) -> None:
-    speak(arrays, tmp_path, tmp_path)
-    (file,) = tmp_path.glob("*.safetensors")
+def test_a_damaged_file_is_computed_again(
+    arrays: ArrayCheckpoint, expected: np.ndarray, folder: Path, tmp_path: Path
+) -> None:
+    (file,) = folder.iterdir()
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
-    samples, blocks = speak(arrays, tmp_path, tmp_path)
+    samples, blocks = speak(arrays, folder, tmp_path)
     assert blocks == 0
     np.testing.assert_array_equal(samples, expected)
     assert file.read_bytes() == content
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("library_name", lambda: "another library"), ("MODEL_FILE", "config.json")]
+)
 def test_a_file_of_another_library_or_model_is_not_used(
-    arrays: ArrayCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arrays: ArrayCheckpoint, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object
 ) -> None:
-    speak(arrays, tmp_path, tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr("shoal.engine.native_engine.library_name", lambda: "another library")
-        assert speak(arrays, tmp_path, tmp_path)[1] == 0
-    monkeypatch.setattr("shoal.engine.native_engine.MODEL_FILE", "config.json")
-    assert speak(arrays, tmp_path, tmp_path)[1] == 0
+    monkeypatch.setattr(native_engine, name, value)
+    assert speak(arrays, folder, tmp_path)[1] == 0
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(
@@ -95,10 +104,11 @@ def test_nothing_is_stored_of_the_voices_of_a_user(arrays: ArrayCheckpoint, tmp_
     assert not (tmp_path / "p").exists()
 
 
-def test_the_oldest_files_are_deleted(arrays: ArrayCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_voice_has_a_file_and_the_oldest_is_deleted(
+    arrays: ArrayCheckpoint, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prefix_file, "MAX_FILES", 1)
-    speak(arrays, tmp_path, tmp_path)
-    (first,) = tmp_path.glob("*.safetensors")
-    speak(arrays, tmp_path, tmp_path, SpeechRequest("No.", voice=OTHER_VOICE))
-    assert first not in list(tmp_path.glob("*.safetensors"))
-    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    (first,) = folder.iterdir()
+    assert speak(arrays, folder, tmp_path, SpeechRequest("No.", voice=OTHER_VOICE))[1] == 0
+    (second,) = folder.iterdir()
+    assert second != first
