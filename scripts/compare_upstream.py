@@ -118,7 +118,7 @@ def table(results: dict[str, Figures]) -> str:
 def commit_of(checkout: Path) -> str:
     """Return the commit of the checkout. Raises SystemExit if it is none of fish-speech."""
     if not (checkout / "fish_speech" / "models" / "text2semantic" / "inference.py").is_file():
-        raise SystemExit(f"{checkout} is no checkout of fish-speech: give the directory that holds fish_speech/")
+        raise SystemExit(f"{checkout} is not a checkout of fish-speech: give the directory that holds fish_speech/")
     if not (checkout / ".git").exists():
         return "of an unknown commit"
     command = ("git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD")

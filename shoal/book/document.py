@@ -64,7 +64,7 @@ def checked(book: Book) -> Book:
     """Return the book without chapters that have no words. Raises TextError for one that has none, or too much text."""
     spoken = [replace(each, title=_short(each.title)) for each in book.chapters if _spoken(each)]
     if len(spoken) > 1 and all(block.heading for block in spoken[0].blocks):
-        # The title of the book alone is no chapter.
+        # The title of the book alone is not a chapter.
         spoken[:2] = [replace(spoken[1], blocks=spoken[0].blocks + spoken[1].blocks)]
     if not spoken:
         raise TextError("the book has no text: a book of images has to be recognised (OCR) first")

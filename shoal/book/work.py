@@ -103,7 +103,7 @@ class WorkState:
 
 
 def check_language(book: Book, narration: Narration) -> None:
-    """Raise TextError for a book that the model cannot speak. A foreign sentence in an English book is no reason."""
+    """Raise TextError for a book that the model cannot speak. One foreign sentence in an English book is accepted."""
     blocks = islice((block.text for chapter in book.chapters for block in chapter.blocks), SAMPLED_BLOCKS)
     language = foreign_language("\n".join(blocks)) if narration.english else None
     if language is not None:

@@ -78,7 +78,7 @@ class EndpointSpec:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise InvalidRequest(f"{self.name!r} is no valid endpoint name: use up to 50 letters, digits and single -")
+            raise InvalidRequest(f"invalid endpoint name {self.name!r}: use up to 50 letters, digits and single -")
         if not self.model_data.startswith("s3://"):
             raise InvalidRequest(f"the model must be in S3, s3://BUCKET/KEY, not {self.model_data!r}")
         if self.multi_model and not self.model_data.endswith("/"):

@@ -162,7 +162,7 @@ class Utterance:
             return None
         bounds, codes = pairwise((0, *self.turn_ends)), self.all_codes()
         spoken = zip(self.turns, bounds, strict=False)
-        # Turns in a voice that the markup named are no context for the voice of the request.
+        # Turns in a voice that the markup named cannot be context for the voice of the request.
         own = ((turn, place) for turn, place in spoken if turn.delivery.voice is None)
         return (*self.context, *(SpokenTurn(turn.text, codes[:, start:end]) for turn, (start, end) in own))
 

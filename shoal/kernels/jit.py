@@ -195,7 +195,7 @@ def kernels_unavailable(device: torch.device) -> str | None:
     if interpreted():
         return None
     if device.type != "cuda":
-        return f"{device.type} is no GPU that Triton supports"
+        return f"{device.type} is not a GPU that Triton supports"
     if torch.version.hip is not None:
         return "the fused kernels have not been tested on ROCm"
     # Triton has no tensor-core instructions for them: products compile to scalar code that spills.

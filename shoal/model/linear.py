@@ -239,7 +239,7 @@ class DequantizedLinear(nn.Linear):
         self.weight = nn.Parameter(layer.dequantize(dtype), requires_grad=False)
         if layer.bias is not None:
             self.bias = nn.Parameter(layer.bias.to(dtype), requires_grad=False)
-        self._layers = (layer,)  # in a tuple, so that it is no submodule
+        self._layers = (layer,)  # in a tuple, so that it is not a submodule
 
     @property
     def int8(self) -> Int8Linear:

@@ -139,7 +139,7 @@ class WyomingConnection:
             await async_write_event(message.event(), self.writer)
 
     async def _read(self, contexts: LiveContexts) -> Event:
-        """Return the next event without its payload. Raises EOFError, or InvalidRequest for what is no event.
+        """Return the next event without its payload. Raises EOFError, or InvalidRequest for data that is not an event.
 
         The package's own reader accepts data and payloads of any size.
         """

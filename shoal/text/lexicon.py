@@ -75,7 +75,7 @@ class Lexicon:
     def _matches(self, text: str) -> Iterator[tuple[int, int, Pronunciation]]:
         """Yield start, end and entry of the words, from left to right and without overlap."""
         lower = _lower(text)
-        # Phonemes and speaker tags are no words; their ends, so that a piece inside one is skipped.
+        # Phonemes and speaker tags are not words; their ends, so that a piece inside one is skipped.
         untouched = {match.start(): match.end() for match in UNTOUCHED.finditer(text)}
         end = 0
         for piece in PIECE.finditer(text):
@@ -229,7 +229,7 @@ def _matches_at(written: str, text: str, lower: str, start: int) -> bool:
     if not source.startswith(written, start):
         return False
     if not LETTER.match(written) and start and LETTER.match(text, start - 1):
-        return False  # ".NET" is no part of "ASP.NET"
+        return False  # ".NET" does not match in "ASP.NET"
     following = start + len(written)
     return not (ENDS_WITH_LETTER.search(written) and LETTER.match(text, following))
 

@@ -39,12 +39,12 @@ Reading = Callable[[str], Sequence[str]]
 
 
 def written_words(text: str, *, ssml: bool = False) -> list[TextWord]:
-    """Return the words of a text as its author wrote it, with their punctuation; markup is no word."""
+    """Return the words of a text as its author wrote it, with their punctuation; markup is not a word."""
     return _words(_masked(XML_TAG if ssml else UNSPOKEN, text))
 
 
 def spoken_words(text: str) -> list[TextWord]:
-    """Return the words of a text as the model reads it, without the marks around them; tags are no words."""
+    """Return the words of a text as the model reads it, without the marks around them; tags are not words."""
     return [each for each in map(_bare, _words(_masked(UNSPOKEN, text))) if each.text]
 
 

@@ -239,7 +239,7 @@ def _models() -> Iterator[DoctorFinding]:
 
 
 def _whole_snapshot(repository: str) -> Path | None:
-    """Return the directory of a complete model in the cache; None if the repository is no model or incomplete."""
+    """Return the directory of a complete model in the cache; None if the repository is not a model or is incomplete."""
     from shoal.checkpoint.find import HubSource, cached_snapshot
     from shoal.checkpoint.format.layout import missing_files
     from shoal.errors import CheckpointError

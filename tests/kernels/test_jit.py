@@ -131,7 +131,7 @@ def test_cards_and_builds_without_kernels_are_named(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda device, found=capability: found)
         found = kernels_unavailable(gpu)
         assert found is None if reason is None else reason in (found or "")
-    assert "cpu is no GPU" in (kernels_unavailable(torch.device("cpu")) or "")
+    assert "cpu is not a GPU" in (kernels_unavailable(torch.device("cpu")) or "")
     monkeypatch.setattr("torch.version.hip", "6.4")
     assert "ROCm" in (kernels_unavailable(gpu) or "")
     monkeypatch.setattr(jit, "triton", None)

@@ -121,7 +121,7 @@ class TextBuffer:
         piece, self._text = self._text[:characters], self._text[characters:]
         self._taken += len(piece)
         if not speakable(piece):
-            # A pause alone is no request: it is spoken before the next words.
+            # A pause alone is not a request: it is spoken before the next words.
             self._pauses += "".join(match[0] for match in PAUSE.finditer(piece))
             return []
         pauses, self._pauses = self._pauses, ""

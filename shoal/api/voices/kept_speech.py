@@ -37,7 +37,7 @@ class KeptSpeech:
 class KeptSpeechStore:
     """Holds at most `max_bytes` of samples, requests in flight included; the oldest speech is dropped first.
 
-    Speech longer than `max_seconds`, which is no use as a reference, is not kept. Not thread-safe.
+    Speech longer than `max_seconds`, which is useless as a reference, is not kept. Not thread-safe.
     """
 
     def __init__(

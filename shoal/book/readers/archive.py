@@ -74,7 +74,7 @@ def _check_directory(path: Path) -> None:
         tail = file.read()
     at = tail.rfind(END_MAGIC)
     if at < 0 or len(tail) - at < END_RECORD.size:
-        raise TextError(f"{path} is not an epub file, or is damaged: it is no zip archive")
+        raise TextError(f"{path} is not an epub file, or is damaged: it is not a zip archive")
     _, _, _, _, entries, directory_bytes, _, _ = END_RECORD.unpack_from(tail, at)
     if tail[max(0, at - 20) : at].startswith(ZIP64_LOCATOR):
         raise TextError(f"{path} is a zip64 archive, which epub files of ordinary size are not")

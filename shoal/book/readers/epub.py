@@ -19,7 +19,7 @@ PACKAGE_TYPE = "application/oebps-package+xml"
 CONTENT_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "text/x-oeb1-document")
 METADATA = ("title", "creator", "language", "publisher", "date", "description")
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,30}:")
-MAX_CONTENTS_DEPTH = 2  # parts and their chapters; sections below them are no chapters
+MAX_CONTENTS_DEPTH = 2  # parts and their chapters; sections below them are not chapters
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""What the files of a model directory contain: names of files and tensors, configuration, profile, text rules."""
+"""Contents of a model directory: names of files and tensors, configuration, profile, text rules."""

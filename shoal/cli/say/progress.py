@@ -85,7 +85,7 @@ class SpeechProgress:
 
 
 def _status_line(text: str) -> "Status | None":
-    """Return a status line on standard error; None if that is no terminal. Importing rich takes 25 ms."""
+    """Return a status line on standard error; None if that is not a terminal. Importing rich takes 25 ms."""
     forced = os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")
     if not (sys.stderr.isatty() or forced):
         return None

@@ -101,7 +101,7 @@ SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-"
 # Exponents follow a number or a variable; after a word, and for ¹ alone, they are footnote numbers.
 EXPONENT = re.compile(r"(?:(?<=\d)|(?<=\b[A-Za-z]))(?!¹(?![⁰¹²³⁴-⁹]))[⁺⁻]?[⁰¹²³⁴-⁹]{1,18}")
 # "2½" would decompose to "21/2", so a space is inserted first.
-# Areas and volumes: "km²". A unit of two letters is no variable.
+# Areas and volumes: "km²". A unit of two letters is not a variable.
 UNIT_POWER = re.compile(r"(?<=\d|\s|/)(km|cm|mm|ft|in|mi|yd)([²³])")
 RATED = re.compile(r"(?<![★☆⭐])([★⭐]{1,10})(☆{0,9})(?![★☆⭐])")
 MIXED_FRACTION = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞])")

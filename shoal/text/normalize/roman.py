@@ -5,9 +5,9 @@ import re
 from shoal.text.normalize.numbers import cardinal, ordinal, year
 
 VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
-# Canonical numerals only: "IIII" and "VX" are no numbers. The look-ahead excludes the empty numeral.
+# Canonical numerals only: "IIII" and "VX" are not numbers. The look-ahead excludes the empty numeral.
 ROMAN = r"(?=[IVXLCDM])M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})"
-# A possessive may follow: "Henry VIII's wives"; "I'm" and "I'd" are no numerals.
+# A possessive may follow: "Henry VIII's wives"; "I'm" and "I'd" are not numerals.
 END = r"(?![\w-])(?!'(?!s\b))"
 # One letter with a dot, before another word, is an initial: "John V. Smith".
 INITIAL = r"(?![IVX]\.\s?[A-Za-z])"
@@ -32,7 +32,7 @@ NUMBERED = (
     "|Title|Tome|Type|Unit|Verse|Version|Volume|War"
 )
 COUNTED_AFTER = "century|dynasty|legion|corps|millennium|olympiad"
-# A numeral after one of these is no number: "The IV drip", "My CV".
+# A numeral after one of these is not a number: "The IV drip", "My CV".
 DETERMINERS = r"(?:The|An?|This|That|My|His|Her|Its|Our|Your|Their|In|On|At|By|For|Via|And|Or|But|If|With|No)"
 
 TITLED = re.compile(rf"\b((?:{TITLES})\s+[A-Z][\w'-]{{1,30}}(?:\s[A-Z][\w'-]{{1,30}})?)\s+{INITIAL}({ROMAN}){END}")

@@ -50,7 +50,7 @@ def new_document(kind: str, machine: dict[str, Any], settings: dict[str, Any]) -
 
 
 def read_document(path: Path) -> Document:
-    """Read a document. Raises InvalidRequest for a file that is no document or has another version."""
+    """Read a document. Raises InvalidRequest for a file that is not a document or has another version."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequest(f"{path}: larger than {MAX_BYTES >> 20} MiB, so not a benchmark result")
