@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
+from shoal.kernels.jit import (
+    HOPPER_SHARED_MEMORY,
+    jit,
+    kernel,
+    launch_dependents_and_wait,
+    next_power_of_two,
+    shared_memory_limit,
+    supports_pdl,
+    tl,
+)
 from shoal.kernels.linear import Tile
 from shoal.kernels.packing import Packing
 
@@ -87,16 +96,19 @@ def _with_past(x: Tensor, past: Tensor | None, packing: Packing) -> list[Tensor]
 @jit
 def snake(y, alpha):
     """Compute `snake_reference` with a polynomial."""
-    # sin² has period π, so a polynomial over [-π/2, π/2] suffices; the general sine has branches for huge angles.
-    angle = alpha * y
-    angle = angle - tl.floor(angle * 0.3183098861837907 + 0.5) * 3.141592653589793
-    square = angle * angle
-    sine = 1.0 / 120.0 + square * (-1.0 / 5040.0 + square * (1.0 / 362880.0 - square / 39916800.0))
-    sine = angle * (1.0 + square * (-1.0 / 6.0 + square * sine))
-    return y + sine * sine / (alpha + 1e-9)
+    # sin²(πt) has period 1, so a polynomial in t² over [-1/2, 1/2] suffices (minimax, error 3e-7); the general sine has
+    # branches for huge angles. The decoder computes this 67 million times per second of audio.
+    frequency = alpha * 0.3183098861837907
+    # Adding 1.5 * 2^23 rounds to an integer, faster than `floor`.
+    minus_turns = 12582912.0 - tl.fma(y, frequency, 12582912.0)
+    t = tl.fma(y, frequency, minus_turns)
+    square = t * t
+    series = 42.72547886 + square * (-30.08575227 + square * (12.98722362 - square * 3.26512228))
+    sine_squared = square * (9.86960336 + square * (-32.46959462 + square * series))
+    return y + sine_squared * (1.0 / (alpha + 1e-9))
 
 
-@kernel("rate", "rows", "dilation")
+@kernel("rate", "rows", "dilation", "k_steps")
 def _conv_kernel(
     x,
     weight,
@@ -111,6 +123,7 @@ def _conv_kernel(
     rows,
     rate,
     dilation,
+    k_steps,
     TAPS: tl.constexpr,
     IN: tl.constexpr,
     OUT: tl.constexpr,
@@ -123,34 +136,42 @@ def _conv_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EVEN_M: tl.constexpr,
+    N_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if N_FIRST:
+        pid_n, pid_m = tl.program_id(0), tl.program_id(1)
+    else:
+        pid_m, pid_n = tl.program_id(0), tl.program_id(1)
+    m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    n_mask = (n < OUT)[:, None]
     m_mask = m < rows
+    column = tl.minimum(n, OUT - 1) if OUT % BLOCK_N else n
     slot = tl.load(slots + m // rate, mask=m_mask, other=0)
     time = m - tl.load(starts + m // rate, mask=m_mask, other=0) * rate
+    steps = (TAPS - 1) * dilation
+    new_ptrs = x + m[:, None] * IN + k[None, :]
+    past_ptrs = past + (slot * steps + steps + time)[:, None] * IN + k[None, :]
+    w_ptrs = weight + column[:, None] * IN + k[None, :]
     if PDL:
         launch_dependents_and_wait()
-    steps = (TAPS - 1) * dilation
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     K_BLOCKS: tl.constexpr = (IN + BLOCK_K - 1) // BLOCK_K
-    for step in range(0, TAPS * K_BLOCKS):
-        tap, channel = step // K_BLOCKS, step % K_BLOCKS * BLOCK_K + k
-        k_mask = (channel < IN)[None, :] if IN % BLOCK_K else (k >= 0)[None, :]
-        back = tap * dilation - steps
-        at = time + back
-        new_ptrs = x + (m + back)[:, None] * IN + channel[None, :]
-        if TAPS > 1:
-            past_ptrs = past + (slot * steps + steps + at)[:, None] * IN + channel[None, :]
-            x_tile = tl.load(
-                tl.where((at >= 0)[:, None], new_ptrs, past_ptrs), mask=m_mask[:, None] & k_mask, other=0.0
-            )
+    for step in range(0, k_steps):  # TAPS * K_BLOCKS; a constant would be unrolled
+        tap, channel = step // K_BLOCKS, step % K_BLOCKS * BLOCK_K
+        back = steps - tap * dilation
+        # An input and the left context that replaces it differ only in the base of their addresses.
+        x_ptrs = tl.where((time >= back)[:, None], new_ptrs, past_ptrs) if TAPS > 1 else new_ptrs
+        x_ptrs += channel - back * IN
+        tap_ptrs = w_ptrs + (tap * OUT * IN + channel)
+        if EVEN_M and IN % BLOCK_K == 0:  # most layers; without masks the loop has half as many instructions
+            x_tile, w = tl.load(x_ptrs), tl.load(tap_ptrs)
         else:
-            x_tile = tl.load(new_ptrs, mask=m_mask[:, None] & k_mask, other=0.0)
-        w = tl.load(weight + (tap * OUT + n)[:, None] * IN + channel[None, :], mask=n_mask & k_mask, other=0.0)
+            k_mask = (channel + k < IN)[None, :]
+            x_tile = tl.load(x_ptrs, mask=m_mask[:, None] & k_mask, other=0.0)
+            w = tl.load(tap_ptrs, mask=k_mask, other=0.0)
         acc = tl.dot(x_tile, tl.trans(w), acc, input_precision="ieee")
     y = acc + tl.load(bias + n, mask=n < OUT, other=0.0)[None, :]
     if GELU:
@@ -220,9 +241,13 @@ def conv(
     kernel, width = taps.weight.shape[:2]
     out = x.new_empty(rows, width) if plain else x
     activated = x if alpha is None else x.new_empty(rows, width)
-    block_m, block_n, block_k, warps, stages, _ = tile or choose_tile(rows, width, channels)
+    tile = tile or choose_tile(rows, width, channels, kernel, shared_memory_limit(x.device))
+    block_m, block_n, block_k, warps, stages, _ = tile
+    # In large layers programs that share inputs are neighbours: inputs that exceed the L2 cache are read once.
+    n_first = (block_m, warps) == (128, 4)
     pdl = supports_pdl(x.device)
-    _conv_kernel[(-(-rows // block_m), -(-width // block_n))](
+    grid = (-(-rows // block_m), -(-width // block_n))
+    _conv_kernel[grid[::-1] if n_first else grid](
         x,
         taps.weight,
         taps.bias,
@@ -236,6 +261,7 @@ def conv(
         rows,
         packing.rate(x),
         taps.dilation,
+        kernel * -(-channels // block_k),
         TAPS=kernel,
         IN=channels,
         OUT=width,
@@ -248,6 +274,8 @@ def conv(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
+        EVEN_M=rows % block_m == 0,
+        N_FIRST=n_first,
         PDL=pdl,
         num_warps=warps,
         num_stages=stages,
@@ -354,16 +382,33 @@ def depthwise_norm(
     return out
 
 
-def choose_tile(rows: int, width: int, channels: int) -> Tile:
-    """Return the tile that was fastest on an H200 at the sizes of the released codec."""
+def choose_tile(rows: int, width: int, channels: int, taps: int, shared_limit: int) -> Tile:
+    """Return the tile that was fastest on an H200 at the sizes of the released codec.
+
+    Tiles for many rows were measured on Hopper only; cards with less shared memory keep smaller ones.
+    """
     block_k = next((size for size in (64, 32) if channels % size == 0), 16)
     block_n = min(128, max(16, next_power_of_two(width)))
     if rows <= 16:
         return Tile(16, min(block_n, 32), block_k, stages=5)
     if block_n == 16:
         return Tile(128 if rows > 4096 else 16, block_n, block_k)
+    if shared_limit >= HOPPER_SHARED_MEMORY and block_k == 64:
+        tile = _many_rows_tile(rows, width, taps * channels)
+        if tile is not None:
+            return tile
     if rows * width < 1 << 19:
         return Tile(64, min(block_n, 32), block_k, stages=6)
     if rows * width < 1 << 21 or width % 128:
         return Tile(128, block_n, block_k) if channels <= 96 else Tile(64, min(block_n, 64), block_k, stages=4)
     return Tile(64, block_n, block_k)
+
+
+def _many_rows_tile(rows: int, width: int, k: int) -> Tile | None:
+    """Return a tile that reads less from the L2 cache, which limits large layers; None if it would idle the GPU."""
+    if width % 128:
+        return Tile(128, 64, 64, stages=4) if width % 64 == 0 and rows >= 1 << 14 else None
+    programs = -(-rows // 128) * (width // 128)
+    if programs >= 1024:
+        return Tile(128, 128, 64)
+    return Tile(128, 128, 64, warps=8, stages=4) if programs >= 96 and k >= 2048 else None

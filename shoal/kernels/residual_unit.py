@@ -42,7 +42,7 @@ def residual_unit_reference(
     return y, y_activated
 
 
-@kernel("rate", "rows", "dilation")
+@kernel("rate", "rows", "dilation", "k_steps")
 def _residual_unit_kernel(
     x,
     activated,
@@ -60,12 +60,14 @@ def _residual_unit_kernel(
     rows,
     rate,
     dilation,
+    k_steps,
     TAPS: tl.constexpr,
     C: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EVEN_M: tl.constexpr,
     PDL: tl.constexpr,
 ):
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -75,21 +77,23 @@ def _residual_unit_kernel(
     slot = tl.load(slots + m // rate, mask=m_mask, other=0)
     time = m - tl.load(starts + m // rate, mask=m_mask, other=0) * rate
     steps = (TAPS - 1) * dilation
+    new_ptrs = activated + m[:, None] * C + k[None, :]
+    past_ptrs = past + (slot * steps + steps + time)[:, None] * C + k[None, :]
+    left_ptrs, right_ptrs = weight + left[:, None] * C + k[None, :], weight + right[:, None] * C + k[None, :]
     if PDL:
         launch_dependents_and_wait()
     acc_left = tl.zeros((BLOCK_M, LEFT), tl.float32)
     acc_right = tl.zeros((BLOCK_M, RIGHT), tl.float32)
     K_BLOCKS: tl.constexpr = C // BLOCK_K
-    for step in range(0, TAPS * K_BLOCKS):
-        tap, channel = step // K_BLOCKS, step % K_BLOCKS * BLOCK_K + k
-        back = tap * dilation - steps
-        at = time + back
-        new_ptrs = activated + (m + back)[:, None] * C + channel[None, :]
-        past_ptrs = past + (slot * steps + steps + at)[:, None] * C + channel[None, :]
-        x_tile = tl.load(tl.where((at >= 0)[:, None], new_ptrs, past_ptrs), mask=m_mask[:, None], other=0.0)
-        w_ptrs = weight + tap * C * C + channel[None, :]
-        acc_left = tl.dot(x_tile, tl.trans(tl.load(w_ptrs + left[:, None] * C)), acc_left, input_precision="ieee")
-        acc_right = tl.dot(x_tile, tl.trans(tl.load(w_ptrs + right[:, None] * C)), acc_right, input_precision="ieee")
+    for step in range(0, k_steps):  # TAPS * K_BLOCKS; a constant would be unrolled
+        tap, channel = step // K_BLOCKS, step % K_BLOCKS * BLOCK_K
+        back = steps - tap * dilation
+        x_ptrs = tl.where((time >= back)[:, None], new_ptrs, past_ptrs)
+        x_ptrs += channel - back * C
+        x_tile = tl.load(x_ptrs) if EVEN_M else tl.load(x_ptrs, mask=m_mask[:, None], other=0.0)
+        offset = tap * C * C + channel
+        acc_left = tl.dot(x_tile, tl.trans(tl.load(left_ptrs + offset)), acc_left, input_precision="ieee")
+        acc_right = tl.dot(x_tile, tl.trans(tl.load(right_ptrs + offset)), acc_right, input_precision="ieee")
     hidden_left = _activate(acc_left, bias, alpha, left, x.dtype.element_ty)
     hidden_right = _activate(acc_right, bias, alpha, right, x.dtype.element_ty)
     _outer_product(
@@ -182,12 +186,14 @@ def residual_unit(
         rows,
         packing.rate(x),
         inner.dilation,
+        len(inner.weight) * (channels // block_k),
         TAPS=len(inner.weight),
         C=channels,
         LEFT=left,
         RIGHT=channels - left,
         BLOCK_M=block_m,
         BLOCK_K=block_k,
+        EVEN_M=rows % block_m == 0,
         PDL=pdl,
         num_warps=warps,
         num_stages=stages,
@@ -208,4 +214,4 @@ def choose_tile(rows: int, channels: int) -> Tile:
     block_k = next(size for size in (64, 32, 16) if channels % size == 0)
     if channels > 128:
         return Tile(64, channels, block_k)
-    return Tile(128, channels, block_k) if rows >= 1 << 15 else Tile(64, channels, block_k, stages=4)
+    return Tile(128, channels, block_k) if 1 << 15 <= rows < 1 << 18 else Tile(64, channels, block_k, stages=4)

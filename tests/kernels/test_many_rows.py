@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from shoal.kernels.conv import choose_tile as choose_conv_tile
 from shoal.kernels.jit import HOPPER_SHARED_MEMORY
 from shoal.kernels.linear import Tile, choose_tile, linear, linear_reference
 from shoal.kernels.split_k_linear import split_k_linear, split_k_linear_reference
@@ -81,3 +82,14 @@ def test_only_a_card_with_the_shared_memory_of_hopper_uses_the_sequential_form()
         for rows, gated in ((256, False), (512, False), (128, True), (512, True)):
             tile = choose_tile(rows, 4096, 256, gated=gated, quantized=False, dtype=torch.bfloat16, shared_limit=limit)
             assert tile.sequential == expected
+
+
+def test_a_smaller_card_keeps_small_tiles_of_convolutions() -> None:
+    released = (65536, 384, 384, 7)
+    assert choose_conv_tile(*released, HOPPER_SHARED_MEMORY) == Tile(128, 128, 64)
+    assert choose_conv_tile(*released, 101_376) == Tile(64, 128, 64)
+
+
+def test_convolutions_of_few_rows_have_small_tiles_on_every_card() -> None:
+    for limit in (HOPPER_SHARED_MEMORY, 101_376):
+        assert choose_conv_tile(64, 1536, 1024, 7, limit) == Tile(64, 32, 64, stages=6)
