@@ -5,6 +5,9 @@ from typing import Literal
 
 Policy = Literal["continuous", "dynamic", "static"]
 
+# Prompt tokens per step where the speed of prompts is not measured.
+DEFAULT_TOKEN_BUDGET = 512
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -21,8 +24,9 @@ class EngineConfig:
     host_kv_bytes: int = 256 << 20  # host tier for shared blocks that were evicted from the device
     prefix_cache: bool = True
     # Prompt tokens computed per step: bounds the delay that prompts add to running sequences. A step of many sequences
-    # may compute more, in proportion to its own duration (`Scheduler.prefill_budget`).
-    token_budget: int = 512
+    # may compute more, in proportion to its own duration (`Scheduler.prefill_budget`). None: what a GPU computes in
+    # 20 ms (`graphs.affordable_tokens`), and 512 elsewhere.
+    token_budget: int | None = None
     policy: Policy = "continuous"
     batch_size: int = 4  # maximum batch of the dynamic and static policies
     batch_seconds: float = 0.05  # maximum time those policies collect a batch

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.config import EngineConfig
+from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.device_health import PROBE_ID, DeviceHealth
 from shoal.engine.execution.fallback import Backend, FallbackRunner, parse_backend
 from shoal.engine.execution.runner import EagerRunner
@@ -63,7 +63,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             self.pool,
             slots=config.slots,
-            token_budget=config.token_budget,
+            token_budget=config.token_budget or DEFAULT_TOKEN_BUDGET,
             stop_id=model.config.stop_id,
             max_tokens=model.config.slow.max_seq_len,
             policy=admission_policy(config.policy, config.batch_size, config.batch_seconds),
@@ -152,6 +152,8 @@ class EngineCore:
 
         Otherwise a failing step would make them suspects as well, and the culprit would never be found.
         """
+        # Asked at every step: another backend may be in use since the last one.
+        self.scheduler.token_budget = self.config.token_budget or self.runner.token_budget
         suspect = self._suspect()
         if suspect is not None and suspect.slot < 0 and not self.scheduler.has_free_slot:
             return self.scheduler.plan()  # the suspect waits for a slot

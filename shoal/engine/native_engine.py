@@ -19,7 +19,7 @@ from shoal.audio.pcm import Samples
 from shoal.checkpoint.arrays import MODEL_FILE, ArrayCheckpoint, load_arrays
 from shoal.checkpoint.find import find_directory
 from shoal.codec.arrays import CodecArrays
-from shoal.config import EngineConfig
+from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.cores import default_threads
 from shoal.engine.execution.native_steps import NativeSteps
 from shoal.engine.output.audio_decoder import AudioDecoder
@@ -204,7 +204,7 @@ class NativeEngine:
         return Scheduler(
             BlockPool(blocks, config.block_size, caching=config.prefix_cache),
             slots=config.slots,
-            token_budget=config.token_budget,
+            token_budget=config.token_budget or DEFAULT_TOKEN_BUDGET,
             stop_id=model.stop_id,
             max_tokens=model.slow.max_seq_len,
             clock=self._clock,

@@ -126,10 +126,11 @@ class Settings(BaseSettings):
         ByteSize(EngineConfig.host_kv_bytes),
         description="Host memory for shared KV blocks that were evicted from the device; 0 keeps none.",
     )
-    token_budget: Count = Field(
-        EngineConfig.token_budget,
+    token_budget: Count | None = Field(
+        None,
         description="Maximum number of prompt tokens computed per step, or twice the number of running sequences if "
-        "that is more; longer prompts are prefilled in chunks.",
+        "that is more; longer prompts are prefilled in chunks. Unset: as many as a GPU computes in 20 ms, measured at "
+        "start, between 512 and 4,096; elsewhere 512.",
     )
     policy: Literal["continuous", "dynamic", "static"] = Field(
         EngineConfig.policy,

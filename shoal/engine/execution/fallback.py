@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Literal, cast
 
-from shoal.config import EngineConfig
+from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.execution.fixed_size import FixedSizeRunner
 from shoal.engine.execution.graphs import FusedRunner, unsupported
 from shoal.engine.execution.native import NativeRunner
@@ -68,6 +68,12 @@ class FallbackRunner:
     def in_flight(self) -> list[Batch]:
         """Batches that are launched and not yet collected, oldest first."""
         return [step.batch for step in self.runner.pending]
+
+    @property
+    def token_budget(self) -> int:
+        """Return the prompt tokens that a step should compute at most on the current backend."""
+        launcher = self.runner.launcher
+        return launcher.token_budget if isinstance(launcher, FusedRunner) else DEFAULT_TOKEN_BUDGET
 
     @property
     def dropped(self) -> list[str]:

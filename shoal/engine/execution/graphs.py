@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from shoal.config import EngineConfig
+from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.runner import EagerRunner, PendingStep
@@ -25,6 +25,20 @@ from shoal.model.slow import Head
 logger = logging.getLogger(__name__)
 
 PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
+# Time that the prompts of a step may take: less than half a frame of audio, which running streams have in reserve.
+PREFILL_SECONDS = 0.02
+MAX_TOKEN_BUDGET = 4096
+TIMED_REPLAYS = 3
+
+
+def affordable_tokens(seconds: float, tokens: int) -> int:
+    """Return the prompt tokens of a step on a GPU that computes `tokens` in `seconds`.
+
+    As many as take PREFILL_SECONDS, rounded down to a power of two times DEFAULT_TOKEN_BUDGET, so that small
+    differences between two starts do not change how prompts are cut.
+    """
+    multiple = int(PREFILL_SECONDS / seconds * tokens / DEFAULT_TOKEN_BUDGET)
+    return min(MAX_TOKEN_BUDGET, DEFAULT_TOKEN_BUDGET << max(0, multiple.bit_length() - 1))
 
 
 def unsupported(model: DualAR) -> str | None:
@@ -63,6 +77,7 @@ class FusedRunner(FixedSizeRunner):
         self._frames = GraphSizes("frame graph", frames)
         prefills = {rows: FusedPrefill(model, kv, tables, rows) for rows in sorted(prompts)}
         self._prompts = GraphSizes("prompt graph", prefills)
+        self.token_budget = DEFAULT_TOKEN_BUDGET
         if capture or check:
             self._build(capture=capture)
 
@@ -111,6 +126,15 @@ class FusedRunner(FixedSizeRunner):
         pool = self._prompts.build(capture=capture)
         self._frames.build(pool, capture=capture)
         self._compile_reader()
+        if capture:
+            self._measure_prompts()
+
+    def _measure_prompts(self) -> None:
+        """Choose the prompt tokens of a step by the time that the largest prompt graph takes."""
+        size = max(self._prompts)
+        seconds = self._prompts[size].replay_seconds(TIMED_REPLAYS)
+        self.token_budget = affordable_tokens(seconds, size)
+        logger.info("a step computes up to %d prompt tokens; %d take %.1f ms", self.token_budget, size, seconds * 1e3)
 
     def _compile_reader(self) -> None:
         """Compile the kernel of word times now, so that no request waits for it; without it, operators read them."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.config import EngineConfig
+from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.core import EngineCore, block_bytes
 from shoal.engine.kv_cache import AttentionMetadata, PrefillSegment
 from shoal.engine.memory.limit import parse_memory_limit
@@ -108,7 +108,7 @@ def run_peak_load(core: EngineCore) -> None:
     core.warm_up()
     model, kv, config = core.checkpoint.model, core.host_cache.kv, core.config
     device, end, size = model.device, model.config.slow.max_seq_len, config.block_size
-    count = min(prefill_budget(config.token_budget, config.slots), end)
+    count = min(prefill_budget(config.token_budget or DEFAULT_TOKEN_BUDGET, config.slots), end)
     tokens = torch.zeros(count, 1 + model.config.num_codebooks, dtype=torch.long, device=device)
     spare = torch.full((-(-end // size),), kv.spare, device=device)
     no_decodes = torch.zeros(0, len(spare), dtype=torch.long, device=device)

@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from shoal.config import EngineConfig
+from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.output.chunks import chunk_frames
 from shoal.engine.scheduling.blocks import BlockPool
 from shoal.engine.scheduling.scheduler import Scheduler, StepOutput
@@ -74,7 +74,7 @@ class SimulatedServer:
         self.scheduler = Scheduler(
             BlockPool(fleet.blocks, config.block_size, caching=config.prefix_cache),
             slots=config.slots,
-            token_budget=config.token_budget,
+            token_budget=config.token_budget or DEFAULT_TOKEN_BUDGET,
             stop_id=STOP_ID,
             max_tokens=fleet.max_tokens,
             clock=lambda: self._now,

@@ -1,0 +1,64 @@
+"""Prompt tokens per step: as configured, or what the backend in use computes in a few milliseconds."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.random import random_checkpoint
+from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
+from shoal.engine.core import EngineCore
+from shoal.engine.execution.graphs import MAX_TOKEN_BUDGET, PREFILL_SECONDS, FusedRunner, affordable_tokens
+
+CONFIG = EngineConfig(slots=2, guard=False, kv_bytes=1 << 22, backend="eager")
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "tokens", "expected"),
+    [
+        pytest.param(2.3, 512, 4096, id="S1-mini on an H200"),
+        pytest.param(9.0, 512, 1024, id="S2-Pro on an H200"),
+        pytest.param(9.9, 512, 1024, id="two almost fill the time"),
+        pytest.param(10.1, 512, 512, id="two take too long"),
+        pytest.param(300.0, 512, 512, id="a slow card keeps the default"),
+        pytest.param(0.01, 512, MAX_TOKEN_BUDGET, id="bounded"),
+        pytest.param(2.0, 256, 2048, id="the largest graph was left out"),
+    ],
+)
+def test_a_faster_gpu_computes_more_prompt_tokens_per_step(milliseconds: float, tokens: int, expected: int) -> None:
+    assert affordable_tokens(milliseconds / 1e3, tokens) == expected
+
+
+def budget_of(core: EngineCore) -> int:
+    core._plan()
+    return core.scheduler.token_budget
+
+
+def test_the_setting_wins_over_the_measured_budget(tiny: Checkpoint) -> None:
+    assert budget_of(EngineCore(tiny, replace(CONFIG, token_budget=37))) == 37
+
+
+def test_the_budget_follows_the_backend_in_use(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = EngineCore(tiny, CONFIG)
+    assert budget_of(core) == DEFAULT_TOKEN_BUDGET
+    eager, fast = core.runner.runner.launcher, SimpleNamespace(token_budget=2048)
+    monkeypatch.setattr("shoal.engine.execution.fallback.FusedRunner", SimpleNamespace)
+    core.runner.runner.launcher = fast  # type: ignore[assignment]
+    assert budget_of(core) == 2048
+    core.runner.runner.launcher = eager
+    assert budget_of(core) == DEFAULT_TOKEN_BUDGET
+
+
+@pytest.mark.gpu
+def test_graphs_measure_their_prompts_at_start() -> None:
+    core = EngineCore(random_checkpoint("s1-mini", device="cuda", encoder=False), replace(CONFIG, backend="graph"))
+    launcher = core.runner.runner.launcher
+    assert isinstance(launcher, FusedRunner)
+    prompts = launcher.graphs[1][max(launcher.graphs[1])]
+    seconds = prompts.replay_seconds(5)
+    assert 0 < seconds < 1
+    assert launcher.token_budget % DEFAULT_TOKEN_BUDGET == 0
+    assert launcher.token_budget <= max(DEFAULT_TOKEN_BUDGET, 1.5 * PREFILL_SECONDS / seconds * 512)
+    assert torch.cuda.is_current_stream_capturing() is False
