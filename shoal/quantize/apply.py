@@ -1,7 +1,7 @@
 """Quantize the weights of a model or a codec in place, one matrix at a time."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from shoal.quantize.modes import Mode, WeightModes, has_int8_matmul
 # Smaller matrices stay floats on a CPU: quantizing their activations costs more than the int8 product saves.
 MIN_INT8_WEIGHTS = 1_000_000
 
+T = TypeVar("T")
 OnLayer = Callable[[str], None]  # called with the component's name after each quantized layer
 
 
@@ -64,10 +65,9 @@ def quantize_model(
     another mode.
     """
     for component in ("slow", "fast"):
-        for holder, name, layer in list(_linears(getattr(model, component))):
+        for holder, name, layer in _consumed(list(_linears(getattr(model, component)))):
             mode: Mode = getattr(modes, component) if layer.weight.numel() >= min_weights else "none"
-            moved = layer.to(device=device)
-            setattr(holder, name, to_mode(moved, mode, component, dtype or model.dtype))
+            setattr(holder, name, to_mode(layer.to(device=device), mode, component, dtype or model.dtype))
             on_layer(component)
     _move_floats(model, device, dtype)
 
@@ -77,12 +77,19 @@ def quantize_codec(codec: Codec, mode: Mode, *, min_weights: int = 0, convolutio
     if mode == "none":
         return
     for part in decode_side(codec):
-        for holder, name, layer in list(_linears(part)):
+        for holder, name, layer in _consumed(list(_linears(part))):
             if layer.weight.numel() >= min_weights:
                 setattr(holder, name, to_mode(layer, "int8", "codec", torch.float32))
-        for holder, conv in list(_convolutions(part)) if convolutions else ():
+        for holder, conv in _consumed(list(_convolutions(part))) if convolutions else ():
             if is_large_conv(conv):
                 holder.conv = Int8Conv.from_conv(conv)
+
+
+def _consumed(items: list[T]) -> Iterator[T]:
+    """Yield and remove each item: the layers that a loop has replaced are freed while it runs, not after it."""
+    items.reverse()
+    while items:
+        yield items.pop()
 
 
 def decode_side(codec: Codec) -> tuple[nn.Module, ...]:

@@ -1,4 +1,5 @@
 import copy
+import weakref
 
 import pytest
 import torch
@@ -71,6 +72,17 @@ def test_quantized_weights_are_not_requantized_to_another_mode(model: DualAR) ->
     quantize_model(model, WeightModes.parse("int4"))
     with pytest.raises(InvalidRequest, match=r"slow is stored as int4.*use the original weights"):
         quantize_model(model, WeightModes.parse("int8"))
+
+
+def test_a_matrix_is_freed_before_the_next_one_but_one_is_quantized(model: DualAR) -> None:
+    """Otherwise a card that holds the quantized model could not load it."""
+    originals = [weakref.ref(each.weight) for each in model.modules() if isinstance(each, nn.Linear)]
+    alive = []
+    quantize_model(
+        model, WeightModes.parse("int8"), on_layer=lambda _: alive.append(sum(ref() is not None for ref in originals))
+    )
+    expected = [len(originals) - done for done in range(len(alive))]
+    assert all(found <= most for found, most in zip(alive, expected, strict=True)), alive
 
 
 def test_the_dtype_of_float_weights_is_set_separately(model: DualAR) -> None:
