@@ -25,7 +25,7 @@ class EngineConfig:
     prefix_cache: bool = True
     # Prompt tokens computed per step: bounds the delay that prompts add to running sequences. A step of many sequences
     # may compute more, in proportion to its own duration (`Scheduler.prefill_budget`). None: what a GPU computes in
-    # 20 ms (`graphs.affordable_tokens`), and 512 elsewhere.
+    # 12 ms (`graphs.affordable_tokens`), and 512 elsewhere.
     token_budget: int | None = None
     policy: Policy = "continuous"
     batch_size: int = 4  # maximum batch of the dynamic and static policies

@@ -81,13 +81,15 @@ class SchedulerStats:
     preempted: int = 0
 
 
-# A step of many sequences takes longer, so more prompt tokens delay it by the same share.
-PREFILL_PER_DECODE = 2
+# Prompt tokens per decode of a step: a step of many sequences takes longer, so more prompt tokens delay it by the same
+# share. A GPU with a larger token budget computes them faster.
+MIN_PREFILL_PER_DECODE = 2
+BUDGET_PER_DECODE = 256
 
 
 def prefill_budget(token_budget: int, decodes: int) -> int:
     """Return the prompt tokens that a step may compute beside `decodes` frames."""
-    return max(token_budget, PREFILL_PER_DECODE * decodes)
+    return max(token_budget, max(MIN_PREFILL_PER_DECODE, token_budget // BUDGET_PER_DECODE) * decodes)
 
 
 class Scheduler:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shoal.engine.scheduling.blocks import BlockPool
 from shoal.engine.scheduling.policy import AdmissionPolicy, Continuous, Dynamic, Static
-from shoal.engine.scheduling.scheduler import Progress, Scheduler
+from shoal.engine.scheduling.scheduler import Progress, Scheduler, prefill_budget
 from shoal.engine.scheduling.sequence import Sequence, Tokens
 from shoal.errors import InvalidRequest
 from shoal.speech import FinishReason, SamplingParams
@@ -288,6 +288,13 @@ def test_a_prompt_is_prefilled_beside_more_decodes_than_the_token_budget() -> No
     # Two tokens per decoding sequence and step.
     assert drew(device, steps=2) == [0, 1, 2] * 2
     assert drew(device) == [3, 0, 1, 2]
+
+
+def test_a_larger_token_budget_computes_more_prompt_tokens_beside_many_decodes() -> None:
+    assert prefill_budget(512, 100) == 512
+    assert prefill_budget(512, 500) == 1000
+    assert prefill_budget(2048, 256) == 2048
+    assert prefill_budget(2048, 512) == 4096
 
 
 def test_the_last_request_of_a_burst_starts_as_soon_as_its_prompt_is_due() -> None:
