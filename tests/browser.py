@@ -18,6 +18,9 @@ FLAGS = (
     "--disable-component-update",
     "--disable-dev-shm-usage",
     "--mute-audio",
+    # Draw without a graphics API: emulating one on the CPU takes more CPU time than the pages' own code.
+    "--disable-gpu",
+    "--disable-software-rasterizer",
     # A fake microphone that beeps, without a permission prompt.
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",

@@ -1,6 +1,5 @@
 """The page in a real browser, against a real server process."""
 
-import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from tests.server.conftest import Serving, recording, start
 from tests.waiting import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Route
+    from playwright.sync_api import Browser, Page
 
 __all__ = ["recording"]  # a fixture here, too
 
@@ -41,10 +40,16 @@ def slow_serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     assert served.end() == 0, served.log.read_text()
 
 
-def shorten(route: "Route") -> None:
-    """Limit the frames of a turn: a random model stops at no end of a text, and a test needs few of them."""
-    body = route.request.post_data_json | {"max_new_tokens": MAX_FRAMES}
-    route.continue_(post_data=json.dumps(body))
+# Limits the frames of a turn: a random model stops at no end of a text, and a test needs few of them. Done by the page:
+# a route would hold every request, also those for the page's forty modules, until Playwright lets it go on.
+SHORTEN = f"""(() => {{
+  const {{ fetch }} = window;
+  window.fetch = (url, options) => {{
+    if (!String(url).endsWith("v1/tts")) return fetch(url, options);
+    const body = JSON.stringify({{ ...JSON.parse(options.body), max_new_tokens: {MAX_FRAMES} }});
+    return fetch(url, {{ ...options, body }});
+  }};
+}})()"""
 
 
 Visit = Callable[..., "Page"]
@@ -68,7 +73,7 @@ def visit(browser: "Browser", serving: Serving) -> Iterator[Visit]:
         context.set_default_timeout(PATIENCE)
         contexts.append(context)
         if limit:
-            context.route("**/v1/tts", shorten)
+            context.add_init_script(SHORTEN)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", notice)

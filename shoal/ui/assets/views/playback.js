@@ -1,12 +1,13 @@
 /** The player: waveform, position and transport controls. */
 
 import { byId } from "./dom.js";
-import { advance, draw, schoolOf, sizeFor } from "./school.js";
+import { advance, draw, schoolOf, settled, sizeFor } from "./school.js";
 import { SpokenWords } from "./spoken-words.js";
 import { clock, duration, factor } from "./words.js";
 
 const SEEK_SECONDS = 1;
 const SWIMMING_MILLISECONDS = 33;
+const RESTING_MILLISECONDS = 250; // between checks for another size or theme while nothing moves
 const QUIET = 0.08; // below this, quiet sound is drawn as quiet
 
 /** Dispatches `turn` when another turn starts playing; null when playback ends. */
@@ -17,6 +18,8 @@ export class PlaybackView extends EventTarget {
   #school = [];
   #outline = { of: null, state: "", bars: [] };
   #drawn = 0;
+  #picture = null; // all that the drawing depends on, if nothing on it moves
+  #rest = null; // timer of the next frame while nothing moves
   #inView = true;
   #turn = null;
   #still = matchMedia("(prefers-reduced-motion: reduce)");
@@ -33,6 +36,7 @@ export class PlaybackView extends EventTarget {
   /** `expected` is the estimated duration in seconds until the real one is known. */
   expect(seconds) {
     this.#expected = seconds;
+    this.#wake();
   }
 
   showFigures({ firstAudio, rtf, seed }) {
@@ -77,7 +81,10 @@ export class PlaybackView extends EventTarget {
 
   #listen() {
     byId("play").addEventListener("click", () => this.#player.toggle());
-    this.#player.addEventListener("change", () => this.update());
+    this.#player.addEventListener("change", () => {
+      this.update();
+      this.#wake();
+    });
     this.canvas.addEventListener("keydown", (event) => this.#seekByKey(event));
     this.canvas.addEventListener("pointerdown", (event) => this.#seekByHand(event));
     this.canvas.addEventListener("pointermove", (event) => event.buttons && this.#seekByHand(event));
@@ -108,13 +115,48 @@ export class PlaybackView extends EventTarget {
     return track.complete ? track.seconds : Math.max(track.seconds, this.#expected);
   }
 
+  /** Draws what has changed. A page on which nothing moves must not keep a core of the visitor's machine busy. */
   #frame(now) {
-    requestAnimationFrame((next) => this.#frame(next));
     const { track, state } = this.#player;
+    const moves = this.#inView && (state === "playing" || this.#swims(track));
+    this.#requestNext(moves);
     if (!this.#inView || (state !== "playing" && now - this.#drawn < SWIMMING_MILLISECONDS)) return;
+    if (!moves && this.#isDrawn(track)) return;
     this.#drawn = now;
+    if (moves) this.#picture = null;
     if (state === "playing") this.update();
     this.#paint(track, this.#still.matches ? 0 : now / 1000);
+  }
+
+  #requestNext(moves) {
+    if (moves) requestAnimationFrame((now) => this.#frame(now));
+    else this.#rest = setTimeout(() => this.#wake(), RESTING_MILLISECONDS);
+  }
+
+  /** Ends the rest between two frames. */
+  #wake() {
+    if (this.#rest === null) return; // a frame was requested already
+    clearTimeout(this.#rest);
+    this.#rest = null;
+    requestAnimationFrame((now) => this.#frame(now));
+  }
+
+  /** Whether the school moves while nothing plays. */
+  #swims(track) {
+    if (this.#still.matches) return false;
+    const bars = track ? this.#bars(track, this.#school.length) : [];
+    return !track || !settled(this.#school, bars);
+  }
+
+  /** Whether the canvas shows the present state; remembers the state as drawn. */
+  #isDrawn(track) {
+    const { clientWidth, clientHeight } = this.canvas;
+    const { lead, speakers } = this.#colors();
+    const state = [track?.length, track?.complete, this.#player.position, this.#expected];
+    const picture = [track, ...state, clientWidth, clientHeight, devicePixelRatio, lead, ...speakers];
+    const same = this.#picture?.every((part, n) => part === picture[n]) ?? false;
+    this.#picture = picture;
+    return same;
   }
 
   #paint(track, time) {

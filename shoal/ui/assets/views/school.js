@@ -34,6 +34,12 @@ export function advance(school, heights, { still }) {
   });
 }
 
+/** Whether every fish stands in its place with its height. */
+export function settled(school, bars) {
+  const near = (value, target) => Math.abs(value - target) < 0.002;
+  return school.every((fish, n) => near(fish.turned, 1) && near(fish.height, bars[n]?.height ?? 0));
+}
+
 export function draw(canvas, school, { time, played, colors, speakers }) {
   const { width, height, pen } = prepared(canvas);
   const leader = played === null ? Math.floor(school.length / 2) : Math.floor(played * school.length);
