@@ -19,6 +19,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 # By default Ray runs workers at a lower CPU priority, which would delay live streams.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Read by Ray Serve's controller: its 5 and 10 seconds kill the HTTP proxy while it starts on a busy machine.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "30")
 # Read by the process of Ray's HTTP proxy.
 os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "shoal.cluster.proxy_errors.middlewares")
 
@@ -31,6 +34,7 @@ APP_NAME = "shoal"
 NOT_THERE = "NOT THERE"
 WATCH_SECONDS = 1.0
 SHUTDOWN_SECONDS = 15.0
+QUIET = {"log_level": "WARNING", "enable_access_log": False}
 OBJECT_STORE_BYTES = 256 << 20  # audio is streamed between processes; the store stays almost empty
 
 
@@ -124,16 +128,23 @@ def deploy(plan: "ClusterPlan", *, everywhere: bool) -> None:
 
     from shoal.cluster.application import application
 
-    quiet = {"log_level": "WARNING", "enable_access_log": False}
-    serve.start(
-        proxy_location="EveryNode" if everywhere else "HeadOnly",
-        http_options={"host": plan.server.host, "port": plan.server.port},
-        logging_config=quiet,
-    )
+    _start_serve("EveryNode" if everywhere else "HeadOnly", plan.server.host, plan.server.port)
     try:
-        serve.run(application(plan), name=APP_NAME, route_prefix="/", logging_config=quiet)
+        serve.run(application(plan), name=APP_NAME, route_prefix="/", logging_config=QUIET)
     except RuntimeError:
         raise EngineStopped(f"the cluster failed to start: {failure_reason(status())}") from None
+
+
+def _start_serve(proxy_location: str, host: str, port: int) -> None:
+    """Start Ray Serve if it is not running yet. Raises EngineStopped when its HTTP proxy does not start."""
+    from ray import serve
+    from ray.exceptions import RayActorError
+
+    try:
+        serve.start(proxy_location=proxy_location, http_options={"host": host, "port": port}, logging_config=QUIET)
+    except (TimeoutError, RayActorError) as problem:
+        reason = str(problem).partition("\n")[0]
+        raise EngineStopped(f"Ray Serve did not start: {reason} On a busy machine, try again") from problem
 
 
 def status() -> dict[str, Any]:

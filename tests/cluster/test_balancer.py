@@ -17,7 +17,6 @@ import ormsgpack
 import pytest
 from starlette.requests import HTTPConnection, Request
 from starlette.testclient import TestClient
-from websockets.sync.client import connect
 
 from shoal.cluster.balancer.app import BalancerServer, create_balancer
 from shoal.cluster.balancer.config import BalancerConfig, WorkerAddress, parse_candidate, parse_weights, parse_workers
@@ -26,6 +25,7 @@ from shoal.cluster.balancer.workers import WeightedShares, WorkerPool
 from shoal.errors import InvalidRequest
 from tests.server.conftest import ROOT, Serving, command, free_port, samples_of, start, surroundings
 from tests.waiting import wait_until
+from tests.websocket import connect
 
 SAY = {"text": "The tide is coming in.", "seed": 7, "max_new_tokens": 12, "format": "wav"}
 
@@ -82,7 +82,7 @@ def test_pages_of_other_origins_are_rejected(balancer: Serving) -> None:
 def test_a_live_session_passes_through(balancer: Serving) -> None:
     url = balancer.url.replace("http", "ws") + "/v1/tts/live"
     begin = {"event": "start", "request": {"text": "", "seed": 7, "max_new_tokens": 12, "format": "pcm"}}
-    with connect(url, proxy=None, open_timeout=240) as socket:
+    with connect(url) as socket:
         for event in (begin, {"event": "text", "text": "The tide is coming in. "}, {"event": "stop"}):
             socket.send(ormsgpack.packb(event))
         events = []

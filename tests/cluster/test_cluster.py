@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 import openai
 import ormsgpack
-from websockets.sync.client import connect
 
 from tests.cluster.conftest import SLOTS, Cluster
 from tests.server.conftest import samples_of
 from tests.waiting import wait_until
+from tests.websocket import connect
 
 SHORT = {"text": "Hello there.", "max_new_tokens": 10, "seed": 3}
 LONGEST = 400  # frames: far more than one pulse of `begin_speaking` generates; the seed's speech does not end before
@@ -101,7 +101,7 @@ def test_fish_audios_client_speaks_plain_and_live(cluster: Cluster) -> None:
 
 
 def test_a_live_session_ends_with_its_reason(cluster: Cluster) -> None:
-    with connect(f"ws://127.0.0.1:{cluster.port}/v1/tts/live", proxy=None) as socket:
+    with connect(f"ws://127.0.0.1:{cluster.port}/v1/tts/live") as socket:
         start = {"text": "", "max_new_tokens": 10, "seed": 5, "format": "pcm"}
         for event in ({"event": "start", "request": start}, {"event": "text", "text": "Hello."}, {"event": "stop"}):
             socket.send(ormsgpack.packb(event))
@@ -193,11 +193,15 @@ def fill_every_slot(cluster: Cluster, listeners: list[Listener], pool: concurren
 
 
 def begin_speaking(engines: list[int], listeners: list[Listener]) -> None:
-    """Let paused engines run in short pulses until every client has heard something, and none the end."""
+    """Let paused engines run in short pulses until every client has heard something, and none the end.
+
+    Between pulses they stand still ten times as long: audio must reach the clients before much more of it is generated.
+    """
     while not all(listener.heard for listener in listeners):
         signal_all(engines, signal.SIGCONT)
         time.sleep(PULSE_SECONDS)
         signal_all(engines, signal.SIGSTOP)
+        time.sleep(10 * PULSE_SECONDS)
     assert not any(listener.end for listener in listeners)
 
 

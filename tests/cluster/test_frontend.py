@@ -47,3 +47,20 @@ def test_a_controller_that_stops_during_the_query_means_no_application(monkeypat
     monkeypatch.setattr(serve, "status", ask)
     assert lifecycle.status()["state"] == lifecycle.NOT_THERE
     assert not lifecycle.delete_application()
+
+
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # raised by Ray
+@pytest.mark.parametrize("late", [True, False])
+def test_a_proxy_that_does_not_start_is_reported_as_such(monkeypatch: pytest.MonkeyPatch, *, late: bool) -> None:
+    from ray import serve
+    from ray.exceptions import ActorDiedError
+
+    from shoal.cluster import lifecycle
+    from shoal.errors import EngineStopped
+
+    def start(**options: object) -> None:
+        raise TimeoutError("HTTP proxies not available after 60s.") if late else ActorDiedError()
+
+    monkeypatch.setattr(serve, "start", start)
+    with pytest.raises(EngineStopped, match=r"^Ray Serve did not start: .* On a busy machine, try again$"):
+        lifecycle._start_serve("HeadOnly", "127.0.0.1", 8080)

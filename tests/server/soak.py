@@ -30,6 +30,8 @@ import websockets
 from shoal.paths import rss_bytes
 from tests import nano
 from tests.server.conftest import Serving, free_port, start
+from tests.waiting import wait_until
+from tests.websocket import PATIENT
 
 PHRASES = ("Hello there.", "How are you?", "The quick brown fox.", "One, two.", "Good night.")
 MSGPACK = {"content-type": "application/msgpack"}
@@ -137,7 +139,7 @@ class Clients:
         request, text = {**probe.speech, "text": ""}, probe.speech["text"]
         events = ({"event": "start", "request": request}, {"event": "text", "text": text}, {"event": "stop"})
         try:
-            async with asyncio.timeout(ANSWER_SECONDS), websockets.connect(url, proxy=None) as socket:
+            async with asyncio.timeout(ANSWER_SECONDS), websockets.connect(url, **PATIENT) as socket:
                 for event in events:
                     await socket.send(ormsgpack.packb(event))
                 async for message in socket:
@@ -205,6 +207,7 @@ class Soak:
     wrong: list[str] = field(default_factory=list)
     series: list[Figures] = field(default_factory=list)
     sent: int = 0
+    killed: int = 0  # process id of the engine that was killed last
 
     async def learn(self, numbers: int) -> None:
         """Record the answer to every probe when it runs alone."""
@@ -243,10 +246,13 @@ class Soak:
         return max(children_of(self.server.process.pid), key=rss_bytes)
 
     def kill_engine(self) -> None:
-        os.kill(self.engine_id, signal.SIGKILL)
+        self.killed = self.engine_id
+        os.kill(self.killed, signal.SIGKILL)
         self.outcomes["engine killed"] += 1
 
     async def wait_until_ready(self) -> None:
+        """Wait until the server has noticed that the killed engine is gone, and has a new one."""
+        await asyncio.to_thread(wait_until, lambda: self.killed not in children_of(self.server.process.pid))
         await asyncio.to_thread(self.server.wait_until_ready)
 
     async def stop_and_start(self) -> None:
@@ -342,7 +348,7 @@ def open_soak(home: Path, model: str, seed: int) -> Soak:
     os.environ["TMPDIR"] = str(home / "tmp")
 
     # Speech that is kept for a while would hide what a request leaves behind.
-    settings = {"guard": False, "request_seconds": 240, "drain_seconds": 30, "kept_speech_bytes": 0}
+    settings = {"guard": False, "request_seconds": 240, "drain_seconds": 240, "kept_speech_bytes": 0}
 
     def begin() -> Serving:
         return start(home / "home", model=model, port=port, slots=8, **settings)
