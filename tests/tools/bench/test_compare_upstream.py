@@ -38,7 +38,7 @@ def test_shoal_runs_the_request_and_writes_it_down_for_upstream(tmp_path: Path) 
 
 
 def test_another_directory_is_no_checkout(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no checkout of fish-speech"):
+    with pytest.raises(SystemExit, match="not a checkout of fish-speech"):
         commit_of(tmp_path)
 
 
