@@ -18,7 +18,7 @@ from tests.fuzz.targets import GROUPS, Target, check_error
 
 # Beyond what the imports need. Recordings are decoded in a process with limits of its own; the threads that watch it
 # reserve address space.
-MEMORY_BYTES = {"bodies": 192 << 20, "recordings": 1 << 30}
+MEMORY_BYTES = {"bodies": 192 << 20, "recordings": 1 << 30, "texts": 192 << 20}
 CPU_SECONDS_PER_EXAMPLE = 0.5
 
 

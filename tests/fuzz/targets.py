@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import io
 import json
+import string
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,14 +26,61 @@ from shoal.api.live.events import parse_message as parse_live
 from shoal.audio.decode import AudioLimits, read_audio
 from shoal.audio.encode import encode_file
 from shoal.audio.wav import wav_header
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, TextError
 from shoal.server.routes.codec import Audios, Tokens
 from shoal.server.wyoming import MAX_HEADER_BYTES, WyomingConnection
+from shoal.speech import SpeechRequest
+from shoal.text.lexicon import pronunciation
+from shoal.text.normalize import normalize
+from shoal.text.plan import TextRules, plan_text
+from tests.text.normalize.held_out_second import SECOND_HELD_OUT
 
 MAX_ERROR_BYTES = 16_000
 MAX_REPEATED_BYTES = 1 << 19  # hypothesis keeps the inputs of several examples
 MODELS = (SpeechBody, Invocation, Audios, Tokens)
 RATE = 16_000
+MAX_TEXT = 10_000  # characters, as the server allows
+SPOKEN_CHARACTERS = frozenset(string.ascii_letters + " .,?!'-;:")
+TEXT_PIECES = [
+    *(b"1", b"1,000 ", b"1/2 ", b"$5-", b"10:30-", b"5'", b"V", b"IV ", b"A-Z", b"Mon-", b"U.S.", b"Dr. ", b"a@b.c "),
+    *(
+        b"<style>",
+        b"**a",
+        b"[a](",
+        b"| a ",
+        b"- ",
+        b"\n",
+        "½".encode(),
+        "²".encode(),
+        "★".encode(),
+        "₿".encode(),
+        b"http://a/",
+    ),
+]
+MARKED_UP = [
+    b"The tide [pause:0.8s] is in (excited). [whisper] Yes!",
+    b'<speak><s>The tide</s><break time="800ms"/><voice name="a"><prosody rate="90%">is in</prosody></voice></speak>',
+    b'<speak><say-as interpret-as="date" format="mdy">1/2/2024</say-as><sub alias="b">a</sub></speak>',
+    b"<|speaker:0|>Hi.<|speaker:1|><|phoneme_start|>R EH1 D<|phoneme_end|>",
+]
+MARKUP_PIECES = [
+    *(
+        b"<s>",
+        b"</s>",
+        b'<break time="1s"/>',
+        b"[pause:1s]",
+        b"(",
+        b"[",
+        b"<|",
+        b"|>",
+        b"&amp;",
+        b"&#",
+        b"\\",
+        b"<!--",
+        b".",
+    ),
+    *(b'<prosody rate="50%">', b'<voice name="x">', b"<speak>", b"]]>", b"<![CDATA["),
+]
 AUDIO_LIMITS = AudioLimits(max_seconds=5.0)
 
 
@@ -228,4 +277,30 @@ def recordings() -> dict[str, Target]:
     return {name: Target(recording, hostile(seeds, pieces[name])) for name, seeds in files.items()}
 
 
-GROUPS: dict[str, Callable[[], dict[str, Target]]] = {"bodies": bodies, "recordings": recordings}
+def english(data: bytes) -> None:
+    """Normalize twice: a reading reads as itself, and it has letters and punctuation only."""
+    spoken = normalize(data.decode(errors="replace")[:MAX_TEXT])
+    assert not set(spoken) - SPOKEN_CHARACTERS, spoken[:200]
+    assert normalize(spoken) == spoken, spoken[:200]
+
+
+def planned(rules: TextRules, data: bytes) -> None:
+    """Plan as text with pauses and tags, and as SSML."""
+    text = data.decode(errors="replace")[:MAX_TEXT]
+    for ssml in (None, True):
+        with contextlib.suppress(TextError):
+            plan_text(SpeechRequest(text, ssml=ssml, lexicon=(pronunciation("tide", "water"),)), rules)
+
+
+def texts() -> dict[str, Target]:
+    written = [text.encode() for texts in SECOND_HELD_OUT.values() for text, *_ in texts]
+    speech = TextRules(english_words=True, sentence_turns=True, chunk_bytes=90)
+    multilingual = TextRules(phonemes=True, directions=True, splits_dialogue=True)
+    return {
+        "english": Target(english, hostile(written, TEXT_PIECES)),
+        "english plan": Target(partial(planned, speech), hostile(MARKED_UP, MARKUP_PIECES)),
+        "multilingual plan": Target(partial(planned, multilingual), hostile(MARKED_UP, MARKUP_PIECES)),
+    }
+
+
+GROUPS: dict[str, Callable[[], dict[str, Target]]] = {"bodies": bodies, "recordings": recordings, "texts": texts}

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fuzz.targets import GROUPS
 
-EXAMPLES = {"bodies": 60, "recordings": 30}
+EXAMPLES = {"bodies": 60, "recordings": 30, "texts": 60}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs limits of address space")

@@ -19,7 +19,7 @@ from shoal.text.normalize.identifiers import in_parts, speak_identifiers
 from shoal.text.normalize.months import MONTH_OF
 from shoal.text.normalize.numbers import digits
 from shoal.text.normalize.quantities import TEMPERATURES, read_apart, speak_quantities
-from shoal.text.normalize.ranges import speak_lengths, speak_ranges
+from shoal.text.normalize.ranges import speak_lengths, speak_ranges, speak_ranges_of_names
 from shoal.text.normalize.roman import speak_roman
 from shoal.text.style_tags import drop_style_tags
 from shoal.text.tokenizer import SPEAKER_TAG
@@ -208,7 +208,7 @@ def normalize(text: str) -> str:
 
 def settle(text: str) -> str:
     """Expand until stable: tidying exposes further abbreviations, as in `(in Jan).`. Ends, as readings contain none."""
-    while (settled := spell_capitals(tidy(expand_abbreviations(speak_roman(text))))) != text:
+    while (settled := spell_capitals(tidy(expand_abbreviations(speak_ranges_of_names(speak_roman(text)))))) != text:
         text = settled
     return text
 

@@ -64,7 +64,8 @@ MONTH_TO_MONTH = re.compile(
     rf"(?<![\w-])((?:{any_of({*MONTH_OF, *MONTH_OF.values(), 'May'})})\.?\s\d{{1,2}}(?:st|nd|rd|th)?)\s?-\s?"
     rf"(?=(?:{any_of({*MONTH_OF, *MONTH_OF.values(), 'May'})})\.?\s\d{{1,2}}\b)"
 )
-LETTER_RANGE = re.compile(r"(?<![\w-])([A-Z])-([A-Z])(?![\w-])")
+# Beside a spelled letter the hyphen joins acronyms: "U T C-H T M L".
+LETTER_RANGE = re.compile(r"(?<![\w-])(?<!\b[A-Z] )([A-Z])-([A-Z])(?![\w-])(?! [A-HJ-Z]\b)")
 TIMESTAMP = re.compile(
     r"(?<![\w.-])(\d{4}-\d\d-\d\d)T([0-2]\d:[0-5]\d)(:[0-5]\d)?(?:\.\d{1,9})?(?:(Z)|([+-])(\d\d):?(\d\d))?(?!\w)"
 )
@@ -127,18 +128,24 @@ def speak_ranges(text: str) -> str:
     text = DECIMAL_COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", text)
     text = HOURS_RANGE.sub(r"\1 to ", TIME_RANGE.sub(r"\1 to ", CLOCK_RANGE.sub(r"\1 to ", text)))
     text = MONTH_DAYS.sub(lambda match: f"{_day(match[1])} {ordinal(int(match[2]))} to {ordinal(int(match[3]))}", text)
-    text = LETTER_RANGE.sub(_letters, MONTH_TO_MONTH.sub(r"\1 to ", text))
+    text = MONTH_TO_MONTH.sub(r"\1 to ", text)
     text = DECADES.sub(r"\1s to '", AGES.sub(r"\1 to ", EVEN.sub("fifty fifty", text)))
     text = DAYS_AGO.sub(r"\1 days", HOURS_AND_MINUTES.sub(_duration, text))
     text = ZONE.sub(lambda match: f"{match[1]} {'plus' if match[2] == '+' else 'minus'} ", text)
     text = COMPASS.sub(lambda match: f" degrees {COMPASS_NAMES[match[1]]}", text)
     text = SWISS_THOUSANDS.sub(lambda match: match[0].replace("'", ""), text)
     text = NEGATIVE_MONEY.sub(lambda match: f"minus {match[1] or match[2]}", text)
-    text = CALENDAR_RANGE.sub(lambda match: f"{_day(match[1])} to {_day(match[2])}", text)
+    text = speak_ranges_of_names(text)
     text = DOTTED_DAY.sub(
         lambda match: DAYS[match[1]] + (match[2] or ""), DAY_BEFORE_TIME.sub(lambda match: f"{DAYS[match[1]]},", text)
     )
     return TIMES.sub(" times", text)
+
+
+def speak_ranges_of_names(text: str) -> str:
+    """Return the text with ranges of days, months and letters in words: "Mon-Fri", "A-Z"."""
+    text = CALENDAR_RANGE.sub(lambda match: f"{_day(match[1])} to {_day(match[2])}", text)
+    return LETTER_RANGE.sub(_letters, text)
 
 
 def speak_lengths(text: str) -> str:
