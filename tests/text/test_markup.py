@@ -120,7 +120,10 @@ def test_phonemes_are_tags_for_models_that_read_them_and_words_for_others() -> N
         ("<speak>a\n<audio src='x'/></speak>", "line 2, column 1: <audio> is not supported: use speak, p, s"),
         ("<speak>a</speak", "line 1, column 9: unclosed token"),
         ("<speak>a</p></speak>", "line 1, column 11: mismatched tag"),
-        ("<speak>AT&T</speak>", "line 1, column 12: not well-formed (invalid token)"),
+        ("<speak>AT&T</speak>", "line 1, column 12: not well-formed (invalid token): write &amp; for &"),
+        ("<speak>a<s>b</speak>", "mismatched tag: </s> is expected here"),
+        ("<speak>a<s>b</s>", "<speak> is not closed: add </speak>"),
+        ("<speak>a&nbsp;b</speak>", "undefined entity: write the character itself"),
         ("<speak>&nbsp;a</speak>", "line 1, column 8: undefined entity"),
         ("<speak>\n  <break time='x'/>a</speak>", "line 2, column 3: 'x' is not a duration"),
         (

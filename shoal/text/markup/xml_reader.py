@@ -22,7 +22,7 @@ def read_xml(document: str, handler: Handler, kind: str) -> None:
     """Parse a document. Raises TextError, `KIND line 1, column 8: ...`, for what is malformed or refused."""
     check_unicode(document)
     parser = expat.ParserCreate("utf-8")
-    depth = 0
+    opened: list[str] = []
 
     def placed(work: Callable[[], None]) -> None:
         try:
@@ -32,14 +32,12 @@ def read_xml(document: str, handler: Handler, kind: str) -> None:
             raise TextError(f"{kind} line {line}, column {column}: {problem}") from None
 
     def start(name: str, attributes: dict[str, str]) -> None:
-        nonlocal depth
-        depth += 1
-        placed(lambda: _check_depth(depth))
+        opened.append(name)
+        placed(lambda: _check_depth(len(opened)))
         placed(lambda: handler.start(name, attributes))
 
     def end(name: str) -> None:
-        nonlocal depth
-        depth -= 1
+        opened.pop()
         placed(lambda: handler.end(name))
 
     def refuse(*_: object) -> None:
@@ -52,8 +50,22 @@ def read_xml(document: str, handler: Handler, kind: str) -> None:
     try:
         parser.Parse(document.encode(), True)
     except expat.ExpatError as problem:
-        reason = expat.errors.messages.get(problem.code, "not well-formed")
+        reason = _reason(problem.code, opened)
         raise TextError(f"{kind} line {problem.lineno}, column {problem.offset + 1}: {reason}") from None
+
+
+def _reason(code: int, opened: list[str]) -> str:
+    """Return expat's message, and what to write instead where that is known."""
+    message = expat.errors.messages.get(code, "not well-formed")
+    if message == expat.errors.XML_ERROR_INVALID_TOKEN:
+        return f"{message}: write &amp; for & and &lt; for <"
+    if message == expat.errors.XML_ERROR_UNDEFINED_ENTITY:
+        return f"{message}: write the character itself; there are &amp; &lt; &gt; &quot; &apos;"
+    if message == expat.errors.XML_ERROR_TAG_MISMATCH and opened:
+        return f"{message}: </{opened[-1][:64]}> is expected here"
+    if message == expat.errors.XML_ERROR_NO_ELEMENTS and opened:
+        return f"<{opened[-1][:64]}> is not closed: add </{opened[-1][:64]}>"
+    return message
 
 
 def _check_depth(depth: int) -> None:
