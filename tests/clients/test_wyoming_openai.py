@@ -18,12 +18,13 @@ from wyoming.event import Event, Eventable
 from wyoming.info import Describe, Info
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped, SynthesizeVoice
 
+from shoal.paths import cache_directory
 from tests.clients.conftest import KEY
 from tests.nano import OTHER_VOICE, PCM_BYTES_PER_SECOND, SAMPLE_RATE, VOICES, is_plausible
-from tests.server.conftest import ROOT, Serving, free_port
+from tests.server.conftest import Serving, free_port
 from tests.waiting import TIMEOUT_SECONDS, wait_until
 
-PYTHON = ROOT / "build" / "wyoming-openai" / "bin" / "python"
+PYTHON = cache_directory() / "tests" / "wyoming-openai-0.8.0" / "bin" / "python"  # as in scripts/wyoming-openai
 TEXT = "Good morning. The tide is coming in."
 
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from threading import Event, Thread, Timer
 
 import numpy as np
@@ -17,8 +16,7 @@ from shoal.kernels import jit
 from shoal.kernels.cuda_graph import compile_ahead
 from shoal.kernels.jit import compile_only, kernels_unavailable
 from shoal.kernels.linear import _small_m_kernel, linear
-
-ROOT = Path(__file__).parents[2]
+from shoal.paths import cache_directory
 
 
 def doubled(device: str, columns: int = 32) -> torch.Tensor:
@@ -98,8 +96,11 @@ def test_a_launch_reuses_the_variant_that_was_compiled_ahead(device: str) -> Non
 
 
 def compile_offline(module: str) -> subprocess.CompletedProcess[str]:
-    """Run a module that compiles kernels. Triton's cache key covers source, options and version: results are reused."""
-    ours = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(ROOT / "build" / "kernels")}
+    """Run a module that compiles kernels.
+
+    Triton's cache key covers source, options and version: the next run reuses the results, in another clone, too.
+    """
+    ours = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache_directory() / "tests" / "kernels")}
     return subprocess.run([sys.executable, "-m", module], env=ours, capture_output=True, text=True)
 
 

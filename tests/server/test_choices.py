@@ -11,13 +11,13 @@ import httpx
 import numpy as np
 import pytest
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from shoal.api.config import KeyLimits
 from shoal.api.keys import KeyFile
 from tests.server.conftest import Serving, figure, samples_of, start
 from tests.waiting import wait_until
+from tests.websocket import connect
 
 FRIEND, STRANGER = "https://app.example", "https://evil.example"
 SAY = {"text": "Hello.", "max_new_tokens": 6, "seed": 4}
@@ -101,7 +101,7 @@ def test_a_rejected_origin_gets_a_regular_error(server: Serving, http: httpx.Cli
     openai = http.post("/v1/audio/speech", json={}, headers={"origin": origin})
     assert (openai.status_code, openai.json()["error"]["code"]) == (403, "foreign_origin")
     with pytest.raises(InvalidStatus) as refused:
-        connect(f"ws://127.0.0.1:{server.port}/v1/tts/live", proxy=None, origin=Origin(origin))
+        connect(f"ws://127.0.0.1:{server.port}/v1/tts/live", origin=Origin(origin))
     assert refused.value.response.status_code == 403
     assert refused.value.response.headers["x-request-id"]
     assert counted() == before + 3

@@ -15,7 +15,6 @@ import httpx
 import openai
 import pytest
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from shoal.api.keys import KeyFile
 from tests.server.conftest import (
@@ -31,6 +30,7 @@ from tests.server.conftest import (
     surroundings,
 )
 from tests.waiting import wait_until
+from tests.websocket import connect
 
 LONG = {"text": "Hello there.", "max_new_tokens": 150, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
 # Hundreds of turns: no machine finishes them within the server's deadline.
@@ -78,7 +78,7 @@ def test_keys_authenticate_and_their_limits_hold(start_server: Start, tmp_path: 
     assert httpx.get(f"{serving.url}/health", trust_env=False, verify=False).status_code == 200
     assert httpx.get(f"{serving.url}/metrics", trust_env=False, verify=False).status_code == 401
     with pytest.raises(InvalidStatus) as refused:
-        connect(f"ws://127.0.0.1:{serving.port}/v1/tts/live", proxy=None)
+        connect(f"ws://127.0.0.1:{serving.port}/v1/tts/live")
     assert refused.value.response.status_code == 401
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(api_key="wrong", base_url=f"{serving.url}/v1", http_client=serving.client()).models.list()

@@ -13,13 +13,14 @@ import ormsgpack
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 from shoal.api.config import Limits
 from shoal.api.live.events import MAX_EVENT_BYTES
 from shoal.api.state import ServerState
 from shoal.server.protocol import BoundedWebSocket
 from tests.server.standin import Standin, listening, state_with, wait_until
+from tests.websocket import connect
 
 BUDGET = 400_000
 CONNECTIONS = 12
@@ -36,7 +37,7 @@ class Server:
 
     def live(self, **options: Any) -> ClientConnection:
         # A short timeout: after an unfinished message the server reads no close frame.
-        return connect(f"ws://127.0.0.1:{self.port}/v1/tts/live", proxy=None, close_timeout=0.1, **options)
+        return connect(f"ws://127.0.0.1:{self.port}/v1/tts/live", close_timeout=0.1, **options)
 
     @property
     def used(self) -> int:
@@ -269,4 +270,4 @@ def test_sockets_that_wait_for_a_close_frame_do_not_exceed_the_connections(
 def test_a_full_server_refuses_a_socket_with_a_status(tmp_path: Path) -> None:
     state = state_with(Standin(), Limits(connections=0), tmp_path)
     with listening(state) as port, pytest.raises(InvalidStatus, match="503"):
-        connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None)
+        connect(f"ws://127.0.0.1:{port}/v1/tts/live")

@@ -10,12 +10,13 @@ import httpx
 import ormsgpack
 import pytest
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 from shoal.api.config import Limits
 from shoal.api.state import ServerState
 from tests.server.standin import RATE, Standin, listening, state_with
 from tests.waiting import wait_until
+from tests.websocket import connect
 
 PACKED = {"content-type": "application/msgpack"}
 REFERENCES = [{"audio": b"\0" * 60_000, "text": "What I say."}]
@@ -37,7 +38,7 @@ class House:
         )
 
     def live(self) -> ClientConnection:
-        return connect(f"ws://127.0.0.1:{self.port}/v1/tts/live", proxy=None)
+        return connect(f"ws://127.0.0.1:{self.port}/v1/tts/live")
 
 
 @pytest.fixture

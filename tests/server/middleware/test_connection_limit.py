@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from tests.server.conftest import Serving, start
 from tests.server.test_lifecycle import ENDLESS
 from tests.waiting import wait_until
+from tests.websocket import connect
 
 MOST = 2
 
@@ -78,7 +78,7 @@ def test_a_full_server_refuses_connections_and_answers_probes(small: Serving) ->
         openai = http.post("/v1/audio/speech", json={})
         assert (openai.status_code, openai.json()["error"]["code"]) == (503, "server_full")
         with pytest.raises(InvalidStatus) as refused:
-            connect(f"ws://127.0.0.1:{small.port}/v1/tts/live", proxy=None)
+            connect(f"ws://127.0.0.1:{small.port}/v1/tts/live")
         assert refused.value.response.status_code == 503
         assert {"x-request-id", "retry-after"} <= {name.lower() for name in refused.value.response.headers}
         assert figure(http, refusals) == before + 3

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 from shoal.api.config import KeyLimits, Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle, EngineLifecycle
 from shoal.api.state import ServerState, create_state
 from shoal.voices.store import VoiceStore
 from tests.server.standin import RATE, Standin, listening, state_with, wait_until
+from tests.websocket import connect
 
 FIRST, WHOLE = 2 * RATE // 10, 2 * (RATE + RATE // 10)  # bytes of the first chunk, and of a whole text
 KEY = "a-key-of-the-tests"
@@ -32,7 +33,7 @@ class Stand:
     @contextlib.contextmanager
     def dial(self, path: str = MULTI, voice: str = "default") -> Iterator[ClientConnection]:
         url = f"ws://127.0.0.1:{self.port}/v1/text-to-speech/{voice}/{path}"
-        with connect(url, proxy=None, open_timeout=240) as socket:
+        with connect(url) as socket:
             yield socket
 
 
@@ -207,7 +208,7 @@ def test_a_disconnect_cancels_all_contexts(stand: Stand) -> None:
 def test_contexts_of_the_dialogue_socket_name_their_voice(stand: Stand) -> None:
     stand.standin.go_on.set()
     url = f"ws://127.0.0.1:{stand.port}/v1/text-to-dialogue/multi-stream-input?output_format=pcm_16000"
-    with connect(url, proxy=None) as socket:
+    with connect(url) as socket:
         send(socket, context_id="a", voices=["default"])
         send(socket, context_id="a", keep_alive=True)
         send(socket, context_id="a", inputs=[{"text": "Hello. ", "voice_id": "default"}], flush=True)
@@ -223,10 +224,10 @@ def test_contexts_of_the_dialogue_socket_name_their_voice(stand: Stand) -> None:
         send(socket, context_id="b", voices=["nobody"])
         assert receive(socket)["error"] == "voice_not_found"
         assert closed_with(socket) == 1008
-    with connect(url, proxy=None) as socket:
+    with connect(url) as socket:
         send(socket, context_id="a", voices=["default", "alloy"])
         assert "one voice" in receive(socket)["message"]
-    with connect(url, proxy=None) as socket:
+    with connect(url) as socket:
         for number in range(33):
             send(socket, context_id=str(number), voices=["default"])
         assert "32 contexts are announced" in receive(socket)["message"]
@@ -246,10 +247,10 @@ def limited(tmp_path: Path) -> Iterator[int]:
 
 def test_keys_and_their_limits_hold(limited: int) -> None:
     url = f"ws://127.0.0.1:{limited}/v1/text-to-speech/default/{MULTI}"
-    with pytest.raises(InvalidStatus) as refused, connect(url, proxy=None):
+    with pytest.raises(InvalidStatus) as refused, connect(url):
         pass
     assert refused.value.response.status_code == 401
-    with connect(url, proxy=None, additional_headers={"xi-api-key": KEY}) as socket:
+    with connect(url, additional_headers={"xi-api-key": KEY}) as socket:
         for name in "abc":
             send(socket, text="Hello. ", context_id=name, flush=True)
             send(socket, context_id=name, close_context=True)
@@ -258,7 +259,7 @@ def test_keys_and_their_limits_hold(limited: int) -> None:
             messages.append(receive(socket))
     errors = [(message["contextId"], message["error"]) for message in messages if "error" in message]
     assert errors == [("c", "rate_limited")]
-    with pytest.raises(InvalidStatus) as late, connect(url, proxy=None, additional_headers={"xi-api-key": KEY}):
+    with pytest.raises(InvalidStatus) as late, connect(url, additional_headers={"xi-api-key": KEY}):
         pass
     assert late.value.response.status_code == 429
     assert int(late.value.response.headers["retry-after"]) > 0

@@ -10,7 +10,7 @@ from typing import Any, cast
 import ormsgpack
 import pytest
 from fastapi import WebSocket, WebSocketDisconnect
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 from shoal.api.config import KeyLimits, Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle, EngineLifecycle
@@ -28,6 +28,7 @@ from shoal.voices.store import VoiceStore
 from tests.server.conftest import Serving, Start
 from tests.server.standin import RATE, Standin, counted, listening, state_with
 from tests.waiting import wait_until
+from tests.websocket import connect
 
 ANY_LENGTH = AudioLimits(min_seconds=0.0)
 FRAME = 0.04  # seconds; the published client sends no seed, so each piece of text is at least this long
@@ -98,7 +99,7 @@ def sounds(events: list[dict[str, Any]]) -> int:
 
 
 def live(server: Serving) -> ClientConnection:
-    return connect(f"ws://127.0.0.1:{server.port}/v1/tts/live", proxy=None)
+    return connect(f"ws://127.0.0.1:{server.port}/v1/tts/live")
 
 
 def test_flushed_text_is_spoken_before_the_session_ends(server: Serving) -> None:
@@ -183,7 +184,7 @@ def test_a_session_is_not_idle_while_it_speaks(tmp_path: Path) -> None:
     standin = Standin(pause=0.4)
     standin.go_on.set()
     state = state_with(standin, Limits(live_idle_seconds=0.5), tmp_path)
-    with listening(state) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+    with listening(state) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live") as socket:
         send(socket, event="start", request=START)
         for text in ("One.", "Two.", "Three.", "Four."):
             send(socket, event="text", text=text)
@@ -286,7 +287,7 @@ def test_a_disconnect_after_stop_frees_the_queue_place(tmp_path: Path) -> None:
     standin = Standin()  # continues only after the client has disconnected
     state = state_with(standin, Limits(), tmp_path)
     with listening(state) as port:
-        with connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+        with connect(f"ws://127.0.0.1:{port}/v1/tts/live") as socket:
             send(socket, event="start", request=START)
             send(socket, event="text", text="Hello there.")
             send(socket, event="stop")
@@ -304,7 +305,7 @@ def held(tmp_path: Path) -> Iterator[tuple[ServerState, Standin, ClientConnectio
     standin = Standin()
     state = state_with(standin, Limits(), tmp_path)
     with listening(state) as port:
-        with connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+        with connect(f"ws://127.0.0.1:{port}/v1/tts/live") as socket:
             yield state, standin, socket
         standin.go_on.set()
 
@@ -397,7 +398,7 @@ def test_only_the_text_that_waits_is_limited(tmp_path: Path) -> None:
     standin = Standin()
     standin.go_on.set()
     state = state_with(standin, Limits(text_characters=12), tmp_path)
-    with listening(state) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+    with listening(state) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live") as socket:
         send(socket, event="start", request=START)
         for number in range(4):
             send(socket, event="text", text="Ten chars.")
@@ -414,7 +415,7 @@ def test_each_session_of_a_socket_counts_as_a_request(tmp_path: Path) -> None:
     engine = EngineHandle(standin, VoiceStore(tmp_path), 25.0)
     config = ServerConfig(key_limits=KeyLimits(requests_per_minute=2))
     state = create_state(config, EngineLifecycle(lambda: engine, engine), 4)
-    with listening(state) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live", proxy=None) as socket:
+    with listening(state) as port, connect(f"ws://127.0.0.1:{port}/v1/tts/live") as socket:
         for _ in range(3):
             send(socket, event="start", request={**START, "text": "Hello."})
             send(socket, event="stop")

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import ormsgpack
 import pytest
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 from shoal.api.config import Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle, EngineLifecycle
@@ -23,6 +23,7 @@ from shoal.speech import AudioChunk, FinishReason, SpeechRequest, SpokenTurn, Wo
 from shoal.text.words import written_words
 from shoal.voices.store import VoiceStore
 from tests.server.standin import RATE, Standin, listening
+from tests.websocket import connect
 
 TEXT = "It costs $12.50 now."
 
@@ -54,7 +55,7 @@ class Stand:
         return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=240, trust_env=False, verify=False)
 
     def dial(self, path: str) -> ClientConnection:
-        return connect(f"ws://127.0.0.1:{self.port}{path}", proxy=None, open_timeout=240)
+        return connect(f"ws://127.0.0.1:{self.port}{path}")
 
 
 def handle(voices: Path) -> EngineHandle:
