@@ -393,13 +393,14 @@ class Supervisor:
         """Restart an engine that died and kill those that hang, retiring ones too, until the supervisor is closed."""
         while not self._closing:
             self._kill_overdue()
-            current = self._current
-            if self.activity == "asleep":
+            with self._lock:
+                current, asleep = self._current, self.activity == "asleep"
+            if asleep:
                 self._wake_for_work()
             elif self._fall_asleep():
                 logger.info("engine process ends after %g s without requests", self.config.sleep_seconds)
             elif current is None or current.exited.wait(0.1):
-                self._restart()
+                self._restart(current)
             elif current.jobs and time.monotonic() - current.progress > self.config.hang_seconds:
                 logger.error("no engine step for %.0f s; killing the engine process", self.config.hang_seconds)
                 current.kill()
@@ -437,8 +438,9 @@ class Supervisor:
             logger.error("retiring engine process %s hangs; killing it", process.process.pid)
             process.kill()
 
-    def _restart(self) -> None:
-        if self._closing:
+    def _restart(self, ended: EngineProcess | None) -> None:
+        """Start an engine in the place of one that ended, unless a reload has already replaced that one."""
+        if self._closing or self._current is not ended:
             return
         self.restarts += 1
         logger.warning("engine process exited; restarting it (restart %d)", self.restarts)

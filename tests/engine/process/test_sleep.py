@@ -184,6 +184,19 @@ def test_a_reload_wakes_a_sleeping_engine(processes: list[FakeProcess]) -> None:
         assert (supervisor.activity, supervisor.process_id, supervisor.wakes) == ("awake", 2, 0)
 
 
+def test_an_engine_that_a_reload_replaced_is_not_restarted(
+    processes: list[FakeProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[None] = []
+    monkeypatch.setattr(Supervisor, "_kill_overdue", lambda self: rounds.append(None))
+    with supervising(SupervisorConfig(sleep_seconds=1000.0)) as supervisor:
+        supervisor.reload(supervisor.source)
+        wait_until(lambda: not processes[0].alive)
+        begun = len(rounds)
+        wait_until(lambda: len(rounds) >= begun + 3)  # the monitor has seen that the first process exited
+        assert (supervisor.restarts, supervisor.process_id, len(processes)) == (0, 2, 2)
+
+
 def test_a_sleeping_engine_is_not_restarted_and_a_dead_one_is(processes: list[FakeProcess]) -> None:
     with supervising(SupervisorConfig(sleep_seconds=1000.0)) as supervisor:
         processes[0].exit()
