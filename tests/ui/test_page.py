@@ -587,6 +587,7 @@ def test_a_broken_speech_continues_from_where_it_stopped(visit: Visit, serving: 
     wait_until_made(page)
     assert playback(page, "samples") > made > 0
     assert asked[2] == asked[1] != asked[0]
+    page.wait_for_selector("#history .speech")  # stored after it was made
     assert page.locator("#history .speech").count() == 1
 
 
