@@ -41,7 +41,7 @@ UNDER_CONTROL = """() => {
       async transform(piece, controller) {
         controller.enqueue(piece);
         words += new TextDecoder().decode(piece).split('"first":').length - 1;
-        if (words >= 2) await gate;
+        if (words >= 3) await gate; // the audio of the second word is there
       },
     });
     return new Response(response.body.pipeThrough(hold), response);
@@ -122,7 +122,7 @@ def test_words_light_up_while_the_speech_is_streamed_and_after_a_reload(visit: V
     page.wait_for_selector("#speak:enabled")
     begin(page)
     say(page)
-    page.wait_for_selector("#words .word >> nth=1")
+    page.wait_for_selector("#words .word >> nth=2")
     assert page.is_visible("#speak.busy"), "the gate holds the stream"
     move_to(page, middle(times[1]))
     lit(page, "costs")
