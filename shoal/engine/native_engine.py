@@ -23,10 +23,10 @@ from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.cores import default_threads
 from shoal.engine.execution.native_steps import NativeSteps
 from shoal.engine.output.audio_decoder import AudioDecoder
-from shoal.engine.prefix_file import PrefixFile, prefix_keys
+from shoal.engine.prefix_file import PrefixFile
 from shoal.engine.preprocess import build_utterance, plan_request
 from shoal.engine.request_tracker import RequestTracker
-from shoal.engine.scheduling.blocks import BlockPool
+from shoal.engine.scheduling.blocks import BlockPool, Key, extend_keys
 from shoal.engine.scheduling.scheduler import Batch, Scheduler, StepOutput
 from shoal.engine.utterance import Event, Utterance, UtteranceStream
 from shoal.errors import CheckpointError, GenerationFailed
@@ -180,7 +180,8 @@ class NativeEngine:
         prefix, pool = utterance.turns[0].prefix, self.scheduler.pool
         if self._prefixes is None or prefix is None or not self.config.prefix_cache:
             return None
-        keys = prefix_keys(prefix, pool.size)
+        keys: list[Key] = []
+        extend_keys(keys, prefix, pool.size)
         if not keys or voice is None or not self._store.is_builtin(voice):
             return None
         return PrefixFile(self._prefixes, self._identity, keys, (self.steps.keys, self.steps.values))

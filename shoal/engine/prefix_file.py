@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from shoal.engine.scheduling.blocks import ROOT, BlockPool, Key, block_key
-from shoal.engine.scheduling.sequence import Tokens
+from shoal.engine.scheduling.blocks import BlockPool, Key
 from shoal.errors import OutputError
 from shoal.paths import atomic_write
 
@@ -23,15 +22,6 @@ logger = logging.getLogger(__name__)
 
 MAX_FILES = 16  # the oldest are deleted; one has about 4 MB for nano
 Blocks = NDArray[np.float32]  # [layers, blocks, size, kv_heads, d]
-
-
-def prefix_keys(prefix: Tokens, size: int) -> list[Key]:
-    """Return the keys of the full blocks of a prefix."""
-    keys, key = list[Key](), ROOT
-    for end in range(size, len(prefix) + 1, size):
-        key = block_key(key, np.ascontiguousarray(prefix[end - size : end]))
-        keys.append(key)
-    return keys
 
 
 class PrefixFile:

@@ -565,7 +565,7 @@ def test_the_api_docs_load_nothing_from_other_origins(visit: Visit, serving: Ser
 
 def test_a_broken_speech_continues_from_where_it_stopped(visit: Visit, serving: Serving) -> None:
     page = visit()
-    # Speech takes no time by this clock: the page would split lines anew for a machine that has become slower.
+    # Speech takes no time by this clock: the page would choose other lines for a machine that has become slower.
     page.evaluate("performance.now = () => 1")
     asked: list[dict[str, Any]] = []
 

@@ -36,6 +36,12 @@ def block_key(before: Key, tokens: NDArray[np.int32]) -> Key:
     return blake2b(before + tokens.tobytes(), digest_size=16).digest()
 
 
+def extend_keys(keys: list[Key], tokens: NDArray[np.int32], size: int) -> None:
+    """Append the keys of the full blocks of `tokens` [T, 1 + codebooks] that have none yet."""
+    for start in range(len(keys) * size, len(tokens) - size + 1, size):
+        keys.append(block_key(keys[-1] if keys else ROOT, tokens[start : start + size]))
+
+
 class BlockStore(Protocol):
     """Second-level storage for evicted blocks."""
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.engine.scheduling.blocks import ROOT, Key, block_key
+from shoal.engine.scheduling.blocks import Key, extend_keys
 from shoal.speech import FinishReason, SamplingParams
 
 Tokens = NDArray[np.int32]  # [length, 1 + codebooks]
@@ -126,7 +126,4 @@ class Sequence:
 
     def extend_keys(self, size: int) -> None:
         """Hash the full blocks of known tokens that have no key yet."""
-        while (len(self.keys) + 1) * size <= self.length:
-            start = len(self.keys) * size
-            before = self.keys[-1] if self.keys else ROOT
-            self.keys.append(block_key(before, self.tokens[start : start + size]))
+        extend_keys(self.keys, self.tokens[: self.length], size)
