@@ -84,15 +84,12 @@ def test_every_unit_runs_once_in_many_calls(instruction_sets: list[str], threads
 
 def test_workers_without_a_unit_stay_asleep(instruction_sets: list[str]) -> None:
     """A small product on a machine with many cores: the others do not spin."""
-    context, gate, threads = Context(instruction_sets[0], 6), threading.Event(), set[int]()
+    context, both, threads = Context(instruction_sets[0], 6), threading.Barrier(2), set[int]()
 
     @UNIT
     def unit(number: int, thread: int) -> None:
         threads.add(thread)
-        if thread:
-            gate.set()
-        else:
-            gate.wait(TIMEOUT_SECONDS)
+        both.wait(TIMEOUT_SECONDS)  # so that no thread computes both units
 
     context.library.shoal_parallel(context.handle, 2, UNIT(lambda number, thread: None))  # measured alone
     wait_until(lambda: sleeping(context) == (5, False))
