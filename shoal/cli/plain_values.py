@@ -6,6 +6,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
+import typer
+
 PLAIN = {bool, int, float, str, Path, NoneType}
 
 
@@ -36,7 +38,20 @@ class PlainValues:
             return value
         if isinstance(value, str) and Path in self.types and not self._checks_path:
             return Path(value)
+        if isinstance(value, str) and self.types <= {int, float, NoneType}:
+            self._check_number(value, param, ctx)
         return self.build().coerce(value, param=param, ctx=ctx)
+
+    def _check_number(self, value: str, param: Any, ctx: Any) -> None:
+        """Raise BadParameter for text that is no number; the message of Typer's converter does not name the value."""
+        try:
+            number = float(value)
+            valid = float in self.types or number.is_integer()
+        except ValueError:
+            valid = False
+        if not valid:
+            expected = "a number, such as 1.5" if float in self.types else "a whole number, such as 3"
+            raise typer.BadParameter(f"{value[:40]!r} is not {expected}", ctx=ctx, param=param)
 
     @property
     def _checks_path(self) -> bool:

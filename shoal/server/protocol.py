@@ -18,7 +18,7 @@ from websockets.http11 import Request
 from shoal.api.admission import BodyBudget, BodyReservation
 from shoal.api.config import Limits
 from shoal.errors import EngineBusy
-from shoal.server.streaming_response import CLOSE_CONNECTION
+from shoal.server.streaming_response import CLOSE_CONNECTION, LIMIT_MESSAGES
 
 if sys.platform != "win32":
     import fcntl
@@ -126,6 +126,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._message_bytes = self.limits.body_bytes  # size of the largest message; a route may lower it
         self._queued = deque[int]()  # sizes of the messages that the application has not received
         self._reservation = BodyReservation(self.budget)
         self._lost = asyncio.Event()
@@ -179,7 +180,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if not self.close_sent:  # otherwise the handshake failed, and no application runs
-            self.scope["extensions"][CLOSE_CONNECTION] = {"close": self._close}
+            self.scope["extensions"] |= {
+                CLOSE_CONNECTION: {"close": self._close},
+                LIMIT_MESSAGES: {"limit": self._limit_messages},
+            }
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
@@ -198,13 +202,20 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Count what this socket holds against the budget, or close it when that exceeds a limit."""
         if self.close_sent or self.disconnected:
             return
-        if self._fragment_bytes > 2 * self.limits.body_bytes:
+        if self._fragment_bytes > 2 * self._message_bytes:
             self._fail(CloseCode.MESSAGE_TOO_BIG, "the message has too many fragments")
+            return
+        # Only a frame that began before the route lowered the limit gets here; later ones are refused by their header.
+        if len(self.conn.reader.buffer) > self._message_bytes:
+            self._fail(CloseCode.MESSAGE_TOO_BIG, f"a message has at most {self._message_bytes:,} bytes")
             return
         try:
             self._reservation.resize(len(self.conn.reader.buffer) + self._fragment_bytes + sum(self._queued))
         except EngineBusy as error:
             self._fail(CloseCode.TRY_AGAIN_LATER, str(error))
+
+    def _limit_messages(self, size: int) -> None:
+        self._message_bytes = self.conn.max_message_size = min(size, self._message_bytes)
 
     def _fail(self, code: CloseCode, reason: str) -> None:
         self.frames, self._fragment_bytes = [], 0

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 # ASGI extension of our protocol classes that closes the connection.
 CLOSE_CONNECTION = "shoal.close_connection"
+LIMIT_MESSAGES = "shoal.limit_messages"
 
 Transform = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
 
@@ -98,6 +99,13 @@ async def close_connection(scope: Scope, *, immediately: bool) -> None:
     if extension is not None:
         with suppress(TimeoutError):
             await extension["close"](immediately)
+
+
+def limit_messages(scope: Scope, size: int) -> None:
+    """Close the WebSocket with code 1009 at a message of more than `size` bytes, before it has arrived."""
+    extension = scope.get("extensions", {}).get(LIMIT_MESSAGES)
+    if extension is not None:
+        extension["limit"](size)
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

@@ -47,3 +47,22 @@ def test_values_that_need_a_check_are_checked(app: typer.Typer, tmp_path: Path) 
     assert run(app, "--existing", str(tmp_path / "missing")) == "exit 2"
     assert str(tmp_path) in run(app, "--existing", str(tmp_path))
     assert run(app, "--several", "a", "--several", "b").endswith("['a', 'b'])")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rate", "loud"), "'loud' is not a number, such as 1.5"),
+        (("--size", "many"), "'many' is not a whole number, such as 3"),
+        (("--size", "1.5"), "'1.5' is not a whole number, such as 3"),
+        (("--size", "inf"), "'inf' is not a whole number, such as 3"),
+    ],
+)
+def test_text_that_is_no_number_is_named(app: typer.Typer, arguments: tuple[str, str], message: str) -> None:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert f"Invalid value for '{arguments[0]}': {message}" in result.stderr
+
+
+def test_numbers_in_every_spelling_arrive(app: typer.Typer) -> None:
+    assert run(app, "--size", "3.0", "--rate", "1e-3").startswith("('a', 3, 0.001,")

@@ -34,6 +34,7 @@ from shoal.api.live.elevenlabs import (
     parse_message,
     stream_options,
 )
+from shoal.api.live.events import MAX_EVENT_BYTES
 from shoal.api.live.session import LiveContext, LiveContexts, Spoken
 from shoal.api.requests import SpeechJob, stored_voice
 from shoal.api.state import ServerState
@@ -44,7 +45,7 @@ from shoal.server.middleware.request_id import request_id
 from shoal.server.request_body import parse_body
 from shoal.server.routes.live import spoken_fields
 from shoal.server.state import state_of, websocket_caller
-from shoal.server.streaming_response import close_connection, write_timeout
+from shoal.server.streaming_response import close_connection, limit_messages, write_timeout
 from shoal.speech import Word
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ SPEECH = "/v1/text-to-speech/{voice_id}"
 # Python's websockets accepts messages of up to 1 MiB. A multiple of two bytes, so that samples stay whole.
 MAX_AUDIO_BYTES = 96 << 10
 MAX_CONTEXTS = 16
+MAX_MESSAGE_BYTES = 4 * MAX_EVENT_BYTES  # the limit of `parse_message` is in characters
 NORMAL, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1008, 1011
 CLOSE_SECONDS = 1.0
 ONLY = ""  # name of the context of messages without a context id
@@ -78,6 +80,7 @@ async def dialogue_input(socket: WebSocket) -> None:
 async def _serve(socket: WebSocket, voice_id: str | None, *, multi: bool) -> None:
     """Check key, query and voice before the socket is accepted, so that a rejection is an HTTP response."""
     state = state_of(socket)
+    limit_messages(socket.scope, MAX_MESSAGE_BYTES)
     try:
         key = websocket_caller(socket)
         options = stream_options(socket.query_params)

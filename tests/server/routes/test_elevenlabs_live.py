@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from socket import create_connection
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from websockets.sync.client import ClientConnection
 
 from shoal.api.config import KeyLimits, Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle, EngineLifecycle
+from shoal.api.live.events import MAX_EVENT_BYTES
 from shoal.api.state import ServerState, create_state
+from shoal.server.routes.elevenlabs_live import MAX_MESSAGE_BYTES
 from shoal.voices.store import VoiceStore
 from tests.server.standin import RATE, Standin, listening, state_with, wait_until
 from tests.websocket import connect
@@ -182,6 +185,37 @@ def test_malformed_messages_are_an_error_that_closes_the_socket(stand: Stand, me
         socket.send(message)
         assert {"message", "error"} <= receive(socket).keys()
         assert closed_with(socket) == 1008
+
+
+def test_the_longest_message_in_characters_of_four_bytes_is_read(stand: Stand) -> None:
+    with stand.dial() as socket:
+        socket.send('{"text": "' + "\N{GRINNING FACE}" * (MAX_EVENT_BYTES - 12) + '"}')
+        assert "100 characters" in receive(socket)["message"]
+
+
+def frame_header(size: int) -> bytes:
+    """Return the header of a masked text frame of `size` bytes."""
+    return b"\x81\xff" + size.to_bytes(8, "big") + bytes(4)
+
+
+def test_a_larger_message_is_refused_by_its_header(stand: Stand) -> None:
+    with stand.dial() as live:
+        live.socket.sendall(frame_header(MAX_MESSAGE_BYTES + 1))
+        assert closed_with(live) == 1009
+
+
+def test_a_larger_message_that_is_sent_with_the_handshake_is_not_buffered(stand: Stand) -> None:
+    """The limit of the route is not known yet when the header of the message arrives."""
+    target = f"/v1/text-to-speech/default/{MULTI}"
+    lines = (f"GET {target} HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket")
+    key = ("Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Version: 13")
+    size = stand.state.config.limits.body_bytes
+    with create_connection(("127.0.0.1", stand.port), timeout=240) as line:
+        line.sendall("\r\n".join([*lines, *key, "", ""]).encode() + frame_header(size))
+        assert line.recv(100).startswith(b"HTTP/1.1 101 ")
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):  # the server ends the connection
+            line.sendall(bytes(size))
+    wait_until(lambda: stand.state.body_budget.used == 0)
 
 
 @pytest.mark.parametrize(
