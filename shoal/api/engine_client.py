@@ -139,7 +139,8 @@ class EngineLifecycle:
 
     def start(self, on_failure: Callable[[], None]) -> None:
         if self._engine is None:
-            self._task = asyncio.create_task(self._start(on_failure))
+            self._task = asyncio.create_task(self._start())
+            self._task.add_done_callback(lambda task: self._record_failure(task, on_failure))
 
     def begin_shutdown(self) -> None:
         """Reject new requests from now on."""
@@ -152,19 +153,21 @@ class EngineLifecycle:
         if self._task is not None:
             if self._engine is None and self._abort is not None:
                 await asyncio.to_thread(self._abort)
-            await self._task
+            await asyncio.wait([self._task])
         if self._engine is not None:
             remaining = max(0.0, drain_seconds - (time.monotonic() - self._stopped_at))
             await asyncio.to_thread(self._engine.service.close, drain=True, timeout=remaining)
 
-    async def _start(self, on_failure: Callable[[], None]) -> None:
+    async def _start(self) -> None:
         started = time.monotonic()
-        try:
-            self._engine = await asyncio.to_thread(self._load)
-            backends = self._engine.backends()
-            seconds = time.monotonic() - started
-            logger.info("engine ready after %.1f s (backend %s, codec %s)", seconds, backends.model, backends.codec)
-        except Exception as failure:  # noqa: BLE001 - edge: a background task; `serve` re-raises after the server stopped
-            if not self._stopping:
-                self.failure = failure
-                on_failure()
+        self._engine = await asyncio.to_thread(self._load)
+        backends = self._engine.backends()
+        seconds = time.monotonic() - started
+        logger.info("engine ready after %.1f s (backend %s, codec %s)", seconds, backends.model, backends.codec)
+
+    def _record_failure(self, task: asyncio.Task[None], on_failure: Callable[[], None]) -> None:
+        """Store the error of a failed start, which `serve` raises after the server has stopped."""
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None and not self._stopping:
+            self.failure = failure
+            on_failure()

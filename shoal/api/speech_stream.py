@@ -96,7 +96,8 @@ class SpeechStream:
         self.buffer = ByteBuffer(limits.buffer_bytes, limits.slow_reader)
         self._words: list[Word] = []  # words that have not been taken
         self._scale = WordScale(job.output.speed, characters=-job.prefix)
-        self._task = asyncio.create_task(self._run())
+        self._task = asyncio.create_task(self._generate())
+        self._task.add_done_callback(self._finish)
         self._watch: asyncio.Task[None] | None = None
 
     def close_on_disconnect(self, wait_for_disconnect: Callable[[], Awaitable[None]]) -> None:
@@ -118,7 +119,6 @@ class SpeechStream:
     def close(self) -> None:
         """Cancel generation if it is still running, and stop watching the connection."""
         self._task.cancel()
-        # A task that is cancelled before it first ran does not reach its own `finally`.
         self.accounting.finish(asyncio.CancelledError())
         self.buffer.close(ClientDisconnected())
         if self._watch is not None:
@@ -129,23 +129,16 @@ class SpeechStream:
         self._watch = None
         self.close()
 
-    async def _run(self) -> None:
-        error: BaseException | None = None
-        try:
-            await self._generate()
-        except asyncio.CancelledError as cancelled:
-            error = cancelled
-            raise
-        except Exception as problem:  # edge: a background task; the reader of the buffer raises the error
-            error = problem
-            if not isinstance(problem, ShoalError):
-                logger.exception("%s: internal error", self._job.id)
-        finally:
-            # Reading may take long; release the recordings now.
-            self._job = replace(self._job, request=replace(self._job.request, recordings=()))
-            self._recorder.discard()
-            self.accounting.finish(error)
-            self.buffer.close(error)
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        """Account for the ended task and pass its error to the reader of the buffer."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, ShoalError | asyncio.CancelledError):
+            logger.error("%s: internal error", self._job.id, exc_info=error)
+        # Reading may take long; release the recordings now.
+        self._job = replace(self._job, request=replace(self._job.request, recordings=()))
+        self._recorder.discard()
+        self.accounting.finish(error)
+        self.buffer.close(error)
 
     async def _generate(self) -> None:
         service, request = self._job.engine.service, replace(self._job.request, client=self._job.key.name)

@@ -1,4 +1,4 @@
-"""Tells a request that breaks a step from a device that runs no step at all.
+"""Distinguish a request that makes its steps fail from a device on which every step fails.
 
 After a sticky CUDA error, or with a damaged model in memory, every step raises. Failing requests one by one would then
 never end: DeviceFailed ends the engine thread instead, and with it the engine process, which the supervisor replaces.
@@ -45,7 +45,7 @@ class DeviceHealth:
             self._blamed.clear()
 
     def record_failed_step(self, sequences: Iterable[Sequence]) -> None:
-        """Blame all sequences of a failed step, and raise DeviceFailed when the device does not respond any more."""
+        """Blame all sequences of a failed step, and raise DeviceFailed when the device no longer responds."""
         self._blamed.update(each.id for each in sequences)
         problem = device_problem(self._kv.keys.device)
         if problem is not None:
@@ -54,7 +54,7 @@ class DeviceHealth:
     def record_failed_request(self, *, replayed: bool) -> None:
         """Count a request that failed alone. Raises DeviceFailed after too many in a row.
 
-        Replayed requests do not count: an engine process may have died of them before, and a client that repeats
+        Replayed requests do not count: they may have crashed an engine process before, and a client that repeats
         such a request must not restart the engine for all others.
         """
         self._failures += not replayed
@@ -66,7 +66,7 @@ class DeviceHealth:
         for _ in range(PROBES):
             try:
                 return self._run_probe(slot)
-            except Exception:  # edge to kernels and drivers, which raise anything
+            except RuntimeError:  # the runner raises errors of compilers and drivers as this class
                 logger.exception("the probe of the device failed")
                 self._runner.discard()
         raise DeviceFailed("the device does not run a short prompt either", tuple(self._blamed))

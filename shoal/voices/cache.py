@@ -309,7 +309,7 @@ class VoicePreload:
                     return
                 self.failed += 1
                 logger.warning("voice %s was not loaded: %s", name, error)
-            except Exception:  # edge of the preload thread: one broken voice must not stop the others
+            except (OSError, RuntimeError):  # a failing disk or device: the next voice may still load
                 self.failed += 1
                 logger.exception("voice %s was not loaded", name)
 
