@@ -85,15 +85,12 @@ def batch(
         from shoal.batch.run import plan_batch
 
     from shoal.cli.batch_progress import BatchProgress
-    from shoal.cli.tables import print_json
     from shoal.text.lexicon import lexicon_hash
 
     given = (("voice", voice), ("format", format), ("subtitles", subtitles))
     fields = {name: value for name, value in given if value is not None}
-    source, progress = (
-        InputFile(lines, LineDefaults(settings.model, fields, lexicon_hash(settings.lexicon), is_plain_text(lines))),
-        BatchProgress(shown=not quiet),
-    )
+    defaults = LineDefaults(settings.model, fields, lexicon_hash(settings.lexicon), is_plain_text(lines))
+    source, progress = InputFile(lines, defaults), BatchProgress(shown=not quiet)
     with Manifest.opened(output) as manifest:
         found = plan_batch(source, manifest)
         progress.add_plan(found)
@@ -101,6 +98,13 @@ def batch(
         if found.tasks:
             with progress.shown(lambda: manifest.count([*found.done, *found.tasks])):
                 run.distributed(replicas, cpus, gpus, address) if ray else run.local()
+    _report(progress, output, json=json)
+
+
+def _report(progress: "BatchProgress", output: Path, *, json: bool) -> None:
+    """Print what was done, and exit with 1 if a line failed."""
+    from shoal.cli.tables import print_json
+
     if json:
         print_json(progress.as_json())
     else:

@@ -126,12 +126,11 @@ def book(
     settings = resolve_settings(flags, file, set).settings
     with server_extra():
         from shoal.book.output import parse_target
-        from shoal.book.readers import read_book
         from shoal.book.subtitles import parse_subtitles
 
     from shoal.cli.book_progress import BookProgress, print_list
 
-    content = _with_options(read_book(source), title, author, cover)
+    content = _read_source(source, title, author, cover)
     if list_chapters:
         print_list(content, only, quotes=quotes_voice is not None, json=json)
         return
@@ -144,10 +143,12 @@ def book(
     job.progress.report(job.written, json=json)
 
 
-def _with_options(content: "Book", title: str | None, author: str | None, cover: Path | None) -> "Book":
-    """Return the book with the metadata of the flags in place of its own. Raises InvalidRequest."""
+def _read_source(source: Path, title: str | None, author: str | None, cover: Path | None) -> "Book":
+    """Read the book; metadata of the flags replaces its own. Raises InvalidRequest."""
     from shoal.book.document import MAX_COVER_BYTES, parse_cover
+    from shoal.book.readers import read_book
 
+    content = read_book(source)
     if cover is not None:
         try:
             with cover.open("rb") as image:

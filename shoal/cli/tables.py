@@ -94,9 +94,7 @@ def _summary(found: "Inspection") -> Table:
     if found.language is not None:
         language = found.language
         table.add_row("family", language.family)
-        table.add_row(
-            "context", f"{language.context:,} tokens, of which at most {language.max_prompt:,} for the prompt"
-        )
+        table.add_row("context", f"{language.context:,} tokens, at most {language.max_prompt:,} of them for the prompt")
         table.add_row("codebooks", f"{language.codebooks} of up to {language.codebook_size:,} codes")
         table.add_row("KV cache", f"{language.kv_bytes_per_token:,} bytes per token at 16 bit")
         table.add_row("quantized", language.quantization or "no")

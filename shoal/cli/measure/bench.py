@@ -1,12 +1,15 @@
 """`shoal bench` and its subcommands: measure speed and quality on this machine."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.flags import Device, Quiet
 from shoal.cli.measure.report_output import Html, JsonFile, Markdown, check_writable, report_output
+
+if TYPE_CHECKING:
+    from shoal.tools.bench.configurations import Configuration
 
 PANEL = "Measure"
 
@@ -91,15 +94,13 @@ def bench(
         _reject_parent_flags(context)
         return
     check_writable(json, html, markdown)
-    from shoal.engine.load import choose_device
-    from shoal.tools.bench.configurations import parse_configurations, recommended
     from shoal.tools.bench.sweep import Sweep, require_figures, run_sweep
     from shoal.tools.bench.trial import TrialConfig
 
     job = TrialConfig(
-        model=model,
-        device=device,
-        settings={},
+        model,
+        device,
+        {},
         voices=_voices(voices),
         samples=2 if quick else samples,
         texts=texts,
@@ -110,11 +111,17 @@ def bench(
         edges=edge_cases,
         max_frames=8 if quick else 0,
     )
-    configurations = parse_configurations(config or recommended(choose_device(device)))
-    sweep = Sweep(job, configurations, cold=cold and not quick, price=price, currency=currency)
+    sweep = Sweep(job, _configurations(config, device), cold=cold and not quick, price=price, currency=currency)
     document = run_sweep(sweep, progress=not quiet)
     report_output(document, json, html, markdown, quiet=quiet)
     require_figures(document)
+
+
+def _configurations(names: list[str] | None, device: str) -> "list[Configuration]":
+    from shoal.engine.load import choose_device
+    from shoal.tools.bench.configurations import parse_configurations, recommended
+
+    return parse_configurations(names or recommended(choose_device(device)))
 
 
 def engine(

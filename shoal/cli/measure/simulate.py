@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shoal.cluster.routing import StrategyName
     from shoal.tools.simulate.report import FleetMetrics
     from shoal.tools.simulate.run import Outage, Scenario
+    from shoal.tools.simulate.traffic import Arrival, TrafficPattern
 
 PANEL = "Measure"
 ALL = "all"
@@ -108,11 +109,10 @@ def simulate(
     from shoal.cli.tables import print_json, show_table
     from shoal.cluster.routing import STRATEGIES, check_strategy
     from shoal.config import EngineConfig
-    from shoal.errors import InvalidRequest
     from shoal.tools.simulate.costs import read_costs
     from shoal.tools.simulate.run import Scenario
     from shoal.tools.simulate.server import Fleet
-    from shoal.tools.simulate.traffic import TrafficPattern, read_trace, sample_cell
+    from shoal.tools.simulate.traffic import TrafficPattern
 
     gpus_per_cell = _gpus_per_cell(gpus, cells)
     chosen = list(STRATEGIES) if strategy == ALL else [check_strategy(strategy)]
@@ -120,18 +120,25 @@ def simulate(
     if check is not None:
         _check(check, Scenario(fleet, (), gpus or 1, chosen[-1]), json=json)
         return
-    pattern = TrafficPattern(rate, seconds, speech, voices, swing, seed).for_cell(cells)
-    arrivals = sample_cell(read_trace(trace), cells, seed) if trace else pattern.arrivals()
-    if not arrivals:
-        raise InvalidRequest("the traffic has no requests: raise --rate or --seconds, or lower --cells")
+    arrivals = _arrivals(TrafficPattern(rate, seconds, speech, voices, swing, seed), trace, cells)
     scenario = Scenario(fleet, arrivals, servers=1, zones=zones, outage=_outage(outage))
     found = _runs(scenario, chosen, gpus=gpus_per_cell, goal=goal / 1000, gpu_hour=gpu_hour, cells=cells, quiet=quiet)
     if json:
-        print_json(
-            {"costs": fleet.costs.source, "goal_seconds": goal / 1000, "runs": [each.as_json() for each in found]}
-        )
+        document = {"costs": fleet.costs.source, "goal_seconds": goal / 1000}
+        print_json({**document, "runs": [each.as_json() for each in found]})
     else:
         show_table(_table(found))
+
+
+def _arrivals(pattern: "TrafficPattern", trace: Path | None, cells: int) -> "list[Arrival]":
+    """Return the requests of one cell, of the trace if there is one. Raises InvalidRequest if there are none."""
+    from shoal.errors import InvalidRequest
+    from shoal.tools.simulate.traffic import read_trace, sample_cell
+
+    found = sample_cell(read_trace(trace), cells, pattern.seed) if trace else pattern.for_cell(cells).arrivals()
+    if not found:
+        raise InvalidRequest("the traffic has no requests: raise --rate or --seconds, or lower --cells")
+    return found
 
 
 def _runs(

@@ -12,6 +12,7 @@ from shoal.cli.quick_exit import QuickExit
 from shoal.cli.say import flags
 from shoal.cli.say.numpy_import import import_numpy
 from shoal.cli.say.options import (
+    VoiceOption,
     check_model,
     check_output,
     check_subtitles,
@@ -83,15 +84,7 @@ def say(
     """
     import_numpy()
     content, speaker = read_text_option(text, file), parse_voice(voice, transcript)
-    overrides = sampling_overrides(
-        seed=seed,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        repetition_penalty=repetition_penalty,
-        repetition=repetition,
-        max_frames=max_frames,
-    )
+    overrides = sampling_overrides(seed, temperature, top_p, top_k, repetition_penalty, repetition, max_frames)
     request = replace(speaker.request(content), normalize=not as_written, ssml=ssml, timestamps=subtitles is not None)
     if lexicon is not None and as_written:
         raise InvalidRequest("--lexicon changes the text and --as-written does not: use one of them")
@@ -100,15 +93,19 @@ def say(
         return
     check_output(output, format, json=json)
     check_subtitles(subtitles)
-    check_model(model)
-    check_voice(speaker.name, model)
-    prosody = ProsodyOptions(speed, volume)
-    if model == BUNDLED and speaker.recording is not None:
-        typer.echo("note: nano hardly follows recordings; use its built-in voices, or s1-mini or s2-pro", err=True)
-    sinks = AudioSinks(output, format, _player(play or output is None), prosody, subtitles)
+    _check_speaker(speaker, model)
+    sinks = AudioSinks(output, format, _player(play or output is None), ProsodyOptions(speed, volume), subtitles)
     options = EngineOptions(model, codec, device, dtype, quantize, lexicon)
     _speak(options, request, overrides, sinks, no_server=no_server, json=json, quiet=quiet)
     raise QuickExit
+
+
+def _check_speaker(speaker: VoiceOption, model: str) -> None:
+    """Raise ModelNotFound or VoiceNotFound before anything is loaded."""
+    check_model(model)
+    check_voice(speaker.name, model)
+    if model == BUNDLED and speaker.recording is not None:
+        typer.echo("note: nano hardly follows recordings; use its built-in voices, or s1-mini or s2-pro", err=True)
 
 
 def _speak(

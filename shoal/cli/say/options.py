@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.cli.completion import MODELS, builtin_voices
@@ -12,7 +12,7 @@ from shoal.errors import InvalidRequest, ModelNotFound, TextError, VoiceNotFound
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.speech import Recording, SpeechRequest, Word
+    from shoal.speech import Recording, Repetition, SpeechRequest, Word
 
 STDIN = "-"
 STDOUT = Path("-")
@@ -40,11 +40,20 @@ def read_text_option(text: str | None, file: Path | None) -> str:
     return content
 
 
-def sampling_overrides(**options: float | int | str | None) -> dict[str, Any]:
+def sampling_overrides(
+    seed: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    repetition_penalty: float | None,
+    repetition: str | None,
+    max_frames: int | None,
+) -> dict[str, Any]:
     """Return the options that were given; the model's defaults apply to the others. Raises InvalidRequest."""
     from shoal.speech import Sampling
 
-    return Sampling(**options).given()  # type: ignore[arg-type]  # Sampling checks the values
+    kept = cast("Repetition | None", repetition)  # Sampling checks the value
+    return Sampling(temperature, top_p, top_k, repetition_penalty, kept, seed, max_frames).given()
 
 
 def check_output(output: Path | None, format: str | None, *, json: bool) -> None:
