@@ -33,7 +33,7 @@ class EngineConfig:
     max_waiting: int = 256  # queued requests before new ones are rejected
     first_chunk_frames: int = 2
     max_chunk_frames: int = 32
-    carried_columns: int = 0  # maximum prompt tokens that keep earlier turns of a long text; 0: the model's limit
+    context_tokens: int = 0  # longest prompt, in tokens, that may contain earlier turns; 0: the model's limit
     # Batch sizes with a CUDA graph; values above `slots` are ignored and `slots` is always included. Empty: chosen for
     # `slots` (`fixed_size.batch_sizes`).
     buckets: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""A step as one CUDA graph, with a way back."""
+"""Capture a training step as one CUDA graph; a step that cannot be captured runs launch by launch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ logger = logging.getLogger(__name__)
 
 
 def as_graph(step: Callable[[], None], feed: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """The step, captured where that works; `feed` puts in place what it reads.
+    """Return the step as a captured graph, or unchanged if it cannot be captured; `feed` prepares its inputs.
 
-    Takes three steps on the way, which count like any other.
+    Runs three real training steps before the capture.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -27,7 +27,7 @@ def as_graph(step: Callable[[], None], feed: Callable[[], None] = lambda: None) 
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
-    except Exception as problem:  # noqa: BLE001 - a step that cannot be captured is slow, not wrong
+    except Exception as problem:  # noqa: BLE001 - edge to the driver, which raises anything; the plain step works
         logger.warning("not captured: %s", problem)
         torch.cuda.synchronize()
         return step

@@ -1,4 +1,4 @@
-"""Make the clips that `training.evaluate` judges: what the teachers said, codecs' resynthesis of it, and speech.
+"""Make the clips that `training.evaluate` judges: recordings of the teachers, their resynthesis, and speech of models.
 
     python -m training.clips --text training/text_corpus/sentences/heldout.txt --out build/quality/clips \\
         --sentences 104 --voices 2 --model tts=nano
@@ -34,7 +34,7 @@ TOGETHER = 16  # utterances that an engine speaks at a time
 
 
 class Utterance(NamedTuple):
-    samples: Samples  # as its teacher said it
+    samples: Samples  # recording of the teacher
     text: str
     voice: str
 
@@ -48,7 +48,7 @@ def teacher(utterances: Sequence[Utterance]) -> Iterator[Samples]:
 
 
 def resynthesis(codec: Codec) -> System:
-    """Through the codes and back, whole clips at once."""
+    """Encode each clip and decode it again, as a whole."""
 
     @torch.inference_mode()
     def speak(utterances: Sequence[Utterance]) -> Iterator[Samples]:
@@ -60,7 +60,7 @@ def resynthesis(codec: Codec) -> System:
 
 
 def speech(engine: Engine, sampling: SamplingParams) -> System:
-    """The text of each utterance, spoken by a model in its voice of that name; every utterance has its own seed."""
+    """Speak the text of each utterance with a model, in the voice of the utterance; each has its own seed."""
 
     async def say(number: int, utterance: Utterance, gate: asyncio.Semaphore) -> Samples:
         async with gate:
@@ -101,7 +101,7 @@ def read_sentences(text: Path, voices: Sequence[str], count: int | None, per_sen
 
 
 def bundled_recordings(folder: Path, sample_rate: int) -> list[Utterance]:
-    """Return the recordings that come with a model's voices: what its teacher said."""
+    """Return the recordings of a model's built-in voices, which are speech of its teacher."""
     found = {voice.name: sorted(voice.glob("sample-*.wav")) for voice in sorted(folder.iterdir())}
     clips = [(voice, read_clip(path, sample_rate)) for voice, paths in found.items() for path in paths]
     return [Utterance(samples, text, voice) for voice, (samples, text) in clips]
@@ -138,7 +138,7 @@ def named(argument: str) -> tuple[str, str]:
 
 
 def overridden(sampling: SamplingParams, changes: Sequence[str]) -> SamplingParams:
-    """`temperature=0.5` and the like, over what the model usually does; raises InvalidRequest for what cannot be."""
+    """Override sampling defaults with settings such as `temperature=0.5`. Raises InvalidRequest for invalid ones."""
     known = asdict(sampling)
     for change in changes:
         name, _, value = change.partition("=")

@@ -1,4 +1,4 @@
-"""What the codec is trained on: spectra that sound alike, and discriminators that cannot tell."""
+"""Losses of the codec: mel spectra, adversarial and feature matching losses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Features = Sequence[Tensor]
 
 
 def mel_filters(sample_rate: int, window: int, bands: int) -> Tensor:
-    """[window // 2 + 1, bands] of triangles that peak at one, evenly spaced in mel."""
+    """Return triangular filters [window // 2 + 1, bands] with peak 1, evenly spaced in mel."""
     top = 2595 * math.log10(1 + sample_rate / 2 / 700)
     edges = 700 * (10 ** (torch.linspace(0, top, bands + 2) / 2595) - 1)
     bins = torch.linspace(0, sample_rate / 2, window // 2 + 1)[:, None]
@@ -23,7 +23,7 @@ def mel_filters(sample_rate: int, window: int, bands: int) -> Tensor:
 
 
 def spectrum(samples: Tensor, window: Tensor) -> Tensor:
-    """Samples [n, N] -> re and im [n, bins, steps, 2], in fp32, a quarter window per step."""
+    """Return the STFT of samples [n, N] as [n, bins, steps, 2] (real, imaginary), fp32, a quarter window per step."""
     length = len(window)
     found = torch.stft(samples.float(), length, length // 4, window=window, center=True, return_complex=True)
     return torch.view_as_real(found)

@@ -1,6 +1,6 @@
-"""Two families of discriminators: one folds the waveform at prime periods, one looks at complex spectra.
+"""Discriminators of the codec: multi-period (waveform folded at prime periods) and multi-resolution (complex STFT).
 
-Both compute in the dtype they are given and keep their weights in fp32.
+Both compute in the dtype of their input and store weights in fp32.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ WINDOWS = (2048, 1024, 512)
 
 @dataclass
 class Opinion:
-    """One logit map per discriminator, and every inner activation for feature matching."""
+    """Logit maps of all discriminators, and their inner activations for feature matching."""
 
     logits: list[Tensor] = field(default_factory=list)
     features: list[Tensor] = field(default_factory=list)
 
 
 class NormedWeight(nn.Module):
-    """A weight stored as direction and length per output channel, which keeps the discriminators' pace steady."""
+    """Weight-normalised parameter: direction and length per output channel."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -60,13 +60,13 @@ class TimeConv(NormedWeight):
         steps = (x.shape[1] - 1) // self.stride + 1
         reach = (steps - 1) * self.stride + 1
         taps = torch.cat([padded[:, k : k + reach : self.stride] for k in range(self.kernel)], dim=-1)
-        # Rows of whole 16 bytes: without them the product falls to a kernel without matrix units.
+        # Rows are padded to 16 bytes; otherwise cuBLAS chooses a kernel without tensor cores.
         short = -taps.shape[-1] % 8
         weight = F.pad(self.weight(), (0, short)).to(x.dtype)
         return F.linear(F.pad(taps, (0, short)), weight, self.bias.to(x.dtype))
 
     def _through_library(self, x: Tensor) -> Tensor:
-        """The same as a convolution over a plane one place wide, which the library runs without copies of x."""
+        """Compute the same as a 2-d convolution of width one, which cuDNN runs without copies of x."""
         plane = x.transpose(1, 2)[..., None]
         weight = self.weight().unflatten(1, (self.kernel, -1)).transpose(1, 2)[..., None]
         weight = weight.to(x.dtype, memory_format=torch.channels_last)
@@ -96,7 +96,7 @@ class Discriminator(nn.Module, ABC):
 
     @abstractmethod
     def view(self, samples: Tensor) -> Tensor:
-        """Samples [n, N] in the form that the first layer takes."""
+        """Return samples [n, N] as the input of the first layer."""
 
     def forward(self, samples: Tensor, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
         x, features = self.view(samples).to(dtype), []
@@ -107,7 +107,7 @@ class Discriminator(nn.Module, ABC):
 
 
 class PeriodDiscriminator(Discriminator):
-    """Sees every `period`-th sample side by side, so that pitch errors cannot hide."""
+    """Discriminator over the waveform folded at `period` samples; detects pitch errors."""
 
     def __init__(self, period: int, width: int = 32) -> None:
         widths = (1, width, 2 * width, 8 * width, 16 * width)
@@ -122,7 +122,7 @@ class PeriodDiscriminator(Discriminator):
 
 
 class SpectrumDiscriminator(Discriminator):
-    """Sees the complex spectrum, four neighbouring bins as the channels of one place."""
+    """Discriminator over the complex STFT, with four adjacent bins as channels."""
 
     BINS = 4
 
@@ -141,7 +141,7 @@ class SpectrumDiscriminator(Discriminator):
 
     def view(self, samples: Tensor) -> Tensor:
         seen = spectrum(samples, self.window)[:, :-1] * (4 / len(self.window) ** 0.5)
-        # The root of the magnitude: fricatives are 30 dB below vowels and would not be seen otherwise.
+        # Square root of the magnitude: fricatives are 30 dB below vowels and would have no weight otherwise.
         seen = seen * (seen.square().sum(-1, keepdim=True) + 1e-4) ** -0.25
         grouped: Tensor = seen.unflatten(1, (-1, self.BINS)).permute(0, 2, 4, 3, 1).flatten(1, 2)
         return grouped.contiguous(memory_format=torch.channels_last)
@@ -154,7 +154,7 @@ class Discriminators(nn.Module):
         self.members = nn.ModuleList([*by_period, *(SpectrumDiscriminator(window, width) for window in windows)])
 
     def forward(self, samples: Tensor, dtype: torch.dtype = torch.float32) -> Opinion:
-        """Samples [n, N] -> what all discriminators say of them."""
+        """Apply all discriminators to samples [n, N]."""
         opinion = Opinion()
         for member in self.members:
             logits, features = member(samples, dtype)

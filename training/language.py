@@ -1,6 +1,6 @@
-"""The language model of `nano` as it is trained: its sizes, a teacher-forced pass and the losses.
+"""Language model of `nano` in training: sizes, teacher-forced pass and losses.
 
-The modules are those of `shoal.model`. Only attention runs in another form, over whole rows at once.
+The modules are those of `shoal.model`. Only attention differs: it runs over whole rows at once.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Shape:
 SHAPES = {
     "nano": Shape(slow=(6, 384, 6, 2, 1024), fast=(2, 256, 4, 2, 768)),
     "nano-24k": Shape(slow=(8, 384, 6, 2, 1024), fast=(2, 256, 4, 2, 768)),
-    # More of the fast transformer, which samples all codes but the first.
+    # A larger fast transformer, which samples all codes but the first.
     "deep": Shape(slow=(8, 384, 6, 2, 1024), fast=(4, 256, 4, 2, 768)),
-    # As many parameters and one fast layer less, which on a CPU counts once per codebook.
+    # The same number of parameters with one fast layer fewer, which a CPU runs once per codebook.
     "lean": Shape(slow=(6, 384, 6, 2, 1024), fast=(1, 384, 6, 2, 1024)),
     "tiny": Shape(slow=(2, 64, 4, 2, 128), fast=(1, 48, 2, 1, 96), head_dim=16),
 }
 
 
 def model_config(shape: Shape, codebooks: int, codebook_size: int) -> DualARConfig:
-    """The S1 family over bytes; codes as strong as text in the sum, and the final norm before the fast transformer."""
+    """Return the sizes: S1 family over bytes, scaled code embeddings, final norm before the fast transformer."""
 
     def block(sizes: tuple[int, int, int, int, int], qk_norm: bool, length: int) -> BlockConfig:
         layers, dim, heads, kv_heads, inner = sizes
@@ -71,7 +71,7 @@ def model_config(shape: Shape, codebooks: int, codebook_size: int) -> DualARConf
 
 
 class WholeRows:
-    """Causal attention over whole rows, in the form that the fast kernels take; what `NoKVCache` computes."""
+    """Causal attention over whole rows in the layout of the fast kernels; equivalent to `NoKVCache`."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -85,7 +85,7 @@ class WholeRows:
 
 @torch.no_grad()
 def initialise(model: DualAR) -> None:
-    """Branches and heads start at zero: every code is as likely as any other, and each layer passes on what it gets."""
+    """Initialise residual branches and heads to zero: uniform logits, and layers that are the identity."""
     for name, weight in model.named_parameters():
         if name.endswith(("wo.weight", "w2.weight", "output.weight", "bias")):
             weight.zero_()
@@ -96,7 +96,7 @@ def initialise(model: DualAR) -> None:
 
 
 def add_dropout(model: DualAR, share: float) -> None:
-    """Drop from what each attention and feed-forward adds, while training; the modules themselves know no dropout."""
+    """Add dropout to the output of every attention and feed-forward module, which have none themselves."""
 
     def drop(module: nn.Module, _: object, out: Tensor) -> Tensor:
         return F.dropout(out, share, training=module.training)
@@ -107,14 +107,14 @@ def add_dropout(model: DualAR, share: float) -> None:
 
 
 def hidden_states(model: DualAR, columns: Tensor) -> Tensor:
-    """Columns [rows, length, 1 + codebooks] -> [rows * length, dim], before the final norm."""
+    """Return hidden states [rows * length, dim] of tokens [rows, length, 1 + codebooks], before the final norm."""
     rows, length = columns.shape[:2]
     positions = torch.arange(length, device=columns.device).repeat(rows)
     return model.slow(columns.flatten(0, 1), positions, WholeRows(rows))
 
 
 def residual_logits(fast: FastTransformer, hidden: Tensor, codes: Tensor) -> Tensor:
-    """Logits [n, codebooks - 1, codebook_size] of all codes but the first, as `teacher_forced` gives them."""
+    """Return logits [n, codebooks - 1, codebook_size] of all codes but the first, as `teacher_forced` does."""
     rows, length = codes.shape
     inputs = torch.cat((fast.project_in(hidden)[:, None], fast.embeddings(codes[:, :-1])), dim=1)
     positions = torch.arange(length, device=codes.device).repeat(rows)
@@ -122,19 +122,19 @@ def residual_logits(fast: FastTransformer, hidden: Tensor, codes: Tensor) -> Ten
     return fast.output(mixed.unflatten(0, (rows, length))[:, 1:])
 
 
-def main_losses(model: DualAR, normed: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of the main token at each position [n], given what comes next there [n, 1 + codebooks]."""
+def semantic_losses(model: DualAR, normed: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of the semantic token at each position [n], given the next tokens [n, 1 + codebooks]."""
     return F.cross_entropy(model.slow.output(normed).float(), targets[:, 0], reduction="none")
 
 
 def residual_losses(model: DualAR, hidden: Tensor, frames: Tensor) -> Tensor:
-    """Cross-entropy of frames [n, codebooks] given the hidden states before them -> [n, codebooks - 1]"""
+    """Return cross-entropies [n, codebooks - 1] of frames [n, codebooks] given the hidden states before them."""
     logits = residual_logits(model.fast, hidden, frames).float()
     return F.cross_entropy(logits.flatten(0, 1), frames[:, 1:].flatten(), reduction="none").view(len(frames), -1)
 
 
 def losses(model: DualAR, inputs: Tensor, targets: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of the main token and of the residual codes.
+    """Return the mean cross-entropy of the semantic token and of the residual codes.
 
     Inputs [rows, length, 1 + codebooks] may be corrupted; targets [rows * length, 1 + codebooks] are what follows each.
     Only audio and the stop behind it are predicted. The residual loss is taken at the positions `chosen`.
@@ -142,26 +142,26 @@ def losses(model: DualAR, inputs: Tensor, targets: Tensor, chosen: Tensor) -> tu
     hidden = hidden_states(model, inputs)
     normed = model.slow.norm(hidden)
     wanted = is_predicted(targets[:, 0]).float()
-    main = (main_losses(model, normed, targets) * wanted).sum() / wanted.sum().clamp_min(1)
+    semantic = (semantic_losses(model, normed, targets) * wanted).sum() / wanted.sum().clamp_min(1)
     frames = targets[chosen]
     audio = is_audio(frames[:, 0]).float()[:, None]
     before = model.fast_input(hidden, normed).index_select(0, chosen)
     each = residual_losses(model, before, frames[:, 1:]) * audio
-    return main, each.sum() / (audio.sum() * each.shape[1]).clamp_min(1)
+    return semantic, each.sum() / (audio.sum() * each.shape[1]).clamp_min(1)
 
 
-def is_audio(main: Tensor) -> Tensor:
-    return main >= SEMANTIC_BEGIN
+def is_audio(ids: Tensor) -> Tensor:
+    return ids >= SEMANTIC_BEGIN
 
 
-def is_predicted(main: Tensor) -> Tensor:
-    """Frames, and the stop token that follows them: all that the model is ever asked for."""
-    return is_audio(main) | (main == STOP_ID)
+def is_predicted(ids: Tensor) -> Tensor:
+    """Return which targets are frames or the stop token after them: all that the model has to predict."""
+    return is_audio(ids) | (ids == STOP_ID)
 
 
 @torch.no_grad()
 def cross_entropies(model: DualAR, columns: Tensor, at_once: int = 8) -> dict[str, Any]:
-    """Mean cross-entropy, in nats, over rows [rows, 1 + length, 1 + codebooks]: main codes, stops, residual codes."""
+    """Return mean cross-entropies in nats over [rows, 1 + length, 1 + codebooks]: semantic, stop, residual."""
     sums = torch.zeros(2, device=columns.device)
     counts = torch.zeros(2, device=columns.device)
     residual: list[Tensor] = []
@@ -170,8 +170,8 @@ def cross_entropies(model: DualAR, columns: Tensor, at_once: int = 8) -> dict[st
         hidden = hidden_states(model, part[:, :-1])
         normed = model.slow.norm(hidden)
         audio, stop = is_audio(targets[:, 0]), targets[:, 0] == STOP_ID
-        main = main_losses(model, normed, targets)
-        sums += torch.stack([main[audio].sum(), main[stop].sum()])
+        semantic = semantic_losses(model, normed, targets)
+        sums += torch.stack([semantic[audio].sum(), semantic[stop].sum()])
         counts += torch.stack([audio.sum(), stop.sum()])
         residual.append(residual_losses(model, model.fast_input(hidden, normed)[audio], targets[audio, 1:]))
     semantic, stopping = (sums / counts.clamp_min(1)).tolist()

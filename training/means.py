@@ -1,4 +1,4 @@
-"""What a run watches of its steps."""
+"""Running means of the statistics of training steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class Diverged(RuntimeError):
-    """A loss stopped being a number."""
+    """A loss is NaN or infinite."""
 
 
 class Means:
-    """Running means of the steps' numbers. They stay on the device until they are read, so a graph can hold `note`."""
+    """Running means of step statistics, kept on the device until they are read, so that `note` can be captured."""
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self.names = names
@@ -26,7 +26,7 @@ class Means:
         self.values.copy_(torch.where(self.values == 0, now, self.values.lerp(now, 0.02)))
 
     def read(self, step: int) -> dict[str, float]:
-        """By name, as they are at this step; raises Diverged."""
+        """Return the current means by name. Raises Diverged."""
         found = dict(zip(self.names, self.values.tolist(), strict=True))
         if not all(math.isfinite(value) for value in found.values()):
             raise Diverged(f"step {step}: {found}")

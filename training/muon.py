@@ -1,4 +1,4 @@
-"""Muon: momentum whose direction is made orthogonal, for the matrices inside a transformer."""
+"""Muon optimiser: orthogonalised momentum, for the matrices inside a transformer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COEFFICIENTS, ROUNDS = (3.4445, -4.7750, 2.0315), 5
 
 
 def orthogonalise(matrices: Tensor, dtype: torch.dtype) -> Tensor:
-    """[k, m, n] -> [k, m, n]: the nearest matrices with all singular values about one, computed in `dtype`."""
+    """Return the nearest matrices to [k, m, n] with singular values of about one; computed in `dtype`."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = (matrices.mT if tall else matrices).to(dtype)
@@ -25,7 +25,7 @@ def orthogonalise(matrices: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Matrices of one shape are made orthogonal together. The rate may be a tensor: nothing reads it on the host."""
+    """Matrices of one shape are orthogonalised in one batch. The rate may be a tensor on the device."""
 
     def __init__(
         self, weights: Iterable[nn.Parameter], lr: float | Tensor, momentum: float = 0.95, weight_decay: float = 0.0
@@ -33,7 +33,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(list(weights), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         for group in self.param_groups:
             for weight in group["params"]:
-                # From the start, so that a captured step never allocates what later steps must find.
+                # Allocated now: a captured step must not allocate state that later steps use.
                 self.state[weight]["momentum"] = torch.zeros_like(weight)
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def held_rate(rate: float, device: torch.device) -> float | Tensor:
-    """On a GPU a tensor: a captured graph reads its current value at every step."""
+    """Return the rate, on a GPU as a tensor whose current value a captured graph reads."""
     return torch.tensor(rate, device=device) if device.type == "cuda" else rate
 
 
@@ -20,7 +20,7 @@ def adam(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """In place where the rate is a tensor: a captured graph holds that very one."""
+    """Set the learning rate, in place if it is a tensor: a captured graph refers to that tensor."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)

@@ -1,4 +1,4 @@
-"""Utterances as columns, several of one voice in a row: how the language model of `nano` reads its corpus.
+"""Pack utterances into training rows of tokens, several of one voice per row.
 
 A row is what the engine would send for a long conversation in one voice: the opening token, then text, frames and stop
 token of one utterance after another, cut where the row ends. Since every utterance's frames are to be predicted, one
@@ -37,14 +37,14 @@ SEMANTIC_BEGIN = BYTES + len(NANO.control_tokens)
 
 
 def utterance_columns(prompts: InterleavePrompts, text: str, codes: NDArray[np.int32]) -> Columns:
-    """What one utterance adds to a row: its text, its frames [codebooks, n] and the stop token."""
+    """Return the tokens of one utterance: its text, its frames [codebooks, n] and the stop token."""
     columns = prompts.grid
     return join([*prompts.speaker_text(text), columns.frames(codes), columns.control(STOP)]).T.astype(np.int16)
 
 
 @dataclass(frozen=True)
 class EncodedShard:
-    """The utterances of one shard of speech, their columns one below the other."""
+    """Utterances of one shard of speech, their tokens concatenated."""
 
     columns: Columns
     lengths: NDArray[np.int32]  # [utterances] positions of each
@@ -69,7 +69,7 @@ class EncodedShard:
         return np.split(self.columns, np.cumsum(self.lengths)[:-1])
 
     def write(self, path: Path) -> None:
-        """The file is either absent or complete."""
+        """Write the file atomically."""
         said = np.frombuffer(json.dumps({"voices": self.voices, "texts": self.texts}).encode(), np.uint8)
         content = io.BytesIO()
         np.savez(content, columns=self.columns, lengths=self.lengths, said=said, offsets=self.offsets)
@@ -83,7 +83,7 @@ class EncodedShard:
 
 
 class Library:
-    """All encoded utterances of a folder in device memory, end to end; `refresh` adds what was encoded since.
+    """All encoded utterances of a folder in device memory, concatenated; `refresh` adds new ones.
 
     Position 0 holds the opening token, so that any row is a list of positions. Utterances never move.
     """
@@ -104,7 +104,7 @@ class Library:
         return len(self.starts)
 
     def refresh(self) -> int:
-        """Copy in the shards that are new; returns how many utterances came. A full library takes no more."""
+        """Copy new shards and return the number of new utterances. A full library takes no more."""
         before = len(self)
         for path in sorted(self.folder.glob("shard-*.npz")):
             if path.name not in self._seen:
@@ -131,16 +131,16 @@ class Library:
 
 @dataclass(frozen=True)
 class Rows:
-    """Positions in a library [rows, length], and at which of them the text is to be read in lower case."""
+    """Positions in a library [rows, length], and a mask of those whose text is read in lower case."""
 
     positions: NDArray[np.int64]
     lowered: NDArray[np.bool_]
 
 
 class Packer:
-    """Draws rows. A voice is as likely as it has utterances; they come in random order, all before any comes again.
+    """Samples rows: voices in proportion to their utterances, whose order is random and without replacement.
 
-    Utterances that arrive are mixed into those of their voice that have not been drawn yet.
+    Utterances that arrive are mixed into those of their voice that have not been sampled yet.
     """
 
     def __init__(self, library: Library, rows: int, length: int, seed: int = 0, lowered: float = 0.0) -> None:
@@ -188,23 +188,23 @@ class Packer:
         return {"random": self.random.bit_generator.state, "waiting": self.waiting, "known": self.known}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on where another packer stood over the same library."""
+        """Restore the state of a packer over the same library."""
         self.random.bit_generator.state = state["random"]
         self.waiting = {voice: list(waiting) for voice, waiting in state["waiting"].items()}
         self.known = dict(state["known"])
 
 
 def lower(columns: Tensor, where: Tensor) -> Tensor:
-    """Columns [..., 1 + codebooks] with the capital letters at `where` [...] made small."""
+    """Return tokens [..., 1 + codebooks] with the capital letters at `where` [...] in lower case."""
     main = columns[..., :1]
     capital = where[..., None] & (main >= ord("A")) & (main <= ord("Z"))
     return torch.cat((main + 32 * capital, columns[..., 1:]), dim=-1)
 
 
 def corrupt(columns: Tensor, codebook_size: int, frames: float, codes: float) -> Tensor:
-    """Columns with a share of the frames, and of single codes behind the first, replaced by random ones.
+    """Return tokens with a share of the frames, and of single residual codes, replaced by random ones.
 
-    What a model reads back at inference is what it drew itself; it has to have seen a history with mistakes.
+    At inference a model reads what it sampled itself, so it has to be trained on a history with mistakes.
     """
     main, known = columns[..., 0], columns[..., 1:]
     audio = (main >= SEMANTIC_BEGIN)[..., None]

@@ -1,4 +1,4 @@
-"""The loop around the steps of a training: log, validation, checkpoints, and the way back when a step went wrong.
+"""Training loop: steps, log, validation, checkpoints, and recovery from divergence.
 
 The wall clock ends a run, so a slow machine gets fewer steps but a finished model. Its folder holds `log.jsonl`, what
 was made, and `state.pt` to go on from; a file `stop` in it ends the run as if the time were over.
@@ -23,7 +23,7 @@ STATE = "state.pt"
 
 @dataclass
 class Pace:
-    """Where a run stands; all of it goes into the checkpoint."""
+    """Progress of a run, stored in its checkpoint."""
 
     step: int = 0
     spent: float = 0.0  # seconds, over all parts of a run that was resumed
@@ -32,7 +32,7 @@ class Pace:
 
 
 class Plan(Protocol):
-    """When a run is over, and how often it may go back."""
+    """Time limit of a run, and how often it may recover."""
 
     @property
     def minutes(self) -> float: ...
@@ -43,7 +43,7 @@ class Plan(Protocol):
 
 
 class Trainer(Protocol):
-    """Whose steps these are."""
+    """Interface of the codec trainer and the language model trainer."""
 
     device: torch.device
 
@@ -53,7 +53,7 @@ class Trainer(Protocol):
     def pace(self) -> Pace: ...
 
     def stats(self) -> dict[str, float]:
-        """Running means of the steps' numbers; raises Diverged. Waits for the device."""
+        """Return running means of the steps. Synchronizes with the device. Raises Diverged."""
 
     def state(self) -> dict[str, Any]: ...
     def load(self, state: dict[str, Any]) -> None: ...
@@ -65,7 +65,7 @@ def restore(trainer: Trainer, checkpoint: Path) -> None:
 
 @dataclass(frozen=True)
 class Every:
-    """How often something is done, and how long after the start for the first time; in seconds."""
+    """Interval of a periodic task and its delay after the start, in seconds."""
 
     seconds: float
     first: float
@@ -73,7 +73,7 @@ class Every:
 
 @dataclass
 class Chore:
-    """Work that comes round by the clock."""
+    """Periodic task."""
 
     work: Callable[[], object]
     every: Every
@@ -108,25 +108,25 @@ class Run(ABC, Generic[T]):
 
     @abstractmethod
     def step(self) -> None:
-        """Take one step, with whatever it needs before."""
+        """Run one step, building its runner first if necessary."""
 
     def tend(self) -> None:
-        """What the network needs after some steps."""
+        """Do work between steps, such as resetting unused codes."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Take in what has come to the corpus."""
+        """Add new shards of the corpus."""
 
     @abstractmethod
     def corpus(self) -> dict[str, float]:
-        """What the log says of the corpus."""
+        """Return the fields of the log that describe the corpus."""
 
     @abstractmethod
     def validate(self) -> None: ...
 
     @abstractmethod
     def saved(self) -> None:
-        """A checkpoint is written; write what else shall be there if the machine goes away."""
+        """Write further files after a checkpoint, for the case that the machine is lost."""
 
     @property
     def pace(self) -> Pace:
@@ -134,7 +134,7 @@ class Run(ABC, Generic[T]):
 
     @property
     def share(self) -> float:
-        """Of the time there is for steps, how much is over."""
+        """Return the fraction of the training time that has passed."""
         time_for_steps = 60 * self.trainer.plan.minutes - self.finish_seconds
         return min((time.monotonic() - self.began) / max(time_for_steps, 1e-9), 1.0)
 
@@ -143,7 +143,7 @@ class Run(ABC, Generic[T]):
         return self.share >= 1 or self.pace.step >= self.trainer.plan.max_steps or (self.out / "stop").exists()
 
     def go(self) -> None:
-        """Until the time is over; raises Diverged when recovering did not help."""
+        """Train until the time is over. Raises Diverged when recovery did not help."""
         self._begin()
         while not self.over:
             try:
@@ -186,7 +186,7 @@ class Run(ABC, Generic[T]):
         self.write({**pace, "ms": round(ms, 2), **stats})
 
     def checkpoint(self) -> None:
-        """Never half written, and never of a model that has diverged."""
+        """Write a checkpoint atomically, unless the model has diverged."""
         self.trainer.stats()
         self.pace.spent = time.monotonic() - self.began
         temporary = self.out / f"{STATE}.tmp"
@@ -195,7 +195,7 @@ class Run(ABC, Generic[T]):
         self.saved()
 
     def _recover(self, problem: Diverged) -> None:
-        """Go back to the last checkpoint and on with half the rates."""
+        """Continue from the last checkpoint with half the learning rates."""
         stored = self.out / STATE
         self.write({"diverged": str(problem)})
         if self.recovered >= self.trainer.plan.recoveries or not stored.exists():
@@ -208,7 +208,7 @@ class Run(ABC, Generic[T]):
         self.runner = None  # the optimisers hold new tensors, so the step has to be captured again
 
     def write(self, line: dict[str, Any]) -> None:
-        """One line of the log, also on the terminal."""
+        """Append one line to the log and print it."""
         text = json.dumps({"t": round(time.monotonic() - self.began, 1), **line})
         with (self.out / "log.jsonl").open("a") as log:
             log.write(text + "\n")

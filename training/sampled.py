@@ -22,7 +22,7 @@ class SampledShard:
     frames: NDArray[np.int32]  # [utterances]
 
     def write(self, path: Path) -> None:
-        """The file is either absent or complete."""
+        """Write the file atomically."""
         content = io.BytesIO()
         np.savez(content, **vars(self))
         write_whole(path, content.getvalue())

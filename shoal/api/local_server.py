@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 BACKLOG = 64
 MAX_ENTRY_BYTES = 1 << 16
 # Settings of the engine that the audio depends on.
-AUDIO_SETTINGS = ("quantize", "kv_dtype", "backend", "guard", "retries", "turn_retries", "carried_columns")
+AUDIO_SETTINGS = ("quantize", "kv_dtype", "backend", "guard", "retries", "turn_retries", "context_tokens")
 
 
 @dataclass(frozen=True)
 class EngineIdentity:
-    """Everything that audio depends on besides the request. Equal identities give the same audio."""
+    """Everything except the request that audio depends on. Equal identities give the same audio."""
 
     model: str  # directory, or the name of random weights
     modified: int  # time of the newest file of the model, ns

@@ -1,6 +1,6 @@
 """Bounds on the index of an mp4 or mov file, checked before ffmpeg builds it.
 
-A few bytes can declare any number of samples, for each of which ffmpeg allocates an entry.
+A few bytes can declare any number of samples, and ffmpeg allocates an entry for each.
 """
 
 import struct

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class SkipInit(TorchFunctionMode):
-    """Skips the initialization of weights, of which the meta device has none.
+    """Skips the initialization of weights: tensors on the meta device have none.
 
     For some of it torch would import its compiler, which takes seconds.
     """

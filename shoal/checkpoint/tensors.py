@@ -40,7 +40,7 @@ def read_transformed(read: Callable[[], dict[str, Tensor]], transform: Transform
     """Return `transform(read())`, where `transform` copies some tensors and passes the others on unchanged.
 
     Pages read through a mapping stay resident while the mapping lives. The copies are therefore kept, the first mapping
-    is released, and the tensors passed on come from a second mapping of which no page has been read.
+    is released, and the tensors passed on come from a second mapping, whose pages have not been read.
     """
     stored = read()
     names = {id(tensor): name for name, tensor in stored.items()}
@@ -84,7 +84,7 @@ def _is_named_tensor(name: object, value: object) -> bool:
 
 
 def _explain_refusal(path: Path, problem: pickle.UnpicklingError) -> CheckpointError:
-    """Tell a pickle that would run code, for which torch names the refused global, from a damaged file."""
+    """Distinguish a pickle that would run code (torch names the refused global) from a damaged file."""
     if "GLOBAL" in str(problem) or "REDUCE" in str(problem) or "Unsupported class" in str(problem):
         return UnsafeCheckpoint(
             f"{path}: this pickle would run code and was not loaded; "

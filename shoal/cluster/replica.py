@@ -96,7 +96,7 @@ class Replica:
             "state": "ready" if supervisor.ready else "restarting",
             "requests": stats.requests,
             "failed": stats.failed,
-            "left": stats.cancelled,
+            "cancelled": stats.cancelled,
             "in_flight": stats.in_flight,
             "restarts": self._starts - 1 + supervisor.restarts,
             "first_audio_seconds": percentiles(stats.first_audio),

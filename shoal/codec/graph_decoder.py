@@ -106,7 +106,7 @@ class GraphDecoder(ABC, Generic[KeyT, CallT]):
 
     @torch.inference_mode()
     def launch(self, codes: np.ndarray, slots: Sequence[int], lengths: Sequence[int]) -> PendingDecode:
-        """Launch the decoding of codes [n, codebooks, T], of which the first lengths[i] frames of row i are valid.
+        """Launch the decoding of codes [n, codebooks, T]; only the first lengths[i] frames of row i are valid.
 
         Raises RuntimeError if a stream would exceed MAX_POSITIONS frames.
         """

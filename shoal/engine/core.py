@@ -47,7 +47,7 @@ class StepStats:
 class EngineCore:
     """Continuous batching over one model and codec. Not thread-safe: one thread calls `add`, `cancel` and `step`.
 
-    `step` raises DeviceFailed when the device runs nothing any more; the core cannot be used after that.
+    `step` raises DeviceFailed when the device no longer runs anything; the core cannot be used after that.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class EngineCore:
         """Queue an utterance. Raises TextError or InvalidRequest if it can never run."""
         self.tracker.add(utterance)
         if utterance.replayed:
-            # It may have killed an engine process; alone in its first step it takes no other request with it.
+            # It may have crashed an engine process: its first step runs alone, so a crash affects no others.
             self._suspects.append((utterance.sequence, utterance.sequence.length))
 
     def cancel(self, utterance: Utterance) -> None:

@@ -64,7 +64,7 @@ def load(
         words = None if lexicon is None else read_lexicon(Path(lexicon))
         return _load(model, device, dtype, codec, voices, config, words, warm=warm)
     except torch.OutOfMemoryError as error:
-        # SageMaker's Triton answers 507 to "out of memory", upon which SageMaker unloads another model.
+        # SageMaker's Triton answers 507 to "out of memory", and SageMaker then unloads another model.
         raise InvalidRequest(
             f"out of memory: {model} does not fit into the free memory of {device}: lower slots, quantize "
             "(--quantize int8,codec=int8), or stop other processes on the device"
@@ -93,10 +93,10 @@ def _load(
         if device == "cpu":
             _warn_if_emulated(choose_dtype(dtype, device))
             to_column_major(checkpoint.model)
-    carried = config.carried_columns or checkpoint.profile.carried_columns
+    context_tokens = config.context_tokens or checkpoint.profile.context_tokens
     # Random weights generate noise, which the speech guard would reject.
     guard = config.guard and not model.startswith(RANDOM_PREFIX)
-    core = build_core(checkpoint, replace(config, carried_columns=carried, guard=guard))
+    core = build_core(checkpoint, replace(config, context_tokens=context_tokens, guard=guard))
     cache = voice_cache(checkpoint, Path(voices) if voices else voice_directory(), config)
     if warm:
         core.warm_up()
@@ -167,7 +167,7 @@ def voice_cache(checkpoint: Checkpoint, directory: Path, config: EngineConfig | 
 def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ChooseModes:
     """Return the function that selects weight modes at load time. Raises InvalidRequest if the device lacks them."""
     check_requested(config.quantize, device)
-    # A CPU has no limit to apply, but an invalid gpu_memory is refused all the same.
+    # A CPU has no limit to apply, but an invalid gpu_memory is still refused.
     memory = (
         device_memory_limit(config, device)
         if device.type == "cuda"

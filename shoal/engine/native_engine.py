@@ -96,8 +96,8 @@ class NativeEngine:
         Raises NativeUnavailable without a library, and CheckpointError for weights of other shapes.
         """
         self.checkpoint, self.lexicon, self._clock, self._prefixes = checkpoint, lexicon, clock, prefixes
-        carried = config.carried_columns or checkpoint.profile.carried_columns
-        self.config = replace(config, slots=1, carried_columns=carried)
+        context_tokens = config.context_tokens or checkpoint.profile.context_tokens
+        self.config = replace(config, slots=1, context_tokens=context_tokens)
         self.context = Context(config.cpu_isa, default_threads())
         self.scheduler = self._new_scheduler()
         self.steps = self._new_steps()
@@ -188,7 +188,7 @@ class NativeEngine:
 
     @cached_property
     def _identity(self) -> str:
-        """Everything that keys and values depend on besides the tokens."""
+        """Return everything except the tokens that keys and values depend on."""
         path = self.checkpoint.directory / MODEL_FILE
         file, pool = path.stat(), self.scheduler.pool
         parts = (library_name(), self.context.isa, path.resolve(), file.st_size, file.st_mtime_ns, pool.size)

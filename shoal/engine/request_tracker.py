@@ -197,7 +197,7 @@ class RequestTracker:
 
     def context_limit(self, sampling: SamplingParams) -> int:
         """Return the longest prompt, in tokens, that may contain earlier turns."""
-        longest = min(self.model.max_prompt, self.config.carried_columns or self.model.max_prompt)
+        longest = min(self.model.max_prompt, self.config.context_tokens or self.model.max_prompt)
         return min(longest, self.scheduler.longest_prompt(sampling, self.model.slow.max_seq_len))
 
     def _deliver(self, chunk: PlannedChunk, samples: DecodeResult) -> list[Event]:

@@ -55,7 +55,7 @@ class EngineThread:
         self._active: set[int] = set()  # ids of utterances that are submitted and have not ended
         self._cancelled: set[int] = set()  # the part of `_active` that the next step releases
         self._stopping = False  # accepts no new utterances
-        self._ended = False  # the core is not used any more
+        self._ended = False  # the core is no longer used
         self._failure: BaseException | None = None
         # Called with what the core raised, before callers get an error.
         self.on_failure: Callable[[BaseException], None] | None = None

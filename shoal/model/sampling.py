@@ -1,4 +1,4 @@
-"""SamplingParams settings of a batch as tensors, one entry per sequence."""
+"""Sampling parameters of a batch as tensors, one entry per sequence."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ TENSOR_FIELDS = tuple(DTYPES)
 
 @dataclass(slots=True)
 class SamplingTensors:
-    """SamplingParams settings of n sequences; every tensor is [n]."""
+    """Sampling parameters of n sequences; every tensor is [n]."""
 
     temperature: Tensor
     top_p: Tensor

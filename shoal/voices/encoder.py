@@ -16,7 +16,7 @@ from shoal.text.prompt import Codes
 from shoal.voices.fingerprint import fingerprint
 from shoal.voices.voice import DEFAULT_LIMITS, CodecRates
 
-# One lock per codec. The memory profile has room for one call outside the engine's steps, on whatever thread.
+# One lock per codec. The memory profile has room for one call outside the engine's steps, on any thread.
 _LOCKS: WeakKeyDictionary[Codec, threading.Lock] = WeakKeyDictionary()
 
 

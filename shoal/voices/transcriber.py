@@ -25,7 +25,7 @@ class Transcriber:
 
     # Silence on both sides, without which first and last words get lost.
     padding = RATE // 2
-    # Its voice detector keeps state from clip to clip, even across instances, so that what is heard would depend on
+    # Its voice detector keeps state from clip to clip, even across instances, so the transcript would depend on
     # the order of clips (4 of 60 changed). At threshold 0 it finds one stretch of speech in everything.
     options: ClassVar = {"vad_threshold": "0.0"}
     install = "pip install 'shoal-tts[asr]'"

@@ -156,7 +156,7 @@ def test_a_client_that_disconnects_frees_its_slot(cluster: Cluster) -> None:
         return not any(worker["in_flight"] or worker["engine"]["running"] for worker in cluster.workers())
 
     wait_until(idle, interval=0.1)
-    assert sum(worker["left"] for worker in cluster.workers()) == 1
+    assert sum(worker["cancelled"] for worker in cluster.workers()) == 1
 
 
 @dataclass

@@ -30,14 +30,14 @@ class Oracle:
     """Generates the expected output of requests one by one, cached, because `generate` is slow."""
 
     checkpoint: Checkpoint
-    carried_columns: int = 0
+    context_tokens: int = 0
     _known: dict[tuple[object, ...], OracleOutput] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.head = Head(self.checkpoint.model.slow)
 
     def speak(self, turns: list[Turn], sampling: SamplingParams, attempt: int = 0) -> OracleOutput:
-        key = (*(turn.prompt.tobytes() for turn in turns), sampling, attempt, self.carried_columns)
+        key = (*(turn.prompt.tobytes() for turn in turns), sampling, attempt, self.context_tokens)
         if key not in self._known:
             self._known[key] = self._speak(Utterance(0, turns, sampling, attempt=attempt))
         return self._known[key]
@@ -58,7 +58,7 @@ class Oracle:
         return OracleOutput(codes, finish, self._samples(codes))
 
     def _prompt(self, before: Tokens | None, turn: Turn) -> Tokens:
-        longest = self.carried_columns or self.checkpoint.model.config.max_prompt
+        longest = self.context_tokens or self.checkpoint.model.config.max_prompt
         if before is None or len(before) + len(turn.continuation) > longest:
             return turn.prompt
         return np.concatenate((before, turn.continuation))

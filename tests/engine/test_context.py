@@ -64,7 +64,7 @@ def test_a_context_that_no_longer_fits_is_shortened_and_the_first_turn_kept(tiny
     limit = 150
     context: tuple[SpokenTurn, ...] | None = ()
     lengths = []
-    with Engine(EngineCore(tiny, replace(PLAIN, carried_columns=limit)), voice_cache(tiny, tmp_path)) as engine:
+    with Engine(EngineCore(tiny, replace(PLAIN, context_tokens=limit)), voice_cache(tiny, tmp_path)) as engine:
         for number in range(12):
             text = f"Sentence {number}."
             [*_, last] = spoken(engine, text, None, sampling=sampling(number), context=context)

@@ -191,7 +191,7 @@ def test_preempted_turns_are_recomputed_to_the_same_result(oracle: Oracle, voice
 def test_earlier_turns_that_no_longer_fit_are_dropped(either: Oracle, voice: Voice) -> None:
     turns = build_turns("One thing. Another thing. A third thing.", voice, either.checkpoint, chunk_bytes=16)
     carried = len(turns[0].prompt) + len(turns[1].continuation) + 8
-    config = replace(PLAIN, carried_columns=carried)
+    config = replace(PLAIN, context_tokens=carried)
     oracle = Oracle(either.checkpoint, carried)
     request = TimedRequest(turns, SamplingParams(seed=1, max_frames=6))
     check(EngineCore(either.checkpoint, config), [request, replace(request, at=2)], oracle)

@@ -37,7 +37,7 @@ def nano() -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def alone(nano: Checkpoint) -> Oracle:
-    return Oracle(nano, nano.profile.carried_columns)
+    return Oracle(nano, nano.profile.context_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def program(nano: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[
 
 
 def config(nano: Checkpoint, **changes: object) -> EngineConfig:
-    base = EngineConfig(slots=8, carried_columns=nano.profile.carried_columns, guard=False)
+    base = EngineConfig(slots=8, context_tokens=nano.profile.context_tokens, guard=False)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 

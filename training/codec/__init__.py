@@ -12,9 +12,9 @@ one matrix product over shifted copies. The weights are the modules' own, and a 
 """
 
 from training.codec.command import main, make_plan, parse_arguments, prepare
+from training.codec.compile import compile_networks, make_runner
 from training.codec.files import PIECE_BYTES, keep_codebooks, load_codec, save_codec, save_whole
 from training.codec.initialisation import initialise
-from training.codec.ladder import compile_networks, make_runner
 from training.codec.networks import decode_latent, encode_latent
 from training.codec.plan import NANO, NANO_24K, Mode, Pace, Plan
 from training.codec.quantiser import Quantised, codebooks, lay_out_codebooks, perplexities, quantise, revive

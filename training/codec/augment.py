@@ -1,4 +1,4 @@
-"""Examples as a user's recording might be: another level, some with noise, reverberation and a coloured response."""
+"""Augment examples to resemble recordings of users: level, noise, reverberation, frequency response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PEAK = 0.97
 
 
 def augment(samples: Tensor, sample_rate: int, share: float) -> Tensor:
-    """Scale samples [n, N] to random levels and change `share` of the rows. Reads nothing back: graphs can hold it."""
+    """Scale samples [n, N] to random levels and augment `share` of the rows. Can be captured."""
     changed = uniform(samples, 0, 1) < share
     samples = torch.where(changed, recorded(samples, sample_rate), samples)
     samples = samples * decibels(uniform(samples, *GAIN_DB))
@@ -23,7 +23,7 @@ def augment(samples: Tensor, sample_rate: int, share: float) -> Tensor:
 
 
 def recorded(samples: Tensor, sample_rate: int) -> Tensor:
-    """Return samples [n, N] as a room and a microphone pass them on."""
+    """Return samples [n, N] with the response and the noise of a room and a microphone."""
     length = samples.shape[1]
     spectrum = torch.fft.rfft(samples, 2 * length)
     echo = torch.fft.rfft(reverberation(samples, sample_rate), 2 * length)

@@ -1,4 +1,4 @@
-"""The command that trains: `python -m training.codec`."""
+"""Command line of codec training: `python -m training.codec`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from shoal.codec.config import CodecConfig
+from training.codec.compile import compile_decoding, compile_networks
 from training.codec.files import load_codec
 from training.codec.initialisation import initialise
-from training.codec.ladder import compile_decoding, compile_networks
 from training.codec.plan import CONFIGS, Plan
 from training.codec.reel import CodedReel, Reel
 from training.codec.run import COMPANIONS, Run, load_companions
@@ -90,7 +90,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
 
 
 def prepare(trainer: Trainer, options: argparse.Namespace) -> float:
-    """Give the trainer its weights; returns the seconds that an earlier run already spent."""
+    """Initialise or load the trainer's weights; return the seconds that an earlier run has taken."""
     if options.resume is not None:
         restore(trainer, options.resume)
         return trainer.pace.spent
@@ -113,7 +113,7 @@ def make_reel(options: argparse.Namespace, plan: Plan, hours: float, device: tor
 
 
 def start_compiling_decoder(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a process that compiles the decoding half into the compiler's cache: two halves take half the time."""
+    """Start a process that compiles the decoder into the compiler's cache while this one compiles the encoder."""
     return subprocess.Popen([sys.executable, "-m", "training.codec", *arguments, "--compile-decoder-only"])
 
 

@@ -1,4 +1,4 @@
-"""Finished codecs on disk, and the same codec with fewer codebooks."""
+"""Save and load trained codecs; reduce a codec to fewer codebooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIECE_BYTES = 15 << 20
 
 
 def save_codec(codec: Codec, folder: Path, dtype: torch.dtype = torch.float32, piece_bytes: int = PIECE_BYTES) -> None:
-    """Write codec.json and the weights, in as many files as their size asks for."""
+    """Write codec.json and the weights, in several files if they are large."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "codec.json").write_text(json.dumps(codec.config.to_dict(), indent=1) + "\n")
     pieces: list[dict[str, Tensor]] = [{}]
@@ -41,14 +41,14 @@ def save_codec(codec: Codec, folder: Path, dtype: torch.dtype = torch.float32, p
 
 
 def save_whole(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a file that is either the old one or the new one, whenever we are stopped."""
+    """Write a file atomically."""
     temporary = path.with_suffix(".tmp")
     save_file(tensors, temporary)
     temporary.replace(path)
 
 
 def load_codec(folder: Path) -> Codec:
-    """A codec from what `save_codec` wrote, in fp32."""
+    """Load a codec that `save_codec` wrote, in fp32."""
     codec = Codec(CodecConfig.from_dict(json.loads((folder / "codec.json").read_text())))
     stored: dict[str, Tensor] = {}
     for piece in sorted(folder.glob("codec*.safetensors")):
@@ -58,7 +58,7 @@ def load_codec(folder: Path) -> Codec:
 
 
 def keep_codebooks(codec: Codec, count: int) -> Codec:
-    """The codec of the first `count` codebooks alone."""
+    """Return the codec with only its first `count` codebooks."""
     smaller = Codec(replace(codec.config, n_codebooks=count - 1))
     wanted = smaller.state_dict().keys()
     smaller.load_state_dict({name: value for name, value in codec.state_dict().items() if name in wanted})

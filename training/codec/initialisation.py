@@ -1,4 +1,4 @@
-"""First weights, scaled layer by layer on real sound."""
+"""Initial weights, scaled layer by layer on real audio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPREAD, BRANCH_SPREAD, WAVE_SPREAD = 0.4, 0.12, 0.05
 
 @torch.no_grad()
 def initialise(codec: Codec, samples: Tensor) -> None:
-    """Weights under which samples [n, N] pass at an even level: louder explodes in Snake, softer goes nowhere."""
+    """Initialise weights so that samples [n, N] keep their level through all layers; Snake amplifies larger values."""
     for name, weight in codec.named_parameters():
         if name.endswith("bias"):
             weight.zero_()

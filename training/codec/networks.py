@@ -1,6 +1,6 @@
-"""The networks in training form: activations lie [batch, time, channels], convolutions are matrix products.
+"""The codec's networks in training form: activations are [batch, time, channels], convolutions matrix products.
 
-The weights are those of the modules of `shoal.codec`; a test holds both forms equal.
+The weights are those of the modules of `shoal.codec`; a test compares both forms.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from shoal.kernels.rope import rotate
 
 
 def shifted(x: Tensor, count: int, step: int = 1) -> Tensor:
-    """[n, T, C] -> [n, T, count * C]: each place with what came (count - 1) ... 0 times `step` places before it."""
+    """[n, T, C] -> [n, T, count * C]: each step with the inputs (count - 1) ... 0 times `step` steps before it."""
     padded = F.pad(x, (0, 0, (count - 1) * step, 0))
     return torch.cat([padded[:, k * step : k * step + x.shape[1]] for k in range(count)], dim=-1)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear layer in x's dtype, with rows filled up to 16 bytes so that matrix units take them."""
+    """Apply a linear layer in x's dtype, with rows padded to 16 bytes so that tensor cores can be used."""
     short = -x.shape[-1] % 8
     if short:
         x, weight = F.pad(x, (0, short)), F.pad(weight, (0, short))
@@ -54,7 +54,7 @@ def convolve(layer: CausalConv, x: Tensor) -> Tensor:
 
 
 def _to_one_channel(conv: nn.Conv1d, x: Tensor) -> Tensor:
-    """Project first and shift then: shifting first would copy every channel seven times for one output."""
+    """Project before shifting: shifting first would copy every channel seven times for one output."""
     kernel, steps = conv.kernel_size[0], x.shape[1]
     taps = F.pad(x.float() @ conv.weight[0], (0, 0, kernel - 1, 0))  # fp32: this is the waveform
     mixed = torch.stack([taps[:, k : k + steps, k] for k in range(kernel)]).sum(0)
@@ -123,7 +123,7 @@ def run_layers(layers: nn.ModuleList, x: Tensor) -> Tensor:
 
 
 def encode_latent(codec: Codec, samples: Tensor, dtype: torch.dtype) -> Tensor:
-    """Samples [n, N] -> latent before the codebooks [n, frames, dim], fp32."""
+    """Encode samples [n, N] -> latent before the codebooks [n, frames, dim], fp32."""
     x = run_layers(codec.encoder.block, samples[..., None].to(dtype))
     for stage in codec.quantizer.downsample:
         x = run_layers(cast(nn.ModuleList, stage), x)
@@ -131,7 +131,7 @@ def encode_latent(codec: Codec, samples: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def decode_latent(codec: Codec, latent: Tensor, dtype: torch.dtype) -> Tensor:
-    """Latent behind the codebooks [n, frames, dim] -> samples [n, N], fp32."""
+    """Decode latent after the codebooks [n, frames, dim] -> samples [n, N], fp32."""
     return synthesize(codec, upsample_latent(codec, latent, dtype))
 
 
@@ -144,7 +144,7 @@ def decode_excerpts(codec: Codec, latent: Tensor, starts: Tensor, frames: int, d
 
 
 def upsample_latent(codec: Codec, latent: Tensor, dtype: torch.dtype) -> Tensor:
-    """Latent [n, frames, dim] -> what the decoder's convolutions take [n, steps, dim]."""
+    """Upsample latent [n, frames, dim] -> input of the decoder's convolutions [n, steps, dim]."""
     x = transform(codec.quantizer.post_module, latent.to(dtype))
     for stage in codec.quantizer.upsample:
         x = run_layers(cast(nn.ModuleList, stage), x)

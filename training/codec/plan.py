@@ -1,4 +1,4 @@
-"""What decides a run, and where it stands."""
+"""Settings and progress of a codec training run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CONFIGS = {"16k": NANO, "24k": NANO_24K}
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides a run besides the corpus."""
+    """All settings of a run except the corpus."""
 
     config: CodecConfig = NANO
     minutes: float = 22.0
@@ -69,7 +69,7 @@ class Plan:
     max_steps: int = 1 << 40
     freeze_codes: bool = False
     augmented_share: float = 0.0  # share of examples with noise, reverberation and another frequency response
-    phoneme_weight: float = 1.0  # weight of the loss that has the first codebook tell phonemes apart
+    phoneme_weight: float = 1.0  # weight of the phoneme classification loss on the first codebook
     recoveries: int = 2
     # Frames of each example that are decoded; 0: all. The decoder and the discriminators cost most of a step, and a
     # window transformer needs longer examples than they do.
@@ -95,7 +95,7 @@ class Pace(training.run.Pace):
 
 @dataclass(frozen=True)
 class Mode:
-    """Which losses a step has."""
+    """Losses that a step computes."""
 
     codes: bool
     adversary: bool

@@ -1,4 +1,4 @@
-"""Codebooks in training: a lookup that lets gradients through, a start that uses every code, care for dead ones."""
+"""Codebooks in training: straight-through lookup, k-means initialisation, reset of unused codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.codec.quantizer import VectorQuantizer
 
 @dataclass
 class Quantised:
-    """Latent [n, T, dim] with its losses, codes [codebooks, n * T] and lookup queries [codebooks, n * T, 8].
+    """Quantised latent [n, T, dim] with its losses, codes [codebooks, n * T] and lookup queries [codebooks, n * T, 8].
 
     `semantic` [n, T, dim] is the part of the latent that the first codebook holds.
     """
@@ -35,7 +35,7 @@ def codebooks(codec: Codec) -> list[VectorQuantizer]:
 
 
 def nearest(queries: Tensor, entries: Tensor) -> Tensor:
-    """[m, d], [entries, d] -> [m]: the entry of highest cosine."""
+    """Return the index [m] of the entry [entries, d] with the highest cosine similarity to each of [m, d]."""
     return (F.normalize(queries, dim=-1) @ F.normalize(entries, dim=-1).T).argmax(-1)
 
 
@@ -47,7 +47,7 @@ def quantise(codec: Codec, latent: Tensor, active: Tensor) -> Quantised:
     for index, book in enumerate(codebooks(codec)):
         query = F.linear(left, book.in_proj.weight.squeeze(-1), book.in_proj.bias)
         code = nearest(query.detach().flatten(0, 1), book.codebook.weight.detach())
-        # index_select rather than embedding: its backward never asks the host how many codes were used.
+        # index_select rather than embedding, whose backward pass synchronizes with the host.
         entry = book.codebook.weight.index_select(0, code).view_as(query)
         used = (active > index)[:, None, None].to(latent.dtype)
         commit = commit + (used * (query - entry.detach()).square()).mean()
@@ -62,7 +62,7 @@ def quantise(codec: Codec, latent: Tensor, active: Tensor) -> Quantised:
 
 
 def look_up(codec: Codec, codes: Tensor) -> Tensor:
-    """Codes [n, T, codebooks] of the first codebooks -> latent [n, T, dim]."""
+    """Look up codes [n, T, codebooks] of the first codebooks -> latent [n, T, dim]."""
     parts = [
         F.linear(book.codebook.weight[codes[..., index]], book.out_proj.weight.squeeze(-1), book.out_proj.bias)
         for index, book in enumerate(codebooks(codec)[: codes.shape[-1]])
@@ -81,7 +81,7 @@ def lay_out_codebooks(codec: Codec, latents: Tensor, rounds: int = 10) -> None:
         top = vectors[:, -book.codebook.embedding_dim :]
         queries = centred @ top
         entries = cosine_means(queries, book.codebook.num_embeddings, rounds)
-        # In place: a captured graph and the optimiser hold these very tensors.
+        # In place: a captured graph and the optimiser refer to these tensors.
         book.in_proj.weight.copy_(top.T[..., None])
         cast(Tensor, book.in_proj.bias).copy_(-mean @ top)
         book.out_proj.weight.copy_(top[..., None])
@@ -91,7 +91,7 @@ def lay_out_codebooks(codec: Codec, latents: Tensor, rounds: int = 10) -> None:
 
 
 def cosine_means(queries: Tensor, count: int, rounds: int) -> Tensor:
-    """k-means by cosine whose centres keep the mean length of their members; empty ones restart at a random query."""
+    """Cluster by cosine k-means; centres have the mean length of their members, empty ones restart at random."""
     entries = random_rows(queries, count)
     for _ in range(rounds):
         code = nearest(queries, entries)
@@ -117,6 +117,6 @@ def revive(codec: Codec, uses: Tensor, queries: Tensor) -> int:
 
 
 def perplexities(codes: Tensor, entries: int) -> list[float]:
-    """How many codes of each codebook are in use, weighed by how often; codes [codebooks, m]."""
+    """Return the perplexity of each codebook over codes [codebooks, m]."""
     shares = [torch.bincount(row, minlength=entries).float() / len(row) for row in codes]
     return [math.exp(-(share * (share + 1e-10).log()).sum().item()) for share in shares]

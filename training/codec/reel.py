@@ -1,4 +1,4 @@
-"""The corpus where the steps can reach it: in device memory, cropped at random."""
+"""Training corpus in device memory, cropped at random."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNKNOWN = 255  # phoneme id where a shard has no `.phonemes`
 
 
 class Reel:
-    """The corpus in device memory, int16, end to end; grows as shards are finished. The first shard is held out."""
+    """The corpus in device memory, int16, concatenated; grows as shards are finished. The first shard is held out."""
 
     HELD_OUT = "shard-00000"
 
@@ -64,7 +64,7 @@ class Reel:
     def labelled_crops(self, count: int, length: int, frame: int) -> tuple[Tensor, Tensor]:
         """Return random stretches [count, length] and the phoneme id of each frame [count, length / frame].
 
-        The id is that of the first third of the frame: a causal encoder has then heard enough of the phoneme.
+        The id is that of the first third of the frame: a causal encoder has then received enough of the phoneme.
         """
         steps = (self.filled - length) // self.phoneme_step
         start = (torch.rand(count, device=self.samples.device, dtype=torch.float64) * steps).long() * self.phoneme_step
@@ -73,19 +73,19 @@ class Reel:
         return self.samples[where].float() / 32768, self.phonemes[places].long()
 
     def crops(self, count: int, length: int) -> Tensor:
-        """Random stretches [count, length]. They may run from one utterance into the next, as speech does."""
+        """Return random excerpts [count, length], which may span two utterances."""
         start = (torch.rand(count, device=self.samples.device, dtype=torch.float64) * (self.filled - length)).long()
         where = start[:, None] + torch.arange(length, device=start.device)
         return self.samples[where].float() / 32768
 
     def held_out_crops(self, count: int, length: int) -> Tensor:
-        """Always the same stretches [count, length], spread over the held-out shard."""
+        """Return excerpts [count, length] at fixed, even intervals of the held-out shard."""
         count = min(count, len(self.held_out) // length)
         starts = [index * (len(self.held_out) - length) // max(count - 1, 1) for index in range(count)]
         return torch.stack([self.held_out[start : start + length] for start in starts])
 
     def wait(self, least: int, seconds: float) -> None:
-        """Until `least` samples and the held-out shard are there."""
+        """Wait until `least` samples and the held-out shard are available."""
         end = time.monotonic() + seconds
         while self.count < least or not len(self.held_out):
             if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""A codec's run: when codes and discriminators join, how fast it learns, what is written."""
+"""Codec training run: schedule of codes and discriminators, learning rates, and files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 import training.run
+from training.codec.compile import make_runner
 from training.codec.files import save_codec, save_whole
-from training.codec.ladder import make_runner
 from training.codec.plan import Mode, Pace
 from training.codec.quantiser import revive
 from training.codec.trainer import Trainer
@@ -60,7 +60,7 @@ class Run(training.run.Run[Trainer]):
         self.write({"mode": vars(wanted), "step": self.pace.step})
 
     def _set_weights(self) -> None:
-        """Learning rate: a cosine over the whole time, warmed up at the start and after the codebooks are laid out."""
+        """Set the learning rate: cosine over the run, warmed up at the start and after codebook initialisation."""
         plan, step = self.trainer.plan, self.pace.step
         cosine = plan.final_share + (1 - plan.final_share) * 0.5 * (1 + math.cos(math.pi * self.share))
         warm = min(1.0, (step - self.pace.ramp_from + 10) / plan.warm_up)
@@ -69,7 +69,7 @@ class Run(training.run.Run[Trainer]):
             self.trainer.adversary_weight.fill_(min(1.0, (step - self.pace.adversary_since) / plan.adversary_ramp))
 
     def tend(self) -> None:
-        """Revive codes that nothing uses."""
+        """Reset codes that are not used."""
         trainer, plan = self.trainer, self.trainer.plan
         if self.mode is None or not self.mode.codes or self.pace.step % plan.revive_every:
             return
@@ -94,7 +94,7 @@ class Run(training.run.Run[Trainer]):
         self.write({"step": self.pace.step, "validation": validate(self.trainer, depths)})
 
     def saved(self) -> None:
-        """Write the averaged codec, and what a later run with `--start` needs besides, all small beside the state."""
+        """Write the averaged codec, and the discriminators and classifier for a later run with `--start`."""
         save_codec(self.trainer.ema, self.out)
         save_companions(self.trainer, self.out / COMPANIONS)
 

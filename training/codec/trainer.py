@@ -47,7 +47,7 @@ def phoneme_loss(logits: Tensor, phonemes: Tensor) -> Tensor:
 
 
 class Trainer:
-    """Networks, optimisers and the buffers that steps read and write; nothing here waits for the device but `stats`."""
+    """Networks, optimisers and buffers of the steps. Only `stats` synchronizes with the device."""
 
     def __init__(self, plan: Plan, reel: Reel, device: torch.device, dtype: torch.dtype) -> None:
         torch.manual_seed(plan.seed)
@@ -81,11 +81,11 @@ class Trainer:
         quantizer = self.codec.quantizer
         parts = (quantizer.post_module, quantizer.upsample, self.codec.decoder)
         trained = {name: weight for part in parts for name, weight in part.named_parameters(prefix=str(id(part)))}
-        # The activations keep their shape: it is part of the fingerprint by which codes know their codec.
+        # Snake's parameters keep their shape, which is part of the fingerprint that identifies a codec.
         return [weight.requires_grad_(True) for name, weight in trained.items() if not name.endswith("alpha")]
 
     def step(self, mode: Mode) -> None:
-        """One update of everything. No host reads: a graph can hold all of it."""
+        """Update codec and discriminators once. No host synchronization, so it can be captured."""
         self.optimizer.zero_grad(set_to_none=True)
         samples, latent, commit, book, phoneme = self._coded_example() if self.coded else self._encoded_example(mode)
         starts = self.choose_starts(len(latent))
@@ -150,12 +150,12 @@ class Trainer:
         real, fake = self.discriminators(view(samples), self.dtype), self.discriminators(view(leaf), self.dtype)
         loss = discriminator_loss(real.logits, fake.logits)
         weights = list(self.discriminators.parameters())
-        # One forward serves both sides: each asks for its own gradients only, so nothing is computed twice.
+        # One forward pass serves codec and discriminators; each computes only its own gradients.
         gradients = torch.autograd.grad(loss, weights, retain_graph=True)
         deceive, features = deception_loss(fake.logits), feature_loss(real.features, fake.features)
         (pull,) = torch.autograd.grad(self.adversary_weight * (deceive + FEATURE_WEIGHT * features), leaf)
         for weight, gradient in zip(weights, gradients, strict=True):
-            weight.grad = gradient.contiguous()  # convolutions give theirs in their own order of memory
+            weight.grad = gradient.contiguous()  # convolutions return another memory layout
         nn.utils.clip_grad_norm_(weights, 10.0)
         self.discriminator_optimizer.step()
         return loss.detach(), deceive.detach(), features.detach(), pull
@@ -178,15 +178,15 @@ class Trainer:
         torch._foreach_lerp_(list(self.ema.parameters()), list(self.codec.parameters()), 1 - self.plan.ema)
 
     def stats(self) -> dict[str, float]:
-        """The one place where a step's numbers reach the host; raises Diverged."""
+        """Read the means of the steps, the only host synchronization. Raises Diverged."""
         return self.means.read(self.pace.step)
 
     @torch.no_grad()
     def begin_codes(self) -> None:
-        """Lay out the codebooks from the latents of the codec as it is."""
+        """Initialise the codebooks from latents of the current codec."""
         batches = self.plan.layout_frames // (self.plan.batch * self.plan.frames)
         crops = (self.examples()[0] for _ in range(batches))
-        # The plain form: a compiled one would be compiled again, for want of gradients.
+        # Uncompiled: without gradients the compiled function would be compiled again.
         latents = torch.cat([encode_latent(self.codec, crop, self.dtype).flatten(0, 1) for crop in crops])
         lay_out_codebooks(self.codec, latents)
         self.follow()

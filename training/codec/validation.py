@@ -1,4 +1,4 @@
-"""How far the averaged codec is on speech it never trains on."""
+"""Validation of the averaged codec on held-out speech."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.codec.trainer import Trainer
 
 
 def validate(trainer: Trainer, depths: Sequence[int]) -> dict[str, Any]:
-    """Mel loss of the averaged codec by number of codebooks, and their perplexities."""
+    """Return the mel loss of the averaged codec by number of codebooks, and their perplexities."""
     crops = trainer.reel.held_out_crops(64, trainer.plan.length)
     report: dict[str, Any] = {}
     for depth in depths:
@@ -25,7 +25,7 @@ def validate(trainer: Trainer, depths: Sequence[int]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _mel_loss(trainer: Trainer, crops: Tensor, depth: int) -> tuple[float, Tensor]:
-    """Of the first `depth` codebooks, with the codes [codebooks, m]."""
+    """Return the mel loss with the first `depth` codebooks, and the codes [codebooks, m]."""
     losses, codes = [], []
     for crop in crops.split(trainer.plan.batch):
         active = torch.full((len(crop),), depth, device=trainer.device)

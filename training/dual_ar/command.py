@@ -1,4 +1,4 @@
-"""The command that trains: `python -m training.dual_ar`."""
+"""Command line of language model training: `python -m training.dual_ar`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from training.dual_ar.compile import compile_losses
 from training.dual_ar.files import read_language_model
-from training.dual_ar.ladder import compile_losses
 from training.dual_ar.plan import Plan
 from training.dual_ar.run import Run
 from training.dual_ar.trainer import Trainer

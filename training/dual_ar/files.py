@@ -1,4 +1,4 @@
-"""Trained language models on disk."""
+"""Save and load trained language models."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from training.encode import ABOUT, About, prompts_for
 
 
 def save_language_model(folder: Path, model: DualAR, about: About, trained: dict[str, Any]) -> None:
-    """A directory that the ordinary loader reads, beside a codec: fp16, in files small enough to carry.
+    """Write a directory that the ordinary loader reads together with a codec: fp16, in files of limited size.
 
-    What was there before is replaced at once, when everything is written.
+    An existing directory is replaced atomically when everything is written.
     """
     made = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(made, ignore_errors=True)

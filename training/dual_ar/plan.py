@@ -1,4 +1,4 @@
-"""What decides a run, and where it stands."""
+"""Settings and progress of a language model training run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.model.config import DualARConfig
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides a run besides the codes."""
+    """All settings of a run except the codes."""
 
     config: DualARConfig
     minutes: float = 20.0

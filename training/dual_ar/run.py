@@ -1,4 +1,4 @@
-"""A language model's run: how fast it learns, which weights are the best, what is written."""
+"""Language model training run: learning rates, selection of the best weights, and files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import training.run
 from shoal.model.dual_ar import DualAR
+from training.dual_ar.compile import make_runner
 from training.dual_ar.files import save_language_model
-from training.dual_ar.ladder import make_runner
 from training.dual_ar.plan import Pace
 from training.dual_ar.trainer import Trainer
 from training.encode import About
@@ -31,7 +31,7 @@ class Run(training.run.Run[Trainer]):
         return self.trainer.pace
 
     def go(self) -> None:
-        """Whatever ends it, the best weights are written."""
+        """Run until the time is over. The best weights are written even if the run fails."""
         if self.pace.began_share < 0:
             self.pace.began_share = self.share
         try:
@@ -47,14 +47,14 @@ class Run(training.run.Run[Trainer]):
         self.runner()
 
     def set_rate(self) -> None:
-        """Warmed up at the start, level, then in a straight line down to the end."""
+        """Set the learning rate: warm-up, constant, then linear decay to the end."""
         plan, pace = self.trainer.plan, self.pace
         warm = min(1.0, (pace.step - pace.ramp_from + 1) / plan.warm_up)
         left = (1 - self.share) / ((1 - max(pace.began_share, 0.0)) * plan.decay_share)
         self.trainer.set_rate(warm * max(plan.final_share, min(1.0, left)) * pace.rate_scale)
 
     def look_at_the_clock(self) -> None:
-        # Waits for the device, so that the host never runs minutes ahead of the clock it looks at.
+        # Synchronizes, so that the host does not run minutes ahead of the wall clock that drives the schedule.
         self.trainer.stats()
         super().look_at_the_clock()
 
@@ -77,7 +77,7 @@ class Run(training.run.Run[Trainer]):
             self._save_best({"step": self.pace.best_step, "score": self.pace.best_score})
 
     def export(self) -> None:
-        """The best weights so far, and what int8 storage would make of them."""
+        """Write the best weights so far, and the loss after int8 rounding."""
         trainer = self.trainer
         if not trainer.best:
             return

@@ -22,7 +22,7 @@ BETAS = (0.9, 0.95)
 
 
 class Trainer:
-    """Model, optimisers and the buffers that steps read and write; nothing here waits for the device but `stats`."""
+    """Model, optimisers and buffers of the steps. Only `stats` synchronizes with the device."""
 
     def __init__(self, plan: Plan, library: Library, heldout: Library, device: torch.device) -> None:
         torch.manual_seed(plan.seed)
@@ -48,7 +48,7 @@ class Trainer:
 
     @torch.no_grad()
     def begin_with(self, trained: DualAR) -> None:
-        """Take over the weights of a trained model. Layers it lacks stay as initialised: they add nothing at first."""
+        """Load the weights of a trained model. Layers that it lacks keep their initial weights, which add nothing."""
         problems = self.model.load_state_dict(trained.state_dict(), strict=False)
         layers = [f"fast.layers.{n}." for n in range(trained.config.fast.n_layer, self.plan.config.fast.n_layer)]
         missing = [name for name in problems.missing_keys if not name.startswith(tuple(layers))]
@@ -57,14 +57,14 @@ class Trainer:
         self.ema.load_state_dict(self.model.state_dict())
 
     def feed(self) -> None:
-        """Put the rows of the next step in place; the device may still be busy with the one before."""
+        """Copy the rows of the next step to the device; the previous step may still be running."""
         rows = self.packer.draw()
         for buffer, drawn in ((self.positions, rows.positions), (self.lowered, rows.lowered)):
             source = torch.from_numpy(drawn)
             buffer.copy_(source.pin_memory() if buffer.is_cuda else source, non_blocking=True)
 
     def step(self) -> None:
-        """One update of everything. No host reads: a graph can hold all of it."""
+        """Update the weights once. No host synchronization, so it can be captured."""
         plan, size = self.plan, self.plan.config.codebook_size
         columns = lower(self.library.columns[self.positions].long(), self.lowered)
         inputs = corrupt(columns[:, :-1], size, plan.wrong_frames, plan.wrong_codes)
@@ -72,20 +72,20 @@ class Trainer:
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         with self.precision():
-            main, residual = self.losses(self.model, inputs, targets, self.choose(targets))
-        loss = main + residual
+            semantic, residual = self.losses(self.model, inputs, targets, self.choose(targets))
+        loss = semantic + residual
         loss.backward()
         norm = self._clip()
         for optimizer in self.optimizers.values():
             optimizer.step()
         self._average()
-        self.means.note(torch.stack([loss, main, residual, norm]))
+        self.means.note(torch.stack([loss, semantic, residual, norm]))
 
     def precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def choose(self, targets: Tensor) -> Tensor:
-        """Positions [n] of random frames; always the same number, since a graph has fixed shapes."""
+        """Return positions [n] of random frames, always the same number because graphs have fixed shapes."""
         lot = torch.rand(len(targets), device=self.device) * is_audio(targets[:, 0])
         return lot.topk(min(self.plan.residual_frames, len(targets)), sorted=False).indices
 
@@ -101,11 +101,11 @@ class Trainer:
         torch._foreach_lerp_(list(self.ema.parameters()), list(self.model.parameters()), 1 - self.plan.ema)
 
     def stats(self) -> dict[str, float]:
-        """The one place where a step's numbers reach the host; raises Diverged."""
+        """Read the means of the steps, the only host synchronization. Raises Diverged."""
         return self.means.read(self.pace.step)
 
     def validate(self, model: DualAR | None = None) -> dict[str, Any]:
-        """Cross-entropies on held-out sentences, of the averaged weights unless others are given."""
+        """Return cross-entropies on held-out sentences, of the averaged weights unless others are given."""
         if self.validation is None:
             self.heldout.refresh()
             rows = Packer(self.heldout, self.plan.validation_rows, self.plan.length + 1).draw()
@@ -155,7 +155,7 @@ class Trainer:
 
 
 def split_weights(model: DualAR) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The matrices inside the layers, and all the rest: embeddings, heads, norms."""
+    """Return the matrices inside the layers, and all other weights: embeddings, heads, norms."""
     matrices = [weight for name, weight in model.named_parameters() if ".layers." in name and weight.dim() == 2]
     inside = set(map(id, matrices))
     return matrices, [weight for weight in model.parameters() if id(weight) not in inside]

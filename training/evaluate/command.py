@@ -1,4 +1,4 @@
-"""The command that judges and compares: `python -m training.evaluate`."""
+"""Command line of the evaluation: `python -m training.evaluate`."""
 
 import argparse
 import os
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None, judges: Judges | None = None) -> int
 
 def _publish(report: Report, json_path: Path | None, markdown_path: Path | None) -> None:
     tables = sheets(report)
-    # A log has no width of its own, and a table cut to 80 columns loses its figures.
+    # A log has no width, and a table cut to 80 columns would lose figures.
     console = Console() if sys.stdout.isatty() else Console(width=140)
     for sheet in tables:
         console.print(sheet.rich())

@@ -1,4 +1,4 @@
-"""Gates: what a system must reach, by itself or beside another."""
+"""Gates: thresholds on the metrics of a system, absolute or relative to another system."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -56,7 +56,7 @@ def _gate(text: str) -> Gate:
 
 
 def check_gate(gate: Gate, scores: Sequence[Score]) -> GateResult:
-    """A gate whose value could not be measured is missed."""
+    """Return the result of a gate; a metric that could not be measured fails."""
     limit: float | None = gate.amount
     own = [score for score in scores if score.clip.system == gate.system]
     if gate.other is not None:
@@ -66,7 +66,7 @@ def check_gate(gate: Gate, scores: Sequence[Score]) -> GateResult:
     value = measure(gate.metric, own)
     if value is None or limit is None:
         return GateResult(gate.text, value, limit, False)
-    # The last digits of a sum of floats are not a miss.
+    # Rounding of the sums must not fail a gate.
     slack = 1e-9
     passed = value <= limit + slack if gate.test == "<=" else value >= limit - slack
     return GateResult(gate.text, value, limit, passed)

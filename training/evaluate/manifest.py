@@ -1,4 +1,4 @@
-"""What is judged: the clips that a manifest names."""
+"""Manifest of the clips to judge."""
 
 import json
 from collections.abc import Sequence
@@ -44,6 +44,6 @@ def _clip(line: str, where: str, folder: Path) -> Clip:
 
 
 def first_sentences(clips: Sequence[Clip], limit: int) -> list[Clip]:
-    """The clips of the first `limit` sentences, by all voices and systems, so that pairs stay whole."""
+    """Return the clips of the first `limit` sentences in all voices and systems, so that pairs stay complete."""
     kept = set(list(dict.fromkeys(clip.text for clip in clips))[:limit])
     return [clip for clip in clips if clip.text in kept]

@@ -1,4 +1,4 @@
-"""Figures over many clips: every one is a sum over a sum, so that clips pool and resample alike."""
+"""Metrics over many clips. Each is a ratio of sums, so that pooling and resampling use the same code."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +39,7 @@ class Summary:
 
 
 def summarise(scores: Sequence[Score]) -> list[Summary]:
-    """Per system: each voice, then all of them as voice "all"."""
+    """Return the metrics per system: of each voice, then of all voices as "all"."""
     found = []
     for system in dict.fromkeys(score.clip.system for score in scores):
         own = [score for score in scores if score.clip.system == system]

@@ -1,4 +1,4 @@
-"""Two systems on the sentences both spoke, with the interval of their difference."""
+"""Paired comparison of two systems, with a confidence interval of the difference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Comparison:
 
 
 def paired(scores: Sequence[Score], before: str, after: str) -> tuple[list[Score], list[Score]]:
-    """The scores of two systems on the voices and sentences that both have."""
+    """Return the scores of two systems on the voices and sentences that both have."""
     first = [score for score in scores if score.clip.system == before]
     second = [score for score in scores if score.clip.system == after]
     shared = {score.clip.pair for score in first} & {score.clip.pair for score in second}
@@ -52,7 +52,7 @@ def _comparison(metric: str, before: str, after: str, old: list[Score], new: lis
 
 
 def _sums(metric: str, scores: Sequence[Score], texts: Sequence[str]) -> NDArray[np.float64]:
-    """[sentences, 2]: the two sums of the metric over all voices of a sentence."""
+    """Return [sentences, 2]: the two sums of the metric over all voices of each sentence."""
     row = {text: n for n, text in enumerate(texts)}
     sums = np.zeros((len(texts), 2))
     for score in scores:
@@ -63,10 +63,10 @@ def _sums(metric: str, scores: Sequence[Score], texts: Sequence[str]) -> NDArray
 def bootstrap(
     before: NDArray[np.float64], after: NDArray[np.float64], rounds: int = 2000, seed: int = 0
 ) -> tuple[float | None, float | None]:
-    """95 % interval of the difference of two ratios of sums [sentences, 2].
+    """Return the 95 % bootstrap interval of the difference of two ratios of sums [sentences, 2].
 
-    Whole sentences are drawn, with all voices and both systems: a hard sentence is hard for every voice, so clips of it
-    are not independent.
+    Whole sentences are resampled, with all voices and both systems: a hard sentence is hard for every voice, so clips
+    of it are not independent.
     """
     count = len(before)
     if count < 2:

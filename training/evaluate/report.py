@@ -1,4 +1,4 @@
-"""The report: all that was found, as JSON for machines and as tables for people."""
+"""Report of an evaluation as JSON and as Markdown tables."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -61,7 +61,7 @@ SHOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table before it is drawn."""
+    """Table of a report: title, columns and rows."""
 
     title: str
     columns: list[str]

@@ -1,4 +1,4 @@
-"""Verdicts against what was to be said, by whom, and how long it should have taken."""
+"""Scores of clips: verdicts compared with text, voice and expected duration."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ RUNAWAY = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A clip against its text, its voice and the reference system."""
+    """Comparison of one clip with its text, its voice and the reference system."""
 
     clip: Clip
     verdict: Verdict
@@ -49,7 +49,7 @@ class Centroids:
 
 
 class Durations:
-    """Expected seconds: those of the pair in the reference system, else by the pace of its voice, else by its pace."""
+    """Expected seconds: of the same sentence in the reference system, else from the pace of the voice or the system."""
 
     def __init__(self, spoken: Sequence[tuple[Clip, Verdict]]) -> None:
         sound = [(clip, verdict.seconds) for clip, verdict in spoken if verdict.embedding is not None]

@@ -1,4 +1,4 @@
-"""What the judges say of a clip, kept by its content: judging is slow, and most clips come back unchanged."""
+"""Verdicts of the judges, cached by the content of a clip: judging is slow, and most clips do not change."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from training.judges import Judges, at_judge_rate
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All that the samples alone decide, so it can be kept under their hash."""
+    """Results that depend on the samples alone, so they are cached under their hash."""
 
     heard: str
     mos: float | None
@@ -38,7 +38,7 @@ def judge(content: bytes, judges: Judges) -> Verdict:
 
 @dataclass(slots=True)
 class VerdictStore:
-    """Verdicts by content and judges in a file of JSON lines; a line is added as soon as a clip is judged."""
+    """Cache of verdicts in a JSON lines file, by content and judges; a line is appended per judged clip."""
 
     path: Path
     known: dict[str, Verdict] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class VerdictStore:
 
 
 def judge_clips(clips: Iterable[Clip], judges: Judges, store: VerdictStore) -> tuple[list[tuple[Clip, Verdict]], bool]:
-    """The judged clips and whether they are all; Ctrl-C ends the work and keeps what is done."""
+    """Return the judged clips and whether all were judged; Ctrl-C keeps the finished ones."""
     judged = []
     try:
         for clip in clips:

@@ -1,4 +1,4 @@
-"""Samples of a WAV file, and what is wrong with them."""
+"""Read WAV files and detect faults in their samples."""
 
 import struct
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ CLIPPED_RUN = 3
 
 
 def read_wav(content: bytes) -> tuple[Samples, int]:
-    """Mono samples in [-1, 1] and their rate, of 16-bit PCM or of 32-bit float, which alone can carry NaN."""
+    """Return mono samples in [-1, 1] and their rate; reads 16-bit PCM and 32-bit float, which may contain NaN."""
     if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
         raise AudioError("not a WAV file")
     chunks = dict(_chunks(content))
@@ -42,7 +42,7 @@ def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def faults_of(samples: Samples, rate: int) -> list[str]:
-    """What is wrong with the samples themselves: nan, empty or clipped."""
+    """Return the faults of the samples: nan, empty or clipped."""
     if not np.isfinite(samples).all():
         return ["nan"]
     if samples.size < SHORTEST * rate or float(np.sqrt(np.mean(samples**2))) < QUIETEST:

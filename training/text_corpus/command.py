@@ -1,4 +1,4 @@
-"""The command that writes the text: `python -m training.text_corpus`."""
+"""Command line of the text corpus: `python -m training.text_corpus`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All the text there is, in two parts that never share a sentence."""
+"""Text corpus: training and held-out sentences, without overlap."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TextCorpus:
 
 
 def unique(texts: Iterable[str]) -> list[str]:
-    """First of each: same words, same closing mark of question or exclamation."""
+    """Return sentences without duplicates: same words and same final question or exclamation mark."""
     first: dict[tuple[str, str], str] = {}
     for text in texts:
         first.setdefault((heldout_key(text), text[-1] if text[-1] in "?!" else ""), text)

@@ -1,4 +1,4 @@
-"""Files of sentences, and the lists written by hand that lie beside this module."""
+"""Read and write files of sentences, and read the word lists beside this module."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ HERE = Path(__file__).parent
 
 
 def word_lists() -> dict[str, list[str]]:
-    """By the name of the file; a list, since a bare string would fill in its letters."""
+    """Return the word lists by file name; as lists, because a string would be filled in letter by letter."""
     return {path.stem: path.read_text(encoding="ascii").splitlines() for path in (HERE / "words").glob("*.txt")}
 
 
 def own_sentences(name: str) -> str:
-    """One sentence or template per line."""
+    """Return the sentences and templates of a file, one per line."""
     return (HERE / "sentences" / f"{name}.txt").read_text(encoding="ascii").rstrip("\n")
 
 
 def read_sentences(path: Path) -> list[str]:
-    """One sentence per line; a name that ends in .gz is decompressed."""
+    """Return the sentences of a file, one per line; a name that ends in .gz is decompressed."""
     content = path.read_bytes()
     return (gzip.decompress(content) if path.suffix == ".gz" else content).decode().splitlines()
 

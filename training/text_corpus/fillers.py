@@ -1,4 +1,4 @@
-"""What fills the slots of the templates: a list of words/, named as its file, or a function of the generator."""
+"""Fillers of the slots of templates: lists of words/, by file name, or functions of the random generator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LETTERS = list("BCDEFGHJKLMNOPQRSTUVWXYZ")
 
 
 def any_number(rng: random.Random) -> int:
-    """A number of one to seven digits, the short ones as likely as the long."""
+    """Return a number of one to seven digits, each length equally likely."""
     digits = rng.randint(1, 7)
     return rng.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
 

@@ -1,4 +1,4 @@
-"""Held out: never trained on, for measuring how well people would understand the voice."""
+"""Held-out sentences: never trained on, for measuring intelligibility."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def words_of(text: str) -> list[str]:
 
 
 def heldout_key(text: str) -> str:
-    """What makes two sentences the same test: their words, however written."""
+    """Return the key by which two sentences count as the same: their words, without case and punctuation."""
     return " ".join(words_of(text))
 
 
 def bucket(text: str) -> float:
-    """A number in [0, 1) that depends on nothing but the words."""
+    """Return a number in [0, 1) that depends only on the words."""
     digest = hashlib.blake2b(heldout_key(text).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
@@ -36,5 +36,5 @@ def in_heldout_bucket(text: str) -> bool:
 
 
 def suits_heldout(text: str) -> bool:
-    """Whether an example sounds like someone talking, and is not trained on."""
+    """Return whether an example is conversational and held out."""
     return bool(PERSONAL_OPENING.match(text)) and len(words_of(text)) in HELDOUT_WORDS and in_heldout_bucket(text)

@@ -1,4 +1,4 @@
-"""Numbers as English words: as the engine would write them out, and in forms that only the corpus has."""
+"""Spell numbers as English words: as the engine does, and in forms that only the corpus has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AFTER_HUNDREDS = re.compile(r"(?<=hundred) (?!thousand|million|billion)")
 
 
 def number_words(number: int, joiner: str = " ") -> str:
-    """English words for 0 <= number < 10**12; `joiner` stands after the hundreds, " and " in British usage."""
+    """Return English words for 0 <= number < 10**12; `joiner` stands after the hundreds, " and " in British usage."""
     return AFTER_HUNDREDS.sub(joiner, cardinal(number))
 
 

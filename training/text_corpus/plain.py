@@ -1,4 +1,4 @@
-"""Plain spoken words: what a sentence of the corpus may hold, and written forms turned into it."""
+"""Convert written forms to plain spoken words, and check that a sentence of the corpus has only those."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AMBIGUOUS_NUMBER = re.compile(r"\d[:/]\d")
 
 
 def spell_numbers(text: str) -> str:
-    """Digits to words where their reading is plain: years, decades, ordinals, whole and decimal numbers."""
+    """Spell digits with an unambiguous reading: years, decades, ordinals, whole and decimal numbers."""
     text = re.sub(r"\b(1[1-9]\d0|20[0-9]0)'?s\b", lambda m: decade_words(int(m[1])), text)
     text = re.sub(r"\b(\d{1,3})(?:st|nd|rd|th)\b", lambda m: ordinal_words(int(m[1])), text)
     text = re.sub(r"\$(\d{1,6})\b(?![.,]\d)", lambda m: f"{number_words(int(m[1]))} dollars", text)
@@ -46,7 +46,7 @@ def spell_numbers(text: str) -> str:
 
 
 def normalise(text: str) -> str | None:
-    """The sentence in plain spoken words, or None when it cannot be read in one way only."""
+    """Return the sentence in plain spoken words, or None if its reading is ambiguous."""
     text = re.sub(r"\([^()]*\)", " ", text)
     for written, spoken in SPOKEN.items():
         text = re.sub(written, spoken, text)
@@ -64,7 +64,7 @@ def normalised(texts: Iterable[str]) -> Iterator[str]:
 
 
 def is_plain(text: str) -> bool:
-    """Whether the text has the length and the letters of a sentence for the corpus."""
+    """Return whether the text has the length and the letters of a sentence for the corpus."""
     if not MIN_CHARACTERS <= len(text) <= MAX_CHARACTERS:
         return False
     return bool(PLAIN.fullmatch(text) and re.search("[A-Za-z]", text)) and ".." not in text and text.count('"') % 2 == 0

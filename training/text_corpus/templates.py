@@ -1,4 +1,4 @@
-"""Sentences of our own: templates whose {slots} are filled at random, and words that stand alone."""
+"""Generated sentences: templates whose {slots} are filled at random, and single words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONE_WORD = own_sentences("one_word").splitlines()
 
 
 def fill(template: str, rng: random.Random) -> str:
-    """The template with every slot filled; starts with a capital if the template is a sentence."""
+    """Return the template with every slot filled; capitalised if the template is a sentence."""
 
     def choose(match: re.Match[str]) -> str:
         filler = FILLERS[match[1]]
@@ -43,7 +43,7 @@ def fill(template: str, rng: random.Random) -> str:
 
 
 def fill_all(templates: str, count: int, rng: random.Random) -> Iterator[str]:
-    """`count` fillings, templates taking turns; repeated ones are the caller's to drop."""
+    """Return `count` filled templates in turn; the caller drops duplicates."""
     choices = templates.splitlines()
     return (fill(choices[turn % len(choices)], rng) for turn in range(count))
 

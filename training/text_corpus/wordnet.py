@@ -1,4 +1,4 @@
-"""Definitions, examples and words of WordNet."""
+"""Read definitions, examples and words of WordNet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Synset:
 
 
 def parse_synset(line: str) -> Synset:
-    """One line of a `data.*` file; its format is WordNet's wndb(5)."""
+    """Parse one line of a `data.*` file in the format of wndb(5)."""
     fields, _, gloss = line.partition(" | ")
     numbered = fields.split()
     count = int(numbered[3], 16)
@@ -50,19 +50,19 @@ def read_synsets(folder: Path) -> list[Synset]:
 
 
 def wordnet_examples(synsets: Iterable[Synset]) -> Iterator[str]:
-    """Example sentences get their capital and full stop; example phrases stay phrases."""
+    """Return the examples; sentences get a capital and a full stop, phrases stay as they are."""
     for text in normalised(example for synset in synsets for example in synset.examples):
         yield as_sentence(text) if NATURAL_OPENING.match(text) and " " in text else text
 
 
 def wordnet_definitions(synsets: Iterable[Synset], rng: random.Random) -> Iterator[str]:
-    """Half of the definitions dressed as sentences: people type both ways."""
+    """Return the definitions, half of them as sentences: people type both ways."""
     for text in normalised(definition for synset in synsets for definition in synset.definitions):
         yield as_sentence(text) if rng.random() < 0.5 else text
 
 
 def wordnet_phrases(synsets: Iterable[Synset], rng: random.Random, words: int, phrases: int) -> Iterator[str]:
-    """Single words and set phrases, lower-case lemmas only: names are read too differently."""
+    """Return single words and set phrases, lower-case lemmas only: readings of names vary too much."""
     lemmas = sorted(
         {lemma for synset in synsets for lemma in synset.lemmas if re.fullmatch("[a-z][a-z ]{2,28}", lemma)}
     )

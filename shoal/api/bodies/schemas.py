@@ -26,7 +26,7 @@ from shoal.audio.formats import OPUS_BITRATES
 Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac", "webm", "ulaw", "alaw"]
 AUTO_BITRATE = -1000
 OPUS_KILOBITS = (AUTO_BITRATE, 24, 32, 48, 64)  # values of Fish Audio's older clients
-# First chunk by `latency`. Playback starts with it: a start after 90 ms was heard to crackle on real networks.
+# First chunk by `latency`. Playback starts with it: on real networks a start after 90 ms crackled.
 FIRST_CHUNK_SECONDS = {"balanced": 0.46, "normal": 0.93}
 KNOWN_FEATURES = ("quality-guard",)  # every request has it: output that is not speech is generated again
 PCM_RATE = 24_000  # Hz; OpenAI's clients assume it, since pcm has no header

@@ -14,7 +14,7 @@ from shoal.text.markup.pauses import PAUSE
 # A sentence ends only when something follows its end mark: "3." may become "3.5", and "..." may grow.
 SENTENCE_END = re.compile(r"[.!?…;:]['\")\]]*(?=\s)|[。！？；]|\n")
 DEFAULT_MAX_CHARACTERS = 200
-# Phonemes, control tokens and style markers, the last of which may not have arrived to its end.
+# Phonemes, control tokens and style markers. The last one may not have arrived completely.
 MAX_UNCUT = 256
 UNCUT = re.compile(
     r"<\|phoneme_start\|>[^<]{0,200}(?:<\|phoneme_end\|>)?|<\|[^<|>]{0,32}(?:\|>)?"

@@ -74,7 +74,7 @@ def read_manifest(path: Path) -> dict[str, int]:
 
 
 def is_file(path: Path) -> bool:
-    """Return False also for impossible names, for some of which `Path.is_file` raises."""
+    """Return whether the file exists; False for invalid names, where `Path.is_file` may raise."""
     return os.path.isfile(path)  # noqa: PTH113
 
 

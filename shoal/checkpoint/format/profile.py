@@ -11,6 +11,8 @@ from shoal.model.family import Family
 from shoal.speech import SamplingParams
 
 PROFILE_FILE = "shoal.json"
+# Names of fields in files written by earlier versions.
+FORMER_NAMES = {"carried_columns": "context_tokens"}
 # JSON types accepted per field type: an integer may stand for a float, but a boolean is not a number.
 ACCEPTED_TYPES: dict[object, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,)}
 
@@ -39,7 +41,7 @@ class ModelProfile:
 
     sampling: SamplingParams = field(default=SamplingParams())
     chunk_bytes: int = 600  # longest turn in bytes of UTF-8
-    carried_columns: int = 0  # longest prompt, in tokens, that carries earlier turns; 0: the model's maximum
+    context_tokens: int = 0  # longest prompt, in tokens, that may contain earlier turns; 0: the model's maximum
     normalize: bool = False  # whether numbers, dates and symbols are spelled out first
     max_characters: int = 20_000
     sentence_turns: bool = False  # one sentence per turn; for models that leave out short ones inside a longer turn
@@ -61,7 +63,7 @@ def read_profile(directory: Path, family: Family) -> ModelProfile:
     path = directory / PROFILE_FILE
     if not path.is_file():
         return default
-    stored = read_json(path)
+    stored = {FORMER_NAMES.get(name, name): value for name, value in read_json(path).items()}
     unknown = sorted(set(stored) - {entry.name for entry in fields(ModelProfile)})
     if unknown:
         raise CheckpointError(f"{path}: unknown keys {', '.join(unknown)}")
@@ -104,8 +106,8 @@ def _check_types(stored: dict[str, object], dataclass_type: type) -> None:
 def _check_bounds(profile: ModelProfile) -> None:
     if not 16 <= profile.chunk_bytes <= 100_000:
         raise InvalidRequest(f"chunk_bytes must be between 16 and 100000, not {profile.chunk_bytes}")
-    if profile.carried_columns < 0 or profile.max_characters < 1:
-        raise InvalidRequest("carried_columns must be at least 0 and max_characters at least 1")
+    if profile.context_tokens < 0 or profile.max_characters < 1:
+        raise InvalidRequest("context_tokens must be at least 0 and max_characters at least 1")
     if not (0 <= profile.min_duration <= 1 and 0 <= profile.hold_seconds <= 10):
         raise InvalidRequest("min_duration must be between 0 and 1 and hold_seconds between 0 and 10")
 

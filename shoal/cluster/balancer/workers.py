@@ -57,7 +57,7 @@ class Worker:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """Wait for bytes of the worker inside. Raises httpx.ReadTimeout when the worker is given up meanwhile."""
+        """Wait for bytes of the worker inside the block. Raises httpx.ReadTimeout if the worker is given up."""
         try:
             async with asyncio.timeout(None) as wait:
                 self.waits.add(wait)

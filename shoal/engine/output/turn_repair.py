@@ -28,7 +28,7 @@ def divide_text(text: str, seconds: float, pace: float) -> tuple[str, str] | Non
 
 
 def _cut(text: str, seconds: float, pace: float) -> int:
-    """Return the index behind the last word that ends within `seconds`; tags belong to the words after them."""
+    """Return the index after the last word that ends within `seconds`; tags belong to the words after them."""
     left, end = seconds - EDGE_SECONDS, 0
     for unit in UNIT.finditer(text):
         reading = reading_seconds(STYLE.sub(" ", unit[0])) * pace

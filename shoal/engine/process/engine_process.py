@@ -46,7 +46,7 @@ class EngineProcess:
         self._fragments: dict[int, list[bytes]] = {}  # parts of replies that have not arrived completely
         self.model_info: ModelInfo | None = None
         self.start_error: ShoalError | None = None
-        self.blamed: frozenset[int] | None = None  # jobs the process died of; None: not known
+        self.blamed: frozenset[int] | None = None  # jobs suspected of crashing the process; None: not known
         self.steps = 0
         # Times: of the last step or the last heartbeat without work, of the last message, with a job.
         self.progress = self.last_reply = self.busy = time.monotonic()

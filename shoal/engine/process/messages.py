@@ -19,7 +19,7 @@ from shoal.text.prompt import Codes
 class Speak:
     request: SpeechRequest
     deadline: float | None = None  # absolute, in `time.monotonic()` seconds, which processes of one machine share
-    replayed: bool = False  # a process that had this request has died, perhaps of it
+    replayed: bool = False  # an engine process that had this request has died, and the request may be the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Dying:
-    """The device runs nothing any more and the process is about to exit; `blamed` are the jobs whose steps failed."""
+    """The device no longer runs anything and the process is about to exit; `blamed` are the jobs whose steps failed."""
 
     blamed: tuple[int, ...]
 

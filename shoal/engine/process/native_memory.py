@@ -1,4 +1,4 @@
-"""Bounds on what the C heap of the engine process keeps: glibc holds on to memory that is free.
+"""Bounds on what the C heap of the engine process keeps: glibc keeps memory that is free.
 
 Codec calls allocate and free buffers of many sizes, and small blocks that live longer keep the space between them. The
 number of arenas, by default eight per core, is bounded, and free memory is returned to the system in idle moments. A

@@ -55,8 +55,8 @@ class SupervisorConfig:
     start_seconds: float = 600.0  # time limit for loading and warming up a model
     hang_seconds: float = 60.0  # time without a step, with active jobs, after which the engine is killed
     longest_pause: float = 10.0  # maximum back-off between attempts to start
-    attempts: int = 2  # engine processes that may die of one request
-    max_attempts: int = 5  # engine processes one request may be given to if others are to blame
+    attempts: int = 2  # maximum number of engine processes that one request may crash
+    max_attempts: int = 5  # maximum number of engine processes for one request if other requests are suspected
     exit_seconds: float = 10.0  # time for an engine without jobs to exit at shutdown
     sleep_seconds: float = 0.0  # time without jobs after which the engine process ends; 0: never
 
@@ -328,7 +328,7 @@ class Supervisor:
         return None
 
     def _replay(self, process: EngineProcess, job: EngineJob) -> None:
-        """Give a job of a dead process to the next one, which starts it alone if the process may have died of it."""
+        """Give a job of a dead process to the next one, which starts it alone if it may have crashed the process."""
         blamed = process.blamed is None or job.id in process.blamed
         if blamed and isinstance(job.command, Speak):
             job.command = replace(job.command, replayed=True)
@@ -439,7 +439,7 @@ class Supervisor:
             process.kill()
 
     def _restart(self, ended: EngineProcess | None) -> None:
-        """Start an engine in the place of one that ended, unless a reload has already replaced that one."""
+        """Replace an engine that ended, unless a reload has already replaced that one."""
         if self._closing or self._current is not ended:
             return
         self.restarts += 1

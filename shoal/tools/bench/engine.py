@@ -274,7 +274,7 @@ def load_core(model: str, device: str, slots: int) -> EngineCore:
 
 
 def measure_throughput(core: EngineCore, policy: Policy, voices: int, size: BenchSize) -> Throughput:
-    """Run a closed loop of `voices` clients, each of which sends its next request when the last one has ended."""
+    """Run a closed loop of `voices` clients; each sends its next request when the last one has ended."""
     core.scheduler.policy = admission_policy(policy, voices, 0.05)
     before, total, asked = _counts(core), voices * size.utterances, 0
     started_at: dict[int, float] = {}

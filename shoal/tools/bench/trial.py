@@ -37,7 +37,7 @@ class TrialConfig:
     device: str
     settings: dict[str, Any]
     voices: tuple[int, ...]  # batch sizes
-    samples: int  # measured rounds, each of which generates every text once
+    samples: int  # measured rounds; each generates every text once
     texts: int  # texts per round; raised to the batch size where that is larger
     sentences: int  # sentences per text
     warm_up: int  # rounds before the measured ones

@@ -59,7 +59,7 @@ class TrafficPattern:
         if not expected <= MAX_REQUESTS:  # also true for NaN
             raise InvalidRequest(
                 f"the traffic has {expected:,.0f} requests; at most {MAX_REQUESTS:,} can be simulated: "
-                "lower --rate or --seconds, or raise --cells, of which only one is simulated"
+                "lower --rate or --seconds, or raise --cells: only one cell is simulated"
             )
 
 

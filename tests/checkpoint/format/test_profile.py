@@ -22,6 +22,10 @@ def test_absent_profile_fields_are_the_familys(tmp_path: Path) -> None:
     assert read == ModelProfile(sampling=SamplingParams(temperature=1, top_k=30, repetition_penalty=1.0))
 
 
+def test_a_field_is_read_by_its_former_name(tmp_path: Path) -> None:
+    assert read_profile(stored(tmp_path, {"carried_columns": 640}), S1).context_tokens == 640
+
+
 def test_a_profile_round_trips(tmp_path: Path) -> None:
     bundled = read_profile(BUNDLED_DIRECTORY, S1)
     assert bundled.voice in VOICES
@@ -36,8 +40,8 @@ def test_a_profile_round_trips(tmp_path: Path) -> None:
         ({"chunk_bytes": 15}, "chunk_bytes"),
         ({"max_characters": None}, "max_characters"),
         ({"max_characters": 0}, "max_characters"),
-        ({"carried_columns": -3}, "carried_columns"),
-        ({"carried_columns": True}, "carried_columns"),
+        ({"context_tokens": -3}, "context_tokens"),
+        ({"context_tokens": True}, "context_tokens"),
         ({"normalize": "false"}, "normalize"),
         ({"voice": 3}, "voice"),
         ({"colour": "red"}, "colour"),

@@ -57,7 +57,7 @@ def test_a_turn_in_another_voice_starts_from_that_voice_alone(tiny: Checkpoint, 
     driver = StepDriver(core)
     heard = driver.add(Utterance(0, turns, SAMPLING))
     driver.run()
-    alone = Oracle(tiny, carried_columns=1).speak(turns[:2], SAMPLING).codes  # no turn continues another
+    alone = Oracle(tiny, context_tokens=1).speak(turns[:2], SAMPLING).codes  # no turn continues another
     assert np.array_equal(heard.codes[:, :14], alone)
 
 

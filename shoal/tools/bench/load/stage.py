@@ -1,6 +1,6 @@
 """Stages of a load test.
 
-Closed loop: N clients, each of which sends its next request when the last one has ended. Open loop: requests arrive at
+Closed loop: N clients; each sends its next request when the last one has ended. Open loop: requests arrive at
 random times (Poisson), whether or not earlier ones have ended, as with independent users.
 """
 

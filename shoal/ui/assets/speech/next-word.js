@@ -1,4 +1,4 @@
-/** Finds the word that a speech reaches next, before the server has told its times. */
+/** Finds the word that a speech reaches next, before the server has sent its times. */
 
 const MARKUP = /\[[^\]]*\]|<[^>]*>/g;
 const CHARACTER = "[\\p{sc=Han}\\p{sc=Hiragana}\\p{sc=Katakana}]"; // a word of its own, as on the server

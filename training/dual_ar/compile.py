@@ -1,4 +1,4 @@
-"""Speed: a compiled loss and a captured step, each with a way back."""
+"""Compile the loss and capture steps as CUDA graphs; on a failure, training continues with plain code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def compile_losses(trainer: Trainer) -> None:
-    """Compile the loss; on any failure train with the plain one."""
+    """Compile the loss; if that fails, train with the uncompiled one."""
     try:
         compiled = torch.compile(losses, dynamic=False, fullgraph=True)
         began = time.monotonic()
@@ -27,17 +27,17 @@ def compile_losses(trainer: Trainer) -> None:
         columns = columns.to(trainer.device)
         targets = columns[:, 1:].flatten(0, 1)
         with trainer.precision():
-            main, residual = compiled(trainer.model, columns[:, :-1].clone(), targets, trainer.choose(targets))
-        (main + residual).backward()
+            semantic, residual = compiled(trainer.model, columns[:, :-1].clone(), targets, trainer.choose(targets))
+        (semantic + residual).backward()
         trainer.losses = compiled
         logger.info("compiled in %.0f s", time.monotonic() - began)
-    except Exception as problem:  # noqa: BLE001 - whatever the compiler raises, plain code still trains
+    except Exception as problem:  # noqa: BLE001 - edge to the compiler, which raises anything; plain code trains too
         logger.warning("not compiled: %s", problem)
     trainer.model.zero_grad(set_to_none=True)
 
 
 def make_runner(trainer: Trainer, *, capture: bool) -> Callable[[], None]:
-    """A step, captured as one graph where that works."""
+    """Return a function that runs one step, as a CUDA graph if it can be captured."""
     if not capture or trainer.device.type != "cuda":
         return trainer.step
     return as_graph(trainer.step, trainer.feed)

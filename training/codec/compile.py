@@ -1,4 +1,4 @@
-"""Speed: compiled networks and captured steps, each with a way back."""
+"""Compile the networks and capture steps as CUDA graphs; on a failure, training continues with plain code."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from training.codec.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-# A value read by several shifted copies is written out once, not computed again for each.
+# Store a value that several shifted copies read, instead of computing it for each copy.
 OPTIONS: dict[str, Any] = {"realize_reads_threshold": 1}
 
 
 def compile_networks(trainer: Trainer, helper: subprocess.Popen[bytes] | None = None) -> None:
-    """Compile both halves; on any failure train with the plain ones.
+    """Compile encoder and decoder; if that fails, train with the uncompiled functions.
 
-    `helper` is a process that compiles the decoding half meanwhile; its result is read from the compiler's cache.
+    `helper` is a process that compiles the decoder concurrently; its result is read from the compiler's cache.
     """
     plain = (trainer.encode, trainer.decode)
     try:
@@ -35,7 +35,7 @@ def compile_networks(trainer: Trainer, helper: subprocess.Popen[bytes] | None = 
             helper.wait(timeout=150)
         compile_decoding(trainer)
         logger.info("compiled in %.0f s", time.monotonic() - began)
-    except Exception as problem:  # noqa: BLE001 - whatever the compiler raises, plain code still trains
+    except Exception as problem:  # noqa: BLE001 - edge to the compiler, which raises anything; plain code trains too
         logger.warning("not compiled: %s", problem)
         trainer.encode, trainer.decode = plain
 
@@ -61,7 +61,7 @@ def compile_decoding(trainer: Trainer) -> None:
 
 
 def make_runner(trainer: Trainer, mode: Mode, *, capture: bool) -> Callable[[], None]:
-    """A step of this mode, captured as one graph where that works."""
+    """Return a function that runs one step of this mode, as a CUDA graph if it can be captured."""
 
     def step() -> None:
         trainer.step(mode)
