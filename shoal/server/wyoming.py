@@ -31,7 +31,8 @@ from shoal.api.output import OutputOptions
 from shoal.api.requests import SpeechJob, stored_voice
 from shoal.api.state import ServerState
 from shoal.api.voices.known import known_voices
-from shoal.errors import InvalidRequest, ShoalError
+from shoal.errors import InternalError, InvalidRequest, ShoalError
+from shoal.server.connection_errors import connection_errors
 from shoal.server.streaming_response import write_timeout
 from shoal.speech import Sampling, SpeechRequest, Word
 
@@ -121,17 +122,13 @@ class WyomingConnection:
 
     async def run(self) -> None:
         """Handle events until the client disconnects or an error ends the connection."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                contexts = LiveContexts(group, self.state, limit=1)
-                while True:
-                    await self._handle(contexts, await self._read(contexts))
-        except* (OSError, EOFError):
-            logger.info("%s: client disconnected", self.id)
-        except* ShoalError as group_error:
-            await self._fail(group_error.exceptions[0])
-        except* Exception:  # edge: the counterpart of HTTP 500
-            logger.exception("%s: internal error", self.id)
+        async with (
+            connection_errors(self.id, (OSError, EOFError), self._fail, self._fail_internally),
+            asyncio.TaskGroup() as group,
+        ):
+            contexts = LiveContexts(group, self.state, limit=1)
+            while True:
+                await self._handle(contexts, await self._read(contexts))
 
     async def write(self, message: Eventable) -> None:
         """Raises SlowReader when the client reads nothing for too long."""
@@ -222,6 +219,9 @@ class WyomingConnection:
         model = self.state.config.model
         program = TtsProgram("shoal", ATTRIBUTION, True, f"Shoal with {model}", __version__, voices, True)
         return Info(tts=[program])
+
+    async def _fail_internally(self) -> None:
+        await self._fail(InternalError())
 
     async def _fail(self, error: BaseException) -> None:
         """Tell the client and close. An error leaves the state of the connection unknown to the client."""

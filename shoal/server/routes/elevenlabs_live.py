@@ -40,6 +40,7 @@ from shoal.api.requests import SpeechJob, stored_voice
 from shoal.api.state import ServerState
 from shoal.api.word_events import CharacterTimes
 from shoal.errors import InvalidRequest, ShoalError, VoiceNotFound
+from shoal.server.connection_errors import connection_errors
 from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
 from shoal.server.request_body import parse_body
@@ -128,23 +129,21 @@ class ElevenLabsSocket:
 
     async def run(self) -> None:
         """Receive messages until either side closes the socket."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                contexts = LiveContexts(group, self._state, limit=MAX_CONTEXTS if self._multi else 1)
-                while True:
-                    message = await self._receive(contexts)
-                    with contextlib.closing(BodyReservation(self._state.body_budget)) as reservation:
-                        reservation.grow(len(message))
-                        await self._handle(contexts, await self._parse(message))
-        except* WebSocketDisconnect:
-            logger.info("%s: client disconnected", self._id)
-        except* SocketClosed:
-            await self._close(NORMAL, None)
-        except* ShoalError as group_error:
-            await self._fail(group_error.exceptions[0])
-        except* Exception:  # edge: the WebSocket's counterpart of HTTP 500
-            logger.exception("%s: internal error", self._id)
-            await self._close(INTERNAL_ERROR, self._error("internal server error", "internal_error"))
+        last = self._error("internal server error", "internal_error")
+        fail_internally = partial(self._close, INTERNAL_ERROR, last)
+        async with connection_errors(self._id, WebSocketDisconnect, self._fail, fail_internally):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    await self._serve(LiveContexts(group, self._state, limit=MAX_CONTEXTS if self._multi else 1))
+            except* SocketClosed:
+                await self._close(NORMAL, None)
+
+    async def _serve(self, contexts: LiveContexts) -> None:
+        while True:
+            message = await self._receive(contexts)
+            with contextlib.closing(BodyReservation(self._state.body_budget)) as reservation:
+                reservation.grow(len(message))
+                await self._handle(contexts, await self._parse(message))
 
     async def _parse(self, message: str) -> StreamMessage:
         return await parse_body(message.encode(), partial(parse_message, message))

@@ -28,6 +28,7 @@ from shoal.api.requests import fish_job
 from shoal.api.state import ServerState
 from shoal.api.word_events import FishAlignment
 from shoal.errors import InvalidRequest, ShoalError
+from shoal.server.connection_errors import connection_errors
 from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
 from shoal.server.request_body import parse_body
@@ -80,21 +81,17 @@ class FishSocket:
 
     async def run(self) -> None:
         """Receive events until the client disconnects or an error ends the connection."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                contexts = LiveContexts(group, self._state, limit=1)
-                while True:
-                    message = await self._receive(contexts)
-                    with contextlib.closing(BodyReservation(self._state.body_budget)) as reservation:
-                        reservation.grow(len(message))
-                        await self._handle(contexts, message, reservation)
-        except* WebSocketDisconnect:
-            logger.info("%s: client disconnected", self._id)
-        except* ShoalError as group_error:
-            await self._fail(group_error.exceptions[0])
-        except* Exception:  # edge: the WebSocket's counterpart of HTTP 500
-            logger.exception("%s: internal error", self._id)
-            await self._close(INTERNAL_ERROR, "internal server error")
+        fail_internally = partial(self._close, INTERNAL_ERROR, "internal server error")
+        async with (
+            connection_errors(self._id, WebSocketDisconnect, self._fail, fail_internally),
+            asyncio.TaskGroup() as group,
+        ):
+            contexts = LiveContexts(group, self._state, limit=1)
+            while True:
+                message = await self._receive(contexts)
+                with contextlib.closing(BodyReservation(self._state.body_budget)) as reservation:
+                    reservation.grow(len(message))
+                    await self._handle(contexts, message, reservation)
 
     async def _receive(self, contexts: LiveContexts) -> bytes:
         """Raises InvalidRequest for a text frame, and IdleTimeout when no message arrives for too long."""
