@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import batch, book, doctor, lexicon, models, voices
+from shoal.cli import doctor, lexicon, models, voices
+from shoal.cli.files import batch, book
 from shoal.cli.help import use_help_classes
 from shoal.cli.measure import align, bench, load, profile, report, simulate
 from shoal.cli.quick_exit import QuickExit

@@ -158,7 +158,7 @@ def test_a_sentence_that_fails_is_named_and_can_be_left_out(book: Path, shoal: S
 
 
 def test_an_interrupt_keeps_what_was_made(book: Path, shoal: Shoal) -> None:
-    from shoal.cli.book_progress import BookProgress
+    from shoal.cli.files.book_progress import BookProgress
 
     record = BookProgress.record
 

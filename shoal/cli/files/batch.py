@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.batch.lines import InputFile
     from shoal.batch.manifest import Manifest
     from shoal.batch.run import BatchPlan
-    from shoal.cli.batch_progress import BatchProgress
+    from shoal.cli.files.batch_progress import BatchProgress
     from shoal.settings import Settings
 
 PANEL = "Speak"
@@ -84,7 +84,7 @@ def batch(
         from shoal.batch.manifest import Manifest
         from shoal.batch.run import plan_batch
 
-    from shoal.cli.batch_progress import BatchProgress
+    from shoal.cli.files.batch_progress import BatchProgress
     from shoal.text.lexicon import lexicon_hash
 
     given = (("voice", voice), ("format", format), ("subtitles", subtitles))

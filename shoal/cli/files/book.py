@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.book.speak import BookRun
     from shoal.book.subtitles import SubtitleTarget
     from shoal.book.work import Narration, PlannedChapter
-    from shoal.cli.book_progress import BookProgress
+    from shoal.cli.files.book_progress import BookProgress
     from shoal.settings import Settings
 
 PANEL = "Speak"
@@ -128,7 +128,7 @@ def book(
         from shoal.book.output import parse_target
         from shoal.book.subtitles import parse_subtitles
 
-    from shoal.cli.book_progress import BookProgress, print_list
+    from shoal.cli.files.book_progress import BookProgress, print_list
 
     content = _read_source(source, title, author, cover)
     if list_chapters:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.cli.batch_progress import MAX_PRINTED_FAILURES, progress_bar
+from shoal.cli.files.batch_progress import MAX_PRINTED_FAILURES, progress_bar
 from shoal.cli.tables import print_json, show_table
 from shoal.errors import counted
 

@@ -1,0 +1,1 @@
+"""Commands that speak whole files: batches of lines and books."""
