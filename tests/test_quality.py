@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import shoal
 from shoal.audio.decode import read_audio
@@ -15,6 +16,7 @@ from shoal.config import EngineConfig
 from shoal.engine.engine import Engine
 from shoal.speech import FinishReason, Recording, Samples, SpeechRequest
 from tests.nano import DEFAULT_VOICE, OTHER_VOICE, VOICES
+from training.evaluate.pairs import bootstrap
 from training.judges import RATE, Judges, at_judge_rate, cosine_similarity, standard_judges, word_errors
 
 pytestmark = [
@@ -66,15 +68,25 @@ def test_held_out_sentences_are_understood_in_eight_voices(engine: Engine, judge
     assert np.mean(scores) >= 2.8
 
 
+def scores(engine: Engine, judges: Judges, sentences: list[str]) -> NDArray[np.float64]:
+    speeches = [engine.speak(text, voice=OTHER_VOICE) for text in sentences]
+    return np.array([judges.score(at_judge_rate(speech.samples, speech.sample_rate)) for speech in speeches])
+
+
 def test_the_served_backend_scores_within_5_percent_of_plain_operators_in_float32(
     engine: Engine, judges: Judges
 ) -> None:
-    """The short form of the gate in `make quality`, which also has the KV cache modes, intervals and more sentences."""
-    sentences = HELD_OUT.read_text().splitlines()[:2]
+    """The short form of the gate in `make quality`, with its interval.
+
+    The two sample the same codes, so three sentences suffice. With another KV cache dtype the codes differ, and the
+    interval is narrower than the limit only with many more sentences.
+    """
+    sentences = HELD_OUT.read_text().splitlines()[:3]
     with shoal.load("nano", dtype="float32", config=EngineConfig(backend="eager", quantize="none")) as plain:
-        speeches = [[each.speak(text, voice=OTHER_VOICE) for text in sentences] for each in (plain, engine)]
-    before, after = ([judges.score(at_judge_rate(s.samples, s.sample_rate)) for s in spoken] for spoken in speeches)
-    assert np.mean(after) >= 0.95 * np.mean(before)
+        before, after = (scores(each, judges, sentences) for each in (plain, engine))
+    low, _ = bootstrap(*(np.column_stack((each, np.ones(len(each)))) for each in (before, after)))
+    assert low is not None
+    assert low >= -0.05 * before.mean()
 
 
 def test_a_recording_moves_the_speech_to_its_voice(engine: Engine, judges: Judges) -> None:

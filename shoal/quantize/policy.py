@@ -61,13 +61,12 @@ def choose_modes(
     `native` says that the native CPU backend will run, which is limited by the bytes of the weights it reads.
     Raises InvalidRequest if the device cannot compute the stored modes, or on a CPU if int8 would have no effect.
     """
-    on_cpu = device.type == "cpu"
+    on_cpu, stored = device.type == "cpu", modes_of(model, codec)
     if requested != AUTO:
         modes = WeightModes.parse(requested)
         if on_cpu:
-            _require_effect(modes, model, codec)
-        return QuantizationChoice(modes, "as requested")
-    stored = modes_of(model, codec)
+            _require_effect(modes, stored, model, codec)
+        return QuantizationChoice(modes, "as requested", native)
     if on_cpu:
         return _choose_for_cpu(model, stored, native=native)
     if stored:
@@ -79,9 +78,9 @@ def choose_modes(
     return QuantizationChoice(modes, f"weights of {size / 1e9:.1f} GB in {memory / 1e9:.1f} GB of memory")
 
 
-def _require_effect(modes: WeightModes, model: DualAR, codec: Codec) -> None:
-    """Refuse a setting that would silently do nothing."""
-    if "int8" in (modes.slow, modes.fast) and not benefits_from_int8(model):
+def _require_effect(modes: WeightModes, stored: WeightModes, model: DualAR, codec: Codec) -> None:
+    """Refuse a setting that would silently do nothing. int8 is no such setting for weights that are stored so."""
+    if "int8" in (modes.slow, modes.fast) and not _has_int8(stored) and not benefits_from_int8(model):
         raise InvalidRequest("this model's matrices are too small for int8 on a CPU: leave --quantize out")
     if modes.codec == "int8" and not any(map(benefits_from_int8, decode_side(codec))):
         raise InvalidRequest("this codec's matrices are too small for int8 on a CPU: leave codec=int8 out")
@@ -92,11 +91,22 @@ def _choose_for_cpu(model: DualAR, stored: WeightModes, *, native: bool) -> Quan
         slow, fast = (_int8_if_possible(mode) for mode in (stored.slow, stored.fast))
         reason = "the native backend reads int8 weights" if native else "this CPU multiplies int8 faster than floats"
         return QuantizationChoice(WeightModes(slow, fast), reason, native=native)
+    if native and _has_int8(stored):
+        slow, fast = (_int8_if_stored(mode) for mode in (stored.slow, stored.fast))
+        return QuantizationChoice(WeightModes(slow, fast), "as stored, read by the native backend", native)
     return QuantizationChoice(WeightModes(), "floats are the fastest for this model on this CPU")
+
+
+def _has_int8(modes: WeightModes) -> bool:
+    return "int8" in (modes.slow, modes.fast)
 
 
 def _int8_if_possible(stored: Mode) -> Mode:
     return "int8" if stored in ("none", "int8") else "none"
+
+
+def _int8_if_stored(stored: Mode) -> Mode:
+    return "int8" if stored == "int8" else "none"
 
 
 def _choose_stored(stored: WeightModes, device: torch.device) -> QuantizationChoice:

@@ -76,6 +76,15 @@ def test_auto_on_a_cpu_is_int8_or_floats(
     assert found.modes == WeightModes.parse(chosen)
 
 
+def test_small_matrices_that_are_stored_as_int8_stay_so_with_the_native_backend(tiny: Checkpoint) -> None:
+    model = copy.deepcopy(tiny.model)
+    quantize_model(model, WeightModes("int4", "int8"))
+    here = {"device": CPU, "dtype": torch.float32, "memory": 0, "native": True}
+    found = choose_modes("auto", model, tiny.codec, **here)  # type: ignore[arg-type]
+    assert found == QuantizationChoice(WeightModes("none", "int8"), "as stored, read by the native backend", True)
+    assert choose_modes("int8", model, tiny.codec, **here).modes == WeightModes("int8", "int8")  # type: ignore[arg-type]
+
+
 def test_auto_with_the_native_backend_is_int8_on_every_cpu(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "has_int8_matmul", lambda: False)
     monkeypatch.setattr(apply, "MIN_INT8_WEIGHTS", 1000)
