@@ -21,6 +21,17 @@ from tests.waiting import wait_until
 __all__ = ["recording"]  # a fixture here, too
 
 SLOTS = 4
+# Spare workers, metrics that nothing reads and a controller that looks ten times a second take CPU time from the tests;
+# replicas that report their load seldom make them wait.
+CALM_RAY = {
+    "RAY_enable_metrics_collection": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+}
 RAY_STARTS = 10  # Ray waits 30 seconds for its own processes and 60 for its proxy, which a busy machine may exceed
 
 
@@ -97,6 +108,7 @@ class Cluster:
             "XDG_STATE_HOME": str(self.home),
             # Ray schedules by declared resources: this GPU does not exist and is not used.
             "RAY_OVERRIDE_RESOURCES": '{"GPU": 1}',
+            **CALM_RAY,
         }
 
 

@@ -21,12 +21,12 @@ import openai
 import ormsgpack
 
 from tests.cluster.conftest import SLOTS, Cluster
-from tests.server.conftest import samples_of
+from tests.server.conftest import samples_of, signal_all, slowed
 from tests.waiting import wait_until
 from tests.websocket import connect
 
 SHORT = {"text": "Hello there.", "max_new_tokens": 10, "seed": 3}
-LONGEST = 400  # frames: far more than one pulse of `begin_speaking` generates; the seed's speech does not end before
+LONGEST = 200  # frames: far more than one pulse of `begin_speaking` generates; the seed's speech does not end before
 PULSE_SECONDS = 0.05
 WAV_HEADER = 44
 LONG = {"text": "Hello there.", "max_new_tokens": 100, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
@@ -187,7 +187,7 @@ def fill_every_slot(cluster: Cluster, listeners: list[Listener], pool: concurren
     running = []
     for number, listener in enumerate(listeners, 1):
         running.append(pool.submit(listener.listen))
-        wait_until(lambda number=number: sum(in_flight(cluster)) == number)  # type: ignore[misc]
+        wait_until(lambda number=number: sum(in_flight(cluster)) == number, interval=0.1)  # type: ignore[misc]
     assert in_flight(cluster) == [SLOTS, SLOTS]
     return running
 
@@ -207,11 +207,6 @@ def begin_speaking(engines: list[int], listeners: list[Listener]) -> None:
 
 def all_have_arrived(counts: list[int]) -> bool:
     return sum(counts) == 4 * SLOTS and min(counts) > SLOTS
-
-
-def signal_all(processes: list[int], number: int) -> None:
-    for process in processes:
-        os.kill(process, number)
 
 
 @contextlib.contextmanager
@@ -236,7 +231,7 @@ def test_a_killed_replica_is_replaced_and_its_waiting_requests_run_elsewhere(clu
             begin_speaking(engines, speaking)
             running += [pool.submit(each.listen) for each in waiting]
             # The router's view of the load lags behind, so the short ones need not be divided evenly.
-            wait_until(lambda: all_have_arrived(in_flight(cluster)))
+            wait_until(lambda: all_have_arrived(in_flight(cluster)), interval=0.1)
             victim = cluster.workers()[0]
             os.kill(victim["pid"], signal.SIGKILL)
         for each in running:
@@ -268,7 +263,7 @@ def frontends(cluster: Cluster) -> list[int]:
 def test_a_request_whose_frontend_dies_gets_an_error_in_json(cluster: Cluster) -> None:
     with paused_engines(cluster), cluster.client() as http, concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.post, "/v1/tts", json=SHORT)
-        wait_until(lambda: any(each["in_flight"] for each in cluster.workers()), lambda: cluster.log)
+        wait_until(lambda: any(in_flight(cluster)), lambda: cluster.log, interval=0.1)
         for frontend in frontends(cluster):
             os.kill(frontend, signal.SIGKILL)
         answer = waiting.result(240)
@@ -283,8 +278,8 @@ def test_an_upgrade_to_another_model_fails_no_request(cluster: Cluster) -> None:
 
     def go_on(number: int) -> None:
         with cluster.client() as http:
-            while not ended.wait(0.1):  # without a pause the requests, not the upgrade, would take the cores
-                answer = http.post("/v1/tts", json={**SHORT, "streaming": number % 2 == 0, "max_new_tokens": 40})
+            while not ended.wait(0.5):  # without a pause the requests, not the upgrade, would take the cores
+                answer = http.post("/v1/tts", json={**SHORT, "streaming": number % 2 == 0, "max_new_tokens": 20})
                 statuses[answer.status_code] += 1
 
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
@@ -306,6 +301,7 @@ def test_an_upgrade_to_another_model_fails_no_request(cluster: Cluster) -> None:
 
 def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
     bounds = ["--autoscale", "1:2", "--shrink-after", "1", "--cpus", "0.5", "--gpus", "0.5", "--slots", "2"]
+    bounds += ["--set", "request_seconds=600"]
     changed = cluster.run(
         "cluster", "up", "--address", "auto", *bounds, "--model", "random:tiny", "--port", str(cluster.port)
     )
@@ -319,8 +315,10 @@ def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
                 statuses[http.post("/v1/tts", json={**LONG, "streaming": False}).status_code] += 1
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(go_on, number) for number in range(4)]
-        cluster.wait_until(ready=2)
+        # A slow engine has the same load, and the cores are free for the second replica.
+        with slowed(cluster.workers()[0]["engine_pid"]):
+            running = [pool.submit(go_on, number) for number in range(4)]
+            cluster.wait_until(ready=2)
         ended.set()
         for each in running:
             each.result(240)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import RAY_STARTS
+from tests.cluster.conftest import CALM_RAY, RAY_STARTS
 from tests.server.conftest import ROOT, surroundings
 from tests.waiting import TIMEOUT_SECONDS
 
@@ -45,7 +45,8 @@ def test_sigterm_ends_the_command_without_a_stack_trace(tmp_path: Path) -> None:
     # Sockets lie below it, and their paths have to be short.
     scratch = tempfile.mkdtemp(prefix="ray")
     try:
-        process = start_ray(surroundings(tmp_path) | {"RAY_TMPDIR": scratch, "XDG_STATE_HOME": str(tmp_path)})
+        paths = {"RAY_TMPDIR": scratch, "XDG_STATE_HOME": str(tmp_path)}
+        process = start_ray(surroundings(tmp_path) | CALM_RAY | paths)
         process.send_signal(signal.SIGTERM)
         _, complaints = process.communicate(timeout=TIMEOUT_SECONDS)
     finally:

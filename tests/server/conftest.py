@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,6 +84,32 @@ def pause_engine(serving: Serving) -> int:
     engine = engine_of(serving)
     os.kill(engine, signal.SIGSTOP)
     return engine
+
+
+@contextlib.contextmanager
+def slowed(*engines: int) -> Iterator[None]:
+    """Let engine processes run for a tenth of the time only, so that what they speak can be interrupted."""
+    done = threading.Event()
+
+    def toggle() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while not done.wait(0.04):
+                signal_all(engines, signal.SIGSTOP)
+                done.wait(0.4)
+                signal_all(engines, signal.SIGCONT)
+
+    thread = threading.Thread(target=toggle)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def signal_all(processes: Iterable[int], number: int) -> None:
+    for process in processes:
+        os.kill(process, number)
 
 
 def figure(http: httpx.Client, name: str) -> float:

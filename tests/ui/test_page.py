@@ -5,9 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +13,7 @@ import numpy as np
 import pytest
 
 from shoal.audio.decode import AudioLimits, read_audio
-from tests.server.conftest import ROOT, Serving, command, engine_of, start, surroundings
+from tests.server.conftest import ROOT, Serving, command, engine_of, slowed, start, surroundings
 from tests.ui.conftest import MAX_FRAMES, Visit
 from tests.waiting import TIMEOUT_SECONDS, wait_until
 
@@ -139,27 +136,6 @@ def test_a_model_that_has_lost_its_word_times_speaks_without_them(visit: Visit, 
     assert playback(page, "samples") == len(spoken_by_server(serving.url))
     assert page.is_hidden("#words")
     assert page.is_hidden("#notice")
-
-
-@contextmanager
-def slowed(engine: int) -> Iterator[None]:
-    """Let the engine's process run for a tenth of the time only, so that what it speaks can be interrupted."""
-    done = threading.Event()
-
-    def toggle() -> None:
-        with suppress(ProcessLookupError):
-            while not done.wait(0.04):
-                os.kill(engine, signal.SIGSTOP)
-                done.wait(0.4)
-                os.kill(engine, signal.SIGCONT)
-
-    thread = threading.Thread(target=toggle)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def test_a_long_text_plays_while_it_is_generated_and_stop_frees_the_slot(visit: Visit, slow_serving: Serving) -> None:
