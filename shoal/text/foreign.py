@@ -1,7 +1,7 @@
 """Recognise texts in Latin letters that are not English, for models that speak English only.
 
 The function words of a text decide. English with foreign names and phrases must never be rejected, so the
-evidence has to be strong: a text of two or three words is not judged. Time is linear in the length of the text.
+evidence has to be strong: a text of up to three words is not judged. Time is linear in the length of the text.
 """
 
 import re
@@ -84,6 +84,7 @@ ENGLISH = frozenset(
     """.split()  # noqa: SIM905 - as a list it would take a page
 )
 ACCENTS = re.compile("[àâãäåçèéêëìíîïñòóôõöøùúûüýæœßąćęłńśźż]")
+MIN_WORDS = 4  # "pas de deux" is English
 MIN_STRONG, MIN_EVIDENCE = 2, 3  # different words
 MIN_SHARE = 0.33  # fraction of all words
 MAX_ENGLISH = 0.25  # English function words per word of evidence
@@ -92,6 +93,8 @@ MAX_ENGLISH = 0.25  # English function words per word of evidence
 def foreign_language(text: str) -> str | None:
     """Return the name of the language of a text that is not English; None for English and in doubt."""
     words = [match[0].replace("’", "'") for match, _ in zip(WORD.finditer(text), range(MAX_WORDS), strict=False)]
+    if len(words) < MIN_WORDS:
+        return None
     counts = Counter(word.lower() for word in words)
     # Capitalized words with accents are mostly names.
     accented = sum(bool(ACCENTS.search(word)) and word[0].islower() for word in words)

@@ -83,6 +83,7 @@ ENGLISH = (
     "Rendezvous at the Champs-Élysées, near the Musée d'Orsay and the Place de la Concorde.",
     "Dos Equis, Casa del Mar, Villa d'Este, Palazzo della Ragione",
     "Yes.",
+    "pas de deux",
     "Do it to me on a par.",
     "IBM, NASA, MIT, EST, UN, US, IT, AM, PM",
     "Version 2.0",

@@ -17,8 +17,9 @@ CODAS = (
     "RC RCH RD RF RG RK RL RLD RM RMTH RN RNT RP RR RRH RSH RST RT RTH RTZ S SC SH SK SM SP SS ST T TCH TH THM "
     "TT TZ V W WD WK WL WN WT WTH X XT XTH Z ZZ"
 )
+# Vowels that no short English word begins with: "EOD", "UAW".
 PRONOUNCEABLE = re.compile(
-    rf"(?:{'|'.join(ONSETS.split())})?[AEIOUY](?:[A-Z]*[AEIOUY])?(?:(?:{'|'.join(CODAS.split())})S?)?"
+    rf"(?!EO(?!N)|IA(?!N)|UA|UE|UO|OE)(?:{'|'.join(ONSETS.split())})?[AEIOUY](?:[A-Z]*[AEIOUY])?(?:(?:{'|'.join(CODAS.split())})S?)?"
 )
 # Could be read as words, and are spelled.
 SPELLED = frozenset(

@@ -19,6 +19,7 @@ CURRENCIES = {
     "฿": ("baht", "baht", "", ""),
     "₿": ("bitcoin", "bitcoins", "", ""),
 }
+MULTIPLES = {"k": "thousand", "m": "million", "mn": "million", "b": "billion", "bn": "billion", "t": "trillion"}
 # Signs that stand before their amount: all but the cent.
 SIGNS = "".join(sign for sign in CURRENCIES if sign != "¢")
 SIGN = f"[{SIGNS}]"

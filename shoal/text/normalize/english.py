@@ -6,19 +6,20 @@ step; abbreviations are expanded until none is left.
 """
 
 import re
-from functools import partial
 from itertools import takewhile
 
 from shoal.errors import TextError
 from shoal.text.markdown import plain_text
+from shoal.text.normalize.abbreviations import expand_abbreviations
 from shoal.text.normalize.acronyms import spell_capitals
+from shoal.text.normalize.citations import speak_verses
 from shoal.text.normalize.currencies import CURRENCIES
 from shoal.text.normalize.currencies import SIGN as SIGN_OF_MONEY
 from shoal.text.normalize.fold import check_script, fold
 from shoal.text.normalize.identifiers import in_parts, speak_identifiers
-from shoal.text.normalize.months import MONTH_OF
+from shoal.text.normalize.latex import speak_latex
 from shoal.text.normalize.numbers import digits
-from shoal.text.normalize.quantities import TEMPERATURES, read_apart, speak_quantities
+from shoal.text.normalize.quantities import TEMPERATURES, speak_quantities
 from shoal.text.normalize.ranges import speak_lengths, speak_ranges, speak_ranges_of_names
 from shoal.text.normalize.roman import speak_roman
 from shoal.text.style_tags import drop_style_tags
@@ -52,93 +53,7 @@ ADDRESS_SIGNS = {
 URL_SEGMENTS = 3
 SAYABLE_SEGMENT = re.compile(r"(?=.{1,30}$)[A-Za-z]+(?:[-_.][A-Za-z0-9]+)*|[1-9]\d{0,3}")
 PORT = re.compile(r":(\d{2,5})(?![\w.])")
-
-DOTTED_LETTERS = re.compile(r"(?<![\w.])([A-Za-z](?:\.[A-Za-z]){1,8})(?![A-Za-z0-9])(\.(?=\s*$))?\.?")
-DOTTED_READINGS = {"e.g": "for example", "i.e": "that is"}
-
-# A word consists of letters: adjacent digits and symbols become separate words.
-WORD_START = r"(?<![A-Za-z])(?<![A-Za-z]['-])"
-WORD_END = r"(?![A-Za-z])(?!['-][A-Za-z])"
-
-# Only capitalized: not in "rev the engine" or "250 ms".
-TITLES = {
-    "Mr": "Mister",
-    "MR": "Mister",
-    "Mrs": "Missus",
-    "MRS": "Missus",
-    "Ms": "Miss",
-    "Dr": "Doctor",
-    "DR": "Doctor",
-    "Prof": "Professor",
-    "Rev": "Reverend",
-    "Sr": "Senior",
-    "Jr": "Junior",
-    "Capt": "Captain",
-    "Lt": "Lieutenant",
-    "Sgt": "Sergeant",
-}
-ABBREVIATIONS = {
-    "vs": "versus",
-    "etc": "et cetera",
-    "approx": "approximately",
-    "dept": "department",
-    "blvd": "boulevard",
-    "ltd": "limited",
-    "cf": "compare",
-    "tsp": "teaspoon",
-    "tbsp": "tablespoon",
-    "bldg": "building",
-}
-# Words, or parts of words, unless followed by a dot. After a number they are its suffix: "the 3rd."
-DOTTED_ABBREVIATIONS = {
-    "gen": "general",
-    "col": "colonel",
-    "maj": "major",
-    "gov": "governor",
-    "sen": "senator",
-    "rep": "representative",
-    "hon": "honorable",
-    "inc": "incorporated",
-    "corp": "corporation",
-    "co": "company",
-    "ave": "avenue",
-    "rd": "road",
-    "mt": "mount",
-    "ft": "fort",
-    "tel": "telephone",
-    "ext": "extension",
-    "apt": "apartment",
-    "ste": "suite",
-    "hwy": "highway",
-    "rte": "route",
-    "pkwy": "parkway",
-    "misc": "miscellaneous",
-    # "jun.", "jul.", "mar." and "sep." end sentences as names and words.
-    **{short: MONTH_OF[short.title()] for short in ("jan", "feb", "apr", "aug", "sept", "oct", "nov", "dec")},
-}
-NUMBERED = {
-    "no": "number",
-    "nos": "numbers",
-    "fig": "figure",
-    "vol": "volume",
-    "ch": "chapter",
-    "p": "page",
-    "pp": "pages",
-}
-NUMBERED_ABBREVIATION = re.compile(rf"{WORD_START}({'|'.join(NUMBERED)})\.\s?(?=\d)", re.IGNORECASE)
-SAINT_OR_STREET = re.compile(rf"{WORD_START}St{WORD_END}(\.(?=\s*$))?\.?(?=(\s+[A-Z])?)")
-DOCTORATE = re.compile(rf"{WORD_START}Ph\.?D(?:\.(?=\s+[a-z]))?(?![A-Za-z])")
-DRIVE = re.compile(r"(?<=[A-Za-z] )(?<!\band )(?<!\bthe )Dr\b(?:(\.)(?=\s*$)|\.?(?=\s+[a-z0-9]|[,;:]))")
-ERA = re.compile(r"\bAD(?=\s\d)|(?<=\d\s)(?:AD|CE)\b")
-CIRCA = re.compile(r"(?<![\w.])(?:ca|c)\.\s?(?=\d)")
-TITLE = re.compile(rf"{WORD_START}({'|'.join(TITLES)}){WORD_END}(\.(?=\s*$))?\.?")
-ABBREVIATION = re.compile(
-    rf"{WORD_START}(?:(?!(?<=\d)tb?sp|(?<=\d\s)tb?sp)({'|'.join(ABBREVIATIONS)}){WORD_END}\.?"
-    # Feet, as in "6 ft. tall", are read with their number.
-    rf"|(?<!\d)(?!(?<=\d\s)ft)({'|'.join(DOTTED_ABBREVIATIONS)})\.)"
-    r"(?=(\s*$|(?-i:\s+[A-Z]))?)",
-    re.IGNORECASE,
-)
+IP_AND_PORT = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3}):(\d{2,5})(?![\w:])")
 
 SLASH_WORDS = {"and/or": "and or", "w/o": "without", "w/": "with", "n/a": "not applicable", "c/o": "care of"}
 SLASH_WORD = re.compile(r"(?<![\w/])(?:and/or\b|w/o\b|w/|n/a\b|c/o\b)", re.IGNORECASE)
@@ -193,11 +108,11 @@ STRONGEST_FIRST = "?!.;:,"
 def normalize(text: str) -> str:
     """Return the text as an English speaker reads it. Raises TextError when nothing can be spoken."""
     check_script(text)
-    text = plain_text(text)
+    text = plain_text(speak_latex(text))
     text = drop_style_tags(SPEAKER_TAG.sub(" ", RULE.sub(" ", fold(text))))
     text = speak_lengths(text).replace('"', " ")
     text = speak_identifiers(speak_addresses(text)).replace("_", " ")
-    text = speak_ranges(speak_roman(text))
+    text = speak_ranges(speak_roman(speak_verses(text)))
     text = expand_abbreviations(text)
     text = speak_quantities(speak_relations(text))
     text = settle(tidy(speak_signs(text)))
@@ -214,6 +129,7 @@ def settle(text: str) -> str:
 
 
 def speak_addresses(text: str) -> str:
+    text = IP_AND_PORT.sub(lambda match: f"{match[1]} port {_port(match[2])}", text)
     text = EMAIL.sub(lambda match: spell_address(match[0]), text)
     return URL.sub(lambda match: spell_address(shorten(match["address"] or match["domain"])), text)
 
@@ -240,35 +156,6 @@ def spell_address(address: str) -> str:
 def _port(written: str) -> str:
     """Return "eighty eighty" for 8080: four digits are read in pairs, others one by one."""
     return in_parts(written) if len(written) == 4 else digits(written)
-
-
-def expand_abbreviations(text: str) -> str:
-    text = DOCTORATE.sub("P H D", CIRCA.sub("circa ", text))
-    text = ERA.sub(lambda match: " ".join(match[0]), DRIVE.sub(lambda match: f"Drive{match[1] or ''}", text))
-    text = DOTTED_LETTERS.sub(read_dotted_letters, text)
-    text = NUMBERED_ABBREVIATION.sub(lambda match: f"{match_case(match[1], NUMBERED[match[1].lower()])} ", text)
-    text = SAINT_OR_STREET.sub(
-        partial(read_apart, lambda match: "Saint" if match[2] else f"Street{match[1] or ''}"), text
-    )
-    text = TITLE.sub(partial(read_apart, lambda match: TITLES[match[1]] + (match[2] or "")), text)
-    return ABBREVIATION.sub(partial(read_apart, read_abbreviation), text)
-
-
-def read_dotted_letters(match: re.Match[str]) -> str:
-    """Spell `U.S.` letter by letter. At the end of a text its last dot is also the full stop."""
-    reading = DOTTED_READINGS.get(match[1].lower()) or match[1].upper().replace(".", " ")
-    return f"{reading}{'.' if match[2] else ' '}"
-
-
-def read_abbreviation(match: re.Match[str]) -> str:
-    written, following = match[1] or match[2], match[3]
-    reading = match_case(written, (ABBREVIATIONS | DOTTED_ABBREVIATIONS)[written.lower()])
-    ends_sentence = following is not None and (not following.strip() or written.lower() == "etc")
-    return f"{reading}." if ends_sentence and match[0].endswith(".") else reading
-
-
-def match_case(written: str, reading: str) -> str:
-    return reading[0].upper() + reading[1:] if written[0].isupper() else reading
 
 
 def speak_relations(text: str) -> str:

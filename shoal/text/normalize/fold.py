@@ -141,6 +141,7 @@ def fold(text: str) -> str:
     if PLAIN.fullmatch(text):
         return text
     text = UNIT_POWER.sub(lambda match: f"{match[1]}^{match[2].translate(SUPERSCRIPTS)}", RATED.sub(_stars, text))
+    text = text.replace("§§", " sections ")
     text = EXPONENT.sub(lambda match: f"^{match[0].translate(SUPERSCRIPTS)}", MIXED_FRACTION.sub(" ", text))
     composed = unicodedata.normalize("NFC", text)
     return OTHER.sub(lambda match: fold_character(match[0]), composed)

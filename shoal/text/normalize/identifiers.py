@@ -8,8 +8,10 @@ from shoal.text.normalize.numbers import below_hundred, cardinal, digits
 SPELLED_EXTENSIONS = frozenset(
     ("ai", "aac", "api", "avi", "docx", "exe", "iso", "odt", "ogg", "py", "pyc", "ui", "xlsx")
 )
-FILE_NAME = re.compile(r"(?<![\w.@])([A-Za-z0-9_-]{2,64})((?:\.[a-z][a-z0-9]{0,9}){1,3})(?![\w@/])(?!\.[A-Za-z])")
-HIDDEN_FILE = re.compile(r"(?<![\w.])\.(?=[a-z]{2,20}\b)|(?<!\.)\.(?=NET\b)")
+FILE_NAME = re.compile(
+    r"(?<![\w.@])([A-Za-z0-9_-]{2,64}(?: ?\(\d{1,2}\))?)((?:\.[a-z][a-z0-9]{0,9}){1,3})(?![\w@/])(?!\.[A-Za-z])"
+)
+HIDDEN_FILE = re.compile(r"(?<![\w.)])\.(?=[a-z]{2,20}\b)|(?<!\.)\.(?=NET\b)")
 PATH = re.compile(
     r"(?<![\w/~.])(?:~|\.{1,2})?(?:/[A-Za-z][\w.-]{0,63}){2,12}/?(?!\w)|(?<![\w/.])~(?:/\.?[A-Za-z][\w.-]{0,63}){1,12}"
 )
@@ -34,6 +36,16 @@ CODE = re.compile(
     r"\b((?i:zip|post(?:al )?code|code|passcode|otp|(?:account|serial|tracking|confirmation|reference|routing|card"
     r"|ticket|invoice|member|passport|booking)\s(?:number|no\.?|id))(?:\s(?:is|was)|:)?\s+#?)(\d{3,})(?![\w%°$€£])(?![.,:/-]\d)"
 )
+STATES = (
+    "AK|AL|AR|AZ|CA|CO|CT|DC|DE|FL|GA|IA|ID|IL|KS|KY|LA|MA|MD|MI|MN|MO|MS|MT|NC|ND|NE|NH|NJ|NM|NV|NY|PA|RI|SC|SD|TN|TX|UT"
+    "|VA|VT|WA|WI|WV|WY"
+)
+# These are words too ("Well, OK"): a state only before a ZIP code.
+STATES_AND_WORDS = f"{STATES}|HI|IN|ME|OH|OK|OR"
+ZIP_CODE = re.compile(rf"(?<!\w)({STATES_AND_WORDS})\s(\d{{5}})(?:-(\d{{4}}))?(?![\w-])(?![.,:]\d)")
+CITY_AND_STATE = re.compile(rf"(?<=[a-z],\s)({STATES})(?=[\s.,;:!?)]|$)")
+# Two capitals beside a digit are letters of a code or a formula: "FY25", "SO4".
+LETTERS_BEFORE_DIGIT = re.compile(r"(?<![A-Za-z])(?!WW)([A-Z]{2})(?=\d)")
 NUMBER_SIGN = re.compile(r"\b[Nn]o\b\.?")
 INITIALS_WITH_SEMICOLON = re.compile(r"(?<!\w)TL;DR(?!\w)", re.IGNORECASE)
 EMERGENCY = re.compile(
@@ -53,7 +65,14 @@ def speak_identifiers(text: str) -> str:
     text = CODE.sub(lambda match: f"{NUMBER_SIGN.sub('number', match[1])}{digits(match[2])}", text)
     text = EMERGENCY.sub(lambda match: f"{match[1]}{digits(match[2])}", text)
     text = NUMBERED_PLACE.sub(lambda match: f"{match[1]} {in_parts(match[2])}", text)
-    return FLIGHT_NUMBER.sub(lambda match: f"{' '.join(match[1] or match[2])} {in_parts(match[3])}", text)
+    text = FLIGHT_NUMBER.sub(lambda match: f"{' '.join(match[1] or match[2])} {in_parts(match[3])}", text)
+    return LETTERS_BEFORE_DIGIT.sub(lambda match: f"{' '.join(match[1])} ", speak_states(text))
+
+
+def speak_states(text: str) -> str:
+    """Return the text with codes of states as letters and ZIP codes as digits: "N Y one zero one one eight"."""
+    text = ZIP_CODE.sub(lambda match: f"{' '.join(match[1])} {digits(match[2] + (match[3] or ''))}", text)
+    return CITY_AND_STATE.sub(lambda match: " ".join(match[1]), text)
 
 
 def in_parts(written: str) -> str:
@@ -73,7 +92,7 @@ def _path(match: re.Match[str]) -> str:
 
 def _file_name(match: re.Match[str]) -> str:
     extensions = [_extension(each) for each in match[2][1:].split(".")]
-    return " dot ".join((match[1], *extensions))
+    return " dot ".join((match[1].replace("(", " ").replace(")", ""), *extensions))
 
 
 def _extension(written: str) -> str:

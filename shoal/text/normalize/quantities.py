@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from shoal.text.normalize.currencies import CURRENCIES, SIGN, SIGNS
+from shoal.text.normalize.currencies import CURRENCIES, MULTIPLES, SIGN, SIGNS
 from shoal.text.normalize.months import MONTHS
 from shoal.text.normalize.numbers import MAX_DIGITS, cardinal, digits, number, ordinal, plural, year
 from shoal.text.normalize.units import LENGTHS, UNITS
@@ -29,10 +29,16 @@ VERSION = r"(?:(?<=\b[vV])|(?<=\b[vV]ersion\s)|(?<=\b[vV]ersions\s))"
 PRERELEASES = {"alpha": "alpha", "beta": "beta", "rc": "R C", "dev": "dev", "pre": "pre", "post": "post"}
 POWERS = {"2": "squared", "3": "cubed"}
 
-MULTIPLES = {"k": "thousand", "m": "million", "mn": "million", "b": "billion", "bn": "billion", "t": "trillion"}
 MULTIPLE = r"(?:\s?(?P<multiple>thousand|million|billion|trillion|k|K|mn|M|m|bn|B|b|T)\b)?"
 
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
+# Symbols that are not letters of a code: "a 30-min call", but not "Form 8-K".
+UNIT_NAME = "|".join(
+    sorted((re.escape(each) for each in UNITS if len(each) > 1 and each.isalpha()), key=len, reverse=True)
+)
+MAX_BASIS_POINTS = 500
+WEEKDAY = "(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+ZONE = r"(?:\s(?P<zone>[ECMP][SD]?T|[CEW]ES?T|[BIJKH]ST|A[CEKW][SD]T|NZ[SD]T|UTC|GMT|MSK|SGT|HKT|BRT)\b)?"
 FRACTION = r"(?<![\w./])(?:(\d{1,4})\s)?(\d{1,3})/(\d{1,3})"
 LENGTH = "|".join(sorted(LENGTHS, key=len, reverse=True))
 TEMPERATURES = {"C": " Celsius", "F": " Fahrenheit", "K": " Kelvin"}
@@ -112,6 +118,11 @@ def slash_date(match: re.Match[str]) -> str:
     return date_or_text(match, month, day, match[3])
 
 
+def short_date(match: re.Match[str]) -> str:
+    """Read `on 11/18` and `Sat 11/21` as dates; elsewhere a number over another is a fraction."""
+    return f"{match[1]}{month_and_day(MONTHS[int(match[2]) - 1], int(match[3]), None)}"
+
+
 def date_or_text(match: re.Match[str], month: int, day: int, written_year: str) -> str:
     if 1 <= month <= 12 and 1 <= day <= 31:
         return month_and_day(MONTHS[month - 1], day, written_year)
@@ -140,11 +151,15 @@ def clock(match: re.Match[str]) -> str:
         words += " o'clock"
     if second:
         words += f" and {counted(second.lstrip('0') or '0', 'second', 'seconds')}"
-    return words + (f" {half.upper()} M" if half else "")
+    return words + (f" {half.upper()} M" if half else "") + zone_letters(match)
 
 
 def hour_only(match: re.Match[str]) -> str:
-    return f"{cardinal(int(match[1]))} {match[2].upper()} M"
+    return f"{cardinal(int(match['hour']))} {match['half'].upper()} M{zone_letters(match)}"
+
+
+def zone_letters(match: re.Match[str]) -> str:
+    return f" {' '.join(match['zone'])}" if match["zone"] else ""
 
 
 def counted(written: str, one: str, many: str) -> str:
@@ -185,6 +200,17 @@ def temperature(match: re.Match[str]) -> str:
 
 def with_unit(match: re.Match[str]) -> str:
     return counted(match[1], *UNITS[match[2]])
+
+
+def before_noun(match: re.Match[str]) -> str:
+    """Read `a 30-min call`: the unit before a noun is singular."""
+    return f"{number(match[1])} {UNITS[match[2]][0]}"
+
+
+def bits_or_basis_points(match: re.Match[str]) -> str:
+    """Read `25 bps` as basis points: nothing has transmitted so few bits per second for decades."""
+    few = float(match[1].replace(",", "")) <= MAX_BASIS_POINTS
+    return counted(match[1], *(("basis point", "basis points") if few else ("bit per second", "bits per second")))
 
 
 def area(match: re.Match[str]) -> str:
@@ -256,6 +282,7 @@ def rule(pattern: str, speak: Callable[[re.Match[str]], str]) -> Rule:
 
 RULES: tuple[Rule, ...] = (
     rule(r"(?<!\w)0([xX](?=[\dA-Fa-f]+\b)|[bB](?=[01]+\b)|[oO](?=[0-7]+\b))(\w+)", prefixed),
+    rule(r"(?<=\d)\s?[xX]\s?(?=\d)", lambda _: " by "),
     rule(r"(?<![\w.,])(\d{1,18}(?:\.\d{1,18})?)([eE])([+-]?\d{1,3})(?!\w)(?!\.\d)", scientific),
     rule(
         rf"{START}(?P<number>{N})\s?(?:(?P<word>sq|square|cu|cubic)\.?\s?(?P<length>{LENGTH})"
@@ -268,9 +295,15 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<![\w.+-])(?:\+\d{1,3}[ -]?|1[ -])?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}(?![\w-])", phone),
     rule(r"(?<![\w.+-])\+\d{1,3}(?:[ -]\d{2,4}){2,5}(?![\w-])", phone),
     rule(r"(?<![\w.+-])\d{3}-\d{4}(?![\w-])", phone),
+    rule(r"(?<![\w.,:/+-])(?<!\d )0\d{2,4}(?:[ -]\d{3,4}){1,3}(?![\w-])", phone),
     rule(r"(?<![\d.,])\d{1,3}(?: 000| \d{3}(?= \d{3}(?!\d))){1,4}(?: \d{3})?(?![\d])", grouped),
     rule(r"(?<![\w.-])(\d{4})([-/])(\d{2})\2(\d{2})(?![\w/-])", iso_date),
     rule(r"(?<![\w./-])(\d{1,2})/(\d{1,2})/(\d{4}|\d{2})(?![\w/])", slash_date),
+    rule(
+        rf"\b((?i:on|due)\s|(?i:by|until|before|since|after|from)\s(?=\d{{1,2}}/(?:1[1-9]|[23]\d))|(?:{WEEKDAY}),?\s)"
+        r"(1[0-2]|0?[1-9])/(3[01]|[12]\d|0?[1-9])(?![\w/%])(?!\.\d)(?!\sof\b)",
+        short_date,
+    ),
     rule(r"(?<![\w./-])(?<!ersion )(\d{1,2})\.(\d{1,2})\.([12]\d{3})(?![\w/-])(?!\.\d)", dotted_date),
     rule(
         rf"\b(?P<month>{MONTH})\.?\s(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?![\w:%/])(?!\.\d)"
@@ -284,10 +317,10 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         r"(?<![\d:.])(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?![\d:])"
-        r"(?:\s?(?P<half>[AaPp])\s?[Mm]\b)?",
+        rf"(?:\s?(?P<half>[AaPp])\s?[Mm]\b)?{ZONE}",
         clock,
     ),
-    rule(r"(?<![\w:.,])(1[0-2]|0?[1-9])\s?([AaPp])\s?[Mm]\b", hour_only),
+    rule(rf"(?<![\w:.,])(?P<hour>1[0-2]|0?[1-9])\s?(?P<half>[AaPp])\s?[Mm]\b{ZONE}", hour_only),
     rule(rf"(?P<sign>{SIGN})\s?(?P<low>{N})\s?-\s?{SIGN}?(?P<amount>{N}){END}{MULTIPLE}", money_range),
     rule(rf"(?P<sign>{SIGN})\s?(?P<amount>{N}){END}{MULTIPLE}", money),
     rule(rf"{START}(?P<amount>{N})\s?(?P<sign>[{SIGNS}¢])(?P<multiple>)", money),
@@ -301,6 +334,8 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<=\b(?i:the|his|her|our|mid)[ -])([2-9]0)'?s\b", decade),
     rule(r"(?<![\w./])(\d{2,3})/(?=\d{2,3}\s?mmHg)", lambda match: f"{match[1]} over "),
     rule(rf"{FRACTION}\s?({UNIT})(?![\w'/])", part_of_unit),
+    rule(rf"{START}({N})\s?bps\b", bits_or_basis_points),
+    rule(rf"{START}({N})-({UNIT_NAME})(?![\w'/-])(?:\.(?=\s+[a-z]))?", before_noun),
     # The dot of "15 min. later" ends no sentence.
     rule(rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]))?", with_unit),
     rule(rf"{START}({N})k(?!\w)", lambda match: f"{number(match[1])} thousand"),
@@ -312,12 +347,12 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<=\d) / (?=\d)", lambda _: " divided by "),
     rule(rf"{FRACTION}(?![\w/])(?!\.\d)", fraction),
     rule(rf"{START}(\d{{1,3}}(?:,\d{{3}}){{1,5}}|\d{{1,18}})(?i:st|nd|rd|th)\b", lambda m: ordinal(plain_int(m[1]))),
+    rule(r"(?<=\d)([A-Z])([A-Z])(?!\w)", lambda match: f" {match[1]} {match[2]}"),
     rule(r"(?<!\w)#\s?(?=\d)", lambda _: "number "),
     rule(rf"(?<=\d)[-.]?({'|'.join(PRERELEASES)})[-.]?(?=\d)", lambda match: f" {PRERELEASES[match[1]]} "),
     rule(rf"(?<!\d)(?<!\d\.)({DOTTED})-(?={DOTTED})", lambda match: f"{match[1]} to "),
     rule(rf"(?<!\d)(?<!\d\.){DOTTED}(?!\d)(?!\.\d)", dotted),
     rule(rf"{VERSION}\d{{1,6}}\.\d{{1,6}}(?!\d)(?!\.\d)", dotted),
-    rule(r"(?<=\d)\s?[xX]\s?(?=\d)", lambda _: " by "),
     rule(r"(?<=\d)\s?\*\s?(?=\d)", lambda _: " times "),
     rule(r"(?<=\d):(?=\d)", lambda _: " to "),
     rule(r"(?<=\w)-(?=\d)|(?<=\d)-(?=\w)", lambda _: " "),

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from shoal.text.normalize.currencies import SIGN, SIGNS
+from shoal.text.normalize.currencies import MULTIPLES, SIGN, SIGNS
 from shoal.text.normalize.months import MONTH_OF
 from shoal.text.normalize.numbers import ordinal
 
@@ -52,6 +52,7 @@ CALENDAR_NAME = any_of({*CALENDAR, *CALENDAR.values(), "May"})
 CALENDAR_RANGE = re.compile(rf"(?<![\w-])({CALENDAR_NAME})\.?\s?-\s?({CALENDAR_NAME})(?![\w-])")
 # Some are words or names ("Sat", "Sun"): expanded where another day, a date or a time follows.
 DAY_BEFORE_TIME = re.compile(rf"(?<![\w-])({any_of(DAYS)})(?:\.,?|,)?(?=\s(?:{any_of(MONTH_OF)}|\d))")
+DAY_BEFORE_DASH = re.compile(r"(?<![\w-])(Mon|Tues?|Weds?|Thu(?:rs?)?|Fri)(?=\s?(?:-\s|--|:\s))")
 DOTTED_DAY = re.compile(r"(?<![\w-])(Mon|Tues?|Weds?|Thurs?|Fri)(?:(\.)(?=\s*$|\s+[A-Z])|\.(?!\w))")
 
 MONTH_DAYS = re.compile(
@@ -76,6 +77,9 @@ NEGATIVE_MONEY = re.compile(rf"(?<![\w)\d])(?:-\s?({SIGN})|({SIGN})-)(?=\d)")
 INDIAN_GROUPS = re.compile(r"(?<![\w.,])\d{1,2}(?:,\d\d){1,5},\d{3}(?!\d|,\d)")
 SQUARE_FEET = re.compile(r"(?<=\d)\s?(sq|cu)\.\s?ft\b(\.(?=\s*$|\s+[A-Z]))?\.?")
 SWISS_THOUSANDS = re.compile(r"(?<![\w.,'])\d{1,3}(?:'\d{3}){1,5}(?![\w'])")
+VOLTS_AND_AMPS = re.compile(
+    r"(?<![\w.,])(\d{1,4}(?:\.\d{1,2})?\s?V(?:AC|DC)?(?:,|\s?/|\s?@)?\s?)(\d{1,3}(?:\.\d{1,3})?)\s?A\b"
+)
 COMPASS = re.compile(r"(?<=\d)\s?°\s?([NSEW])(?!\w)")
 COMPASS_NAMES = {"N": "north", "S": "south", "E": "east", "W": "west"}
 EVEN = re.compile(r"(?<![\w.,/-])50-50(?![\w/-])")
@@ -92,6 +96,7 @@ CODES = {
     "MXN": "Mexican pesos", "BRL": "Brazilian reais", "KRW": "Korean won", "SGD": "Singapore dollars",
 }  # fmt: skip
 SCALE = r"(?:\s?(?:thousand|million|billion|trillion|k|K|M|m|bn|B)\b)?"
+SCALE_LETTER = re.compile(r"(\d)\s?(k|m|mn|bn|b)$", re.IGNORECASE)
 DOLLARS = {
     "US": "U S",
     "C": "Canadian",
@@ -119,6 +124,7 @@ def speak_ranges(text: str) -> str:
     text = TIMESTAMP.sub(_timestamp, text)
     text = EITHER_WORD.sub(lambda match: EITHER[match[0].lower()], text)
     text = RATE.sub(lambda match: f"{match[1]} {'' if PER[match[2]] == 'each' else 'per '}{PER[match[2]]}", text)
+    text = VOLTS_AND_AMPS.sub(r"\1\2 amps", SWISS_THOUSANDS.sub(lambda match: match[0].replace("'", ""), text))
     text = DOLLAR.sub(lambda match: _amount(match[2], f"{DOLLARS[match[1]]} dollars"), text)
     text = CODE_FIRST.sub(lambda match: _amount(match[2], CODES[match[1]]), text)
     text = CODE_LAST.sub(lambda match: _amount(match[1], CODES[match[2]]), text)
@@ -133,9 +139,8 @@ def speak_ranges(text: str) -> str:
     text = DAYS_AGO.sub(r"\1 days", HOURS_AND_MINUTES.sub(_duration, text))
     text = ZONE.sub(lambda match: f"{match[1]} {'plus' if match[2] == '+' else 'minus'} ", text)
     text = COMPASS.sub(lambda match: f" degrees {COMPASS_NAMES[match[1]]}", text)
-    text = SWISS_THOUSANDS.sub(lambda match: match[0].replace("'", ""), text)
     text = NEGATIVE_MONEY.sub(lambda match: f"minus {match[1] or match[2]}", text)
-    text = speak_ranges_of_names(text)
+    text = DAY_BEFORE_DASH.sub(lambda match: DAYS[match[1]], speak_ranges_of_names(text))
     text = DOTTED_DAY.sub(
         lambda match: DAYS[match[1]] + (match[2] or ""), DAY_BEFORE_TIME.sub(lambda match: f"{DAYS[match[1]]},", text)
     )
@@ -203,6 +208,7 @@ def _day(name: str) -> str:
 
 def _amount(written: str, currency: str) -> str:
     """Return "7 Canadian dollars and 50 cents" for an amount with cents, and the number with its currency otherwise."""
+    written = SCALE_LETTER.sub(lambda match: f"{match[1]} {MULTIPLES[match[2].lower()]}", written)
     cents = re.fullmatch(r"([\d,]+)\.(\d\d)", written)
     if cents is None or not currency.endswith(("dollars", "euros")):
         return f"{written} {currency}"

@@ -50,6 +50,7 @@ NUMBERED_NOUN = re.compile(rf"\b((?i:{NUMBERED})s?)\s+{LETTER}({ROMAN}){END}")
 NUMBERED_PAIR = re.compile(rf"\b((?i:{NUMBERED})s)\s+({ROMAN})(\s?(?:and|or|to|through|-|,|&)\s?)({ROMAN}){END}")
 NUMBERED_OF = re.compile(rf"\b((?i:{NUMBERED}))\s+({ROMAN})( of )({ROMAN}){END}")
 SUBDIVIDED = re.compile(rf"\b((?i:phase|type|class|stage|grade|group|part))\s+(?=[IVX])({ROMAN})([a-c])(?![\w'-])")
+LOWER_CASE = re.compile(r"\b((?i:chapter|page|pages|scene|volume|section|verse))\s+([ivx]{2,6})(?![\w'-])")
 COUNTED = re.compile(rf"(?<![\w'-])({ROMAN})\s+(?=(?i:{COUNTED_AFTER})s?\b)")
 WORLD_WAR = re.compile(r"(?<![\w'-])WW\s?(I{1,3}|1|2|3)(?![\w-])(?!'(?!s\b))")
 NAMED = re.compile(rf"\b(?!{DETERMINERS}\b)([A-Z][a-z][\w'-]{{0,30}})\s+([IVX]{{2,6}}){END}")
@@ -73,7 +74,7 @@ def speak_roman(text: str) -> str:
     text = NUMBERED_PAIR.sub(_numbered_pair, NUMBERED_OF.sub(_numbered_pair, text))
     text = SUBDIVIDED.sub(lambda match: f"{_numbered(match)} {match[3]}", text)
     text = NUMBERED_NOUN.sub(_numbered, text)
-    text = NAMED.sub(_named, text)
+    text = LOWER_CASE.sub(_lower_case, NAMED.sub(_named, text))
     return LONG.sub(_long, text)
 
 
@@ -101,6 +102,11 @@ def _numbered_pair(match: re.Match[str]) -> str:
 
 def _named(match: re.Match[str]) -> str:
     return _numbered(match) if re.fullmatch(ROMAN, match[2]) else match[0]
+
+
+def _lower_case(match: re.Match[str]) -> str:
+    numeral = match[2].upper()
+    return f"{match[1]} {cardinal(value(numeral))}" if re.fullmatch(ROMAN, numeral) else match[0]
 
 
 def _long(match: re.Match[str]) -> str:

@@ -82,6 +82,7 @@ OTHERS = {
     "cal": ("calorie", "calories"),
     "kcal": ("kilocalorie", "kilocalories"),
     "px": ("pixel", "pixels"),
+    "pts": ("point", "points"),
     "fps": ("frame per second", "frames per second"),
     "rpm": ("revolution per minute", "revolutions per minute"),
     "bpm": ("beat per minute", "beats per minute"),

@@ -266,4 +266,37 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("Hello (world)", "Hello, world"),
         ("(the best one) wins", "the best one, wins"),
     ],
+    "LaTeX": [
+        (r"The area is $A = \pi r^2$.", "The area is A equals pi r squared."),
+        (
+            r"\[ x = \frac{-b \pm \sqrt{b^2 - 4ac}}{2a} \]",
+            "x equals minus b plus or minus square root of b squared minus four ac over two a",
+        ),
+        (
+            r"So \( x^{n+1} \le \frac{1}{2} \).",
+            "So x to the power of n plus one is less than or equal to one over two.",
+        ),
+        (r"$$E = mc^2$$", "E equals mc squared"),
+        (r"$\alpha\beta$ and $\theta = 90^\circ$", "alpha beta and theta equals ninety degrees"),
+        (r"$\text{speed} = \frac{\text{distance}}{\text{time}}$", "speed equals distance over time"),
+        (r"$x_1 + x_{2}$ and $10^{-6}$", "x one plus x two and ten to the power of minus six"),
+        (r"$5$ apples", "five apples"),
+        (r"\boxed{42}", "forty-two"),
+        ("From $5-$10, or 5$ and 6$.", "From five to ten dollars, or five dollars and six dollars."),
+        ("a $20 bill and a $50 bill", "a twenty dollar bill and a fifty dollar bill"),
+        ("$HOME and $USER", "dollar HOME and dollar USER"),
+    ],
+    "scripture": [
+        ("Genesis 1:1-2:3", "Genesis one one to two three"),
+        ("Meet John 3:05 p.m.", "Meet John three oh five P M."),
+        ("a score of 3:1", "a score of three to one"),
+    ],
+    "ends of sentences": [
+        ("He saw Dr. No. It was late.", "He saw Doctor No. It was late."),
+        ("Acme Inc. Chicago", "Acme Incorporated Chicago"),
+        ("e.g. The Times", "for example The Times"),
+        ("Ford vs. The World", "Ford versus The World"),
+        ("the U.S. Congress", "the U S Congress"),
+        ("St. John's is at St. James. He knows.", "Saint John's is at Saint James. He knows."),
+    ],
 }

@@ -1,0 +1,184 @@
+"""Expand abbreviations: titles, streets, companies, dotted letters. A dot that also ends a sentence stays."""
+
+import re
+from functools import partial
+
+from shoal.text.normalize.months import MONTH_OF
+from shoal.text.normalize.quantities import read_apart
+
+# Words that begin a sentence after an abbreviation: "Acme Inc. She left." A name does not: "the U.S. Congress".
+STARTERS = (
+    "A|After|All|Also|An|And|Are|As|At|Be|Because|Before|Both|But|By|Can|Could|Did|Do|Does|Each|Even|Every|For|From"
+    "|Had|Has|Have|He|Her|Here|His|How|However|I|If|In|Is|It|Its|Just|Let|Many|Maybe|Most|My|No|Not|Now|On|Once|One"
+    "|Or|Our|Perhaps|Please|She|Should|Since|So|Some|Still|Such|That|The|Their|Then|There|These|They|This|Those|To"
+    "|Today|Tomorrow|Was|We|Were|What|When|Where|Which|While|Who|Why|Will|With|Would|Yes|Yesterday|You|Your"
+)
+ENDS_SENTENCE = rf"(?=\s*$|\s+(?:{STARTERS})(?![\w.]))"
+SENTENCE_END = re.compile(ENDS_SENTENCE)
+TEXT_END = re.compile(r"\s*$")
+DOTTED_LETTERS = re.compile(
+    r"(?<![\w.])((?!e\.g|i\.e)[A-Za-z](?:\.[A-Za-z]){1,8}|(?:e\.g|i\.e))(?![A-Za-z0-9])"
+    rf"((?<!e\.g)(?<!i\.e)\.(?:{ENDS_SENTENCE}|(?=\s+(?:Mr|Mrs|Ms|Dr|Prof)\b)))?\.?"
+)
+DOTTED_READINGS = {"e.g": "for example", "i.e": "that is"}
+
+# A word consists of letters: adjacent digits and symbols become separate words.
+WORD_START = r"(?<![A-Za-z])(?<![A-Za-z]['-])"
+WORD_END = r"(?![A-Za-z])(?!['-][A-Za-z])"
+
+# Only capitalized: not in "rev the engine" or "250 ms".
+TITLES = {
+    "Mr": "Mister",
+    "MR": "Mister",
+    "Mrs": "Missus",
+    "MRS": "Missus",
+    "Ms": "Miss",
+    "Dr": "Doctor",
+    "DR": "Doctor",
+    "Prof": "Professor",
+    "Rev": "Reverend",
+    "Sr": "Senior",
+    "Jr": "Junior",
+    "Capt": "Captain",
+    "Lt": "Lieutenant",
+    "Sgt": "Sergeant",
+}
+ABBREVIATIONS = {
+    "vs": "versus",
+    "etc": "et cetera",
+    "approx": "approximately",
+    "dept": "department",
+    "blvd": "boulevard",
+    "ltd": "limited",
+    "cf": "compare",
+    "tsp": "teaspoon",
+    "tbsp": "tablespoon",
+    "bldg": "building",
+}
+# Words, or parts of words, unless followed by a dot. After a number they are its suffix: "the 3rd."
+DOTTED_ABBREVIATIONS = {
+    "gen": "general",
+    "col": "colonel",
+    "maj": "major",
+    "gov": "governor",
+    "sen": "senator",
+    "rep": "representative",
+    "hon": "honorable",
+    "inc": "incorporated",
+    "corp": "corporation",
+    "co": "company",
+    "ave": "avenue",
+    "rd": "road",
+    "mt": "mount",
+    "ft": "fort",
+    "tel": "telephone",
+    "ext": "extension",
+    "apt": "apartment",
+    "ste": "suite",
+    "hwy": "highway",
+    "rte": "route",
+    "pkwy": "parkway",
+    "misc": "miscellaneous",
+    # "jun.", "jul.", "mar." and "sep." end sentences as names and words.
+    **{short: MONTH_OF[short.title()] for short in ("jan", "feb", "apr", "aug", "sept", "oct", "nov", "dec")},
+}
+NUMBERED = {
+    "no": "number",
+    "nos": "numbers",
+    "fig": "figure",
+    "vol": "volume",
+    "ch": "chapter",
+    "p": "page",
+    "pp": "pages",
+    "vols": "volumes",
+    "figs": "figures",
+    "fn": "footnote",
+    "eq": "equation",
+    "para": "paragraph",
+    "ep": "episode",
+}
+CAPITALIZED_NUMBERED = {"Art": "Article", "Arts": "Articles", "Sec": "Section", "Pt": "Part", "Bk": "Book"}
+NUMBERED_ABBREVIATION = re.compile(
+    rf"{WORD_START}(?:({'|'.join(NUMBERED)})\.\s?(?=\d)|(vols?|figs?|ch)\.\s?(?=[IVXLC]{{2,7}}\b|[VX]\b))",
+    re.IGNORECASE,
+)
+NUMBERED_CAPITAL = re.compile(rf"{WORD_START}({'|'.join(CAPITALIZED_NUMBERED)})\.\s?(?=\d|[IVXLC]{{2,7}}\b|[VX]\b)")
+SAINT_OR_STREET = re.compile(rf"{WORD_START}St{WORD_END}(\.{ENDS_SENTENCE})?\.?(?=(\s+[A-Z])?)")
+DOCTORATE = re.compile(rf"{WORD_START}Ph\.?D(?:\.(?=\s+[a-z]))?(?![A-Za-z])")
+DRIVE = re.compile(r"(?<=[A-Za-z] )(?<!\band )(?<!\bthe )Dr\b(?:(\.)(?=\s*$)|\.?(?=\s+[a-z0-9]|[,;:]))")
+ERA = re.compile(r"\bAD(?=\s\d)|(?<=\d\s)(?:AD|CE)\b")
+DRIVE_LAST = re.compile(rf"\b([A-Z][a-z]{{1,30}} )Dr\.{ENDS_SENTENCE}")
+ROADS = {"Ave": "Avenue", "Rd": "Road", "Ln": "Lane", "Ct": "Court", "Pl": "Place", "Sq": "Square", "Ter": "Terrace"}
+ROAD = re.compile(
+    rf"\b((?:[A-Z][a-z']{{1,30}}|\d{{1,3}}(?:st|nd|rd|th)) )({'|'.join(ROADS)})"
+    rf"(?:(\.){ENDS_SENTENCE}|\.(?!\w)|(?=[,;]|\s*$|\s[NS][EW]\b))"
+)
+DIRECTIONS = {"N": "North", "S": "South", "E": "East", "W": "West"}
+DIRECTION = re.compile(
+    r"(?<![\w.])([NSEW])\.?\s(?=\d{1,3}(?:st|nd|rd|th)\b"
+    r"|[A-Z][a-z]{1,20}\s(?:St|Ave|Rd|Blvd|Dr|Ln|Street|Avenue|Road|Boulevard|Drive|Lane)\b)"
+)
+VERSUS = re.compile(r"(?<=[a-z.)] )v\.(?=\s[A-Z])|(?<=[a-z] )v(?=\s[A-Z][a-z])")
+ET_AL = re.compile(r"\b(et al)\.(?=,|\s+[a-z(\d])")
+CIRCA = re.compile(r"(?<![\w.])(?:ca|c)\.\s?(?=\d)")
+TITLE = re.compile(rf"{WORD_START}({'|'.join(TITLES)}){WORD_END}(\.(?=\s*$)|(?<=[JS]r)\.{ENDS_SENTENCE})?\.?")
+ABBREVIATION = re.compile(
+    rf"{WORD_START}(?:(?!(?<=\d)tb?sp|(?<=\d\s)tb?sp)({'|'.join(ABBREVIATIONS)}){WORD_END}\.?"
+    # Feet, as in "6 ft. tall", are read with their number.
+    rf"|(?<!\d)(?!(?<=\d\s)ft)({'|'.join(DOTTED_ABBREVIATIONS)})\.)"
+    r"(?=(?-i:(\s+[A-Z])?))",
+    re.IGNORECASE,
+)
+NEVER_LAST = ("vs", "cf", "gen", "col", "maj", "gov", "sen", "rep", "hon", "mt", "ft")  # a name or another word follows
+
+
+def expand_abbreviations(text: str) -> str:
+    text = DOCTORATE.sub("P H D", CIRCA.sub("circa ", text))
+    text = ET_AL.sub(r"\1", VERSUS.sub("versus", text))
+    text = expand_roads(ERA.sub(lambda match: " ".join(match[0]), text))
+    text = DOTTED_LETTERS.sub(read_dotted_letters, text)
+    text = NUMBERED_ABBREVIATION.sub(read_numbered, text)
+    text = NUMBERED_CAPITAL.sub(lambda match: f"{CAPITALIZED_NUMBERED[match[1]]} ", text)
+    text = SAINT_OR_STREET.sub(
+        partial(read_apart, lambda match: "Saint" if match[2] and not match[1] else f"Street{match[1] or ''}"), text
+    )
+    text = TITLE.sub(partial(read_apart, lambda match: TITLES[match[1]] + (match[2] or "")), text)
+    return ABBREVIATION.sub(partial(read_apart, read_abbreviation), text)
+
+
+def expand_roads(text: str) -> str:
+    """Return the text with roads and directions of addresses as words: "45 W. 33rd St., off Oak Dr."."""
+    text = DRIVE.sub(lambda match: f"Drive{match[1] or ''}", DRIVE_LAST.sub(r"\1Drive.", text))
+    text = DIRECTION.sub(lambda match: f"{DIRECTIONS[match[1]]} ", text)
+    return ROAD.sub(lambda match: f"{match[1]}{ROADS[match[2]]}{match[3] or ''}", text)
+
+
+def read_numbered(match: re.Match[str]) -> str:
+    written = match[1] or match[2]
+    return f"{match_case(written, NUMBERED[written.lower()])} "
+
+
+def read_dotted_letters(match: re.Match[str]) -> str:
+    """Spell `U.S.` letter by letter. At the end of a sentence its last dot is also the full stop."""
+    reading = DOTTED_READINGS.get(match[1].lower()) or match[1].upper().replace(".", " ")
+    return f"{reading}{'.' if match[2] else ' '}"
+
+
+def read_abbreviation(match: re.Match[str]) -> str:
+    written, before_capital = match[1] or match[2], match[3]
+    reading = match_case(written, (ABBREVIATIONS | DOTTED_ABBREVIATIONS)[written.lower()])
+    return (
+        f"{reading}." if match[0].endswith(".") and _ends_sentence(match, written.lower(), before_capital) else reading
+    )
+
+
+def _ends_sentence(match: re.Match[str], short: str, before_capital: str | None) -> bool:
+    if short == "etc" and before_capital is not None:
+        return True
+    if short in NEVER_LAST:
+        return TEXT_END.match(match.string, match.end()) is not None
+    return SENTENCE_END.match(match.string, match.end()) is not None
+
+
+def match_case(written: str, reading: str) -> str:
+    return reading[0].upper() + reading[1:] if written[0].isupper() else reading
