@@ -116,12 +116,12 @@ def _torch() -> Iterator[DoctorFinding]:
     many = threads > available
     advice = f"more threads than cores reduce the speed: set OMP_NUM_THREADS={available}" if many else ""
     yield DoctorFinding("threads", f"{threads}", "warn" if many else "ok", advice)
+    from shoal.native.library import native_library
     from shoal.quantize.modes import int8_implementation
 
-    yield DoctorFinding("CPU weights", f"float32, {int8_implementation()}")
-    from shoal.native.library import native_library
-
     native = native_library()
+    computed = "int8 (in the native backend)" if native.available else int8_implementation()
+    yield DoctorFinding("CPU weights", f"float32, {computed}")
     advice = "" if native.available else "install g++ or clang++: eager is several times slower on a CPU"
     yield DoctorFinding("CPU backend", native.detail, "ok" if native.available else "warn", advice)
     if native.available:

@@ -1,9 +1,11 @@
 """Dockerfiles, the compose file and the manifests of Kubernetes: linted and checked by schemas, without a daemon."""
 
+import json
 import re
 import shutil
 import subprocess
 import sys
+import venv
 import warnings
 from importlib.metadata import files, requires, version
 from pathlib import Path
@@ -20,6 +22,8 @@ from shoal.errors import InvalidRequest
 from shoal.metrics import Metrics
 from shoal.settings import Settings
 from tests.deploy.conftest import ROOT
+from tests.server.conftest import free_port
+from tests.waiting import wait_until
 
 PROGRAMS = Path(sys.executable).parent
 DOCKERFILES = [ROOT / "Dockerfile", *sorted((ROOT / "shoal/deploy/recipes").glob("*.Dockerfile"))]
@@ -112,18 +116,76 @@ def test_what_the_image_copies_is_not_ignored() -> None:
     assert {name for names in copied for name in names.split()} == kept
 
 
-def test_what_the_image_copies_is_enough_to_build_the_wheel(tmp_path: Path) -> None:
-    """The first stage, without its image: the same files, and nothing else of the checkout."""
+@pytest.fixture(scope="module")
+def image_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the first stage, without its image: built from the files that it copies and nothing else."""
+    folder = tmp_path_factory.mktemp("image")
     for names in re.findall(r"^COPY (.+) \S+$", stages()["wheel"], re.MULTILINE):
         for name in names.split():
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-            copy(ROOT / name, tmp_path / name)
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheels")]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=600)
-    (wheel,) = (tmp_path / "wheels").iterdir()
+            copy(ROOT / name, folder / name)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "wheels")]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
+    (wheel,) = (folder / "wheels").iterdir()
+    return wheel
+
+
+def test_the_images_install_the_wheel_that_they_build(image_wheel: Path) -> None:
     patterns = re.findall(r"/wheels/(\S+\.whl)", stages()["cpu"] + stages()["cuda"])
     assert patterns
-    assert all(wheel.match(pattern) for pattern in patterns)
+    assert all(image_wheel.match(pattern) for pattern in patterns)
+
+
+def steps(stage: str) -> list[str]:
+    """Return the commands of the RUN lines of a stage."""
+    joined = stages()[stage].replace("\\\n", " ")
+    return re.findall(r"^RUN (?:--mount=\S+ +)?(.+)$", joined, re.MULTILINE)
+
+
+def image_variables(folder: Path) -> dict[str, str]:
+    """Return the variables of the CPU image, with its volumes in `folder`, for pip without an index."""
+    lines = stages()["base"].replace("\\\n", " ") + stages()["cpu"]
+    found = re.findall(r"\b([A-Z_]+)=(\S+)", " ".join(re.findall(r"^(?:ENV|ARG) (.+)$", lines, re.MULTILINE)))
+    variables = {name: value.replace("/var/", f"{folder}/var/") for name, value in found}
+    return variables | {"PIP_NO_INDEX": "1", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+
+
+def environment_without_shoal(folder: Path) -> Path:
+    """Return the directory of programs of a virtual environment with all packages of this one but ours."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    (here,), (packages,) = (list(Path(root).glob("lib/python*/site-packages")) for root in (sys.prefix, folder))
+    for entry in here.iterdir():
+        if "shoal" not in entry.name:
+            (packages / entry.name).symlink_to(entry)
+    pip = folder / "bin" / "pip"
+    pip.write_text(f'#!/bin/sh\nexec {folder}/bin/python -m pip "$@"\n')
+    pip.chmod(0o755)
+    return pip.parent
+
+
+def test_the_steps_of_the_cpu_image_install_a_server_that_is_healthy(image_wheel: Path, tmp_path: Path) -> None:
+    """Offline: pip finds every requirement of the image installed, at a version that the constraints allow."""
+    programs = environment_without_shoal(tmp_path / "venv")
+    env = image_variables(tmp_path) | {"PATH": f"{programs}:/usr/bin:/bin"}
+    for step in steps("cpu"):
+        command = step.replace("/wheels", str(image_wheel.parent)).replace("/opt/shoal", str(ROOT))
+        done = subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    env |= {"SHOAL_PORT": str(free_port()), "SHOAL_HOST": "127.0.0.1"}
+    (check,) = re.findall(r'CMD (\["python".+\])$', stages()["base"], re.MULTILINE)
+    health = [str(programs / "python"), *json.loads(check)[1:]]
+    with subprocess.Popen([programs / "shoal", "serve"], cwd=tmp_path, env=env, stderr=subprocess.PIPE) as server:
+        try:
+            wait_until(
+                lambda: (
+                    server.poll() is not None
+                    or subprocess.run(health, cwd=tmp_path, env=env, capture_output=True).returncode == 0
+                ),
+                interval=0.3,
+            )
+            assert server.poll() is None
+        finally:
+            server.kill()
 
 
 def test_the_health_check_requests_an_existing_path() -> None:
