@@ -67,7 +67,7 @@ def load(
         # SageMaker's Triton answers 507 to "out of memory", and SageMaker then unloads another model.
         raise InvalidRequest(
             f"out of memory: {model} does not fit into the free memory of {device}: lower slots, quantize "
-            "(--quantize int8,codec=int8), or stop other processes on the device"
+            "(--quantize int8), or stop other processes on the device"
         ) from error
 
 

@@ -23,7 +23,12 @@ AUTO = "auto"
 MAX_WEIGHT_FRACTION = 0.6
 # Tried by `auto` from the largest to the smallest; each costs a little more quality. int4 is used for the slow
 # transformer only: in the fast one it changes the code distributions more than everything else together.
-AUTO_MODES = tuple(map(WeightModes.parse, ("none", "int8", "int8,codec=int8", "slow=int4,fast=int8,codec=int8")))
+AUTO_MODES = tuple(map(WeightModes.parse, ("none", "int8", "slow=int4,fast=int8")))
+# The last resort. An int8 codec has no fused kernels: it is several times slower, and with many slots its graphs of
+# plain operators take more memory than it saves.
+SMALLEST = WeightModes.parse("slow=int4,fast=int8,codec=int8")
+# Bytes beside the weights below which the codec is quantized, too.
+MIN_WORKING_MEMORY = 1.6e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,21 @@ def choose_modes(
         return _choose_for_cpu(model, stored, native=native)
     if stored:
         return _choose_stored(stored, device)
-    for modes in AUTO_MODES:
-        size = model_bytes(model, modes, dtype) + codec_bytes(codec, modes.codec)
-        if size <= MAX_WEIGHT_FRACTION * memory:
-            break
+    modes, size = _choose_for_gpu(model, codec, dtype, memory)
     return QuantizationChoice(modes, f"weights of {size / 1e9:.1f} GB in {memory / 1e9:.1f} GB of memory")
+
+
+def _choose_for_gpu(model: DualAR, codec: Codec, dtype: torch.dtype, memory: int) -> tuple[WeightModes, int]:
+    """Return the largest modes that leave enough memory, and the bytes of their weights."""
+
+    def size(modes: WeightModes) -> int:
+        return model_bytes(model, modes, dtype) + codec_bytes(codec, modes.codec)
+
+    for modes in AUTO_MODES:
+        if size(modes) <= MAX_WEIGHT_FRACTION * memory:
+            return modes, size(modes)
+    chosen = AUTO_MODES[-1] if size(AUTO_MODES[-1]) + MIN_WORKING_MEMORY <= memory else SMALLEST
+    return chosen, size(chosen)
 
 
 def _require_effect(modes: WeightModes, stored: WeightModes, model: DualAR, codec: Codec) -> None:

@@ -134,7 +134,7 @@ def test_plan_shows_the_capacity_of_common_gpus(shoal: Shoal) -> None:
     measured = predicted["H200", "s1-mini"], predicted["H200", "s2-pro"]
     assert [row["frame_ms"] for row in measured] == [1.06, 5.23]  # what the prediction is fitted to
     assert predicted["T4", "s1-mini"]["backend"] == "plain-graph"
-    assert predicted["RTX 3060", "s2-pro"]["weights"] == "int8,codec=int8"
+    assert predicted["RTX 3060", "s2-pro"]["weights"] == "slow=int4,fast=int8"
     assert 0 < predicted["A100", "s1-mini"]["frame_ms"] < predicted["L4", "s1-mini"]["frame_ms"]
     shown = shoal("doctor", "--plan").text
     assert "24 GB" in shown

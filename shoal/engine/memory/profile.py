@@ -65,7 +65,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
         raise InvalidRequest(
             f"out of memory: {limit / 1e9:.1f} GB do not hold this model with {config.slots} slots, which needs "
             f"{budget.needed / 1e9:.1f} GB without the KV cache, beside {budget.outside / 1e9:.1f} GB that the driver "
-            "and other processes took; lower slots, quantize (--quantize int8,codec=int8), or raise gpu_memory"
+            "and other processes took; lower slots, quantize (--quantize int8), or raise gpu_memory"
         )
     return replace(config, kv_bytes=budget.for_kv)
 
@@ -87,7 +87,7 @@ def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryB
             raise
         raise InvalidRequest(
             f"out of memory: {limit / 1e9:.1f} GB do not hold the peak load of this model with {config.slots} slots: "
-            "lower slots, quantize (--quantize int8,codec=int8), or raise gpu_memory"
+            "lower slots, quantize (--quantize int8), or raise gpu_memory"
         ) from error
     torch.cuda.synchronize(device)
     needed = torch.cuda.max_memory_reserved(device) - core.host_cache.kv.nbytes

@@ -49,5 +49,5 @@ def test_the_targets_for_small_cards_are_met() -> None:
     assert card_capacity(4, "s1-mini").voices[CONTEXTS[0]]["8-bit"] >= 8
     assert card_capacity(8, "s2-pro").voices[CONTEXTS[0]]["16-bit"] >= 4
     assert card_capacity(12, "s2-pro").voices[CONTEXTS[0]]["16-bit"] >= 4
-    assert card_capacity(8, "s2-pro").weights == "slow=int4,fast=int8,codec=int8"
+    assert card_capacity(8, "s2-pro").weights == "slow=int4,fast=int8"
     assert card_capacity(24, "s2-pro").weights == "none"
