@@ -56,8 +56,8 @@ quality: $(JUDGES)
 	    --sentences $(SENTENCES) --voices $(VOICES) --model tts=nano
 	$(VENV)/bin/python -m training.evaluate build/quality/clips/manifest.jsonl --gate "$(GATES)" \
 	    --json build/quality/report.json --markdown build/quality/report.md
-	$(VENV)/bin/shoal bench quality --model nano --device cpu --config eager --config default --config kv-int8 \
-	    --config kv-fp8 --text training/text_corpus/sentences/heldout.txt --sentences $(SENTENCES) --within $(WITHIN) \
+	$(VENV)/bin/shoal bench quality --model nano --device cpu --config eager --config default --config w8a8 \
+	    --text training/text_corpus/sentences/heldout.txt --sentences $(SENTENCES) --within $(WITHIN) \
 	    --json build/quality/modes.json --markdown build/quality/modes.md
 
 # Some judges declare dependencies that they do not use, one of which is incompatible with this torch.

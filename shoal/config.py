@@ -39,7 +39,7 @@ class EngineConfig:
     buckets: tuple[int, ...] = ()
     # Execution backend to start with: graph, fused, plain-graph, native or eager; auto: the fastest that works here.
     backend: str = "auto"
-    cpu_isa: str = "auto"  # instruction set of the native backend: avx512, avx2, baseline; auto: the CPU's best
+    cpu_isa: str = "auto"  # instruction set of the native backend, such as avx2; auto: the fastest by measurement
     clear_on_oom: bool = True  # release cached GPU memory after an out-of-memory error
     reference_seconds: float = 90.0  # maximum duration of a voice recording
     cached_voices: int = 1_000  # encoded voices kept in memory

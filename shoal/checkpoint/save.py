@@ -21,7 +21,7 @@ from shoal.checkpoint.load import Checkpoint, load_codec, load_model
 from shoal.checkpoint.random import write_synthetic_tokenizer
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
-from shoal.errors import OutputError
+from shoal.errors import InvalidRequest, OutputError
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.apply import quantize_codec, quantize_model
 from shoal.quantize.modes import WeightModes
@@ -93,8 +93,10 @@ def save_quantized(
     """Write the model of `source` with its weights quantized to `modes`, and copy all other files.
 
     `on_layer` is called with the component's name after each layer. Raises CheckpointError, OutputError, and
-    InvalidRequest for a source that is already quantized in another mode.
+    InvalidRequest for a source that is already quantized in another mode, and for w8a8, which is stored as int8.
     """
+    if "w8a8" in (modes.slow, modes.fast):
+        raise InvalidRequest("w8a8 is stored as int8: use --mode int8, and --quantize w8a8 when you load the model")
     if source.resolve() in directory.resolve().parents:
         # The result would be copied into itself and into every later copy of the source.
         raise OutputError(f"{directory} is inside the source model: choose a directory outside {source}")

@@ -18,7 +18,8 @@ Lexicon = Annotated[
 Quantize = Annotated[
     str | None,
     typer.Option(
-        "--quantize", help="Weight quantization: auto, none, int8, int4, fp8, or per part, as slow=int8,codec=int8."
+        "--quantize",
+        help="Weight quantization: auto, none, int8, int4, fp8, w8a8, or per part, as slow=int8,codec=int8.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]

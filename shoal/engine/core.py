@@ -14,7 +14,7 @@ from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.device_health import PROBE_ID, DeviceHealth
 from shoal.engine.execution.fallback import Backend, FallbackRunner, parse_backend
 from shoal.engine.execution.runner import EagerRunner
-from shoal.engine.kv_cache import HostCache, PagedKV, resolve_kv_dtype
+from shoal.engine.kv_cache import HostCache, PagedKV, require_kv_backend, resolve_kv_dtype
 from shoal.engine.memory.stats import is_out_of_memory, release_cached_memory
 from shoal.engine.output.audio_decoder import AudioDecoder, CodecBackend
 from shoal.engine.request_tracker import RequestStats, RequestTracker
@@ -26,7 +26,7 @@ from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.errors import GenerationFailed, InvalidRequest
 from shoal.kernels.jit import kernels_unavailable
 from shoal.model.slow import Head
-from shoal.native.library import Context
+from shoal.native.choice import open_context
 from shoal.quantize.apply import modes_of
 from shoal.speech import SamplingParams
 
@@ -56,6 +56,7 @@ class EngineCore:
         self.checkpoint, self.config, self.clock = checkpoint, config or EngineConfig(), clock
         self.stats = StepStats()
         model, config = checkpoint.model, self.config
+        require_kv_backend(config.kv_dtype, model.device, config.backend)
         dtype = resolve_kv_dtype(config.kv_dtype, model.dtype, model.device)
         kv = PagedKV(model.config.slow, block_count(checkpoint, config), config.block_size, dtype, model.device)
         self.pool = BlockPool(kv.blocks, config.block_size, caching=config.prefix_cache)
@@ -84,7 +85,7 @@ class EngineCore:
             clock=clock,
             overlap=self.runner.lag > 0,
             backends=codec_backends(checkpoint, first),
-            native=lambda: self.runner.native_context or Context(config.cpu_isa, torch.get_num_threads()),
+            native=lambda: self.runner.native_context or open_context(config.cpu_isa, torch.get_num_threads()),
         )
         self.tracker = RequestTracker(self.scheduler, self.audio_decoder, model.config, config, clock)
         self._suspects: deque[tuple[Sequence, int]] = deque()  # each with its length when the step failed

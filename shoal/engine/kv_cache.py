@@ -169,6 +169,15 @@ class HostCache:
         return len(self._by_key)
 
 
+def require_kv_backend(name: str, device: torch.device, backend: str) -> None:
+    """Raise InvalidRequest for a quantized KV cache on a CPU, unless a backend other than `native` was asked for."""
+    if device.type == "cpu" and name != "auto" and backend in ("auto", "native"):
+        raise InvalidRequest(
+            f"kv_dtype = {name!r} is not supported by the native backend of a CPU, where the cache takes only the "
+            "memory that is used: leave it out, or set backend = 'eager', which is several times slower"
+        )
+
+
 def resolve_kv_dtype(name: str, model: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype of the setting `kv_dtype` (auto, int8 or fp8). Raises InvalidRequest if unsupported here."""
     dtypes = {"auto": model, "int8": torch.int8}

@@ -16,6 +16,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.execution.cpu_threads import limit_threads, single_thread
+from shoal.engine.kv_cache import require_kv_backend
 from shoal.engine.memory.limit import parse_memory_limit
 from shoal.engine.memory.profile import device_memory_limit, plan_memory
 from shoal.engine.process.worker import EngineSource
@@ -23,7 +24,7 @@ from shoal.engine.service import Service
 from shoal.errors import InvalidRequest, counted
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import to_column_major
-from shoal.native.library import native_library
+from shoal.native.choice import native_library
 from shoal.quantize.modes import WeightModes
 from shoal.quantize.policy import check_requested, choose_modes
 from shoal.text.lexicon import Lexicon, read_lexicon
@@ -167,6 +168,7 @@ def voice_cache(checkpoint: Checkpoint, directory: Path, config: EngineConfig | 
 def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ChooseModes:
     """Return the function that selects weight modes at load time. Raises InvalidRequest if the device lacks them."""
     check_requested(config.quantize, device)
+    require_kv_backend(config.kv_dtype, device, config.backend)
     # A CPU has no limit to apply, but an invalid gpu_memory is still refused.
     memory = (
         device_memory_limit(config, device)

@@ -31,8 +31,9 @@ from shoal.engine.scheduling.scheduler import Batch, Scheduler, StepOutput
 from shoal.engine.utterance import Event, Utterance, UtteranceStream
 from shoal.errors import CheckpointError, GenerationFailed
 from shoal.native.build import library_name
+from shoal.native.choice import BASELINE, open_context
 from shoal.native.dual_ar import NativeDualAR, SlotArrays
-from shoal.native.library import Context, NativeUnavailable
+from shoal.native.library import NativeUnavailable
 from shoal.paths import cache_directory
 from shoal.speech import AudioChunk, SamplingParams, SpeechRequest
 from shoal.text.lexicon import Lexicon, read_lexicon
@@ -98,7 +99,7 @@ class NativeEngine:
         self.checkpoint, self.lexicon, self._clock, self._prefixes = checkpoint, lexicon, clock, prefixes
         context_tokens = config.context_tokens or checkpoint.profile.context_tokens
         self.config = replace(config, slots=1, context_tokens=context_tokens)
-        self.context = Context(config.cpu_isa, default_threads())
+        self.context = open_context(config.cpu_isa, default_threads())
         self.scheduler = self._new_scheduler()
         self.steps = self._new_steps()
         self.tracker = RequestTracker(
@@ -191,7 +192,9 @@ class NativeEngine:
         """Return everything except the tokens that keys and values depend on."""
         path = self.checkpoint.directory / MODEL_FILE
         file, pool = path.stat(), self.scheduler.pool
-        parts = (library_name(), self.context.isa, path.resolve(), file.st_size, file.st_mtime_ns, pool.size)
+        # All instruction sets but the baseline give the same bits.
+        code = (library_name(), self.context.isa == BASELINE)
+        parts = (*code, path.resolve(), file.st_size, file.st_mtime_ns, pool.size)
         return "\n".join(map(str, parts))
 
     def _voice(self, name: str) -> Voice:

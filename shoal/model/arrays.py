@@ -11,10 +11,15 @@ from shoal.model.config import DualARConfig
 
 @dataclass(frozen=True, slots=True)
 class ModelArrays:
-    """Float or int8 weights under the names of the modules; int8 ones have scales [out].
+    """Float or int8 weights under the names of the modules; int8 ones have scales [out], W8A8 ones `NAME.w8a8` as well.
 
     `head.weight` holds the output rows of the ids that may be sampled: the semantic tokens, then the stop token.
     """
 
     config: DualARConfig
     weights: Mapping[str, NDArray[Any]]
+
+    @property
+    def int8_activations(self) -> bool:
+        """Whether a layer quantizes its activations."""
+        return any(name.endswith(".w8a8") for name in self.weights)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from shoal.kernels.int4_linear import supports_int4
 
-QuantizedMode = Literal["int8", "int4", "fp8"]
+QuantizedMode = Literal["int8", "int4", "fp8", "w8a8"]
 # "per_channel": the fused Triton kernels read `weight` and its scales per row. "grouped": they read packed int4 and its
 # scales per group. "torch": PyTorch operators only.
 KernelKind = Literal["per_channel", "grouped", "torch"]
@@ -82,7 +82,7 @@ class QuantizedLinear(Quantized, ABC):
 class PerChannelLinear(QuantizedLinear):
     """Symmetric quantization with one scale per output row: y = (x · wᵀ) · scale (+ bias)."""
 
-    kernel = "per_channel"
+    kernel: ClassVar[KernelKind] = "per_channel"
     DTYPE: ClassVar[torch.dtype]
     scales: Tensor
 
@@ -146,6 +146,27 @@ class Int8Linear(PerChannelLinear):
 class Fp8Linear(PerChannelLinear):
     mode = "fp8"
     DTYPE = torch.float8_e4m3fn
+
+
+class W8A8Linear(PerChannelLinear):
+    """int8 weights, and activations that are quantized to int8 row by row. Stored as int8.
+
+    The native CPU backend adds up integers. `forward` is its fallback: the same quantization, with sums in floats.
+    """
+
+    mode = "w8a8"
+    kernel = "torch"
+    DTYPE = torch.int8
+
+    @classmethod
+    def like(cls, linear: nn.Linear, weight: Tensor, scales: Tensor) -> Self | None:
+        return None
+
+    def forward(self, x: Tensor, count: int | None = None) -> Tensor:
+        top = x.abs().amax(-1, keepdim=True)
+        q = (x * (127.0 / top).nan_to_num(posinf=0.0)).round()
+        y = F.linear(q, self.weight[:count].to(x.dtype)) * (top / 127.0) * self.scales[:count].to(x.dtype)
+        return y if self.bias is None else y + self.bias[:count].to(x.dtype)
 
 
 class Int4Linear(QuantizedLinear):
@@ -224,7 +245,7 @@ class Int4Linear(QuantizedLinear):
 
 
 QUANTIZED_LINEARS: dict[QuantizedMode, type[QuantizedLinear]] = {
-    kind.mode: kind for kind in (Int8Linear, Int4Linear, Fp8Linear)
+    kind.mode: kind for kind in (Int8Linear, Int4Linear, Fp8Linear, W8A8Linear)
 }
 
 

@@ -36,6 +36,21 @@ KERNELS_X86 = {
     "kernels_avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
 }
 KERNELS_OTHER: dict[str, tuple[str, ...]] = {"kernels_baseline": ()}
+# Products of int8 activations; without fused operations, so that the scaling of their sums rounds alike everywhere.
+INT8_FLAGS = ("-ffp-contract=off",)
+VNNI512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512", "-DSHOAL_INT8_VNNI512")
+INT8_X86 = {
+    "int8_baseline": (),
+    "int8_avx2": ("-mavx2",),
+    "int8_vnni256": ("-mavx2", "-mavxvnni", "-DSHOAL_INT8_VNNI256"),
+    "int8_vnni512": VNNI512,
+    "int8_amx": (*VNNI512, "-mamx-tile", "-mamx-int8"),
+}
+INT8_ARM = {"int8_baseline": (), "int8_dotprod": ("-march=armv8.2-a+dotprod",)}
+INT8_OTHER: dict[str, tuple[str, ...]] = {"int8_baseline": ()}
+# Builds for instruction sets that older compilers do not know; the library is complete without them.
+OPTIONAL = ("int8_vnni256", "int8_vnni512", "int8_amx", "int8_dotprod")
+PER_INSTRUCTION_SET = ("kernels.cpp", "int8_product.cpp")
 COMPILE_SECONDS = 300.0
 
 
@@ -46,7 +61,8 @@ class BuildFailed(Exception):
 def library_name(machine: str | None = None) -> str:
     """Return the file name of the library for these sources, flags and architecture; by default this machine's."""
     machine = machine or platform.machine()
-    digest = hashlib.sha256(repr((FLAGS, LINK_FLAGS, kernel_flags(machine), sys.platform, machine)).encode())
+    flags = (FLAGS, LINK_FLAGS, kernel_flags(machine), INT8_FLAGS, int8_flags(machine), sys.platform, machine)
+    digest = hashlib.sha256(repr(flags).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     return f"libshoal-{digest.hexdigest()[:16]}.so"
@@ -68,7 +84,7 @@ def compile_library(target: Path, machine: str | None = None) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as name:
         folder = Path(name)
-        jobs = [*_kernel_jobs(compiler, folder, machine or platform.machine()), *_other_jobs(compiler, folder)]
+        jobs = _jobs(compiler, folder, machine or platform.machine())
         with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
             list(pool.map(_run, jobs))
         static = ("-static-libstdc++", "-static-libgcc") if sys.platform == "linux" else ()
@@ -77,16 +93,27 @@ def compile_library(target: Path, machine: str | None = None) -> None:
         built.replace(target)
 
 
-def _kernel_jobs(compiler: str, folder: Path, machine: str) -> list[list[str]]:
-    return [
+def _jobs(compiler: str, folder: Path, machine: str) -> list[list[str]]:
+    """Return the commands that compile all objects, the longest first."""
+    builds = {name: flags for name, flags in int8_flags(machine).items() if _can_build(compiler, name, flags)}
+    present = [f"-DSHOAL_HAS_{name.upper()}" for name in builds if name in OPTIONAL]
+    kernels = [
         _command(compiler, "kernels.cpp", folder / f"{name}.o", f"-DSHOAL_KERNELS={name}", *flags)
         for name, flags in kernel_flags(machine).items()
     ]
+    int8 = [
+        _command(compiler, "int8_product.cpp", folder / f"{name}.o", f"-DSHOAL_INT8={name}", *INT8_FLAGS, *flags)
+        for name, flags in builds.items()
+    ]
+    names = [each.name for each in sorted(SOURCES.glob("*.cpp")) if each.name not in PER_INSTRUCTION_SET]
+    others = [_command(compiler, name, folder / f"{name}.o", *(present if name == "api.cpp" else ())) for name in names]
+    return [*kernels, *int8, *others]
 
 
-def _other_jobs(compiler: str, folder: Path) -> list[list[str]]:
-    others = [source for source in sorted(SOURCES.glob("*.cpp")) if source.name != "kernels.cpp"]
-    return [_command(compiler, source.name, folder / f"{source.stem}.o") for source in others]
+def _can_build(compiler: str, name: str, flags: tuple[str, ...]) -> bool:
+    """Return whether the compiler knows the flags of an optional build."""
+    command = [compiler, *flags, "-E", "-x", "c++", os.devnull]
+    return name not in OPTIONAL or subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _command(compiler: str, source: str, target: Path, *flags: str) -> list[str]:
@@ -96,6 +123,13 @@ def _command(compiler: str, source: str, target: Path, *flags: str) -> list[str]
 def kernel_flags(machine: str) -> dict[str, tuple[str, ...]]:
     """Return the builds of the kernels for an architecture, with their flags."""
     return KERNELS_X86 if machine.lower() in ("x86_64", "amd64") else KERNELS_OTHER
+
+
+def int8_flags(machine: str) -> dict[str, tuple[str, ...]]:
+    """Return the builds of the products of int8 activations for an architecture, with their flags."""
+    if machine.lower() in ("x86_64", "amd64"):
+        return INT8_X86
+    return INT8_ARM if machine.lower() in ("aarch64", "arm64") else INT8_OTHER
 
 
 def _run(command: list[str]) -> None:

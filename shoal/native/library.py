@@ -6,9 +6,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -18,16 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import CheckpointError
-from shoal.native.build import BUNDLED, BuildFailed, compile_library, find_compiler, library_name
+from shoal.native.build import BUNDLED, BuildFailed, compile_library, library_name
 from shoal.paths import cache_directory, file_lock
 
 logger = logging.getLogger(__name__)
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 PANEL = 16  # output columns per packed panel
 CACHE_LINE = 64  # bytes
-INSTRUCTION_SETS = ("avx512", "avx2", "baseline")  # fastest first
-Weights = Mapping[str, NDArray[Any]]  # by the names of the modules' state; int8 weights have scales [out]
+INSTRUCTION_SETS = ("amx", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "dotprod", "baseline")  # widest first
+# Form of a packed weight; mirrors WeightType in src/kernels.h.
+FLOAT32, INT8, W8A8 = range(3)
+W8A8_COLUMNS = 64  # the packed inputs of W8A8 are a multiple of this
+# By the names of the modules' state. int8 weights have `scales` [out]; `NAME.w8a8` marks a layer whose activations are
+# quantized as well.
+Weights = Mapping[str, NDArray[Any]]
 UNIT = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int32)  # one unit of parallel work: its number and the thread
 _OPENED = threading.Lock()
 
@@ -43,6 +47,7 @@ class Matrix(ctypes.Structure):
         ("data", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
         ("rows", ctypes.c_int32),
         ("cols", ctypes.c_int32),
         ("type", ctypes.c_int32),
@@ -83,7 +88,7 @@ class Arrays:
         if weight.dtype == np.int8:
             scales = find_weight(weights, f"{name}.scales", shape[:1]).astype(np.float32)
             scale = scales if scale is None else scales * scale
-        return self.matrix(weight[:rows], bias, scale=scale)
+        return self.matrix(weight[:rows], bias, scale=scale, w8a8=f"{name}.w8a8" in weights)
 
     def stacked(self, weights: Weights, names: Sequence[str], shape: tuple[int, int]) -> Matrix:
         """Pack layers of the same shape [out, in], without biases, as one; all of floats or all of int8.
@@ -97,29 +102,36 @@ class Arrays:
         return self.matrix(np.concatenate(parts), scale=np.concatenate(scales))
 
     def matrix(
-        self, weight: NDArray[Any], bias: NDArray[Any] | None = None, *, scale: NDArray[Any] | None = None
+        self,
+        weight: NDArray[Any],
+        bias: NDArray[Any] | None = None,
+        *,
+        scale: NDArray[Any] | None = None,
+        w8a8: bool = False,
     ) -> Matrix:
         """Pack a weight of floats or int8: y = (x · wᵀ) · scale + bias, with scale and bias [out].
 
-        The weight is [out, in], or [out, taps, in] for inputs that are several rows apart; any strides.
+        The weight is [out, in], or [out, taps, in] for inputs that are several rows apart; any strides. With `w8a8`
+        the weight is int8 [out, in] with a scale, and x is quantized row by row.
         """
-        kind = np.int8 if weight.dtype == np.int8 else np.float32
-        weight = weight.astype(kind, copy=False)
+        form = FLOAT32 if weight.dtype != np.int8 else W8A8 if w8a8 else INT8
+        weight = weight.astype(np.float32 if form == FLOAT32 else np.int8, copy=False)
         parts = [None if each is None else self._vector(each[: len(weight)]) for each in (scale, bias)]
-        inputs = weight[0].size
-        return Matrix(self._pack(weight, inputs), *parts, len(weight), inputs, int(kind == np.int8), 0)
+        sums = self._vector(128 * weight.sum(1, dtype=np.int32), np.int32) if form == W8A8 else None
+        return Matrix(self._pack(weight, form), *parts, sums, len(weight), weight[0].size, form, 0)
 
-    def _pack(self, weight: NDArray[Any], inputs: int) -> int:
+    def _pack(self, weight: NDArray[Any], form: int) -> int:
         cube = weight if weight.ndim == 3 else weight[:, None]
+        inputs = weight[0].size + (-weight[0].size % W8A8_COLUMNS if form == W8A8 else 0)
         packed = aligned_empty((-(-len(cube) // PANEL), inputs, PANEL), cube.dtype)
         steps = (stride // cube.itemsize for stride in cube.strides)
         sizes, strides = (ctypes.c_int64 * 3)(*cube.shape), (ctypes.c_int64 * 3)(*steps)
-        open_library().shoal_pack(cube.ctypes.data, int(cube.dtype == np.int8), sizes, strides, packed.ctypes.data)
+        open_library().shoal_pack(cube.ctypes.data, form, sizes, strides, packed.ctypes.data)
         return self._keep(packed)
 
-    def _vector(self, values: NDArray[Any]) -> int:
+    def _vector(self, values: NDArray[Any], dtype: type[np.generic] = np.float32) -> int:
         """Return the address of values [out], followed by zeros up to a multiple of `PANEL`."""
-        return self.address(np.pad(values, (0, -len(values) % PANEL)))
+        return self._keep(np.ascontiguousarray(np.pad(values, (0, -len(values) % PANEL)), dtype))
 
     def _keep(self, array: NDArray[Any]) -> int:
         self._kept.append(array)
@@ -145,14 +157,13 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 class Context:
     """Kernels of one instruction set and their threads. Calls release the GIL; one call at a time."""
 
-    def __init__(self, isa: str = "auto", threads: int = 1) -> None:
-        """Raises NativeUnavailable without a library, or for an instruction set that this CPU does not have."""
+    def __init__(self, isa: str, threads: int = 1) -> None:
+        """Raises NativeUnavailable without a library, or if it cannot start; `choice.py` chooses the set."""
         self.library = open_library()
-        self.isa = choose_isa(isa)
-        self.threads = threads
+        self.isa, self.threads = isa, threads
         self.handle = self.library.shoal_context_new(self.isa.encode(), self.threads)
         if not self.handle:
-            raise NativeUnavailable("the native library cannot start its threads")
+            raise NativeUnavailable(f"the native library cannot start {threads} threads with {isa}")
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
@@ -163,17 +174,6 @@ class Context:
         x, out = np.ascontiguousarray(x), np.empty((len(x), matrix.rows), np.float32)
         self.library.shoal_product(self.handle, ctypes.byref(matrix), x.ctypes.data, len(x), out.ctypes.data)
         return out
-
-
-def choose_isa(wanted: str) -> str:
-    """Return the fastest instruction set of this CPU, at most `wanted`. Raises NativeUnavailable if it lacks it."""
-    library = open_library()
-    supported = [name for name in INSTRUCTION_SETS if library.shoal_supports(name.encode())]
-    if wanted == "auto":
-        return supported[0]
-    if wanted not in supported:
-        raise NativeUnavailable(f"this CPU has no {wanted}: use {', '.join(supported)}")
-    return wanted
 
 
 def open_library() -> ctypes.CDLL:
@@ -227,34 +227,6 @@ def _compile_for_this_process(stack: ExitStack, reason: Exception) -> Path:
     except (BuildFailed, OSError) as error:
         raise NativeUnavailable(str(error)) from error
     return target
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryStatus:
-    """Return whether the native backend can be used, and how or why not."""
-
-    available: bool
-    detail: str
-
-
-def native_library() -> LibraryStatus:
-    """Return the state of the library without compiling it."""
-    if not any((folder / library_name()).exists() for folder in _folders()):
-        compiler = find_compiler()
-        missing = "eager: no native library, and no C++ compiler to build it (install g++ or clang++)"
-        return LibraryStatus(
-            compiler is not None, f"native, compiled on first use by {compiler}" if compiler else missing
-        )
-    try:
-        return LibraryStatus(True, f"native ({choose_isa('auto')})")
-    except NativeUnavailable as error:
-        return LibraryStatus(False, f"eager: {error}")
-
-
-def _folders() -> Iterator[Path]:
-    yield BUNDLED
-    with suppress(RuntimeError):  # a user without a home directory
-        yield cache_directory() / "native"
 
 
 def _compile(target: Path) -> Path:

@@ -8,7 +8,7 @@ from shoal.errors import InvalidRequest
 if TYPE_CHECKING:
     import torch  # imported at run time only where needed: settings are parsed without torch
 
-Mode = Literal["none", "int8", "int4", "fp8"]
+Mode = Literal["none", "int8", "int4", "fp8", "w8a8"]
 Component = Literal["slow", "fast", "codec"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -16,7 +16,9 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 CODEC_MODES: tuple[Mode, ...] = ("none", "int8")
 # Compute capability with fp8 tensor cores: Ada (8.9), Hopper (9.0) and later.
 FP8_CAPABILITY = (8, 9)
-SYNTAX = "none, int8, int4, fp8, or one mode per component as in slow=int8,fast=fp8,codec=int8 (codec: none or int8)"
+SYNTAX = (
+    "none, int8, int4, fp8, w8a8, or one mode per component as in slow=int8,fast=fp8,codec=int8 (codec: none or int8)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class WeightModes:
 def supported_modes(component: Component, device: "torch.device") -> tuple[Mode, ...]:
     """Return the modes a component may have on this device."""
     if device.type in ("cpu", "mps"):
-        return ("none", "int8")
+        return ("none", "int8", "w8a8") if device.type == "cpu" and component != "codec" else ("none", "int8")
     if component == "codec":
         return CODEC_MODES
     import torch

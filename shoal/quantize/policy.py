@@ -64,13 +64,15 @@ def choose_modes(
     """Return the requested modes, or for `auto` those that suit the device, the stored weights and `memory` bytes.
 
     `native` says that the native CPU backend will run, which is limited by the bytes of the weights it reads.
-    Raises InvalidRequest if the device cannot compute the stored modes, or on a CPU if int8 would have no effect.
+    Raises InvalidRequest if the device cannot compute the modes, or on a CPU if int8 would have no effect.
     """
     on_cpu, stored = device.type == "cpu", modes_of(model, codec)
     if requested != AUTO:
         modes = WeightModes.parse(requested)
         if on_cpu:
             _require_effect(modes, stored, model, codec)
+        if "w8a8" in astuple(modes) and not native:
+            raise InvalidRequest("w8a8 needs the native backend in float32: install g++ or clang++, or use int8")
         return QuantizationChoice(modes, "as requested", native)
     if on_cpu:
         return _choose_for_cpu(model, stored, native=native)

@@ -86,8 +86,8 @@ class Settings(BaseSettings):
     )
     quantize: Weights = Field(
         EngineConfig.quantize,
-        description="Quantization of the weights: `auto`, `none`, `int8`, `int4` or `fp8`, or per part, such as "
-        "`slow=int8,fast=fp8,codec=int8`.",
+        description="Quantization of the weights: `auto`, `none`, `int8`, `int4`, `fp8` or `w8a8` (CPU only), or "
+        "per part, such as `slow=int8,fast=fp8,codec=int8`.",
     )
     codec: Path | None = Field(None, description="Codec file or directory, for models that come without a codec.")
     lexicon: Path | None = Field(
@@ -116,7 +116,8 @@ class Settings(BaseSettings):
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
-        description="Type of the KV cache; `auto` is the model's type. `int8` and `fp8` hold twice as many tokens.",
+        description="Type of the KV cache; `auto` is the model's type. `int8` and `fp8` hold twice as many tokens; "
+        'on a CPU they need `backend = "eager"`.',
     )
     prefix_cache: bool = Field(
         EngineConfig.prefix_cache,
@@ -159,10 +160,10 @@ class Settings(BaseSettings):
         description="Execution backend to start with: `auto` is the fastest that works on this device; "
         "the engine falls back to slower ones.",
     )
-    cpu_isa: Literal["auto", "avx512", "avx2", "baseline"] = Field(
+    cpu_isa: Literal["auto", "amx", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "dotprod", "baseline"] = Field(
         "auto",
-        description="Instruction set of the `native` backend on a CPU: `auto` is the fastest that the CPU has. "
-        "The results are the same with all but `baseline`.",
+        description="Instruction set of the `native` backend on a CPU: `auto` measures those of the CPU once and takes "
+        "the fastest. The results are the same with all but `baseline`.",
     )
     clear_on_oom: bool = Field(
         EngineConfig.clear_on_oom,

@@ -116,7 +116,7 @@ def _torch() -> Iterator[DoctorFinding]:
     many = threads > available
     advice = f"more threads than cores reduce the speed: set OMP_NUM_THREADS={available}" if many else ""
     yield DoctorFinding("threads", f"{threads}", "warn" if many else "ok", advice)
-    from shoal.native.library import native_library
+    from shoal.native.choice import native_library
     from shoal.quantize.modes import int8_implementation
 
     native = native_library()
@@ -260,7 +260,7 @@ def _choose() -> BackendChoice:
 
     from shoal.engine.load import choose_device, choose_dtype
     from shoal.kernels.compile_check import check_kernels
-    from shoal.native.library import native_library
+    from shoal.native.choice import native_library
 
     device = choose_device("auto")
     dtype = choose_dtype(None, device)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.native import library
-from shoal.native.library import LibraryStatus
+from shoal.native import choice
+from shoal.native.choice import LibraryStatus
 from shoal.quantize import modes
 from shoal.tools import doctor
 from shoal.tools.doctor import examine
@@ -31,7 +31,7 @@ def test_it_says_what_computes_int8_weights_on_the_cpu(
 ) -> None:
     monkeypatch.setattr(modes, "has_int8_matmul", lambda: integers)
     for available, expected in ((True, "int8 (in the native backend)"), (False, how)):
-        monkeypatch.setattr(library, "native_library", lambda found=available: LibraryStatus(found, ""))
+        monkeypatch.setattr(choice, "native_library", lambda found=available: LibraryStatus(found, ""))
         findings = {finding.subject: finding for finding in doctor._torch()}
         assert findings["CPU weights"].value == f"float32, {expected}"
 

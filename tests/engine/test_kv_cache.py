@@ -1,5 +1,7 @@
 """Quantized KV cache: smaller, and independent of batch and preemption."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -101,11 +103,9 @@ def speak(checkpoint: Checkpoint, voice: Voice, ids: list[int], config: EngineCo
 def test_output_is_the_same_alone_in_a_batch_and_after_preemption(
     tiny: Checkpoint, voice: Voice, kv_dtype: str
 ) -> None:
-    roomy = EngineConfig(slots=8, guard=False, kv_dtype=kv_dtype, token_budget=512)
+    roomy = EngineConfig(slots=8, guard=False, kv_dtype=kv_dtype, token_budget=512, backend="eager")
     per_block = PagedKV.bytes_per_block(tiny.model.config.slow, 16, resolve_kv_dtype(kv_dtype, torch.float32, CPU))
-    tight = EngineConfig(
-        slots=8, guard=False, kv_dtype=kv_dtype, token_budget=17, prefix_cache=False, kv_bytes=14 * per_block
-    )
+    tight = replace(roomy, token_budget=17, prefix_cache=False, kv_bytes=14 * per_block)
     together, squeezed = speak(tiny, voice, list(range(4)), roomy), speak(tiny, voice, list(range(4)), tight)
     for id in range(4):
         alone = speak(tiny, voice, [id], roomy)[id]

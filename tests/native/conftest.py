@@ -3,18 +3,16 @@
 import pytest
 
 from shoal.native.build import find_compiler
-from shoal.native.library import INSTRUCTION_SETS, NativeUnavailable, choose_isa, open_library
+from shoal.native.choice import supported_sets
+from shoal.native.library import NativeUnavailable
 
 
 @pytest.fixture(scope="session")
 def instruction_sets() -> list[str]:
-    """Return the instruction sets of this CPU, the fastest first."""
+    """Return the instruction sets of this CPU, the widest first."""
     try:
-        best = choose_isa("auto")
-        library = open_library()
+        return supported_sets()
     except NativeUnavailable as error:
         if find_compiler() is not None:
             raise
         pytest.skip(f"no native library: {error}")
-    names = INSTRUCTION_SETS[INSTRUCTION_SETS.index(best) :]
-    return [name for name in names if library.shoal_supports(name.encode())]

@@ -7,15 +7,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from shutil import which
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from shoal.kernels.sample import sample_reference
-from shoal.model.linear import DynamicInt8Linear, Int4Linear, Int8Linear, WeightOnlyInt8Linear
-from shoal.native import build, library
+from shoal.model.linear import DynamicInt8Linear, Int4Linear, Int8Linear, W8A8Linear, WeightOnlyInt8Linear
+from shoal.native import build, choice, library
 from shoal.native.build import library_name
-from shoal.native.library import Arrays, Context, Matrix, NativeUnavailable, choose_isa, find_library, open_library
+from shoal.native.choice import native_library
+from shoal.native.library import Arrays, Context, Matrix, NativeUnavailable, find_library, open_library
 from shoal.native.modules import layer_arrays
 
 ARM_COMPILER = "aarch64-linux-gnu-g++"
@@ -81,11 +83,6 @@ def test_logits_that_are_not_numbers_give_a_token_in_range(contexts: list[Contex
     assert 0 <= open_library().shoal_sample(logits.data_ptr(), 300, 0.7, 0.9, 50, 1, 2, 3) < 300
 
 
-def test_an_unknown_instruction_set_is_refused_with_those_that_work(contexts: list[Context]) -> None:
-    with pytest.raises(NativeUnavailable, match=r"no mmx: use .*baseline"):
-        choose_isa("mmx")
-
-
 def test_int8_layers_of_every_cpu_are_read_as_stored(contexts: list[Context]) -> None:
     """A layer that torch would compute with VNNI must not keep a large model off the native backend."""
     torch.manual_seed(0)
@@ -96,6 +93,49 @@ def test_int8_layers_of_every_cpu_are_read_as_stored(contexts: list[Context]) ->
         assert torch.equal(product(contexts[0], pack(arrays, kind(stored.weight, stored.scales), 64, 32), x), expected)
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 64), (33, 40), (600, 192)])
+def test_int8_activations_have_the_same_bits_in_every_batch_on_every_instruction_set(
+    contexts: list[Context], outputs: int, inputs: int
+) -> None:
+    """Integer sums are exact, so even the baseline agrees; 40 rows are whole and partial tiles of every width."""
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-128, 128, (outputs, inputs), dtype=np.int8)
+    scales, bias = rng.random(outputs, np.float32), rng.random(outputs, np.float32)
+    x = rng.standard_normal((40, inputs), np.float32) * rng.exponential(size=(40, 1)).astype(np.float32)
+    x[3], weight[:2] = 0, [[-128], [127]]
+    arrays = Arrays()
+    matrix = arrays.matrix(weight, bias, scale=scales, w8a8=True)
+    top = np.abs(x).max(1, keepdims=True)
+    q = np.rint(x * np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)).astype(np.int64)
+    sums = (q @ weight.T.astype(np.int64)).astype(np.float32)
+    expected = sums * (top / np.float32(127)) * scales + bias
+    for context in contexts:
+        for rows in (40, 1, 5, 8, 17):
+            assert np.array_equal(context.product(matrix, x[:rows]), expected[:rows]), (context.isa, rows)
+
+
+def test_int8_activations_that_are_not_finite_do_not_give_numbers(contexts: list[Context]) -> None:
+    weight, x = np.ones((16, 64), np.int8), np.ones((2, 64), np.float32)
+    x[1, 5] = np.inf
+    arrays = Arrays()
+    matrix = arrays.matrix(weight, scale=np.ones(16, np.float32), w8a8=True)
+    for context in contexts:
+        found = context.product(matrix, x)
+        assert np.array_equal(found[0], np.full(16, 64, np.float32))
+        assert np.isnan(found[1]).all()
+
+
+def test_the_layer_with_int8_activations_is_the_fallback_of_the_native_product(contexts: list[Context]) -> None:
+    torch.manual_seed(0)
+    layer, x = W8A8Linear.from_weight(torch.randn(48, 72), torch.randn(48)), torch.randn(5, 72)
+    x[2] = 0
+    arrays = Arrays()
+    found = product(contexts[0], pack(arrays, layer, 48, 72), x)
+    torch.testing.assert_close(found, layer(x), rtol=1e-5, atol=1e-5)
+    exact = Int8Linear.from_quantized(layer.weight, layer.scales, layer.bias)(x)
+    assert 0 < (found - exact).abs().max() < 0.03 * exact.abs().max()
+
+
 def test_int4_weights_are_refused() -> None:
     with pytest.raises(NativeUnavailable, match="Int4Linear"):
         list(layer_arrays("", Int4Linear.from_weight(torch.randn(8, 128))))
@@ -104,11 +144,11 @@ def test_int4_weights_are_refused() -> None:
 @pytest.mark.skipif(which(ARM_COMPILER) is None, reason=f"needs {ARM_COMPILER}")
 def test_the_sources_compile_for_arm64() -> None:
     """`scripts/arm64` also runs them."""
-    (flags,) = build.kernel_flags("aarch64").values()
-    for source in sorted(build.SOURCES.glob("*.cpp")):
-        defined = ["-DSHOAL_KERNELS=kernels_baseline"] if source.name == "kernels.cpp" else []
-        options = [*build.FLAGS, *flags, *defined, "-Wall", "-Werror", "-fsyntax-only"]
-        done = subprocess.run([ARM_COMPILER, *options, str(source)], capture_output=True, text=True, check=False)
+    jobs = build._jobs(ARM_COMPILER, Path("unused"), "aarch64")
+    assert sum("int8_product.cpp" in job[-3] for job in jobs) == len(build.INT8_ARM)
+    for job in jobs:
+        command = [*job[: job.index("-c")], "-Wall", "-Werror", "-fsyntax-only", job[-3]]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
 
@@ -124,13 +164,14 @@ def test_the_bundled_library_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_without_a_compiler_the_reason_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(library, "BUNDLED", tmp_path)
+    for module in (library, choice):
+        monkeypatch.setattr(module, "BUNDLED", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(NativeUnavailable, match=re.escape("install g++ or clang++")):
         find_library(ExitStack())
-    assert not library.native_library().available
+    assert not native_library().available
 
 
 def test_with_a_read_only_home_the_library_is_compiled_for_this_process(

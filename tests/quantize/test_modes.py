@@ -49,8 +49,16 @@ def test_invalid_modes_are_refused_with_the_syntax(text: str) -> None:
 def test_every_cpu_is_offered_int8_and_nothing_smaller(monkeypatch: pytest.MonkeyPatch, integers: bool) -> None:
     monkeypatch.setattr(modes, "has_int8_matmul", lambda: integers)
     require_supported(WeightModes.parse("int8,codec=int8"), CPU)
-    with pytest.raises(InvalidRequest, match="fast=fp8 is not supported on cpu: fast can be none or int8"):
+    with pytest.raises(InvalidRequest, match="fast=fp8 is not supported on cpu: fast can be none, int8 or w8a8"):
         require_supported(WeightModes.parse("slow=int8,fast=fp8"), CPU)
+
+
+def test_int8_activations_are_for_the_transformers_on_a_cpu() -> None:
+    require_supported(WeightModes.parse("w8a8,codec=int8"), CPU)
+    assert "w8a8" not in supported_modes("slow", torch.device("mps"))
+    assert "w8a8" not in supported_modes("codec", CPU)
+    with pytest.raises(InvalidRequest, match="codec: none or int8"):
+        WeightModes.parse("codec=w8a8")
 
 
 @pytest.mark.parametrize(

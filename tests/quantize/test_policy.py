@@ -120,3 +120,11 @@ def test_a_model_of_small_matrices_stays_floats_on_a_cpu(tiny: Checkpoint, monke
         choose_modes("int8", tiny.model, tiny.codec, **here)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="leave codec=int8 out"):
         choose_modes("codec=int8", tiny.model, tiny.codec, **here)  # type: ignore[arg-type]
+
+
+def test_int8_activations_need_the_native_backend(tiny: Checkpoint) -> None:
+    settings = {"device": CPU, "dtype": torch.float32, "memory": 10**12}
+    chosen = choose_modes("w8a8", tiny.model, tiny.codec, native=True, **settings)  # type: ignore[arg-type]
+    assert chosen.describe(CPU) == "w8a8 (as requested)"
+    with pytest.raises(InvalidRequest, match=r"w8a8 needs the native backend .* or use int8"):
+        choose_modes("w8a8", tiny.model, tiny.codec, native=False, **settings)  # type: ignore[arg-type]

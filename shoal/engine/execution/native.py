@@ -1,7 +1,5 @@
 """The native backend: a whole step on the CPU in one call of the native library."""
 
-import logging
-
 import torch
 
 from shoal.engine.execution.native_steps import NativeSteps
@@ -9,11 +7,10 @@ from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.scheduling.scheduler import Batch
 from shoal.kernels.sample_token import SamplingState
 from shoal.model.slow import Head
+from shoal.native.choice import open_context
 from shoal.native.dual_ar import NativeDualAR, SlotArrays
-from shoal.native.library import Context, NativeUnavailable
+from shoal.native.library import NativeUnavailable
 from shoal.native.modules import model_arrays
-
-logger = logging.getLogger(__name__)
 
 
 class NativeRunner:
@@ -21,14 +18,14 @@ class NativeRunner:
 
     def __init__(self, eager: EagerRunner, head: Head, *, isa: str = "auto") -> None:
         """Raises NativeUnavailable if the library cannot be built or does not support this model."""
-        self.context = Context(isa, torch.get_num_threads())
-        model = NativeDualAR(model_arrays(eager.model, head), self.context)
+        arrays = model_arrays(eager.model, head)
+        self.context = open_context(isa, torch.get_num_threads(), int8_activations=arrays.int8_activations)
+        model = NativeDualAR(arrays, self.context)
         keys, values = eager.kv.keys, eager.kv.values
         if keys.dtype != torch.float32:
             raise NativeUnavailable(f"the KV cache is {keys.dtype}: float32 is supported")
         slots, heads = slot_arrays(eager.slots.memory), eager.weight_reader.heads
         self.steps = NativeSteps(model, keys.numpy(), values.numpy(), eager.tables, slots, heads)
-        logger.info("native backend: %s, %d threads", self.context.isa, self.context.threads)
 
     def launch(self, batch: Batch) -> PendingStep:
         return PendingStep(batch, output=self.steps.run(batch))

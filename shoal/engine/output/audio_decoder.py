@@ -18,6 +18,7 @@ from shoal.engine.execution.retry import RetryTimer
 from shoal.engine.output.chunks import chunk_frames
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed, describe_error
+from shoal.native.choice import open_context
 from shoal.native.codec import NativeDecoder
 from shoal.native.library import Context, NativeUnavailable
 from shoal.speech import Samples
@@ -83,7 +84,7 @@ class AudioDecoder:
         clock: Callable[[], float] = time.monotonic,
         backends: Sequence[CodecBackend] = ("eager",),
         overlap: bool = False,
-        native: Callable[[], Context] = Context,
+        native: Callable[[], Context] = lambda: open_context("auto", 1),
     ) -> None:
         """Decode with the first of `backends` that works; `graph` runs in half precision. The last must be eager.
 

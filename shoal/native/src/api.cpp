@@ -7,26 +7,91 @@
 #include "context.h"
 #include "dual_ar.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__linux__) && defined(__aarch64__)
+#include <asm/hwcap.h>
+#endif
+
 using namespace shoal;
 
 namespace {
 
-const Kernels* supported(int which) {
-    switch (which) {
+struct InstructionSet {
+    const char* name;
+    const Kernels& kernels;
+    const Int8Kernels& int8;
+    bool (*supported)();
+};
+
+bool always() { return true; }
+
 #if defined(__x86_64__)
-        case 0:
-            return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
-                       ? &kernels_avx512
-                       : nullptr;
-        case 1:
-            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &kernels_avx2 : nullptr;
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+// Extended features by CPUID leaf 7, because older compilers do not know the names of the newer ones.
+struct Features {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    explicit Features(unsigned subleaf) { __get_cpuid_count(7, subleaf, &a, &b, &c, &d); }
+};
+
+bool has_vnni256() { return has_avx2() && (Features(1).a >> 4 & 1); }
+bool has_vnni512() { return has_avx512() && (Features(0).c >> 11 & 1); }
+
+// Linux hands out the tile registers on request, once per process.
+bool has_amx() {
+#if defined(__linux__)
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    return has_vnni512() && (Features(0).d >> 24 & 3) == 3 && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
 #endif
-        case 2:
-            return &kernels_baseline;
-        default:
-            return nullptr;
-    }
+}
+#elif defined(SHOAL_HAS_INT8_DOTPROD)
+bool has_dotprod() {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#else
+    return true;  // every arm64 processor of Apple has it
+#endif
+}
+#endif
+
+// Widest first. A compiler that does not know an instruction set leaves it out (build.py).
+const InstructionSet SETS[] = {
+#if defined(__x86_64__)
+#if defined(SHOAL_HAS_INT8_AMX)
+    {"amx", kernels_avx512, int8_amx, has_amx},
+#endif
+#if defined(SHOAL_HAS_INT8_VNNI512)
+    {"avx512_vnni", kernels_avx512, int8_vnni512, has_vnni512},
+#endif
+    {"avx512", kernels_avx512, int8_avx2, has_avx512},
+#if defined(SHOAL_HAS_INT8_VNNI256)
+    {"avx2_vnni", kernels_avx2, int8_vnni256, has_vnni256},
+#endif
+    {"avx2", kernels_avx2, int8_avx2, has_avx2},
+#elif defined(SHOAL_HAS_INT8_DOTPROD)
+    {"dotprod", kernels_baseline, int8_dotprod, has_dotprod},
+#endif
+    {"baseline", kernels_baseline, int8_baseline, always},
+};
+
+const InstructionSet* find(const char* name) {
+    for (const InstructionSet& each : SETS)
+        if (!std::strcmp(each.name, name) && each.supported()) return &each;
+    return nullptr;
 }
 
 // Copy weights [rows, outer, inner] with any strides (in elements) into panels; the last panel is filled with zeros.
@@ -43,31 +108,35 @@ void pack(const T* source, const int64_t* sizes, const int64_t* strides, T* targ
             }
 }
 
-const char* const NAMES[] = {"avx512", "avx2", "baseline"};
+// Copy int8 weights [rows, cols] with any strides into panels of four columns at a time, filled with zeros.
+void pack_w8a8(const int8_t* source, const int64_t* sizes, const int64_t* strides, int8_t* target) {
+    const int64_t rows = sizes[0], cols = sizes[2], padded = padded_columns(static_cast<int>(cols));
+    for (int64_t panel = 0; panel < rows; panel += PANEL)
+        for (int64_t k = 0; k < padded; k += 4)
+            for (int64_t r = panel; r < panel + PANEL; r++)
+                for (int64_t i = k; i < k + 4; i++)
+                    *target++ = r < rows && i < cols ? source[r * strides[0] + i * strides[2]] : int8_t{0};
+}
 
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changed with every change of a structure or a function; the Python side refuses other versions.
-EXPORT int32_t shoal_abi_version() { return 4; }
+EXPORT int32_t shoal_abi_version() { return 5; }
 
-// Return whether this CPU has an instruction set: avx512, avx2 or baseline.
-EXPORT int32_t shoal_supports(const char* name) {
-    for (int i = 0; i < 3; i++)
-        if (!std::strcmp(NAMES[i], name)) return supported(i) != nullptr;
-    return 0;
-}
+// Return whether this library and this CPU have an instruction set, such as avx512_vnni.
+EXPORT int32_t shoal_supports(const char* name) { return find(name) != nullptr; }
 
 // Return a context, or null for an unsupported instruction set or when memory or threads run out.
 EXPORT void* shoal_context_new(const char* name, int32_t threads) {
-    for (int i = 0; i < 3; i++)
-        if (const Kernels* kernels = supported(i); kernels && !std::strcmp(NAMES[i], name)) try {
-                return new Context(*kernels, threads < 1 ? 1 : threads);
-            } catch (const std::exception&) {
-                return nullptr;
-            }
-    return nullptr;
+    const InstructionSet* set = find(name);
+    if (!set) return nullptr;
+    try {
+        return new Context(set->kernels, set->int8, threads < 1 ? 1 : threads);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
 }
 
 EXPORT void shoal_context_free(void* context) { delete static_cast<Context*>(context); }
@@ -89,9 +158,11 @@ EXPORT int32_t shoal_decode(void* context, const Codec* codec, const Chunks* chu
     }
 }
 
-// Pack a weight [rows, outer, inner] of floats or int8 (WeightType) into `target`.
+// Pack a weight [rows, outer, inner] (outer is 1 for W8A8) of floats or int8 into the form of a WeightType.
 EXPORT void shoal_pack(const void* source, int32_t type, const int64_t* sizes, const int64_t* strides, void* target) {
-    if (type == WEIGHT_I8)
+    if (type == WEIGHT_W8A8)
+        pack_w8a8(static_cast<const int8_t*>(source), sizes, strides, static_cast<int8_t*>(target));
+    else if (type == WEIGHT_I8)
         pack(static_cast<const int8_t*>(source), sizes, strides, static_cast<int8_t*>(target));
     else
         pack(static_cast<const float*>(source), sizes, strides, static_cast<float*>(target));

@@ -207,8 +207,8 @@ class Pool {
     int units_ = 0, calls_ = 0, most_ = 0;
 };
 
-Context::Context(const Kernels& kernels, int threads)
-    : k(kernels), threads_(threads), scratch_(static_cast<size_t>(threads)) {
+Context::Context(const Kernels& kernels, const Int8Kernels& int8, int threads)
+    : k(kernels), int8_(int8), threads_(threads), scratch_(static_cast<size_t>(threads)) {
     if (threads > 1) pool_ = std::make_unique<Pool>(threads - 1);
 }
 
@@ -240,24 +240,48 @@ bool Context::caller_sleeps() const { return pool_ && pool_->caller_sleeps(); }
 constexpr double MIN_PARALLEL = 1e5;
 
 void Context::product(const Product& p, int rows) {
-    const int panels = (p.w->rows + PANEL - 1) / PANEL;
     const double work = static_cast<double>(rows) * p.w->cols * p.w->rows;
-    if (threads_ == 1 || nested_ || work < MIN_PARALLEL) return k.product(p, 0, rows, 0, panels);
+    if (p.w->type == WEIGHT_W8A8) {
+        const Int8Rows x = quantize(p, rows);
+        return split(p, rows, {Work::PRODUCT_W8A8, work}, [&](int row_begin, int row_end, int panel_begin, int panel_end) {
+            int8_.product(p, x, row_begin, row_end, panel_begin, panel_end);
+        });
+    }
+    split(p, rows, {p.w->type == WEIGHT_I8 ? Work::PRODUCT_I8 : Work::PRODUCT_F32, work},
+          [&](int row_begin, int row_end, int panel_begin, int panel_end) { k.product(p, row_begin, row_end, panel_begin, panel_end); });
+}
+
+// Quantize the inputs of a product into scratch memory of the calling thread.
+Int8Rows Context::quantize(const Product& p, int rows) {
+    const int cols = p.w->cols, stride = padded_columns(cols);
+    Scratch& memory = scratch(current_thread);
+    float* scales = memory.get(Scratch::INT8_SCALES, static_cast<size_t>(rows));
+    auto* data = reinterpret_cast<uint8_t*>(memory.get(Scratch::INT8_ROWS, static_cast<size_t>(rows) * static_cast<size_t>(stride) / sizeof(float)));
+    const double amount = static_cast<double>(rows) * cols;
+    const int units = threads_ == 1 || nested_ || amount < MIN_PARALLEL ? 1 : std::min(rows, 2 * threads_);
+    parallel(units, {Work::ROWS, amount}, [&](int unit, int) {
+        const auto at = [&](int u) { return static_cast<int>(static_cast<int64_t>(rows) * u / units); };
+        for (int i = at(unit); i < at(unit + 1); i++)
+            scales[i] = int8_.quantize(p.a + i * p.lda, cols, stride, data + static_cast<ptrdiff_t>(i) * stride);
+    });
+    return {data, scales, stride};
+}
+
+void Context::split(const Product& p, int rows, Work work, const Part& part) {
+    const int panels = (p.w->rows + PANEL - 1) / PANEL;
+    if (threads_ == 1 || nested_ || work.amount < MIN_PARALLEL) return part(0, rows, 0, panels);
     // Split the longer axis; a few units more than threads, so that a slow thread does not hold up the others.
-    const int useful = std::min(threads_, std::max(2, static_cast<int>(work / (2 * MIN_PARALLEL)) + 1));
-    const int row_units = rows / (2 * k.row_tile), wanted = work < 20 * MIN_PARALLEL ? useful : 4 * threads_;
-    const Work amount = {p.w->type == WEIGHT_I8 ? Work::PRODUCT_I8 : Work::PRODUCT_F32, work};
+    const int useful = std::min(threads_, std::max(2, static_cast<int>(work.amount / (2 * MIN_PARALLEL)) + 1));
+    const int row_units = rows / (2 * k.row_tile), wanted = work.amount < 20 * MIN_PARALLEL ? useful : 4 * threads_;
     if (row_units >= wanted) {
-        parallel(wanted, amount, [&](int unit, int) {
+        parallel(wanted, work, [&](int unit, int) {
             const auto at = [&](int u) { return static_cast<int>(static_cast<int64_t>(rows) * u / wanted); };
-            k.product(p, at(unit), at(unit + 1), 0, panels);
+            part(at(unit), at(unit + 1), 0, panels);
         });
         return;
     }
     const int units = panels < wanted ? panels : wanted;
-    parallel(units, amount, [&](int unit, int) {
-        k.product(p, 0, rows, panels * unit / units, panels * (unit + 1) / units);
-    });
+    parallel(units, work, [&](int unit, int) { part(0, rows, panels * unit / units, panels * (unit + 1) / units); });
 }
 
 }  // namespace shoal

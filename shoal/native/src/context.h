@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "int8_product.h"
 #include "kernels.h"
 
 namespace shoal {
@@ -12,7 +13,7 @@ namespace shoal {
 // Scratch memory of one thread: buffers by number, which grow and are kept between calls.
 class Scratch {
   public:
-    static constexpr int BUFFERS = 12;
+    static constexpr int BUFFERS = 14, INT8_ROWS = 12, INT8_SCALES = 13;  // the last two are those of W8A8 products
     // Return an uninitialized buffer of at least `count` floats. Throws std::bad_alloc.
     float* get(int number, size_t count);
 
@@ -24,7 +25,7 @@ class Pool;
 
 // Amount of work of one call. Calls of one kind and about the same amount take about the same time.
 struct Work {
-    enum Kind { PRODUCT_F32, PRODUCT_I8, ATTENTION, ROWS, STREAMS, KINDS };
+    enum Kind { PRODUCT_F32, PRODUCT_I8, PRODUCT_W8A8, ATTENTION, ROWS, STREAMS, KINDS };
     Kind kind;
     double amount;  // such as multiplications
 };
@@ -57,7 +58,7 @@ class ThreadGovernor {
 // Kernels of one instruction set and the threads that run them. One call at a time.
 class Context {
   public:
-    Context(const Kernels& kernels, int threads);
+    Context(const Kernels& kernels, const Int8Kernels& int8, int threads);
     ~Context();
 
     // Run unit(number, thread) for all units; a free thread takes the next one. Serial within another call.
@@ -74,6 +75,12 @@ class Context {
     const Kernels& k;
 
   private:
+    // Part of a product: rows [row_begin, row_end) of panels [panel_begin, panel_end).
+    using Part = std::function<void(int row_begin, int row_end, int panel_begin, int panel_end)>;
+    void split(const Product& p, int rows, Work work, const Part& part);
+    Int8Rows quantize(const Product& p, int rows);
+
+    const Int8Kernels& int8_;
     const int threads_;
     bool nested_ = false;
     ThreadGovernor governor_;

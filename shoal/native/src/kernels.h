@@ -12,13 +12,15 @@ namespace shoal {
 // Output columns per packed panel; weights are stored as [panels][cols][PANEL].
 constexpr int PANEL = 16;
 
-enum WeightType : int32_t { WEIGHT_F32 = 0, WEIGHT_I8 = 1 };
+// W8A8 weights are int8 as well, in another order (int8_product.h): activations are quantized before the product.
+enum WeightType : int32_t { WEIGHT_F32 = 0, WEIGHT_I8 = 1, WEIGHT_W8A8 = 2 };
 
-// Packed weight [rows (outputs), cols (inputs)]. scales and bias have panels * PANEL entries, or are null.
+// Packed weight [rows (outputs), cols (inputs)]. scales, bias and sums have panels * PANEL entries, or are null.
 struct Matrix {
     const void* data;
     const float* scales;
     const float* bias;
+    const int32_t* sums;  // W8A8: sum of each output's weights, times 128
     int32_t rows;
     int32_t cols;
     int32_t type;

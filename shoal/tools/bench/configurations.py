@@ -24,6 +24,7 @@ PRESETS: dict[str, Settings] = {
     "int8+codec": {"quantize": "int8,codec=int8"},
     "int4": {"quantize": "int4"},
     "fp8": {"quantize": "fp8"},
+    "w8a8": {"quantize": "w8a8"},
     "kv-int8": {"kv_dtype": "int8"},
     "kv-fp8": {"kv_dtype": "fp8"},
     "graph": {"backend": "graph"},

@@ -7,14 +7,19 @@ import pytest
 import torch
 
 from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.execution.native import NativeRunner
 from shoal.engine.utterance import Turn, Utterance
+from shoal.errors import InvalidRequest
 from shoal.model.generate import generate
 from shoal.model.slow import Head
+from shoal.native.choice import candidates
 from shoal.native.dual_ar import StepRows
 from shoal.native.library import NativeUnavailable, open_library
+from shoal.quantize.apply import prepare_model
+from shoal.quantize.modes import WeightModes
 from shoal.speech import SamplingParams
 from tests.engine.oracle import Received, StepDriver
 
@@ -144,7 +149,43 @@ def test_values_out_of_range_are_an_error_and_read_no_other_memory(
         runner.steps.model.step(runner.steps.state, rows)
 
 
-def test_a_quantized_kv_cache_runs_on_the_eager_backend(tiny: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
-    core = core_of(tiny, kv_dtype="int8")
-    assert core.runner.backend == "eager"
-    assert "the KV cache is torch.int8" in caplog.text
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_a_quantized_kv_cache_is_refused_unless_the_eager_backend_is_asked_for(tiny: Checkpoint, kv_dtype: str) -> None:
+    for backend in ("auto", "native"):
+        with pytest.raises(InvalidRequest, match=f"kv_dtype = '{kv_dtype}' is not supported by the native backend"):
+            core_of(tiny, kv_dtype=kv_dtype, backend=backend)
+    assert core_of(tiny, kv_dtype=kv_dtype, backend="eager").runner.backend == "eager"
+
+
+@pytest.fixture(scope="module")
+def w8a8() -> Checkpoint:
+    checkpoint = random_checkpoint("tiny", dtype=torch.float32)
+    prepare_model(checkpoint.model, WeightModes.parse("w8a8"))
+    return checkpoint
+
+
+def test_int8_activations_sample_the_same_frames_alone_in_a_batch_and_on_every_instruction_set(
+    w8a8: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = speak(core_of(w8a8), w8a8, [0, 1, 2, 3])
+    assert all(each.shape[1] > 1 for each in expected)
+    for isa in candidates(int8_activations=True):
+        core = core_of(w8a8, cpu_isa=isa, token_budget=7)
+        assert core.runner.backend == "native"
+        assert core.runner.native_context is not None
+        assert core.runner.native_context.isa == isa
+        for number in (0, 3):
+            assert np.array_equal(speak(core, w8a8, [number])[0], expected[number]), isa
+    assert "not available" not in caplog.text
+
+
+def test_int8_activations_give_the_keys_of_the_eager_fallback(w8a8: Checkpoint) -> None:
+    keys = {}
+    for backend in ("native", "eager"):
+        core, grid = core_of(w8a8, backend=backend), prompt(w8a8, 2)
+        core.add(Utterance(0, [Turn("hm", grid, grid)], SamplingParams(seed=1, max_frames=1)))
+        while not core.idle:
+            core.step()
+        keys[backend] = core.runner._eager.kv.keys[:, core.scheduler.tables[0][:1]].clone()
+    difference = (keys["native"] - keys["eager"]).abs().max()
+    assert difference < 0.05 * keys["eager"].abs().max()

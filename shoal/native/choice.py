@@ -1,0 +1,192 @@
+"""Choose the instruction set of the native library by a measurement, once per CPU and library.
+
+Only instruction sets with equal bits compete, so the choice changes the speed and never the audio.
+"""
+
+import json
+import logging
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import OutputError
+from shoal.native.build import BUNDLED, find_compiler, library_name
+from shoal.native.library import INSTRUCTION_SETS, Arrays, Context, Matrix, NativeUnavailable, open_library
+from shoal.paths import atomic_write, cache_directory
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+BASELINE = "baseline"
+# Instruction sets whose kernels for float activations differ. The others add products of int8 activations to these.
+FLOAT_SETS = ("avx512", "avx2", BASELINE)
+ROUNDS = 5  # the shortest counts: in the others the thread may have been suspended
+OUTPUTS, INPUTS = 1024, 384  # a layer of nano; it stays in the L2 cache
+# Products of one round: rows and repetitions, about as much time in each.
+SMALL, LARGE = (1, 8), (16, 1)
+# A narrower instruction set has to be this much faster, so that noise does not choose it.
+MIN_GAIN = 1.1
+# Lines of /proc/cpuinfo that tell one model of a CPU from another.
+CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part")
+
+
+@dataclass(frozen=True, slots=True)
+class IsaChoice:
+    """Instruction set, and what a round of products took with each candidate; empty if there was one candidate."""
+
+    isa: str
+    milliseconds: dict[str, float]
+
+    def __str__(self) -> str:
+        measured = ", ".join(f"{name} {value:.2f} ms" for name, value in self.milliseconds.items())
+        return f"{self.isa}; measured: {measured}" if measured else self.isa
+
+
+def open_context(isa: str, threads: int, *, int8_activations: bool = False) -> Context:
+    """Return a context of the instruction set that `choose_isa` returns. Raises NativeUnavailable."""
+    choice = choose_isa(isa, int8_activations=int8_activations)
+    logger.info("native backend: %s, %d threads", choice, threads)
+    return Context(choice.isa, threads)
+
+
+def choose_isa(wanted: str, *, int8_activations: bool = False) -> IsaChoice:
+    """Return the wanted instruction set, or for `auto` the fastest for this type of activations.
+
+    Raises NativeUnavailable if this CPU does not have it.
+    """
+    if wanted == AUTO:
+        return _measured_choice(int8_activations)
+    supported = supported_sets()
+    if wanted not in supported:
+        raise NativeUnavailable(f"this CPU has no {wanted}: use {', '.join(supported)}")
+    return IsaChoice(wanted, {})
+
+
+def supported_sets() -> list[str]:
+    """Return the instruction sets that this CPU and the library have, widest first. Raises NativeUnavailable."""
+    library = open_library()
+    return [name for name in INSTRUCTION_SETS if library.shoal_supports(name.encode())]
+
+
+def candidates(*, int8_activations: bool) -> list[str]:
+    """Return the instruction sets that give the same bits, widest first.
+
+    On x86-64 `baseline` has no fused multiply-add and rounds once more, so it is used only where there is nothing else.
+    """
+    found = [name for name in supported_sets() if int8_activations or name in FLOAT_SETS]
+    fused = [name for name in found if name != BASELINE]
+    return fused or found
+
+
+@cache
+def _measured_choice(int8_activations: bool) -> IsaChoice:
+    names = candidates(int8_activations=int8_activations)
+    if len(names) == 1:
+        return IsaChoice(names[0], {})
+    key = f"{'int8' if int8_activations else 'float32'} activations, {_cpu()}, {library_name()}"
+    return _stored(key, names) or _store(key, measure(names, int8_activations=int8_activations))
+
+
+def measure(names: list[str], *, int8_activations: bool) -> IsaChoice:
+    """Time the products of a frame with each instruction set, in turns, for some milliseconds."""
+    arrays, matrices = Arrays(), list[Matrix]()
+    weight = np.arange(OUTPUTS * INPUTS, dtype=np.int8).reshape(OUTPUTS, INPUTS)
+    matrices.append(arrays.matrix(weight, scale=np.ones(OUTPUTS, np.float32), w8a8=int8_activations))
+    matrices.append(matrices[0] if int8_activations else arrays.matrix(weight.astype(np.float32)))
+    contexts = {name: Context(name, 1) for name in names}
+    best = dict.fromkeys(names, float("inf"))
+    for _ in range(ROUNDS):
+        for name, context in contexts.items():
+            best[name] = min(best[name], _round(context, matrices))
+    widest = names[0]
+    fastest = min(names, key=lambda name: best[name])
+    isa = fastest if best[fastest] * MIN_GAIN < best[widest] else widest
+    return IsaChoice(isa, {name: round(1e3 * seconds, 3) for name, seconds in best.items()})
+
+
+def _round(context: Context, matrices: list[Matrix]) -> float:
+    """Return the seconds of one round of products: one row with int8 weights, then many rows."""
+    began = time.perf_counter()
+    for matrix, (rows, times) in zip(matrices, (SMALL, LARGE), strict=True):
+        x = np.ones((rows, INPUTS), np.float32)
+        for _ in range(times):
+            context.product(matrix, x)
+    return time.perf_counter() - began
+
+
+def _file() -> Path:
+    """Return the file of stored choices. Raises RuntimeError for a user without a home directory."""
+    return cache_directory() / "native" / "isa.json"
+
+
+def _stored(key: str, names: list[str]) -> IsaChoice | None:
+    with suppress(TypeError, KeyError, ValueError, AttributeError):  # an entry of another form
+        entry = _entries()[key]
+        times = {str(name): float(value) for name, value in entry["milliseconds"].items()}
+        if entry["isa"] in names and list(times) == names:
+            return IsaChoice(entry["isa"], times)
+    return None
+
+
+def _entries() -> dict[str, Any]:
+    """Return the stored choices for this library; several CPUs may share a home directory."""
+    try:
+        found = json.loads(_file().read_text(encoding="utf-8"))
+    except (OSError, RuntimeError, ValueError):
+        return {}
+    return {key: found[key] for key in found if key.endswith(library_name())} if isinstance(found, dict) else {}
+
+
+def _store(key: str, choice: IsaChoice) -> IsaChoice:
+    entries = _entries()
+    entries[key] = {"isa": choice.isa, "milliseconds": choice.milliseconds}
+    try:
+        _file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        atomic_write(_file(), json.dumps(entries, indent=1).encode(), private=True)
+    except (OSError, RuntimeError, OutputError) as error:
+        logger.info("the choice of the instruction set is not stored and will be measured again: %s", error)
+    return choice
+
+
+def _cpu() -> str:
+    """Return the model of this CPU."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+        pairs = (line.partition(":")[::2] for line in lines)
+        return " ".join(value.strip() for name, value in pairs if name.strip() in CPU_FIELDS)
+    return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryStatus:
+    """Return whether the native backend can be used, and how or why not."""
+
+    available: bool
+    detail: str
+
+
+def native_library() -> LibraryStatus:
+    """Return the state of the library without compiling it."""
+    if not any((folder / library_name()).exists() for folder in _folders()):
+        compiler = find_compiler()
+        missing = "eager: no native library, and no C++ compiler to build it (install g++ or clang++)"
+        return LibraryStatus(
+            compiler is not None, f"native, compiled on first use by {compiler}" if compiler else missing
+        )
+    try:
+        return LibraryStatus(True, f"native ({choose_isa(AUTO)})")
+    except NativeUnavailable as error:
+        return LibraryStatus(False, f"eager: {error}")
+
+
+def _folders() -> Iterator[Path]:
+    yield BUNDLED
+    with suppress(RuntimeError):  # a user without a home directory
+        yield cache_directory() / "native"
