@@ -32,8 +32,8 @@ def decoded(data: bytes, format: str, rate: int = RATE) -> np.ndarray:
         return to_float(np.frombuffer(data, "<i2"))
     if format in TELEPHONE:
         with av.open(io.BytesIO(data), format=TELEPHONE[format], options={"sample_rate": "8000"}) as file:
-            heard = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
-        return to_float(heard)
+            samples = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
+        return to_float(samples)
     return read_audio(data, rate, NO_LIMITS).samples
 
 

@@ -23,10 +23,10 @@ def level(samples: Samples) -> float:
 @pytest.mark.parametrize("given", [-30.0, -20.0, -6.0])
 def test_a_whole_file_reaches_the_target_with_one_gain(given: float) -> None:
     samples = tone(2.0, given)
-    heard = LoudnessNormalizer(RATE).feed(samples)
-    assert level(heard) == pytest.approx(TARGET_LUFS + 3, abs=0.2)
+    normalized = LoudnessNormalizer(RATE).feed(samples)
+    assert level(normalized) == pytest.approx(TARGET_LUFS + 3, abs=0.2)
     loud = np.abs(samples) > np.abs(samples).max() / 2
-    assert np.ptp(heard[loud] / samples[loud]) < 1e-3
+    assert np.ptp(normalized[loud] / samples[loud]) < 1e-3
 
 
 def test_a_stream_reaches_the_target_gradually_and_without_delay() -> None:

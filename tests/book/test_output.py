@@ -136,8 +136,8 @@ def test_a_file_has_chapters_tags_and_cover(suffix: str, timeline: Timeline, wor
         assert b"METADATA_BLOCK_PICTURE" in content
     else:
         assert COVER.content in content
-    heard, expected = decoded(path), rendered(timeline)
-    envelope = [np.abs(each[: len(expected) // 800 * 800].reshape(-1, 800)).mean(axis=1) for each in (heard, expected)]
+    actual, expected = decoded(path), rendered(timeline)
+    envelope = [np.abs(each[: len(expected) // 800 * 800].reshape(-1, 800)).mean(axis=1) for each in (actual, expected)]
     size = min(map(len, envelope))
     assert np.corrcoef(envelope[0][:size], envelope[1][:size])[0, 1] > 0.97, "sentences are where they are said to be"
     assert not list(work.glob(".*")), "no partial file is left"

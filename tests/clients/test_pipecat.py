@@ -30,7 +30,7 @@ from tests.waiting import wait_until
 RATE = 16_000
 
 
-class Ear(FrameProcessor):
+class AudioCollector(FrameProcessor):
     """The end of the pipeline: collects what a transport would play."""
 
     def __init__(self) -> None:
@@ -56,14 +56,14 @@ class Ear(FrameProcessor):
 class Conversation:
     """A running pipeline. Pipecat ends a reply after 3 s without audio; on a slower machine it is asked for again."""
 
-    def __init__(self, worker: PipelineWorker, ear: Ear) -> None:
-        self.worker, self.ear = worker, ear
+    def __init__(self, worker: PipelineWorker, collector: AudioCollector) -> None:
+        self.worker, self.collector = worker, collector
 
     async def begin(self, text: str) -> bytes:
         """Say a text and return the first of its audio."""
         while True:
             await self.worker.queue_frame(TTSSpeakFrame(text))
-            frame = await self.ear.next()
+            frame = await self.collector.next()
             if isinstance(frame, TTSAudioRawFrame):
                 assert (frame.sample_rate, frame.num_channels) == (RATE, 1)
                 return frame.audio
@@ -71,7 +71,7 @@ class Conversation:
     async def reply(self, text: str) -> np.ndarray:
         """Say a text and return its samples."""
         audio = await self.begin(text)
-        while isinstance(frame := await self.ear.next(), TTSAudioRawFrame):
+        while isinstance(frame := await self.collector.next(), TTSAudioRawFrame):
             audio += frame.audio
         return np.frombuffer(audio, np.int16)
 
@@ -85,9 +85,9 @@ def service(server: Serving, **settings: Any) -> FishAudioTTSService:
 @asynccontextmanager
 async def conversation(speaker: FishAudioTTSService) -> AsyncIterator[Conversation]:
     """A pipeline with the service, as an agent has it."""
-    ear = Ear()
+    collector = AudioCollector()
     worker = PipelineWorker(
-        Pipeline([speaker, ear]),
+        Pipeline([speaker, collector]),
         params=PipelineParams(audio_out_sample_rate=RATE),
         cancel_on_idle_timeout=False,
         enable_rtvi=False,
@@ -103,7 +103,7 @@ async def conversation(speaker: FishAudioTTSService) -> AsyncIterator[Conversati
     running = asyncio.create_task(runner.run())
     try:
         await asyncio.wait_for(started.wait(), 60)
-        yield Conversation(worker, ear)
+        yield Conversation(worker, collector)
     finally:
         await worker.queue_frame(EndFrame())
         await asyncio.wait_for(running, 60)
@@ -135,7 +135,7 @@ def test_an_interrupted_reply_frees_its_place_and_the_next_one_is_spoken(nano: S
             await agent.worker.queue_frame(InterruptionFrame())
             with nano.client() as http:
                 await asyncio.to_thread(wait_until, lambda: http.get("/ready").json()["in_flight"] == 0)
-            agent.ear.forget()
+            agent.collector.forget()
             assert await agent.begin("Sorry.")
 
     asyncio.run(talk())

@@ -68,14 +68,14 @@ class Listener(FrameProcessor):
         self.seconds = 0.0
         self.words: list[tuple[str, int]] = []  # with the nanosecond at which each begins
         self.errors: list[str] = []
-        self.heard, self.stopped, self.interrupted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.received, self.stopped, self.interrupted = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
         if isinstance(frame, TTSAudioRawFrame):
             assert (frame.sample_rate, frame.num_channels) == (RATE, 1)
             self.seconds += len(frame.audio) / 2 / RATE
-            self.heard.set()
+            self.received.set()
         elif isinstance(frame, TTSTextFrame):
             assert frame.pts is not None, "the word has a time"
             self.words.append((frame.text, frame.pts))
@@ -99,7 +99,7 @@ class Errors(FrameProcessor):
         if isinstance(frame, ErrorFrame):
             self._listener.errors.append(frame.error)
             self._listener.stopped.set()
-            self._listener.heard.set()
+            self._listener.received.set()
         await self.push_frame(frame, direction)
 
 
@@ -136,8 +136,12 @@ async def reply(worker: PipelineWorker, *words: str) -> None:
 
 def run(nano: Serving, make: MakeService, talk: Callable[[PipelineWorker, Listener], Awaitable[None]]) -> None:
     async def session() -> None:
-        async with asyncio.timeout(240), aiohttp.ClientSession() as http, pipeline(make(nano, http)) as (worker, heard):
-            await talk(worker, heard)
+        async with (
+            asyncio.timeout(240),
+            aiohttp.ClientSession() as http,
+            pipeline(make(nano, http)) as (worker, received),
+        ):
+            await talk(worker, received)
 
     asyncio.run(session())
 
@@ -166,7 +170,7 @@ def check_words(words: list[tuple[str, int]], text: str, seconds: float) -> None
 def test_an_interrupted_reply_makes_way_for_the_next(nano: Serving) -> None:
     async def talk(worker: PipelineWorker, listener: Listener) -> None:
         await reply(worker, *("One sentence follows another. " for _ in range(4)))
-        await listener.heard.wait()
+        await listener.received.wait()
         await worker.queue_frame(InterruptionFrame())
         await listener.interrupted.wait()
         listener.stopped.clear()

@@ -41,8 +41,8 @@ def test_chunks_of_any_sizes_equal_one_whole_decode(cuts: set[int], codec: Codec
 def test_streamed_pcm_of_nano_differs_from_the_whole_by_at_most_one_step(sizes: tuple[int, ...]) -> None:
     """Products of another number of rows round differently on a CPU; what is left of that in 16 bits is documented."""
     codec = resolve_model("nano", dtype=torch.float32, device="cpu").codec
-    dice = torch.Generator().manual_seed(0)
-    codes = torch.stack([torch.randint(0, size, (98,), generator=dice) for size in codec.quantizer.sizes])[None]
+    rng = torch.Generator().manual_seed(0)
+    codes = torch.stack([torch.randint(0, size, (98,), generator=rng) for size in codec.quantizer.sizes])[None]
     decoder, whole = StreamingDecoder(codec, slots=1), codec.decode(codes)
     streamed = torch.cat([decoder.decode(chunk, [0]) for chunk in codes.split(sizes, dim=-1)], dim=-1)
     assert largest_gap(streamed, whole) <= EXACT

@@ -77,8 +77,8 @@ def test_models_are_loaded_and_unloaded_within_the_memory(container: httpx.Clien
         pieces = stream.iter_raw()
         begun = next(pieces)
         assert container.delete("/models/first").status_code == 200
-        heard = samples_of(begun + b"".join(pieces))
-    assert len(heard) == len(whole), "what is being spoken is spoken to its end"
+        received = samples_of(begun + b"".join(pieces))
+    assert len(received) == len(whole), "what is being spoken is spoken to its end"
     assert container.get("/models/first").status_code == 404
     assert container.delete("/models/first").status_code == 404
     assert container.post("/models", json={"model_name": "second", "url": url}).status_code == 200

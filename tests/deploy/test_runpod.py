@@ -62,8 +62,8 @@ def test_a_job_can_be_streamed(worker: httpx.Client) -> None:
     assert len(whole) == 1
     pieces = [each["output"] for each in streamed["stream"]]
     assert len(pieces) > 1
-    heard, same = (np.frombuffer(audio_of(each), "<i2").astype(int) for each in (pieces, whole))
-    assert np.abs(heard - same).max() <= 2  # pieces round differently
+    decoded, same = (np.frombuffer(audio_of(each), "<i2").astype(int) for each in (pieces, whole))
+    assert np.abs(decoded - same).max() <= 2  # pieces round differently
 
 
 @pytest.mark.parametrize(

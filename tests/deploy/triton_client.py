@@ -11,9 +11,9 @@ LAST = "triton_final_response"
 
 
 def main(address: str, bodies: list[str]) -> None:
-    heard: queue.Queue = queue.Queue()
+    received: queue.Queue = queue.Queue()
     with grpc.InferenceServerClient(address) as client:
-        client.start_stream(lambda result, error: heard.put((result, error)))
+        client.start_stream(lambda result, error: received.put((result, error)))
         for number, body in enumerate(bodies):
             given = grpc.InferInput("request", [1], "BYTES")
             given.set_data_from_numpy(np.array([body.encode()], dtype=np.object_))
@@ -21,7 +21,7 @@ def main(address: str, bodies: list[str]) -> None:
         answers = [{"pieces": [], "error": None, "order": []} for _ in bodies]
         open_requests = len(bodies)
         while open_requests:
-            result, error = heard.get(timeout=240)
+            result, error = received.get(timeout=240)
             if error is not None:
                 # The stream does not say whose error it is: the tests ask for one at a time.
                 answers[-1]["error"] = str(error.message())

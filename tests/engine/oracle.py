@@ -107,22 +107,22 @@ class StepDriver:
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        self.heard: dict[int, Received] = {}
+        self.received: dict[int, Received] = {}
 
     def add(self, utterance: Utterance) -> Received:
-        self.heard[utterance.id] = Received(utterance)
+        self.received[utterance.id] = Received(utterance)
         self.core.add(utterance)
-        return self.heard[utterance.id]
+        return self.received[utterance.id]
 
     def step(self) -> None:
         for event in self.core.step():
-            heard = self.heard[event.utterance.id]
-            assert not heard.ends, "no event after the last one"
-            heard.ends += event.last
-            heard.error = event.error
+            received = self.received[event.utterance.id]
+            assert not received.ends, "no event after the last one"
+            received.ends += event.last
+            received.error = event.error
             if event.chunk is not None:
-                heard.chunks.append(event.chunk.samples)
-                heard.finish = event.chunk.finish
+                received.chunks.append(event.chunk.samples)
+                received.finish = event.chunk.finish
 
     def run(self, max_steps: int = 5000) -> None:
         """Step until all utterances have ended."""

@@ -60,17 +60,17 @@ def timed_requests(checkpoint: Checkpoint, voice: Voice, count: int = 17) -> lis
 def run_requests(core: EngineCore, program: list[TimedRequest]) -> list[Received]:
     """Submit each request at its step, run all to their end and check that nothing leaked."""
     driver = StepDriver(core)
-    heard: list[Received] = []
+    received: list[Received] = []
     step = 0
-    while len(heard) < len(program) or not core.idle:
-        while len(heard) < len(program) and program[len(heard)].at <= step:
-            number = len(heard)
-            heard.append(driver.add(program[number].utterance(number, whole=number % 2 == 0)))
+    while len(received) < len(program) or not core.idle:
+        while len(received) < len(program) and program[len(received)].at <= step:
+            number = len(received)
+            received.append(driver.add(program[number].utterance(number, whole=number % 2 == 0)))
         driver.step()
         step += 1
     assert_nothing_leaked(core)
-    assert [each.ends for each in heard] == [1] * len(program)
-    return heard
+    assert [each.ends for each in received] == [1] * len(program)
+    return received
 
 
 def blocks_bytes(checkpoint: Checkpoint, blocks: int, size: int = PLAIN.block_size) -> int:
@@ -80,8 +80,8 @@ def blocks_bytes(checkpoint: Checkpoint, blocks: int, size: int = PLAIN.block_si
 def check(core: EngineCore, program: list[TimedRequest], oracle: Oracle) -> None:
     wrong = [
         number
-        for number, (heard, request) in enumerate(zip(run_requests(core, program), program, strict=True))
-        if not heard.equals(oracle.speak(request.turns, request.sampling))
+        for number, (received, request) in enumerate(zip(run_requests(core, program), program, strict=True))
+        if not received.equals(oracle.speak(request.turns, request.sampling))
     ]
     assert not wrong
 
@@ -205,19 +205,19 @@ def test_a_turn_that_does_not_fit_the_kv_cache_restarts_from_the_voice(oracle: O
     turns = build_turns("One thing. Another thing.", None, checkpoint, chunk_bytes=16)
     most = len(turns[1].prompt) + 20
     core = EngineCore(checkpoint, replace(PLAIN, kv_bytes=blocks_bytes(checkpoint, -(-most // 16))))
-    heard = run_requests(core, [TimedRequest(turns, SamplingParams(seed=1, max_frames=20))])[0]
+    received = run_requests(core, [TimedRequest(turns, SamplingParams(seed=1, max_frames=20))])[0]
     fresh = oracle.speak([turns[1]], Utterance(0, turns, SamplingParams(seed=1, max_frames=20), turn=1).turn_sampling())
-    assert np.array_equal(heard.codes[:, -fresh.codes.shape[1] :], fresh.codes)
+    assert np.array_equal(received.codes[:, -fresh.codes.shape[1] :], fresh.codes)
 
 
 def test_max_frames_1_gives_one_frame(either: Oracle) -> None:
     turns = build_turns("hello", None, either.checkpoint)
-    [heard] = run_requests(
+    [received] = run_requests(
         EngineCore(either.checkpoint, PLAIN), [TimedRequest(turns, SamplingParams(seed=4, max_frames=1))]
     )
-    assert heard.codes.shape[1] == 1
-    assert heard.finish is FinishReason.LENGTH
-    assert heard.equals(either.speak(turns, SamplingParams(seed=4, max_frames=1)))
+    assert received.codes.shape[1] == 1
+    assert received.finish is FinishReason.LENGTH
+    assert received.equals(either.speak(turns, SamplingParams(seed=4, max_frames=1)))
 
 
 def short_context(checkpoint: Checkpoint, tokens: int) -> Checkpoint:
@@ -255,8 +255,8 @@ def test_a_stop_at_the_very_first_token_is_an_empty_speech(tiny: Checkpoint) -> 
     ]
     program = [request for request in program if not oracle.speak(request.turns, request.sampling).codes.size]
     assert program
-    for heard in run_requests(EngineCore(checkpoint, PLAIN), program):
-        assert (heard.finish, heard.codes.shape, len(heard.samples)) == (FinishReason.STOP, (10, 0), 0)
+    for received in run_requests(EngineCore(checkpoint, PLAIN), program):
+        assert (received.finish, received.codes.shape, len(received.samples)) == (FinishReason.STOP, (10, 0), 0)
 
 
 def test_a_stop_token_ends_the_turn_and_starts_the_next(tiny: Checkpoint) -> None:

@@ -251,11 +251,11 @@ def test_released_memory_changes_no_audio(engine: Engine) -> None:
     cached = service.statistics()["blocks"]["cached"]
     assert cached > 0
     live = engine.speak("hello", sampling=SamplingParams(seed=1, max_frames=40), stream=True)
-    heard = [next(live)]
+    received = [next(live)]
     released = service.release_memory()  # while a request is in progress
     assert released["prefix_blocks"] == cached
     assert released["device_bytes"] == released["host_blocks"] == 0
-    samples = np.concatenate([chunk.samples for chunk in (*heard, *live)])
+    samples = np.concatenate([chunk.samples for chunk in (*received, *live)])
     assert np.array_equal(samples, engine.speak("hello", sampling=SamplingParams(seed=1, max_frames=40)).samples)
     again = engine.speak("A text that fills several blocks of the cache.", sampling=SHORT)
     assert np.array_equal(again.samples, first.samples)
@@ -315,7 +315,7 @@ def test_concurrent_callers_get_the_same_output_as_alone(
             clip = Recording(recording(pitch=200.0 + number), "some words")
             stream = engine.astream(SpeechRequest("hello", recordings=(clip,), sampling=sampling))
             try:
-                return "heard" if [chunk async for chunk in stream] else "silence"
+                return "received" if [chunk async for chunk in stream] else "silence"
             except RuntimeError:
                 return "no voice"
         if kind == 1:
@@ -332,7 +332,7 @@ def test_concurrent_callers_get_the_same_output_as_alone(
 
     outcomes = asyncio.run(all_of_them())
     assert {name: outcomes.count(name) for name in ("as alone", "hung up")} == {"as alone": 30, "hung up": 15}
-    assert outcomes.count("heard") + outcomes.count("no voice") == 15
+    assert outcomes.count("received") + outcomes.count("no voice") == 15
     assert "no voice" in outcomes
 
 

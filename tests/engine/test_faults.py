@@ -65,14 +65,14 @@ def test_only_the_request_that_breaks_a_step_fails(
     driver = StepDriver(core)
     turns = build_turns("hello", voice, oracle.checkpoint)
     with poisoned(core, poisonous, after=after) as failed:
-        heard = five(driver, turns)
+        received = five(driver, turns)
         driver.run(max_steps=500)
-    for id, each in enumerate(heard):
+    for id, each in enumerate(received):
         if id == 2:
             assert isinstance(each.error, GenerationFailed)
         else:
             assert each.equals(oracle.speak(turns, each.utterance.sampling))
-    assert failed[-1].sequences() == [heard[2].utterance.sequence]
+    assert failed[-1].sequences() == [received[2].utterance.sequence]
     assert 0 < core.stats.failed <= len(failed), "a step in flight behind one that failed is abandoned"
     assert_nothing_leaked(core)
 
@@ -81,13 +81,13 @@ def test_a_step_that_fails_once_is_recovered(oracle: Oracle, voice: Voice) -> No
     core = EngineCore(oracle.checkpoint, PLAIN)
     driver = StepDriver(core)
     turns = build_turns("hello", voice, oracle.checkpoint)
-    heard = five(driver, turns)
+    received = five(driver, turns)
     for _ in range(5):
         driver.step()
     with poisoned(core, lambda batch: True, after=True):
         driver.step()
     driver.run()
-    for each in heard:
+    for each in received:
         assert each.equals(oracle.speak(turns, each.utterance.sampling))
     assert core.stats.failed == 1
     assert_nothing_leaked(core)
@@ -98,10 +98,10 @@ def test_a_fault_during_decode_fails_its_utterance(oracle: Oracle) -> None:
     driver = StepDriver(core)
     turns = build_turns("hello", None, oracle.checkpoint)
     with poisoned(core, decode_of(2)):
-        heard = five(driver, turns)
+        received = five(driver, turns)
         driver.run(max_steps=500)
     for id in (0, 1, 3, 4):
-        assert heard[id].equals(oracle.speak(turns, heard[id].utterance.sampling))
+        assert received[id].equals(oracle.speak(turns, received[id].utterance.sampling))
     assert_nothing_leaked(core)
 
 
@@ -110,10 +110,10 @@ def test_a_device_that_always_fails_ends_the_engine_and_no_request(oracle: Oracl
     core = EngineCore(oracle.checkpoint, PLAIN)
     run_with_lag(core, lag)
     driver = StepDriver(core)
-    heard = five(driver, build_turns("hello", None, oracle.checkpoint))
+    received = five(driver, build_turns("hello", None, oracle.checkpoint))
     with poisoned(core, lambda batch: True), pytest.raises(DeviceFailed) as raised:
         driver.run(max_steps=50)
-    assert not any(each.ends for each in heard), "the next engine process runs them again"
+    assert not any(each.ends for each in received), "the next engine process runs them again"
     assert 0 in raised.value.blamed
 
 
@@ -138,13 +138,15 @@ def test_many_requests_in_a_row_that_fail_alone_end_the_engine_but_replayed_ones
     turns = build_turns("hello", None, oracle.checkpoint)
     with poisoned(core, lambda batch: not holds(PROBE_ID)(batch)):
         for number in range(2 * MAX_FAILURES):
-            heard = driver.add(Utterance(number, turns, SamplingParams(max_frames=2), replayed=number < MAX_FAILURES))
+            received = driver.add(
+                Utterance(number, turns, SamplingParams(max_frames=2), replayed=number < MAX_FAILURES)
+            )
             if number == 2 * MAX_FAILURES - 1:
                 with pytest.raises(DeviceFailed, match="in a row"):
                     driver.run(max_steps=50)
             else:
                 driver.run(max_steps=50)
-                assert isinstance(heard.error, GenerationFailed)
+                assert isinstance(received.error, GenerationFailed)
 
 
 def test_a_codec_that_always_fails_ends_the_engine(oracle: Oracle) -> None:
@@ -152,10 +154,12 @@ def test_a_codec_that_always_fails_ends_the_engine(oracle: Oracle) -> None:
     core.audio_decoder._decoder = FlakyDecoder(core, lambda: True, Random(SEED))  # type: ignore[assignment]
     driver = StepDriver(core)
     turns = build_turns("hello", None, oracle.checkpoint)
-    heard = [driver.add(Utterance(number, turns, SamplingParams(max_frames=3))) for number in range(2 * MAX_FAILURES)]
+    received = [
+        driver.add(Utterance(number, turns, SamplingParams(max_frames=3))) for number in range(2 * MAX_FAILURES)
+    ]
     with pytest.raises(DeviceFailed, match="codec"):
         driver.run(max_steps=500)
-    errors = {str(each.error) for each in heard if each.ends}
+    errors = {str(each.error) for each in received if each.ends}
     assert errors == {"the codec failed on this request"}, "clients do not see the cause"
 
 
@@ -163,16 +167,16 @@ def test_a_replayed_request_runs_its_first_step_alone(oracle: Oracle) -> None:
     core = EngineCore(oracle.checkpoint, PLAIN)
     driver = StepDriver(core)
     turns = build_turns("hello", None, oracle.checkpoint)
-    heard = [
+    received = [
         driver.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=4), replayed=id in (1, 2)))
         for id in range(4)
     ]
     with poisoned(core, lambda batch: holds(1)(batch) and len(batch.sequences()) > 1) as failed:
-        while not heard[1].utterance.codes:
+        while not received[1].utterance.codes:
             driver.step()
     assert failed == []
     driver.run()
-    for each in heard:
+    for each in received:
         assert each.equals(oracle.speak(turns, each.utterance.sampling))
     assert_nothing_leaked(core)
 
@@ -186,11 +190,11 @@ def test_a_faulty_sequence_is_isolated_when_memory_is_short(oracle: Oracle, voic
     core = EngineCore(checkpoint, config)
     driver = StepDriver(core)
     with poisoned(core, holds(1)):
-        heard = five(driver, turns)
+        received = five(driver, turns)
         driver.run(max_steps=500)
-    assert isinstance(heard[1].error, GenerationFailed)
+    assert isinstance(received[1].error, GenerationFailed)
     for id in (0, 2, 3, 4):
-        assert heard[id].equals(oracle.speak(turns, heard[id].utterance.sampling))
+        assert received[id].equals(oracle.speak(turns, received[id].utterance.sampling))
     assert_nothing_leaked(core)
 
 
@@ -198,12 +202,12 @@ def test_a_cancelled_suspect_is_dropped(oracle: Oracle) -> None:
     core = EngineCore(oracle.checkpoint, PLAIN)
     driver = StepDriver(core)
     turns = build_turns("hello", None, oracle.checkpoint)
-    heard = five(driver, turns)
+    received = five(driver, turns)
     with poisoned(core, lambda batch: len(batch.sequences()) > 1):
         driver.step()
-    core.cancel(heard[0].utterance)
+    core.cancel(received[0].utterance)
     driver.run()
-    for each in heard[1:]:
+    for each in received[1:]:
         assert each.equals(oracle.speak(turns, each.utterance.sampling))
     assert_nothing_leaked(core)
 
@@ -213,14 +217,14 @@ def test_a_step_that_fails_on_wait_is_recomputed_even_if_it_was_the_last_of_a_se
     run_with_lag(core, 1)
     driver = StepDriver(core)
     turns = build_turns("hello", None, oracle.checkpoint)
-    heard = [driver.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=4 + 2 * id))) for id in range(2)]
-    while not heard[0].utterance.sequence.exhausted:
+    received = [driver.add(Utterance(id, turns, SamplingParams(seed=id, max_frames=4 + 2 * id))) for id in range(2)]
+    while not received[0].utterance.sequence.exhausted:
         driver.step()
     flights = core.runner.runner.pending
     flights[0] = Lost(flights[0])  # type: ignore[assignment]
     driver.run()
     assert core.stats.failed == 1
-    for each in heard:
+    for each in received:
         assert each.equals(oracle.speak(turns, each.utterance.sampling))
     assert_nothing_leaked(core)
 
@@ -234,14 +238,14 @@ def test_a_finished_utterance_does_not_fail_with_a_surplus_frame(oracle: Oracle,
     driver = StepDriver(core)
     sixth = int(oracle.speak(turns, sampling).codes[0, 6]) + oracle.checkpoint.model.config.semantic_begin_id
     core.scheduler.stop_id = sixth
-    heard = driver.add(Utterance(0, turns, sampling))
-    while heard.utterance.sequence.finish is None:
+    received = driver.add(Utterance(0, turns, sampling))
+    while received.utterance.sequence.finish is None:
         driver.step()
     flights = core.runner.runner.pending
     for number, flight in enumerate(flights):
         flights[number] = Lost(flight)  # type: ignore[assignment]
     driver.run()
-    assert (heard.error, heard.finish) == (None, FinishReason.STOP)
+    assert (received.error, received.finish) == (None, FinishReason.STOP)
     assert_nothing_leaked(core)
 
 
@@ -291,7 +295,7 @@ class RandomLoad:
 
     def _release(self, id: int) -> None:
         self.core.cancel(self.core.tracker.active[id])
-        assert self.driver.heard.pop(id).ends == 0
+        assert self.driver.received.pop(id).ends == 0
         self.poison.discard(id)
         self.ends["left"] += 1
 
@@ -300,14 +304,14 @@ class RandomLoad:
 
     def _check_speech(self) -> None:
         """Check the output of ended requests and drop them."""
-        for id in [id for id, heard in self.driver.heard.items() if heard.ends]:
-            heard = self.driver.heard.pop(id)
-            if heard.error is not None:
-                assert isinstance(heard.error, GenerationFailed)
+        for id in [id for id, received in self.driver.received.items() if received.ends]:
+            received = self.driver.received.pop(id)
+            if received.error is not None:
+                assert isinstance(received.error, GenerationFailed)
                 self.ends["failed"] += 1
             else:
-                expected_output = self.oracle.speak(heard.utterance.turns, heard.utterance.sampling)
-                self.ends["as alone" if heard.equals(expected_output) else "otherwise"] += 1
+                expected_output = self.oracle.speak(received.utterance.turns, received.utterance.sampling)
+                self.ends["as alone" if received.equals(expected_output) else "otherwise"] += 1
 
 
 def objects_and_bytes() -> tuple[int, int]:
@@ -337,7 +341,7 @@ def test_random_arrivals_cancellations_and_failures_leak_nothing(oracle: Oracle,
     assert len(load.poison) <= load.ends["failed"] < 50
     core = load.core
     assert_nothing_leaked(core)
-    assert not load.driver.heard
+    assert not load.driver.received
     assert abs(objects_now - objects) < 120, "not one per request"
     # Slack for shapes that occur for the first time: the cached kernels differ.
     assert resident_now - resident < 8 << 20

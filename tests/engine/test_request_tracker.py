@@ -81,17 +81,17 @@ def speak(
     run_with_lag(core, lag)
     core.audio_decoder._decoder = Sounds(*sounds)  # type: ignore[assignment]
     driver = StepDriver(core)
-    heard = driver.add(Utterance(0, build_turns(text, None, checkpoint), sampling, whole=whole))
+    received = driver.add(Utterance(0, build_turns(text, None, checkpoint), sampling, whole=whole))
     driver.run()
-    assert heard.ends == 1
+    assert received.ends == 1
     assert_nothing_leaked(core)
-    return heard, core
+    return received, core
 
 
 def test_speech_passes_the_guard(tiny: Checkpoint) -> None:
-    heard, core = speak(tiny, tone)
-    assert heard.finish is FinishReason.LENGTH
-    assert len(heard.samples) == 16 * FRAME
+    received, core = speak(tiny, tone)
+    assert received.finish is FinishReason.LENGTH
+    assert len(received.samples) == 16 * FRAME
     assert (core.tracker.stats.spoken, core.tracker.stats.retried, core.tracker.stats.failed) == (1, 0, 0)
 
 
@@ -101,12 +101,12 @@ def test_speech_passes_the_guard(tiny: Checkpoint) -> None:
 def test_output_that_is_not_speech_is_retried_once_and_then_fails(
     tiny: Checkpoint, sound: Sound, finding: str, whole: bool, lag: int
 ) -> None:
-    heard, core = speak(tiny, sound, whole=whole, lag=lag)
-    assert isinstance(heard.error, GenerationFailed)
-    assert finding in str(heard.error)
+    received, core = speak(tiny, sound, whole=whole, lag=lag)
+    assert isinstance(received.error, GenerationFailed)
+    assert finding in str(received.error)
     # A stream that has sent audio cannot be retried; a NaN is detected before the first chunk.
     heard_in_part = not whole and sound is not nonsense
-    assert bool(heard.chunks) is heard_in_part
+    assert bool(received.chunks) is heard_in_part
     assert core.tracker.stats.retried == (0 if heard_in_part else 1)
     assert core.tracker.stats.failed == 1
     assert core.tracker.stats.spoken == 0
@@ -115,30 +115,30 @@ def test_output_that_is_not_speech_is_retried_once_and_then_fails(
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_retry_has_another_seed_and_is_reproducible(oracle: Oracle, lag: int) -> None:
     checkpoint = oracle.checkpoint
-    heard, core = speak(checkpoint, silence, tone, whole=True, lag=lag)
+    received, core = speak(checkpoint, silence, tone, whole=True, lag=lag)
     turns = build_turns(TEXT, None, checkpoint)
     first, second = (oracle.speak(turns, LONG, attempt).codes for attempt in (0, 1))
-    assert heard.finish is FinishReason.LENGTH
-    assert np.array_equal(heard.codes, second)
+    assert received.finish is FinishReason.LENGTH
+    assert np.array_equal(received.codes, second)
     assert not np.array_equal(first, second)
-    assert np.array_equal(heard.samples, tone(16 * FRAME))
+    assert np.array_equal(received.samples, tone(16 * FRAME))
     assert (core.tracker.stats.retried, core.tracker.stats.spoken) == (1, 1)
 
 
 def test_a_retry_of_a_long_text_starts_at_its_first_turn(oracle: Oracle) -> None:
     text, sampling = "One thing. Another thing.", SamplingParams(seed=3, max_frames=6)
     checkpoint = replace(oracle.checkpoint, profile=replace(oracle.checkpoint.profile, chunk_bytes=16))
-    heard, core = speak(checkpoint, silence, tone, text=text, sampling=sampling, whole=True)
-    assert np.array_equal(heard.codes, oracle.speak(build_turns(text, None, checkpoint), sampling, 1).codes)
+    received, core = speak(checkpoint, silence, tone, text=text, sampling=sampling, whole=True)
+    assert np.array_equal(received.codes, oracle.speak(build_turns(text, None, checkpoint), sampling, 1).codes)
     assert core.tracker.stats.retried == 1
 
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("frames", [1, 2])
 def test_forty_milliseconds_of_audio_are_a_failure(tiny: Checkpoint, frames: int, whole: bool) -> None:
-    heard, core = speak(tiny, tone, sampling=SamplingParams(max_frames=frames), whole=whole)
-    assert isinstance(heard.error, GenerationFailed)
-    assert "too short" in str(heard.error)
+    received, core = speak(tiny, tone, sampling=SamplingParams(max_frames=frames), whole=whole)
+    assert isinstance(received.error, GenerationFailed)
+    assert "too short" in str(received.error)
     assert core.tracker.stats.failed == 1
 
 
@@ -152,37 +152,37 @@ def test_a_model_that_stops_long_before_the_end_of_the_text_fails(
         return take_in(self, sequence, token, self.stop_id if sequence.frames == 5 else main)
 
     monkeypatch.setattr(Scheduler, "_append_frame", stop_early)
-    heard, _ = speak(tiny, tone, whole=whole)
-    assert isinstance(heard.error, GenerationFailed)
-    assert "too short" in str(heard.error)
+    received, _ = speak(tiny, tone, whole=whole)
+    assert isinstance(received.error, GenerationFailed)
+    assert "too short" in str(received.error)
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_speech_truncated_by_max_frames_is_no_failure(tiny: Checkpoint, whole: bool) -> None:
-    heard, core = speak(tiny, tone, sampling=SamplingParams(max_frames=5), whole=whole)
-    assert (heard.error, heard.finish) == (None, FinishReason.LENGTH)
-    assert len(heard.samples) == 5 * FRAME
+    received, core = speak(tiny, tone, sampling=SamplingParams(max_frames=5), whole=whole)
+    assert (received.error, received.finish) == (None, FinishReason.LENGTH)
+    assert len(received.samples) == 5 * FRAME
     assert core.tracker.stats.retried == 0
 
 
 def test_empty_speech_of_a_text_without_letters_is_a_failure(tiny: Checkpoint) -> None:
-    heard, _ = speak(tiny, silence, text="(laughing)", sampling=SamplingParams(max_frames=1), whole=True)
-    assert isinstance(heard.error, GenerationFailed)
+    received, _ = speak(tiny, silence, text="(laughing)", sampling=SamplingParams(max_frames=1), whole=True)
+    assert isinstance(received.error, GenerationFailed)
 
 
 def test_runaway_generation_is_stopped_early(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     hasty = partial(SpeechGuard, thresholds=GuardThresholds(slack_seconds=0.0))
     monkeypatch.setattr("shoal.engine.request_tracker.SpeechGuard", hasty)
     for whole, frames in ((False, 6), (True, 2 * 6)):
-        heard, core = speak(tiny, tone, text="a", whole=whole, config=replace(GUARDED, max_chunk_frames=2))
-        assert isinstance(heard.error, GenerationFailed)
-        assert "runaway" in str(heard.error)
+        received, core = speak(tiny, tone, text="a", whole=whole, config=replace(GUARDED, max_chunk_frames=2))
+        assert isinstance(received.error, GenerationFailed)
+        assert "runaway" in str(received.error)
         assert core.tracker.stats.frames == frames
 
 
 def test_without_retries_the_first_failure_is_final(tiny: Checkpoint) -> None:
-    heard, core = speak(tiny, silence, tone, whole=True, config=replace(GUARDED, retries=0))
-    assert isinstance(heard.error, GenerationFailed)
+    received, core = speak(tiny, silence, tone, whole=True, config=replace(GUARDED, retries=0))
+    assert isinstance(received.error, GenerationFailed)
     assert core.tracker.stats.retried == 0
 
 
@@ -193,7 +193,7 @@ def test_a_retry_does_not_affect_other_utterances(oracle: Oracle, lag: int) -> N
     run_with_lag(core, lag)
     turns = build_turns(TEXT, None, checkpoint)
     driver = StepDriver(core)
-    heard = [driver.add(Utterance(seed, turns, replace(LONG, seed=seed), whole=True)) for seed in range(2)]
+    received = [driver.add(Utterance(seed, turns, replace(LONG, seed=seed), whole=True)) for seed in range(2)]
     judged = core.tracker._check_speech
     core.tracker._check_speech = lambda utterance, samples, ended: (  # type: ignore[method-assign]
         judged(
@@ -203,8 +203,8 @@ def test_a_retry_does_not_affect_other_utterances(oracle: Oracle, lag: int) -> N
         )
     )
     driver.run()
-    assert heard[0].equals(oracle.speak(turns, replace(LONG, seed=0), attempt=1))
-    assert heard[1].equals(oracle.speak(turns, replace(LONG, seed=1)))
+    assert received[0].equals(oracle.speak(turns, replace(LONG, seed=0), attempt=1))
+    assert received[1].equals(oracle.speak(turns, replace(LONG, seed=1)))
 
 
 class EarlyStop:
@@ -230,11 +230,11 @@ class EarlyStop:
         built = build_turns(TURNS, None, checkpoint, 16)
         turns = [replace(turn, min_frames=min_frames, hold_frames=4) for turn in built]
         sampling = SamplingParams(seed=3, max_frames=min_frames + 4 - min_frames % 2)
-        heard = driver.add(Utterance(0, turns, sampling, whole=whole))
+        received = driver.add(Utterance(0, turns, sampling, whole=whole))
         self.core.tracker.active[0].guard = SpeechGuard(16000)
         driver.run()
         assert_nothing_leaked(self.core)
-        return heard
+        return received
 
 
 TURNS = "One thing. Another thing. A third thing."
@@ -247,14 +247,14 @@ def test_a_turn_that_ends_too_early_is_generated_again_and_the_others_are_kept(
 ) -> None:
     undisturbed = EarlyStop(monkeypatch, turn=1, frames=3, times=0).speak(tiny, whole=whole, lag=lag)
     rig = EarlyStop(monkeypatch, turn=1, frames=3, times=2)
-    heard = rig.speak(tiny, whole=whole, lag=lag)
-    assert (heard.error, rig.core.tracker.stats.retried) == (None, 2)
-    assert heard.codes.shape == undisturbed.codes.shape
-    assert np.array_equal(heard.codes[:, :12], undisturbed.codes[:, :12])
-    assert not np.array_equal(heard.codes[:, 12:24], undisturbed.codes[:, 12:24])
+    received = rig.speak(tiny, whole=whole, lag=lag)
+    assert (received.error, rig.core.tracker.stats.retried) == (None, 2)
+    assert received.codes.shape == undisturbed.codes.shape
+    assert np.array_equal(received.codes[:, :12], undisturbed.codes[:, :12])
+    assert not np.array_equal(received.codes[:, 12:24], undisturbed.codes[:, 12:24])
     # The same request fails in the same places and gives the same audio, streamed or not, with or without overlap.
     again = EarlyStop(monkeypatch, turn=1, frames=3, times=2).speak(tiny, whole=not whole)
-    assert np.array_equal(again.codes, heard.codes)
+    assert np.array_equal(again.codes, received.codes)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -262,9 +262,9 @@ def test_a_turn_that_stays_too_short_fails_the_request(
     tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     rig = EarlyStop(monkeypatch, turn=2, frames=2, times=9)
-    heard = rig.speak(tiny, whole=whole, turn_retries=2)
-    assert isinstance(heard.error, GenerationFailed)
-    assert str(heard.error).startswith(
+    received = rig.speak(tiny, whole=whole, turn_retries=2)
+    assert isinstance(received.error, GenerationFailed)
+    assert str(received.error).startswith(
         "the speech is too short for its text: 0.08 s for 'A third thing.', at least 0.3"
     )
     assert (rig.core.tracker.stats.retried, rig.core.tracker.stats.failed) == (2, 1)
@@ -276,33 +276,33 @@ def test_a_stream_continues_a_turn_whose_audio_was_sent_in_part(
 ) -> None:
     undisturbed = EarlyStop(monkeypatch, turn=1, frames=6, times=0).speak(tiny, whole=False, lag=lag)
     rig = EarlyStop(monkeypatch, turn=1, frames=6, times=2)
-    heard = rig.speak(tiny, whole=False, lag=lag)
-    assert (heard.error, rig.core.tracker.stats.retried) == (None, 2)
+    received = rig.speak(tiny, whole=False, lag=lag)
+    assert (received.error, rig.core.tracker.stats.retried) == (None, 2)
     # Nothing that was sent is repeated or lost, and what follows is sampled with the seed of the third attempt.
-    assert heard.codes.shape == undisturbed.codes.shape
-    assert np.array_equal(heard.codes[:, :18], undisturbed.codes[:, :18])
-    assert not np.array_equal(heard.codes[:, 18:24], undisturbed.codes[:, 18:24])
-    assert np.allclose(heard.samples, codec_samples(tiny, heard.codes), atol=1e-5)
+    assert received.codes.shape == undisturbed.codes.shape
+    assert np.array_equal(received.codes[:, :18], undisturbed.codes[:, :18])
+    assert not np.array_equal(received.codes[:, 18:24], undisturbed.codes[:, 18:24])
+    assert np.allclose(received.samples, codec_samples(tiny, received.codes), atol=1e-5)
     again = EarlyStop(monkeypatch, turn=1, frames=6, times=2).speak(tiny, whole=False)
-    assert np.array_equal(again.codes, heard.codes)
+    assert np.array_equal(again.codes, received.codes)
 
 
 def test_a_stream_speaks_the_rest_of_a_turn_that_does_not_continue(
     tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = EarlyStop(monkeypatch, turn=1, frames=19, times=4)
-    heard = rig.speak(tiny, whole=False, min_frames=22)
-    assert heard.error is None
+    received = rig.speak(tiny, whole=False, min_frames=22)
+    assert received.error is None
     assert rig.core.tracker.stats.retried >= 4  # the random model may stop early in the last turn, too
-    assert [turn.text for turn in heard.utterance.turns] == ["One thing.", "Another", "thing.", "A third thing."]
-    assert heard.utterance.turn_ends[:2] == [26, 45]
-    assert np.allclose(heard.samples, codec_samples(tiny, heard.codes), atol=1e-5)
+    assert [turn.text for turn in received.utterance.turns] == ["One thing.", "Another", "thing.", "A third thing."]
+    assert received.utterance.turn_ends[:2] == [26, 45]
+    assert np.allclose(received.samples, codec_samples(tiny, received.codes), atol=1e-5)
 
 
 def test_a_stream_that_cannot_be_repaired_fails(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = EarlyStop(monkeypatch, turn=1, frames=6, times=9)
-    heard = rig.speak(tiny, whole=False)  # six frames are too short for a word: there is no rest to speak
-    assert isinstance(heard.error, GenerationFailed)
+    received = rig.speak(tiny, whole=False)  # six frames are too short for a word: there is no rest to speak
+    assert isinstance(received.error, GenerationFailed)
     assert rig.core.tracker.stats.retried == 3
 
 

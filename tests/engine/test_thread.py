@@ -101,10 +101,10 @@ def test_chunks_are_in_order_and_the_last_has_the_finish_reason(open_harness: Th
 def test_many_threads_are_served_at_once(tiny: Checkpoint, oracle: Oracle) -> None:
     harness = ThreadHarness(tiny, replace(PLAIN, slots=4, max_waiting=100))
     harness.gate.open = True
-    heard: dict[int, list[AudioChunk]] = {}
+    received: dict[int, list[AudioChunk]] = {}
 
     def listen(seed: int) -> None:
-        heard[seed] = list(harness.thread.speak(harness.utterance(seed=seed)))
+        received[seed] = list(harness.thread.speak(harness.utterance(seed=seed)))
 
     threads = [threading.Thread(target=listen, args=(seed,)) for seed in range(12)]
     for thread in threads:
@@ -114,7 +114,7 @@ def test_many_threads_are_served_at_once(tiny: Checkpoint, oracle: Oracle) -> No
     harness.close()
     for seed in range(12):
         expected_output = oracle.speak(harness.turns, SamplingParams(seed=seed, max_frames=6))
-        assert np.allclose(samples(heard[seed]), expected_output.samples, atol=1e-5)
+        assert np.allclose(samples(received[seed]), expected_output.samples, atol=1e-5)
     assert_nothing_leaked(harness.core)
 
 

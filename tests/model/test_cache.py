@@ -13,7 +13,7 @@ from shoal.model.dual_ar import DualAR
 LENGTH = 24
 
 
-def random_columns(checkpoint: Checkpoint, rows: int, length: int) -> Tensor:
+def random_tokens(checkpoint: Checkpoint, rows: int, length: int) -> Tensor:
     """[rows, length, 1 + codebooks], text and audio mixed."""
     config, generator = checkpoint.model.config, torch.Generator().manual_seed(rows)
     main = torch.randint(0, config.vocab_size, (rows, length, 1), generator=generator)
@@ -22,14 +22,14 @@ def random_columns(checkpoint: Checkpoint, rows: int, length: int) -> Tensor:
 
 
 @torch.inference_mode()
-def prefill(model: DualAR, columns: Tensor, cuts: list[int]) -> Tensor:
-    """Hidden states [rows, length, dim] of columns fed in pieces that end at the cuts."""
-    rows, length = columns.shape[:2]
+def prefill(model: DualAR, tokens: Tensor, cuts: list[int]) -> Tensor:
+    """Hidden states [rows, length, dim] of tokens fed in pieces that end at the cuts."""
+    rows, length = tokens.shape[:2]
     cache = DenseKVCache(model.config.slow, rows, length, torch.float32, torch.device("cpu"))
     pieces = []
     for begin, end in pairwise([0, *cuts, length]):
         positions = torch.arange(begin, end).repeat(rows)
-        hidden = model.slow(columns[:, begin:end].flatten(0, 1), positions, cache)
+        hidden = model.slow(tokens[:, begin:end].flatten(0, 1), positions, cache)
         pieces.append(hidden.unflatten(0, (rows, -1)))
     return torch.cat(pieces, dim=1)
 
@@ -37,45 +37,45 @@ def prefill(model: DualAR, columns: Tensor, cuts: list[int]) -> Tensor:
 @settings(deadline=None, max_examples=25)
 @given(cuts=st.sets(st.integers(1, LENGTH - 1)), rows=st.integers(1, 3))
 def test_chunked_prefill_gives_the_hidden_states_of_one_pass(cuts: set[int], rows: int, tiny: Checkpoint) -> None:
-    columns = random_columns(tiny, rows, LENGTH)
-    whole = prefill(tiny.model, columns, [])
-    torch.testing.assert_close(prefill(tiny.model, columns, sorted(cuts)), whole, rtol=0, atol=2e-5)
+    tokens = random_tokens(tiny, rows, LENGTH)
+    whole = prefill(tiny.model, tokens, [])
+    torch.testing.assert_close(prefill(tiny.model, tokens, sorted(cuts)), whole, rtol=0, atol=2e-5)
 
 
 def test_a_pass_without_cache_gives_the_same_hidden_states(tiny: Checkpoint) -> None:
-    columns = random_columns(tiny, 2, LENGTH)
+    tokens = random_tokens(tiny, 2, LENGTH)
     positions = torch.arange(LENGTH).repeat(2)
     with torch.inference_mode():
-        hidden = tiny.model.slow(columns.flatten(0, 1), positions, NoKVCache(2)).unflatten(0, (2, -1))
-    torch.testing.assert_close(hidden, prefill(tiny.model, columns, []), rtol=0, atol=2e-5)
+        hidden = tiny.model.slow(tokens.flatten(0, 1), positions, NoKVCache(2)).unflatten(0, (2, -1))
+    torch.testing.assert_close(hidden, prefill(tiny.model, tokens, []), rtol=0, atol=2e-5)
 
 
 def test_rows_do_not_attend_to_each_other(tiny: Checkpoint) -> None:
-    columns = random_columns(tiny, 3, LENGTH)
-    together = prefill(tiny.model, columns, [7])
+    tokens = random_tokens(tiny, 3, LENGTH)
+    together = prefill(tiny.model, tokens, [7])
     for row in range(3):
-        alone = prefill(tiny.model, columns[row : row + 1], [7])
+        alone = prefill(tiny.model, tokens[row : row + 1], [7])
         torch.testing.assert_close(together[row : row + 1], alone, rtol=0, atol=2e-5)
 
 
 def test_a_token_does_not_attend_to_later_tokens(tiny: Checkpoint) -> None:
-    columns = random_columns(tiny, 1, LENGTH)
-    changed = columns.clone()
+    tokens = random_tokens(tiny, 1, LENGTH)
+    changed = tokens.clone()
     changed[:, 10:] = 0
-    before, after = prefill(tiny.model, columns, []), prefill(tiny.model, changed, [])
+    before, after = prefill(tiny.model, tokens, []), prefill(tiny.model, changed, [])
     torch.testing.assert_close(after[:, :10], before[:, :10], rtol=0, atol=2e-5)
     assert not torch.allclose(after[:, 10:], before[:, 10:], atol=1e-2)
 
 
 def test_stale_entries_of_a_reused_cache_are_never_read(tiny: Checkpoint) -> None:
-    model, columns = tiny.model, random_columns(tiny, 1, 6)[0]
+    model, tokens = tiny.model, random_tokens(tiny, 1, 6)[0]
     whole = DenseKVCache(model.config.slow, 3, 8, torch.float32, torch.device("cpu"))
     cache = whole.first_rows(1)
     with torch.inference_mode():
-        first = model.slow(columns, torch.arange(6), cache)
+        first = model.slow(tokens, torch.arange(6), cache)
         whole.keys.fill_(torch.nan)
         whole.values.fill_(torch.nan)
-        assert torch.equal(model.slow(columns, torch.arange(6), whole.first_rows(1)), first)
+        assert torch.equal(model.slow(tokens, torch.arange(6), whole.first_rows(1)), first)
     assert cache.keys.data_ptr() == whole.keys.data_ptr()
 
 

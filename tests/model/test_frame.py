@@ -19,10 +19,10 @@ def fresh(checkpoint: Checkpoint, *settings: SamplingParams) -> FrameState:
 
 
 def remember(state: FrameState, semantic_ids: list[int]) -> None:
-    """Let the only row draw these main tokens, each with its own codes."""
+    """Make the only row sample these semantic tokens, each with its own codes."""
     codebooks = state.window.shape[1] - 1
-    for main in semantic_ids:
-        state.advance(torch.tensor([[main, *((main + book) % 200 for book in range(codebooks))]]))
+    for semantic in semantic_ids:
+        state.advance(torch.tensor([[semantic, *((semantic + book) % 200 for book in range(codebooks))]]))
 
 
 # The window
@@ -43,7 +43,7 @@ def upstream_window(columns: list[list[int]], length: int) -> list[list[int]]:
 def test_the_window_is_that_of_upstreams_loop(semantic_ids: list[int], tiny: Checkpoint) -> None:
     state = fresh(tiny, GREEDY)
     remember(state, semantic_ids)
-    columns = [[main, *((main + book) % 200 for book in range(10))] for main in semantic_ids]
+    columns = [[semantic, *((semantic + book) % 200 for book in range(10))] for semantic in semantic_ids]
     assert state.window[0].T.tolist() == upstream_window(columns, 16)
     assert int(state.frame) == len(semantic_ids)
 
@@ -87,20 +87,20 @@ def test_the_window_length_is_the_familys(tiny: Checkpoint, tiny_s2: Checkpoint)
 class Listener(FrameSampler):
     """Keeps the logits that each race is run with."""
 
-    heard: Tensor
+    received: Tensor
 
     def _race(self, logits: Tensor, temperature: Tensor, top_p: Tensor, state: FrameState, noise: Tensor) -> Tensor:
-        self.heard = logits
+        self.received = logits
         return super()._race(logits, temperature, top_p, state, noise)
 
 
 def penalized_ids(checkpoint: Checkpoint, sampling: SamplingParams, semantic_ids: list[int]) -> list[int]:
-    """Ids of the whole vocabulary whose equal logits the penalty moves after these main tokens were drawn."""
+    """Ids of the whole vocabulary whose equal logits the penalty moves after these semantic tokens were sampled."""
     model, state = checkpoint.model, fresh(checkpoint, sampling)
     decoder = Listener(model, Head(model.slow, full_vocab=True))
     remember(state, semantic_ids)
     decoder.sample_semantic(torch.ones(1, model.config.vocab_size), state)
-    return (decoder.heard[0] < 1).nonzero().flatten().tolist()
+    return (decoder.received[0] < 1).nonzero().flatten().tolist()
 
 
 def test_upstreams_penalty_reads_the_oldest_token_as_eleven_ids(tiny: Checkpoint) -> None:
@@ -169,10 +169,10 @@ def test_sampled_tokens_are_always_in_range(family: str, tiny: Checkpoint, tiny_
     config = checkpoint.model.config
     wild = [SamplingParams(temperature=2.0, top_p=1.0, seed=seed) for seed in range(32)]
     columns = draw_frames(checkpoint, wild, torch.randn(4, 32, config.slow.dim)).flatten(0, 1)
-    main, codes = columns[:, 0], columns[:, 1:]
-    spoken = main != config.stop_id
-    assert bool(((main[spoken] >= config.semantic_begin_id) & (main[spoken] <= config.semantic_end_id)).all())
-    assert torch.equal(codes[spoken, 0], main[spoken] - config.semantic_begin_id)
+    semantic, codes = columns[:, 0], columns[:, 1:]
+    spoken = semantic != config.stop_id
+    assert bool(((semantic[spoken] >= config.semantic_begin_id) & (semantic[spoken] <= config.semantic_end_id)).all())
+    assert torch.equal(codes[spoken, 0], semantic[spoken] - config.semantic_begin_id)
     assert bool((codes >= 0).all())
     assert bool((codes[:, 1:] < config.residual_size).all())
 

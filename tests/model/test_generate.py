@@ -15,7 +15,7 @@ PROMPT = torch.tensor([[65, 66, 67], *[[0, 0, 0]] * 10])
 
 
 class ScriptedHead(Head):
-    """Says these main tokens, one per frame, whatever the model thinks."""
+    """Samples these semantic tokens, one per frame, whatever the model thinks."""
 
     def __init__(self, model: DualAR, script: list[int]) -> None:
         super().__init__(model.slow)
@@ -91,9 +91,9 @@ def test_the_same_seed_gives_the_same_frames_and_another_seed_others(checkpoint:
 
 
 def test_tokens_are_yielded_one_by_one_and_generation_can_be_abandoned(checkpoint: Checkpoint) -> None:
-    columns = generate_tokens(checkpoint.model, Head(checkpoint.model.slow), PROMPT, SamplingParams(max_frames=500))
-    assert next(columns).shape == (11,)
-    columns.close()  # type: ignore[attr-defined]
+    tokens = generate_tokens(checkpoint.model, Head(checkpoint.model.slow), PROMPT, SamplingParams(max_frames=500))
+    assert next(tokens).shape == (11,)
+    tokens.close()  # type: ignore[attr-defined]
 
 
 def test_a_grid_of_any_integer_dtype_is_accepted(tiny: Checkpoint) -> None:

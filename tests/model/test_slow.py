@@ -14,41 +14,41 @@ def slow(request: pytest.FixtureRequest, tiny: Checkpoint, tiny_s2: Checkpoint) 
     return (tiny if request.param == "s1" else tiny_s2).model.slow
 
 
-def column(slow: SlowTransformer, main: int, codes: list[int]) -> Tensor:
-    return torch.tensor([[main, *codes]])
+def token(slow: SlowTransformer, semantic: int, codes: list[int]) -> Tensor:
+    return torch.tensor([[semantic, *codes]])
 
 
 # Embedding
 
 
 def test_a_text_token_is_embedded_without_its_codes(slow: SlowTransformer) -> None:
-    plain = slow.embed(column(slow, 65, [0] * 10))
-    assert torch.equal(plain, slow.embed(column(slow, 65, list(range(10)))))
+    plain = slow.embed(token(slow, 65, [0] * 10))
+    assert torch.equal(plain, slow.embed(token(slow, 65, list(range(10)))))
     assert torch.equal(plain[0], slow.embeddings.weight[65])
 
 
 def test_an_audio_token_is_embedded_as_the_scaled_sum_of_id_and_codes(slow: SlowTransformer) -> None:
     config, codes = slow.config, [5, 9, 2, 7, 1, 0, 3, 8, 6, 4]
-    main = config.semantic_begin_id + 5
+    semantic = config.semantic_begin_id + 5
     rows = [slow.codebook_embeddings.weight[book * config.codebook_size + code] for book, code in enumerate(codes)]
-    expected = (slow.embeddings.weight[main] + torch.stack(rows).sum(0)) / math.sqrt(11)
-    torch.testing.assert_close(slow.embed(column(slow, main, codes))[0], expected)
+    expected = (slow.embeddings.weight[semantic] + torch.stack(rows).sum(0)) / math.sqrt(11)
+    torch.testing.assert_close(slow.embed(token(slow, semantic, codes))[0], expected)
 
 
 def test_the_first_and_last_semantic_ids_are_audio_and_their_neighbours_are_not(slow: SlowTransformer) -> None:
     config = slow.config
-    for main, audio in ((config.semantic_begin_id, True), (config.semantic_end_id, True),
-                        (config.semantic_begin_id - 1, False), (config.stop_id, False)):  # fmt: skip
-        changed = slow.embed(column(slow, main, [1] * 10)) - slow.embed(column(slow, main, [2] * 10))
+    for semantic, audio in ((config.semantic_begin_id, True), (config.semantic_end_id, True),
+                            (config.semantic_begin_id - 1, False), (config.stop_id, False)):  # fmt: skip
+        changed = slow.embed(token(slow, semantic, [1] * 10)) - slow.embed(token(slow, semantic, [2] * 10))
         assert bool(changed.any()) is audio
 
 
 def test_without_scaling_the_embeddings_are_only_summed(slow: SlowTransformer) -> None:
-    main = slow.config.semantic_begin_id
-    scaled = slow.embed(column(slow, main, [1] * 10))
+    semantic = slow.config.semantic_begin_id
+    scaled = slow.embed(token(slow, semantic, [1] * 10))
     plain = SlowTransformer(replace(slow.config, scale_codebook_embeddings=False))
     plain.load_state_dict(slow.state_dict())
-    torch.testing.assert_close(plain.embed(column(slow, main, [1] * 10)), scaled * math.sqrt(11))
+    torch.testing.assert_close(plain.embed(token(slow, semantic, [1] * 10)), scaled * math.sqrt(11))
 
 
 # Head
@@ -70,10 +70,10 @@ def test_logit_index_is_the_inverse_of_ids(whole: bool, slow: SlowTransformer) -
     head = Head(slow, full_vocab=whole)
     assert torch.equal(head.logit_index(head.ids), torch.arange(len(head.ids)))
     everything = torch.arange(slow.config.vocab_size)
-    columns = head.logit_index(everything)
-    legal = columns < len(head.ids)
+    indices = head.logit_index(everything)
+    legal = indices < len(head.ids)
     assert set(everything[legal].tolist()) == set(head.ids.tolist())
-    assert torch.equal(head.ids[columns[legal]], everything[legal])
+    assert torch.equal(head.ids[indices[legal]], everything[legal])
 
 
 def test_an_id_that_cannot_be_sampled_maps_past_the_last_logit(slow: SlowTransformer) -> None:

@@ -38,10 +38,10 @@ def key_of(number: int) -> str:
 
 class Crowd:
     def __init__(self, server: Serving, seed: int) -> None:
-        self.server, self.dice = server, random.Random(seed)
+        self.server, self.rng = server, random.Random(seed)
         self.solo: dict[str, np.ndarray] = {}
         self.health: list[float] = []
-        self.left = self.heard = self.different = 0
+        self.left = self.received = self.different = 0
 
     def learn(self, count: int) -> None:
         """Record the audio of each request when it runs alone."""
@@ -66,7 +66,7 @@ class Crowd:
     async def _client(self, http: httpx.AsyncClient, numbers: "asyncio.Queue[int]") -> None:
         while not numbers.empty():
             number = numbers.get_nowait()
-            leave = self.dice.random() < 0.2
+            leave = self.rng.random() < 0.2
             async with http.stream("POST", "/v1/tts", json=request_of(number)) as answer:
                 assert answer.status_code == 200, await answer.aread()
                 audio = b""
@@ -83,7 +83,7 @@ class Crowd:
         solo = self.solo[key_of(number)]
         # The last step of 16 bits may differ: chunk boundaries depend on timing.
         same = samples.shape == solo.shape and (not samples.size or np.abs(samples - solo).max() <= 1)
-        self.heard += 1
+        self.received += 1
         self.different += not same
 
     async def _watch(self, http: httpx.AsyncClient) -> None:
@@ -122,7 +122,7 @@ def full_form(model: str, requests: int, clients: int) -> dict[str, object]:
                 "clients": clients,
                 "requests": requests,
                 "seconds": round(seconds, 1),
-                "heard": crowd.heard,
+                "received": crowd.received,
                 "left_early": crowd.left,
                 "unlike_solo": crowd.different,
                 "server_memory_before": before,

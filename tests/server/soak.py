@@ -200,7 +200,7 @@ class Soak:
     server: Serving
     port: int
     restart: Callable[[], Serving]
-    dice: random.Random
+    rng: random.Random
     codebooks: int
     solo: dict[Probe, bytes] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -272,11 +272,11 @@ class Soak:
         probes = sorted(self.solo, key=str)
         while self.sent < end:
             self.sent += 1
-            roll, number = self.dice.random(), self.sent
+            roll, number = self.rng.random(), self.sent
             if roll < 0.1:
                 await self._send_bad(clients, number)
             else:
-                await self._send(clients, self.dice.choice(probes), leave=roll < 0.4)
+                await self._send(clients, self.rng.choice(probes), leave=roll < 0.4)
 
     async def _send_bad(self, clients: Clients, number: int) -> None:
         try:
@@ -292,7 +292,7 @@ class Soak:
     async def _send(self, clients: Clients, probe: Probe, *, leave: bool) -> None:
         received, outcome = b"", "complete"
         # Half of those that disconnect do so at any time, the others at the first piece of the answer.
-        patience = self.dice.random() * 0.2 if leave and self.dice.random() < 0.5 else None
+        patience = self.rng.random() * 0.2 if leave and self.rng.random() < 0.5 else None
         try:
             async with asyncio.timeout(patience), aclosing(clients.send(probe)) as pieces:
                 async for piece in pieces:
@@ -367,7 +367,7 @@ async def long_form(soak: Soak, requests: int, workers: int, kills: int, stops: 
 
     async def disturb() -> None:
         disturbances = [soak.stop_and_start] * stops + [_kill(soak)] * kills + [soak.reload]
-        soak.dice.shuffle(disturbances)
+        soak.rng.shuffle(disturbances)
         for number, act in enumerate(disturbances, start=1):
             due = requests // 2 * number // (len(disturbances) + 1)
             while soak.sent < due:

@@ -32,7 +32,7 @@ def unharmed(server: Serving) -> Iterator[None]:
     assert server.memory() - before < 150 << 20
 
 
-def dial(server: Serving) -> socket.socket:
+def connect(server: Serving) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=240)
 
 
@@ -45,7 +45,7 @@ def status_line(line: socket.socket) -> bytes:
 
 
 def test_a_declared_gigabyte_is_rejected_before_it_is_sent(server: Serving) -> None:
-    with dial(server) as line:
+    with connect(server) as line:
         line.sendall(TTS.format(length=GIGABYTE).encode())
         began = time.monotonic()
         assert b" 413 " in status_line(line)
@@ -56,7 +56,7 @@ def test_a_chunked_gigabyte_is_rejected_at_the_limit(server: Serving) -> None:
     head = "POST /v1/references/add HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
     piece = b"%x\r\n" % (1 << 20) + b"\0" * (1 << 20) + b"\r\n"
     sent = 0
-    with dial(server) as line:
+    with connect(server) as line:
         line.sendall((head + "Content-Type: multipart/form-data; boundary=b\r\n\r\n").encode())
         with contextlib.suppress(ConnectionError):
             while sent < GIGABYTE:
@@ -66,7 +66,7 @@ def test_a_chunked_gigabyte_is_rejected_at_the_limit(server: Serving) -> None:
 
 
 def test_a_slowly_sent_body_times_out(server: Serving) -> None:
-    with dial(server) as line:
+    with connect(server) as line:
         line.sendall(TTS.format(length=1000).encode())
         began = time.monotonic()
         assert b" 408 " in status_line(line)
@@ -75,7 +75,7 @@ def test_a_slowly_sent_body_times_out(server: Serving) -> None:
 
 @pytest.mark.parametrize("start", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: "])
 def test_slowly_sent_headers_time_out(server: Serving, start: bytes) -> None:
-    with dial(server) as line:
+    with connect(server) as line:
         line.sendall(start)
         began = time.monotonic()
         assert b" 408 " in status_line(line)
@@ -86,14 +86,14 @@ def test_slowly_sent_headers_time_out(server: Serving, start: bytes) -> None:
     "flood", [b"X-A: b\r\n" * 20_000, b"X-A: " + b"b" * 500_000, b"Cookie: " + b"a" * 40_000 + b"\r\n\r\n"]
 )
 def test_too_many_headers_are_rejected(server: Serving, flood: bytes) -> None:
-    with dial(server) as line:
+    with connect(server) as line:
         with contextlib.suppress(ConnectionError):
             line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + flood)
         assert status_line(line).split(b" ")[1:2] in ([b"431"], [b"400"], [])
 
 
 def test_data_that_is_not_http_is_a_400(server: Serving) -> None:
-    with dial(server) as line:
+    with connect(server) as line:
         line.sendall(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
         assert b" 400 " in status_line(line)
 
@@ -249,7 +249,7 @@ def test_urls_are_never_fetched(http: httpx.Client, where: str) -> None:
     "path", ["/v1/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/tts/..%2f..", "/docs/../metrics/x"]
 )
 def test_path_traversal_is_a_404(server: Serving, path: str) -> None:
-    with dial(server) as line:
+    with connect(server) as line:
         line.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert b" 404 " in status_line(line)
 

@@ -14,7 +14,7 @@ def test_sixteen_concurrent_clients_get_the_same_audio_as_alone(server: Serving)
     crowd = Crowd(server, seed=1)
     crowd.learn(20)
     asyncio.run(crowd.come(requests=60, clients=16))
-    assert (crowd.heard + crowd.left, crowd.different) == (60, 0)
+    assert (crowd.received + crowd.left, crowd.different) == (60, 0)
     assert crowd.left > 3
     wait_until_settled(server)
 

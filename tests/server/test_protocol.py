@@ -32,7 +32,7 @@ class Server:
     standin: Standin
     port: int
 
-    def dial(self) -> socket.socket:
+    def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=240)
 
     def live(self, **options: Any) -> ClientConnection:
@@ -83,7 +83,7 @@ def test_an_upgrade_to_http2_is_ignored_and_the_request_served(server: Server, t
     request = post("GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n", *H2C, "Connection: Upgrade, HTTP2-Settings")
     last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     head, _, body = request.partition(b"\r\n\r\n")
-    with server.dial() as line:
+    with server.connect() as line:
         if together:
             line.sendall(request + last)
         else:
@@ -103,14 +103,14 @@ def test_an_upgrade_with_a_chunked_body_is_served(server: Server) -> None:
         "POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nUpgrade: h2c\r\n"
         "Connection: upgrade, close\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
-    with server.dial() as line:
+    with server.connect() as line:
         line.sendall(head.encode() + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
         assert read_all(line).startswith(b"HTTP/1.1 200 ")
     assert server.standin.spoken[-1] == "In chunks."
 
 
 def test_connect_is_refused(server: Server) -> None:
-    with server.dial() as line:
+    with server.connect() as line:
         line.sendall(b"CONNECT evil.example:80 HTTP/1.1\r\nHost: evil.example\r\n\r\nGET /health HTTP/1.1\r\n\r\n")
         answer = read_all(line)
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -119,7 +119,7 @@ def test_connect_is_refused(server: Server) -> None:
 
 def test_a_client_that_ends_its_sending_side_gets_its_response(server: Server) -> None:
     server.standin.go_on.clear()
-    with server.dial() as line:
+    with server.connect() as line:
         line.sendall(post("Half closed."))
         wait_until(lambda: server.state.queue.in_flight == 1)
         line.shutdown(socket.SHUT_WR)
@@ -130,7 +130,7 @@ def test_a_client_that_ends_its_sending_side_gets_its_response(server: Server) -
 
 def test_a_client_that_closes_is_noticed(server: Server) -> None:
     server.standin.go_on.clear()
-    with server.dial() as line:
+    with server.connect() as line:
         line.sendall(post("Closed."))
         wait_until(lambda: server.state.queue.in_flight == 1)
     wait_until(lambda: server.state.queue.in_flight == 0)
@@ -225,14 +225,14 @@ BROKEN = [
 def test_refused_clients_write_no_errors_to_the_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for request in REFUSED:
-        with server.dial() as line:
+        with server.connect() as line:
             line.sendall(request)
             assert read_all(line)[:10] in (b"HTTP/1.1 4", b"HTTP/1.1 5"), request
     for frame in BROKEN:
         with server.live() as live:
             live.socket.sendall(frame)
             assert close_code(live) not in (None, 1000)
-    with server.dial() as line:
+    with server.connect() as line:
         line.sendall(handshake(KEY, VERSION))  # leaves during the handshake
     found = [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info]
     assert [record.getMessage() for record in found] == []
@@ -251,7 +251,7 @@ def test_sockets_that_wait_for_a_close_frame_do_not_exceed_the_connections(
     monkeypatch.setattr(BoundedWebSocket, "connection_made", patient)
     lines = []
     for _ in range(CONNECTIONS + 4):
-        line = server.dial()
+        line = server.connect()
         lines.append(line)
         line.sendall(handshake(KEY, VERSION))
         assert line.recv(1024).startswith(b"HTTP/1.1 101 ")

@@ -14,8 +14,8 @@ from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.save import save_random
 from shoal.errors import EngineStopped
 from tests.server.conftest import Start, pause_engine
-from tests.server.routes.test_live import heard as live_events
 from tests.server.routes.test_live import live, send, sounds
+from tests.server.routes.test_live import receive_all as live_events
 from tests.waiting import wait_until
 
 SAY = {"text": "Hello there.", "max_new_tokens": 12, "seed": 5}
@@ -36,20 +36,20 @@ def test_sigusr2_reloads_the_model_without_dropping_requests(tmp_path: Path, sta
     with live(server) as session, http.stream("POST", "/v1/tts", json=LONG) as answer:
         send(session, event="start", request={"text": "", "format": "pcm", "max_new_tokens": 12, "seed": 5})
         pieces = answer.iter_raw()
-        heard = next(pieces)
+        received = next(pieces)
         shutil.rmtree(model)
         save_random(model, random_checkpoint("tiny", seed=1))
         server.process.send_signal(signal.SIGUSR2)
         wait_for(server.log, "model reloaded: new requests use it")
         after = http.post("/v1/tts", json=SAY).content
-        heard += b"".join(pieces)
+        received += b"".join(pieces)
         # A live session continues with the reloaded model.
         send(session, event="text", text="Hello there.")
         send(session, event="stop")
         events = live_events(session)
     assert events[-1]["reason"] == "stop"
     assert sounds(events) > 0
-    assert len(heard) == len(whole)
+    assert len(received) == len(whole)
     assert len(after) == len(before)
     assert after != before
     # A model that does not load changes nothing.

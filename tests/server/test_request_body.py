@@ -24,7 +24,7 @@ BUSY = "too many uploads are in flight; try again later"
 
 
 @dataclass
-class House:
+class RunningServer:
     """A server whose body budget holds the recordings of one request."""
 
     state: ServerState
@@ -42,62 +42,62 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def running(tmp_path: Path) -> Iterator[RunningServer]:
     standin = Standin()
     state = state_with(standin, Limits(all_bodies_bytes=100_000), tmp_path)
     with listening(state) as port:
-        yield House(state, standin, port)
+        yield RunningServer(state, standin, port)
         standin.go_on.set()
 
 
 SPEECH = {"text": "Hello.", "references": REFERENCES, "streaming": True, "format": "pcm"}
 
 
-def begin(house: House, content: dict[str, Any]) -> socket.socket:
+def begin(running: RunningServer, content: dict[str, Any]) -> socket.socket:
     """Send a request and read the first bytes of its response."""
     body = ormsgpack.packb(content)
     head = (
         "POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
-    line = socket.create_connection(("127.0.0.1", house.port), timeout=240)
+    line = socket.create_connection(("127.0.0.1", running.port), timeout=240)
     line.sendall(head.encode() + body)
     assert b" 200 " in line.recv(4096)
     return line
 
 
-def test_a_request_holds_its_reservation_until_it_is_generated(house: House) -> None:
-    with begin(house, SPEECH):
-        refused = house.post("/v1/tts", SPEECH)
+def test_a_request_holds_its_reservation_until_it_is_generated(running: RunningServer) -> None:
+    with begin(running, SPEECH):
+        refused = running.post("/v1/tts", SPEECH)
         assert (refused.status_code, refused.json()["message"]) == (429, BUSY)
         assert "retry-after" in refused.headers
-        house.standin.go_on.set()
-        wait_until(lambda: house.state.body_budget.used == 0)
-    assert house.post("/v1/tts", SPEECH).status_code == 200
+        running.standin.go_on.set()
+        wait_until(lambda: running.state.body_budget.used == 0)
+    assert running.post("/v1/tts", SPEECH).status_code == 200
 
 
-def test_a_client_that_reads_nothing_holds_no_reservation(house: House) -> None:
-    house.standin.rest = 200 * RATE  # more than the kernel buffers
-    house.standin.go_on.set()
-    with begin(house, SPEECH):
-        wait_until(lambda: house.state.body_budget.used == 0)
-        assert house.post("/v1/tts", SPEECH | {"streaming": False}).status_code == 200
+def test_a_client_that_reads_nothing_holds_no_reservation(running: RunningServer) -> None:
+    running.standin.rest = 200 * RATE  # more than the kernel buffers
+    running.standin.go_on.set()
+    with begin(running, SPEECH):
+        wait_until(lambda: running.state.body_budget.used == 0)
+        assert running.post("/v1/tts", SPEECH | {"streaming": False}).status_code == 200
 
 
 @pytest.mark.parametrize("content", [{"text": "Hello.", "colour": "blue" * 9_000}, {"text": "x" * 50_000}])
-def test_a_rejected_request_releases_its_reservation(house: House, content: dict[str, Any]) -> None:
-    assert house.post("/v1/tts", content).status_code in (400, 422)
-    wait_until(lambda: house.state.body_budget.used == 0)
+def test_a_rejected_request_releases_its_reservation(running: RunningServer, content: dict[str, Any]) -> None:
+    assert running.post("/v1/tts", content).status_code in (400, 422)
+    wait_until(lambda: running.state.body_budget.used == 0)
 
 
-def test_recordings_hold_their_reservation_while_they_are_encoded(house: House) -> None:
+def test_recordings_hold_their_reservation_while_they_are_encoded(running: RunningServer) -> None:
     audios = {"audios": [each["audio"] for each in REFERENCES]}
-    with begin(house, SPEECH):
-        assert house.post("/v1/vqgan/encode", audios).status_code == 429
-        house.standin.go_on.set()
-        wait_until(lambda: house.state.body_budget.used == 0)
-    assert house.post("/v1/vqgan/encode", audios).status_code == 200
-    wait_until(lambda: house.state.body_budget.used == 0)
+    with begin(running, SPEECH):
+        assert running.post("/v1/vqgan/encode", audios).status_code == 429
+        running.standin.go_on.set()
+        wait_until(lambda: running.state.body_budget.used == 0)
+    assert running.post("/v1/vqgan/encode", audios).status_code == 200
+    wait_until(lambda: running.state.body_budget.used == 0)
 
 
 def start(line: ClientConnection) -> None:
@@ -105,19 +105,19 @@ def start(line: ClientConnection) -> None:
     line.send(ormsgpack.packb({"event": "start", "request": request}))
 
 
-def test_a_live_session_holds_its_reservation_until_it_ends(house: House) -> None:
-    with house.live() as first:
+def test_a_live_session_holds_its_reservation_until_it_ends(running: RunningServer) -> None:
+    with running.live() as first:
         start(first)
-        wait_until(lambda: house.state.body_budget.used > 60_000)
-        with house.live() as second:
+        wait_until(lambda: running.state.body_budget.used > 60_000)
+        with running.live() as second:
             start(second)
             with pytest.raises(ConnectionClosed) as closed:
                 second.recv(timeout=240)
             assert closed.value.rcvd is not None
             assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, BUSY)
-        assert house.post("/v1/tts", SPEECH).status_code == 429
-    wait_until(lambda: house.state.body_budget.used == 0)
-    with house.live() as third:
+        assert running.post("/v1/tts", SPEECH).status_code == 429
+    wait_until(lambda: running.state.body_budget.used == 0)
+    with running.live() as third:
         start(third)
         third.send(ormsgpack.packb({"event": "stop"}))
         assert ormsgpack.unpackb(third.recv(timeout=240))["reason"] == "stop"  # type: ignore[arg-type]

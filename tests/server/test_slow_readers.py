@@ -70,10 +70,10 @@ def test_a_slowly_read_response_is_sent_completely(tmp_path: Path) -> None:
     state = state_with(talker(), Limits(stall_seconds=1.0), tmp_path)
     with listening(state) as port, slow_line(port) as line:
         ask_for_a_whole_answer(line)
-        heard, hurries_at = 0, time.monotonic() + 4.0
-        while heard < 2 * MUCH:
+        received, hurries_at = 0, time.monotonic() + 4.0
+        while received < 2 * MUCH:
             time.sleep(0.01 if time.monotonic() < hurries_at else 0.0)
-            heard += len(piece := line.recv(32 << 10))
+            received += len(piece := line.recv(32 << 10))
             assert piece
 
 

@@ -383,15 +383,15 @@ def test_a_tensor_that_is_missing_in_its_file_is_named(copy: Path) -> None:
 
 
 def test_progress_is_called_with_each_group_before_it_runs(golden: Path) -> None:
-    heard: list[str] = []
-    verify(golden, only=["s1/tokenizer", "prompts", "s2/batches"][::2], progress=heard.append)
-    assert heard == ["s1/tokenizer", "s2/batches"]
+    received: list[str] = []
+    verify(golden, only=["s1/tokenizer", "prompts", "s2/batches"][::2], progress=received.append)
+    assert received == ["s1/tokenizer", "s2/batches"]
 
 
 def test_a_family_of_groups_is_chosen_by_its_first_word(golden: Path) -> None:
-    heard: list[str] = []
-    verify(golden, only=["codec"], progress=heard.append)
-    assert heard == [group for group in GROUPS if group.startswith("codec/")]
+    received: list[str] = []
+    verify(golden, only=["codec"], progress=received.append)
+    assert received == [group for group in GROUPS if group.startswith("codec/")]
 
 
 FAILED = ParityComparison("a", "name [of it]", 2e-4, 1e-4)

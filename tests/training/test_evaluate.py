@@ -43,20 +43,20 @@ def tone(hertz: float, seconds: float = 1.0, level: float = 0.3) -> Samples:
     return (level * np.sin(2 * np.pi * hertz * np.arange(int(seconds * RATE)) / RATE)).astype(np.float32)
 
 
-class FakeEars:
+class FakeJudge:
     """Reads a clip by its loudest pitch: voice in the hundreds, sentence in the tens; level is the opinion."""
 
     def __init__(self, stop_after: int | None = None) -> None:
-        self.heard = 0
+        self.judged = 0
         self.stop_after = stop_after
 
     def pitch(self, samples: Samples) -> int:
         return round(int(np.abs(np.fft.rfft(samples)).argmax()) * RATE / len(samples))
 
     def transcribe(self, samples: Samples) -> str:
-        if self.heard == self.stop_after:
+        if self.judged == self.stop_after:
             raise KeyboardInterrupt
-        self.heard += 1
+        self.judged += 1
         return TEXTS[self.pitch(samples) % 100 // 10] if np.abs(samples).max() > 0.2 else "mumble mumble mumble"
 
     def score(self, samples: Samples) -> float:
@@ -94,10 +94,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(folder: Path, manifest: Path, *options: str, ears: FakeEars | None = None) -> tuple[int, dict[str, object]]:
+def run(folder: Path, manifest: Path, *options: str, judge: FakeJudge | None = None) -> tuple[int, dict[str, object]]:
     out = folder / "out.json"
     out.unlink(missing_ok=True)
-    code = main([str(manifest), "--json", str(out), *options], (ears or FakeEars()).judges())
+    code = main([str(manifest), "--json", str(out), *options], (judge or FakeJudge()).judges())
     return code, json.loads(out.read_text()) if out.exists() else {}
 
 
@@ -167,15 +167,15 @@ def test_faults_are_named_and_an_unspoken_clip_is_all_wrong(folder: Path) -> Non
 
 def test_verdicts_are_kept_by_content_and_by_judges(folder: Path) -> None:
     manifest = manifest_of(folder, spoken("teacher"))
-    first, second, third = FakeEars(), FakeEars(), FakeEars()
-    _, before = run(folder, manifest, ears=first)
+    first, second, third = FakeJudge(), FakeJudge(), FakeJudge()
+    _, before = run(folder, manifest, judge=first)
     (folder / "teacher").rename(folder / "moved")
     manifest.write_text(manifest.read_text().replace("teacher/", "moved/"))
-    _, after = run(folder, manifest, ears=second)
-    assert (first.heard, second.heard) == (6, 0)
+    _, after = run(folder, manifest, judge=second)
+    assert (first.judged, second.judged) == (6, 0)
     assert before["systems"] == after["systems"]
-    main([str(manifest)], third.judges("other ears"))
-    assert third.heard == 6
+    main([str(manifest)], third.judges("other judges"))
+    assert third.judged == 6
 
 
 def test_a_damaged_line_of_kept_verdicts_is_judged_again(folder: Path) -> None:
@@ -183,18 +183,18 @@ def test_a_damaged_line_of_kept_verdicts_is_judged_again(folder: Path) -> None:
     run(folder, manifest)
     lines = store.read_text().splitlines()
     store.write_text("\n".join([lines[0][:20], '{"key": "x"}', "7", *lines[1:]]) + "\n")
-    ears = FakeEars()
-    assert run(folder, manifest, ears=ears)[0] == 0
-    assert ears.heard == 1
+    judge = FakeJudge()
+    assert run(folder, manifest, judge=judge)[0] == 0
+    assert judge.judged == 1
 
 
 def test_ctrl_c_keeps_what_was_judged(folder: Path) -> None:
     manifest = manifest_of(folder, spoken("teacher"))
-    code, report = run(folder, manifest, ears=FakeEars(stop_after=4))
+    code, report = run(folder, manifest, judge=FakeJudge(stop_after=4))
     assert (code, report["complete"], summary(report, "teacher")["clips"]) == (130, False, 4)
-    again = FakeEars()
-    assert run(folder, manifest, ears=again)[0] == 0
-    assert again.heard == 2
+    again = FakeJudge()
+    assert run(folder, manifest, judge=again)[0] == 0
+    assert again.judged == 2
 
 
 def test_a_limit_counts_sentences_and_keeps_pairs(folder: Path) -> None:
@@ -262,8 +262,8 @@ def test_a_manifest_that_is_not_one_is_refused_with_its_line(tmp_path: Path, lin
     manifest.write_text(line + "\n")
     with pytest.raises(InvalidRequest, match=r"m\.jsonl"):
         evaluate.read_manifest(manifest)
-    assert main([str(manifest)], FakeEars().judges()) == 2
-    assert main([str(tmp_path / "none.jsonl")], FakeEars().judges()) == 2
+    assert main([str(manifest)], FakeJudge().judges()) == 2
+    assert main([str(tmp_path / "none.jsonl")], FakeJudge().judges()) == 2
 
 
 def test_an_unknown_reference_is_refused(folder: Path) -> None:
@@ -285,7 +285,7 @@ def test_float_channels_are_mixed_and_nan_survives_to_be_named() -> None:
     assert samples.tolist() == [0, 0.5]
     broken, rate = read_wav(float_wav(np.array([0.1, np.nan] * RATE, np.float32)))
     assert faults_of(broken, rate) == ["nan"]
-    assert evaluate.judge(float_wav(broken), FakeEars().judges()) == Verdict("", None, None, 2.0, ["nan"])
+    assert evaluate.judge(float_wav(broken), FakeJudge().judges()) == Verdict("", None, None, 2.0, ["nan"])
 
 
 @given(st.binary(max_size=80) | st.binary(max_size=60).map(lambda tail: b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0" + tail))
@@ -336,6 +336,6 @@ def test_one_sentence_has_no_interval() -> None:
 
 def test_the_store_is_written_clip_by_clip(tmp_path: Path) -> None:
     store = VerdictStore(tmp_path / "deep" / "verdicts.jsonl")
-    first = store.verdict(float_wav(tone(200)), FakeEars().judges())
+    first = store.verdict(float_wav(tone(200)), FakeJudge().judges())
     assert VerdictStore(store.path).known == store.known
     assert list(store.known.values()) == [first]

@@ -16,8 +16,8 @@ from tests.cli.conftest import Shoal
 from tests.cli.say.test_say import LONG, TINY, samples_of
 from tests.waiting import wait_until
 
-KEEPS_INPUT = '#!/bin/sh\necho "$0 $*" > {folder}/called\nexec cat > {folder}/heard\n'
-KEEPS_FILE = '#!/bin/sh\nexec cp "$1" {folder}/heard\n'
+KEEPS_INPUT = '#!/bin/sh\necho "$0 $*" > {folder}/called\nexec cat > {folder}/received\n'
+KEEPS_FILE = '#!/bin/sh\nexec cp "$1" {folder}/received\n'
 BROKEN = "#!/bin/sh\necho starting >&2\necho 'no sound card' >&2\nexit 3\n"
 
 
@@ -45,9 +45,9 @@ def test_every_known_player_receives_the_samples_of_the_file(shoal: Shoal, machi
     assert find_player().name == name
     ran = shoal("say", "Hello there.", "-o", machine / "a.wav", "--play", *TINY)
     assert (ran.code, ran.err) == (0, "")
-    heard, written = (machine / "heard").read_bytes(), samples_of(machine / "a.wav")
-    assert np.array_equal(np.frombuffer(heard[-2 * len(written) :], "<i2"), written)
-    assert len(heard) - 2 * len(written) in (0, 44)
+    received, written = (machine / "received").read_bytes(), samples_of(machine / "a.wav")
+    assert np.array_equal(np.frombuffer(received[-2 * len(written) :], "<i2"), written)
+    assert len(received) - 2 * len(written) in (0, 44)
 
 
 def test_players_of_raw_samples_get_the_sample_rate(shoal: Shoal, machine: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_configured_player_takes_precedence(shoal: Shoal, machine: Path, monke
     monkeypatch.setenv("SHOAL_PLAYER", "mine --loud")
     ran = shoal("say", "Hello there.", "--json", *TINY)
     assert "mine --loud" in (machine / "called").read_text()
-    assert (machine / "heard").read_bytes()[:4] == b"RIFF"
+    assert (machine / "received").read_bytes()[:4] == b"RIFF"
     document = json.loads(ran.out)
     assert (document["output"], document["player"]) == (None, "mine")
 
@@ -93,8 +93,8 @@ def test_an_interrupt_stops_the_player(machine: Path) -> None:
     install(machine, "aplay", KEEPS_INPUT.replace("exec cat", "echo $$ > {folder}/pid; exec cat"))
     command = [sys.executable, "-m", "shoal.cli", "say", "A long story. " * 500, *LONG]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    heard = machine / "heard"
-    wait_until(lambda: heard.exists() and heard.stat().st_size)
+    received = machine / "received"
+    wait_until(lambda: received.exists() and received.stat().st_size)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=240)
     assert (process.returncode, err) == (130, b"")

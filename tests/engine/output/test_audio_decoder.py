@@ -81,8 +81,8 @@ class Listener:
     @property
     def lead(self) -> float:
         """Frames that were received and not yet played."""
-        heard = (self.clock.now - self.speaker.first_sent) * self.decoder.codec.config.frame_rate
-        return self.speaker.sent - heard
+        received = (self.clock.now - self.speaker.first_sent) * self.decoder.codec.config.frame_rate
+        return self.speaker.sent - received
 
 
 def test_the_first_chunk_is_sent_after_first_chunk_frames(tiny: Checkpoint) -> None:
@@ -183,12 +183,12 @@ def test_a_client_after_an_underrun_gets_chunks_of_the_first_size(tiny: Checkpoi
 def test_chunks_of_any_lengths_in_one_call_equal_whole_decoding(tiny: Checkpoint) -> None:
     decoder = audio_decoder(tiny)
     speakers = [utterance(slot, codes(12, slot)) for slot in range(3)]
-    heard: list[list[Samples]] = [[], [], []]
+    received: list[list[Samples]] = [[], [], []]
     for lengths in ([2, 5, 0], [1, 1, 1], [7, 2, 3], [2, 4, 8]):
         dues = [PlannedChunk(each, frames, ended=False) for each, frames in zip(speakers, lengths, strict=True)]
-        for pieces, answer in zip(heard, decode(decoder, dues), strict=True):
+        for pieces, answer in zip(received, decode(decoder, dues), strict=True):
             pieces.append(sound(answer))
-    for slot, pieces in enumerate(heard):
+    for slot, pieces in enumerate(received):
         assert np.allclose(np.concatenate(pieces), whole(tiny, codes(12, slot)), atol=1e-6)
     assert decoder.seconds > 0
 
@@ -224,7 +224,7 @@ class Breaking:
 def test_a_failing_codec_call_fails_only_the_faulty_utterance(tiny: Checkpoint) -> None:
     decoder = audio_decoder(tiny, max_frames=4)
     speakers = [utterance(slot, codes(11, slot)) for slot in range(3)]
-    heard: list[list[Samples]] = [[], [], []]
+    received: list[list[Samples]] = [[], [], []]
 
     def say(frames: int, bad: set[int]) -> list[DecodeResult]:
         decoder._decoder = Breaking(decoder, bad)  # type: ignore[assignment]
@@ -235,11 +235,11 @@ def test_a_failing_codec_call_fails_only_the_faulty_utterance(tiny: Checkpoint) 
     for frames, bad in ((3, set[int]()), (6, {1}), (2, set[int]())):
         answers = say(frames, bad)
         assert [isinstance(answer, GenerationFailed) for answer in answers] == [slot in bad for slot in range(3)]
-        for pieces, answer in zip(heard, answers, strict=True):
+        for pieces, answer in zip(received, answers, strict=True):
             if not isinstance(answer, GenerationFailed):
                 pieces.append(answer)
     for slot in (0, 2):
-        assert np.allclose(np.concatenate(heard[slot]), whole(tiny, codes(11, slot)), atol=1e-6)
+        assert np.allclose(np.concatenate(received[slot]), whole(tiny, codes(11, slot)), atol=1e-6)
 
 
 def test_a_codec_call_that_fails_once_is_recovered(tiny: Checkpoint) -> None:
@@ -295,12 +295,12 @@ def test_a_codec_whose_graphs_fail_falls_back_without_audible_difference(tiny: C
     decoder, frames = audio_decoder(tiny), [codes(6, seed) for seed in (1, 2)]
     BrokenGraphs(tiny, works=2, late=late).wrap(decoder)
     speakers = [utterance(0, frames[0][:, :2]), utterance(1, frames[1][:, :2])]
-    heard = [[], []]  # type: ignore[var-annotated]
+    received = [[], []]  # type: ignore[var-annotated]
 
     def hear(*rows: int) -> None:
         answers = decode(decoder, [PlannedChunk(speakers[row], speakers[row].backlog, ended=False) for row in rows])
         for row, answer in zip(rows, answers, strict=True):
-            heard[row].append(sound(answer))
+            received[row].append(sound(answer))
 
     hear(0, 1)
     assert decoder.backend == "graph"
@@ -312,7 +312,7 @@ def test_a_codec_whose_graphs_fail_falls_back_without_audible_difference(tiny: C
     speakers[1].codes += list(frames[1][:, 2:].T)
     hear(1)
     for row in range(2):
-        assert np.allclose(np.concatenate(heard[row]), whole(tiny, frames[row]), atol=1e-5)
+        assert np.allclose(np.concatenate(received[row]), whole(tiny, frames[row]), atol=1e-5)
 
 
 @pytest.mark.parametrize("works", [0, 1])
@@ -367,13 +367,13 @@ def test_a_codec_backend_that_fails_is_tried_again_later(tiny: Checkpoint, monke
     decoder = AudioDecoder(
         tiny.codec, 4, first_frames=2, max_frames=32, clock=clock, backends=("plain-graph", "eager"), overlap=True
     )
-    frames, heard = codes(12, 1), []
+    frames, received = codes(12, 1), []
     speaker = utterance(0)
 
     def hear(until: int) -> None:
         speaker.codes = list(frames[:, :until].T)
         (answer,) = decode(decoder, [PlannedChunk(speaker, speaker.backlog, ended=False)])
-        heard.append(sound(answer))
+        received.append(sound(answer))
 
     hear(2)
     failing.add(2)
@@ -390,4 +390,4 @@ def test_a_codec_backend_that_fails_is_tried_again_later(tiny: Checkpoint, monke
     hear(12)
     assert decoder.backend == "plain-graph"
     assert decoder.reasons == {}
-    assert np.allclose(np.concatenate(heard), whole(tiny, frames), atol=1e-5)
+    assert np.allclose(np.concatenate(received), whole(tiny, frames), atol=1e-5)

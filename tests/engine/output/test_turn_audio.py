@@ -39,14 +39,14 @@ def test_pauses_are_exact_samples_of_silence(oracle: Oracle, whole: bool, lag: i
     core = EngineCore(checkpoint, UNGUARDED)
     run_with_lag(core, lag)
     driver = StepDriver(core)
-    heard = driver.add(Utterance(0, turns, SAMPLING, whole=whole, silence_before=77))
+    received = driver.add(Utterance(0, turns, SAMPLING, whole=whole, silence_before=77))
     driver.run()
     spoken = oracle.speak(turns, SAMPLING).samples
     parts = [spoken[start : start + FRAMES] for start in (0, FRAMES, 2 * FRAMES)]
     silences = [np.zeros(count, np.float32) for count in (77, round(0.123 * rate), rate // 2, rate)]
     expected = [silences[0], *(each for pair in zip(parts, silences[1:], strict=True) for each in pair)]
-    assert np.allclose(heard.samples, np.concatenate(expected), atol=1e-5)
-    assert heard.codes.shape[1] == 3 * 7
+    assert np.allclose(received.samples, np.concatenate(expected), atol=1e-5)
+    assert received.codes.shape[1] == 3 * 7
 
 
 def test_a_turn_in_another_voice_starts_from_that_voice_alone(tiny: Checkpoint, voice: Voice) -> None:
@@ -55,10 +55,10 @@ def test_a_turn_in_another_voice_starts_from_that_voice_alone(tiny: Checkpoint, 
     assert [turn.delivery.voice for turn in turns] == [None, "other", "other"]
     core = EngineCore(tiny, UNGUARDED)
     driver = StepDriver(core)
-    heard = driver.add(Utterance(0, turns, SAMPLING))
+    received = driver.add(Utterance(0, turns, SAMPLING))
     driver.run()
     alone = Oracle(tiny, context_tokens=1).speak(turns[:2], SAMPLING).codes  # no turn continues another
-    assert np.array_equal(heard.codes[:, :14], alone)
+    assert np.array_equal(received.codes[:, :14], alone)
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +100,8 @@ def test_turns_in_other_voices_are_no_context_of_the_next_request(tiny: Checkpoi
     turns[0] = replace(turns[0], delivery=Delivery(voice="other"))
     core = EngineCore(tiny, UNGUARDED)
     driver = StepDriver(core)
-    heard = driver.add(Utterance(0, turns, SAMPLING, context=()))
+    received = driver.add(Utterance(0, turns, SAMPLING, context=()))
     driver.run()
-    context = heard.utterance.spoken_context()
+    context = received.utterance.spoken_context()
     assert context is not None
     assert [turn.text for turn in context] == ["Another thing."]

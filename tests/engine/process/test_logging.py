@@ -31,7 +31,7 @@ class Received(logging.Handler):
 
 
 @pytest.fixture
-def heard() -> Iterator[Received]:
+def received() -> Iterator[Received]:
     handler, shoal = Received(), logging.getLogger("shoal")
     before = shoal.level
     shoal.addHandler(handler)
@@ -43,7 +43,7 @@ def heard() -> Iterator[Received]:
 
 @pytest.mark.usefixtures("forked_engines")
 def test_engine_log_records_are_forwarded_with_the_parents_level_and_request_id(
-    heard: Received, tmp_path: Path
+    received: Received, tmp_path: Path
 ) -> None:
     config = EngineConfig(slots=2)
     supervisor = Supervisor(RiggedSource("nano", "cpu", config=config, voices=tmp_path, rig=reject_the_first))
@@ -51,11 +51,11 @@ def test_engine_log_records_are_forwarded_with_the_parents_level_and_request_id(
     asking.set("anna")
     asyncio.run(collect(supervisor, short(1)))
     asking.set("nobody")
-    wait_until(lambda: any("retrying with another seed" in message for _, message, _ in heard.lines))
+    wait_until(lambda: any("retrying with another seed" in message for _, message, _ in received.lines))
     supervisor.close()
-    [weights] = [line for line in heard.lines if line[1].startswith("weights: ")]
+    [weights] = [line for line in received.lines if line[1].startswith("weights: ")]
     assert weights[::2] == ("shoal.engine.load", "nobody")
-    [again] = [line for line in heard.lines if "retrying with another seed" in line[1]]
+    [again] = [line for line in received.lines if "retrying with another seed" in line[1]]
     assert again[::2] == ("shoal.engine.request_tracker", "anna")
 
 
@@ -75,7 +75,7 @@ def test_a_log_line_belongs_to_the_job_of_its_extra_or_of_the_context() -> None:
     current_job.reset(token)
 
 
-def test_tracebacks_are_forwarded(heard: Received) -> None:
+def test_tracebacks_are_forwarded(received: Received) -> None:
     sent: list[tuple[int, LogLine]] = []
     handler = ForwardingHandler(lambda job, line: sent.append((job, line)))
     handler.handle(record("utterance %d broke", 7, job=7, problem=ValueError("why")))
@@ -85,9 +85,9 @@ def test_tracebacks_are_forwarded(heard: Received) -> None:
     assert line.traceback is not None
     assert "ValueError: why" in line.traceback
     write_line(line)
-    assert heard.lines == [("shoal.somewhere", "utterance 7 broke", "nobody")]
+    assert received.lines == [("shoal.somewhere", "utterance 7 broke", "nobody")]
 
 
-def test_lines_below_the_parents_level_are_dropped(heard: Received) -> None:
+def test_lines_below_the_parents_level_are_dropped(received: Received) -> None:
     write_line(LogLine("shoal.somewhere", logging.DEBUG, "detail", None))
-    assert not heard.lines
+    assert not received.lines

@@ -101,14 +101,14 @@ def test_closing_the_generator_frees_the_slot(supervisor: Supervisor) -> None:
 @pytest.mark.usefixtures("forked_engines")
 def test_a_killed_engine_restarts_and_requests_without_audio_are_resubmitted(supervisor: Supervisor) -> None:
     async def kill_under_load() -> tuple[list[AudioChunk | BaseException], list[list[AudioChunk]]]:
-        heard = supervisor.speak(SpeechRequest("a long one", sampling=ENDLESS))
-        await anext(heard)
+        received = supervisor.speak(SpeechRequest("a long one", sampling=ENDLESS))
+        await anext(received)
         assert supervisor.process_id is not None
         os.kill(supervisor.process_id, signal.SIGSTOP)  # it sends nothing more, so the next requests wait
         waiting = [asyncio.create_task(collect(supervisor, short(seed))) for seed in range(6)]
         await asyncio.sleep(0.05)
         os.kill(supervisor.process_id, signal.SIGKILL)
-        rest = await asyncio.gather(drain(heard), return_exceptions=True)
+        rest = await asyncio.gather(drain(received), return_exceptions=True)
         return rest, await asyncio.gather(*waiting)
 
     before = supervisor.restarts
@@ -196,10 +196,10 @@ def test_clients_do_not_see_why_an_engine_does_not_restart(tmp_path: Path) -> No
 def test_signals_to_the_process_group_do_not_interrupt_requests(supervisor: Supervisor, sent: signal.Signals) -> None:
     async def interrupted() -> list[AudioChunk]:
         chunks = supervisor.speak(short(7, frames=40))
-        heard = [await anext(chunks)]
+        received = [await anext(chunks)]
         assert supervisor.process_id is not None
         os.kill(supervisor.process_id, sent)
-        return heard + [chunk async for chunk in chunks]
+        return received + [chunk async for chunk in chunks]
 
     before = supervisor.restarts
     assert asyncio.run(interrupted())[-1].finish is not None

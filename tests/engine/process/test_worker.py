@@ -68,7 +68,7 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def leave(*tasks: "asyncio.Task[Any]") -> None:
+async def cancel_all(*tasks: "asyncio.Task[Any]") -> None:
     for task in tasks:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -89,12 +89,12 @@ def speaking(supervisor: Supervisor, number: int) -> "asyncio.Task[list[AudioChu
 
 
 def test_voices_of_cancelled_requests_are_not_encoded(supervisor: Supervisor, gate: Gate) -> None:
-    async def come_and_go() -> None:
+    async def cancel_early() -> None:
         first = speaking(supervisor, 0)
         await until(lambda: gate.seen == 1)
-        leaving = [speaking(supervisor, number) for number in range(1, MANY)]
+        cancelled = [speaking(supervisor, number) for number in range(1, MANY)]
         await commands_received(supervisor)
-        await leave(*leaving)
+        await cancel_all(*cancelled)
         last = speaking(supervisor, MANY)
         await commands_received(supervisor)
         gate.open()
@@ -102,7 +102,7 @@ def test_voices_of_cancelled_requests_are_not_encoded(supervisor: Supervisor, ga
             assert (await first)[-1].finish is not None
             assert (await last)[-1].finish is not None
 
-    asyncio.run(come_and_go())
+    asyncio.run(cancel_early())
     assert gate.seen == 2
 
 
@@ -114,7 +114,7 @@ def test_requests_without_encoding_do_not_wait_for_it(supervisor: Supervisor, ga
         async with asyncio.timeout(SECONDS):
             assert (await collect(supervisor, short(1)))[-1].finish is not None
         assert not any(task.done() for task in waiting)
-        await leave(*waiting)
+        await cancel_all(*waiting)
 
     asyncio.run(overtake())
 
@@ -130,19 +130,19 @@ ASK: list[Callable[[Supervisor], Coroutine[Any, Any, np.ndarray]]] = [
 def test_cancelled_codec_calls_are_not_started(
     supervisor: Supervisor, gate: Gate, ask: Callable[[Supervisor], Coroutine[Any, Any, np.ndarray]]
 ) -> None:
-    async def come_and_go() -> np.ndarray:
+    async def cancel_early() -> np.ndarray:
         first = asyncio.create_task(ask(supervisor))
         await until(lambda: gate.seen == 1)
-        leaving = [asyncio.create_task(ask(supervisor)) for _ in range(MANY)]
+        cancelled = [asyncio.create_task(ask(supervisor)) for _ in range(MANY)]
         await commands_received(supervisor)
-        await leave(first, *leaving)
+        await cancel_all(first, *cancelled)
         last = asyncio.create_task(ask(supervisor))
         await commands_received(supervisor)
         gate.open()
         async with asyncio.timeout(SECONDS):
             return await last
 
-    assert asyncio.run(come_and_go()).size
+    assert asyncio.run(cancel_early()).size
     assert gate.seen == 2
 
 
@@ -166,7 +166,7 @@ def test_a_drain_does_not_wait_for_cancelled_requests(spawned: Supervisor, gate:
     async def leave_behind() -> None:
         left = speaking(spawned, 0)
         await until(lambda: gate.seen == 1)
-        await leave(left)
+        await cancel_all(left)
 
     asyncio.run(leave_behind())
     spawned.close(drain=True, timeout=3600.0)  # the encoding in progress never ends

@@ -23,7 +23,7 @@ class PolicyHarness:
         self.device = CheckingDevice(self.scheduler)
         self._ids = 0
 
-    def come(self, count: int = 1, frames: int = 3) -> None:
+    def arrive(self, count: int = 1, frames: int = 3) -> None:
         for _ in range(count):
             prompt = np.full((3, 2), self._ids, np.int32)
             self.scheduler.add(Sequence.start(self._ids, prompt, SamplingParams(max_frames=frames), 64))
@@ -43,71 +43,71 @@ class PolicyHarness:
 
 
 def test_continuous_admits_all_sequences_at_the_next_step() -> None:
-    line = PolicyHarness(Continuous())
-    line.come(2)
-    assert line.step() == 2
-    line.come(3)
-    assert line.step() == 5
+    harness = PolicyHarness(Continuous())
+    harness.arrive(2)
+    assert harness.step() == 2
+    harness.arrive(3)
+    assert harness.step() == 5
 
 
 def test_continuous_is_bounded_by_the_slots() -> None:
-    line = PolicyHarness(Continuous(), slots=3)
-    line.come(5, frames=2)
-    assert [line.step(), line.step(), line.step()] == [3, 3, 2]
+    harness = PolicyHarness(Continuous(), slots=3)
+    harness.arrive(5, frames=2)
+    assert [harness.step(), harness.step(), harness.step()] == [3, 3, 2]
 
 
 def test_dynamic_waits_for_a_full_batch() -> None:
-    line = PolicyHarness(Dynamic(size=3, seconds=1.0))
-    line.come(2)
-    assert line.step() == 0
-    line.come(1)
-    assert line.step() == 3
+    harness = PolicyHarness(Dynamic(size=3, seconds=1.0))
+    harness.arrive(2)
+    assert harness.step() == 0
+    harness.arrive(1)
+    assert harness.step() == 3
 
 
 def test_dynamic_starts_a_partial_batch_after_its_waiting_time() -> None:
-    line = PolicyHarness(Dynamic(size=4, seconds=0.05))
-    line.come(1)
-    assert line.step(0.03) == 0
-    line.come(1)
-    assert line.step(0.03) == 0
-    assert line.step() == 2
+    harness = PolicyHarness(Dynamic(size=4, seconds=0.05))
+    harness.arrive(1)
+    assert harness.step(0.03) == 0
+    harness.arrive(1)
+    assert harness.step(0.03) == 0
+    assert harness.step() == 2
 
 
 def test_dynamic_runs_a_batch_to_its_end_before_the_next() -> None:
-    line = PolicyHarness(Dynamic(size=2, seconds=0.05))
-    line.come(5, frames=3)
-    assert [line.step() for _ in range(6)] == [2, 2, 2, 2, 2, 2]
+    harness = PolicyHarness(Dynamic(size=2, seconds=0.05))
+    harness.arrive(5, frames=3)
+    assert [harness.step() for _ in range(6)] == [2, 2, 2, 2, 2, 2]
     # The fifth sequence is past its waiting time.
-    assert line.step() == 1
+    assert harness.step() == 1
 
 
 def test_static_starts_the_waiting_sequences_and_admits_no_other() -> None:
-    line = PolicyHarness(Static(size=4))
-    line.come(1, frames=3)
-    assert line.step() == 1
-    line.come(6, frames=2)
-    assert [line.step(), line.step()] == [1, 1]
-    assert [line.step() for _ in range(4)] == [4, 4, 2, 2]
+    harness = PolicyHarness(Static(size=4))
+    harness.arrive(1, frames=3)
+    assert harness.step() == 1
+    harness.arrive(6, frames=2)
+    assert [harness.step(), harness.step()] == [1, 1]
+    assert [harness.step() for _ in range(4)] == [4, 4, 2, 2]
 
 
 @pytest.mark.parametrize("policy", [Dynamic(size=2, seconds=0.0), Static(size=2)])
 def test_preempted_sequences_are_not_subject_to_the_policy(policy: AdmissionPolicy) -> None:
-    line = PolicyHarness(policy)
-    line.come(2, frames=4)
-    line.step()
-    line.scheduler.requeue(line.scheduler.running[-1])
-    assert line.step() == 2
+    harness = PolicyHarness(policy)
+    harness.arrive(2, frames=4)
+    harness.step()
+    harness.scheduler.requeue(harness.scheduler.running[-1])
+    assert harness.step() == 2
 
 
 @pytest.mark.parametrize("policy", [Continuous(), Dynamic(size=3, seconds=0.05), Static(size=3)])
 def test_every_policy_serves_sequences_in_order_of_arrival(policy: AdmissionPolicy) -> None:
-    line = PolicyHarness(policy, slots=4)
-    line.come(10)
+    harness = PolicyHarness(policy, slots=4)
+    harness.arrive(10)
     seen: list[int] = []
     for _ in range(200):
-        line.step()
-        seen += [each.id for each in line.scheduler.running if each.id not in seen]
-    assert line.scheduler.active == 0
+        harness.step()
+        seen += [each.id for each in harness.scheduler.running if each.id not in seen]
+    assert harness.scheduler.active == 0
     assert seen == sorted(seen)
 
 

@@ -78,7 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tails=st.lists(st.integers(1, 4), max_size=2),
         times=st.integers(1, 3),
     )
-    def come(self, voice: Tokens, own: int, seed: int, max_frames: int, tails: list[int], times: int) -> None:
+    def arrive(self, voice: Tokens, own: int, seed: int, max_frames: int, tails: list[int], times: int) -> None:
         prompt = np.concatenate((voice, np.full((1 + own, 2), 500 + own, np.int32)))
         for time in range(times):
             sequence = Sequence.start(
@@ -95,7 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(times):
             self.clock.now += seconds
             for progress in self.device.step():
-                self._hear(progress)
+                self._collect(progress)
 
     @precondition(lambda self: self.active)
     @rule(data=st.data())
@@ -134,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert first not in self.scheduler.running or set(lonely.sequences()) <= {first}
             self.device.launch(lonely)
             for progress in self.scheduler.commit(self.device.pending.popleft()):
-                self._hear(progress)
+                self._collect(progress)
 
     @rule()
     def clear_cache(self) -> None:
@@ -199,7 +199,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _pick(self, data: st.DataObject) -> TrackedSequence:
         return self.active[data.draw(st.sampled_from(sorted(self.active)))]
 
-    def _hear(self, progress: Progress) -> None:
+    def _collect(self, progress: Progress) -> None:
         sequence = progress.sequence
         talk = self.active[sequence.id]
         if progress.frames:

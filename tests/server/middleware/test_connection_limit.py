@@ -45,7 +45,7 @@ def is_accepted(http: httpx.Client) -> bool:
     return status == 422
 
 
-def line_to(serving: Serving) -> socket.socket:
+def open_connection(serving: Serving) -> socket.socket:
     return socket.create_connection(("127.0.0.1", serving.port), timeout=240)
 
 
@@ -95,12 +95,12 @@ def test_finished_requests_free_their_places(small: Serving) -> None:
 
 
 def test_idle_connections_are_closed_for_new_ones(small: Serving) -> None:
-    with line_to(small) as silent, line_to(small) as asked:
+    with open_connection(small) as silent, open_connection(small) as asked:
         assert lives(asked)
-        with line_to(small) as third:
+        with open_connection(small) as third:
             assert silent.recv(4096) == b"", "it has waited longest"
             assert lives(third)
-            with line_to(small) as fourth:
+            with open_connection(small) as fourth:
                 assert asked.recv(4096) == b"", "an answer does not keep its connection open"
                 assert lives(third)
                 assert lives(fourth)
@@ -109,6 +109,6 @@ def test_idle_connections_are_closed_for_new_ones(small: Serving) -> None:
 def test_a_connection_in_use_is_not_closed_for_a_new_one(small: Serving) -> None:
     with filled(small), contextlib.ExitStack() as open_lines:
         for _ in range(4):
-            assert lives(open_lines.enter_context(line_to(small)))
+            assert lives(open_lines.enter_context(open_connection(small)))
         with small.client() as http:
             assert http.get("/ready").json()["in_flight"] == MOST

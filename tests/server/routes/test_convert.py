@@ -63,8 +63,8 @@ def test_a_file_above_full_scale_is_attenuated_as_a_whole() -> None:
 
 def test_two_channels_are_averaged() -> None:
     pair = np.array([[8_000, 4_000], [-2_000, 0]] * 1_000, np.int16)
-    heard = np.frombuffer(converted(wav_of(pair, 16_000, channels=2), "pcm"), "<i2")
-    assert heard.tolist() == [6_000, -1_000] * 1_000
+    decoded = np.frombuffer(converted(wav_of(pair, 16_000, channels=2), "pcm"), "<i2")
+    assert decoded.tolist() == [6_000, -1_000] * 1_000
 
 
 @pytest.mark.parametrize(

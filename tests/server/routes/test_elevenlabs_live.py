@@ -28,28 +28,28 @@ MULTI = "multi-stream-input?output_format=pcm_16000"
 
 
 @dataclass
-class Stand:
+class FakeServer:
     port: int
     standin: Standin
     state: ServerState
 
     @contextlib.contextmanager
-    def dial(self, path: str = MULTI, voice: str = "default") -> Iterator[ClientConnection]:
+    def connect(self, path: str = MULTI, voice: str = "default") -> Iterator[ClientConnection]:
         url = f"ws://127.0.0.1:{self.port}/v1/text-to-speech/{voice}/{path}"
         with connect(url) as socket:
             yield socket
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     standin, home = Standin(), tmp_path_factory.mktemp("voices")
     state = state_with(standin, Limits(text_characters=100), home)
     with listening(state) as port:
-        yield Stand(port, standin, state)
+        yield FakeServer(port, standin, state)
 
 
 @pytest.fixture
-def stand(running: Stand) -> Iterator[Stand]:
+def server(running: FakeServer) -> Iterator[FakeServer]:
     """The engine waits after its first chunk until the test sets `go_on`; afterwards nothing is in flight."""
     running.standin.go_on.clear()
     running.standin.begun.clear()
@@ -70,13 +70,13 @@ def receive(socket: ClientConnection) -> dict[str, Any]:
 
 def until_final(socket: ClientConnection) -> dict[str | None, int]:
     """Return the bytes of audio of each context, up to the first final message."""
-    heard: dict[str | None, int] = {}
+    received: dict[str | None, int] = {}
     while not (message := receive(socket)).get("isFinal"):
         context = message.get("contextId")
-        heard[context] = heard.get(context, 0) + len(base64.b64decode(message["audio"]))
+        received[context] = received.get(context, 0) + len(base64.b64decode(message["audio"]))
         assert message["alignment"] is None
-    heard.setdefault(message.get("contextId"), 0)
-    return heard
+    received.setdefault(message.get("contextId"), 0)
+    return received
 
 
 def closed_with(socket: ClientConnection) -> int | None:
@@ -86,21 +86,21 @@ def closed_with(socket: ClientConnection) -> int | None:
     return socket.close_code
 
 
-def test_contexts_are_spoken_to_the_end_after_a_flush(stand: Stand) -> None:
-    stand.standin.go_on.set()
-    with stand.dial() as socket:
+def test_contexts_are_spoken_to_the_end_after_a_flush(server: FakeServer) -> None:
+    server.standin.go_on.set()
+    with server.connect() as socket:
         for name in ("a", "b"):
             send(socket, text=" ", context_id=name, voice_settings={"stability": 0.5})
             send(socket, text=f"Hello {name}. ", context_id=name)
             send(socket, context_id=name, flush=True)
             send(socket, context_id=name, close_context=True)
-        heard = [until_final(socket), until_final(socket)]
-    assert sum(each.get("a", 0) for each in heard) == WHOLE
-    assert sum(each.get("b", 0) for each in heard) == WHOLE
+        received = [until_final(socket), until_final(socket)]
+    assert sum(each.get("a", 0) for each in received) == WHOLE
+    assert sum(each.get("b", 0) for each in received) == WHOLE
 
 
-def test_closing_a_context_before_a_flush_interrupts_it_and_leaves_the_others(stand: Stand) -> None:
-    with stand.dial(f"{MULTI}&auto_mode=true") as socket:
+def test_closing_a_context_before_a_flush_interrupts_it_and_leaves_the_others(server: FakeServer) -> None:
+    with server.connect(f"{MULTI}&auto_mode=true") as socket:
         send(socket, text="Stop me. ", context_id="a", voice_settings={"stability": 0.5, "speed": 1.0})
         assert receive(socket)["contextId"] == "a"
         send(socket, text="Keep me. ", contextId="b")
@@ -110,15 +110,15 @@ def test_closing_a_context_before_a_flush_interrupts_it_and_leaves_the_others(st
         assert (final["contextId"], final["isFinal"], final["spoken"]["characters"]) == ("a", True, 0)
         assert final["interrupted"]["characters"] == len("Stop me. ")
         assert final["ignored"] == ["voice_settings.stability"]
-        stand.standin.go_on.set()
+        server.standin.go_on.set()
         send(socket, context_id="b", flush=True)
         send(socket, context_id="b", close_context=True)
         assert until_final(socket) == {"b": WHOLE - FIRST}
-    assert stand.standin.spoken == ["Keep me. "]
+    assert server.standin.spoken == ["Keep me. "]
 
 
-def test_closing_a_context_again_interrupts_it(stand: Stand) -> None:
-    with stand.dial() as socket:
+def test_closing_a_context_again_interrupts_it(server: FakeServer) -> None:
+    with server.connect() as socket:
         send(socket, text="Stop me. ", context_id="a", flush=True)
         assert receive(socket)["audio"]
         send(socket, context_id="a", close_context=True)
@@ -126,16 +126,16 @@ def test_closing_a_context_again_interrupts_it(stand: Stand) -> None:
         assert until_final(socket) == {"a": 0}
         send(socket, context_id="a", close_context=True)  # ended already
         send(socket, text="")  # keeps the socket open
-        stand.standin.go_on.set()
+        server.standin.go_on.set()
         send(socket, text="Again. ", context_id="a", flush=True)
         send(socket, context_id="a", close_context=True)
         assert until_final(socket) == {"a": WHOLE}
-    assert stand.standin.spoken == ["Again. "]
+    assert server.standin.spoken == ["Again. "]
 
 
-def test_an_error_of_one_context_leaves_the_others(stand: Stand) -> None:
-    stand.standin.go_on.set()
-    with stand.dial() as socket:
+def test_an_error_of_one_context_leaves_the_others(server: FakeServer) -> None:
+    server.standin.go_on.set()
+    with server.connect() as socket:
         send(socket, text="x" * 101, context_id="long")
         error = receive(socket)
         assert (error["contextId"], error["error"]) == ("long", "text_error")
@@ -144,34 +144,34 @@ def test_an_error_of_one_context_leaves_the_others(stand: Stand) -> None:
         assert until_final(socket) == {"short": WHOLE}
 
 
-def test_close_socket_speaks_the_rest_and_closes(stand: Stand) -> None:
-    stand.standin.go_on.set()
-    with stand.dial() as socket:
+def test_close_socket_speaks_the_rest_and_closes(server: FakeServer) -> None:
+    server.standin.go_on.set()
+    with server.connect() as socket:
         send(socket, text="Hello there", context_id="a")
         send(socket, close_socket=True)
         assert until_final(socket) == {"a": WHOLE}
         assert closed_with(socket) == 1000
-    with stand.dial() as socket:
+    with server.connect() as socket:
         send(socket, close_socket=True)
         assert closed_with(socket) == 1000
 
 
-def test_the_number_of_contexts_is_limited(stand: Stand) -> None:
-    with stand.dial() as socket:
+def test_the_number_of_contexts_is_limited(server: FakeServer) -> None:
+    with server.connect() as socket:
         for number in range(17):
             send(socket, text=" ", context_id=str(number))
         error = receive(socket)
         assert (error["contextId"], error["error"]) == ("16", "invalid_request")
 
 
-def test_an_empty_text_ends_stream_input(stand: Stand) -> None:
-    stand.standin.go_on.set()
-    with stand.dial("stream-input?output_format=pcm_16000") as socket:
+def test_an_empty_text_ends_stream_input(server: FakeServer) -> None:
+    server.standin.go_on.set()
+    with server.connect("stream-input?output_format=pcm_16000") as socket:
         send(socket, text=" ", generation_config={"chunk_length_schedule": [50]}, try_trigger_generation=True)
         send(socket, text="Hello. ")
         send(socket, text="")
-        heard = until_final(socket)
-        assert heard == {None: WHOLE}
+        received = until_final(socket)
+        assert received == {None: WHOLE}
         assert closed_with(socket) == 1000
 
 
@@ -180,15 +180,15 @@ def test_an_empty_text_ends_stream_input(stand: Stand) -> None:
     ['{"text": 5}', "{", "[]", '{"txt": "Hello."}', b"\x81", '{"text": "a", "voice_settings": {"speed": 9}}',
      '{"text": "Hello.", "context_id": "' + "c" * 300 + '"}', '{"text": "' + "a" * 70_000 + '"}'],
 )  # fmt: skip
-def test_malformed_messages_are_an_error_that_closes_the_socket(stand: Stand, message: str | bytes) -> None:
-    with stand.dial() as socket:
+def test_malformed_messages_are_an_error_that_closes_the_socket(server: FakeServer, message: str | bytes) -> None:
+    with server.connect() as socket:
         socket.send(message)
         assert {"message", "error"} <= receive(socket).keys()
         assert closed_with(socket) == 1008
 
 
-def test_the_longest_message_in_characters_of_four_bytes_is_read(stand: Stand) -> None:
-    with stand.dial() as socket:
+def test_the_longest_message_in_characters_of_four_bytes_is_read(server: FakeServer) -> None:
+    with server.connect() as socket:
         socket.send('{"text": "' + "\N{GRINNING FACE}" * (MAX_EVENT_BYTES - 12) + '"}')
         assert "100 characters" in receive(socket)["message"]
 
@@ -198,24 +198,24 @@ def frame_header(size: int) -> bytes:
     return b"\x81\xff" + size.to_bytes(8, "big") + bytes(4)
 
 
-def test_a_larger_message_is_refused_by_its_header(stand: Stand) -> None:
-    with stand.dial() as live:
+def test_a_larger_message_is_refused_by_its_header(server: FakeServer) -> None:
+    with server.connect() as live:
         live.socket.sendall(frame_header(MAX_MESSAGE_BYTES + 1))
         assert closed_with(live) == 1009
 
 
-def test_a_larger_message_that_is_sent_with_the_handshake_is_not_buffered(stand: Stand) -> None:
+def test_a_larger_message_that_is_sent_with_the_handshake_is_not_buffered(server: FakeServer) -> None:
     """The limit of the route is not known yet when the header of the message arrives."""
     target = f"/v1/text-to-speech/default/{MULTI}"
     lines = (f"GET {target} HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket")
     key = ("Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Version: 13")
-    size = stand.state.config.limits.body_bytes
-    with create_connection(("127.0.0.1", stand.port), timeout=240) as line:
+    size = server.state.config.limits.body_bytes
+    with create_connection(("127.0.0.1", server.port), timeout=240) as line:
         line.sendall("\r\n".join([*lines, *key, "", ""]).encode() + frame_header(size))
         assert line.recv(100).startswith(b"HTTP/1.1 101 ")
         with pytest.raises((ConnectionResetError, BrokenPipeError)):  # the server ends the connection
             line.sendall(bytes(size))
-    wait_until(lambda: stand.state.body_budget.used == 0)
+    wait_until(lambda: server.state.body_budget.used == 0)
 
 
 @pytest.mark.parametrize(
@@ -223,34 +223,34 @@ def test_a_larger_message_that_is_sent_with_the_handshake_is_not_buffered(stand:
     [(MULTI, "nobody", 404), ("stream-input?output_format=midi", "default", 422),
      ("stream-input?seed=-1", "default", 422), (MULTI, "a.b", 400)],
 )  # fmt: skip
-def test_a_handshake_that_cannot_be_served_is_rejected(stand: Stand, path: str, voice: str, status: int) -> None:
-    with pytest.raises(InvalidStatus) as refused, stand.dial(path, voice):
+def test_a_handshake_that_cannot_be_served_is_rejected(server: FakeServer, path: str, voice: str, status: int) -> None:
+    with pytest.raises(InvalidStatus) as refused, server.connect(path, voice):
         pass
     assert refused.value.response.status_code == status
     assert "detail" in json.loads(refused.value.response.body)
 
 
-def test_a_disconnect_cancels_all_contexts(stand: Stand) -> None:
-    with stand.dial() as socket:
+def test_a_disconnect_cancels_all_contexts(server: FakeServer) -> None:
+    with server.connect() as socket:
         for name in "ab":
             send(socket, text="Hello. ", context_id=name, flush=True)
-        wait_until(lambda: len(stand.standin.begun) == 2)
-    wait_until(lambda: stand.state.queue.in_flight == 0)
-    assert stand.standin.spoken == []
+        wait_until(lambda: len(server.standin.begun) == 2)
+    wait_until(lambda: server.state.queue.in_flight == 0)
+    assert server.standin.spoken == []
 
 
-def test_contexts_of_the_dialogue_socket_name_their_voice(stand: Stand) -> None:
-    stand.standin.go_on.set()
-    url = f"ws://127.0.0.1:{stand.port}/v1/text-to-dialogue/multi-stream-input?output_format=pcm_16000"
+def test_contexts_of_the_dialogue_socket_name_their_voice(server: FakeServer) -> None:
+    server.standin.go_on.set()
+    url = f"ws://127.0.0.1:{server.port}/v1/text-to-dialogue/multi-stream-input?output_format=pcm_16000"
     with connect(url) as socket:
         send(socket, context_id="a", voices=["default"])
         send(socket, context_id="a", keep_alive=True)
         send(socket, context_id="a", inputs=[{"text": "Hello. ", "voice_id": "default"}], flush=True)
         send(socket, context_id="a", close_context=True)
-        heard = 0
+        received = 0
         while not (message := receive(socket)).get("is_final"):
-            heard += len(base64.b64decode(message["audio"]))
-        assert (heard, message["context_id"]) == (WHOLE, "a")
+            received += len(base64.b64decode(message["audio"]))
+        assert (received, message["context_id"]) == (WHOLE, "a")
         send(socket, context_id="silent", voices=["default"])
         send(socket, context_id="silent", close_context=True)
         final = receive(socket)

@@ -59,12 +59,12 @@ def test_the_new_client_streams_without_blocking(server: Serving) -> None:
         for word in words():
             yield word
 
-    async def heard() -> bytes:
+    async def speak() -> bytes:
         async with AsyncFishAudio(api_key="any", base_url=server.url) as client:
             stream = client.tts.stream_websocket(text(), config=TTSConfig(format="wav", max_new_tokens=5))
             return b"".join([piece async for piece in stream])
 
-    assert read_audio(asyncio.run(heard()), 16_000, ANY_LENGTH).seconds >= FRAME
+    assert read_audio(asyncio.run(speak()), 16_000, ANY_LENGTH).seconds >= FRAME
 
 
 def test_the_legacy_client_streams_too(server: Serving) -> None:
@@ -85,7 +85,7 @@ def receive(socket: ClientConnection) -> dict[str, Any]:
     return event
 
 
-def heard(socket: ClientConnection) -> list[dict[str, Any]]:
+def receive_all(socket: ClientConnection) -> list[dict[str, Any]]:
     """Receive all events up to `finish`."""
     events = [receive(socket)]
     while events[-1]["event"] == "audio":
@@ -189,7 +189,7 @@ def test_a_session_is_not_idle_while_it_speaks(tmp_path: Path) -> None:
         for text in ("One.", "Two.", "Three.", "Four."):
             send(socket, event="text", text=text)
             send(socket, event="flush")
-        *_, finish = heard(socket)
+        *_, finish = receive_all(socket)
     assert standin.spoken == ["One.", "Two.", "Three.", "Four."]
     assert finish == {"event": "finish", "reason": "stop", "message": "no message arrived for 0.5 seconds"}
     assert socket.close_code == 1000
@@ -211,7 +211,7 @@ def test_text_received_before_a_shutdown_is_spoken(start_server: Start) -> None:
     with live(serving) as socket:
         say(socket)
         send(socket, event="stop")
-        whole = sounds(heard(socket))
+        whole = sounds(receive_all(socket))
     with live(serving) as one, live(serving) as other:
         say(one)
         send(one, event="stop")
@@ -221,7 +221,7 @@ def test_text_received_before_a_shutdown_is_spoken(start_server: Start) -> None:
         with serving.client() as http:
             wait_until(lambda: http.get("/ready").json()["state"] == "stopping")
         send(other, event="text", text="And one more.")
-        ended, refused = heard(one), heard(other)
+        ended, refused = receive_all(one), receive_all(other)
     assert ended[-1]["reason"] == "stop"
     assert sounds([first[0], *ended]) == whole
     assert refused[-1]["message"] == "the model is not ready: the server is stopping"
@@ -325,7 +325,7 @@ def test_cancel_frees_the_place_reports_what_was_spoken_and_keeps_the_socket(
     send(socket, event="text", text="Never spoken.")
     wait_until(lambda: standin.begun == ["One. ", "Number two."])
     send(socket, event="cancel")
-    *_, finish = heard(socket)
+    *_, finish = receive_all(socket)
     assert finish["reason"] == "cancel"
     assert finish["spoken"]["characters"] == len("One. ")
     assert finish["interrupted"]["characters"] == len("Number two.")
@@ -335,7 +335,7 @@ def test_cancel_frees_the_place_reports_what_was_spoken_and_keeps_the_socket(
     standin.go_on.set()
     send(socket, event="start", request={**START, "text": "Another session.", "features": ["quality-guard", "x-ray"]})
     send(socket, event="stop")
-    *_, finish = heard(socket)
+    *_, finish = receive_all(socket)
     assert finish["reason"] == "stop"
     assert standin.spoken == ["One. ", "Another session."]
     assert finish["ignored"] == ["features.x-ray"]
@@ -368,7 +368,7 @@ def test_sentences_continue_the_ones_of_their_session(
             send(socket, event="text", text=text)
             send(socket, event="flush")
         send(socket, event="stop")
-        heard(socket)
+        receive_all(socket)
     session = [(), ("One.",), ("One.", "Two.")] if conditioned else [None] * 3
     assert standin.contexts == session * 2
 
@@ -380,7 +380,7 @@ def test_cancel_after_the_session_has_ended_is_ignored(held: tuple[ServerState, 
         send(socket, event="cancel")
         send(socket, event="start", request={**START, "text": "Hello."})
         send(socket, event="stop")
-        *_, finish = heard(socket)
+        *_, finish = receive_all(socket)
         assert finish["reason"] == "stop"
 
 
@@ -389,7 +389,7 @@ def test_text_after_stop_is_an_error(held: tuple[ServerState, Standin, ClientCon
     send(socket, event="start", request={**START, "text": "Hello."})
     send(socket, event="stop")
     send(socket, event="text", text="More.")
-    *_, finish = heard(socket)
+    *_, finish = receive_all(socket)
     assert finish["message"].startswith("this session is ending")
 
 
@@ -405,7 +405,7 @@ def test_only_the_text_that_waits_is_limited(tmp_path: Path) -> None:
             send(socket, event="flush")
             wait_until(lambda number=number: len(standin.ended) == number + 1)  # type: ignore[misc]
         send(socket, event="text", text="Thirteen more")
-        *_, finish = heard(socket)
+        *_, finish = receive_all(socket)
     assert finish["message"] == "more than 12 characters wait to be spoken: send the text more slowly"
 
 
@@ -419,7 +419,7 @@ def test_each_session_of_a_socket_counts_as_a_request(tmp_path: Path) -> None:
         for _ in range(3):
             send(socket, event="start", request={**START, "text": "Hello."})
             send(socket, event="stop")
-            *_, finish = heard(socket)
+            *_, finish = receive_all(socket)
     assert finish["message"] == "this key may send 2 requests a minute"
 
 
@@ -433,7 +433,7 @@ def test_the_same_session_gives_the_same_audio_on_the_same_socket(server: Servin
                 send(socket, event="text", text=text)
                 send(socket, event="flush")
             send(socket, event="stop")
-            sessions.append(b"".join(event.get("audio", b"") for event in heard(socket)))
+            sessions.append(b"".join(event.get("audio", b"") for event in receive_all(socket)))
     assert sessions[0] == sessions[1]
 
 

@@ -57,8 +57,8 @@ def test_a_wav_file_can_be_converted_to_any_format(http: httpx.Client, recording
     if format == "pcm":
         assert answer.content == recording[44:]
         return
-    heard = read_audio(io.BytesIO(answer.content), 16_000, AudioLimits())
-    assert heard.seconds == pytest.approx(2.0, abs=0.15)
+    decoded = read_audio(io.BytesIO(answer.content), 16_000, AudioLimits())
+    assert decoded.seconds == pytest.approx(2.0, abs=0.15)
 
 
 @pytest.mark.parametrize("audio", [b"", b"RIFF1234WAVE", b"ID3 not a wav file", b"RIFF\0\0\0\0WAVEfmt "])

@@ -47,14 +47,14 @@ class TimedStandin(Standin):
 
 
 @dataclass
-class Stand:
+class FakeServer:
     port: int
 
     @property
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=240, trust_env=False, verify=False)
 
-    def dial(self, path: str) -> ClientConnection:
+    def connect(self, path: str) -> ClientConnection:
         return connect(f"ws://127.0.0.1:{self.port}{path}")
 
 
@@ -63,10 +63,10 @@ def handle(voices: Path) -> EngineHandle:
 
 
 @pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     engine = handle(tmp_path_factory.mktemp("voices"))
     with listening(create_state(ServerConfig(limits=Limits()), EngineLifecycle(lambda: engine, engine), 4)) as port:
-        yield Stand(port)
+        yield FakeServer(port)
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
@@ -74,9 +74,9 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(part.removeprefix("data: ")) for part in response.text.split("\n\n") if part]
 
 
-def test_openai_events_have_words_at_the_speed_of_the_audio(stand: Stand) -> None:
+def test_openai_events_have_words_at_the_speed_of_the_audio(server: FakeServer) -> None:
     body = {"model": "nano", "voice": "alloy", "input": TEXT, "response_format": "pcm", "stream_format": "sse"}
-    with stand.http as http:
+    with server.http as http:
         model = http.get("/v1/models").json()["data"][0]["id"]
         body |= {"model": model}
         plain = events(http.post("/v1/audio/speech", json=body))
@@ -91,8 +91,8 @@ def test_openai_events_have_words_at_the_speed_of_the_audio(stand: Stand) -> Non
     assert "set stream_format to sse" in refused.text
 
 
-def test_fish_events_have_segments_that_count_from_their_offset(stand: Stand) -> None:
-    with stand.http as http:
+def test_fish_events_have_segments_that_count_from_their_offset(server: FakeServer) -> None:
+    with server.http as http:
         found = events(http.post("/v1/tts/stream/with-timestamp", json={"text": TEXT, "format": "pcm"}))
     # How many chunks share a message depends on how fast the client reads.
     timed = [event for event in found if event["alignment"] is not None]
@@ -118,8 +118,8 @@ def starts_of(messages: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def test_the_live_socket_counts_over_all_sentences(stand: Stand) -> None:
-    with stand.dial("/v1/tts/live/with-timestamp") as socket:
+def test_the_live_socket_counts_over_all_sentences(server: FakeServer) -> None:
+    with server.connect("/v1/tts/live/with-timestamp") as socket:
         for event in (
             {"event": "start", "request": {"text": "", "format": "pcm"}},
             {"event": "text", "text": "One two. "},
@@ -133,9 +133,9 @@ def test_the_live_socket_counts_over_all_sentences(stand: Stand) -> None:
     assert starts_of(found) == {"One": 0.1, "two.": 0.6, "Three": 1.1, "four.": 1.6}
 
 
-def test_elevenlabs_responses_have_the_times_of_characters(stand: Stand) -> None:
+def test_elevenlabs_responses_have_the_times_of_characters(server: FakeServer) -> None:
     path = "/v1/text-to-speech/alloy"
-    with stand.http as http:
+    with server.http as http:
         query = {"output_format": "pcm_16000"}
         whole = http.post(f"{path}/with-timestamps", json={"text": TEXT}, params=query).json()
         lines = http.post(f"{path}/stream/with-timestamps", json={"text": TEXT}, params=query).text.splitlines()
@@ -166,9 +166,9 @@ SPEECH = ({"text": " "}, {"text": "One two three. "}, {"text": ""})
 
 @pytest.mark.parametrize(("query", "begins"), [("", [100, 600, 100]), ("&sync_alignment=true", [100, 600, 1100])])
 def test_elevenlabs_sockets_count_from_the_alignment_before_or_from_the_start(
-    stand: Stand, query: str, begins: list[int]
+    server: FakeServer, query: str, begins: list[int]
 ) -> None:
-    with stand.dial(f"/v1/text-to-speech/alloy/stream-input?output_format=pcm_16000{query}") as socket:
+    with server.connect(f"/v1/text-to-speech/alloy/stream-input?output_format=pcm_16000{query}") as socket:
         found = [each["alignment"] for each in spoken_on(socket, "isFinal", *SPEECH)]
     characters = [character for each in found for character in each["chars"]]
     times = [time for each in found for time in each["charStartTimesMs"]]

@@ -261,20 +261,20 @@ class SlowServer:
     ) -> None:
         self.first, self.gap, self.pieces, self.kind = first, gap, pieces, kind
         self.answered = 0
-        self.door = unix_door(path) if path else socket.create_server(("127.0.0.1", 0))
-        self.url = "http://unix:1" if path else f"http://127.0.0.1:{self.door.getsockname()[1]}"
+        self.listener = unix_listener(path) if path else socket.create_server(("127.0.0.1", 0))
+        self.url = "http://unix:1" if path else f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.thread = threading.Thread(target=self._run)
 
     def virtual_loop(self) -> VirtualLoop:
         """A loop with a clock of its own, in which this server answers, too."""
         loop = VirtualLoop()
-        loop.create_task(asyncio.start_server(self._answer, sock=self.door))
+        loop.create_task(asyncio.start_server(self._answer, sock=self.listener))
         return loop
 
     def _run(self) -> None:
         self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
-        server = self.loop.run_until_complete(asyncio.start_server(self._answer, sock=self.door))
+        server = self.loop.run_until_complete(asyncio.start_server(self._answer, sock=self.listener))
         self.loop.run_forever()
         server.close()
         for task in asyncio.all_tasks(self.loop):
@@ -318,11 +318,11 @@ def slow_server() -> Iterator[SlowServer]:
         yield server
 
 
-def unix_door(path: Path) -> socket.socket:
-    door = socket.socket(socket.AF_UNIX)
-    door.bind(str(path))
-    door.listen()
-    return door
+def unix_listener(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    return listener
 
 
 @pytest.fixture
@@ -336,11 +336,11 @@ def test_over_real_sockets_known_delays_are_found_within_five_percent(
     monkeypatch: pytest.MonkeyPatch, short_path: Path
 ) -> None:
     plan = LoadPlan(parse_stages("8", open=False, seconds=2.5), warm_up=1)
-    server = SlowServer(first=1.0, gap=0.25, pieces=5, path=short_path / "door")
+    server = SlowServer(first=1.0, gap=0.25, pieces=5, path=short_path / "socket")
     # Both ends in one loop whose clock stands still while bytes are in transit; TCP may hand them over later.
     monkeypatch.setattr("asyncio.events.new_event_loop", server.virtual_loop)
-    through = httpx.AsyncHTTPTransport(uds=str(short_path / "door"))
-    with server.door:
+    through = httpx.AsyncHTTPTransport(uds=str(short_path / "socket"))
+    with server.listener:
         stage = run_load([parse_target(server.url)], plan, progress=False, transport=through)["runs"][0]["stages"][0]
     assert stage["errors"] == {}
     assert stage["requests"] >= 8

@@ -85,16 +85,16 @@ def test_unavailable_configurations_get_a_reason_and_the_others_run(document: Do
 
 
 def test_figures_of_known_rounds() -> None:
-    def heard(seconds: float, audio: float, error: str | None = None) -> dict:
+    def request(seconds: float, audio: float, error: str | None = None) -> dict:
         return {"seconds": seconds, "first_audio": 0.1, "audio_seconds": audio, "frames": 10, "error": error}
 
     rounds = [
-        {"voices": 2, "seconds": 2.0, "cpu_seconds": 3.0, "requests": [heard(1.0, 4.0), heard(2.0, 4.0)]},
+        {"voices": 2, "seconds": 2.0, "cpu_seconds": 3.0, "requests": [request(1.0, 4.0), request(2.0, 4.0)]},
         {
             "voices": 2,
             "seconds": 2.0,
             "cpu_seconds": 5.0,
-            "requests": [heard(2.0, 8.0), heard(1.0, 0.0, "GenerationFailed: no")],
+            "requests": [request(2.0, 8.0), request(1.0, 0.0, "GenerationFailed: no")],
         },
     ]
     found = figures(2, rounds, price=8.0)
@@ -106,17 +106,17 @@ def test_figures_of_known_rounds() -> None:
 
 
 def test_a_request_without_audio_costs_time_and_has_no_first_audio() -> None:
-    def heard(audio: float, error: str | None = None) -> dict:
+    def request(audio: float, error: str | None = None) -> dict:
         first = 0.1 if audio else 0.0
         return {"seconds": 1.0, "first_audio": first, "audio_seconds": audio, "frames": int(10 * audio), "error": error}
 
-    requests = [heard(2.0), heard(0.0), heard(2.0, "GenerationFailed: in the middle")]
+    requests = [request(2.0), request(0.0), request(2.0, "GenerationFailed: in the middle")]
     found = figures(3, [{"voices": 3, "seconds": 1.0, "cpu_seconds": 1.0, "requests": requests}], None)
     assert (found["errors"], found["latency"]["count"]) == (1, 2)
     assert (found["first_audio"]["count"], found["first_audio"]["p50"]) == (1, 0.1)
     assert (found["request_rtf"]["count"], found["request_rtf"]["p50"]) == (1, 0.5)
     assert found["rounds"][0]["audio_seconds"] == found["audio_seconds"] == 2.0
-    silent = figures(1, [{"voices": 1, "seconds": 1.0, "cpu_seconds": 1.0, "requests": [heard(0.0)]}], 1.0)
+    silent = figures(1, [{"voices": 1, "seconds": 1.0, "cpu_seconds": 1.0, "requests": [request(0.0)]}], 1.0)
     assert (silent["first_audio"], silent["request_rtf"], silent["rtf"]) == (None, None, None)
 
 
