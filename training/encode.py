@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 ABOUT = "codes.json"
 BATCH_FRAMES = {"cuda": 8192, "cpu": 1024}
-SHAPES_FRAMES = (48, 72, 104, 160, 288)  # of the batches of a compiled encoder
+SHAPES_FRAMES = (48, 72, 104, 160, 288)  # batch shapes of a compiled encoder
 OPEN_ENDED_SHARE = 0.1
 
 Encoding = Callable[[Codec, Tensor, torch.dtype], Tensor]

@@ -32,7 +32,7 @@ class DeviceHealth:
 
     def __init__(self, runner: FallbackRunner, kv: PagedKV, tables: np.ndarray, config: DualARConfig) -> None:
         self._runner, self._kv, self._tables = runner, kv, tables
-        self._columns = 1 + config.num_codebooks
+        self._token_width = 1 + config.num_codebooks
         self._blamed: set[int] = set()
         self._failures = 0
 
@@ -72,7 +72,7 @@ class DeviceHealth:
         raise DeviceFailed("the device does not run a short prompt either", tuple(self._blamed))
 
     def _run_probe(self, slot: int) -> None:
-        prompt = np.zeros((self._kv.keys.shape[2], self._columns), np.int32)  # one block
+        prompt = np.zeros((self._kv.keys.shape[2], self._token_width), np.int32)  # one block
         sequence = Sequence.start(PROBE_ID, prompt, SamplingParams(max_frames=1), len(prompt) + 1)
         sequence.slot, sequence.computed = slot, len(prompt)
         self._tables[slot, 0] = self._kv.spare  # needs no free block

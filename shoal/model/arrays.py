@@ -21,5 +21,5 @@ class ModelArrays:
 
     @property
     def int8_activations(self) -> bool:
-        """Whether a layer quantizes its activations."""
+        """Return whether a layer quantizes its activations."""
         return any(name.endswith(".w8a8") for name in self.weights)

@@ -17,7 +17,7 @@ class Plan:
     minutes: float = 20.0
     rows: int = 40
     length: int = 1024
-    residual_frames: int = 12_288  # of the about 24,000 frames of a step, those that the fast transformer learns from
+    residual_frames: int = 12_288  # frames of a step, of about 24,000, that the fast transformer is trained on
     seed: int = 0
     matrix_rate: float = 0.015
     rate: float = 2e-3
@@ -38,6 +38,6 @@ class Plan:
 
 @dataclass
 class Pace(training.run.Pace):
-    began_share: float = -1.0  # of the time that was over when the first step was taken
+    began_share: float = -1.0  # fraction of the time that had passed at the first step
     best_score: float = math.inf
     best_step: int = -1

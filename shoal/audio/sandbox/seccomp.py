@@ -44,7 +44,7 @@ MACHINES = {
         (261, 131),
     ),
 }
-LOAD, JUMP_EQUAL, RETURN = 0x20, 0x15, 0x06  # of struct sock_filter: BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+LOAD, JUMP_EQUAL, RETURN = 0x20, 0x15, 0x06  # codes of struct sock_filter: BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; both machines are little-endian
 ALLOW, EPERM, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 PR_SET_NO_NEW_PRIVS, SET_MODE_FILTER, ALL_THREADS = 38, 1, 1

@@ -218,9 +218,9 @@ class PlainParts:
 
         def work() -> None:
             with torch.inference_mode():
-                columns, positions, where = runner._tokens(batch)
+                tokens, positions, where = runner._tokens(batch)
                 runner.kv.begin_pass(runner._metadata(batch, where))
-                self.model.slow(columns, positions, runner.kv)
+                self.model.slow(tokens, positions, runner.kv)
 
         return work
 
@@ -257,10 +257,10 @@ class PlainParts:
         sequences = [self._sequence(slot, blank) for slot in range(voices)]
         return Batch([], sequences, [0] * voices)
 
-    def _sequence(self, slot: int, columns: np.ndarray) -> Sequence:
+    def _sequence(self, slot: int, tokens: np.ndarray) -> Sequence:
         """Return a sequence in a slot, with the blocks that its table happens to name."""
-        sequence = Sequence.start(next(self._ids), columns, SamplingParams(), len(columns) + FRAMES)
-        sequence.slot, sequence.computed = slot, len(columns)
+        sequence = Sequence.start(next(self._ids), tokens, SamplingParams(), len(tokens) + FRAMES)
+        sequence.slot, sequence.computed = slot, len(tokens)
         return sequence
 
     def _state(self, voices: int) -> FrameState:

@@ -137,8 +137,8 @@ class ScalingWorkloads:
         self.longest = self.config.slow.max_seq_len - 8
 
     def prefill(self, length: int) -> Workload:
-        columns, positions = self._columns(length), torch.arange(length, device=self.device)
-        return lambda: self.model.slow(columns, positions, self._cache(1, length))
+        tokens, positions = self._tokens(length), torch.arange(length, device=self.device)
+        return lambda: self.model.slow(tokens, positions, self._cache(1, length))
 
     def step(self, length: int) -> Workload:
         return self._frame(1, length)
@@ -148,33 +148,33 @@ class ScalingWorkloads:
 
     def _frame(self, voices: int, length: int) -> Workload:
         """Return one step after `length` tokens; the cache is rewound, so that every call does the same work."""
-        cache, state, columns = self._filled(voices, length), self._state(voices), self._columns(voices)
+        cache, state, tokens = self._filled(voices, length), self._state(voices), self._tokens(voices)
         positions = torch.full((voices,), length, device=self.device)
 
         def work() -> None:
             cache.filled = length
-            self.decoder.sample(self.model.slow(columns, positions, cache), state)
+            self.decoder.sample(self.model.slow(tokens, positions, cache), state)
 
         return work
 
     def cached_speech(self, frames: int) -> Workload:
         """Run the slow transformer only: the fast one has no state across frames."""
-        columns, positions = self._columns(frames), torch.arange(frames, device=self.device)
+        tokens, positions = self._tokens(frames), torch.arange(frames, device=self.device)
 
         def work() -> None:
             cache = self._cache(1, frames)
             for at in range(frames):
-                self.model.slow(columns[at : at + 1], positions[at : at + 1], cache)
+                self.model.slow(tokens[at : at + 1], positions[at : at + 1], cache)
 
         return work
 
     def uncached_speech(self, frames: int) -> Workload:
         """Recompute the whole prefix for every frame."""
-        columns, positions = self._columns(frames), torch.arange(frames, device=self.device)
+        tokens, positions = self._tokens(frames), torch.arange(frames, device=self.device)
 
         def work() -> None:
             for end in range(1, frames + 1):
-                self.model.slow(columns[:end], positions[:end], NoKVCache(1))
+                self.model.slow(tokens[:end], positions[:end], NoKVCache(1))
 
         return work
 
@@ -197,10 +197,10 @@ class ScalingWorkloads:
 
         return work
 
-    def _columns(self, count: int) -> torch.Tensor:
-        columns = torch.zeros(count, 1 + self.config.num_codebooks, dtype=torch.long, device=self.device)
-        columns[:, 0] = self.config.semantic_begin_id
-        return columns
+    def _tokens(self, count: int) -> torch.Tensor:
+        tokens = torch.zeros(count, 1 + self.config.num_codebooks, dtype=torch.long, device=self.device)
+        tokens[:, 0] = self.config.semantic_begin_id
+        return tokens
 
     def _codes(self, frames: int) -> torch.Tensor:
         return torch.zeros(1, self.codec.config.num_codebooks, frames, dtype=torch.long, device=self.device)

@@ -60,7 +60,7 @@ def decode(golden: Golden, family: str) -> Iterator[ParityComparison]:
         if "file" in case:
             continue
         prompt, frames = golden.prompt(family, case["prompt"]), stored[f"{case['name']}.frames"]
-        ours = _columns(model, prompt, case, exponential_noise)
+        ours = _decoded_tokens(model, prompt, case, exponential_noise)
         yield equal(group, f"{case['name']}.frames", ours, frames)
         hidden = _hidden_behind(model, prompt, frames.to(golden.device))
         yield close(group, f"{case['name']}.hidden", hidden, stored[f"{case['name']}.hidden"], LOGITS)
@@ -74,7 +74,7 @@ def decode_with_noise(golden: Golden, family: str) -> Iterator[ParityComparison]
             continue
         stored = golden.tensors(f"{family}/{case['file']}")
         noise = _StoredNoise(stored, _head(model), golden.device)
-        ours = _columns(model, golden.prompt(family, case["prompt"]), case, noise)
+        ours = _decoded_tokens(model, golden.prompt(family, case["prompt"]), case, noise)
         yield equal(f"{family}/noise", f"{case['name']}.frames", ours, stored["frames"])
 
 
@@ -98,7 +98,7 @@ def int8(golden: Golden) -> Iterator[ParityComparison]:
     logits = _fast_logits(golden, model, first["hidden"][:1], first["codes"][:1])
     yield close(group, "fast.logits", logits, stored["fast.logits"], QUANTIZED)
     case = golden.document("quant/quant.json")["int8"]["decode"]
-    ours = _columns(model, golden.prompt("s1", case["prompt"]), case, exponential_noise)
+    ours = _decoded_tokens(model, golden.prompt("s1", case["prompt"]), case, exponential_noise)
     yield equal(group, "decode.frames", ours, stored["decode.frames"])
 
 
@@ -110,7 +110,7 @@ def int4(golden: Golden) -> Iterator[ParityComparison]:
 def _prompts(
     golden: Golden, family: str, model: DualAR, stored: TensorFile, group: str, tolerance: float
 ) -> Iterator[ParityComparison]:
-    """Whatever is stored for each prompt: logits and hidden state of the last column, hidden states of all."""
+    """Compare what is stored of each prompt: logits and hidden state of the last token, hidden states of all."""
     head = Head(model.slow, full_vocab=True)
     names = [name for name in stored.parts("logits") if name != "fast"]
     for name in names:
@@ -122,10 +122,10 @@ def _prompts(
                 yield close(group, f"{name}.{kind}", tensor, stored[f"{name}.{kind}"], tolerance)
 
 
-def _run(model: DualAR, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states [T, dim] of columns [1 + codebooks, T], before and after the final norm."""
-    positions = torch.arange(columns.shape[1], device=model.device)
-    hidden = model.slow(columns.T, positions, NoKVCache(1))
+def _run(model: DualAR, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return hidden states [T, dim] of tokens [1 + codebooks, T], before and after the final norm."""
+    positions = torch.arange(tokens.shape[1], device=model.device)
+    hidden = model.slow(tokens.T, positions, NoKVCache(1))
     return hidden, model.slow.norm(hidden)
 
 
@@ -163,7 +163,7 @@ def _without(probs: Tensor, entries: Tensor) -> Tensor:
     return left / left.sum()
 
 
-def _columns(model: DualAR, prompt: Tensor, case: Case, noise: Noise) -> Tensor:
+def _decoded_tokens(model: DualAR, prompt: Tensor, case: Case, noise: Noise) -> Tensor:
     """Return all frames of a decode [1 + codebooks, n], including the one with the stop token."""
     return torch.stack(list(generate_tokens(model, _head(model), prompt, _sampling(case), noise)), dim=1)
 

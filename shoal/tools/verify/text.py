@@ -48,8 +48,8 @@ def s2_batches(golden: Golden) -> Iterator[ParityComparison]:
 def _builder(golden: Golden, family: str, stored: Mapping[str, Grid]) -> PromptBuilder:
     codebooks = max((len(grid) - 1 for grid in stored.values()), default=0)
     # One stored prompt spells out control tokens in its text, which upstream interprets.
-    columns = GridBuilder(golden.tokenizer(family), codebooks, specials=True)
-    return PROMPT_BUILDERS[FAMILIES[family].prompt_format](columns)
+    grid = GridBuilder(golden.tokenizer(family), codebooks, specials=True)
+    return PROMPT_BUILDERS[FAMILIES[family].prompt_format](grid)
 
 
 def _references(case: Case) -> list[Reference]:
