@@ -93,6 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="random:s1-mini")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--quantize", help="weights: int8, int4, fp8; by default as stored")
     parser.add_argument("--voices", default="1,64,128,192,256,384,512", help="numbers of clients, separated by commas")
     parser.add_argument("--frames", type=int, default=200, help="frames per request")
     parser.add_argument("--each", type=int, default=2, help="requests per client")
@@ -100,7 +101,7 @@ def main() -> None:
     given = parser.parse_args()
     sizes = [int(size) for size in given.voices.split(",")]
     began = time.perf_counter()
-    core = load_core(given.model, given.device, max(sizes))
+    core = load_core(given.model, given.device, max(sizes), given.quantize)
     core.warm_up()
     results: Figures = {"start": time.perf_counter() - began, "memory": memory_parts(core), "runs": []}
     closed_loop(core, min(8, max(sizes)), 4, 1)  # warm-up

@@ -20,12 +20,13 @@ from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
+import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig, Policy
 from shoal.engine.core import EngineCore
-from shoal.engine.load import build_core, choose_device, choose_dtype
+from shoal.engine.load import build_core, choose_device, choose_dtype, weight_chooser
 from shoal.engine.preprocess import build_turns
 from shoal.engine.scheduling.blocks import BlockPool
 from shoal.engine.scheduling.policy import admission_policy
@@ -265,10 +266,15 @@ def last_line(document: Document) -> str:
     return json.dumps(document)
 
 
-def load_core(model: str, device: str, slots: int) -> EngineCore:
-    """Load a model and build the engine that is measured. Raises the errors of loading."""
+def load_core(model: str, device: str, slots: int, quantize: str | None = None) -> EngineCore:
+    """Load a model, by default with its weights as stored, and build the engine that is measured.
+
+    Raises the errors of loading.
+    """
     where = choose_device(device)
-    checkpoint = resolve_model(model, dtype=choose_dtype(None, where), device=where, encoder=False)
+    dtype = choose_dtype(None, where)
+    choose = None if quantize is None else weight_chooser(EngineConfig(quantize=quantize), torch.device(where), dtype)
+    checkpoint = resolve_model(model, dtype=dtype, device=where, encoder=False, quantize=choose)
     # The guard would retry bad audio with another seed, which changes the amount of work.
     return build_core(checkpoint, EngineConfig(slots=slots, guard=False))
 
