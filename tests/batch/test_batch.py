@@ -35,16 +35,16 @@ def entries(out: Path) -> dict[int, dict[str, object]]:
 
 
 class GatedCore(EngineCore):
-    """Takes no step before as many utterances have come as there are slots; counts those that run at a time."""
+    """Takes no step before as many utterances have arrived as there are slots; counts those that run at a time."""
 
-    come = most = 0
+    arrived = most = 0
 
     def add(self, utterance: Utterance) -> None:
-        self.come += 1
+        self.arrived += 1
         super().add(utterance)
 
     def step(self) -> list[Event]:
-        if self.come < self.config.slots:
+        if self.arrived < self.config.slots:
             return []
         events = super().step()
         self.most = max(self.most, len(self.scheduler.running))

@@ -28,13 +28,13 @@ def state(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_a_disconnect_frees_the_slot(state: ServerState) -> None:
-    async def leave() -> None:
+    async def cancel_early() -> None:
         pieces = handler_for(state)({"id": "1", "input": LONG})
         assert (await anext(pieces))["audio"]
         assert state.queue.in_flight == 1
         await pieces.aclose()
 
-    asyncio.run(leave())
+    asyncio.run(cancel_early())
     assert state.queue.in_flight == 0
 
 

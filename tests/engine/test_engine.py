@@ -194,7 +194,7 @@ def test_closing_a_stream_early_cancels_it(engine: Engine) -> None:
 
 
 def test_closing_an_async_stream_cancels_it(engine: Engine) -> None:
-    async def leave() -> None:
+    async def cancel_early() -> None:
         async for _ in engine.astream(SpeechRequest("hello", sampling=Sampling(seed=1, max_frames=0))):
             break
         task = asyncio.create_task(engine.aspeak("hello", sampling=Sampling(seed=1, max_frames=0)))
@@ -204,7 +204,7 @@ def test_closing_an_async_stream_cancels_it(engine: Engine) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(leave())
+    asyncio.run(cancel_early())
     settle(engine)
 
 

@@ -348,13 +348,13 @@ def test_the_event_loop_is_never_blocked(harness: ThreadHarness) -> None:
 
 
 def test_an_async_generator_that_is_closed_early_cancels(harness: ThreadHarness) -> None:
-    async def leave() -> None:
+    async def cancel_early() -> None:
         chunks = harness.thread.aspeak(harness.utterance(LONG))
         harness.gate.step(3)
         await anext(chunks)
         await chunks.aclose()
 
-    asyncio.run(leave())
+    asyncio.run(cancel_early())
     harness.gate.step()
     harness.settle()
     assert_nothing_leaked(harness.core)
@@ -365,7 +365,7 @@ def test_a_task_that_is_cancelled_cancels(harness: ThreadHarness) -> None:
         async for _ in harness.thread.aspeak(harness.utterance(LONG)):
             pass
 
-    async def leave() -> None:
+    async def cancel_early() -> None:
         task = asyncio.create_task(listen())
         harness.gate.step(3)
         while not harness.core.scheduler.running:
@@ -374,7 +374,7 @@ def test_a_task_that_is_cancelled_cancels(harness: ThreadHarness) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(leave())
+    asyncio.run(cancel_early())
     harness.gate.step(2)
     harness.settle()
     assert_nothing_leaked(harness.core)

@@ -41,7 +41,7 @@ class Crowd:
         self.server, self.rng = server, random.Random(seed)
         self.solo: dict[str, np.ndarray] = {}
         self.health: list[float] = []
-        self.left = self.received = self.different = 0
+        self.disconnected = self.received = self.different = 0
 
     def learn(self, count: int) -> None:
         """Record the audio of each request when it runs alone."""
@@ -51,7 +51,7 @@ class Crowd:
                     answer = http.post("/v1/tts", json=request_of(number))
                     self.solo[key_of(number)] = samples_of(answer.content)
 
-    async def come(self, requests: int, clients: int) -> None:
+    async def run(self, requests: int, clients: int) -> None:
         numbers = asyncio.Queue[int]()
         for number in range(requests):
             numbers.put_nowait(number)
@@ -66,16 +66,16 @@ class Crowd:
     async def _client(self, http: httpx.AsyncClient, numbers: "asyncio.Queue[int]") -> None:
         while not numbers.empty():
             number = numbers.get_nowait()
-            leave = self.rng.random() < 0.2
+            disconnects = self.rng.random() < 0.2
             async with http.stream("POST", "/v1/tts", json=request_of(number)) as answer:
                 assert answer.status_code == 200, await answer.aread()
                 audio = b""
                 async for piece in answer.aiter_bytes():
                     audio += piece
-                    if leave:
+                    if disconnects:
                         break
-            if leave:
-                self.left += 1
+            if disconnects:
+                self.disconnected += 1
             else:
                 self._compare(number, samples_of(audio))
 
@@ -111,10 +111,10 @@ def full_form(model: str, requests: int, clients: int) -> dict[str, object]:
         try:
             crowd = Crowd(server, seed=2)
             crowd.learn(20)
-            asyncio.run(crowd.come(requests=clients, clients=clients))
+            asyncio.run(crowd.run(requests=clients, clients=clients))
             before, began = server.memory(), time.monotonic()
             crowd.health.clear()
-            asyncio.run(crowd.come(requests=requests, clients=clients))
+            asyncio.run(crowd.run(requests=requests, clients=clients))
             seconds = time.monotonic() - began
             late = sorted(crowd.health)
             return {
@@ -123,7 +123,7 @@ def full_form(model: str, requests: int, clients: int) -> dict[str, object]:
                 "requests": requests,
                 "seconds": round(seconds, 1),
                 "received": crowd.received,
-                "left_early": crowd.left,
+                "disconnected": crowd.disconnected,
                 "unlike_solo": crowd.different,
                 "server_memory_before": before,
                 "server_memory_growth": server.memory() - before,

@@ -276,7 +276,7 @@ class Soak:
             if roll < 0.1:
                 await self._send_bad(clients, number)
             else:
-                await self._send(clients, self.rng.choice(probes), leave=roll < 0.4)
+                await self._send(clients, self.rng.choice(probes), disconnects=roll < 0.4)
 
     async def _send_bad(self, clients: Clients, number: int) -> None:
         try:
@@ -289,15 +289,15 @@ class Soak:
         if not (400 <= status < 500 or status == 503):
             self.wrong.append(f"bad request {number % len(BAD)} was answered with {status}")
 
-    async def _send(self, clients: Clients, probe: Probe, *, leave: bool) -> None:
+    async def _send(self, clients: Clients, probe: Probe, *, disconnects: bool) -> None:
         received, outcome = b"", "complete"
         # Half of those that disconnect do so at any time, the others at the first piece of the answer.
-        patience = self.rng.random() * 0.2 if leave and self.rng.random() < 0.5 else None
+        patience = self.rng.random() * 0.2 if disconnects and self.rng.random() < 0.5 else None
         try:
             async with asyncio.timeout(patience), aclosing(clients.send(probe)) as pieces:
                 async for piece in pieces:
                     received += piece
-                    if leave and patience is None:
+                    if disconnects and patience is None:
                         outcome = "disconnected"
                         break
         except TimeoutError:

@@ -13,9 +13,9 @@ from tests.server.test_lifecycle import ENDLESS
 def test_sixteen_concurrent_clients_get_the_same_audio_as_alone(server: Serving) -> None:
     crowd = Crowd(server, seed=1)
     crowd.learn(20)
-    asyncio.run(crowd.come(requests=60, clients=16))
-    assert (crowd.received + crowd.left, crowd.different) == (60, 0)
-    assert crowd.left > 3
+    asyncio.run(crowd.run(requests=60, clients=16))
+    assert (crowd.received + crowd.disconnected, crowd.different) == (60, 0)
+    assert crowd.disconnected > 3
     wait_until_settled(server)
 
 

@@ -30,8 +30,8 @@ def http(nano: Serving) -> httpx.Client:
 def test_concurrent_clients_get_the_same_audio_as_alone(nano: Serving) -> None:
     crowd = Crowd(nano, seed=3)
     crowd.learn(6)
-    asyncio.run(crowd.come(requests=6, clients=6))
-    assert (crowd.received + crowd.left, crowd.different) == (6, 0)
+    asyncio.run(crowd.run(requests=6, clients=6))
+    assert (crowd.received + crowd.disconnected, crowd.different) == (6, 0)
     wait_until_settled(nano)
 
 

@@ -164,7 +164,7 @@ def test_neither_the_loop_nor_a_known_voice_waits_for_an_encoding(cache, encoder
     asyncio.run(ask())
 
 
-# Failing and leaving
+# Failing and cancelling
 
 
 @pytest.mark.parametrize(
@@ -200,14 +200,14 @@ def test_a_failed_encoding_is_raised_to_all_callers_and_retried(cache, encoder, 
 def test_a_cancelled_caller_does_not_affect_the_others(cache, encoder, wav):
     async def ask() -> None:
         encoder.gate.clear()
-        leaving, staying = (asyncio.create_task(cache.resolve([(wav(), "hi")])) for _ in range(2))
+        cancelled, other = (asyncio.create_task(cache.resolve([(wav(), "hi")])) for _ in range(2))
         while cache.statistics.joins == 0:
             await asyncio.sleep(0.002)
-        leaving.cancel()
-        await asyncio.wait([leaving])
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
         encoder.gate.set()
-        assert (await staying).frames == 10
-        assert leaving.cancelled()
+        assert (await other).frames == 10
+        assert cancelled.cancelled()
 
     asyncio.run(ask())
 
@@ -233,14 +233,14 @@ def test_an_encoding_without_callers_is_cancelled(cache, encoder, wav):
 
 
 def test_an_event_loop_closed_during_an_encoding_logs_no_error(cache, encoder, wav, caplog):
-    async def leave() -> None:
+    async def cancel_early() -> None:
         task = asyncio.create_task(cache.resolve([(wav(), "hi")]))
         while not encoder.threads:
             await asyncio.sleep(0.002)
         task.cancel()
 
     encoder.gate.clear()
-    asyncio.run(leave())
+    asyncio.run(cancel_early())
     encoder.gate.set()
     assert cache.resolve_blocking([(wav(), "hi")]).frames == 10
     assert caplog.records == []

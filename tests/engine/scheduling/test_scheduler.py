@@ -99,7 +99,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.active)
     @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
+    def cancel(self, data: st.DataObject) -> None:
         talk = self._pick(data)
         self.scheduler.cancel(talk.sequence)
         self.cancelled += 1

@@ -267,7 +267,7 @@ def test_a_disconnect_during_a_send_cancels_the_request_and_is_no_error(tiny: Ch
         {"event": "flush"},
     )
 
-    async def leave(state: ServerState) -> None:
+    async def cancel_early(state: ServerState) -> None:
         session = asyncio.create_task(FishSocket(cast(WebSocket, socket), state, ANONYMOUS, "me").run())
         await asyncio.wait_for(socket.sending.wait(), 240)
         socket.gone.set()
@@ -280,7 +280,7 @@ def test_a_disconnect_during_a_send_cancels_the_request_and_is_no_error(tiny: Ch
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
     with Engine(core, voice_cache(tiny, tmp_path)) as engine:
         loaded = EngineHandle(engine.service, VoiceStore(tmp_path), 25.0)
-        asyncio.run(leave(create_state(ServerConfig(), EngineLifecycle(lambda: loaded, loaded), 2)))
+        asyncio.run(cancel_early(create_state(ServerConfig(), EngineLifecycle(lambda: loaded, loaded), 2)))
 
 
 def test_a_disconnect_after_stop_frees_the_queue_place(tmp_path: Path) -> None:
