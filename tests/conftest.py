@@ -72,6 +72,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """Keep the files of a folder whose tests share a server on one worker: each worker would start its own."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class SharedServers(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return slow.scope(nodeid)
+
+    return SharedServers(config, log)
+
+
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Fail a test that changed the SIGINT handler: processes started by later tests would inherit an ignored signal."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent
 # Every file in them starts a server, a browser or another program, or needs one that is running.
 FOLDERS = ("clients", "cluster", "deploy", "docs", "server", "ui")
+# The tests of each of them share one server.
+SHARED_SERVERS = ("tests/clients/", "tests/server/middleware/", "tests/server/routes/")
 FILES = (
     "kernels/test_jit.py",
     "cluster/test_cluster.py",
@@ -103,3 +105,8 @@ def order(path: Path) -> int:
 
 def is_slow(path: Path) -> bool:
     return path in _ORDER or path.relative_to(ROOT).parts[0] in FOLDERS
+
+
+def scope(nodeid: str) -> str:
+    """Return what stays on one worker together with a test: its file, or its folder if that shares a server."""
+    return next((folder for folder in SHARED_SERVERS if nodeid.startswith(folder)), nodeid.partition("::")[0])

@@ -13,6 +13,7 @@ import pytest
 
 from shoal import __version__
 from shoal.native.build import BUNDLED, find_compiler, library_name
+from tests.native.conftest import place_library
 from tests.waiting import TIMEOUT_SECONDS
 
 ROOT = Path(__file__).parents[1]
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
+    place_library(ROOT)
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
     return out

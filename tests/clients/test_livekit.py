@@ -15,7 +15,7 @@ from livekit.plugins import fishaudio
 from tests.clients.conftest import KEY
 from tests.nano import OTHER_VOICE
 from tests.server.conftest import Serving
-from tests.waiting import wait_until
+from tests.waiting import TIMEOUT_SECONDS, wait_until
 
 ONCE = APIConnectOptions(max_retry=0, timeout=240)
 Talk = Callable[[fishaudio.TTS], Awaitable[None]]
@@ -37,7 +37,7 @@ async def plugin(server: Serving, **options: Any) -> AsyncIterator[fishaudio.TTS
 def with_plugin(server: Serving, talk: Talk, **options: Any) -> None:
     async def run() -> None:
         async with plugin(server, **options) as speaker:
-            await asyncio.wait_for(talk(speaker), 120)
+            await asyncio.wait_for(talk(speaker), TIMEOUT_SECONDS)
 
     asyncio.run(run())
 

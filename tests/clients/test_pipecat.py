@@ -25,7 +25,7 @@ from pipecat.workers.runner import WorkerRunner
 from tests.clients.conftest import KEY
 from tests.nano import OTHER_VOICE
 from tests.server.conftest import Serving
-from tests.waiting import wait_until
+from tests.waiting import TIMEOUT_SECONDS, wait_until
 
 RATE = 16_000
 
@@ -102,11 +102,11 @@ async def conversation(speaker: FishAudioTTSService) -> AsyncIterator[Conversati
     await runner.add_workers(worker)
     running = asyncio.create_task(runner.run())
     try:
-        await asyncio.wait_for(started.wait(), 60)
+        await asyncio.wait_for(started.wait(), TIMEOUT_SECONDS)
         yield Conversation(worker, collector)
     finally:
         await worker.queue_frame(EndFrame())
-        await asyncio.wait_for(running, 60)
+        await asyncio.wait_for(running, TIMEOUT_SECONDS)
 
 
 def test_the_service_speaks_several_replies_over_one_connection(nano: Serving) -> None:

@@ -24,7 +24,7 @@ from shoal.cluster.balancer.proxy import Proxy, path_and_query
 from shoal.cluster.balancer.workers import WeightedShares, WorkerPool
 from shoal.errors import InvalidRequest
 from tests.server.conftest import ROOT, Serving, command, free_port, samples_of, start, surroundings
-from tests.waiting import wait_until
+from tests.waiting import TIMEOUT_SECONDS, wait_until
 from tests.websocket import connect
 
 SAY = {"text": "The tide is coming in.", "seed": 7, "max_new_tokens": 12, "format": "wav"}
@@ -298,7 +298,7 @@ def test_requests_leave_a_worker_that_hangs_and_answers_no_checks() -> None:
             await pool.check()
             assert not sending.done()  # one slow check is no proof
             await pool.check()
-            return (await asyncio.wait_for(sending, 60)).headers["x-shoal-worker"], pool
+            return (await asyncio.wait_for(sending, TIMEOUT_SECONDS)).headers["x-shoal-worker"], pool
 
     served_by, pool = asyncio.run(scenario())
     assert (served_by, pool.workers[0].counts["failed"], pool.workers[0].waits) == ("worker-2", 1, set())

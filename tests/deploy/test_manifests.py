@@ -22,8 +22,9 @@ from shoal.errors import InvalidRequest
 from shoal.metrics import Metrics
 from shoal.settings import Settings
 from tests.deploy.conftest import ROOT
+from tests.native.conftest import place_library
 from tests.server.conftest import free_port
-from tests.waiting import wait_until
+from tests.waiting import TIMEOUT_SECONDS, wait_until
 
 PROGRAMS = Path(sys.executable).parent
 DOCKERFILES = [ROOT / "Dockerfile", *sorted((ROOT / "shoal/deploy/recipes").glob("*.Dockerfile"))]
@@ -124,8 +125,9 @@ def image_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in names.split():
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, folder / name)
+    place_library(folder)
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "wheels")]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
     (wheel,) = (folder / "wheels").iterdir()
     return wheel
 

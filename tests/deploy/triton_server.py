@@ -28,9 +28,10 @@ def environment() -> Path:
     if not PLACE.exists():
         fresh = PLACE.with_name(f".triton-{os.getpid()}")
         shutil.rmtree(fresh, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(fresh)], check=True)
-        pip = [str(fresh / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-        subprocess.run([*pip, "--no-deps", NUMPY, *PINNED], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(fresh)], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(fresh / "bin" / "python"), "--quiet"]
+        pip += ["--disable-pip-version-check", "install", "--no-compile", "--no-deps"]
+        subprocess.run([*pip, NUMPY, *PINNED], check=True)
         _lay_out(fresh)
         fresh.rename(PLACE)
     return PLACE / "bin" / "python"

@@ -25,8 +25,7 @@ from tests.nano import OTHER_VOICE, VOICES
 SENTENCES = (
     "Good morning.", "The kettle is on.", "Nobody was at home.", "It rained all day.", "We met in June.", "Yes.",
     "Take the second street on the left.", "He owes me ten pounds.", "Turn it down, please!", "Why not?",
-    "The train was late again.", "A cup of tea?", "She laughed.", "Close the door.", "I have no idea.", "See you.",
-    "Three of them stayed.",
+    "The train was late again.", "A cup of tea?",
 )  # fmt: skip
 
 
@@ -42,7 +41,7 @@ def alone(nano: Checkpoint) -> Oracle:
 
 @pytest.fixture(scope="module")
 def program(nano: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> list[TimedRequest]:
-    """Return seventeen sentences of many lengths, with eight voices and without; three arrive per step."""
+    """Return twelve sentences of many lengths, with eight voices and without; three arrive per step."""
     voices = voice_cache(nano, tmp_path_factory.mktemp("voices"))
     known = [None, *map(voices.resolve_blocking, VOICES[:8])]
     return [
@@ -63,7 +62,7 @@ def config(nano: Checkpoint, **changes: object) -> EngineConfig:
 @pytest.mark.parametrize(
     ("count", "changes"),
     [
-        (17, {}),
+        (12, {}),
         (9, {"prefix_cache": False}),
         (5, {"token_budget": 7}),
         (9, {"token_budget": 37, "block_size": 5, "first_chunk_frames": 1}),
