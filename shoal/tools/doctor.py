@@ -11,6 +11,8 @@ from pathlib import Path
 from shutil import which
 from typing import Literal
 
+import numpy as np
+
 from shoal import __version__
 from shoal.cores import default_threads, usable_cores
 
@@ -22,9 +24,8 @@ EXTRAS = {"formats": ("av", "soxr")}
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
 # Bytes of the weights of s1-mini in bf16 and its codec in fp32.
 SMALLEST_MODEL = 3.3e9
-# RTF of S1-mini, one voice, int8 weights, backend native, and the cores it was measured on: docs/benchmarks.md.
-CPU_RTF, CPU_RTF_CORES = 2.06, 2
-MAX_SCALED_CORES = 8  # memory bandwidth limits more: no gain is predicted for them
+# RTF of S1-mini by cores: one voice, int8 weights, backend native, an Intel Xeon with AVX-512 (docs/benchmarks.md).
+CPU_RTF = {2: 2.22, 4: 1.42, 8: 0.89}  # no gain is predicted for more cores: memory bandwidth limits them
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +130,11 @@ def _torch() -> Iterator[DoctorFinding]:
 
 
 def predicted_cpu_speed(count: int) -> str:
-    """Return the RTF of S1-mini with that many cores, scaled from the measured one."""
-    rtf = CPU_RTF * CPU_RTF_CORES / min(count, MAX_SCALED_CORES)
-    source = f"measured on {CPU_RTF_CORES} cores of an AMD EPYC with AVX-512"
-    how = source if count == CPU_RTF_CORES else f"predicted from {CPU_RTF:g}, {source}"
-    return f"RTF about {rtf:.2g} with one voice in int8 ({how})"
+    """Return the RTF of S1-mini with that many cores: measured, or interpolated from the measured ones."""
+    cores, measured = list(CPU_RTF), list(CPU_RTF.values())
+    rtf = float(np.interp(count, [1, *cores], [cores[0] * measured[0], *measured]))
+    how = "measured" if count in CPU_RTF else f"predicted from {cores[0]} to {cores[-1]} cores"
+    return f"RTF about {rtf:.2g} with one voice in int8 ({how} on an Intel Xeon with AVX-512)"
 
 
 def _gpu() -> Iterator[DoctorFinding]:

@@ -143,7 +143,9 @@ def test_plan_shows_the_capacity_of_common_gpus(shoal: Shoal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "rtf"), [(1, "4.1 "), (2, "2.1 with one voice in int8 (measured on 2 cores"), (8, "0.52 "), (64, "0.52 ")]
+    ("cores", "rtf"),
+    [(1, "4.4 "), (2, "2.2 with one voice in int8 (measured"), (6, "1.2 "), (8, "0.89 "), (64, "0.89 ")],
 )
-def test_the_speed_of_s1_mini_on_a_cpu_is_scaled_from_the_measured_one(cores: int, rtf: str) -> None:
+def test_the_speed_of_s1_mini_on_a_cpu_is_interpolated_from_the_measured_ones(cores: int, rtf: str) -> None:
     assert f"RTF about {rtf}" in doctor.predicted_cpu_speed(cores)
+    assert ("measured" in doctor.predicted_cpu_speed(cores)) == (cores in doctor.CPU_RTF)
