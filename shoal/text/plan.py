@@ -6,6 +6,7 @@ Needs neither a tokenizer nor a model, so the server can show a plan without ask
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from shoal.errors import TextError
 from shoal.speech import SpeechRequest
@@ -21,8 +22,10 @@ from shoal.text.normalize.languages import NORMALIZERS
 from shoal.text.phonemes import SPAN, without_spans
 from shoal.text.split import split_dialogue, split_sentences, split_text
 from shoal.text.style_tags import S1_TAG, S2_TAG, drop_style_tags
-from shoal.text.tokenizer import SPEAKER_TAG
+from shoal.text.tokenizer import SPEAKER_TAG, refuse_control_tokens
 
+# Letters below which a sentence shares a turn with its neighbour: alone, a small model slurs "Yes." and "Stop!".
+SHORT_SENTENCE = 7
 # Tags that a model reads as such, and that normalization must not change.
 TAGS = re.compile(f"{SPAN.pattern}|{SPEAKER_TAG.pattern}")
 TAGS_AND_STYLES = re.compile(f"{TAGS.pattern}|{S1_TAG.pattern}|{S2_TAG.pattern}", re.IGNORECASE)
@@ -39,6 +42,7 @@ class TextRules:
     sentence_turns: bool = False
     chunk_bytes: int = 600
     max_characters: int = 20_000
+    control_tokens: frozenset[str] = frozenset()  # spellings such as `<|im_end|>`, which are refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +85,12 @@ def plan_text(
 ) -> TextPlan:
     """Return the turns of a request. `check` raises for text that the model must not get, such as control tokens.
 
+    Without `check`, the control tokens of the rules are refused: all but semantic tokens, which only a tokenizer knows.
     Words of the request's lexicon have precedence over those of `lexicon`.
     `normalize=False` passes the text unchanged, except for SSML that `ssml=True` asks for. Raises TextError if the text
     cannot be spoken.
     """
+    check = check or partial(refuse_control_tokens, spellings=rules.control_tokens)
     segments = _parse(request, rules)
     check_segments(segments)
     if rules.english_words and request.normalize:
@@ -119,7 +125,7 @@ def _spoken(
     segments: Iterable[Segment],
     request: SpeechRequest,
     rules: TextRules,
-    check: Callable[[str], None] | None,
+    check: Callable[[str], None],
     lexicon: Lexicon,
 ) -> Iterator[Segment]:
     """Yield the segments with the words that the model reads; passages without a word are left out."""
@@ -127,8 +133,7 @@ def _spoken(
         if isinstance(segment, Passage):
             if not has_words(_words(segment.text, request, rules)):
                 continue
-            if check is not None:
-                check(without_spans(segment.text) if rules.phonemes else segment.text)
+            check(without_spans(segment.text) if rules.phonemes else segment.text)
             segment = replace(segment, text=_spoken_text(segment.text, lexicon, request, rules))
         yield segment
 
@@ -208,7 +213,9 @@ class _Planner:
         """Split dialogue by speaker turns, as S2 was trained, and other text by sentences."""
         if self.rules.splits_dialogue and SPEAKER_TAG.search(text):
             return split_dialogue(text, self.chunk_bytes)
-        return (split_sentences if self.rules.sentence_turns else split_text)(text, self.chunk_bytes)
+        if self.rules.sentence_turns:
+            return split_sentences(text, self.chunk_bytes, SHORT_SENTENCE)
+        return split_text(text, self.chunk_bytes)
 
 
 def _passages(segments: Iterable[Segment]) -> Iterator[Passage]:

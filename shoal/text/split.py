@@ -106,15 +106,35 @@ def split_text(text: str, max_bytes: int) -> list[str]:
     return [text[start:end] for start, end in attach_wordless(text, spans)]
 
 
-def split_sentences(text: str, max_bytes: int) -> list[str]:
-    """Split prose like `split_text`, but never put two sentences into one turn.
+def split_sentences(text: str, max_bytes: int, min_letters: int = 0) -> list[str]:
+    """Split prose like `split_text`, but never put two sentences of at least `min_letters` letters into one turn.
 
-    For small models, which leave out short sentences inside a longer turn.
+    For small models, which leave out sentences inside a longer turn, but speak one or two words alone less clearly.
     """
     places = (place for place, found in breaks(text, 0, len(text)) if found is Break.SENTENCE)
     sentences = pairwise((0, *places, len(text)))
     spans = (each for sentence in sentences for each in divide(text, sentence, Break.CLAUSE, max_bytes))
-    return [text[start:end] for start, end in attach_wordless(text, spans)]
+    turns = join_short(text, attach_wordless(text, spans), min_letters, max_bytes)
+    return [text[start:end] for start, end in turns]
+
+
+def join_short(text: str, spans: Iterable[Span], min_letters: int, max_bytes: int) -> list[Span]:
+    """Join spans of fewer than `min_letters` letters with the next one, the last with the one before, if they fit."""
+    joined: list[Span] = []
+    for start, end in spans:
+        if joined and letters(text, joined[-1]) < min_letters and size_of(text, joined[-1][0], end) <= max_bytes:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    if len(joined) > 1 and letters(text, joined[-1]) < min_letters:
+        (start, _), (_, end) = joined[-2:]
+        if size_of(text, start, end) <= max_bytes:
+            joined[-2:] = [(start, end)]
+    return joined
+
+
+def letters(text: str, span: Span) -> int:
+    return sum(map(str.isalpha, text[span[0] : span[1]]))
 
 
 def divide(text: str, span: Span, level: Break, max_bytes: int) -> list[Span]:

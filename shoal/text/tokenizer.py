@@ -7,7 +7,7 @@ no control tokens: their spelling becomes plain text tokens. Prompts insert cont
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -81,6 +81,13 @@ class Tokenizer(Protocol):
         ...
 
 
+def refuse_control_tokens(text: str, spellings: Container[str]) -> None:
+    """Raise TextError naming the first of the control tokens in `text`. Speaker tags are allowed."""
+    for spelling in CONTROL_SPELLING.findall(text):
+        if spelling in spellings and not SPEAKER_TAG.fullmatch(spelling):
+            raise TextError(f"the text contains the control token {spelling}, which cannot be spoken; remove it")
+
+
 class ControlTokens:
     """Control tokens of a vocabulary: the part of `Tokenizer` that both layouts share."""
 
@@ -98,9 +105,7 @@ class ControlTokens:
             raise CheckpointError(f"{self.source}: the vocabulary has no token {name}") from None
 
     def check_text(self, text: str) -> None:
-        for spelling in CONTROL_SPELLING.findall(text):
-            if spelling in self.ids and not SPEAKER_TAG.fullmatch(spelling):
-                raise TextError(f"the text contains the control token {spelling}, which cannot be spoken; remove it")
+        refuse_control_tokens(text, self.ids)
 
 
 class TiktokenTokenizer(ControlTokens):

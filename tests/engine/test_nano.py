@@ -123,8 +123,9 @@ def test_every_short_sentence_is_spoken(engine: Engine) -> None:
     sentences = ("Stop!", "Who goes there?", "A friend, I hope.", "Good.")
     chosen = engine.service.resolve_blocking(SpeechRequest("", voice=voice))
     turns = build_turns(" ".join(sentences), chosen, engine.service.core.checkpoint)
-    assert tuple(turn.text for turn in turns) == sentences
-    said = engine.speak(" ".join(sentences), voice=voice)
+    assert [turn.text for turn in turns] == ["Stop! Who goes there?", "A friend, I hope. Good."]
+    said = engine.speak(" ".join(sentences), voice=voice, timestamps=True)
     assert said.finish is FinishReason.STOP
+    assert [word.text for word in said.words if word.end > word.start] == " ".join(sentences).split()
     # Each turn takes at least its shortest plausible time, and a pause around it.
     assert said.codes.shape[1] >= sum(turn.min_frames + 4 for turn in turns)

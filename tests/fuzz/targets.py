@@ -34,6 +34,7 @@ from shoal.text.lexicon import pronunciation
 from shoal.text.normalize import normalize
 from shoal.text.plan import TextRules, plan_text
 from tests.text.normalize.held_out_second import SECOND_HELD_OUT
+from tests.text.normalize.held_out_third import THIRD_HELD_OUT
 
 MAX_ERROR_BYTES = 16_000
 MAX_REPEATED_BYTES = 1 << 19  # hypothesis keeps the inputs of several examples
@@ -43,6 +44,7 @@ MAX_TEXT = 10_000  # characters, as the server allows
 SPOKEN_CHARACTERS = frozenset(string.ascii_letters + " .,?!'-;:")
 TEXT_PIECES = [
     *(b"1", b"1,000 ", b"1/2 ", b"$5-", b"10:30-", b"5'", b"V", b"IV ", b"A-Z", b"Mon-", b"U.S.", b"Dr. ", b"a@b.c "),
+    *(b"$x^", b"\\frac{", b"\\(", b"Inc. The ", b"1 John 3:16-", b"NY 10001 ", b"on 1/2 ", b"v. ", b"0800 123 "),
     *(
         b"<style>",
         b"**a",
@@ -293,7 +295,8 @@ def planned(rules: TextRules, data: bytes) -> None:
 
 
 def texts() -> dict[str, Target]:
-    written = [text.encode() for texts in SECOND_HELD_OUT.values() for text, *_ in texts]
+    tables = (SECOND_HELD_OUT, THIRD_HELD_OUT)
+    written = [text.encode() for table in tables for texts in table.values() for text, *_ in texts]
     speech = TextRules(english_words=True, sentence_turns=True, chunk_bytes=90)
     multilingual = TextRules(phonemes=True, directions=True, splits_dialogue=True)
     return {

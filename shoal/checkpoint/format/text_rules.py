@@ -1,5 +1,7 @@
 """Rules by which a model's texts are read and split, from its profile, family and vocabulary; no weights are read."""
 
+from functools import cache
+
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.checkpoint.format.directory import ModelDescription, read_model_config, read_tokenizer
 from shoal.checkpoint.format.profile import ModelProfile, default_profile, read_profile
@@ -37,7 +39,13 @@ def _rules(profile: ModelProfile, family: Family, *, reads_phonemes: bool) -> Te
         sentence_turns=profile.sentence_turns,
         chunk_bytes=profile.chunk_bytes,
         max_characters=profile.max_characters,
+        control_tokens=_control_tokens(family),
     )
+
+
+@cache  # built for every request otherwise
+def _control_tokens(family: Family) -> frozenset[str]:
+    return frozenset(family.special_tokens(codes=0))
 
 
 def _reads_phonemes(family: Family, tokenizer: Tokenizer) -> bool:
