@@ -18,7 +18,7 @@ from shoal.engine.engine import Engine
 from shoal.engine.execution.cpu_threads import limit_threads, single_thread
 from shoal.engine.kv_cache import require_kv_backend
 from shoal.engine.memory.limit import parse_memory_limit
-from shoal.engine.memory.profile import device_memory_limit, plan_memory
+from shoal.engine.memory.profile import ADVICE, device_memory_limit, plan_memory
 from shoal.engine.process.worker import EngineSource
 from shoal.engine.service import Service
 from shoal.errors import InvalidRequest, counted
@@ -67,8 +67,7 @@ def load(
     except torch.OutOfMemoryError as error:
         # SageMaker's Triton answers 507 to "out of memory", and SageMaker then unloads another model.
         raise InvalidRequest(
-            f"out of memory: {model} does not fit into the free memory of {device}: lower slots, quantize "
-            "(--quantize int8), or stop other processes on the device"
+            f"out of memory: {model} does not fit into the free memory of {device}; {ADVICE}"
         ) from error
 
 

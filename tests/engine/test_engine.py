@@ -437,7 +437,7 @@ def test_a_model_that_does_not_fit_is_refused_with_advice(monkeypatch: pytest.Mo
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("shoal.engine.load.resolve_model", full)
-    with pytest.raises(InvalidRequest, match="lower slots"):
+    with pytest.raises(InvalidRequest, match="use smaller weights"):
         shoal.load("random:tiny", device="cpu")
 
 

@@ -23,6 +23,11 @@ logger = logging.getLogger(__name__)
 PROFILE_BLOCKS = 8
 # Allocator rounding and fragmentation differ between runs.
 SLACK = 0.01
+ADVICE = "use smaller weights (--quantize slow=int4,fast=int8), raise gpu_memory, or stop other processes on the device"
+
+
+class SlotsDoNotFit(InvalidRequest):
+    """The device's memory limit does not hold the engine with this many slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,8 @@ def device_memory_limit(config: EngineConfig, device: torch.device) -> int:
 def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
     """Apply the memory limit to torch and return the configuration with `kv_bytes` filled in.
 
-    For GPUs only; an explicit `kv_bytes` is kept. Raises InvalidRequest if nothing is left for the KV cache.
+    For GPUs only; an explicit `kv_bytes` is kept. Slots that do not fit are halved, with a warning. Raises
+    InvalidRequest if not even one fits.
     """
     device = checkpoint.model.device
     # Memory of other processes on the card is not available.
@@ -56,18 +62,41 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(device).total_memory, device)
     if config.kv_bytes is not None:
         return config
-    budget = measure(checkpoint, config, limit)
+    while (found := _with_kv_bytes(checkpoint, config, limit, last=config.slots == 1)) is None:
+        logger.warning(
+            "out of GPU memory: %.1f GB do not hold %d slots beside the weights; trying %d",
+            *(limit / 1e9, config.slots, config.slots // 2),
+        )
+        config = replace(config, slots=config.slots // 2)
+    return found
+
+
+def _with_kv_bytes(checkpoint: Checkpoint, config: EngineConfig, limit: int, *, last: bool) -> EngineConfig | None:
+    """Return the configuration with the memory that is left for the KV cache, or None if its slots do not fit.
+
+    Raises InvalidRequest instead of returning None for the `last` configuration to try.
+    """
+    try:
+        budget = measure(checkpoint, config, limit)
+        _require_kv(budget)
+    except SlotsDoNotFit:
+        if last:
+            raise
+        return None
     logger.info(
         "GPU memory limit %.2f GB: weights, graphs and workspace %.2f GB, outside torch %.2f GB, KV cache %.2f GB",
         *(size / 1e9 for size in (limit, budget.needed, budget.outside, budget.for_kv)),
     )
-    if budget.for_kv <= 0:
-        raise InvalidRequest(
-            f"out of memory: {limit / 1e9:.1f} GB do not hold this model with {config.slots} slots, which needs "
-            f"{budget.needed / 1e9:.1f} GB without the KV cache, beside {budget.outside / 1e9:.1f} GB that the driver "
-            "and other processes took; lower slots, quantize (--quantize int8), or raise gpu_memory"
-        )
     return replace(config, kv_bytes=budget.for_kv)
+
+
+def _require_kv(budget: MemoryBudget) -> None:
+    if budget.for_kv <= 0:
+        raise SlotsDoNotFit(
+            f"out of memory: {budget.limit / 1e9:.1f} GB do not hold this model, which needs "
+            f"{budget.needed / 1e9:.1f} GB without the KV cache, beside {budget.outside / 1e9:.1f} GB that the driver "
+            f"and other processes took; {ADVICE}"
+        )
 
 
 def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryBudget:
@@ -85,9 +114,9 @@ def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryB
         oom = torch.OutOfMemoryError
         if not isinstance(error, oom) and not isinstance(error.__cause__, oom) and not core.stats.out_of_memory:
             raise
-        raise InvalidRequest(
-            f"out of memory: {limit / 1e9:.1f} GB do not hold the peak load of this model with {config.slots} slots: "
-            "lower slots, quantize (--quantize int8), or raise gpu_memory"
+        raise SlotsDoNotFit(
+            f"out of memory: {limit / 1e9:.1f} GB do not hold the peak load of this model with {config.slots} slots; "
+            f"{ADVICE}"
         ) from error
     torch.cuda.synchronize(device)
     needed = torch.cuda.max_memory_reserved(device) - core.host_cache.kv.nbytes

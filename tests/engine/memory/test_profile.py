@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,7 +9,14 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.load import load
 from shoal.engine.memory import profile
-from shoal.engine.memory.profile import MemoryBudget, measure, minimal_kv_config, plan_memory, run_peak_load
+from shoal.engine.memory.profile import (
+    MemoryBudget,
+    SlotsDoNotFit,
+    measure,
+    minimal_kv_config,
+    plan_memory,
+    run_peak_load,
+)
 from shoal.errors import GenerationFailed, InvalidRequest
 from tests.engine.oracle import assert_nothing_leaked
 
@@ -20,6 +29,42 @@ def test_an_invalid_memory_limit_is_refused_without_a_gpu_too() -> None:
 def test_the_kv_cache_gets_the_memory_that_is_left() -> None:
     budget = MemoryBudget(limit=10_000, needed=6_000, outside=500)
     assert budget.for_kv == 9_900 - 6_500
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of 8 GB on which an engine needs 6 GB, and 1 GB more per slot."""
+
+    def measured(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryBudget:
+        if config.slots > 8:
+            raise SlotsDoNotFit("out of memory")
+        return MemoryBudget(limit, (6 + config.slots) * 10**9, 0)
+
+    monkeypatch.setattr(profile, "measure", measured)
+    monkeypatch.setattr(profile, "device_memory_limit", lambda config, device: 8 * 10**9)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 10**9, 8 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=8 * 10**9))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: None)
+
+
+@pytest.mark.usefixtures("card")
+def test_slots_that_do_not_fit_are_halved_with_a_warning(tiny: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
+    config = plan_memory(tiny, EngineConfig(slots=16))
+    assert (config.slots, config.kv_bytes) == (1, 920_000_000)
+    tried = [
+        record.getMessage().partition("do not hold ")[2] for record in caplog.records if record.levelname == "WARNING"
+    ]
+    assert tried == [f"{slots} slots beside the weights; trying {slots // 2}" for slots in (16, 8, 4, 2)]
+
+
+@pytest.mark.usefixtures("card")
+def test_a_card_that_holds_not_even_one_slot_is_refused_with_advice(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "measure", lambda checkpoint, config, limit: MemoryBudget(limit, 9 * 10**9, 0))
+    with pytest.raises(InvalidRequest, match=r"needs 9.0 GB without the KV cache.+use smaller weights"):
+        plan_memory(tiny, EngineConfig(slots=4))
 
 
 def test_the_peak_load_needs_few_blocks_and_leaves_no_state(tiny: Checkpoint) -> None:
@@ -42,7 +87,7 @@ def test_a_codec_that_runs_out_of_memory_while_profiling_is_a_matter_of_settings
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr("shoal.engine.output.audio_decoder.AudioDecoder._retryable", Exception)
     monkeypatch.setattr("shoal.engine.output.audio_decoder.AudioDecoder._run", failed)
-    with pytest.raises(raised, match="lower slots, quantize" if cause else "the codec failed"):
+    with pytest.raises(raised, match="use smaller weights" if cause else "the codec failed"):
         measure(tiny, EngineConfig(slots=2), 1 << 30)
 
 
@@ -67,7 +112,7 @@ def test_an_engine_stays_within_its_memory_limit_at_full_load(kv_dtype: str) -> 
 def test_a_memory_limit_that_is_too_small_is_refused_with_advice() -> None:
     checkpoint = random_checkpoint("tiny", device="cuda")
     try:
-        with pytest.raises(InvalidRequest, match="lower slots, quantize"):
+        with pytest.raises(InvalidRequest, match="use smaller weights"):
             plan_memory(checkpoint, EngineConfig(slots=64, gpu_memory="20MB", guard=False))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
