@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shoal.native import choice
@@ -17,7 +18,8 @@ SECONDS = {"avx512_vnni": 2.0, "avx512": 2.0, "avx2": 1.0}  # of a round, made u
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Return the file of stored choices, in an empty directory, while three instruction sets are present."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(choice, "supported_sets", lambda: [*SECONDS, "baseline"])
+    present = (*SECONDS, "baseline")
+    monkeypatch.setattr(choice, "supported_sets", lambda names: [name for name in names if name in ("amx", *present)])
     choice._measured_choice.cache_clear()
     yield tmp_path / "shoal" / "native" / "isa.json"
     choice._measured_choice.cache_clear()
@@ -36,13 +38,13 @@ def measured(file: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return calls
 
 
-def test_only_instruction_sets_with_equal_bits_compete(file: Path) -> None:
+def test_only_instruction_sets_with_equal_bits_that_have_been_tested_compete(file: Path) -> None:
     assert candidates(int8_activations=False) == ["avx512", "avx2"]
     assert candidates(int8_activations=True) == ["avx512_vnni", "avx512", "avx2"]
 
 
 def test_the_baseline_is_used_where_there_is_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "supported_sets", lambda: ["baseline"])
+    monkeypatch.setattr(choice, "supported_sets", lambda names: ["baseline"])
     assert candidates(int8_activations=False) == candidates(int8_activations=True) == ["baseline"]
 
 
@@ -88,15 +90,21 @@ def test_a_directory_that_cannot_be_written_costs_only_the_next_measurement(
     assert choose_isa("auto").isa == "avx2"
 
 
-@pytest.mark.parametrize(("narrow", "chosen"), [(1.0, "avx2"), (1.95, "avx512"), (3.0, "avx512")])
-def test_a_narrower_instruction_set_has_to_be_clearly_faster(
-    monkeypatch: pytest.MonkeyPatch, narrow: float, chosen: str
+@pytest.mark.parametrize(
+    ("narrow", "chosen", "wrong"),
+    [(1.0, "avx2", ""), (1.95, "avx512", ""), (3.0, "avx512", ""), (3.0, "avx2", "avx512")],
+)
+def test_a_narrower_instruction_set_has_to_be_clearly_faster_or_the_other_wrong(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, narrow: float, chosen: str, wrong: str
 ) -> None:
     seconds = {"avx512": iter([9.0, 2.0, 2.1, 2.0, 7.0]), "avx2": iter([narrow + 5, narrow, 8.0, 9.0, narrow])}
 
     class Fake:
         def __init__(self, isa: str, threads: int) -> None:
             self.isa = isa
+
+        def product(self, matrix: Matrix, x: np.ndarray) -> np.ndarray:
+            return np.full(3, self.isa == wrong)
 
     def elapsed(context: Context, matrices: list[Matrix]) -> float:
         return next(seconds[context.isa])
@@ -105,7 +113,9 @@ def test_a_narrower_instruction_set_has_to_be_clearly_faster(
     monkeypatch.setattr(choice, "_round", elapsed)
     found = measure(["avx512", "avx2"], int8_activations=False)
     assert found.isa == chosen
-    assert found.milliseconds == {"avx512": 2000.0, "avx2": 1000 * narrow}
+    times = {"avx512": 2000.0, "avx2": 1000 * narrow}
+    assert found.milliseconds == {name: times[name] for name in times if name != wrong}
+    assert ("avx512 gives other results" in caplog.text) == bool(wrong)
 
 
 @pytest.mark.parametrize("int8_activations", [False, True])
