@@ -22,6 +22,11 @@ def test_show_text_prints_what_the_model_reads_and_does_not_speak(shoal: Shoal, 
     assert (shown["text"], shown["turns"][0]["pause_after"]) == ("A [pause:1s]", 1.0)
     assert shoal("say", "$5", "--show-text", "--model", "random:tiny").text == "$5\n"
     assert shoal("say", "<speak>$5</speak>", "--show-text", "--as-written", "--ssml").text == "$5\n"
+    assert shoal("say", "$5", "--show-text", "--model", "random:tiny", "--normalize", "en").text == "five dollars\n"
+    both = shoal("say", "$5", "--show-text", "--as-written", "--normalize", "en")
+    assert (both.code, "--normalize changes the text" in both.said) == (2, True)
+    unknown = shoal("say", "$5", "--show-text", "--normalize", "xx")
+    assert (unknown.code, "one of en, de, fr" in unknown.said) == (2, True)
     refused = shoal("say", "Stop <|im_end|> here.", "--show-text", "--model", "random:tiny-s2")
     assert refused.code == 3
     assert "control token <|im_end|>" in refused.said

@@ -56,6 +56,7 @@ def say(
     speed: flags.Speed = 1.0,
     volume: flags.Volume = 0.0,
     as_written: flags.AsWritten = False,
+    normalize: flags.Normalize = None,
     ssml: flags.Ssml = None,
     lexicon: Lexicon = None,
     subtitles: flags.Subtitles = None,
@@ -85,9 +86,14 @@ def say(
     import_numpy()
     content, speaker = read_text_option(text, file), parse_voice(voice, transcript)
     overrides = sampling_overrides(seed, temperature, top_p, top_k, repetition_penalty, repetition, max_frames)
-    request = replace(speaker.request(content), normalize=not as_written, ssml=ssml, timestamps=subtitles is not None)
-    if lexicon is not None and as_written:
-        raise InvalidRequest("--lexicon changes the text and --as-written does not: use one of them")
+    _check_as_written(as_written, lexicon=lexicon, normalize=normalize)
+    request = replace(
+        speaker.request(content),
+        normalize=not as_written,
+        language=normalize,
+        ssml=ssml,
+        timestamps=subtitles is not None,
+    )
     if show_text:
         _show_text(request, model, lexicon, json=json)
         return
@@ -98,6 +104,13 @@ def say(
     options = EngineOptions(model, codec, device, dtype, quantize, lexicon)
     _speak(options, request, overrides, sinks, no_server=no_server, json=json, quiet=quiet)
     raise QuickExit
+
+
+def _check_as_written(as_written: bool, **changes: object) -> None:
+    """Raise InvalidRequest for options that change a text which must not change."""
+    for name, value in changes.items():
+        if as_written and value is not None:
+            raise InvalidRequest(f"--{name} changes the text and --as-written does not: use one of them")
 
 
 def _check_speaker(speaker: VoiceOption, model: str) -> None:

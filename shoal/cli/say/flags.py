@@ -57,6 +57,14 @@ AsWritten = Annotated[
     bool,
     typer.Option("--as-written", help="Do not spell out numbers and symbols, even for models that expect it."),
 ]
+Normalize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LANGUAGE",
+        help="Spell out numbers and symbols in this language (en, de or fr), for models that read many languages; "
+        "en also makes nano read any text as English.",
+    ),
+]
 Ssml = Annotated[
     bool | None,
     typer.Option("--ssml/--no-ssml", help="Whether the text is SSML. Default: if it begins with <speak>."),

@@ -135,7 +135,7 @@ def speech_body(request: "SpeechRequest", sampling: dict[str, Any]) -> dict[str,
         "streaming": True,
         "reference_id": request.voice,
         "references": recordings,
-        "normalize": request.normalize,
+        "normalize": request.language or request.normalize,
         "ssml": request.ssml,
         **{SAMPLING_FIELDS.get(name, name): value for name, value in sampling.items()},
     }

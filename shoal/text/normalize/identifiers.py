@@ -46,6 +46,7 @@ ZIP_CODE = re.compile(rf"(?<!\w)({STATES_AND_WORDS})\s(\d{{5}})(?:-(\d{{4}}))?(?
 CITY_AND_STATE = re.compile(rf"(?<=[a-z],\s)({STATES})(?=[\s.,;:!?)]|$)")
 # Two capitals beside a digit are letters of a code or a formula: "FY25", "SO4".
 LETTERS_BEFORE_DIGIT = re.compile(r"(?<![A-Za-z])(?!WW)([A-Z]{2})(?=\d)")
+ISBN = re.compile(r"\b(ISBN(?:-1[03])?:?\s)(\d[\d-]{8,16}[\dX])(?![\w-])")
 NUMBER_SIGN = re.compile(r"\b[Nn]o\b\.?")
 INITIALS_WITH_SEMICOLON = re.compile(r"(?<!\w)TL;DR(?!\w)", re.IGNORECASE)
 EMERGENCY = re.compile(
@@ -63,6 +64,7 @@ def speak_identifiers(text: str) -> str:
     text = INITIALS_WITH_SEMICOLON.sub("T L D R", text)
     text = AIRCRAFT.sub(lambda match: f"{match[1]} {in_parts(match[2])} {in_parts(match[3])}", text)
     text = CODE.sub(lambda match: f"{NUMBER_SIGN.sub('number', match[1])}{digits(match[2])}", text)
+    text = ISBN.sub(lambda match: f"{match[1]}{digits(match[2])}{' X' if match[2].endswith('X') else ''}", text)
     text = EMERGENCY.sub(lambda match: f"{match[1]}{digits(match[2])}", text)
     text = NUMBERED_PLACE.sub(lambda match: f"{match[1]} {in_parts(match[2])}", text)
     text = FLIGHT_NUMBER.sub(lambda match: f"{' '.join(match[1] or match[2])} {in_parts(match[3])}", text)

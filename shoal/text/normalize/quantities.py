@@ -273,7 +273,13 @@ def plain_number(match: re.Match[str]) -> str:
     written = match[0]
     if len(written) == 4 and written.isdigit() and 1010 <= int(written) <= 2099:
         return f" {year(int(written))} "
-    return f" {number(written)} "
+    possessive = match.string.startswith("'s", match.end())
+    return f" {number(written)}" + ("" if possessive else " ")
+
+
+def team(match: re.Match[str]) -> str:
+    """Read `49ers` and `76ers`."""
+    return f"{number(match[1]).removesuffix('e')}ers"
 
 
 def rule(pattern: str, speak: Callable[[re.Match[str]], str]) -> Rule:
@@ -331,6 +337,7 @@ RULES: tuple[Rule, ...] = (
     rule(rf"{START}({N})\s?°\s?(?:([CFK])\b)?", temperature),
     rule(r"(?<!\w)([12]\d\d0)'?s\b", decade),
     rule(r"(?<!\w)'([2-9]0)'?s\b", decade),
+    rule(r"(?<![\w.,])(\d{2})ers\b", team),
     rule(r"(?<=\b(?i:the|his|her|our|mid)[ -])([2-9]0)'?s\b", decade),
     rule(r"(?<![\w./])(\d{2,3})/(?=\d{2,3}\s?mmHg)", lambda match: f"{match[1]} over "),
     rule(rf"{FRACTION}\s?({UNIT})(?![\w'/])", part_of_unit),

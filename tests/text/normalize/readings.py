@@ -299,4 +299,12 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("the U.S. Congress", "the U S Congress"),
         ("St. John's is at St. James. He knows.", "Saint John's is at Saint James. He knows."),
     ],
+    "numbers in names": [
+        ("The 49ers beat the 76ers.", "The forty-niners beat the seventy-sixers."),
+        ("U2's album", "U two's album"),
+        (
+            "ISBN 978-3-16-148410-0",
+            "I S B N nine seven eight three one six one four eight four one zero zero",
+        ),
+    ],
 }
