@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from shoal import __version__
 from tests.deploy.conftest import ROOT, SAY
+from tests.native.conftest import place_library
 from tests.server.conftest import Serving, free_port, samples_of, surroundings
 
 SETUP = ROOT / "deploy" / "runpod" / "setup.sh"
@@ -135,6 +136,7 @@ def test_a_pod_is_set_up_and_serves(tmp_path: Path) -> None:
     """A pod after its first start: packages are installed and the key exists."""
     place, port = tmp_path / "shoal", free_port()
     place.mkdir()
+    place_library(ROOT)  # the pod's cache directory is empty: it would compile one after a change of the sources
     (place / "venv").symlink_to(Path(sys.executable).parents[1])
     env = surroundings(tmp_path) | {"WORKSPACE": str(tmp_path), "SHOAL_MODEL": "random:tiny", "SHOAL_PORT": str(port)}
     with (tmp_path / "log").open("wb") as log:
