@@ -10,6 +10,7 @@ from shoal.audio.guard import SpeechDefect, SpeechGuard
 from shoal.config import EngineConfig
 from shoal.engine.output.audio_decoder import AudioDecoder, DecodeResult, PlannedChunk
 from shoal.engine.output.turn_audio import TurnAudio
+from shoal.engine.output.word_times import extend_paths
 from shoal.engine.scheduling.scheduler import Progress, Scheduler
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
@@ -72,7 +73,12 @@ class RequestTracker:
 
     def collect_audio(self) -> list[Event]:
         """Return the events for the audio of the last codec call."""
-        return [event for chunk, samples in self.audio_decoder.collect() for event in self._deliver(chunk, samples)]
+        collected = self.audio_decoder.collect()
+        # Together: one request at a time, most of the time is the cost of calling numpy.
+        timed = ((chunk.utterance.words, chunk.turn) for chunk, _ in collected)
+        paths = (words.path(turn) for words, turn in timed if words is not None)
+        extend_paths(list(dict.fromkeys(path for path in paths if path is not None)))
+        return [event for chunk, samples in collected for event in self._deliver(chunk, samples)]
 
     def cancel(self, utterance: Utterance) -> None:
         if self.active.pop(utterance.id, None) is not None:

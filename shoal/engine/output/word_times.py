@@ -23,65 +23,102 @@ FLOOR = 1e-4
 class MonotonicPath:
     """Most likely non-decreasing path through the tokens of a text, one token per frame (Viterbi).
 
-    Frames are only stored when they arrive; `tokens` computes the scores of the new ones. Origins are not stored: they
-    follow from the scores of the frame before, and only those of the path are needed.
+    Frames are only stored when they arrive; `extend_paths` computes the scores of the new ones. Origins are not stored,
+    only whether a token was reached from an earlier one: they follow from the scores of the frame before, and only
+    those of the path are needed.
     """
 
     def __init__(self, tokens: int) -> None:
-        self._slope = SKIP_PENALTY * np.arange(tokens, dtype=np.float64)
-        self._new: list[NDArray[np.float32]] = []
-        self._scores: list[NDArray[np.float64]] = []  # per frame, the score of the best path that ends in each token
+        self.count, self._slope = tokens, _slope(tokens)
+        self.new: list[NDArray[np.float32]] = []  # frames without scores: attention weights [heads, tokens]
+        self.scores: list[NDArray[np.float64]] = []  # per frame, the score of the best path that ends in each token
+        self._moves: list[NDArray[np.bool_]] = []  # per frame, the tokens that this path reaches from an earlier one
         self._path: list[int] = []
 
     def feed(self, weights: NDArray[np.float32]) -> None:
         """Append a frame with its attention weights [heads, tokens]."""
-        self._new.append(weights)
+        self.new.append(weights)
+
+    def append(self, scores: NDArray[np.float64], moves: NDArray[np.bool_]) -> None:
+        """Append the scores [frames, tokens] of the new frames, with which of the tokens are reached from earlier ones.
+
+        Copies them: the arguments are parts of arrays over many paths.
+        """
+        self.scores.extend(scores.copy())
+        self._moves.extend(moves.copy())
+        self.new.clear()
 
     def tokens(self) -> NDArray[np.int64]:
         """Return the token of each frame, on the path that is most likely now."""
-        if self._new:
-            self._extend(np.log(np.stack(self._new).mean(1, dtype=np.float64) + FLOOR))
-            self._new.clear()
+        extend_paths([self])
+        if len(self._path) < len(self.scores):
             self._trace()
         return np.array(self._path, np.int64)
 
-    def _extend(self, emissions: NDArray[np.float64]) -> None:
-        """Compute the scores of further frames with emissions [frames, tokens]."""
-        for emission in emissions:
-            # The path starts at the first token; a later start leaves out the tokens before it.
-            score = self._arrivals(self._scores[-1]) if self._scores else -self._slope
-            self._scores.append(score + emission)
-
-    def _arrivals(self, before: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the best score with which each token is reached from the frame before.
-
-        The penalty is linear in the distance, so the best move from any earlier token is a running maximum.
-        """
-        moved = np.maximum.accumulate(before + self._slope)[:-1] - self._slope[:-1]
-        arrivals = before.copy()
-        np.maximum(before[1:], moved, out=arrivals[1:])
-        return arrivals
-
     def _trace(self) -> None:
         """Update the path from its end, as far back as it has changed."""
-        old, frame = self._path, len(self._scores) - 1
-        path = [*old, *([-1] * (len(self._scores) - len(old)))]
-        token = int(self._scores[-1].argmax())
+        old, frame = self._path, len(self.scores) - 1
+        path = [*old, *([-1] * (len(self.scores) - len(old)))]
+        token = int(self.scores[-1].argmax())
         while frame >= 0 and path[frame] != token:
             path[frame] = token
+            if frame and self._moves[frame][token]:
+                token = int((self.scores[frame - 1][:token] + self._slope[:token]).argmax())
             frame -= 1
-            if frame >= 0:
-                token = self._origin(frame, token)
         self._path = path
 
-    def _origin(self, frame: int, token: int) -> int:
-        """Return the token of `frame` from which the best path reaches `token` in the next one."""
-        if token == 0:
-            return 0
-        reachable = self._scores[frame][:token] + self._slope[:token]
-        best = int(reachable.argmax())
-        moves = reachable[best] - self._slope[token - 1] > self._scores[frame][token]
-        return best if moves else token
+
+def extend_paths(paths: Sequence[MonotonicPath]) -> None:
+    """Compute the scores of the new frames of several paths in array operations over all of them.
+
+    The scores of a path do not depend on the others: shorter texts are padded after their last token, and a token is
+    reached only from earlier ones.
+    """
+    paths = [path for path in paths if path.new]
+    if not paths:
+        return
+    emissions = _emissions(paths)  # [frames, paths, tokens]
+    slope, before = _slope(emissions.shape[2]), np.zeros(emissions.shape[1:])
+    for row, path in enumerate(paths):
+        if path.scores:
+            before[row, : path.count] = path.scores[-1]
+    scores, moves = np.empty(emissions.shape), np.zeros(emissions.shape, np.bool_)
+    for number, emission in enumerate(emissions):
+        arrivals = _arrivals(before, slope, moves[number])
+        if not number:
+            # A path starts at the first token; a later start leaves out those before it.
+            arrivals[[not path.scores for path in paths]] = -slope
+        before = np.add(arrivals, emission, out=scores[number])
+    for row, path in enumerate(paths):
+        frames = len(path.new)
+        path.append(scores[:frames, row, : path.count], moves[:frames, row, : path.count])
+
+
+def _slope(tokens: int) -> NDArray[np.float64]:
+    return SKIP_PENALTY * np.arange(tokens, dtype=np.float64)
+
+
+def _emissions(paths: Sequence[MonotonicPath]) -> NDArray[np.float64]:
+    """Return the logarithms of the weights [frames, paths, tokens] of the new frames, means over all heads."""
+    frames, heads = max(len(path.new) for path in paths), len(paths[0].new[0])
+    weights = np.zeros((frames, len(paths), heads, max(path.count for path in paths)), np.float32)
+    for row, path in enumerate(paths):
+        for frame, each in enumerate(path.new):
+            weights[frame, row, :, : path.count] = each
+    found: NDArray[np.float64] = np.log(weights.mean(2, dtype=np.float64) + FLOOR)
+    return found
+
+
+def _arrivals(before: NDArray[np.float64], slope: NDArray[np.float64], moves: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the best score [paths, tokens] with which each token is reached; set `moves` where from an earlier token.
+
+    The penalty is linear in the distance, so the best move from any earlier token is a running maximum.
+    """
+    moved = np.maximum.accumulate(before + slope, axis=1)[:, :-1] - slope[:-1]
+    arrivals = before.copy()
+    np.greater(moved, before[:, 1:], out=moves[:, 1:])
+    np.maximum(before[:, 1:], moved, out=arrivals[:, 1:])
+    return arrivals
 
 
 def frame_of(path: NDArray[np.int64], token: int) -> float:
@@ -168,6 +205,11 @@ class WordTimes:
                 self._found(written, *(begin + self._seconds(frame, len(path)) / rate for frame in (start, end)))
         if ended:
             del self._turns[turn]
+
+    def path(self, turn: int) -> MonotonicPath | None:
+        """Return the path of a turn, or None if it has no frames."""
+        times = self._turns.get(turn)
+        return None if times is None else times.path
 
     def take(self) -> tuple[Word, ...]:
         """Return the words found since the last call."""

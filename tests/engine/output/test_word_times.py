@@ -4,7 +4,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shoal.engine.output.word_times import MonotonicPath, WordPlan, WordTimes, frame_of
+from shoal.engine.output.word_times import MonotonicPath, WordPlan, WordTimes, extend_paths, frame_of
 from shoal.speech import Word
 from shoal.text.words import TextWord, written_words
 
@@ -143,3 +143,20 @@ def test_the_rest_of_a_divided_turn_keeps_its_words() -> None:
     found.collect(1, [(0, 1), (1, 2)], 1.0, 1.0, ended=True)
     assert [(word.text, word.start) for word in found.take()] == [("one", 0.0), ("two", 1.0), ("three", 1.1)]
     assert isinstance(found.plan.written[0], TextWord)
+
+
+def test_paths_that_are_extended_together_are_those_of_each_alone() -> None:
+    """Texts of different lengths, of which some have no new frames, and one begins later."""
+    rng = np.random.default_rng(0)
+    sizes = (1, 7, 40, 23)
+    together, alone = ([MonotonicPath(size) for size in sizes] for _ in range(2))
+    for round in range(8):
+        for number, size in enumerate(sizes):
+            for _ in range((round + number) % 4 if number < 3 or round > 3 else 0):
+                frame = rng.dirichlet(np.full(size, 0.3), 2).astype(np.float32)
+                together[number].feed(frame)
+                alone[number].feed(frame)
+        extend_paths(together)
+        for one, other in zip(together, alone, strict=True):
+            assert one.tokens().tolist() == other.tokens().tolist()
+            assert np.array_equal(np.array(one.scores), np.array(other.scores))
