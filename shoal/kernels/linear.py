@@ -41,6 +41,10 @@ SMALL_M = 16
 # Up to this many rows the operands are swapped (swap-AB): weights are operand A, activations operand B. Tensor core
 # instructions have M = 16 and N = 8, so eight rows or fewer take half the work.
 SWAP_AB_ROWS = 8
+# Up to this many rows int8 and fp8 weights use tiles of so many rows, which are too small for Hopper's asynchronous
+# tensor-core instruction. The compiler assigns other elements of a K of one byte to that instruction than to the one
+# that few rows use, and sums differ in their last bit. A batch of 16 has 32 rows where the fast transformer starts.
+MMA_ROWS = 32
 
 
 def linear_reference(
@@ -401,6 +405,8 @@ def choose_tile(
     if rows <= SMALL_M:
         sizes = {"element_size": dtype.itemsize, "shared_limit": shared_limit}
         return _small_m_tile(rows, k_split, gated=gated, quantized=quantized, **sizes)
+    if quantized and rows <= MMA_ROWS and shared_limit >= HOPPER_SHARED_MEMORY and k_split >= 128:
+        return Tile(MMA_ROWS, 64, 64)
     # Measured on Hopper in bf16 only; other cards and dtypes keep the interleaved form.
     if shared_limit >= HOPPER_SHARED_MEMORY and dtype == torch.bfloat16 and k_split % 128 == 0:
         tile = _gated_tile(rows, n, quantized=quantized) if gated else _plain_tile(rows, n, quantized=quantized)

@@ -23,7 +23,7 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.linear import NARROW, SMALL_M, SWAP_AB_ROWS, Tile, dequant_dot
+from shoal.kernels.linear import MMA_ROWS, NARROW, SMALL_M, SWAP_AB_ROWS, Tile, dequant_dot
 from shoal.kernels.waves import card_width
 
 SPLIT_K = 4
@@ -231,6 +231,8 @@ def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool, dtype: torc
         if swap_ab and buffer > shared_limit:
             block_n = 32
         return Tile(SWAP_AB_ROWS if swap_ab else SMALL_M, block_n, block_k)
+    if quantized and rows <= MMA_ROWS and shared_limit >= HOPPER_SHARED_MEMORY and k_split >= 256:
+        return Tile(MMA_ROWS, 64, 128)
     if shared_limit >= HOPPER_SHARED_MEMORY and dtype == torch.bfloat16:  # measured there and so only
         tile = _many_rows_tile(rows, n, quantized=quantized)
         if is_even(rows, n, k_split, tile):

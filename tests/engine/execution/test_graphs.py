@@ -21,6 +21,8 @@ from shoal.engine.preprocess import build_turns
 from shoal.engine.utterance import Turn, Utterance
 from shoal.model.cache import NoKVCache
 from shoal.model.slow import Head
+from shoal.quantize.apply import quantize_model
+from shoal.quantize.modes import WeightModes
 from shoal.speech import SamplingParams
 
 pytestmark = pytest.mark.gpu
@@ -110,25 +112,36 @@ def test_a_request_gives_the_same_frames_alone_and_in_a_batch(full: Checkpoint) 
     assert np.array_equal(alone[1], together[1])
 
 
+def utterances(checkpoint: Checkpoint, numbers: range) -> list[Utterance]:
+    width, stop = 1 + checkpoint.model.config.num_codebooks, checkpoint.model.config.stop_id
+    prompts = [np.zeros((4 + number % 13, width), np.int32) for number in numbers]
+    for number, prompt in zip(numbers, prompts, strict=True):
+        prompt[:, 0] = (number + np.arange(len(prompt))) % min(stop, 200)
+    return [
+        Utterance(number, [Turn("hm", prompt, prompt)], SamplingParams(seed=number, max_frames=60))
+        for number, prompt in zip(numbers, prompts, strict=True)
+    ]
+
+
+def assert_same_alone_and_together(checkpoint: Checkpoint, slots: int) -> None:
+    """Compare codes of full batches; rounding differences of a kernel show after tens of frames."""
+    core = engine(checkpoint, slots, "graph")
+    together = finished(core, utterances(checkpoint, range(slots)))
+    for number in (0, slots // 2, slots - 1):
+        alone = finished(core, utterances(checkpoint, range(number, number + 1)))[0]
+        assert np.array_equal(alone, together[number])
+
+
 @pytest.mark.parametrize("slots", [192, 384, 512])
 def test_codes_do_not_depend_on_the_number_of_slots(full: Checkpoint, slots: int) -> None:
-    """Rounding differences of a kernel that only large batches use show after tens of frames."""
-    width, stop = 1 + full.model.config.num_codebooks, full.model.config.stop_id
+    assert_same_alone_and_together(full, slots)
 
-    def utterances(numbers: range) -> list[Utterance]:
-        prompts = [np.zeros((4 + number % 13, width), np.int32) for number in numbers]
-        for number, prompt in zip(numbers, prompts, strict=True):
-            prompt[:, 0] = (number + np.arange(len(prompt))) % min(stop, 200)
-        return [
-            Utterance(number, [Turn("hm", prompt, prompt)], SamplingParams(seed=number, max_frames=60))
-            for number, prompt in zip(numbers, prompts, strict=True)
-        ]
 
-    core = engine(full, slots, "graph")
-    together = finished(core, utterances(range(slots)))
-    for number in (0, slots // 2, slots - 1):
-        alone = finished(core, utterances(range(number, number + 1)))[0]
-        assert np.array_equal(alone, together[number])
+@pytest.mark.parametrize("mode", ["int8", "fp8"])
+def test_codes_of_quantized_weights_are_the_same_alone_and_among_16(mode: str) -> None:
+    checkpoint = random_checkpoint("s1-mini", device="cuda", encoder=False)
+    quantize_model(checkpoint.model, WeightModes.parse(mode))
+    assert_same_alone_and_together(checkpoint, 16)
 
 
 @torch.inference_mode()
