@@ -33,13 +33,13 @@ def choose(size: str, memory: float, requested: str = "auto") -> QuantizationCho
     [
         ("s1-mini", 24, "none"),
         ("s1-mini", 8, "none"),
-        ("s1-mini", 4, "slow=int4,fast=int8"),
-        ("s1-mini", 3.6, "slow=int4,fast=int8,codec=int8"),
+        ("s1-mini", 5.4, "int8"),
+        ("s1-mini", 4, "slow=int4,fast=int8,codec=int8"),
         ("s2-pro", 24, "none"),
         ("s2-pro", 16, "int8"),
         ("s2-pro", 12, "int8"),
         ("s2-pro", 10.5, "slow=int4,fast=int8"),
-        ("s2-pro", 8, "slow=int4,fast=int8"),
+        ("s2-pro", 8, "slow=int4,fast=int8,codec=int8"),
     ],
 )
 def test_auto_chooses_the_largest_weights_that_fit(size: str, memory: float, taken: str) -> None:

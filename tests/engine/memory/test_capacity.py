@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from shoal.checkpoint.random import TINY_CODEC
@@ -44,10 +45,15 @@ def test_an_8_bit_kv_cache_holds_nearly_twice_the_sequences() -> None:
         assert holding.voices[4096]["8-bit"] >= 1.9 * holding.voices[4096]["16-bit"]
 
 
+@pytest.mark.parametrize(("card", "measured"), [(8, 12), (12, 42)])
+def test_the_computed_capacity_is_near_the_measured_one(card: int, measured: int) -> None:
+    """S1-mini with 16 slots on an H200 whose other memory was taken (`scripts/card_memory.py`)."""
+    assert abs(card_capacity(card, "s1-mini").voices[CONTEXTS[0]]["16-bit"] - measured) <= 2
+
+
 def test_the_targets_for_small_cards_are_met() -> None:
-    """Eight sequences of s1-mini in 4 GB, four of s2-pro in 8 and 12 GB."""
-    assert card_capacity(4, "s1-mini").voices[CONTEXTS[0]]["8-bit"] >= 8
+    """Four sequences of s2-pro in 8 and 12 GB."""
     assert card_capacity(8, "s2-pro").voices[CONTEXTS[0]]["16-bit"] >= 4
     assert card_capacity(12, "s2-pro").voices[CONTEXTS[0]]["16-bit"] >= 4
-    assert card_capacity(8, "s2-pro").weights == "slow=int4,fast=int8"
+    assert card_capacity(8, "s2-pro").weights == "slow=int4,fast=int8,codec=int8"
     assert card_capacity(24, "s2-pro").weights == "none"
