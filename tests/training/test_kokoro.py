@@ -20,7 +20,10 @@ from training.kokoro.produce import parse_arguments, pools, produce
 from training.kokoro.recordings import (
     AFTER,
     BEFORE,
+    coloured,
     cut_batch,
+    cut_rows,
+    frequency_response,
     phoneme_frames,
     phoneme_ids,
     record,
@@ -30,12 +33,15 @@ from training.kokoro.recordings import (
 )
 from training.kokoro.speakers import (
     HELDOUT_SHARE,
+    PLAIN,
+    Timbre,
     accent_of,
     heldout_mixes,
     is_held_out,
     random_mix,
     speaker_name,
     training_speakers,
+    voice_name,
 )
 from training.kokoro.teacher import BLOCK, FRAME, LEAD, SAMPLE_RATE, Speech, audible_blocks, batch_size, word_times
 from training.kokoro.utterances import (
@@ -67,7 +73,10 @@ class FakeTeacher:
     def style(self, mix: dict[str, float], phonemes: str) -> Tensor:
         return torch.zeros(256)
 
-    def speak(self, phonemes: Sequence[str], styles: Tensor, speeds: Tensor, batch_seconds: float) -> Iterator[Speech]:
+    def speak(
+        self, phonemes: Sequence[str], styles: Tensor, speeds: Tensor, batch_seconds: float, pitches: Tensor
+    ) -> Iterator[Speech]:
+        assert len(pitches) == len(speeds) == len(phonemes)
         audio = tone(FRAMES).repeat(len(phonemes), 1)
         yield Speech(list(range(len(phonemes))), audio, [FRAMES] * len(phonemes), audible_blocks(audio))
 
@@ -95,7 +104,7 @@ def test_about_five_percent_of_the_mixes_are_held_out_and_training_never_uses_th
     rng = random.Random(0)
     share = sum(is_held_out(random_mix(rng, "us")) for _ in range(4000)) / 4000
     assert share == pytest.approx(HELDOUT_SHARE, abs=0.015)
-    assert not any(is_held_out(speaker) for speaker in islice(training_speakers(rng, "gb", 0.9), 2000))
+    assert not any(is_held_out(speaker) for speaker, _ in islice(training_speakers(rng, "gb", 0.9), 2000))
     assert all(is_held_out(mix) for mix in heldout_mixes(rng, 6))
     assert not is_held_out({"af_heart": 1.0})
 
@@ -106,7 +115,7 @@ def test_whether_a_mix_is_held_out_does_not_depend_on_the_order_of_its_voices() 
 
 
 def test_mixed_speakers_say_two_to_six_utterances_and_their_share_of_them_is_as_asked() -> None:
-    speakers = list(islice(training_speakers(random.Random(0), "us", 0.6), 8000))
+    speakers = [speaker for speaker, _ in islice(training_speakers(random.Random(0), "us", 0.6), 8000)]
     assert sum(len(speaker) > 1 for speaker in speakers) / 8000 == pytest.approx(0.6, abs=0.04)
     runs = [len(list(run)) for mixed, run in groupby(speakers, key=speaker_name) if "+" in mixed]
     assert set(runs[:-1]) == {2, 3, 4, 5, 6}
@@ -183,9 +192,41 @@ def test_a_recording_starts_near_its_first_word_and_its_ids_match_its_samples() 
 def test_word_times_of_a_scaled_recording_scale_too() -> None:
     audio = tone(FRAMES)
     speech = Speech([0], audio, [FRAMES], audible_blocks(audio))
-    (plain,), (slow,) = (list(cut_batch(VOCAB, [utterance()], speech, scale)) for scale in (1.0, 2.0))
+    (plain,), (slow,) = (list(cut_rows(VOCAB, [utterance()], speech, scale)) for scale in (1.0, 2.0))
     length = [made.words[-1][2] - made.words[0][1] for made in (plain, slow)]
     assert length[1] == pytest.approx(2 * length[0], rel=0.05)
+
+
+def test_a_mixed_speaker_keeps_its_timbre_and_voices_alone_have_their_own() -> None:
+    drawn = list(islice(training_speakers(random.Random(0), "us", 0.6, 0.5), 4000))
+    assert all(timbre == PLAIN for speaker, timbre in drawn if len(speaker) == 1)
+    of_mix: dict[str, set[Timbre]] = {}
+    for speaker, timbre in drawn:
+        if len(speaker) > 1:
+            of_mix.setdefault(speaker_name(speaker), set()).add(timbre)
+    assert all(len(timbres) == 1 for timbres in of_mix.values())
+    other = [timbres for timbres in of_mix.values() if PLAIN not in timbres]
+    assert len(other) / len(of_mix) == pytest.approx(0.5, abs=0.07)
+    assert voice_name({"af_sky": 1.0}, PLAIN) == "af_sky"
+    assert voice_name({"af_sky": 1.0}, Timbre(0.9, 1.1, 7)) == "af_sky*t0.90p1.10r7"
+
+
+def test_a_batch_holds_rows_of_several_timbres() -> None:
+    audio = tone(FRAMES).repeat(3, 1)
+    speech = Speech([0, 1, 2], audio, [FRAMES] * 3, audible_blocks(audio))
+    timbres = (PLAIN, Timbre(1.16, 1.0, 5), PLAIN)
+    said = [Utterance("ba k", "b\u02c8a k", [("ba", 0, 3), ("k", 4, 5)], {"af_sky": 1.0}, 1.0, one) for one in timbres]
+    made = {one.utterance.timbre: len(one.samples) for one in cut_batch(VOCAB, said, speech)}
+    assert made[timbres[1]] > 1.05 * made[PLAIN]
+
+
+def test_a_frequency_response_depends_on_its_seed_and_keeps_the_level() -> None:
+    noise = torch.randn(3, 24_000, generator=torch.Generator().manual_seed(0))
+    changed = coloured(noise, [0, 3, 4])
+    assert torch.allclose(changed[0], noise[0], atol=1e-4)
+    assert torch.allclose(changed.square().mean(1), noise.square().mean(1), rtol=1e-3)
+    assert not torch.allclose(frequency_response(3, 100), frequency_response(4, 100))
+    assert torch.equal(frequency_response(3, 100), frequency_response(3, 100))
 
 
 def test_two_words_share_the_space_between_them() -> None:
@@ -195,9 +236,8 @@ def test_two_words_share_the_space_between_them() -> None:
 
 
 def test_the_codec_reads_the_shards_that_the_teacher_writes(tmp_path: Path) -> None:
-    rng = random.Random(0)
     for shard in range(3):
-        made = record(FakeTeacher(), [utterance(), utterance(bm_george=0.6, af_sky=0.4)], rng, 0.0, 60)
+        made = record(FakeTeacher(), [utterance(), utterance(bm_george=0.6, af_sky=0.4)], 60)
         assert write_recordings(tmp_path, shard, made) > 1
     lines = [json.loads(text) for text in (tmp_path / "shard-00001.jsonl").read_text().splitlines()]
     assert [one["voice"] for one in lines] == ["af_heart", "bm_george.600+af_sky.400"]
@@ -214,7 +254,7 @@ def test_the_codec_reads_the_shards_that_the_teacher_writes(tmp_path: Path) -> N
 def test_production_stops_after_the_hours_that_were_asked_for(tmp_path: Path) -> None:
     arguments = ["--model", "m", "--utterances", "u", "--heldout", "h", "--out", str(tmp_path), "--pool", "3"]
     options = parse_arguments([*arguments, "--first-pool", "2", "--hours", "0.0005"])
-    produce(FakeTeacher(), [utterance()] * 50, options, random.Random(0))
+    produce(FakeTeacher(), [utterance()] * 50, options)
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["shard-00001.jsonl", "shard-00002.jsonl"]
 
 

@@ -43,7 +43,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--heldout-out", type=Path, help="folder for shard 0 (default: the same folder)")
     parser.add_argument("--hours", type=float, default=50.0, help="stop after about so many hours of speech")
     parser.add_argument("--mixed", type=float, default=0.6, help="share of utterances by mixed speakers")
-    parser.add_argument("--scaled", type=float, default=0.12, help="share of batches with a scaled vocal tract")
+    parser.add_argument("--timbres", type=float, default=0.0, help="share of mixed speakers with another timbre")
     parser.add_argument("--batch-seconds", type=float, default=640)
     parser.add_argument("--first-pool", type=int, default=1024, help="utterances in the first shard")
     parser.add_argument("--pool", type=int, default=4096, help="utterances in the other shards")
@@ -52,13 +52,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
-def produce(teacher: Teacher, utterances: Sequence[Utterance], options: argparse.Namespace, rng: random.Random) -> None:
+def produce(teacher: Teacher, utterances: Sequence[Utterance], options: argparse.Namespace) -> None:
     """Write shards 1, 2, ... until the utterances end or `options.hours` are there."""
     began, seconds = time.monotonic(), 0.0
     for shard, pool in enumerate(pools(utterances, options.first_pool, options.pool), 1):
         if seconds > 3600 * options.hours:
             return
-        recordings = record(teacher, pool, rng, options.scaled, options.batch_seconds)
+        recordings = record(teacher, pool, options.batch_seconds)
         seconds += write_recordings(options.out, shard, recordings)
         print(f"shard {shard}: {seconds / 3600:.2f} h after {time.monotonic() - began:.1f} s", flush=True)
 
@@ -73,9 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     teacher = Teacher(options.model, options.device, torch.float16 if options.device == "cuda" else torch.float32)
     heldout = heldout_utterances(list(read_phonemized([options.heldout])), rng)
-    write_recordings(heldout_out, 0, record(teacher, heldout, rng, 0.0, options.batch_seconds))
-    utterances = training_utterances(list(read_phonemized(options.utterances)), rng, options.mixed)
-    produce(teacher, utterances, options, rng)
+    write_recordings(heldout_out, 0, record(teacher, heldout, options.batch_seconds))
+    lines = list(read_phonemized(options.utterances))
+    produce(teacher, training_utterances(lines, rng, options.mixed, options.timbres), options)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,15 @@ from torch import Tensor
 
 from training.data.shards import shard_stem, write_whole
 from training.data.sound import Samples
-from training.kokoro.speakers import speaker_name
+from training.kokoro.speakers import voice_name
 from training.kokoro.teacher import BLOCK, FRAME, LEAD, SAMPLE_RATE, Speech, Teacher, audible_blocks, word_times
 from training.kokoro.utterances import Utterance
 
 BEFORE, AFTER = 5, 8  # frames of silence kept before the first and after the last audible frame
 STRESS = "\u02c8\u02cc"
-TRACT_SCALES = (0.89, 0.94, 1.07, 1.13)  # below one: shorter vocal tract, higher pitch, faster
+RESPONSE_DB = 5.0  # spread of the gain at the control points of a frequency response
+RESPONSE_POINTS = 9
+CUT_SHARE, CUT_HZ = 0.25, (4500, 11000)  # responses that end at a frequency in between, as of a poor microphone
 
 Ids = NDArray[np.uint8]
 
@@ -36,20 +37,30 @@ class Recording:
     words: list[tuple[str, float, float]]
 
 
-def record(
-    teacher: Teacher, utterances: Sequence[Utterance], rng: random.Random, scaled_share: float, batch_seconds: float
-) -> Iterator[Recording]:
-    """Speak the utterances in batches; `scaled_share` of the batches get another vocal tract length."""
+def record(teacher: Teacher, utterances: Sequence[Utterance], batch_seconds: float) -> Iterator[Recording]:
+    """Speak the utterances in batches, each in its timbre."""
     phonemes = [utterance.phonemes for utterance in utterances]
     styles = torch.stack([teacher.style(utterance.speaker, utterance.phonemes) for utterance in utterances])
-    speeds = torch.tensor([utterance.speed for utterance in utterances])
-    for speech in teacher.speak(phonemes, styles, speeds, batch_seconds):
-        scale = rng.choice(TRACT_SCALES) if rng.random() < scaled_share else 1.0
-        yield from cut_batch(teacher.vocab, utterances, speech, scale)
+    # A longer tract makes speech slower; it is spoken faster by as much.
+    speeds = torch.tensor([utterance.speed * utterance.timbre.tract for utterance in utterances])
+    pitches = torch.tensor([utterance.timbre.pitch for utterance in utterances])
+    for speech in teacher.speak(phonemes, styles, speeds, batch_seconds, pitches):
+        yield from cut_batch(teacher.vocab, utterances, speech)
 
 
-def cut_batch(
-    vocab: dict[str, int], utterances: Sequence[Utterance], speech: Speech, scale: float = 1.0
+def cut_batch(vocab: dict[str, int], utterances: Sequence[Utterance], speech: Speech) -> Iterator[Recording]:
+    """Yield the rows of a batch in their timbres, without the silence around them."""
+    places: dict[float, list[int]] = {}
+    for place, row in enumerate(speech.rows):
+        places.setdefault(utterances[row].timbre.tract, []).append(place)
+    for tract, chosen in places.items():
+        rows, frames = [speech.rows[place] for place in chosen], [speech.frames[place] for place in chosen]
+        audio = coloured(speech.audio[chosen], [utterances[row].timbre.response for row in rows])
+        yield from cut_rows(vocab, utterances, Speech(rows, audio, frames, speech.audible[chosen]), tract)
+
+
+def cut_rows(
+    vocab: dict[str, int], utterances: Sequence[Utterance], speech: Speech, scale: float
 ) -> Iterator[Recording]:
     """Yield the rows of a batch, resampled by `scale`, without the silence around them."""
     audio = speech.audio if scale == 1.0 else scale_tract(speech.audio, scale)
@@ -63,6 +74,32 @@ def cut_batch(
         times = word_times(utterance.words, utterance.phonemes, frames, speech.audible[place])
         words = [(word, moved(start, stretch, first), moved(end, stretch, first)) for word, start, end in times]
         yield Recording(utterance, pcm[place, first * FRAME : last * FRAME], ids[first:last], words)
+
+
+def coloured(audio: Tensor, seeds: Sequence[int]) -> Tensor:
+    """Return audio [B, N] with the frequency response of each row's seed, at the level it had; 0 changes nothing."""
+    if not any(seeds):
+        return audio
+    spectrum = torch.fft.rfft(audio)
+    gains = torch.stack([frequency_response(seed, spectrum.shape[1]) for seed in seeds]).to(audio.device)
+    changed = torch.fft.irfft(spectrum * gains, audio.shape[1])
+    level = audio.square().mean(1, keepdim=True) / changed.square().mean(1, keepdim=True).clamp(min=1e-12)
+    return changed * level.sqrt()
+
+
+def frequency_response(seed: int, bins: int) -> Tensor:
+    """Return a smooth gain [bins] from 0 Hz to half the sample rate."""
+    if not seed:
+        return torch.ones(bins)
+    rng = np.random.default_rng(seed)
+    half = SAMPLE_RATE / 2
+    at = np.linspace(0, half, bins)
+    # Control points at equal distances on a scale that is close to the ear's.
+    points = 600 * np.expm1(np.linspace(0, np.log1p(half / 600), RESPONSE_POINTS))
+    gain = np.interp(at, points, rng.normal(0, RESPONSE_DB, RESPONSE_POINTS))
+    if rng.random() < CUT_SHARE:
+        gain = gain - np.clip((at - rng.uniform(*CUT_HZ)) / 25, 0, 60)
+    return torch.from_numpy(10 ** (gain / 20)).float()
 
 
 def moved(seconds: float, stretch: float, first: int) -> float:
@@ -111,7 +148,7 @@ def write_recordings(out: Path, shard: int, recordings: Iterable[Recording]) -> 
     kept, lines, offset = list(recordings), [], 0
     for recording in kept:
         said, size = recording.utterance, len(recording.samples)
-        line = {"voice": speaker_name(said.speaker), "text": said.text, "offset": offset, "samples": size}
+        line = {"voice": voice_name(said.speaker, said.timbre), "text": said.text, "offset": offset, "samples": size}
         lines.append(json.dumps({**line, "speed": said.speed, "words": recording.words}) + "\n")
         offset += size
     stem = shard_stem(out, shard)

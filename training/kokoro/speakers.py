@@ -1,4 +1,8 @@
-"""Speakers of the teacher: its voices alone, and random convex mixes of two or three of them."""
+"""Speakers of the teacher: its voices alone, and random convex mixes of two or three of them, some in another timbre.
+
+All mixes lie between the teacher's voices. A model that is to follow recordings of people needs speakers outside of
+them: another vocal tract, another pitch, another frequency response, the same in all utterances of the speaker.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 # bm_fable has background noise and bm_lewis is misheard (WER 6.5 %), so neither is used.
 US = (
@@ -17,7 +22,26 @@ GB = ("bf_alice", "bf_emma", "bf_isabella", "bf_lily", "bm_daniel", "bm_george")
 HELDOUT_SHARE = 0.05
 MIX_UTTERANCES = (2, 6)  # utterances per mixed speaker, so that each has references of its own
 
+TRACTS = (0.86, 0.9, 0.94, 1.0, 1.06, 1.11, 1.16)
+PITCHES = (0.82, 1.22)
+RESPONSE_SHARE = 0.6  # of the speakers in another timbre, those with a frequency response of their own
+
 Speaker = dict[str, float]  # voice -> weight, the heaviest first
+
+
+@dataclass(frozen=True, slots=True)
+class Timbre:
+    """What is changed in the teacher's speech."""
+
+    tract: float = 1.0  # length of the vocal tract; below one, formants and pitch are higher
+    pitch: float = 1.0  # factor of the fundamental frequency, before the tract is scaled
+    response: int = 0  # seed of a frequency response; 0 is a flat one
+
+    def __str__(self) -> str:
+        return f"t{self.tract:.2f}p{self.pitch:.2f}r{self.response}"
+
+
+PLAIN = Timbre()
 
 
 def accent_of(speaker: Speaker) -> str:
@@ -30,6 +54,17 @@ def speaker_name(speaker: Speaker) -> str:
     if len(speaker) == 1:
         return next(iter(speaker))
     return "+".join(f"{voice}.{round(1000 * weight):03d}" for voice, weight in speaker.items())
+
+
+def voice_name(speaker: Speaker, timbre: Timbre) -> str:
+    """Return the speaker's name with the timbre, where it has another one."""
+    return speaker_name(speaker) if timbre == PLAIN else f"{speaker_name(speaker)}*{timbre}"
+
+
+def random_timbre(rng: random.Random) -> Timbre:
+    low, high = PITCHES
+    response = rng.randrange(1, 1 << 30) if rng.random() < RESPONSE_SHARE else 0
+    return Timbre(rng.choice(TRACTS), round(low * (high / low) ** rng.random(), 2), response)
 
 
 def random_mix(rng: random.Random, accent: str) -> Speaker:
@@ -48,17 +83,23 @@ def is_held_out(speaker: Speaker) -> bool:
     return int.from_bytes(digest, "big") / 2**64 < HELDOUT_SHARE
 
 
-def training_speakers(rng: random.Random, accent: str, mixed_share: float) -> Iterator[Speaker]:
-    """Yield a speaker for each utterance, without end; a mixed speaker comes 2 to 6 times in a row."""
+def training_speakers(
+    rng: random.Random, accent: str, mixed_share: float, other_timbres: float = 0.0
+) -> Iterator[tuple[Speaker, Timbre]]:
+    """Yield a speaker for each utterance, without end; a mixed speaker comes 2 to 6 times in a row.
+
+    A share `other_timbres` of the mixed speakers has another timbre.
+    """
     voices = GB if accent == "gb" else US
     while True:
         if rng.random() >= mixed_share / (mixed_share + sum(MIX_UTTERANCES) / 2 * (1 - mixed_share)):
-            yield {rng.choice(voices): 1.0}
+            yield {rng.choice(voices): 1.0}, PLAIN
             continue
         mix = random_mix(rng, accent)
         if not is_held_out(mix):
+            timbre = random_timbre(rng) if rng.random() < other_timbres else PLAIN
             for _ in range(rng.randint(*MIX_UTTERANCES)):
-                yield mix
+                yield mix, timbre
 
 
 def heldout_mixes(rng: random.Random, count: int) -> Sequence[Speaker]:

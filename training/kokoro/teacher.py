@@ -51,13 +51,21 @@ class Teacher:
 
     @torch.inference_mode()
     def speak(
-        self, phonemes: Sequence[str], styles: Tensor, speeds: Tensor, batch_seconds: float = 640
+        self,
+        phonemes: Sequence[str],
+        styles: Tensor,
+        speeds: Tensor,
+        batch_seconds: float = 640,
+        pitches: Tensor | None = None,
     ) -> Iterator[Speech]:
-        """Yield batches of equal length, shortest first. styles [N, 256], speeds [N] (1.1 is 10 % faster).
+        """Yield batches of equal length, shortest first.
 
+        styles [N, 256], speeds [N] (1.1 is 10 % faster), pitches [N] (1.1 is 10 % higher; the formants stay).
         N should be thousands: the more utterances there are of one length, the fuller the batches.
         """
         styles = styles.to(self.device)
+        pitches = torch.ones(len(phonemes)) if pitches is None else pitches
+        pitches = pitches.to(self.device)
         prosody, text, frames = self._encode(phonemes, styles, speeds.to(self.device))
         on_host = frames.cpu()
         buckets: dict[int, list[int]] = {}
@@ -68,7 +76,7 @@ class Teacher:
             for start in range(0, len(rows), full):
                 batch = rows[start : start + full]
                 padded = batch + batch[-1:] * (batch_size(len(batch), full) - len(batch))
-                audio = self._decode(prosody, text, frames, styles, padded, length)[: len(batch)]
+                audio = self._decode(prosody, text, frames, styles, pitches, padded, length)[: len(batch)]
                 counts = [on_host[row, : len(phonemes[row]) + 2] for row in batch]
                 yield Speech(batch, audio, counts, audible_blocks(audio))
 
@@ -101,7 +109,14 @@ class Teacher:
         return prosody, net.text_encoder(tokens, lengths, padding).transpose(1, 2), frames
 
     def _decode(
-        self, prosody: Tensor, text: Tensor, frames: Tensor, styles: Tensor, rows: list[int], length: int
+        self,
+        prosody: Tensor,
+        text: Tensor,
+        frames: Tensor,
+        styles: Tensor,
+        pitches: Tensor,
+        rows: list[int],
+        length: int,
     ) -> Tensor:
         """Decode `rows` at `length` frames each; the closing silence of each row is stretched to fill it."""
         # Equal lengths, because padding would enter the statistics of the decoder's instance norms.
@@ -113,7 +128,7 @@ class Teacher:
         prosody = prosody[index].gather(1, token.expand(-1, -1, prosody.shape[2])).transpose(1, 2)
         text = text[index].gather(1, token.expand(-1, -1, text.shape[2])).transpose(1, 2)
         f0, energy = self.network.predictor.F0Ntrain(prosody, style[:, 128:])
-        return network.decode(self.network.decoder, text, f0, energy, style[:, :128])
+        return network.decode(self.network.decoder, text, f0 * pitches[index, None], energy, style[:, :128])
 
 
 def batch_size(count: int, full: int) -> int:

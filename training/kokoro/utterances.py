@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.kokoro.speakers import Speaker, accent_of, heldout_mixes, training_speakers
+from training.kokoro.speakers import PLAIN, Speaker, Timbre, accent_of, heldout_mixes, training_speakers
 
 SPEEDS = (0.9, 1.15)
 HELDOUT_VOICES = ("af_heart", "af_nova", "af_sarah", "am_fenrir", "am_michael", "am_onyx", "bf_emma", "bm_george")
@@ -28,6 +28,7 @@ class Utterance:
     words: list[tuple[str, int, int]]
     speaker: Speaker
     speed: float = 1.0
+    timbre: Timbre = PLAIN
 
 
 def read_phonemized(paths: Iterable[Path]) -> Iterator[Line]:
@@ -36,11 +37,14 @@ def read_phonemized(paths: Iterable[Path]) -> Iterator[Line]:
             yield from map(json.loads, file)
 
 
-def training_utterances(lines: Sequence[Line], rng: random.Random, mixed_share: float) -> list[Utterance]:
+def training_utterances(
+    lines: Sequence[Line], rng: random.Random, mixed_share: float, other_timbres: float = 0.0
+) -> list[Utterance]:
     """Return the lines in random order, each with a speaker of its accent and a random speed."""
-    speakers = {accent: training_speakers(rng, accent, mixed_share) for accent in ("us", "gb")}
+    accents = ("us", "gb")
+    speakers = {accent: training_speakers(rng, accent, mixed_share, other_timbres) for accent in accents}
     shuffled = rng.sample(lines, len(lines))
-    return [spoken(line, next(speakers[line["accent"]]), round(rng.uniform(*SPEEDS), 3)) for line in shuffled]
+    return [spoken(line, *next(speakers[line["accent"]]), round(rng.uniform(*SPEEDS), 3)) for line in shuffled]
 
 
 def heldout_utterances(lines: Sequence[Line], rng: random.Random) -> list[Utterance]:
@@ -54,5 +58,5 @@ def heldout_utterances(lines: Sequence[Line], rng: random.Random) -> list[Uttera
     return found
 
 
-def spoken(line: Line, speaker: Speaker, speed: float = 1.0) -> Utterance:
-    return Utterance(line["text"], line["phonemes"], line["words"], speaker, speed)
+def spoken(line: Line, speaker: Speaker, timbre: Timbre = PLAIN, speed: float = 1.0) -> Utterance:
+    return Utterance(line["text"], line["phonemes"], line["words"], speaker, speed, timbre)
