@@ -6,7 +6,7 @@ sequence is recomputed to the same result.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,9 +179,8 @@ class Scheduler:
         semantic = output.tokens[:, 0].tolist()
         for row, (sequence, epoch) in enumerate(output.batch.sampled()):
             if sequence.epoch == epoch:
-                appended = self._append_frame(sequence, output.tokens[row], semantic[row])
-                weights = output.attention.get(row)
-                progress.append(appended if weights is None else replace(appended, attention=weights))
+                frames = self._append_frame(sequence, output.tokens[row], semantic[row])
+                progress.append(Progress(sequence, frames, output.attention.get(row)))
         for prefill in output.batch.prefills:
             self._seal(prefill.sequence)
         return progress
@@ -314,11 +313,12 @@ class Scheduler:
             sequence.bound = True
         return Prefill(sequence, sequence.epoch, start, end, samples_frame)
 
-    def _append_frame(self, sequence: Sequence, token: Tokens, semantic: int) -> Progress:
+    def _append_frame(self, sequence: Sequence, token: Tokens, semantic: int) -> int:
+        """Append a sampled frame, or end the sequence at the stop token; return the number of new frames."""
         if semantic == self.stop_id:
             sequence.finish = FinishReason.STOP
             sequence.epoch += 1
-            return Progress(sequence, 0)
+            return 0
         sequence.append(token)
         max_frames = sequence.sampling.max_frames
         if sequence.length >= sequence.max_length or (max_frames > 0 and sequence.frames >= max_frames):
@@ -326,7 +326,7 @@ class Scheduler:
             sequence.epoch += 1
         if sequence.length % self.pool.size == 0:
             self._seal(sequence)
-        return Progress(sequence, 1)
+        return 1
 
     def _seal(self, sequence: Sequence) -> None:
         """Register blocks that are full, computed and known in the prefix cache."""
