@@ -52,7 +52,7 @@ def add(
     store.add(name, recording, transcript)
     for finding in report.findings:
         typer.echo(f"warning: {finding.message}", err=True)
-    # nano, the default model, hardly follows recordings of people.
+    # nano, the default model, takes on a part of a voice only.
     typer.echo(f'added {name}; try it: shoal say "Hello." --voice {quote(name)} --model s1-mini', err=True)
 
 
