@@ -72,7 +72,7 @@ def _markup(document: str, mark: int) -> tuple[Token | None, int]:
         return None, _after(document, "-->", mark + 4)
     if document.startswith("<![CDATA[", mark):
         end = _after(document, "]]>", mark)
-        return document[mark + 9 : end].removesuffix("]]>"), end
+        return document[mark + 9 : end].removesuffix("]]>") or None, end
     if document.startswith(("<!", "<?"), mark):
         return None, _declaration_end(document, mark)
     name = NAME.match(document, mark)

@@ -26,8 +26,8 @@ SLACK = 0.01
 ADVICE = "use smaller weights (--quantize slow=int4,fast=int8), raise gpu_memory, or stop other processes on the device"
 
 
-class SlotsDoNotFit(InvalidRequest):
-    """The device's memory limit does not hold the engine with this many slots."""
+class SlotsDoNotFit(Exception):
+    """The device's memory limit does not hold the engine with this many slots. Not seen outside of this module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ def _with_kv_bytes(checkpoint: Checkpoint, config: EngineConfig, limit: int, *, 
     try:
         budget = measure(checkpoint, config, limit)
         _require_kv(budget)
-    except SlotsDoNotFit:
+    except SlotsDoNotFit as error:
         if last:
-            raise
+            raise InvalidRequest(str(error)) from error
         return None
     logger.info(
         "GPU memory limit %.2f GB: weights, graphs and workspace %.2f GB, outside torch %.2f GB, KV cache %.2f GB",

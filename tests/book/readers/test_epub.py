@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shoal.book.document import Book
@@ -196,6 +196,8 @@ def test_a_damaged_file_is_read_or_refused(tmp_path: Path, at: int, replacement:
 
 
 @settings(max_examples=60, deadline=None)
+@example("a<![CDATA[]]>b")
+@example("<![CDATA[")
 @given(st.text(alphabet=list("<>/!-[]ab ='\"&;#CDAT\n"), max_size=200))
 def test_any_markup_has_tokens(document: str) -> None:
     for token in tokens(document):

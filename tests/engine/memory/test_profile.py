@@ -74,7 +74,7 @@ def test_the_peak_load_needs_few_blocks_and_leaves_no_state(tiny: Checkpoint) ->
     assert_nothing_leaked(core)
 
 
-@pytest.mark.parametrize(("cause", "raised"), [(torch.OutOfMemoryError(), InvalidRequest), (None, GenerationFailed)])
+@pytest.mark.parametrize(("cause", "raised"), [(torch.OutOfMemoryError(), SlotsDoNotFit), (None, GenerationFailed)])
 def test_a_codec_that_runs_out_of_memory_while_profiling_is_a_matter_of_settings(
     tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, cause: Exception | None, raised: type[Exception]
 ) -> None:
