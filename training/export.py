@@ -86,7 +86,7 @@ none of them is a person's voice.
 
 - It speaks English only.
 - It takes on part of a person's voice from a recording, not all of it: of ten unknown people, the clips were
-  nearest to the right one among 20 in 23 to 47 %, by the judge (`docs/quality.md`). S1-mini and S2-Pro follow a voice
+  nearest to the right one among 20 in 22 to 42 %, by the judge (`docs/quality.md`). S1-mini and S2-Pro follow a voice
   closely. Use only recordings of people who have agreed.
 - Rare words, names and abbreviations may be mispronounced: it reads letters, not phonemes.
 - Sampling is random; with the same seed and text it says the same.
