@@ -132,8 +132,8 @@ class RequestTracker:
         number, turn = utterance.turn, utterance.turns[utterance.turn]
         ended = turn_ended and not self._next_turn(utterance)
         chunk = self.audio_decoder.next_chunk(utterance, ended=ended, pausing=turn_ended)
-        if chunk is None and turn_ended and (turn.silence_after or turn.delivery.rate != 1.0):
-            chunk = PlannedChunk(utterance, 0, ended=False)  # all frames are decoded, but the turn has more audio
+        if chunk is None and turn_ended and (turn.silence_after or turn.delivery.rate != 1.0 or utterance.words):
+            chunk = PlannedChunk(utterance, 0, ended=False)  # all frames are decoded, but not all audio or words sent
         return None if chunk is None else replace(chunk, turn=number, turn_ended=turn_ended)
 
     def _left_out(self, utterance: Utterance) -> bool:
@@ -218,6 +218,8 @@ class RequestTracker:
         if utterance.words is not None and turn.text_tokens is not None:
             begin, rate = utterance.audio.turn_begin / utterance.audio.sample_rate, turn.delivery.rate
             utterance.words.collect(chunk.turn, turn.text_tokens.words, begin, rate, ended=chunk.turn_ended)
+        if not len(samples) and not chunk.ended:
+            return []
         if utterance.whole and not chunk.ended:
             utterance.buffered.append(samples)
             return []

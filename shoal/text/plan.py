@@ -24,7 +24,7 @@ from shoal.text.split import split_dialogue, split_sentences, split_text
 from shoal.text.style_tags import S1_TAG, S2_TAG, drop_style_tags
 from shoal.text.tokenizer import SPEAKER_TAG, refuse_control_tokens
 
-# Letters below which a sentence shares a turn with its neighbour: alone, a small model slurs "Yes." and "Stop!".
+# Letters below which a sentence shares a turn with the next one: alone, a small model slurs "Yes." and "Stop!".
 SHORT_SENTENCE = 7
 # Tags that a model reads as such, and that normalization must not change.
 TAGS = re.compile(f"{SPAN.pattern}|{SPEAKER_TAG.pattern}")

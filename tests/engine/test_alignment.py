@@ -52,6 +52,18 @@ def test_words_are_where_the_sound_is(speech: Speech) -> None:
     assert speech.seconds - speech.words[-1].end < 0.6
 
 
+def test_word_times_do_not_depend_on_where_chunks_end(nano: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With chunks of one frame, every turn has ended before its stop token is sampled."""
+    text, sampling = "They left. It rained again. We should go home now.", Sampling(seed=3)
+    default = nano.speak(text, sampling=sampling, timestamps=True)
+    monkeypatch.setattr(nano.service.core.audio_decoder, "_chunk_frames", lambda utterance: 1)
+    chunks = list(nano.speak(text, sampling=sampling, timestamps=True, stream=True))
+    assert all(chunk.seconds for chunk in chunks[:-1])
+    found = [word for chunk in chunks for word in chunk.words]
+    assert [word.text for word in found] == [word.text for word in default.words]
+    assert [word.start for word in found] == pytest.approx([word.start for word in default.words], abs=0.1)
+
+
 def test_chunks_carry_the_words_that_have_ended(nano: Engine, speech: Speech) -> None:
     words: list[Word] = []
     seconds = 0.0

@@ -210,11 +210,12 @@ def test_sentences_never_share_a_turn_and_long_ones_are_cut() -> None:
     assert split_sentences("!! Hello. ... ", 40) == ["!! Hello. ..."]
 
 
-def test_short_sentences_share_a_turn_with_their_neighbour() -> None:
+def test_short_sentences_share_a_turn_with_the_next_one() -> None:
     assert split_sentences("Stop! Who goes there? Yes. A friend, I hope. No.", 40, 7) == [
         "Stop! Who goes there?",
-        "Yes. A friend, I hope. No.",
+        "Yes. A friend, I hope.",
+        "No.",
     ]
-    assert split_sentences("No. No. No. No. No.", 40, 7) == ["No. No. No. No. No."]
+    assert split_sentences("No. No. No. No. No.", 40, 7) == ["No. No. No. No.", "No."]
     assert split_sentences("Yes. The soup is cold and so is the bread.", 40, 7)[0] == "Yes."
     assert split_sentences("Good.", 40, 7) == ["Good."]
