@@ -123,7 +123,7 @@ def test_every_short_sentence_is_spoken(engine: Engine) -> None:
     sentences = ("Stop!", "Who goes there?", "A friend, I hope.", "Good.")
     chosen = engine.service.resolve_blocking(SpeechRequest("", voice=voice))
     turns = build_turns(" ".join(sentences), chosen, engine.service.core.checkpoint)
-    assert [turn.text for turn in turns] == ["Stop! Who goes there?", "A friend, I hope. Good."]
+    assert [turn.text for turn in turns] == ["Stop! Who goes there?", "A friend, I hope.", "Good."]
     said = engine.speak(" ".join(sentences), voice=voice, timestamps=True)
     assert said.finish is FinishReason.STOP
     assert [word.text for word in said.words if word.end > word.start] == " ".join(sentences).split()
