@@ -68,16 +68,14 @@ class RequestTracker:
         """Append new frames and submit complete chunks to the codec; without overlap, return their audio."""
         advanced = [self._advance(each) for each in progress]
         events = [each for each in advanced if isinstance(each, Event)]
-        self.audio_decoder.submit([each for each in advanced if isinstance(each, PlannedChunk)])
+        chunks = [each for each in advanced if isinstance(each, PlannedChunk)]
+        self.audio_decoder.submit(chunks)
+        trace_paths(chunks)
         return events if self.audio_decoder.overlap else events + self.collect_audio()
 
     def collect_audio(self) -> list[Event]:
         """Return the events for the audio of the last codec call."""
         collected = self.audio_decoder.collect()
-        # Together: one request at a time, most of the time is the cost of calling numpy.
-        timed = ((chunk.utterance.words, chunk.turn) for chunk, _ in collected)
-        paths = (words.path(turn) for words, turn in timed if words is not None)
-        extend_paths(list(dict.fromkeys(path for path in paths if path is not None)))
         return [event for chunk, samples in collected for event in self._deliver(chunk, samples)]
 
     def cancel(self, utterance: Utterance) -> None:
@@ -270,3 +268,16 @@ class RequestTracker:
         by(utterance.sequence)
         if slot >= 0:
             self.audio_decoder.clear(slot)
+
+
+def trace_paths(chunks: list[PlannedChunk]) -> None:
+    """Find the paths through the text that the words of these chunks need, all together: numpy calls are the cost.
+
+    Called while the codec decodes the chunks: afterwards the device may have nothing to do until they are delivered.
+    """
+    timed = ((chunk.utterance.words, chunk.turn) for chunk in chunks)
+    found = (words.path(turn) for words, turn in timed if words is not None)
+    paths = list(dict.fromkeys(path for path in found if path is not None))
+    extend_paths(paths)
+    for path in paths:
+        path.tokens()

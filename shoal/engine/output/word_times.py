@@ -1,5 +1,6 @@
 """Word times from attention weights: a monotonic path through the text of each turn, and the words on it."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,12 +49,12 @@ class MonotonicPath:
         self._moves.extend(moves.copy())
         self.new.clear()
 
-    def tokens(self) -> NDArray[np.int64]:
-        """Return the token of each frame, on the path that is most likely now."""
+    def tokens(self) -> list[int]:
+        """Return the token of each frame, on the path that is most likely now; valid until the next frame."""
         extend_paths([self])
         if len(self._path) < len(self.scores):
             self._trace()
-        return np.array(self._path, np.int64)
+        return self._path
 
     def _trace(self) -> None:
         """Update the path from its end, as far back as it has changed."""
@@ -121,13 +122,13 @@ def _arrivals(before: NDArray[np.float64], slope: NDArray[np.float64], moves: ND
     return arrivals
 
 
-def frame_of(path: NDArray[np.int64], token: int) -> float:
+def frame_of(path: Sequence[int], token: int) -> float:
     """Return the frame in which the path reaches a token; tokens that it leaves out share the last frame before."""
-    frame = int(path.searchsorted(token))
+    frame = bisect_left(path, token)
     if frame == 0 or frame == len(path) or path[frame] == token:
         return float(frame)
     before, after = path[frame - 1], path[frame]
-    return frame - float(after - token) / float(after - before)
+    return frame - (after - token) / (after - before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +196,8 @@ class WordTimes:
             return
         path = times.path.tokens()
         confirmed = len(path) - max(1, int(CONFIRM_SECONDS / self.frame_seconds + 1e-9))
-        owned = list(zip(tokens, self.plan.turns[turn], strict=False))
-        for (first, last), written in owned[times.done :]:
+        owned = zip(tokens[times.done :], self.plan.turns[turn][times.done :], strict=False)
+        for (first, last), written in owned:
             start, end = frame_of(path, first), frame_of(path, last)
             if end > confirmed and not ended:
                 break

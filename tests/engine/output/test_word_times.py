@@ -4,8 +4,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from shoal.engine.output.audio_decoder import PlannedChunk
 from shoal.engine.output.word_times import MonotonicPath, WordPlan, WordTimes, extend_paths, frame_of
-from shoal.speech import Word
+from shoal.engine.request_tracker import trace_paths
+from shoal.engine.utterance import Utterance
+from shoal.speech import SamplingParams, Word
 from shoal.text.words import TextWord, written_words
 
 
@@ -20,7 +23,7 @@ def path_of(frames: np.ndarray) -> list[int]:
     path = MonotonicPath(frames.shape[1])
     for each in frames:
         path.feed(each[None])
-    return path.tokens().tolist()
+    return path.tokens()
 
 
 def test_the_path_follows_the_attention() -> None:
@@ -46,7 +49,7 @@ def test_the_path_is_the_same_however_often_it_is_read(seed: int) -> None:
     often = MonotonicPath(12)
     for count, each in enumerate(frames, start=1):
         often.feed(each[None])
-        assert often.tokens().tolist() == path_of(frames[:count])
+        assert often.tokens() == path_of(frames[:count])
 
 
 def monotonic(frames: int, tokens: int, least: int = 0) -> list[list[int]]:
@@ -63,7 +66,7 @@ def score(frames: np.ndarray, path: list[int]) -> float:
 
 
 def test_tokens_that_the_path_leaves_out_have_times_within_the_frame_before() -> None:
-    path = np.array([0, 0, 4, 4])
+    path = [0, 0, 4, 4]
     assert [frame_of(path, token) for token in range(5)] == [0, 1.25, 1.5, 1.75, 2]
     assert frame_of(path, 5) == 4
 
@@ -158,5 +161,17 @@ def test_paths_that_are_extended_together_are_those_of_each_alone() -> None:
                 alone[number].feed(frame)
         extend_paths(together)
         for one, other in zip(together, alone, strict=True):
-            assert one.tokens().tolist() == other.tokens().tolist()
+            assert one.tokens() == other.tokens()
             assert np.array_equal(np.array(one.scores), np.array(other.scores))
+
+
+def test_paths_are_traced_while_the_codec_runs() -> None:
+    """Nothing is left to compute when the audio is delivered; requests without word times are skipped."""
+    utterance, silent = (Utterance(number, [], SamplingParams()) for number in range(2))
+    utterance.words = times("one two", [[0, 1]])
+    feed(utterance.words, 0, [0, 0, 1, 1], 2)
+    trace_paths([PlannedChunk(each, 4, ended=False) for each in (utterance, silent)])
+    path = utterance.words.path(0)
+    assert path is not None
+    assert path.new == []
+    assert path._path == [0, 0, 1, 1]
