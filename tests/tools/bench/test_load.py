@@ -25,6 +25,7 @@ from shoal.tools.bench.load.playback import stalled_seconds
 from shoal.tools.bench.load.run import LoadPlan, run_load, target_names
 from shoal.tools.bench.load.stage import LoadStage, arrival_times, parse_stages
 from shoal.tools.bench.load.summary import Objective
+from shoal.tools.bench.report.metrics import metrics
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
 from tests.tools.bench.virtual import RATE, VirtualLoop, VirtualServer
 
@@ -91,6 +92,25 @@ def test_errors_are_counted_by_kind_and_lower_goodput() -> None:
     assert refused == stage["requests"] // 4
     assert stage["good_share"] == pytest.approx(0.75, abs=0.01)
     assert stage["goodput"] < stage["throughput"] + 1e-9
+
+
+@pytest.mark.usefixtures("virtual")
+def test_complete_answers_without_audio_are_counted_apart_from_errors() -> None:
+    run = measured(VirtualServer(silent=4), "2", open=False, warm_up=0)
+    stage = run["stages"][0]
+    assert stage["errors"] == {}
+    assert stage["empty"] == stage["requests"] // 4
+    assert stage["latency"]["count"] == stage["first_audio"]["count"] == stage["requests"] - stage["empty"]
+    assert stage["good_share"] == pytest.approx(0.75, abs=0.01)
+    compared = {metric.name: metric for metric in metrics({"kind": "load", "runs": [run]})}
+    assert compared["errors"].values == [0.0]
+    assert len(compared["latency"].values) == stage["latency"]["count"]
+
+
+@pytest.mark.usefixtures("virtual")
+def test_a_server_without_audio_fails_the_warm_up() -> None:
+    with pytest.raises(GenerationFailed, match="no audio"):
+        measured(VirtualServer(silent=1), "1", open=False)
 
 
 @pytest.mark.usefixtures("virtual")

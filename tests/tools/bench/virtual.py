@@ -39,6 +39,7 @@ class VirtualServer(httpx.AsyncBaseTransport):
     slots: int = 1000
     jitter: float = 0.0  # every delay is longer by up to this share
     fails: int = 0  # every n-th request is rejected
+    silent: int = 0  # every n-th request is answered without audio
     seed: int = 0
     bodies: list[bytes] = field(default_factory=list)
 
@@ -49,16 +50,17 @@ class VirtualServer(httpx.AsyncBaseTransport):
         self.bodies.append(await request.aread())
         if self.fails and len(self.bodies) % self.fails == 0:
             return httpx.Response(429)
+        pieces = 0 if self.silent and len(self.bodies) % self.silent == 0 else self.pieces
         await self._free.acquire()
         await asyncio.sleep(self._delay(self.first))
-        return httpx.Response(200, headers={"content-type": "audio/pcm"}, stream=_Stream(self))
+        return httpx.Response(200, headers={"content-type": "audio/pcm"}, stream=_Stream(self, pieces))
 
     def _delay(self, seconds: float) -> float:
         return seconds * (1 + self.jitter * self._rng.random())
 
-    async def speak(self) -> AsyncIterator[bytes]:
+    async def speak(self, pieces: int) -> AsyncIterator[bytes]:
         try:
-            for number in range(self.pieces):
+            for number in range(pieces):
                 if number:
                     await asyncio.sleep(self._delay(self.gap))
                 yield b"\0\0" * round(RATE * self.piece_seconds)
@@ -69,6 +71,7 @@ class VirtualServer(httpx.AsyncBaseTransport):
 @dataclass
 class _Stream(httpx.AsyncByteStream):
     server: VirtualServer
+    pieces: int
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return self.server.speak()
+        return self.server.speak(self.pieces)

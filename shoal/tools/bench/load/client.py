@@ -65,6 +65,16 @@ class LoadOutcome:
     stalled: tuple[float, ...]  # seconds of stalled playback with each of BUFFERS
     error: str | None = None
 
+    @property
+    def empty(self) -> bool:
+        """Whether the answer was complete but without audio: the model ended the speech at its first frame."""
+        return self.error is None and self.first_audio is None
+
+    @property
+    def spoken(self) -> bool:
+        """Whether the answer was complete and had audio."""
+        return self.error is None and self.first_audio is not None
+
 
 def parse_target(url: str, api: str | None = None, **fields: str | None) -> LoadTarget:
     """Parse a URL with or without the route; without `api`, the route decides the API. Raises InvalidRequest."""
@@ -95,7 +105,6 @@ async def send_request(
         async for seconds in _audio(http, target, text, number):
             if seconds:
                 arrivals.append((clock() - due, seconds))
-        error = None if arrivals else "no audio"
     except httpx.HTTPStatusError as problem:
         error = f"HTTP {problem.response.status_code}"
     except httpx.TimeoutException:

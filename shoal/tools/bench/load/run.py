@@ -152,7 +152,8 @@ async def _warm_up(http: "httpx.AsyncClient", target: LoadTarget, plan: LoadPlan
     clock, problem = asyncio.get_running_loop().time, None
     for number, text in enumerate(islice(texts(plan.sentences, first=SENTENCES - 100), plan.warm_up)):
         now = clock()
-        problem = (await send_request(http, target, text, number, now, now)).error
+        outcome = await send_request(http, target, text, number, now, now)
+        problem = "no audio" if outcome.empty else outcome.error
     if problem is not None:
         raise GenerationFailed(
             f"{target.url} failed a warm-up request ({problem}): check that the server is running, has the "

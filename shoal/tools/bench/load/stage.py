@@ -15,7 +15,8 @@ from shoal.tools.bench.load.client import LoadOutcome
 
 # Beyond this the load generator itself would be the bottleneck.
 MAX_IN_FLIGHT = 4000
-# Seconds a closed-loop client waits after an error, so that it does not just measure how fast errors are returned.
+# Seconds a closed-loop client waits after an error or an answer without audio, so that it does not just measure how
+# fast those are returned.
 PAUSE = 0.1
 
 # Arguments: number of the request and its due time on the clock of the event loop.
@@ -112,7 +113,7 @@ def _closed_loop(stage: LoadStage, send: SendRequest, on_outcome: OnOutcome, gro
         while clock() - began < stops and (number := next(numbers, None)) is not None:
             outcome = await send(number, clock())
             on_outcome(outcome)
-            if outcome.error is not None:
+            if not outcome.spoken:
                 await asyncio.sleep(PAUSE)
 
     for at in range(clients):

@@ -35,9 +35,13 @@ class Objective:
 
 
 def summarize_stage(stage: LoadStage, outcomes: Sequence[LoadOutcome], objective: Objective) -> dict[str, Any]:
-    """Return the figures of a stage. Rates refer to the time until the last request has ended."""
+    """Return the figures of a stage. Rates refer to the time until the last request has ended.
+
+    Complete answers without audio are counted as `empty`: they are no errors of the server, miss the objective, and
+    have no part in latency and throughput.
+    """
     outcomes = sorted(outcomes, key=lambda each: each.number)
-    done = [each for each in outcomes if each.error is None]
+    done = [each for each in outcomes if each.spoken]
     seconds = max([stage.seconds, *(each.due + each.seconds for each in outcomes)])
     good = sum(objective.met_by(each) for each in outcomes)
     return {
@@ -48,6 +52,7 @@ def summarize_stage(stage: LoadStage, outcomes: Sequence[LoadOutcome], objective
         "seconds": seconds,
         "requests": len(outcomes),
         "errors": dict(Counter(each.error for each in outcomes if each.error is not None)),
+        "empty": sum(each.empty for each in outcomes),
         "throughput": len(done) / seconds,
         "audio_per_second": sum(each.audio_seconds for each in done) / seconds,
         "goodput": good / seconds,
@@ -77,9 +82,8 @@ def timeline(outcomes: Sequence[LoadOutcome], seconds: float) -> list[dict[str, 
     width, rows = seconds / WINDOWS, list[dict[str, Any]]()
     for window in range(WINDOWS):
         here = [each for each in outcomes if window <= each.due / width < window + 1]
-        firsts = Percentiles.of(
-            each.first_audio for each in here if each.error is None and each.first_audio is not None
-        )
+        spoken = [each for each in here if each.spoken]
+        firsts = Percentiles.of(each.first_audio for each in spoken if each.first_audio is not None)
         if here:
             rows.append(
                 {

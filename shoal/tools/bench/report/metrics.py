@@ -83,12 +83,13 @@ def _engine(run: dict[str, Any]) -> Iterator[Metric]:
 def _load(run: dict[str, Any]) -> Iterator[Metric]:
     name = run["name"]
     for stage in run["stages"]:
-        where, good = stage["name"], [each for each in stage["outcomes"] if each["error"] is None]
+        where, answered = stage["name"], [each for each in stage["outcomes"] if each["error"] is None]
+        good = [each for each in answered if each["first_audio"] is not None]
         for key, title in (("seconds", "latency"), ("first_audio", "time to first audio")):
             figure = stage["latency" if key == "seconds" else key]
             if figure is not None:
                 yield Metric(name, where, title, "s", "lower", [each[key] for each in good], figure["p50"])
-        failed = len(stage["outcomes"]) - len(good)
+        failed = len(stage["outcomes"]) - len(answered)
         share = failed / max(1, len(stage["outcomes"]))
         yield Metric(name, where, "errors", "", "lower", [share], share, 0.01)
         yield Metric(name, where, "goodput", "1/s", "higher", [stage["goodput"]], stage["goodput"], 0.1)

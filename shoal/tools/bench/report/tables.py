@@ -295,7 +295,7 @@ def _load(document: Document) -> list[ReportTable]:
     starved = [f"stalled {1000 * buffer:.0f} ms" for buffer in _buffers(runs)]
     columns = ["server", "load", "requests", "TTFA P50", "P95", "P99", "time P50", "RTF P50", "audio-s/s"]
     return [
-        ReportTable("Load", [*columns, "goodput/s", "good", *starved, "errors"], stages, words=2),
+        ReportTable("Load", [*columns, "goodput/s", "good", *starved, "empty", "errors"], stages, words=2),
         ReportTable("Highest rate that meets the objective", ["server", "requests/s"], found),
         ReportTable("Errors", ["server", "load", "error", "requests"], errors, words=3),
     ]
@@ -316,6 +316,7 @@ def _stage(stage: dict[str, Any]) -> list[str]:
         number(stage["goodput"]),
         percent(stage["good_share"]),
         *(percent(each["share"]) for each in stage["starved"]),
+        str(stage.get("empty", 0)),
         str(sum(stage["errors"].values())),
     ]
 
