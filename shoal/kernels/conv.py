@@ -25,8 +25,8 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.linear import Tile
 from shoal.kernels.packing import Packing
+from shoal.kernels.tile import Tile
 
 Activation = Literal["none", "gelu", "tanh"]
 

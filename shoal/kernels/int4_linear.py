@@ -27,7 +27,8 @@ from shoal.kernels.jit import (
     tl,
     triton,
 )
-from shoal.kernels.linear import SWAP_AB_ROWS, Tile, _batched_dot, _epilogue, _reduce_splits
+from shoal.kernels.linear import _batched_dot, _epilogue, _reduce_splits
+from shoal.kernels.tile import SWAP_AB_ROWS, Tile
 
 GROUP = 128  # input columns per scale and zero
 SHARED_32_ROWS = 81_920  # bytes of shared memory that tiles of 32 rows need at most
@@ -191,7 +192,7 @@ def _int4_kernel(
         offset = (tl.program_id(2) * rows + m)[:, None] * N + n[None, :]
         tl.store(out + offset, acc, mask=(m < rows)[:, None] & (n < N)[None, :])
     else:
-        _epilogue(acc, acc_up, 1.0, 1.0, residual, out, m, n, rows, N, False, GATED, HAS_RESIDUAL)
+        _epilogue(acc, acc_up, 1.0, 1.0, out, residual, out, m, n, rows, N, False, GATED, HAS_RESIDUAL)
 
 
 def int4_linear(

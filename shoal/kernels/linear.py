@@ -14,13 +14,13 @@ program of its own (split-K).
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.kernels.dequant import dequantize
+from shoal.kernels.int8_rows import Int8Rows
+from shoal.kernels.int8_tiles import int8_tile
 from shoal.kernels.jit import (
     HOPPER_SHARED_MEMORY,
     grid_dependency_wait,
@@ -34,13 +34,9 @@ from shoal.kernels.jit import (
     tl,
 )
 from shoal.kernels.rms_norm import fused_rms_norm, rms_norm
+from shoal.kernels.tile import NARROW, SMALL_M, SWAP_AB_ROWS, Tile
 from shoal.kernels.waves import card_width
 
-# Up to this many rows a program prefetches its weights before it waits for its inputs.
-SMALL_M = 16
-# Up to this many rows the operands are swapped (swap-AB): weights are operand A, activations operand B. Tensor core
-# instructions have M = 16 and N = 8, so eight rows or fewer take half the work.
-SWAP_AB_ROWS = 8
 # Up to this many rows int8 and fp8 weights use tiles of so many rows, which are too small for Hopper's asynchronous
 # tensor-core instruction. The compiler assigns other elements of a K of one byte to that instruction than to the one
 # that few rows use, and sums differ in their last bit. A batch of 16 has 32 rows where the fast transformer starts.
@@ -83,9 +79,12 @@ def _load_scales(scales, n, N, HAS_SCALES: tl.constexpr, GATED: tl.constexpr):
 
 
 @jit
-def _epilogue(acc, acc_up, scale, up_scale, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL):
+def _epilogue(acc, acc_up, scale, up_scale, row_scales, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL):
     """Scale, gate, add the residual and store accumulators [BLOCK_M, BLOCK_N]."""
     dtype = out.dtype.element_ty
+    if acc.dtype == tl.int32:  # sums of int8 activations
+        row_scale = tl.load(row_scales + m, mask=m < rows, other=0.0)[:, None]
+        acc, acc_up = acc.to(tl.float32) * row_scale, acc_up.to(tl.float32) * row_scale
     if HAS_SCALES:
         acc *= scale[None, :]
         if GATED:
@@ -105,9 +104,9 @@ def _epilogue(acc, acc_up, scale, up_scale, residual, out, m, n, rows, N, HAS_SC
 def _batched_dot(x_tile, w, acc, SWAP_AB: tl.constexpr):
     """Multiply the K splits of inputs [4, BLOCK_M, BLOCK_K] by those of weights [4, BLOCK_N, BLOCK_K]."""
     if SWAP_AB:
-        acc = tl.dot(w, tl.permute(x_tile, (0, 2, 1)), acc, input_precision="ieee")
+        acc = tl.dot(w, tl.permute(x_tile, (0, 2, 1)), acc, input_precision="ieee", out_dtype=acc.dtype)
     else:
-        acc = tl.dot(x_tile, tl.permute(w, (0, 2, 1)), acc, input_precision="ieee")
+        acc = tl.dot(x_tile, tl.permute(w, (0, 2, 1)), acc, input_precision="ieee", out_dtype=acc.dtype)
     return acc
 
 
@@ -130,6 +129,7 @@ def _small_m_kernel(
     weight,
     residual,
     scales,
+    row_scales,
     out,
     rows,
     N: tl.constexpr,
@@ -179,8 +179,8 @@ def _small_m_kernel(
         grid_dependency_wait()
     x_ptrs = x + m[None, :, None] * K + offset_k
     row_mask = (m < rows)[None, :, None]
-    acc = tl.zeros((4, DIM_A, DIM_B), tl.float32)
-    acc_up = tl.zeros((4, DIM_A, DIM_B), tl.float32)
+    acc = tl.zeros((4, DIM_A, DIM_B), tl.int32 if dtype == tl.int8 else tl.float32)
+    acc_up = acc
     x_next = tl.load(x_ptrs, mask=row_mask, other=0.0)
     for start in tl.static_range(0, K_SPLIT, BLOCK_K):
         x_tile = x_next
@@ -206,7 +206,7 @@ def _small_m_kernel(
             if GATED:
                 w_up = dequantize(w_up, dtype, LONG_K)
     acc, acc_up = _reduce_splits(acc, DIM_A, DIM_B, SWAP_AB), _reduce_splits(acc_up, DIM_A, DIM_B, SWAP_AB)
-    _epilogue(acc, acc_up, scale, up_scale, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL)
+    _epilogue(acc, acc_up, scale, up_scale, row_scales, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL)
 
 
 @kernel("rows")
@@ -215,6 +215,7 @@ def _large_m_kernel(
     weight,
     residual,
     scales,
+    row_scales,
     out,
     rows,
     N: tl.constexpr,
@@ -236,7 +237,7 @@ def _large_m_kernel(
         launch_dependents_and_wait()
     m_mask, n_mask = (m < rows)[:, None], (n < N)[:, None]
     dtype = x.dtype.element_ty
-    acc_0 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc_0 = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if dtype == tl.int8 else tl.float32)
     acc_1, acc_2, acc_3 = acc_0, acc_0, acc_0
     up_0, up_1, up_2, up_3 = acc_0, acc_0, acc_0, acc_0
     for start in range(0, K_SPLIT, BLOCK_K):
@@ -261,7 +262,7 @@ def _large_m_kernel(
             if GATED:
                 up_3 = dequant_dot(x_tile, w_ptrs + N * K + 3 * K_SPLIT, n_mask & k_mask, up_3, dtype)
     acc, acc_up = ((acc_0 + acc_1) + acc_2) + acc_3, ((up_0 + up_1) + up_2) + up_3
-    _epilogue(acc, acc_up, scale, up_scale, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL)
+    _epilogue(acc, acc_up, scale, up_scale, row_scales, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL)
 
 
 @kernel("rows", "k_steps")
@@ -270,6 +271,7 @@ def _sequential_kernel(
     weight,
     residual,
     scales,
+    row_scales,
     out,
     rows,
     k_steps,
@@ -301,41 +303,32 @@ def _sequential_kernel(
     if PDL:
         launch_dependents_and_wait()
     SPLIT_STEPS: tl.constexpr = K // 4 // BLOCK_K
-    acc = tl.zeros((BLOCK_M, WIDTH), tl.float32)
+    acc = tl.zeros((BLOCK_M, WIDTH), tl.int32 if dtype == tl.int8 else tl.float32)
     total = acc
     for step in range(0, k_steps):  # K // BLOCK_K; a constant would be unrolled
         x_tile = tl.load(x_ptrs + step * BLOCK_K)
         w = dequantize(tl.load(w_ptrs + step * BLOCK_K), dtype)
-        acc = tl.dot(x_tile, tl.trans(w), acc, input_precision="ieee")
-        if (step + 1) % SPLIT_STEPS == 0:  # the end of a split
+        acc = tl.dot(x_tile, tl.trans(w), acc, input_precision="ieee", out_dtype=acc.dtype)
+        if dtype != tl.int8 and (step + 1) % SPLIT_STEPS == 0:  # the end of a split; integers need none
             total += acc
             acc = tl.zeros_like(acc)
+    if dtype == tl.int8:
+        total = acc
     up = total
     if GATED:
         total, up = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N, 2)))
-    _epilogue(total, up, scale, up_scale, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL)
+    _epilogue(total, up, scale, up_scale, row_scales, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL)
 
 
 @jit
 def dequant_dot(x_tile, w_ptrs, mask, acc, dtype: tl.constexpr):
     """Load and dequantize weights [n, k] and accumulate x_tile [m, k] times their transpose."""
     w = dequantize(tl.load(w_ptrs, mask=mask, other=0.0), dtype)
-    return tl.dot(x_tile, tl.trans(w), acc, input_precision="ieee")
-
-
-class Tile(NamedTuple):
-    """Block sizes and launch parameters of a matrix product."""
-
-    block_m: int
-    block_n: int
-    block_k: int  # per K split
-    warps: int = 4
-    stages: int = 3
-    sequential: bool = False  # K splits one after the other instead of interleaved; `linear` only
+    return tl.dot(x_tile, tl.trans(w), acc, input_precision="ieee", out_dtype=acc.dtype)
 
 
 def linear(
-    x: Tensor,
+    x: Tensor | Int8Rows,
     weight: Tensor,
     *,
     norm: Tensor | None = None,
@@ -346,27 +339,33 @@ def linear(
     out: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Compute `linear_reference` in one launch, or two with a norm. x is contiguous; `out` may alias `residual`."""
-    if norm is not None:
+    """Compute `linear_reference` in one launch, or two with a norm. x is contiguous; `out` may alias `residual`.
+
+    int8 rows need an int8 weight; the result has the dtype that they had.
+    """
+    row_scales, dtype = None, x.dtype
+    if isinstance(x, Int8Rows):
+        x, row_scales, dtype = x
+    elif norm is not None:
         x = fused_rms_norm(x, norm, eps)
     rows, k = x.shape
     n = len(weight) // 2 if gated else len(weight)
     if out is None:
-        out = x.new_empty(rows, n)
+        out = x.new_empty(rows, n, dtype=dtype)
     split_k = 4 if k % 128 == 0 else 1
-    if tile is None:
+    shared_limit = shared_memory_limit(x.device)
+    if tile is None and row_scales is not None:
+        tile = int8_tile(rows, n, k, gated=gated, shared_limit=shared_limit)
+    elif tile is None:
+        quantized = weight.element_size() == 1
         tile = choose_tile(
-            rows,
-            n,
-            k // split_k,
-            gated=gated,
-            quantized=weight.element_size() == 1,
-            dtype=x.dtype,
-            shared_limit=shared_memory_limit(x.device),
+            rows, n, k // split_k, gated=gated, quantized=quantized, dtype=x.dtype, shared_limit=shared_limit
         )
         tile = tile._replace(block_n=card_width(tile.block_n, n, -(-rows // tile.block_m), x.device))
-    if tile.sequential and (rows % tile.block_m or n % tile.block_n or k // split_k % tile.block_k or split_k != 4):
-        raise ValueError(f"{tile} does not divide {rows} rows, {n} outputs and four splits of {k}")
+    if row_scales is not None and tile.block_m > SMALL_M:
+        split_k = 1  # integers need no fixed order, and one accumulator leaves room for larger tiles
+    if tile.sequential and (rows % tile.block_m or n % tile.block_n or k // split_k % tile.block_k):
+        raise ValueError(f"{tile} does not divide {rows} rows, {n} outputs and {split_k} splits of {k}")
     small_m = tile.block_m <= SMALL_M and split_k == 4 and k // split_k % tile.block_k == 0
     pdl = supports_pdl(x.device)
     grid = (-(-n // tile.block_n), -(-rows // tile.block_m))
@@ -375,6 +374,7 @@ def linear(
         weight,
         x if residual is None else residual,
         x if scales is None else scales,
+        x if row_scales is None else row_scales,
         out,
         rows,
     )
@@ -419,8 +419,6 @@ def choose_tile(
     return tile._replace(stages=max(2, min(tile.stages, 1 + shared_limit // buffer)))
 
 
-# Up to this many outputs a layer counts as narrow: the layers of S1-mini, not those of S2-Pro.
-NARROW = 4608
 # Layers with fewer outputs have too few large tiles to fill the GPU.
 SEQUENTIAL_OUTPUTS = 3072
 

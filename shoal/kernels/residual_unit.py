@@ -13,8 +13,8 @@ from torch import Tensor
 
 from shoal.kernels.conv import Taps, conv_reference, snake
 from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
-from shoal.kernels.linear import Tile
 from shoal.kernels.packing import Packing
+from shoal.kernels.tile import Tile
 
 # With more channels, or fewer rows per channel, two launches are faster because they distribute channels over programs.
 MAX_CHANNELS = 192

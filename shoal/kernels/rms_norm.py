@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.kernels.int8_rows import Int8Rows, quantize_row
 from shoal.kernels.jit import kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
 
 
@@ -23,8 +24,10 @@ def _norm_kernel(
     x,
     partials,
     scales,
+    row_scales,
     weight,
     out,
+    out_scales,
     eps,
     rows,
     DIM: tl.constexpr,
@@ -49,31 +52,75 @@ def _norm_kernel(
         third = tl.load(partials + 2 * size + offset, mask=mask)
         fourth = tl.load(partials + 3 * size + offset, mask=mask)
         total = ((first + second) + third) + fourth  # the order of `linear`
+        if total.dtype == tl.int32:
+            total = total.to(tl.float32) * tl.load(row_scales + tl.program_id(0))
         if HAS_SCALES:
             total *= scale
         row = (row + total.to(row.dtype)).to(row.dtype)
         tl.store(x + offset, row, mask=mask)
     wide = tl.where(mask, row, 0.0).to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / DIM + eps)
-    tl.store(out + offset, (wide.to(row.dtype) * norm_weight).to(row.dtype), mask=mask)
+    normed = (wide.to(row.dtype) * norm_weight).to(row.dtype)
+    if out.dtype.element_ty == tl.int8:
+        normed, out_scale = quantize_row(normed.to(tl.float32))
+        tl.store(out_scales + tl.program_id(0), out_scale)
+    tl.store(out + offset, normed, mask=mask)
 
 
 def fused_rms_norm(
-    x: Tensor, weight: Tensor, eps: float, *, partials: Tensor | None = None, scales: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    partials: Tensor | None = None,
+    scales: Tensor | None = None,
+    row_scales: Tensor | None = None,
 ) -> Tensor:
     """Compute `rms_norm` of rows x [n, dim] in one launch.
 
-    `partials` [4, n, dim] in fp32 are the outputs of `split_k_linear`, still without the scales [dim] of a quantized
-    weight. They are reduced and added to x in place before the norm.
+    `partials` [4, n, dim] are the outputs of `split_k_linear`, still without the scales [dim] of a quantized weight
+    and the scales [n] of int8 rows. They are reduced and added to x in place before the norm.
     """
-    rows, dim = x.shape
-    out, pdl, padded = torch.empty_like(x), supports_pdl(x.device), next_power_of_two(dim)
+    out = torch.empty_like(x)
+    _launch(x, weight, eps, out, x, partials, scales, row_scales)
+    return out
+
+
+def int8_rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    partials: Tensor | None = None,
+    scales: Tensor | None = None,
+    row_scales: Tensor | None = None,
+) -> Int8Rows:
+    """Compute `fused_rms_norm` and quantize its rows, in one launch."""
+    out = Int8Rows.empty_like(x)
+    _launch(x, weight, eps, out.values, out.scales, partials, scales, row_scales)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    out_scales: Tensor,
+    partials: Tensor | None,
+    scales: Tensor | None,
+    row_scales: Tensor | None,
+) -> None:
+    (rows, dim), pdl = x.shape, supports_pdl(x.device)
+    padded = next_power_of_two(dim)
     _norm_kernel[(rows,)](
         x,
         x if partials is None else partials,
         x if scales is None else scales,
+        x if row_scales is None else row_scales,
         weight,
         out,
+        out_scales,
         eps,
         rows,
         DIM=dim,
@@ -85,7 +132,6 @@ def fused_rms_norm(
         num_warps=max(8, padded // 256),
         launch_pdl=pdl,
     )
-    return out
 
 
 class RMSNorm(nn.Module):

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.kernels.dequant import dequantize
+from shoal.kernels.int8_rows import Int8Rows
+from shoal.kernels.int8_tiles import int8_split_k_tile
 from shoal.kernels.jit import (
     HOPPER_SHARED_MEMORY,
     grid_dependency_wait,
@@ -23,7 +25,8 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.linear import MMA_ROWS, NARROW, SMALL_M, SWAP_AB_ROWS, Tile, dequant_dot
+from shoal.kernels.linear import MMA_ROWS, dequant_dot
+from shoal.kernels.tile import NARROW, SMALL_M, SWAP_AB_ROWS, Tile
 from shoal.kernels.waves import card_width
 
 SPLIT_K = 4
@@ -75,7 +78,8 @@ def _small_m_split_k_kernel(
         grid_dependency_wait()
     x_ptrs = x + m[:, None] * K + tl.program_id(2) * K_SPLIT + k[None, :]
     row_mask = (m < rows)[:, None]
-    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP_AB else (BLOCK_M, BLOCK_N), tl.float32)
+    shape: tl.constexpr = (BLOCK_N, BLOCK_M) if SWAP_AB else (BLOCK_M, BLOCK_N)
+    acc = tl.zeros(shape, tl.int32 if dtype == tl.int8 else tl.float32)
     x_tile = tl.load(x_ptrs, mask=row_mask & (k < K_SPLIT)[None, :], other=0.0)
     if K_SPLIT > BLOCK_K:
         x_next = tl.load(x_ptrs + BLOCK_K, mask=row_mask & (k < K_SPLIT - BLOCK_K)[None, :], other=0.0)
@@ -91,9 +95,9 @@ def _small_m_split_k_kernel(
             w_third = _load_weights(w_ptrs, k, start + 3 * BLOCK_K, K_SPLIT, BLOCK_K)
         x_used = dequantize(x_used, dtype, VOLATILE=True)
         if SWAP_AB:
-            acc = tl.dot(w_used, tl.trans(x_used), acc, input_precision="ieee")
+            acc = tl.dot(w_used, tl.trans(x_used), acc, input_precision="ieee", out_dtype=acc.dtype)
         else:
-            acc = tl.dot(x_used, tl.trans(w_used), acc, input_precision="ieee")
+            acc = tl.dot(x_used, tl.trans(w_used), acc, input_precision="ieee", out_dtype=acc.dtype)
         if start + BLOCK_K < K_SPLIT:
             w = dequantize(w, dtype, LONG_K)
     if SWAP_AB:
@@ -132,7 +136,7 @@ def _large_m_split_k_kernel(
     dtype = x.dtype.element_ty
     x_ptrs = x + m[:, None] * K + tl.program_id(2) * K_SPLIT
     w_ptrs = weight + n[:, None] * K + tl.program_id(2) * K_SPLIT
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if dtype == tl.int8 else tl.float32)
     for start in range(0, K_SPLIT, BLOCK_K):
         k = (start + tl.arange(0, BLOCK_K))[None, :]
         k_mask = k < K_SPLIT if K_SPLIT % BLOCK_K else k >= 0
@@ -165,14 +169,15 @@ def _even_split_k_kernel(
     x_ptrs, w_ptrs = x + m[:, None] * K + k[None, :], weight + n[:, None] * K + k[None, :]
     if PDL:
         launch_dependents_and_wait()
-    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP_AB else (BLOCK_M, BLOCK_N), tl.float32)
+    shape: tl.constexpr = (BLOCK_N, BLOCK_M) if SWAP_AB else (BLOCK_M, BLOCK_N)
+    acc = tl.zeros(shape, tl.int32 if dtype == tl.int8 else tl.float32)
     for step in range(0, k_steps):  # K // 4 // BLOCK_K; a constant would be unrolled
         x_tile = tl.load(x_ptrs + step * BLOCK_K)
         w = dequantize(tl.load(w_ptrs + step * BLOCK_K), dtype)
         if SWAP_AB:
-            acc = tl.dot(w, tl.trans(x_tile), acc, input_precision="ieee")
+            acc = tl.dot(w, tl.trans(x_tile), acc, input_precision="ieee", out_dtype=acc.dtype)
         else:
-            acc = tl.dot(x_tile, tl.trans(w), acc, input_precision="ieee")
+            acc = tl.dot(x_tile, tl.trans(w), acc, input_precision="ieee", out_dtype=acc.dtype)
     if SWAP_AB:
         acc = tl.trans(acc)
     _store_partial(acc, out, m, n, rows, N)
@@ -184,19 +189,20 @@ def _store_partial(acc, out, m, n, rows, N: tl.constexpr):
     tl.store(out + offset, acc, mask=(m < rows)[:, None] & (n < N)[None, :])
 
 
-def split_k_linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
-    """Compute `split_k_linear_reference` in one launch. K must be a multiple of 128."""
+def split_k_linear(x: Tensor | Int8Rows, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
+    """Compute `split_k_linear_reference` in one launch. K must be a multiple of 128.
+
+    Partial sums of int8 rows are int32, without the scales of the rows.
+    """
+    x = x.values if isinstance(x, Int8Rows) else x
     (rows, k), n, quantized = x.shape, len(weight), weight.element_size() == 1
-    partials = torch.empty(SPLIT_K, rows, n, dtype=torch.float32, device=x.device)
-    if tile is None:
-        tile = choose_tile(
-            rows,
-            n,
-            k // SPLIT_K,
-            quantized=quantized,
-            dtype=x.dtype,
-            shared_limit=shared_memory_limit(x.device),
-        )
+    dtype = torch.int32 if x.dtype == torch.int8 else torch.float32
+    partials = torch.empty(SPLIT_K, rows, n, dtype=dtype, device=x.device)
+    shared_limit = shared_memory_limit(x.device)
+    if tile is None and x.dtype == torch.int8:
+        tile = int8_split_k_tile(rows, n, k // SPLIT_K, shared_limit)
+    elif tile is None:
+        tile = choose_tile(rows, n, k // SPLIT_K, quantized=quantized, dtype=x.dtype, shared_limit=shared_limit)
         others = SPLIT_K * -(-rows // tile.block_m)
         tile = tile._replace(block_n=card_width(tile.block_n, n, others, x.device))
     grid = (-(-n // tile.block_n), -(-rows // tile.block_m), SPLIT_K)
@@ -207,7 +213,7 @@ def split_k_linear(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Te
         _small_m_split_k_kernel[grid](x, weight, partials, rows, SINGLE_ROW=rows == 1, **blocks, **options)
     elif is_even(rows, n, k // SPLIT_K, tile):
         # Dequantized weights go from registers to the tensor cores only as operand A; narrow layers are faster without.
-        swap_ab, steps = quantized and n > NARROW // 2, k // SPLIT_K // tile.block_k
+        swap_ab, steps = quantized and dtype == torch.float32 and n > NARROW // 2, k // SPLIT_K // tile.block_k
         options |= {"SWAP_AB": swap_ab, "num_stages": tile.stages}
         _even_split_k_kernel[grid[1], grid[0], SPLIT_K](x, weight, partials, rows, steps, **blocks, **options)
     else:

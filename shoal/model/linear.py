@@ -151,11 +151,11 @@ class Fp8Linear(PerChannelLinear):
 class W8A8Linear(PerChannelLinear):
     """int8 weights, and activations that are quantized to int8 row by row. Stored as int8.
 
-    The native CPU backend adds up integers. `forward` is its fallback: the same quantization, with sums in floats.
+    The native CPU backend and the fused GPU kernels add up integers. `forward` is their fallback: the same
+    quantization, with sums in floats.
     """
 
     mode = "w8a8"
-    kernel = "torch"
     DTYPE = torch.int8
 
     @classmethod
@@ -163,10 +163,11 @@ class W8A8Linear(PerChannelLinear):
         return None
 
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
-        top = x.abs().amax(-1, keepdim=True)
-        q = (x * (127.0 / top).nan_to_num(posinf=0.0)).round()
-        y = F.linear(q, self.weight[:count].to(x.dtype)) * (top / 127.0) * self.scales[:count].to(x.dtype)
-        return y if self.bias is None else y + self.bias[:count].to(x.dtype)
+        wide = x.float()
+        top = wide.abs().amax(-1, keepdim=True)
+        q = (wide * (127.0 / top).nan_to_num(posinf=0.0)).round().to(x.dtype)
+        y = F.linear(q, self.weight[:count].to(x.dtype)).float() * (top / 127.0) * self.scales[:count].float()
+        return (y if self.bias is None else y + self.bias[:count].float()).to(x.dtype)
 
 
 class Int4Linear(QuantizedLinear):

@@ -61,7 +61,7 @@ def supported_modes(component: Component, device: "torch.device") -> tuple[Mode,
     import torch
 
     fp8 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
-    return ("none", "int8", "int4", "fp8") if fp8 else ("none", "int8", "int4")
+    return ("none", "int8", "int4", *(("fp8",) if fp8 else ()), "w8a8")
 
 
 def require_supported(modes: WeightModes, device: "torch.device") -> None:

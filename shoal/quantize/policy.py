@@ -72,7 +72,7 @@ def choose_modes(
         modes = WeightModes.parse(requested)
         if on_cpu:
             _require_effect(modes, stored, model, codec)
-        if "w8a8" in astuple(modes) and not native:
+        if on_cpu and "w8a8" in astuple(modes) and not native:
             raise InvalidRequest("w8a8 needs the native backend in float32: install g++ or clang++, or use int8")
         return QuantizationChoice(modes, "as requested", native)
     if on_cpu:

@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     )
     quantize: Weights = Field(
         EngineConfig.quantize,
-        description="Quantization of the weights: `auto`, `none`, `int8`, `int4`, `fp8` or `w8a8` (CPU only), or "
+        description="Quantization of the weights: `auto`, `none`, `int8`, `int4`, `fp8` or `w8a8`, or "
         "per part, such as `slow=int8,fast=fp8,codec=int8`.",
     )
     codec: Path | None = Field(None, description="Codec file or directory, for models that come without a codec.")

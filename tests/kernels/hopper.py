@@ -24,9 +24,10 @@ from shoal.engine.kv_cache import PagedKV
 from shoal.kernels import rms_norm
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.int4_linear import int4_linear, int4_split_k_linear
+from shoal.kernels.int8_rows import Int8Rows
 from shoal.kernels.jit import Kernel
 from shoal.kernels.linear import linear
-from shoal.kernels.rms_norm import fused_rms_norm
+from shoal.kernels.rms_norm import fused_rms_norm, int8_rms_norm
 from shoal.kernels.split_k_linear import split_k_linear
 from shoal.kernels.text_attention import text_attention
 from shoal.model.dual_ar import DualAR
@@ -89,6 +90,12 @@ class ManyRows:
             linear(x, weight, scales=scales)
             linear(x, weight, scales=scales, gated=True)
             split_k_linear(x, weight)
+        weight, scales = torch.empty(6144, 1024, dtype=torch.int8), torch.empty(6144, dtype=torch.float32)
+        for rows in (1, 16, 64, 256):
+            quantized = Int8Rows.empty_like(torch.empty(rows, 1024, dtype=torch.bfloat16))
+            linear(quantized, weight, scales=scales)
+            linear(quantized, weight, scales=scales, gated=True)
+            split_k_linear(quantized, weight)
 
 
 class Norms:
@@ -105,6 +112,8 @@ class Norms:
             fused_rms_norm(x, weight, 1e-6)
             fused_rms_norm(x, weight, 1e-6, partials=torch.empty(4, 2, dim))
             fused_rms_norm(x, weight, 1e-6, partials=torch.empty(4, 2, dim), scales=weight)
+            partials, row_scales = torch.empty(4, 2, dim, dtype=torch.int32), torch.empty(2)
+            int8_rms_norm(x, weight, 1e-6, partials=partials, scales=weight, row_scales=row_scales)
 
 
 def norm_layouts() -> dict[str, int]:

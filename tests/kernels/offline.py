@@ -77,7 +77,7 @@ class LargestProducts:
 
 def all_workloads(arch: int) -> Iterator[Workload]:
     """Yield all sizes of both released models with the weight and KV dtypes of the target, and of the codec in fp16."""
-    modes = {"none": torch.bfloat16, "int8": torch.int8, "int4": torch.bfloat16}
+    modes = {"none": torch.bfloat16, "int8": torch.int8, "int4": torch.bfloat16, "w8a8": torch.bfloat16}
     modes |= {"fp8": torch.float8_e4m3fn} if arch >= 89 else {}
     for name, (mode, kv_dtype) in product(("s1-mini", "s2-pro"), modes.items()):
         model = released_model(name)

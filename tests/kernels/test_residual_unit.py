@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from shoal.kernels.conv import Taps, conv
-from shoal.kernels.linear import Tile
 from shoal.kernels.residual_unit import residual_unit, residual_unit_reference, should_fuse
+from shoal.kernels.tile import Tile
 from tests.kernels.packs import pack
 
 

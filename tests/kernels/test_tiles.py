@@ -8,6 +8,7 @@ import torch
 
 from shoal.kernels import linear, split_k_linear, waves
 from shoal.kernels.jit import H200_MULTIPROCESSORS, HOPPER_SHARED_MEMORY, multiprocessor_count
+from shoal.kernels.tile import Tile
 from shoal.kernels.waves import WORTHWHILE, balanced_width, card_width, wave_utilization
 
 SMALL_CARD = 101_376  # sm_86, sm_89, sm_120
@@ -22,12 +23,12 @@ LAYERS = ((4096, 256, False), (3072, 256, True), (6144, 640, False), (9728, 640,
 SPLIT_LAYERS = ((1024, 512), (1024, 768), (2560, 1024), (2560, 2432))
 
 
-def linear_tile(rows: int, n: int, k_split: int, gated: bool, quantized: bool, limit: int) -> linear.Tile:
+def linear_tile(rows: int, n: int, k_split: int, gated: bool, quantized: bool, limit: int) -> Tile:
     form = {"gated": gated, "quantized": quantized, "dtype": torch.bfloat16}
     return linear.choose_tile(rows, n, k_split, **form, shared_limit=limit)  # type: ignore[arg-type]
 
 
-def split_k_tile(rows: int, n: int, k_split: int, gated: bool, quantized: bool, limit: int) -> linear.Tile:
+def split_k_tile(rows: int, n: int, k_split: int, gated: bool, quantized: bool, limit: int) -> Tile:
     return split_k_linear.choose_tile(rows, n, k_split, quantized=quantized, dtype=torch.bfloat16, shared_limit=limit)
 
 
@@ -75,7 +76,7 @@ def launches(multiprocessors: int) -> Iterator[tuple[str, float, float]]:
 
 
 def utilization(
-    name: str, tile: linear.Tile, rows: int, n: int, splits: int, multiprocessors: int
+    name: str, tile: Tile, rows: int, n: int, splits: int, multiprocessors: int
 ) -> tuple[str, float, float]:
     others = splits * -(-rows // tile.block_m)
     widths = tile.block_n, balanced_width(tile.block_n, n, others, multiprocessors)

@@ -16,16 +16,17 @@ from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.embed import embed_tokens
 from shoal.kernels.fast_attention import fast_attention
 from shoal.kernels.int4_linear import int4_linear, int4_split_k_linear
+from shoal.kernels.int8_rows import Int8Rows, int8_rows
 from shoal.kernels.linear import linear
 from shoal.kernels.paged_attention import DecodeWorkspace, paged_decode
 from shoal.kernels.prefill_attention import paged_prefill
 from shoal.kernels.qkv import rope_and_cache
-from shoal.kernels.rms_norm import RMSNorm, fused_rms_norm
+from shoal.kernels.rms_norm import RMSNorm, fused_rms_norm, int8_rms_norm
 from shoal.kernels.sample_token import SemanticIds, sample_code, sample_semantic
 from shoal.kernels.split_k_linear import split_k_linear
 from shoal.model.dual_ar import DualAR
 from shoal.model.layers import TransformerBlock
-from shoal.model.linear import AnyLinear, Int4Linear, has_fused_kernels, row_scales
+from shoal.model.linear import AnyLinear, Int4Linear, W8A8Linear, has_fused_kernels, row_scales
 from shoal.model.slow import Head
 
 # Up to this many rows products use split-K; larger batches fill the GPU without it.
@@ -42,21 +43,35 @@ class ResidualStream:
         self.x = x
         self._partials: Tensor | None = None
         self._scales: Tensor | None = None
+        self._row_scales: Tensor | None = None
 
     def add(self, inner: Tensor, layer: AnyLinear) -> None:
         """Add layer(inner) to x; the sum may become visible in `x` only after the next norm."""
         scales = row_scales(layer)
         if isinstance(layer, Int4Linear):
             self._partials = int4_split_k_linear(inner, layer.weight, layer.scales_and_zeros)
-        elif len(self.x) > SPLIT_K_ROWS or inner.shape[1] % 128:
-            linear(inner, layer.weight, scales=scales, residual=self.x, out=self.x)
-        else:
-            self._partials, self._scales = split_k_linear(inner, layer.weight), scales
+            return
+        rows = int8_rows(inner) if isinstance(layer, W8A8Linear) else inner
+        if len(self.x) > SPLIT_K_ROWS or inner.shape[1] % 128:
+            linear(rows, layer.weight, scales=scales, residual=self.x, out=self.x)
+            return
+        self._partials, self._scales = split_k_linear(rows, layer.weight), scales
+        self._row_scales = rows.scales if isinstance(rows, Int8Rows) else None
 
     def normed(self, norm: RMSNorm) -> Tensor:
-        out = fused_rms_norm(self.x, norm.weight, norm.eps, partials=self._partials, scales=self._scales)
-        self._partials = self._scales = None
-        return out
+        return fused_rms_norm(self.x, norm.weight, norm.eps, **self._take_partials())
+
+    def project(self, norm: RMSNorm, layer: AnyLinear, *, gated: bool = False) -> Tensor:
+        """Apply a norm and a layer to x."""
+        if isinstance(layer, W8A8Linear):
+            rows = int8_rms_norm(self.x, norm.weight, norm.eps, **self._take_partials())
+            return linear(rows, layer.weight, scales=layer.scales, gated=gated)
+        return project(self.normed(norm), layer, gated=gated)
+
+    def _take_partials(self) -> dict[str, Tensor | None]:
+        partials = {"partials": self._partials, "scales": self._scales, "row_scales": self._row_scales}
+        self._partials = self._scales = self._row_scales = None
+        return partials
 
 
 class FusedTokens(ABC):
@@ -87,7 +102,7 @@ class FusedTokens(ABC):
         """Write the keys and values of a layer and return its queries [rows, heads, head_dim]."""
         block, slow = self._block(layer), self.model.slow
         attention, eps = block.attention, self.model.config.slow.norm_eps
-        qkv = project(stream.normed(block.attention_norm), attention.wqkv)
+        qkv = stream.project(block.attention_norm, attention.wqkv)
         q_norm = attention.q_norm.weight if attention.normed else None
         k_norm = attention.k_norm.weight if attention.normed else None
         memory = self.kv.keys[layer], self.kv.values[layer], self.tables
@@ -193,7 +208,7 @@ class FusedFrame(FusedTokens):
         """Run fast positions 0 (the slow hidden state) and 1 (the semantic code); return the stream of position 1."""
         stream, rows, last = ResidualStream(self._opening), self._rows, len(self.model.fast.layers) - 1
         for index, block in self._fast_blocks():
-            qkv = project(stream.normed(block.attention_norm), block.attention.wqkv)
+            qkv = stream.project(block.attention_norm, block.attention.wqkv)
             mixed = qkv.new_empty(2 * rows, block.attention.wo.in_features)
             for position, part in enumerate((slice(0, rows), slice(rows, None))):
                 self._attend(qkv[part], position, index, mixed[part])
@@ -205,7 +220,7 @@ class FusedFrame(FusedTokens):
 
     def _advance(self, stream: ResidualStream, position: int) -> None:
         for index, block in self._fast_blocks():
-            qkv = project(stream.normed(block.attention_norm), block.attention.wqkv)
+            qkv = stream.project(block.attention_norm, block.attention.wqkv)
             stream.add(self._attend(qkv, position, index), block.attention.wo)
             feed_forward(stream, block)
 
@@ -232,9 +247,10 @@ def project(x: Tensor, layer: AnyLinear, count: int | None = None, *, gated: boo
     if isinstance(layer, Int4Linear):
         return int4_linear(x, layer.weight[:count], layer.scales_and_zeros, gated=gated)
     scales = row_scales(layer)
-    return linear(x, layer.weight[:count], scales=None if scales is None else scales[:count], gated=gated)
+    rows = int8_rows(x) if isinstance(layer, W8A8Linear) else x
+    return linear(rows, layer.weight[:count], scales=None if scales is None else scales[:count], gated=gated)
 
 
 def feed_forward(stream: ResidualStream, block: TransformerBlock) -> None:
-    inner = project(stream.normed(block.ffn_norm), block.feed_forward.w13, gated=True)
+    inner = stream.project(block.ffn_norm, block.feed_forward.w13, gated=True)
     stream.add(inner, block.feed_forward.w2)

@@ -40,9 +40,10 @@ def prepare(model: DualAR) -> tuple[PagedKV, SlotStates]:
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs under the interpreter, on the CPU")
 @torch.inference_mode()
-def test_the_fused_frame_samples_what_the_eager_path_samples(tiny: Checkpoint) -> None:
+@pytest.mark.parametrize("modes", [WeightModes(slow="int8", fast="fp8"), WeightModes.parse("w8a8")], ids=str)
+def test_the_fused_frame_samples_what_the_eager_path_samples(tiny: Checkpoint, modes: WeightModes) -> None:
     model, table = copy.deepcopy(tiny.model), torch.tensor([[0, 1]])
-    quantize_model(model, WeightModes(slow="int8", fast="fp8"))
+    quantize_model(model, modes)
     head = Head(model.slow)
 
     kv, states = prepare(model)
