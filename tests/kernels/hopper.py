@@ -24,7 +24,7 @@ from shoal.engine.kv_cache import PagedKV
 from shoal.kernels import rms_norm
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.int4_linear import int4_linear, int4_split_k_linear
-from shoal.kernels.int8_rows import Int8Rows
+from shoal.kernels.int8_rows import int8_rows
 from shoal.kernels.jit import Kernel
 from shoal.kernels.linear import linear
 from shoal.kernels.rms_norm import fused_rms_norm, int8_rms_norm
@@ -92,7 +92,7 @@ class ManyRows:
             split_k_linear(x, weight)
         weight, scales = torch.empty(6144, 1024, dtype=torch.int8), torch.empty(6144, dtype=torch.float32)
         for rows in (1, 16, 64, 256):
-            quantized = Int8Rows.empty_like(torch.empty(rows, 1024, dtype=torch.bfloat16))
+            quantized = int8_rows(torch.empty(rows, 1024, dtype=torch.bfloat16))
             linear(quantized, weight, scales=scales)
             linear(quantized, weight, scales=scales, gated=True)
             split_k_linear(quantized, weight)
