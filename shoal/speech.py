@@ -1,5 +1,6 @@
 """Types that all packages share: requests, sampling settings and audio."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Literal
@@ -129,6 +130,8 @@ class SpeechRequest:
 
     text: str
     voice: str | None = None  # name of a stored voice
+    # Voices to use when `voice` is not stored, in this order; None: the model's default.
+    fallback_voices: tuple[str | None, ...] = ()
     voices: tuple[str, ...] = ()  # stored voices of the speakers of a dialogue, in order; excludes `voice`
     recordings: tuple[Recording, ...] = ()  # references of a voice that is not stored; excludes `voice`
     sampling: Sampling | None = None
@@ -152,6 +155,8 @@ class SpeechRequest:
             raise InvalidRequest(f"voice must be the name of a stored voice or None, not {self.voice!r:.80}")
         if (self.voice is not None) + bool(self.voices) + bool(self.recordings) > 1:
             raise InvalidRequest("give only one of voice, voices and recordings")
+        if self.fallback_voices and self.voice is None:
+            raise InvalidRequest("fallback_voices replace a voice: give one")
         if self.chunk_bytes is not None and not 16 <= self.chunk_bytes <= 100_000:
             raise InvalidRequest(f"chunk_bytes must be between 16 and 100000 bytes, not {self.chunk_bytes}")
         if self.language is not None and self.language not in LANGUAGES:
@@ -160,6 +165,13 @@ class SpeechRequest:
             raise InvalidRequest(f"timeout must be greater than 0 seconds, not {self.timeout:g}")
         if self.first_chunk_frames is not None and self.first_chunk_frames < 1:
             raise InvalidRequest(f"first_chunk_frames must be at least 1, not {self.first_chunk_frames}")
+
+    def first_voice(self, exists: Callable[[str], bool]) -> str | None:
+        """Return the first of `voice` and its fallbacks that exists, `voice` without one; None: the model's default."""
+        if not self.fallback_voices:
+            return self.voice
+        names = (self.voice, *self.fallback_voices)
+        return next((name for name in names if name is None or exists(name)), self.voice)
 
 
 @dataclass(frozen=True, slots=True)

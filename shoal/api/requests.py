@@ -1,6 +1,5 @@
 """Turn validated bodies into jobs for the engine. A field means the same in every API."""
 
-import asyncio
 import re
 import secrets
 from collections.abc import Sequence
@@ -86,14 +85,15 @@ def fish_request(body: SpeechBody, limits: Limits) -> SpeechRequest:
     )
 
 
-async def openai_job(body: OpenAISpeech, engine: EngineHandle, config: ServerConfig, key: Key, id: str) -> SpeechJob:
+def openai_job(body: OpenAISpeech, engine: EngineHandle, config: ServerConfig, key: Key, id: str) -> SpeechJob:
     """Raises InvalidRequest or a subclass, or ModelNotFound, for a body that cannot be served."""
     check_model(body.model, config)
     text, ignored = openai_text(body, engine, config)
-    voice, voices = await openai_voices(body, engine)
+    voice, voices = openai_voices(body)
     request = SpeechRequest(
         check_length(text, config.limits),
         voice=voice,
+        fallback_voices=fallback_voices(voice, engine),
         voices=voices,
         sampling=sampling_for(body),
         normalize=body.normalize is not False,
@@ -132,21 +132,19 @@ def with_direction(text: str, direction: str) -> str:
     return f"{text[:start]}[{words}] {text[start:]}"
 
 
-async def openai_voices(body: OpenAISpeech, engine: EngineHandle) -> tuple[str | None, tuple[str, ...]]:
-    """Return the voice of `stored_voice`, and the voices of a dialogue."""
+def openai_voices(body: OpenAISpeech) -> tuple[str | None, tuple[str, ...]]:
+    """Return the name of the voice, and those of a dialogue."""
     if isinstance(body.voice, list):
-        return (await stored_voice(body.voice[0], engine), ()) if len(body.voice) == 1 else (None, tuple(body.voice))
-    return await stored_voice(body.voice if isinstance(body.voice, str) else body.voice.id, engine), ()
+        return (body.voice[0], ()) if len(body.voice) == 1 else (None, tuple(body.voice))
+    return body.voice if isinstance(body.voice, str) else body.voice.id, ()
 
 
-async def stored_voice(name: str, engine: EngineHandle) -> str | None:
-    """Return the name of a stored voice.
+def fallback_voices(name: str | None, engine: EngineHandle) -> tuple[str | None, ...]:
+    """Return the voice that an OpenAI name means where none is stored under it; other names have no fallback.
 
-    An OpenAI name that is not stored means the built-in voice assigned to it; None, the model's own, without any.
+    It is the built-in voice assigned to the name, or without one None, the model's default.
     """
-    if name not in OPENAI_VOICES or await asyncio.to_thread(engine.voices.exists, name):
-        return name
-    return engine.openai_voices.get(name)
+    return (engine.openai_voices.get(name),) if name in OPENAI_VOICES else ()
 
 
 class TextFields(Protocol):

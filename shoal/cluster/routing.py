@@ -98,8 +98,10 @@ def make_strategy(name: str) -> Strategy:
 
 def voice_key(request: SpeechRequest) -> str | None:
     """Return a key that all requests of one voice share: its name, or a hash of its recordings."""
-    if request.voice is not None or request.voices:
-        return f"name:{request.voice or ','.join(request.voices)}"
+    # The names that fall back to one voice share its replica.
+    name = request.fallback_voices[0] if request.fallback_voices else request.voice
+    if name is not None or request.voices:
+        return f"name:{name or ','.join(request.voices)}"
     if not request.recordings:
         return None
     content = blake2b(digest_size=16)

@@ -45,7 +45,7 @@ def close_worker(state: ServerState) -> None:
 @asynccontextmanager
 async def speech_stream(state: ServerState, content: Any, id: str) -> AsyncIterator[tuple[SpeechJob, SpeechStream]]:
     """Run a body of the Fish or of the OpenAI API; leaving the context cancels it. Raises ShoalError."""
-    job = await job_for(validated(Invocation, content).root, state, id)
+    job = job_for(validated(Invocation, content).root, state, id)
     stream = SpeechStream(state, job)
     try:
         yield job, stream
@@ -53,7 +53,7 @@ async def speech_stream(state: ServerState, content: Any, id: str) -> AsyncItera
         stream.close()
 
 
-async def job_for(content: dict[str, Any], state: ServerState, id: str) -> SpeechJob:
+def job_for(content: dict[str, Any], state: ServerState, id: str) -> SpeechJob:
     """Raises SchemaViolation or another InvalidRequest for a body that cannot be served."""
     engine = state.lifecycle.require_engine()
     if "input" not in content:
@@ -62,7 +62,7 @@ async def job_for(content: dict[str, Any], state: ServerState, id: str) -> Speec
     speech = validated(OpenAISpeech, content)
     if speech.stream_format != "audio":
         raise wrong_field("stream_format", "server-sent events need HTTP: use `audio`, which is sent in pieces here")
-    return await openai_job(speech, engine, state.config, ANONYMOUS, id)
+    return openai_job(speech, engine, state.config, ANONYMOUS, id)
 
 
 class EventLoopThread:

@@ -126,7 +126,7 @@ class NativeEngine:
 
     def voices_of(self, request: SpeechRequest, plan: TextPlan) -> dict[str | None, Voice | None]:
         """Return the voice of a request and all that its text names. Raises VoiceNotFound and NeedsTorch."""
-        named = request.voice or self.checkpoint.profile.voice
+        named = request.first_voice(self._store.exists) or self.checkpoint.profile.voice
         own = None if named is None else self._voice(named)
         return {None: own, **{name: self._voice(name) for name in plan.voices}}
 

@@ -187,7 +187,7 @@ class Service:
             return DialogueSource(tuple(speakers))
         if request.recordings:
             return [(recording.audio, recording.transcript) for recording in request.recordings]
-        return request.voice or self.default_voice
+        return request.first_voice(self.voices.exists) or self.default_voice
 
     def encode(self, audio: bytes) -> Codes:
         """Return the codes [codebooks, frames] of a recording."""

@@ -28,7 +28,7 @@ from shoal.api.keys import Key
 from shoal.api.live.events import TextBuffer
 from shoal.api.live.session import LiveContext, LiveContexts
 from shoal.api.output import OutputOptions
-from shoal.api.requests import SpeechJob, stored_voice
+from shoal.api.requests import SpeechJob, fallback_voices
 from shoal.api.state import ServerState
 from shoal.api.voices.known import known_voices
 from shoal.errors import InternalError, InvalidRequest, ShoalError
@@ -171,23 +171,24 @@ class WyomingConnection:
         elif Ping.is_type(kind):
             await self.write(Pong(_text(event.data, "text", required=False)))
         elif Synthesize.is_type(kind) and context is None:
-            (await self._open(contexts, event, streamed=False)).end()
+            self._open(contexts, event, streamed=False).end()
         elif SynthesizeStart.is_type(kind):
-            await self._open(contexts, event, streamed=True)
+            self._open(contexts, event, streamed=True)
         elif SynthesizeChunk.is_type(kind) and context is not None:
             context.add(_text(event.data, "text") or "")
         elif SynthesizeStop.is_type(kind) and context is not None:
             context.end()
 
-    async def _open(self, contexts: LiveContexts, event: Event, *, streamed: bool) -> LiveContext:
+    def _open(self, contexts: LiveContexts, event: Event, *, streamed: bool) -> LiveContext:
         """Start speaking, with the text of a `synthesize` event. Raises RateLimited, InvalidRequest or EngineBusy."""
         state, key = self.state, Key(API, "", limits=self.state.config.key_limits)
         state.key_usage.count_request(key)
         engine = state.lifecycle.require_engine()
-        rate = engine.service.sample_rate
+        rate, voice = engine.service.sample_rate, _voice(event.data)
         request = SpeechRequest(
             "",
-            voice=await self._voice(event.data),
+            voice=voice,
+            fallback_voices=fallback_voices(voice, engine),
             sampling=Sampling(seed=secrets.randbits(63)),
             timeout=state.config.limits.request_seconds,
         )
@@ -202,14 +203,6 @@ class WyomingConnection:
         context = contexts.open(UTTERANCE, job, TextBuffer(SENTENCE_CHARACTERS, None), output.send, on_end)
         context.add("" if streamed else _text(event.data, "text") or "")
         return context
-
-    async def _voice(self, data: dict[str, Any]) -> str | None:
-        """Return the stored voice that an event names, or None for the model's own."""
-        voice = data.get("voice") or {}
-        if not isinstance(voice, dict):
-            raise InvalidRequest("`voice` must be an object with the name of a voice")
-        name = _text(voice, "name", required=False)
-        return await stored_voice(name, self.state.lifecycle.require_engine()) if name else None
 
     async def _info(self) -> Info:
         engine = self.state.lifecycle.require_engine()
@@ -245,6 +238,14 @@ def _length(header: dict[str, Any], name: str, maximum: int) -> int:
     if not isinstance(length, int) or not 0 <= length <= maximum:
         raise InvalidRequest(f"`{name}` must be a whole number up to {maximum:,} bytes")
     return length
+
+
+def _voice(data: dict[str, Any]) -> str | None:
+    """Return the name of the voice that an event asks for, or None for the model's default."""
+    voice = data.get("voice") or {}
+    if not isinstance(voice, dict):
+        raise InvalidRequest("`voice` must be an object with the name of a voice")
+    return _text(voice, "name", required=False) or None
 
 
 def _text(data: dict[str, Any], name: str, *, required: bool = True) -> str | None:

@@ -122,6 +122,10 @@ class VoiceCache:
         with self._waiting(found):
             return found.future.result()
 
+    def exists(self, name: str) -> bool:
+        """Return whether a voice is stored, or built in, under this name. Blocks on file I/O."""
+        return self._store.exists(name)
+
     def look_up(self, source: VoiceSource) -> VoiceLookup:
         """Return the key of a voice. Reads file stamps or hashes recordings, so it does not belong on an event loop."""
         if isinstance(source, DialogueSource):

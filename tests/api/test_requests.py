@@ -1,4 +1,3 @@
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def engine(tmp_path: Path) -> EngineHandle:
 
 def job(engine: EngineHandle, config: ServerConfig = CONFIG, **fields: Any) -> SpeechJob:
     body = OpenAISpeech(**({"model": "tts-1", "voice": "alloy", "input": "Hello."} | fields))
-    return asyncio.run(openai_job(body, engine, config, ANONYMOUS, "id"))
+    return openai_job(body, engine, config, ANONYMOUS, "id")
 
 
 @pytest.mark.parametrize(
@@ -79,16 +78,27 @@ def test_several_voices_are_the_speakers_of_a_dialogue(engine: EngineHandle) -> 
         return request.voice, request.voices
 
     assert voices(["anna", "ben"]) == (None, ("anna", "ben"))
-    assert voices(["anna"]) == ("anna", ())
-    assert voices(["alloy"]) == voices("alloy") == (None, ())
+    assert voices(["anna"]) == voices("anna") == voices({"id": "anna"}) == ("anna", ())
+    assert voices(["alloy"]) == voices("alloy") == ("alloy", ())
     with pytest.raises(ValidationError):
         voices([])
+
+
+def test_an_openai_name_falls_back_to_its_voice_without_a_look_at_the_store(engine: EngineHandle) -> None:
+    """The engine process looks it up together with all voices: here a file would block, or cost two hand-offs."""
+    unread = replace(engine, voices=None, openai_voices={"alloy": "anna"})  # type: ignore[arg-type]
+    for name, expected in (("alloy", ("anna",)), ("nova", (None,)), ("anna", ())):
+        assert job(unread, voice=name).request.fallback_voices == expected
+        body = ElevenLabsSpeech(text="Hello.")
+        spoken = elevenlabs_job(body, name, STREAM, unread, CONFIG, ANONYMOUS, "id")
+        assert (spoken.request.voice, spoken.request.fallback_voices) == (name, expected)
+        assert dialogue(unread, (name, "Hello.")).request.fallback_voices == expected
 
 
 def dialogue(engine: EngineHandle, *lines: tuple[str, str], **fields: Any) -> SpeechJob:
     inputs = [{"voice_id": voice, "text": text} for voice, text in lines]
     body = ElevenLabsDialogue(inputs=inputs, **fields)
-    return asyncio.run(dialogue_job(body, STREAM, engine, CONFIG, ANONYMOUS, "id"))
+    return dialogue_job(body, STREAM, engine, CONFIG, ANONYMOUS, "id")
 
 
 def test_the_lines_of_a_dialogue_get_the_tags_of_their_speakers(engine: EngineHandle) -> None:
@@ -105,7 +115,7 @@ def test_the_lines_of_a_dialogue_get_the_tags_of_their_speakers(engine: EngineHa
 def test_a_stream_begins_with_enough_audio_to_play(engine: EngineHandle) -> None:
     def first_frames(delivery: AudioDelivery) -> int | None:
         body = ElevenLabsSpeech(text="Hello.")
-        spoken = asyncio.run(elevenlabs_job(body, "alloy", delivery, engine, CONFIG, ANONYMOUS, "id"))
+        spoken = elevenlabs_job(body, "alloy", delivery, engine, CONFIG, ANONYMOUS, "id")
         return spoken.request.first_chunk_frames
 
     assert first_frames(STREAM) == round(0.46 * engine.frame_rate)

@@ -84,6 +84,10 @@ def test_a_voice_is_known_by_its_name_or_by_the_content_of_its_recordings() -> N
     assert voice_key(SpeechRequest("Hi.", voice="a")) == voice_key(SpeechRequest("Ho.", voice="a"))
     assert voice_key(SpeechRequest("Hi.", voice="a")) != voice_key(SpeechRequest("Hi.", voice="b"))
     assert voice_key(SpeechRequest("Hi.")) is None
+    assert voice_key(SpeechRequest("Hi.", voice="alloy", fallback_voices=("a",))) == voice_key(
+        SpeechRequest("Hi.", voice="a")
+    )
+    assert voice_key(SpeechRequest("Hi.", voice="alloy", fallback_voices=(None,))) is None
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:

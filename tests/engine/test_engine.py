@@ -33,7 +33,7 @@ from shoal.errors import (
     VoiceNotFound,
 )
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SamplingParams, SpeechRequest
-from shoal.voices.store import voice_directory
+from shoal.voices.store import VoiceStore, voice_directory
 from shoal.voices.voice import Voice
 from tests.engine.oracle import Oracle, assert_nothing_leaked
 from tests.waiting import wait_until
@@ -158,6 +158,7 @@ def test_a_recording_is_encoded_once_and_its_prompt_computed_once(engine: Engine
     [
         (SpeechRequest(""), TextError),
         (SpeechRequest("hello", voice="nobody"), VoiceNotFound),
+        (SpeechRequest("hello", voice="nobody", fallback_voices=("somebody",)), VoiceNotFound),
         (SpeechRequest("hello", voice="../etc"), InvalidRequest),
         (SpeechRequest("hello", recordings=(Recording(b"not audio", "words"),)), AudioError),
         (SpeechRequest("hello", recordings=(Recording(recording(), " "),)), TextError),
@@ -175,6 +176,21 @@ def test_invalid_text_is_refused_before_it_reaches_the_engine(
     with pytest.raises(error):
         engine.service.speak_blocking(asked)
     assert engine.service.core.scheduler.stats.admitted == 0
+
+
+def test_a_voice_that_is_not_stored_falls_back_to_the_first_that_is(engine: Engine, tmp_path: Path) -> None:
+    def resolved(*fallbacks: str | None) -> str | None:
+        voice = engine.service.resolve_blocking(SpeechRequest("", voice="alloy", fallback_voices=fallbacks))
+        return None if voice is None else voice.name
+
+    store = VoiceStore(tmp_path / "voices", sample_rate=engine.sample_rate)
+    store.add("anna", recording(), "some words")
+    assert resolved("ben", "anna") == "anna"
+    assert resolved("ben", None, "anna") is None  # the model's default
+    store.add("alloy", recording(pitch=150), "other words")
+    assert resolved("anna") == resolved(None) == "alloy"
+    with pytest.raises(InvalidRequest, match="fallback_voices"):
+        SpeechRequest("", fallback_voices=("anna",))
 
 
 def test_a_request_may_have_a_timeout(engine: Engine) -> None:

@@ -18,7 +18,7 @@ from shoal.api.engine_client import EngineHandle
 from shoal.api.exceptions import wrong_field
 from shoal.api.keys import Key
 from shoal.api.output import OutputOptions
-from shoal.api.requests import SpeechJob, check_length, model_names, sampling_for, stored_voice
+from shoal.api.requests import SpeechJob, check_length, fallback_voices, model_names, sampling_for
 from shoal.speech import SpeechRequest
 
 RATES = (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
@@ -140,7 +140,7 @@ class AudioDelivery:
         return None if self.whole or self.low_latency else round(FIRST_CHUNK_SECONDS["balanced"] * frame_rate)
 
 
-async def elevenlabs_job(
+def elevenlabs_job(
     body: ElevenLabsSpeech,
     voice_id: str,
     delivery: AudioDelivery,
@@ -152,20 +152,22 @@ async def elevenlabs_job(
     """Raises InvalidRequest or a subclass for a body that cannot be served."""
     request = replace(
         elevenlabs_request(body, body.text, delivery, engine, config),
-        voice=await stored_voice(voice_id, engine),
+        voice=voice_id,
+        fallback_voices=fallback_voices(voice_id, engine),
     )
     output = with_speed(delivery.output, body.voice_settings)
     return SpeechJob("elevenlabs", request, output, engine, key, id, ignored=body.ignored(config))
 
 
-async def dialogue_job(
+def dialogue_job(
     body: ElevenLabsDialogue, delivery: AudioDelivery, engine: EngineHandle, config: ServerConfig, key: Key, id: str
 ) -> SpeechJob:
     """Raises InvalidRequest or a subclass for a body that cannot be served."""
     names = body.voices()
     request = replace(
         elevenlabs_request(body, body.text(), delivery, engine, config),
-        voice=await stored_voice(names[0], engine) if len(names) == 1 else None,
+        voice=names[0] if len(names) == 1 else None,
+        fallback_voices=fallback_voices(names[0], engine) if len(names) == 1 else (),
         voices=names if len(names) > 1 else (),
     )
     return SpeechJob("elevenlabs", request, delivery.output, engine, key, id, ignored=body.ignored(config))

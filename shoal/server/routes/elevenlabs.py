@@ -214,7 +214,7 @@ async def _speak_dialogue(
     engine = state.lifecycle.require_engine()
     body = await read_model(http, ElevenLabsDialogue, state.config.limits, state.body_budget)
     delivery = AudioDelivery(output, whole, wants_low_latency(http.query_params))
-    job = await dialogue_job(body, delivery, engine, state.config, key, request_id(http))
+    job = dialogue_job(body, delivery, engine, state.config, key, request_id(http))
     return _with_id(await respond(http, state, job), job.id)
 
 
@@ -233,7 +233,7 @@ async def _speak(
     engine = state.lifecycle.require_engine()
     body = await read_model(http, ElevenLabsSpeech, state.config.limits, state.body_budget)
     delivery = AudioDelivery(output, whole, wants_low_latency(http.query_params))
-    job = await elevenlabs_job(body, voice_id, delivery, engine, state.config, key, request_id(http))
+    job = elevenlabs_job(body, voice_id, delivery, engine, state.config, key, request_id(http))
     job = replace(job, request=replace(job.request, timestamps=timed and engine.word_times))
     if timed and not whole:
         return _with_id(await respond(http, state, job, media_type=JSON_LINES, transform=_json_lines), job.id)

@@ -36,7 +36,7 @@ from shoal.api.live.elevenlabs import (
 )
 from shoal.api.live.events import MAX_EVENT_BYTES
 from shoal.api.live.session import LiveContext, LiveContexts, Spoken
-from shoal.api.requests import SpeechJob, stored_voice
+from shoal.api.requests import SpeechJob, fallback_voices
 from shoal.api.state import ServerState
 from shoal.api.word_events import CharacterTimes
 from shoal.errors import InvalidRequest, ShoalError, VoiceNotFound
@@ -85,7 +85,7 @@ async def _serve(socket: WebSocket, voice_id: str | None, *, multi: bool) -> Non
     try:
         key = websocket_caller(socket)
         options = stream_options(socket.query_params)
-        voice = None if voice_id is None else await _voice(state, voice_id)
+        voice = None if voice_id is None else await _checked_voice(state, voice_id)
     except ShoalError as error:
         denial = error_response(socket.url.path, error, state.queue.retry_after_seconds())
         await socket.send_denial_response(denial)
@@ -96,12 +96,12 @@ async def _serve(socket: WebSocket, voice_id: str | None, *, multi: bool) -> Non
         await kind(socket, state, key, voice, options, multi=multi).run()
 
 
-async def _voice(state: ServerState, voice_id: str) -> str | None:
+async def _checked_voice(state: ServerState, voice_id: str) -> str:
+    """Raise VoiceNotFound now, before the first text, unless the name has a voice without being stored."""
     engine = state.lifecycle.require_engine()
-    name = await stored_voice(voice_id, engine)
-    if name is not None and not await asyncio.to_thread(engine.voices.exists, name):
-        raise VoiceNotFound(f"there is no voice {name[:64]!r}: store one under this name, or use a stored one")
-    return name
+    if not fallback_voices(voice_id, engine) and not await asyncio.to_thread(engine.voices.exists, voice_id):
+        raise VoiceNotFound(f"there is no voice {voice_id[:64]!r}: store one under this name, or use a stored one")
+    return voice_id
 
 
 class SocketClosed(Exception):
@@ -199,8 +199,12 @@ class ElevenLabsSocket:
             self._key = websocket_caller(self._socket)
         self._opened += 1
         engine, limits = self._state.lifecycle.require_engine(), self._state.config.limits
-        request = self._options.request(self._voice_of(name), self._seed, engine.frame_rate, limits.request_seconds)
-        request = replace(request, timestamps=engine.word_times)
+        voice = self._voice_of(name)
+        request = replace(
+            self._options.request(voice, self._seed, engine.frame_rate, limits.request_seconds),
+            fallback_voices=fallback_voices(voice, engine),
+            timestamps=engine.word_times,
+        )
         job = SpeechJob("elevenlabs", request, self._options.output_of(first), engine, self._key, self._id)
         send, on_end = partial(self._send_audio, name), partial(self._ended, contexts, name)
         context = contexts.open(name, job, self._options.buffer(first), send, on_end)
@@ -327,7 +331,7 @@ class DialogueSocket(ElevenLabsSocket):
         if voice is not None and name not in self._voices:
             if len(self._voices) >= 2 * MAX_CONTEXTS:
                 raise InvalidRequest(f"{2 * MAX_CONTEXTS} contexts are announced: speak in them or close them first")
-            self._voices[name] = await _voice(self._state, voice)
+            self._voices[name] = await _checked_voice(self._state, voice)
         return parsed.as_stream_message()
 
     async def _close_context(self, contexts: LiveContexts, name: str) -> None:

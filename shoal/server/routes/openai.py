@@ -51,7 +51,7 @@ async def respond_openai(
     http: Request, body: OpenAISpeech, state: ServerState, engine: EngineHandle, key: Key
 ) -> Response:
     """Respond to an OpenAI body with audio or server-sent events. Also used by SageMaker's `/invocations`."""
-    job = await openai_job(body, engine, state.config, key, request_id(http))
+    job = openai_job(body, engine, state.config, key, request_id(http))
     if body.stream_format == "audio":
         return await respond(http, state, job)
     events = _sse_events(body.input, engine.frame_rate)
