@@ -21,6 +21,9 @@
 Each class carries the exit code of the command line; the server maps the classes to status codes in one table.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class ShoalError(Exception):
     """Base class. The message says what was wrong, what is allowed and what to do."""
@@ -102,6 +105,18 @@ class InternalError(ShoalError):
 def counted(number: int, one: str, many: str | None = None) -> str:
     """Return a count for a message: `1 voice`, `2 voices`; `many` defaults to `one` with an s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+@contextmanager
+def device_errors(handle: Callable[[Exception], object]) -> Iterator[None]:
+    """Pass an error of the block, which calls compilers, kernels or drivers, to `handle`, which may raise it again.
+
+    The block ends with the error; the caller falls back to another size or backend.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - edge to compilers, kernels and drivers, which raise anything
+        handle(error)
 
 
 def describe_error(error: BaseException) -> str:

@@ -222,8 +222,7 @@ def delete_application() -> bool:
     with suppress(RayActorError):  # another command has shut Serve down meanwhile
         serve.delete(APP_NAME)
     if not applications():
-        # Edge to Ray: its dying actors raise arbitrary errors, and the application is already deleted.
-        with suppress(Exception):
+        with suppress(Exception):  # edge to Ray: dying actors raise anything, and the application is deleted already
             serve.shutdown()
     return True
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shoal.errors import describe_error
+from shoal.errors import describe_error, device_errors
 from shoal.kernels.jit import collect_compiled, kernels_unavailable, shared_memory_limit
 from shoal.kernels.linear import linear
 from shoal.kernels.split_k_linear import split_k_linear
@@ -17,11 +17,11 @@ def check_kernels(device: torch.device, dtype: torch.dtype, limit: int | None = 
     if (reason := kernels_unavailable(device)) is not None:
         return reason
     limit = shared_memory_limit(device) if limit is None else limit
-    with collect_compiled() as compiled:
-        try:
-            launch_largest_products(device, dtype)
-        except Exception as error:  # noqa: BLE001 - edge to the compiler, which raises anything
-            return f"a kernel does not compile: {describe_error(error)}"
+    failed = list[str]()
+    with collect_compiled() as compiled, device_errors(lambda error: failed.append(describe_error(error))):
+        launch_largest_products(device, dtype)
+    if failed:
+        return f"a kernel does not compile: {failed[0]}"
     name, shared = max(compiled, key=lambda each: each[1])
     over = f"{name.strip('_')} needs {shared:,} bytes of shared memory, this GPU has {limit:,} per block"
     return over if shared > limit else None

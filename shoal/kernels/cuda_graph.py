@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.errors import describe_error
+from shoal.errors import describe_error, device_errors
 from shoal.kernels.jit import compile_only
 
 logger = logging.getLogger(__name__)
@@ -160,26 +161,26 @@ class GraphSizes(Generic[KeyT, WorkloadT]):
         Smaller graphs reuse the memory pool of the largest. Raises RuntimeError if no size works.
         """
         for key, graph in reversed(list(self.available.items())):
-            try:
+            with device_errors(partial(self._drop, key)):
                 if capture:
                     pool = graph.capture(pool)
                 else:
                     graph.launch_padding()
-            except Exception as error:  # noqa: BLE001 - edge to the compiler and the driver, which raise anything
-                self._drop(key, error)
         if not self.available:
             raise RuntimeError(f"no size of {self.name} works: {next(iter(self.dropped.values()))}")
         return pool
 
     def run(self, key: KeyT, inputs: np.ndarray) -> WorkloadT:
         """Run one size and return its workload, which holds the results."""
-        try:
+        with device_errors(partial(self._raise_failed_run, key)):
             self.available[key].run(inputs)
-        except Exception as error:  # edge to the driver, which raises anything; the caller chooses another size
-            self._failed = key
-            self.dropped[key] = describe_error(error)
-            raise
         return self.available[key].workload
+
+    def _raise_failed_run(self, key: KeyT, error: Exception) -> NoReturn:
+        """Note the size for `drop_failed`, and raise the error again: the caller chooses another size."""
+        self._failed = key
+        self.dropped[key] = describe_error(error)
+        raise error
 
     def drop_failed(self) -> bool:
         """Withdraw the size whose last run raised; return whether others remain. False if none raised."""

@@ -12,7 +12,7 @@ A size of a backend that fails is left out while others remain. A backend that f
 import logging
 import time
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Literal, NoReturn, cast
 
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.execution.fixed_size import FixedSizeRunner
@@ -22,7 +22,7 @@ from shoal.engine.execution.plain_graphs import PlainGraphRunner
 from shoal.engine.execution.retry import RetryTimer
 from shoal.engine.execution.runner import EagerRunner, Launcher, PipelinedRunner
 from shoal.engine.scheduling.scheduler import Batch, StepOutput
-from shoal.errors import InvalidRequest, describe_error
+from shoal.errors import InvalidRequest, describe_error, device_errors
 from shoal.model.slow import Head
 from shoal.native.library import Context, NativeUnavailable
 
@@ -42,7 +42,7 @@ class FallbackRunner:
         *,
         first: Backend | None = None,
         buckets: tuple[int, ...] = EngineConfig.buckets,
-        isa: str = EngineConfig.cpu_isa,
+        isa: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._eager, self._head, self._buckets, self._isa = eager, head, buckets, isa
@@ -88,15 +88,16 @@ class FallbackRunner:
         """
         if self._retry.due():
             self._upgrade()
-        try:
+        with device_errors(self._raise_failed_step):
             output = self.runner.run(batch)
-        except Exception as error:  # edge to compilers and kernels, which raise anything
-            self.reasons[self.backend] = describe_error(error)
-            if self.backend == "eager" or isinstance(error, RuntimeError):
-                raise
-            raise RuntimeError(f"backend {self.backend} failed") from error
         self._worked = True
         return output
+
+    def _raise_failed_step(self, error: Exception) -> NoReturn:
+        self.reasons[self.backend] = describe_error(error)
+        if self.backend == "eager" or isinstance(error, RuntimeError):
+            raise error
+        raise RuntimeError(f"backend {self.backend} failed") from error
 
     def discard(self) -> None:
         """Discard the steps in flight; their sequences have to be recomputed."""
@@ -142,18 +143,20 @@ class FallbackRunner:
     def _build(self) -> Launcher:
         """Return the launcher of the current backend, or of the next one that can be built."""
         while self.backend not in self._built:
-            try:
+            with device_errors(self._skip_backend):
                 self._built[self.backend] = self._builders()[self.backend]()
-            except Exception as error:  # edge to the compiler, which raises anything; the eager backend needs none
-                if self.backend == "eager":
-                    raise
-                self.reasons[self.backend] = describe_error(error)
-                if isinstance(error, NativeUnavailable):
-                    logger.warning("backend native is not available, using eager: %s", error)
-                # The start ends with one warning about the backend in use; this line has the cause.
-                logger.info("backend %s cannot be built; trying the next one", self.backend, exc_info=True)
-                self.backend = self._candidates[self._candidates.index(self.backend) + 1]
         return self._built[self.backend]
+
+    def _skip_backend(self, error: Exception) -> None:
+        """Switch to the next backend after the current one could not be built; eager has no next one."""
+        if self.backend == "eager":
+            raise error
+        self.reasons[self.backend] = describe_error(error)
+        if isinstance(error, NativeUnavailable):
+            logger.warning("backend native is not available, using eager: %s", error)
+        # The start ends with one warning about the backend in use; this line has the cause.
+        logger.info("backend %s cannot be built; trying the next one", self.backend, exc_info=error)
+        self.backend = self._candidates[self._candidates.index(self.backend) + 1]
 
     def _builders(self) -> dict[Backend, Callable[[], Launcher]]:
         eager, head, buckets = self._eager, self._head, self._buckets

@@ -15,7 +15,7 @@ from shoal.engine.execution.text_rows import TextRows
 from shoal.engine.execution.text_weights import TextWeights
 from shoal.engine.scheduling.scheduler import Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
-from shoal.errors import describe_error
+from shoal.errors import describe_error, device_errors
 from shoal.kernels.cuda_graph import GraphSizes, compile_ahead
 from shoal.kernels.jit import kernels_unavailable
 from shoal.model.dual_ar import DualAR
@@ -142,8 +142,9 @@ class FusedRunner(FixedSizeRunner):
         if not self._reader.heads:
             return
         padding = TextRows([0], [len(self.eager.tables)], [0], [1])
-        try:
+        with device_errors(self._read_by_operators):
             self._read(self._frames[min(self._frames)].workload, padding)
-        except Exception as error:  # noqa: BLE001 - edge to the compiler and the driver, which raise anything
-            logger.warning("word times are read by PyTorch operators: %s", describe_error(error))
-            self._reads_by_kernel = False
+
+    def _read_by_operators(self, error: Exception) -> None:
+        logger.warning("word times are read by PyTorch operators: %s", describe_error(error))
+        self._reads_by_kernel = False

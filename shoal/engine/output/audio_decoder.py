@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from shoal.codec.config import MAX_POSITIONS
 from shoal.engine.execution.retry import RetryTimer
 from shoal.engine.output.chunks import chunk_frames
 from shoal.engine.utterance import Utterance
-from shoal.errors import GenerationFailed, describe_error
+from shoal.errors import GenerationFailed, describe_error, device_errors
 from shoal.native.choice import open_context
 from shoal.native.codec import NativeDecoder
 from shoal.native.library import Context, NativeUnavailable
@@ -215,14 +216,15 @@ class AudioDecoder:
     def _build(self, backends: Sequence[CodecBackend]) -> AnyDecoder:
         """Return the decoder of the first backend that can be built."""
         for backend in backends[:-1]:
-            try:
+            with device_errors(partial(self._note_unbuilt, backend)):
                 return self._decoder_of(backend)
-            except Exception as error:  # edge to compilers and drivers, which raise anything; eager needs neither
-                self.reasons[backend] = describe_error(error)
-                if isinstance(error, NativeUnavailable):
-                    logger.warning("the native codec is not available, using eager: %s", error)
-                logger.info("codec backend %s cannot be built; trying the next one", backend, exc_info=True)
         return self._decoder_of(backends[-1])
+
+    def _note_unbuilt(self, backend: CodecBackend, error: Exception) -> None:
+        self.reasons[backend] = describe_error(error)
+        if isinstance(error, NativeUnavailable):
+            logger.warning("the native codec is not available, using eager: %s", error)
+        logger.info("codec backend %s cannot be built; trying the next one", backend, exc_info=error)
 
     def _decoder_of(self, backend: CodecBackend) -> AnyDecoder:
         if backend not in self._built:

@@ -6,24 +6,27 @@ So they get the parent's format and level, and records about a job get its reque
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
 
 from shoal.engine.process.messages import LogLine
 
 current_job: ContextVar[int] = ContextVar("shoal_job", default=0)
 
 
-class ForwardingHandler(logging.Handler):
+class ForwardingHandler(QueueHandler):
+    """Calls `send` instead of a queue. A record that cannot be sent does not fail the code that logs it."""
+
     def __init__(self, send: Callable[[int, LogLine], None]) -> None:
-        super().__init__()
+        super().__init__(SimpleQueue())
         self._send = send
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
-            line = LogLine(record.name, record.levelno, record.getMessage(), traceback)
-            self._send(job_of(record), line)
-        except Exception:  # noqa: BLE001 - edge of logging: as in all handlers, a failed record must not fail the caller
-            self.handleError(record)
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+        self._send(job_of(record), LogLine(record.name, record.levelno, record.getMessage(), traceback))
 
 
 def forward_logs(send: Callable[[int, LogLine], None], level: int) -> None:
