@@ -1,12 +1,26 @@
 """Frozen engine configuration, without pydantic so that a bare GPU host can import it. `shoal/settings` builds it."""
 
-from dataclasses import dataclass
-from typing import Literal
+import os
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from shoal.errors import InvalidRequest
 
 Policy = Literal["continuous", "dynamic", "static"]
+# Instruction sets of the native backend, widest first; auto: the fastest by measurement.
+CpuIsa = Literal["auto", "amx", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "dotprod", "baseline"]
+ISA_VARIABLE = "SHOAL_CPU_ISA"
 
 # Prompt tokens per step where the speed of prompts is not measured.
 DEFAULT_TOKEN_BUDGET = 512
+
+
+def default_isa() -> str:
+    """Return the instruction set that the environment sets, or auto. Raises InvalidRequest for an unknown one."""
+    isa, known = os.environ.get(ISA_VARIABLE) or "auto", get_args(CpuIsa)
+    if isa not in known:
+        raise InvalidRequest(f"{ISA_VARIABLE} must be one of {', '.join(known)}, not {isa[:64]!r}")
+    return isa
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,9 @@ class EngineConfig:
     buckets: tuple[int, ...] = ()
     # Execution backend to start with: graph, fused, plain-graph, native or eager; auto: the fastest that works here.
     backend: str = "auto"
-    cpu_isa: str = "auto"  # instruction set of the native backend, such as avx2; auto: the fastest by measurement
+    # Instruction set of the native backend. `shoal say`, `shoal bench` and `shoal.load` read no other settings, so the
+    # variable is the default here.
+    cpu_isa: str = field(default_factory=default_isa)
     clear_on_oom: bool = True  # release cached GPU memory after an out-of-memory error
     reference_seconds: float = 90.0  # maximum duration of a voice recording
     cached_voices: int = 1_000  # encoded voices kept in memory

@@ -68,7 +68,10 @@ def engine_identity(
         codec=None if codec is None else str(codec.resolve()),
         lexicon=None if lexicon is None else str(lexicon.resolve()),
         voices=str(voices.resolve()),
-        settings={name: getattr(chosen, name) for name in AUDIO_SETTINGS},
+        settings={
+            **{name: getattr(chosen, name) for name in AUDIO_SETTINGS},
+            "baseline": chosen.cpu_isa == "baseline",  # the other instruction sets give the same bits
+        },
     )
 
 

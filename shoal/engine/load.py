@@ -176,7 +176,7 @@ def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtyp
     )
 
     def choose(model: DualAR, codec: Codec) -> WeightModes:
-        native = device.type == "cpu" and dtype == torch.float32 and native_library().available
+        native = device.type == "cpu" and dtype == torch.float32 and native_library(config.cpu_isa).available
         choice = choose_modes(config.quantize, model, codec, device=device, dtype=dtype, memory=memory, native=native)
         logger.info("weights: %s", choice.describe(device))
         return choice.modes

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.config import default_isa
 from shoal.errors import OutputError
 from shoal.native.build import BUNDLED, find_compiler, library_name
 from shoal.native.library import INSTRUCTION_SETS, Arrays, Context, Matrix, NativeUnavailable, open_library
@@ -185,8 +186,8 @@ class LibraryStatus:
     detail: str
 
 
-def native_library() -> LibraryStatus:
-    """Return the state of the library without compiling it."""
+def native_library(isa: str | None = None) -> LibraryStatus:
+    """Return the state of the library for an instruction set, by default the configured one, without compiling it."""
     if not any((folder / library_name()).exists() for folder in _folders()):
         compiler = find_compiler()
         missing = "eager: no native library, and no C++ compiler to build it (install g++ or clang++)"
@@ -194,7 +195,7 @@ def native_library() -> LibraryStatus:
             compiler is not None, f"native, compiled on first use by {compiler}" if compiler else missing
         )
     try:
-        return LibraryStatus(True, f"native ({choose_isa(AUTO)})")
+        return LibraryStatus(True, f"native ({choose_isa(isa or default_isa())})")
     except NativeUnavailable as error:
         return LibraryStatus(False, f"eager: {error}")
 

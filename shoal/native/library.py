@@ -11,11 +11,12 @@ from contextlib import ExitStack
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.config import CpuIsa
 from shoal.errors import CheckpointError
 from shoal.native.build import BUNDLED, BuildFailed, compile_library, library_name
 from shoal.paths import cache_directory, file_lock
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 ABI_VERSION = 5
 PANEL = 16  # output columns per packed panel
 CACHE_LINE = 64  # bytes
-INSTRUCTION_SETS = ("amx", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "dotprod", "baseline")  # widest first
+INSTRUCTION_SETS = get_args(CpuIsa)[1:]  # without auto; widest first
 # Form of a packed weight; mirrors WeightType in src/kernels.h.
 FLOAT32, INT8, W8A8 = range(3)
 W8A8_COLUMNS = 64  # the packed inputs of W8A8 are a multiple of this

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from shoal.api.config import MODEL_ALIASES, KeyLimits, Limits, ServerConfig
-from shoal.config import EngineConfig
+from shoal.config import CpuIsa, EngineConfig
 from shoal.engine.memory.limit import read_memory_limit
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
@@ -160,10 +160,11 @@ class Settings(BaseSettings):
         description="Execution backend to start with: `auto` is the fastest that works on this device; "
         "the engine falls back to slower ones.",
     )
-    cpu_isa: Literal["auto", "amx", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "dotprod", "baseline"] = Field(
+    cpu_isa: CpuIsa = Field(
         "auto",
         description="Instruction set of the `native` backend on a CPU: `auto` measures those of the CPU once and takes "
-        "the fastest. The results are the same with all but `baseline`.",
+        "the fastest. The results are the same with all but `baseline`. The variable also applies to `shoal say`, "
+        "`shoal bench` and `shoal.load`.",
     )
     clear_on_oom: bool = Field(
         EngineConfig.clear_on_oom,

@@ -12,13 +12,14 @@ import pytest
 import shoal
 from shoal.checkpoint.arrays import ArrayCheckpoint, load_arrays
 from shoal.checkpoint.find import BUNDLED, BUNDLED_DIRECTORY
-from shoal.config import EngineConfig
+from shoal.config import ISA_VARIABLE, EngineConfig
 from shoal.engine import native_engine
 from shoal.engine.engine import Engine
 from shoal.engine.native_engine import NativeEngine, NeedsTorch, load_native
 from shoal.engine.utterance import UtteranceStream
 from shoal.errors import CheckpointError, GenerationFailed, TextError
 from shoal.model.slow import Head
+from shoal.native.choice import native_library, supported_sets
 from shoal.native.library import NativeUnavailable, open_library
 from shoal.native.modules import codec_arrays, model_arrays
 from shoal.speech import AudioChunk, Recording, SpeechRequest, Word
@@ -168,3 +169,12 @@ def test_a_gpu_driver_is_noticed(monkeypatch: pytest.MonkeyPatch, driver: str) -
     assert native_engine.gpu_driver_present()
     monkeypatch.setattr("os.path.exists", lambda path: False)
     assert not native_engine.gpu_driver_present()
+
+
+def test_the_environment_sets_the_instruction_set(
+    arrays: ArrayCheckpoint, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in supported_sets()[-2:]:
+        monkeypatch.setenv(ISA_VARIABLE, name)
+        assert NativeEngine(arrays, EngineConfig(), folder).context.isa == name
+        assert f"native ({name})" in (native_library().detail, native_library(name).detail)

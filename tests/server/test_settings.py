@@ -33,6 +33,12 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> N
     ]
 
 
+def test_a_flag_wins_over_the_variable_of_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_CPU_ISA", "avx2")
+    assert read({"SHOAL_CPU_ISA": "avx2"}).settings.source().config.cpu_isa == "avx2"
+    assert read({"SHOAL_CPU_ISA": "avx2"}, cpu_isa="auto").settings.source().config.cpu_isa == "auto"
+
+
 def test_variables_of_the_older_server_are_read() -> None:
     resolved = read(
         {

@@ -298,6 +298,17 @@ def test_a_wrong_flag_is_reported_before_a_model_is_loaded(
     assert not list(folder.iterdir())
 
 
+@pytest.mark.parametrize("model", ["nano", "random:tiny"])
+def test_an_unknown_instruction_set_is_refused(
+    shoal: Shoal, folder: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.setenv("SHOAL_CPU_ISA", "mmx")
+    ran = shoal("say", "Hello.", "-o", folder / "a.wav", "--no-server", "--model", model)
+    assert ran.code == 2
+    assert "SHOAL_CPU_ISA must be one of auto, amx, " in ran.said
+    assert not list(folder.iterdir())
+
+
 def test_volume_and_speed_change_the_audio(shoal: Shoal, folder: Path) -> None:
     variants = {"plain": (), "quiet": ("--volume", "-6"), "fast": ("--speed", "2")}
     for name, flags in variants.items():

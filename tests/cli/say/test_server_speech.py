@@ -80,6 +80,8 @@ def test_a_server_with_other_options_is_not_used(same_user: Serving) -> None:
     assert find_server(engine_identity("random:tiny", voices, device="cpu")) is None
     assert find_server(engine_identity("random:tiny", voices, config=EngineConfig(quantize="int8"))) is None
     assert find_server(engine_identity("random:tiny", voices / "others")) is None
+    assert find_server(engine_identity("random:tiny", voices, config=EngineConfig(cpu_isa="avx2"))) is not None
+    assert find_server(engine_identity("random:tiny", voices, config=EngineConfig(cpu_isa="baseline"))) is None
 
 
 def test_a_request_that_the_server_refuses_is_spoken_here(shoal: Shoal, same_user: Serving, tmp_path: Path) -> None:
