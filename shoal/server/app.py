@@ -15,23 +15,7 @@ from shoal.server.middleware.hosts import HostMiddleware
 from shoal.server.middleware.origins import OriginMiddleware
 from shoal.server.middleware.request_id import RequestIDMiddleware
 from shoal.server.openapi import document
-from shoal.server.routes import (
-    about,
-    admin,
-    codec,
-    convert,
-    elevenlabs,
-    elevenlabs_live,
-    fish,
-    health,
-    live,
-    openai,
-    openai_voices,
-    sagemaker,
-    static,
-    text,
-    voices,
-)
+from shoal.server.routes import about, admin, codec, convert, elevenlabs, fish, health, openai, sagemaker, static, text
 from shoal.server.tracing import TracingMiddleware
 
 ABOUT = """Text to speech with the Fish-Speech models, through four APIs: Fish Audio's (`/v1/tts`, and live over a
@@ -67,11 +51,11 @@ def create_app(
         title="Shoal", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.server = state
-    modules = (fish, text, voices, codec, convert, openai, openai_voices, elevenlabs, elevenlabs_live, sagemaker, about)
-    for router in (*before, *(module.router for module in (*modules, health, live))):
+    modules = (text, codec, convert, sagemaker, about, health)
+    for router in (*before, *fish.ROUTERS, *openai.ROUTERS, *elevenlabs.ROUTERS, *(each.router for each in modules)):
         app.include_router(router)
     # The address of Fish Audio's cloud for ElevenLabs' clients.
-    for router in (elevenlabs.router, elevenlabs.models_router, elevenlabs_live.router):
+    for router in elevenlabs.SEPARATE_ROUTERS:
         app.include_router(router, prefix="/compat/elevenlabs", include_in_schema=False)
     if state.config.admin_key is not None:
         app.include_router(admin.router)

@@ -1,1 +1,1 @@
-"""HTTP and WebSocket routes, one module per API."""
+"""HTTP and WebSocket routes, one package or module per API."""

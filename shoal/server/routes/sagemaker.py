@@ -13,7 +13,7 @@ from shoal.api.requests import fish_job
 from shoal.server.middleware.request_id import request_id
 from shoal.server.openapi import audio_response, error_responses, reference
 from shoal.server.request_body import read_model
-from shoal.server.routes.openai import EVENT_STREAM, respond_openai
+from shoal.server.routes.openai.speech import EVENT_STREAM, respond_openai
 from shoal.server.state import Caller, State, bearer
 from shoal.server.streaming_response import respond
 

@@ -17,7 +17,7 @@ from shoal.api.config import KeyLimits, Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle, EngineLifecycle
 from shoal.api.live.events import MAX_EVENT_BYTES
 from shoal.api.state import ServerState, create_state
-from shoal.server.routes.elevenlabs_live import MAX_MESSAGE_BYTES
+from shoal.server.routes.elevenlabs.live import MAX_MESSAGE_BYTES
 from shoal.voices.store import VoiceStore
 from tests.server.standin import RATE, Standin, listening, state_with, wait_until
 from tests.websocket import connect

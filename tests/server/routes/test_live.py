@@ -23,7 +23,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.load import voice_cache
-from shoal.server.routes.live import FishSocket
+from shoal.server.routes.fish.live import FishSocket
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import Serving, Start
 from tests.server.standin import RATE, Standin, counted, listening, state_with

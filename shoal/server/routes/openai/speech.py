@@ -19,7 +19,7 @@ from shoal.api.word_events import word_list
 from shoal.server.middleware.request_id import request_id
 from shoal.server.openapi import audio_response, error_responses, request_body
 from shoal.server.request_body import read_model
-from shoal.server.routes import elevenlabs
+from shoal.server.routes.elevenlabs.voices import model_list
 from shoal.server.state import Caller, State, bearer
 from shoal.server.streaming_response import Transform, respond
 
@@ -87,7 +87,7 @@ def _event(content: dict[str, Any]) -> bytes:
 async def models(http: Request, state: State, key: Caller) -> JSONResponse:
     # The one path that OpenAI and ElevenLabs share. Only ElevenLabs' clients send this header.
     if "xi-api-key" in http.headers:
-        return elevenlabs.model_list(state.config)
+        return model_list(state.config)
     return JSONResponse({"object": "list", "data": [_model(name) for name in model_names(state.config)]})
 
 

@@ -44,7 +44,7 @@ from shoal.server.connection_errors import connection_errors
 from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
 from shoal.server.request_body import parse_body
-from shoal.server.routes.live import spoken_fields
+from shoal.server.routes.fish.live import spoken_fields
 from shoal.server.state import state_of, websocket_caller
 from shoal.server.streaming_response import close_connection, limit_messages, write_timeout
 from shoal.speech import Word
