@@ -25,6 +25,7 @@ from shoal.errors import InvalidRequest, counted
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import to_column_major
 from shoal.native.choice import native_library
+from shoal.quantize.frame_time import memory_bandwidth
 from shoal.quantize.modes import WeightModes
 from shoal.quantize.policy import check_requested, choose_modes
 from shoal.text.lexicon import Lexicon, read_lexicon
@@ -177,7 +178,16 @@ def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtyp
 
     def choose(model: DualAR, codec: Codec) -> WeightModes:
         native = device.type == "cpu" and dtype == torch.float32 and native_library(config.cpu_isa).available
-        choice = choose_modes(config.quantize, model, codec, device=device, dtype=dtype, memory=memory, native=native)
+        choice = choose_modes(
+            config.quantize,
+            model,
+            codec,
+            device=device,
+            dtype=dtype,
+            memory=memory,
+            bandwidth=memory_bandwidth(device),
+            native=native,
+        )
         logger.info("weights: %s", choice.describe(device))
         return choice.modes
 

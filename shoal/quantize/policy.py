@@ -8,6 +8,7 @@ from shoal.codec.dac import Codec
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.apply import benefits_from_int8, decode_side, modes_of
+from shoal.quantize.frame_time import frame_seconds
 from shoal.quantize.modes import (
     Mode,
     WeightModes,
@@ -27,6 +28,9 @@ AUTO_MODES = tuple(map(WeightModes.parse, ("none", "int8", "slow=int4,fast=int8"
 # Bytes that must be left beside the weights: S1-mini with 16 slots takes 2.4 GB of torch's memory on an H200, and the
 # driver 0.3 GB, before the KV cache.
 MIN_WORKING_MEMORY = 2.8e9
+# `auto` takes smaller weights than fit if a frame of one sequence is predicted to take more than this share of its
+# duration: below 1, since the codec needs time as well.
+REAL_TIME_SHARE = 0.9
 # The last resort. An int8 codec has no fused kernels: it is several times slower, and with many slots its graphs of
 # plain operators take more memory than it saves.
 SMALLEST = WeightModes.parse("slow=int4,fast=int8,codec=int8")
@@ -60,9 +64,12 @@ def choose_modes(
     device: torch.device,
     dtype: torch.dtype,
     memory: int,
+    bandwidth: float | None = None,
     native: bool = False,
 ) -> QuantizationChoice:
     """Return the requested modes, or for `auto` those that suit the device, the stored weights and `memory` bytes.
+
+    `bandwidth` of a GPU's memory, in bytes per second, tells which weights are read in real time; None: not considered.
 
     `native` says that the native CPU backend will run, which is limited by the bytes of the weights it reads.
     Raises InvalidRequest if the device cannot compute the modes, or on a CPU if int8 would have no effect.
@@ -79,20 +86,28 @@ def choose_modes(
         return _choose_for_cpu(model, stored, native=native)
     if stored:
         return _choose_stored(stored, device)
-    modes, size = _choose_for_gpu(model, codec, dtype, memory)
-    return QuantizationChoice(modes, f"weights of {size / 1e9:.1f} GB in {memory / 1e9:.1f} GB of memory")
+    return _choose_for_gpu(model, codec, dtype, memory, bandwidth)
 
 
-def _choose_for_gpu(model: DualAR, codec: Codec, dtype: torch.dtype, memory: int) -> tuple[WeightModes, int]:
-    """Return the largest modes that leave enough memory, and the bytes of their weights."""
+def _choose_for_gpu(
+    model: DualAR, codec: Codec, dtype: torch.dtype, memory: int, bandwidth: float | None
+) -> QuantizationChoice:
+    """Return the largest modes that leave enough memory and are predicted to be real time, if any of them is."""
 
     def size(modes: WeightModes) -> int:
         return model_bytes(model, modes, dtype) + codec_bytes(codec, modes.codec)
 
-    for modes in AUTO_MODES:
-        if size(modes) <= min(MAX_WEIGHT_FRACTION * memory, memory - MIN_WORKING_MEMORY):
-            return modes, size(modes)
-    return SMALLEST, size(SMALLEST)
+    def is_real_time(modes: WeightModes) -> bool:
+        seconds = 0.0 if bandwidth is None else frame_seconds(model, modes, dtype, bandwidth)
+        return seconds * codec.config.frame_rate <= REAL_TIME_SHARE
+
+    limit = min(MAX_WEIGHT_FRACTION * memory, memory - MIN_WORKING_MEMORY)
+    fitting = [modes for modes in AUTO_MODES if size(modes) <= limit] or [SMALLEST]
+    modes = next(filter(is_real_time, fitting), fitting[0])
+    reason = f"weights of {size(modes) / 1e9:.1f} GB in {memory / 1e9:.1f} GB of memory"
+    if modes != fitting[0]:
+        reason += f"; larger ones are predicted to be slower than real time at {(bandwidth or 0) / 1e9:.0f} GB/s"
+    return QuantizationChoice(modes, reason)
 
 
 def _require_effect(modes: WeightModes, stored: WeightModes, model: DualAR, codec: Codec) -> None:

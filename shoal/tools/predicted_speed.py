@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from shoal.engine.memory.capacity import DTYPE, GPU, MODELS, SHARE, card_capacity, skeletons
-from shoal.model.slow import candidate_ids
+from shoal.quantize import frame_time
+from shoal.quantize.frame_time import KERNELS_FROM
 from shoal.quantize.modes import WeightModes
 from shoal.quantize.policy import AUTO, choose_modes
-from shoal.quantize.sizes import stack_bytes
 
 CONTEXT = 1024  # tokens per sequence, for the number of sequences that fit into memory
-KERNELS_FROM = (8, 0)  # compute capability
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +74,13 @@ def predicted_table() -> list[PredictedSpeed]:
 def predict(card: Card, model: str) -> PredictedSpeed:
     skeleton, codec = skeletons(model)
     memory = int(SHARE * card.gigabytes * 1e9)
-    modes = choose_modes(AUTO, skeleton, codec, device=GPU, dtype=DTYPE, memory=memory).modes
+    bandwidth = card.bandwidth if card.capability >= KERNELS_FROM else None
+    modes = choose_modes(AUTO, skeleton, codec, device=GPU, dtype=DTYPE, memory=memory, bandwidth=bandwidth).modes
     frame, kernels = frame_seconds(card, model, modes), card.capability >= KERNELS_FROM
     duration, measured = 1 / codec.config.frame_rate, MEASURED[model]
     another = (measured.step_of_64 - measured.frame) / 63 * H200.bandwidth / card.bandwidth
     real_time = 1 + int((duration - frame) / another) if frame < duration else 0
-    fitting = card_capacity(card.gigabytes, model).voices[CONTEXT]["16-bit"]
+    fitting = card_capacity(card.gigabytes, model, bandwidth).voices[CONTEXT]["16-bit"]
     return PredictedSpeed(
         card.name,
         model,
@@ -113,18 +113,9 @@ def fitted() -> tuple[float, float]:
 
 
 def layer_passes(model: str) -> int:
-    """Return the layers that a frame runs through, those of the fast transformer once per codebook but the first."""
-    config = skeletons(model)[0].config
-    return config.slow.n_layer + (config.num_codebooks - 1) * config.fast.n_layer
+    return frame_time.layer_passes(skeletons(model)[0].config)
 
 
 @cache
 def frame_bytes(model: str, modes: WeightModes) -> int:
-    """Return the bytes of weights that a frame reads."""
-    skeleton, _ = skeletons(model)
-    config = skeleton.config
-    slow = stack_bytes(skeleton.slow.layers, modes.slow, DTYPE)
-    fast = stack_bytes(skeleton.fast.layers, modes.fast, DTYPE)
-    passes = config.num_codebooks - 1
-    heads = len(candidate_ids(config)) * config.slow.dim + passes * config.residual_size * config.fast.dim
-    return slow + passes * fast + heads * DTYPE.itemsize
+    return frame_time.frame_bytes(skeletons(model)[0], modes, DTYPE)

@@ -1,4 +1,5 @@
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,10 +9,11 @@ from shoal.checkpoint.random import SIZES
 from shoal.codec.dac import Codec
 from shoal.errors import InvalidRequest
 from shoal.model.dual_ar import DualAR
-from shoal.quantize import apply, modes, policy
+from shoal.quantize import apply, frame_time, modes, policy
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
 from shoal.quantize.policy import QuantizationChoice, check_requested, choose_modes
+from shoal.tools.predicted_speed import fitted
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -21,11 +23,12 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
-def choose(size: str, memory: float, requested: str = "auto") -> QuantizationChoice:
+def choose(size: str, memory: float, requested: str = "auto", bandwidth: float | None = None) -> QuantizationChoice:
     model, codec = SIZES[size]
     with torch.device("meta"):
         skeleton, sound = DualAR(model), Codec(codec)
-    return choose_modes(requested, skeleton, sound, device=GPU, dtype=torch.bfloat16, memory=int(memory * 1e9))
+    limit = int(memory * 1e9)
+    return choose_modes(requested, skeleton, sound, device=GPU, dtype=torch.bfloat16, memory=limit, bandwidth=bandwidth)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,50 @@ def test_auto_chooses_the_largest_weights_that_fit(size: str, memory: float, tak
     chosen = choose(size, memory)
     assert chosen.modes == WeightModes.parse(taken)
     assert f"{memory:.1f} GB of memory" in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("size", "bandwidth", "taken"),
+    [
+        ("s2-pro", 300e9, "int8"),
+        ("s2-pro", 600e9, "none"),
+        ("s2-pro", 220e9, "slow=int4,fast=int8"),
+        ("s1-mini", 300e9, "none"),
+    ],
+)
+def test_auto_takes_smaller_weights_where_larger_ones_are_slower_than_real_time(
+    size: str, bandwidth: float, taken: str
+) -> None:
+    chosen = choose(size, 24, bandwidth=bandwidth)
+    assert chosen.modes == WeightModes.parse(taken)
+    assert (f"slower than real time at {bandwidth / 1e9:.0f} GB/s" in chosen.reason) == (taken != "none")
+
+
+def test_auto_keeps_the_largest_weights_where_none_are_real_time() -> None:
+    assert choose("s2-pro", 24, bandwidth=20e9).modes == WeightModes()
+
+
+def test_the_prediction_agrees_with_the_frames_that_were_measured() -> None:
+    assert pytest.approx(fitted(), rel=0.1) == (frame_time.LAYER_SECONDS, frame_time.BANDWIDTH_SHARE)
+
+
+@pytest.mark.parametrize(
+    ("capability", "clock", "bits", "expected"),
+    [
+        ((8, 9), 6_251_000, 192, 300e9),
+        ((9, 0), 3_201_000, 6144, 4.9e12),
+        ((7, 5), 5_001_000, 256, None),
+        ((8, 9), 0, 0, None),
+    ],
+)
+def test_the_bandwidth_of_a_card_is_that_of_its_data_sheet(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], clock: int, bits: int, expected: float | None
+) -> None:
+    properties = SimpleNamespace(memory_clock_rate=clock, memory_bus_width=bits)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    found = frame_time.memory_bandwidth.__wrapped__(GPU)
+    assert found == (expected and pytest.approx(expected, rel=0.01))
 
 
 def test_a_requested_mode_is_used() -> None:

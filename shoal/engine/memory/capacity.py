@@ -45,11 +45,14 @@ def capacity_table(cards: tuple[int, ...] = CARDS, models: tuple[str, ...] = MOD
     return [card_capacity(card, model) for model in models for card in cards]
 
 
-def card_capacity(card: int, model: str) -> CardCapacity:
-    """Return what fits into the default `gpu_memory` of a card, with the weights that `auto` selects."""
+def card_capacity(card: int, model: str, bandwidth: float | None = None) -> CardCapacity:
+    """Return what fits into the default `gpu_memory` of a card of some GB, with the weights that `auto` selects.
+
+    `bandwidth` of the card in bytes per second; None: any that is fast enough for the largest weights.
+    """
     cap = int(SHARE * card * 1e9)
     skeleton, codec = skeletons(model)
-    modes = choose_modes(AUTO, skeleton, codec, device=GPU, dtype=DTYPE, memory=cap).modes
+    modes = choose_modes(AUTO, skeleton, codec, device=GPU, dtype=DTYPE, memory=cap, bandwidth=bandwidth).modes
     size = weight_bytes(skeleton, codec, modes)
     return CardCapacity(
         card,
