@@ -1,6 +1,7 @@
 // Products of int8 activations and int8 weights, compiled once per instruction set: -DSHOAL_INT8=int8_avx2 with the
 // matching -m flags. Sums are integers, so every instruction set, tile and batch size gives the same bits.
 #include "int8_product.h"
+#include "tiles.h"
 
 #include <cmath>
 #include <cstring>
@@ -204,41 +205,18 @@ inline void tile(const Product& p, const Int8Rows& x, int row, int panel) {
         }
 }
 
-// Panels per tile of MR rows, so that the accumulators fit the registers and hide the latency of a product.
-constexpr int panels_for(int mr) {
-    int p = ACCUMULATORS / (mr * VECTORS);
-    return p > 8 ? 8 : p > 3 && p < 8 ? 4 : p < 1 ? 1 : p;
-}
-
-template <int MR>
-void row_block(const Product& p, const Int8Rows& x, int row, int panel, int end) {
-    constexpr int P = panels_for(MR);
-    for (; panel + P <= end; panel += P) tile<MR, P>(p, x, row, panel);
-    if constexpr (P > 2)
-        for (; panel + 2 <= end; panel += 2) tile<MR, 2>(p, x, row, panel);
-    if constexpr (P > 1)
-        for (; panel < end; panel++) tile<MR, 1>(p, x, row, panel);
-}
-
-template <int MR>
-void dispatch_rows(const Product& p, const Int8Rows& x, int rows, int row, int panel, int end) {
-    if (rows == MR) return row_block<MR>(p, x, row, panel, end);
-    if constexpr (MR > 1) dispatch_rows<MR - 1>(p, x, rows, row, panel, end);
-}
-
-// Rows in tiles of about equal height. A group of panels stays in the cache while all rows pass over it.
-void by_vectors(const Product& p, const Int8Rows& x, int row_begin, int row_end, int panel_begin, int panel_end) {
-    const int rows = row_end - row_begin, tiles = (rows + ROW_TILE - 1) / ROW_TILE;
-    if (tiles == 0) return;
-    const int group = tiles == 1 ? panel_end - panel_begin : panels_for(ROW_TILE);
-    for (int panel = panel_begin; panel < panel_end; panel += group) {
-        const int end = panel + group < panel_end ? panel + group : panel_end;
-        for (int t = 0; t < tiles; t++) {
-            const int from = row_begin + static_cast<int>(static_cast<int64_t>(rows) * t / tiles);
-            const int to = row_begin + static_cast<int>(static_cast<int64_t>(rows) * (t + 1) / tiles);
-            dispatch_rows<ROW_TILE>(p, x, to - from, from, panel, end);
-        }
+struct Int8Tiles {
+    static constexpr int ROWS = ROW_TILE, PANELS = ACCUMULATORS / VECTORS;
+    const Product& p;
+    const Int8Rows& x;
+    template <int MR, int P>
+    void run(int row, int panel) const {
+        tile<MR, P>(p, x, row, panel);
     }
+};
+
+void by_vectors(const Product& p, const Int8Rows& x, int row_begin, int row_end, int panel_begin, int panel_end) {
+    shoal::for_each_tile(Int8Tiles{p, x}, row_begin, row_end, panel_begin, panel_end);
 }
 
 #if defined(__AMX_INT8__)

@@ -1,5 +1,6 @@
 // Compiled once per instruction set: -DSHOAL_KERNELS=kernels_avx2 with the matching -m flags.
 #include "kernels.h"
+#include "tiles.h"
 
 #include <cmath>
 #include <cstring>
@@ -108,12 +109,6 @@ inline float dot(const float* a, const float* b, int n) {
     return sum.total() + rest;
 }
 
-// Panels per tile of MR rows, so that the accumulators fit the registers and hide the latency of an FMA.
-constexpr int panels_for(int mr) {
-    int p = ACCUMULATORS / (mr * VECTORS);
-    return p > 8 ? 8 : p > 3 && p < 8 ? 4 : p < 1 ? 1 : p;
-}
-
 template <int MR, int P, typename T>
 inline void tile(const Product& p, int row, int panel) {
     const int cols = p.w->cols, part = cols / p.taps;
@@ -156,43 +151,21 @@ inline void tile(const Product& p, int row, int panel) {
     }
 }
 
-template <int MR, typename T>
-void row_block(const Product& p, int row, int panel, int end) {
-    constexpr int P = panels_for(MR);
-    for (; panel + P <= end; panel += P) tile<MR, P, T>(p, row, panel);
-    if constexpr (P > 2)
-        for (; panel + 2 <= end; panel += 2) tile<MR, 2, T>(p, row, panel);
-    if constexpr (P > 1)
-        for (; panel < end; panel++) tile<MR, 1, T>(p, row, panel);
-}
-
-template <int MR, typename T>
-void dispatch_rows(const Product& p, int rows, int row, int panel, int end) {
-    if (rows == MR) return row_block<MR, T>(p, row, panel, end);
-    if constexpr (MR > 1) dispatch_rows<MR - 1, T>(p, rows, row, panel, end);
-}
-
 template <typename T>
-void product_of(const Product& p, int row_begin, int row_end, int panel_begin, int panel_end) {
-    const int rows = row_end - row_begin, tiles = (rows + ROW_TILE - 1) / ROW_TILE;
-    if (tiles == 0) return;
-    // A group of panels stays in the cache while all rows pass over it.
-    const int group = tiles == 1 ? panel_end - panel_begin : panels_for(ROW_TILE);
-    for (int panel = panel_begin; panel < panel_end; panel += group) {
-        const int end = panel + group < panel_end ? panel + group : panel_end;
-        for (int t = 0; t < tiles; t++) {
-            const int from = row_begin + static_cast<int>(static_cast<int64_t>(rows) * t / tiles);
-            const int to = row_begin + static_cast<int>(static_cast<int64_t>(rows) * (t + 1) / tiles);
-            dispatch_rows<ROW_TILE, T>(p, to - from, from, panel, end);
-        }
+struct FloatTiles {
+    static constexpr int ROWS = ROW_TILE, PANELS = ACCUMULATORS / VECTORS;
+    const Product& p;
+    template <int MR, int P>
+    void run(int row, int panel) const {
+        tile<MR, P, T>(p, row, panel);
     }
-}
+};
 
 void product(const Product& p, int row_begin, int row_end, int panel_begin, int panel_end) {
     if (p.w->type == shoal::WEIGHT_I8)
-        product_of<int8_t>(p, row_begin, row_end, panel_begin, panel_end);
+        shoal::for_each_tile(FloatTiles<int8_t>{p}, row_begin, row_end, panel_begin, panel_end);
     else
-        product_of<float>(p, row_begin, row_end, panel_begin, panel_end);
+        shoal::for_each_tile(FloatTiles<float>{p}, row_begin, row_end, panel_begin, panel_end);
 }
 
 void rms_norm(const float* x, const float* weight, float eps, float* out, int n) {
