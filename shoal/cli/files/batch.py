@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.flags import Codec, Json, Lexicon, Quiet
-from shoal.cli.serving.serve import Device, File, Model, Set, Slots, resolve_settings, server_extra
+from shoal.cli.flag_groups import with_groups
+from shoal.cli.flags import Json, Quiet
+from shoal.cli.serving.serve import EngineFlags, server_extra
 
 if TYPE_CHECKING:
     from shoal.batch.lines import InputFile
@@ -44,8 +45,18 @@ Address = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class RayFlags:
+    """Engines of a batch with --ray."""
+
+    replicas: Replicas = 1
+    gpus: Gpus = None
+    cpus: Cpus = 1.0
+    address: Address = None
+
+
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel=PANEL)(batch)
+    app.command(rich_help_panel=PANEL)(with_groups(batch))
 
 
 def batch(
@@ -54,18 +65,10 @@ def batch(
     voice: Voice = None,
     format: Format = None,
     subtitles: Subtitles = None,
-    model: Model = None,
-    codec: Codec = None,
-    device: Device = None,
-    slots: Slots = None,
-    lexicon: Lexicon = None,
+    *,
+    engine: EngineFlags,
     ray: Ray = False,
-    replicas: Replicas = 1,
-    gpus: Gpus = None,
-    cpus: Cpus = 1.0,
-    address: Address = None,
-    file: File = None,
-    set: Set = None,
+    cluster: RayFlags,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -77,8 +80,7 @@ def batch(
 
     Example: shoal batch lines.jsonl -o speech/ --model random:tiny
     """
-    flags = {"model": model, "codec": codec, "device": device, "slots": slots, "lexicon": lexicon}
-    settings = resolve_settings(flags, file, set).settings
+    settings = engine.settings()
     with server_extra():
         from shoal.batch.lines import InputFile, LineDefaults, is_plain_text
         from shoal.batch.manifest import Manifest
@@ -97,7 +99,7 @@ def batch(
         run = BatchRun(found, source, manifest, settings, progress)
         if found.tasks:
             with progress.shown(lambda: manifest.count([*found.done, *found.tasks])):
-                run.distributed(replicas, cpus, gpus, address) if ray else run.local()
+                run.distributed(cluster) if ray else run.local()
     _report(progress, output, json=json)
 
 
@@ -137,19 +139,19 @@ class BatchRun:
         finally:
             loaded.service.close()
 
-    def distributed(self, replicas: int, cpus: float, gpus: float | None, address: str | None) -> None:
-        """Run all tasks on `replicas` engines with Ray Data."""
+    def distributed(self, cluster: RayFlags) -> None:
+        """Run all tasks on several engines with Ray Data."""
         from shoal.cluster import lifecycle as life
 
-        with life.connect_ray(address) if address else life.local_ray(logs=False):
+        with life.connect_ray(cluster.address) if cluster.address else life.local_ray(logs=False):
             from shoal.batch.distribute import WorkerConfig, distribute
             from shoal.cluster.config import split_gpu_memory
 
-            source = self.settings.source()
+            source, gpus = self.settings.source(), cluster.gpus
             if gpus is None:
                 gpus = 1.0 if source.device != "cpu" and life.has_gpus() else 0.0
-            workers = WorkerConfig(replicas, cpus, gpus)
-            life.check_resources(replicas, cpus, gpus)
+            workers = WorkerConfig(cluster.replicas, cluster.cpus, gpus)
+            life.check_resources(cluster.replicas, cluster.cpus, gpus)
             distribute(
                 self.found,
                 self.lines,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.completion import complete_voice
-from shoal.cli.flags import Codec, Json, Lexicon, Quiet
-from shoal.cli.serving.serve import Device, File, Model, Set, Slots, resolve_settings, server_extra
+from shoal.cli.flag_groups import with_groups
+from shoal.cli.flags import Json, Quiet
+from shoal.cli.serving.serve import EngineFlags, server_extra
 from shoal.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ Cover = Annotated[Path | None, typer.Option(help="JPEG or PNG image. Default: th
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel=PANEL)(book)
+    app.command(rich_help_panel=PANEL)(with_groups(book))
 
 
 def book(
@@ -104,13 +105,8 @@ def book(
     cover: Cover = None,
     work: Work = None,
     skip_failed: SkipFailed = False,
-    model: Model = None,
-    codec: Codec = None,
-    device: Device = None,
-    slots: Slots = None,
-    lexicon: Lexicon = None,
-    file: File = None,
-    set: Set = None,
+    *,
+    engine: EngineFlags,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -122,8 +118,7 @@ def book(
 
     Example: shoal book novel.epub -o novel.m4b --redo 3:17 --seed 5
     """
-    flags = {"model": model, "codec": codec, "device": device, "slots": slots, "lexicon": lexicon}
-    settings = resolve_settings(flags, file, set).settings
+    settings = engine.settings()
     with server_extra():
         from shoal.book.output import parse_target
         from shoal.book.subtitles import parse_subtitles

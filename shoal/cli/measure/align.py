@@ -1,11 +1,14 @@
 """`shoal align`: attention heads for word times."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.completion import complete_model
 from shoal.cli.flags import Device, Json
+
+if TYPE_CHECKING:
+    from shoal.tools.calibrate import Calibration
 
 PANEL = "Models"
 
@@ -52,10 +55,7 @@ def calibrate(
     if json:
         print_json({**asdict(result), "accepted": result.accepted, "stored": None if path is None else str(path)})
     else:
-        for each in result.best:
-            typer.echo(f"layer {each.layer:2} head {each.head:2}: quality {each.quality:.3f}")
-        heads = ", ".join(f"({layer}, {head})" for layer, head in result.alignment.heads) or "none"
-        typer.echo(f"chosen: {heads}; quality {result.alignment.quality:.3f} over {result.sentences} sentences")
+        _show(result)
     if not result.accepted:
         raise VerificationFailed(
             f"{model}: the attention of no head follows the text (quality {result.alignment.quality:.2f}, at least "
@@ -63,3 +63,10 @@ def calibrate(
         )
     if path is not None and not json:
         typer.echo(f"stored in {path}")
+
+
+def _show(result: "Calibration") -> None:
+    for each in result.best:
+        typer.echo(f"layer {each.layer:2} head {each.head:2}: quality {each.quality:.3f}")
+    heads = ", ".join(f"({layer}, {head})" for layer, head in result.alignment.heads) or "none"
+    typer.echo(f"chosen: {heads}; quality {result.alignment.quality:.3f} over {result.sentences} sentences")

@@ -1,15 +1,18 @@
 """`shoal bench` and its subcommands: measure speed and quality on this machine."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.flags import Device, Quiet
-from shoal.cli.measure.report_output import Html, JsonFile, Markdown, check_writable, report_output
+from shoal.cli.flag_groups import with_groups
+from shoal.cli.flags import Device
+from shoal.cli.measure.report_output import ReportFlags
 
 if TYPE_CHECKING:
     from shoal.tools.bench.configurations import Configuration
+    from shoal.tools.bench.trial import TrialConfig
 
 PANEL = "Measure"
 
@@ -47,15 +50,65 @@ Price = Annotated[
 ]
 Currency = Annotated[str, typer.Option(help="Currency of --price, shown in the tables.")]
 Cold = Annotated[bool, typer.Option(help="Also measure the start with empty compiler caches.")]
+QualitySentences = Annotated[int, typer.Option(min=2, help="Number of sentences, each spoken in every voice.")]
+QualityText = Annotated[
+    Path | None, typer.Option("--text", help="File with one sentence per line, instead of the built-in sentences.")
+]
+QualityVoices = Annotated[
+    list[str] | None, typer.Option(help="Stored voice to speak with; repeat for several. Default: the model's own.")
+]
+Clips = Annotated[Path | None, typer.Option("--clips", help="New directory in which to keep the generated clips.")]
+Within = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        max=100,
+        metavar="PERCENT",
+        help="Exit with code 12 unless the opinion score of every configuration is within PERCENT of the baseline.",
+    ),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Generate a few frames per request and skip the cold start.")]
+
+
+@dataclass(frozen=True)
+class TextFlags:
+    """Texts of a measurement and the batches they are spoken in."""
+
+    voices: Voices = "1,4,16"
+    samples: Samples = 5
+    texts: Texts = 4
+    sentences: Sentences = 1
+    warm_up: WarmUp = 1
+    repeat: Repeat = False
+    voice: Voice = None
+    edge_cases: EdgeCases = True
+
+    def trial(self, model: str, device: str, *, quick: bool) -> "TrialConfig":
+        """Return the measurement of the default configuration; a quick one has two rounds of a few frames."""
+        from shoal.tools.bench.trial import TrialConfig
+
+        return TrialConfig(
+            model,
+            device,
+            {},
+            voices=_voices(self.voices),
+            samples=2 if quick else self.samples,
+            texts=self.texts,
+            sentences=self.sentences,
+            warm_up=self.warm_up,
+            unique=not self.repeat,
+            voice=self.voice,
+            edges=self.edge_cases,
+            max_frames=8 if quick else 0,
+        )
 
 
 def add_to(app: typer.Typer) -> None:
     group = typer.Typer()
-    group.callback(invoke_without_command=True)(bench)
-    group.command()(engine)
-    group.command()(quality)
-    group.command()(scaling)
+    group.callback(invoke_without_command=True)(with_groups(bench))
+    group.command()(with_groups(engine))
+    group.command()(with_groups(quality))
+    group.command()(with_groups(scaling))
     app.add_typer(group, name="bench", rich_help_panel=PANEL)
 
 
@@ -64,22 +117,13 @@ def bench(
     model: Model = "nano",
     device: Device = "auto",
     config: Configurations = None,
-    voices: Voices = "1,4,16",
-    samples: Samples = 5,
-    texts: Texts = 4,
-    sentences: Sentences = 1,
-    warm_up: WarmUp = 1,
-    repeat: Repeat = False,
-    voice: Voice = None,
-    edge_cases: EdgeCases = True,
+    *,
+    texts: TextFlags,
     price: Price = None,
     currency: Currency = "USD",
     cold: Cold = True,
     quick: Quick = False,
-    json: JsonFile = None,
-    html: Html = None,
-    markdown: Markdown = None,
-    quiet: Quiet = False,
+    report: ReportFlags,
 ) -> None:
     """Measure speed, memory, scaling and speech quality on this machine.
 
@@ -93,27 +137,13 @@ def bench(
     if context.invoked_subcommand is not None:
         _reject_parent_flags(context)
         return
-    check_writable(json, html, markdown)
+    report.check_writable()
     from shoal.tools.bench.sweep import Sweep, require_figures, run_sweep
-    from shoal.tools.bench.trial import TrialConfig
 
-    job = TrialConfig(
-        model,
-        device,
-        {},
-        voices=_voices(voices),
-        samples=2 if quick else samples,
-        texts=texts,
-        sentences=sentences,
-        warm_up=warm_up,
-        unique=not repeat,
-        voice=voice,
-        edges=edge_cases,
-        max_frames=8 if quick else 0,
-    )
+    job = texts.trial(model, device, quick=quick)
     sweep = Sweep(job, _configurations(config, device), cold=cold and not quick, price=price, currency=currency)
-    document = run_sweep(sweep, progress=not quiet)
-    report_output(document, json, html, markdown, quiet=quiet)
+    document = run_sweep(sweep, progress=not report.quiet)
+    report.write(document)
     require_figures(document)
 
 
@@ -129,10 +159,8 @@ def engine(
     device: Device = "auto",
     voices: Voices = "1,4,16",
     quick: Annotated[bool, typer.Option("--quick", help="Generate a few frames per request.")] = False,
-    json: JsonFile = None,
-    html: Html = None,
-    markdown: Markdown = None,
-    quiet: Quiet = False,
+    *,
+    report: ReportFlags,
 ) -> None:
     """Measure the engine without a server: admission policies, batch sizes, prefix cache, scheduler.
 
@@ -140,12 +168,12 @@ def engine(
 
     Example: shoal bench engine --model random:tiny --json engine.json
     """
-    check_writable(json, html, markdown)
+    report.check_writable()
     from shoal.tools.bench.engine import last_line, run_engine_bench
 
-    document = run_engine_bench(model, device=device, batches=_voices(voices), quick=quick, progress=not quiet)
+    document = run_engine_bench(model, device=device, batches=_voices(voices), quick=quick, progress=not report.quiet)
     try:
-        report_output(document, json, html, markdown, quiet=quiet)
+        report.write(document)
     finally:
         typer.echo(last_line(document))
 
@@ -154,29 +182,13 @@ def quality(
     model: Model = "nano",
     device: Device = "auto",
     config: Configurations = None,
-    sentences: Annotated[int, typer.Option(min=2, help="Number of sentences, each spoken in every voice.")] = 25,
-    text: Annotated[
-        Path | None, typer.Option("--text", help="File with one sentence per line, instead of the built-in sentences.")
-    ] = None,
-    voice: Annotated[
-        list[str] | None, typer.Option(help="Stored voice to speak with; repeat for several. Default: the model's own.")
-    ] = None,
-    clips: Annotated[
-        Path | None, typer.Option("--clips", help="New directory in which to keep the generated clips.")
-    ] = None,
-    within: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            max=100,
-            metavar="PERCENT",
-            help="Exit with code 12 unless the opinion score of every configuration is within PERCENT of the baseline.",
-        ),
-    ] = None,
-    json: JsonFile = None,
-    html: Html = None,
-    markdown: Markdown = None,
-    quiet: Quiet = False,
+    sentences: QualitySentences = 25,
+    text: QualityText = None,
+    voice: QualityVoices = None,
+    clips: Clips = None,
+    within: Within = None,
+    *,
+    report: ReportFlags,
 ) -> None:
     """Measure word error rate, predicted opinion score and speaker similarity of every configuration.
 
@@ -185,13 +197,13 @@ def quality(
 
     Example: shoal bench quality -c default -c bf16 -c int8 --sentences 50
     """
-    check_writable(json, html, markdown)
+    report.check_writable()
     from shoal.tools.bench.configurations import parse_configurations
     from shoal.tools.bench.quality import QualityPlan, check_within, run_quality
 
     plan = QualityPlan(model, device, parse_configurations(config or ()), sentences, text, tuple(voice or ()))
-    document = run_quality(plan, clips, progress=not quiet)
-    report_output(document, json, html, markdown, quiet=quiet)
+    document = run_quality(plan, clips, progress=not report.quiet)
+    report.write(document)
     if within is not None:
         check_within(document, within)
 
@@ -201,20 +213,18 @@ def scaling(
     device: Device = "auto",
     samples: Annotated[int, typer.Option(min=3, help="Measurements per size.")] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="Measure the three smallest sizes only.")] = False,
-    json: JsonFile = None,
-    html: Html = None,
-    markdown: Markdown = None,
-    quiet: Quiet = False,
+    *,
+    report: ReportFlags,
 ) -> None:
     """Measure how the time of prefill, decoding, codec and batches grows with length, compared with theory.
 
     Example: shoal bench scaling --model random:tiny --html scaling.html
     """
-    check_writable(json, html, markdown)
+    report.check_writable()
     from shoal.tools.bench.scaling import run_scaling
 
-    document = run_scaling(model, device=device, samples=samples, quick=quick, progress=not quiet)
-    report_output(document, json, html, markdown, quiet=quiet)
+    document = run_scaling(model, device=device, samples=samples, quick=quick, progress=not report.quiet)
+    report.write(document)
 
 
 def _reject_parent_flags(context: typer.Context) -> None:

@@ -1,11 +1,12 @@
 """`shoal load`: load test of a running server."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.flags import Quiet
-from shoal.cli.measure.report_output import Html, JsonFile, Markdown, check_writable, report_output
+from shoal.cli.flag_groups import with_groups
+from shoal.cli.measure.report_output import ReportFlags
 
 if TYPE_CHECKING:
     from shoal.tools.bench.load.stage import LoadStage
@@ -62,22 +63,67 @@ WarmUp = Annotated[int, typer.Option(min=0, help="Warm-up requests per server, n
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the arrival times.")]
 
 
+@dataclass(frozen=True)
+class LoadFlags:
+    """Traffic of a load test."""
+
+    rate: Rate = None
+    clients: Clients = None
+    seconds: Seconds = None
+    requests: Requests = None
+    find_rate: FindRate = False
+
+    def stages(self) -> "list[LoadStage]":
+        """Return the closed-loop stages, then the open-loop ones; one request per second if neither was given."""
+        from shoal.tools.bench.load.stage import parse_stages
+
+        self._check()
+        limit = self.seconds or (DEFAULT_SECONDS if self.requests is None else NO_LIMIT_SECONDS)
+        stages = parse_stages(self.clients, open=False, seconds=limit, requests=self.requests) if self.clients else []
+        if self.rate or not stages:
+            stages += parse_stages(self.rate or "1", open=True, seconds=limit, requests=self.requests)
+        return stages
+
+    def _check(self) -> None:
+        if self.find_rate and self.clients is not None:
+            raise typer.BadParameter(
+                "the search is open-loop: give --rate as the starting rate, not --clients", param_hint="--find-rate"
+            )
+        endless_ramp = self.seconds is None and ".." in f"{self.rate} {self.clients}"
+        if self.requests is not None and (self.find_rate or endless_ramp):
+            raise typer.BadParameter(
+                "the search, and a ramp without --seconds, need a duration", param_hint="--requests"
+            )
+
+
+@dataclass(frozen=True)
+class ObjectiveFlags:
+    """Service level objective of a load test."""
+
+    slo_first_audio: SloFirstAudio = 500.0
+    slo_buffer: SloBuffer = 100
+    slo_share: SloShare = 0.99
+
+    def objective(self) -> "Objective":
+        from shoal.tools.bench.load.playback import BUFFERS
+        from shoal.tools.bench.load.summary import Objective
+
+        if self.slo_buffer / 1000 not in BUFFERS:
+            raise typer.BadParameter(f"{self.slo_buffer} is not one of 50, 100 and 200", param_hint="--slo-buffer")
+        return Objective(self.slo_first_audio / 1000, self.slo_buffer / 1000, self.slo_share)
+
+
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel=PANEL)(load)
+    app.command(rich_help_panel=PANEL)(with_groups(load))
 
 
 def load(
     urls: Urls,
     compare: Compare = False,
     api: Api = None,
-    rate: Rate = None,
-    clients: Clients = None,
-    seconds: Seconds = None,
-    requests: Requests = None,
-    find_rate: FindRate = False,
-    slo_first_audio: SloFirstAudio = 500.0,
-    slo_buffer: SloBuffer = 100,
-    slo_share: SloShare = 0.99,
+    *,
+    traffic: LoadFlags,
+    slo: ObjectiveFlags,
     sentences: Sentences = 1,
     voice: Voice = None,
     model: Model = None,
@@ -85,10 +131,7 @@ def load(
     timeout: Timeout = 60.0,
     warm_up: WarmUp = 2,
     seed: Seed = 0,
-    json: JsonFile = None,
-    html: Html = None,
-    markdown: Markdown = None,
-    quiet: Quiet = False,
+    report: ReportFlags,
 ) -> None:
     """Load-test a running server with an OpenAI or Fish API and report latency, throughput and playback stalls.
 
@@ -100,22 +143,22 @@ def load(
 
     Example: shoal load --compare http://127.0.0.1:8080 http://127.0.0.1:8081/v1/tts --rate 1,2,4
     """
-    check_writable(json, html, markdown)
+    report.check_writable()
     from shoal.tools.bench.load.client import parse_target
     from shoal.tools.bench.load.run import LoadPlan, run_load
 
     _check_servers(urls, compare)
     plan = LoadPlan(
-        objective=_objective(slo_first_audio, slo_buffer, slo_share),
-        stages=_stages(rate, clients, seconds, requests, search=find_rate),
-        search=find_rate,
+        objective=slo.objective(),
+        stages=traffic.stages(),
+        search=traffic.find_rate,
         warm_up=warm_up,
         sentences=sentences,
         timeout=timeout,
         seed=seed,
     )
     targets = [parse_target(url, api, model=model, voice=voice, key=key) for url in urls]
-    report_output(run_load(targets, plan, progress=not quiet), json, html, markdown, quiet=quiet)
+    report.write(run_load(targets, plan, progress=not report.quiet))
 
 
 def _check_servers(urls: list[str], compare: bool) -> None:
@@ -123,31 +166,3 @@ def _check_servers(urls: list[str], compare: bool) -> None:
         raise typer.BadParameter("more than one server needs --compare")
     if compare and len(urls) < 2:
         raise typer.BadParameter("--compare takes two servers or more")
-
-
-def _objective(first_audio: float, buffer: int, share: float) -> "Objective":
-    from shoal.tools.bench.load.playback import BUFFERS
-    from shoal.tools.bench.load.summary import Objective
-
-    if buffer / 1000 not in BUFFERS:
-        raise typer.BadParameter(f"{buffer} is not one of 50, 100 and 200", param_hint="--slo-buffer")
-    return Objective(first_audio / 1000, buffer / 1000, share)
-
-
-def _stages(
-    rate: str | None, clients: str | None, seconds: float | None, requests: int | None, *, search: bool
-) -> "list[LoadStage]":
-    """Return the closed-loop stages, then the open-loop ones; one request per second if neither was given."""
-    from shoal.tools.bench.load.stage import parse_stages
-
-    if search and clients is not None:
-        raise typer.BadParameter(
-            "the search is open-loop: give --rate as the starting rate, not --clients", param_hint="--find-rate"
-        )
-    if requests is not None and (search or (seconds is None and ".." in f"{rate} {clients}")):
-        raise typer.BadParameter("the search, and a ramp without --seconds, need a duration", param_hint="--requests")
-    limit = seconds or (DEFAULT_SECONDS if requests is None else NO_LIMIT_SECONDS)
-    stages = parse_stages(clients, open=False, seconds=limit, requests=requests) if clients else []
-    if rate or not stages:
-        stages += parse_stages(rate or "1", open=True, seconds=limit, requests=requests)
-    return stages

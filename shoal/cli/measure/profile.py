@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.flags import Device, Json, Quantize
-from shoal.cli.measure.report_output import Html, Markdown, check_writable, write_reports
+from shoal.cli.measure.report_output import Html, Markdown, ReportFlags, write_reports
 
 PANEL = "Measure"
 
@@ -32,7 +32,7 @@ def profile(
 
     Example: shoal profile --model random:tiny --voices 4 --html profile.html
     """
-    check_writable(None, html, markdown)
+    ReportFlags(None, html, markdown).check_writable()
     from rich.console import Console
 
     from shoal.tools.bench.profile import render, run_profile

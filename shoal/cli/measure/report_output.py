@@ -1,11 +1,13 @@
 """Output of a measurement: tables on the terminal, the document and its reports as files."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.flags import Quiet
 from shoal.errors import OutputError
 
 if TYPE_CHECKING:
@@ -26,35 +28,42 @@ Markdown = Annotated[
 INTERRUPTED = 130
 
 
-def check_writable(json: Path | None, html: Path | None, markdown: Path | None) -> None:
-    """Raise OutputError for a file that cannot be written, and MissingExtra for a report that cannot be drawn, before
-    the measurement starts.
-    """
-    if html is not None:
-        from shoal.tools.bench.report.plots import require_matplotlib
+@dataclass(frozen=True)
+class ReportFlags:
+    """Where the results of a measurement go."""
 
-        require_matplotlib()
-    for file in (json, html, markdown):
-        if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
-            raise OutputError(f"{file} cannot be written: give a file in a directory that exists and is writable")
+    json: JsonFile = None
+    html: Html = None
+    markdown: Markdown = None
+    quiet: Quiet = False
 
+    def check_writable(self) -> None:
+        """Raise OutputError for a file that cannot be written, and MissingExtra for a report that cannot be drawn.
 
-def report_output(
-    document: "Document", json: Path | None, html: Path | None, markdown: Path | None, *, quiet: bool = False
-) -> None:
-    """Write the document and its reports, then print the tables. Exits with code 130 after an interrupted run."""
-    from shoal.tools.bench.document import write_document
+        Called before the measurement starts.
+        """
+        if self.html is not None:
+            from shoal.tools.bench.report.plots import require_matplotlib
 
-    try:
-        if json is not None:
-            write_document(json, document)
-        write_reports([document], html, markdown)
-    finally:
-        if not quiet:
-            show([document])  # even if a file could not be written: the measurement must not be lost
-    if not document["complete"]:
-        typer.echo("interrupted: the report covers the finished measurements only", err=True)
-        raise typer.Exit(INTERRUPTED)
+            require_matplotlib()
+        for file in (self.json, self.html, self.markdown):
+            if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+                raise OutputError(f"{file} cannot be written: give a file in a directory that exists and is writable")
+
+    def write(self, document: "Document") -> None:
+        """Write the document and its reports, then print the tables. Exits with code 130 after an interrupted run."""
+        from shoal.tools.bench.document import write_document
+
+        try:
+            if self.json is not None:
+                write_document(self.json, document)
+            write_reports([document], self.html, self.markdown)
+        finally:
+            if not self.quiet:
+                show([document])  # even if a file could not be written: the measurement must not be lost
+        if not document["complete"]:
+            typer.echo("interrupted: the report covers the finished measurements only", err=True)
+            raise typer.Exit(INTERRUPTED)
 
 
 def write_reports(documents: list["Document"], html: Path | None, markdown: Path | None) -> None:

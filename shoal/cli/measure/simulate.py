@@ -1,10 +1,12 @@
 """`shoal simulate`: discrete-event simulation of a fleet of GPUs."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.flag_groups import with_groups
 from shoal.cli.flags import Json, Quiet
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from shoal.cluster.routing import StrategyName
     from shoal.tools.simulate.report import FleetMetrics
     from shoal.tools.simulate.run import Outage, Scenario
+    from shoal.tools.simulate.server import Fleet
     from shoal.tools.simulate.traffic import Arrival, TrafficPattern
 
 PANEL = "Measure"
@@ -70,27 +73,56 @@ OutageOption = Annotated[
 GpuHour = Annotated[float, typer.Option(min=0, help="Price of one GPU per hour, for the cost figures.")]
 
 
+@dataclass(frozen=True)
+class TrafficFlags:
+    """Random traffic, for a simulation without a trace."""
+
+    rate: Rate = 10.0
+    seconds: Seconds = 60.0
+    speech: Speech = 6.0
+    voices: Voices = 100
+    swing: Swing = 0.0
+    seed: Seed = 0
+
+    def pattern(self) -> "TrafficPattern":
+        from shoal.tools.simulate.traffic import TrafficPattern
+
+        return TrafficPattern(self.rate, self.seconds, self.speech, self.voices, self.swing, self.seed)
+
+
+@dataclass(frozen=True)
+class GpuFlags:
+    """One simulated GPU, and the prompts of its requests."""
+
+    slots: Slots = 16
+    blocks: Blocks = 4096
+    voice_tokens: VoiceTokens = 250
+    text_tokens: TextTokens = 50
+
+    def fleet(self, costs: Path) -> "Fleet":
+        """Return GPUs whose steps take the times of a file. Raises InvalidRequest."""
+        from shoal.config import EngineConfig
+        from shoal.tools.simulate.costs import read_costs
+        from shoal.tools.simulate.server import Fleet
+
+        config = EngineConfig(slots=self.slots)
+        return Fleet(read_costs(costs), config, self.blocks, self.voice_tokens, self.text_tokens)
+
+
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel=PANEL)(simulate)
+    app.command(rich_help_panel=PANEL)(with_groups(simulate))
 
 
 def simulate(
     costs: Costs,
     trace: Trace = None,
-    rate: Rate = 10.0,
-    seconds: Seconds = 60.0,
-    speech: Speech = 6.0,
-    voices: Voices = 100,
-    swing: Swing = 0.0,
-    seed: Seed = 0,
+    *,
+    traffic: TrafficFlags,
     check: CheckFile = None,
     gpus: Gpus = None,
     goal: Goal = 300.0,
     strategy: Strategy = ALL,
-    slots: Slots = 16,
-    blocks: Blocks = 4096,
-    voice_tokens: VoiceTokens = 250,
-    text_tokens: TextTokens = 50,
+    gpu: GpuFlags,
     cells: Cells = 1,
     zones: Zones = 1,
     outage: OutageOption = None,
@@ -108,19 +140,15 @@ def simulate(
     """
     from shoal.cli.tables import print_json, show_table
     from shoal.cluster.routing import STRATEGIES, check_strategy
-    from shoal.config import EngineConfig
-    from shoal.tools.simulate.costs import read_costs
     from shoal.tools.simulate.run import Scenario
-    from shoal.tools.simulate.server import Fleet
-    from shoal.tools.simulate.traffic import TrafficPattern
 
     gpus_per_cell = _gpus_per_cell(gpus, cells)
     chosen = list(STRATEGIES) if strategy == ALL else [check_strategy(strategy)]
-    fleet = Fleet(read_costs(costs), EngineConfig(slots=slots), blocks, voice_tokens, text_tokens)
+    fleet = gpu.fleet(costs)
     if check is not None:
         _check(check, Scenario(fleet, (), gpus or 1, chosen[-1]), json=json)
         return
-    arrivals = _arrivals(TrafficPattern(rate, seconds, speech, voices, swing, seed), trace, cells)
+    arrivals = _arrivals(traffic.pattern(), trace, cells)
     scenario = Scenario(fleet, arrivals, servers=1, zones=zones, outage=_outage(outage))
     found = _runs(scenario, chosen, gpus=gpus_per_cell, goal=goal / 1000, gpu_hour=gpu_hour, cells=cells, quiet=quiet)
     if json:

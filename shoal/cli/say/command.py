@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from shoal.checkpoint.find import BUNDLED
-from shoal.cli.flags import Codec, Device, Json, Lexicon, Quantize, Quiet
+from shoal.cli.flag_groups import with_groups
+from shoal.cli.flags import Json, Quiet
 from shoal.cli.quick_exit import QuickExit
 from shoal.cli.say import flags
 from shoal.cli.say.numpy_import import import_numpy
 from shoal.cli.say.options import (
+    ReadingOptions,
+    SamplingOptions,
     VoiceOption,
     check_model,
     check_output,
@@ -19,12 +22,10 @@ from shoal.cli.say.options import (
     check_voice,
     parse_voice,
     read_text_option,
-    sampling_overrides,
 )
 from shoal.cli.say.prosody import ProsodyOptions
 from shoal.cli.say.sinks import AudioSinks
 from shoal.cli.say.speak import EngineOptions, speak_here, speak_on_local_server
-from shoal.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shoal.cli.say.player import Player
@@ -34,7 +35,7 @@ PANEL = "Speak"
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel=PANEL)(say)
+    app.command(rich_help_panel=PANEL)(with_groups(say))
 
 
 def say(
@@ -42,29 +43,16 @@ def say(
     output: flags.Output = None,
     play: flags.Play = False,
     file: flags.TextFile = None,
-    model: flags.Model = "nano",
-    codec: Codec = None,
+    *,
+    engine: EngineOptions,
     voice: flags.VoiceOrRecording = None,
     transcript: flags.Transcript = None,
-    seed: flags.Seed = None,
-    temperature: flags.Temperature = None,
-    top_p: flags.TopP = None,
-    top_k: flags.TopK = None,
-    repetition_penalty: flags.RepetitionPenalty = None,
-    repetition: flags.Repetition = None,
-    max_frames: flags.MaxFrames = None,
-    speed: flags.Speed = 1.0,
-    volume: flags.Volume = 0.0,
-    as_written: flags.AsWritten = False,
-    normalize: flags.Normalize = None,
-    ssml: flags.Ssml = None,
-    lexicon: Lexicon = None,
+    sampling: SamplingOptions,
+    prosody: ProsodyOptions,
+    reading: ReadingOptions,
     subtitles: flags.Subtitles = None,
     show_text: flags.ShowText = False,
     format: flags.Format = None,
-    device: Device = "auto",
-    dtype: flags.Dtype = None,
-    quantize: Quantize = None,
     no_server: flags.NoServer = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -85,32 +73,18 @@ def say(
     """
     import_numpy()
     content, speaker = read_text_option(text, file), parse_voice(voice, transcript)
-    overrides = sampling_overrides(seed, temperature, top_p, top_k, repetition_penalty, repetition, max_frames)
-    _check_as_written(as_written, lexicon=lexicon, normalize=normalize)
-    request = replace(
-        speaker.request(content),
-        normalize=not as_written,
-        language=normalize,
-        ssml=ssml,
-        timestamps=subtitles is not None,
-    )
+    overrides = sampling.given()
+    request = reading.apply(replace(speaker.request(content), timestamps=subtitles is not None), engine.lexicon)
     if show_text:
-        _show_text(request, model, lexicon, json=json)
+        _show_text(request, engine.model, engine.lexicon, json=json)
         return
     check_output(output, format, json=json)
     check_subtitles(subtitles)
-    _check_speaker(speaker, model)
-    sinks = AudioSinks(output, format, _player(play or output is None), ProsodyOptions(speed, volume), subtitles)
-    options = EngineOptions(model, codec, device, dtype, quantize, lexicon)
-    _speak(options, request, overrides, sinks, no_server=no_server, json=json, quiet=quiet)
+    _check_speaker(speaker, engine.model)
+    prosody.check()
+    sinks = AudioSinks(output, format, _player(play or output is None), prosody, subtitles)
+    _speak(engine, request, overrides, sinks, no_server=no_server, json=json, quiet=quiet)
     raise QuickExit
-
-
-def _check_as_written(as_written: bool, **changes: object) -> None:
-    """Raise InvalidRequest for options that change a text which must not change."""
-    for name, value in changes.items():
-        if as_written and value is not None:
-            raise InvalidRequest(f"--{name} changes the text and --as-written does not: use one of them")
 
 
 def _check_speaker(speaker: VoiceOption, model: str) -> None:

@@ -1,18 +1,19 @@
 """Flags of `shoal say`, parsed and validated before a model is loaded."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.cli.completion import MODELS, builtin_voices
+from shoal.cli.say import flags
 from shoal.errors import InvalidRequest, ModelNotFound, TextError, VoiceNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.speech import Recording, Repetition, SpeechRequest, Word
+    from shoal.speech import Recording, SpeechRequest, Word
 
 STDIN = "-"
 STDOUT = Path("-")
@@ -40,20 +41,39 @@ def read_text_option(text: str | None, file: Path | None) -> str:
     return content
 
 
-def sampling_overrides(
-    seed: int | None,
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int | None,
-    repetition_penalty: float | None,
-    repetition: str | None,
-    max_frames: int | None,
-) -> dict[str, Any]:
-    """Return the options that were given; the model's defaults apply to the others. Raises InvalidRequest."""
-    from shoal.speech import Sampling
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Sampling of `shoal say`; None stands for the model's default."""
 
-    kept = cast("Repetition | None", repetition)  # Sampling checks the value
-    return Sampling(temperature, top_p, top_k, repetition_penalty, kept, seed, max_frames).given()
+    seed: flags.Seed = None
+    temperature: flags.Temperature = None
+    top_p: flags.TopP = None
+    top_k: flags.TopK = None
+    repetition_penalty: flags.RepetitionPenalty = None
+    repetition: flags.Repetition = None
+    max_frames: flags.MaxFrames = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that were given. Raises InvalidRequest."""
+        from shoal.speech import Sampling
+
+        return Sampling(**vars(self)).given()
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How `shoal say` reads a text."""
+
+    as_written: flags.AsWritten = False
+    normalize: flags.Normalize = None
+    ssml: flags.Ssml = None
+
+    def apply(self, request: "SpeechRequest", lexicon: Path | None) -> "SpeechRequest":
+        """Return the request with these options. Raises InvalidRequest for those that contradict each other."""
+        for name, value in (("lexicon", lexicon), ("normalize", self.normalize)):
+            if self.as_written and value is not None:
+                raise InvalidRequest(f"--{name} changes the text and --as-written does not: use one of them")
+        return replace(request, normalize=not self.as_written, language=self.normalize, ssml=self.ssml)
 
 
 def check_output(output: Path | None, format: str | None, *, json: bool) -> None:

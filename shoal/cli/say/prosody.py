@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shoal.cli.say import flags
 from shoal.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -12,16 +13,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProsodyOptions:
-    """Rate and gain in decibels. Raises InvalidRequest, or MissingExtra if the rate cannot be changed here."""
+    """Rate and gain in decibels."""
 
-    speed: float = 1.0
-    decibels: float = 0.0
+    speed: flags.Speed = 1.0
+    volume: flags.Volume = 0.0
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise InvalidRequest, or MissingExtra if the rate cannot be changed here."""
         if not 0.5 <= self.speed <= 2.0:
             raise InvalidRequest(f"--speed must be between 0.5 and 2, not {self.speed:g}")
-        if not -20.0 <= self.decibels <= 20.0:
-            raise InvalidRequest(f"--volume must be between -20 and 20 decibels, not {self.decibels:g}")
+        if not -20.0 <= self.volume <= 20.0:
+            raise InvalidRequest(f"--volume must be between -20 and 20 decibels, not {self.volume:g}")
         if self.speed != 1.0:
             from shoal.audio.tempo import check_tempo
 
@@ -35,7 +37,7 @@ class ProsodyFilter:
     """Changes one stream of samples."""
 
     def __init__(self, prosody: ProsodyOptions, sample_rate: int) -> None:
-        self._decibels = prosody.decibels
+        self._decibels = prosody.volume
         self._tempo = None if prosody.speed == 1.0 else _tempo(sample_rate, prosody.speed)
 
     def feed(self, samples: "Samples") -> "Samples":

@@ -101,7 +101,7 @@ def speak_on_server(
     server: LocalServer, request: "SpeechRequest", sampling: dict[str, Any], prosody: ProsodyOptions
 ) -> ServerSpeech:
     """Send a request; returns when the first audio is there. Raises ServerRefused."""
-    body = speech_body(request, sampling) | {"prosody": {"speed": prosody.speed, "volume": prosody.decibels}}
+    body = speech_body(request, sampling) | {"prosody": {"speed": prosody.speed, "volume": prosody.volume}}
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("SHOAL_API_KEY"):
         headers["Authorization"] = f"Bearer {key}"

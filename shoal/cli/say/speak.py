@@ -3,12 +3,13 @@
 import logging
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from shoal.checkpoint.find import BUNDLED
+from shoal.cli.flags import Codec, Device, Lexicon, Quantize
+from shoal.cli.say import flags
 from shoal.cli.say.options import default_seed
 from shoal.cli.say.prosody import ProsodyOptions
 from shoal.cli.say.sinks import AudioSinks
@@ -29,12 +30,12 @@ logger = logging.getLogger(__name__)
 class EngineOptions:
     """Model, device and files that an engine is loaded from."""
 
-    model: str
-    codec: Path | None
-    device: str
-    dtype: str | None
-    quantize: str | None
-    lexicon: Path | None
+    model: flags.Model = BUNDLED
+    codec: Codec = None
+    device: Device = "auto"
+    dtype: flags.Dtype = None
+    quantize: Quantize = None
+    lexicon: Lexicon = None
 
     @property
     def config(self) -> "EngineConfig":

@@ -1,16 +1,18 @@
 """`shoal package` and `shoal deploy`: package a model for a platform and create its endpoint."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.completion import complete_model
+from shoal.cli.flag_groups import with_groups
 from shoal.cli.flags import Codec, Quiet
 
 if TYPE_CHECKING:
-    from shoal.deploy.endpoint import CandidateModel
+    from shoal.deploy.endpoint import Canary, CandidateModel
     from shoal.deploy.package import PackageFile, Progress
 
 PANEL = "Serve"
@@ -31,7 +33,7 @@ def add_to(app: typer.Typer) -> None:
     package.command("runpod")(package_runpod)
     app.add_typer(package, name="package", rich_help_panel=PANEL)
     deploy = typer.Typer(no_args_is_help=True, help="Create or update the endpoint of a packaged model.")
-    deploy.command("sagemaker")(deploy_sagemaker)
+    deploy.command("sagemaker")(with_groups(deploy_sagemaker))
     app.add_typer(deploy, name="deploy", rich_help_panel=PANEL)
 
 
@@ -113,6 +115,32 @@ Region = Annotated[str | None, typer.Option(help="AWS region. Default: the regio
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the changes without making them.")]
 
 
+@dataclass(frozen=True)
+class RolloutFlags:
+    """How an update of an endpoint takes effect."""
+
+    canary: CanaryOption = None
+    canary_seconds: CanarySeconds = 600
+    alarm: Alarm = None
+    candidate: Candidate = None
+    candidate_percent: CandidatePercent = 10.0
+
+    def canary_step(self) -> "Canary | None":
+        from shoal.deploy.endpoint import Canary
+
+        return None if self.canary is None else Canary(self.canary, self.canary_seconds, tuple(self.alarm or ()))
+
+    def candidate_model(self) -> "CandidateModel | None":
+        from shoal.deploy.endpoint import CandidateModel
+
+        if self.candidate is None:
+            return None
+        image, comma, model_data = self.candidate.partition(",")
+        if not (image and comma and model_data):
+            raise typer.BadParameter(f"{self.candidate!r} is not of the form IMAGE,S3-URI", param_hint="--candidate")
+        return CandidateModel(image, model_data, self.candidate_percent)
+
+
 def deploy_sagemaker(
     name: Name,
     image: Image,
@@ -122,11 +150,8 @@ def deploy_sagemaker(
     instances: Instances = "1:1",
     concurrency: Concurrency = 16,
     many: Many = False,
-    canary: CanaryOption = None,
-    canary_seconds: CanarySeconds = 600,
-    alarm: Alarm = None,
-    candidate: Candidate = None,
-    candidate_percent: CandidatePercent = 10.0,
+    *,
+    rollout: RolloutFlags,
     env: Env = None,
     region: Region = None,
     dry_run: DryRun = False,
@@ -135,7 +160,7 @@ def deploy_sagemaker(
 
     Example: shoal deploy sagemaker voices --image IMAGE --model-data s3://bucket/model.tar.gz --role ARN --dry-run
     """
-    from shoal.deploy.endpoint import Canary, EndpointSpec, SageMakerAccount
+    from shoal.deploy.endpoint import EndpointSpec, SageMakerAccount
 
     min_instances, max_instances = _bounds(instances)
     variables = dict(_pair(each) for each in env or ())
@@ -150,8 +175,8 @@ def deploy_sagemaker(
         concurrency=concurrency,
         multi_model=many,
         environment=variables,
-        canary=None if canary is None else Canary(canary, canary_seconds, tuple(alarm or ())),
-        candidate=_candidate(candidate, candidate_percent),
+        canary=rollout.canary_step(),
+        candidate=rollout.candidate_model(),
     )
     steps = SageMakerAccount(region).steps(spec)
     for step in steps:
@@ -160,17 +185,6 @@ def deploy_sagemaker(
             step.do()
     if not steps:
         typer.echo(f"{name} is up to date")
-
-
-def _candidate(text: str | None, percent: float) -> "CandidateModel | None":
-    from shoal.deploy.endpoint import CandidateModel
-
-    if text is None:
-        return None
-    image, comma, model_data = text.partition(",")
-    if not (image and comma and model_data):
-        raise typer.BadParameter(f"{text!r} is not of the form IMAGE,S3-URI", param_hint="--candidate")
-    return CandidateModel(image, model_data, percent)
 
 
 def _bounds(text: str) -> tuple[int, int]:

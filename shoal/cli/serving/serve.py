@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from shoal.cli.flags import Codec, Json, Lexicon, Quantize
 from shoal.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from shoal.settings import ResolvedSettings
+    from shoal.settings import ResolvedSettings, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,23 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, listed by `shoal config`; may be repeated."),
 ]
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """Settings of the engine of a command that speaks files, without a server."""
+
+    model: Model = None
+    codec: Codec = None
+    device: Device = None
+    slots: Slots = None
+    lexicon: Lexicon = None
+    file: File = None
+    set: Set = None
+
+    def settings(self) -> "Settings":
+        flags = {name: value for name, value in vars(self).items() if name not in ("file", "set")}
+        return resolve_settings(flags, self.file, self.set).settings
 
 
 def add_to(app: typer.Typer) -> None:
