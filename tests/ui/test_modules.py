@@ -97,7 +97,7 @@ def test_the_first_line_is_short_and_the_others_are_long(run: Run) -> None:
 @pytest.mark.parametrize(("factor", "parts"), [(0.2, 1), (2.0, 2), (6.0, 5), (1000.0, 5)])
 def test_a_slow_machine_gets_shorter_requests(run: Run, factor: float, parts: int) -> None:
     line = {"text": "One is here. " * 20, "voice": "me", "speaker": 1, "turn": 2}
-    lines = run("speech/lines.js", "({ fitted }, [line, factor]) => fitted(line, factor)", [line, factor])
+    lines = run("speech/lines.js", "({ splitToDuration }, [line, factor]) => splitToDuration(line, factor)", [line, factor])
     assert len(lines) == parts
     assert {(line["voice"], line["speaker"], line["turn"]) for line in lines} == {("me", 1, 2)}
 
@@ -193,7 +193,7 @@ shoal_time_to_first_audio_seconds_bucket{api="fish",le="+Inf"} 4.0
 
 
 def test_metrics_are_converted_to_displayed_figures(run: Run) -> None:
-    work = "({ reading }, [text, before]) => reading(text, 12, before)"
+    work = "({ readMetrics }, [text, before]) => readMetrics(text, 12, before)"
     seen = run("server/metrics.js", work, [METRICS, {"at": 10, "audioMade": 4, "frames": 0}])
     assert (seen["slots"], seen["running"], seen["audioMade"], seen["throughput"]) == (8, 3, 12, 4)
     assert seen["firstAudio"] == pytest.approx(0.15)

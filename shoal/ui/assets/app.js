@@ -4,7 +4,7 @@ import { Player } from "./audio/player.js";
 import * as server from "./server/client.js";
 import { Speaking } from "./speaking.js";
 import { Preview } from "./speech/preview.js";
-import { recall, remember } from "./store/preferences.js";
+import { readPreference, writePreference } from "./store/preferences.js";
 import { Composer } from "./views/composer.js";
 import { DialogueEditor } from "./views/dialogue.js";
 import { byId } from "./views/dom.js";
@@ -20,13 +20,13 @@ import { ShareDialog } from "./views/share-dialog.js";
 import { VoiceDialog } from "./views/voice-dialog.js";
 import { VoicePicker } from "./views/voices.js";
 
-const LOOK_SECONDS = { whileAway: 1, whileReady: 5 };
+const POLL_SECONDS = { notReady: 1, ready: 5 };
 const STATES = {
   starting: "Loading the model…",
   restarting: "The engine is coming back…",
   stopping: "The server is shutting down",
   failed: "The server has failed",
-  away: "No server",
+  unreachable: "No server",
 };
 
 const player = new Player();
@@ -36,7 +36,7 @@ const dialogue = new DialogueEditor();
 const sampling = new SamplingForm();
 const composer = new Composer(dialogue, picker);
 const history = new HistoryList();
-const download = new DownloadMenu((problem) => notice.tell(problem));
+const download = new DownloadMenu((problem) => notice.show(problem));
 const speaking = new Speaking({ player, playback, composer, dialogue, sampling, history, download, picker });
 const preview = new Preview();
 const shareDialog = new ShareDialog();
@@ -44,15 +44,15 @@ const voiceDialog = new VoiceDialog();
 const editDialog = new EditDialog();
 new EngineView();
 
-let known = false; // the model's description is loaded
+let loaded = false; // the model's description is loaded
 
-async function lookAfterServer() {
+async function pollServer() {
   for (;;) {
-    const { state, model } = await server.ready().catch(() => ({ state: "away" }));
-    if (state === "ready" && !known) await meet();
-    if (state !== "ready") known = false;
+    const { state, model } = await server.ready().catch(() => ({ state: "unreachable" }));
+    if (state === "ready" && !loaded) await loadModelInfo();
+    if (state !== "ready") loaded = false;
     showState(state, model);
-    const seconds = known ? LOOK_SECONDS.whileReady : LOOK_SECONDS.whileAway;
+    const seconds = loaded ? POLL_SECONDS.ready : POLL_SECONDS.notReady;
     await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
   }
 }
@@ -67,12 +67,12 @@ function showState(state, model) {
 }
 
 /** Loads the model's description: voices, defaults and limits. */
-async function meet() {
+async function loadModelInfo() {
   try {
     const facts = await server.about();
     speaking.rate = facts.sample_rate;
     speaking.timed = facts.word_times;
-    composer.mostCharacters = facts.text_characters;
+    composer.maxCharacters = facts.text_characters;
     sampling.setDefaults(facts.sampling);
     download.offer(facts.formats);
     shareDialog.formats = download.formats;
@@ -80,10 +80,10 @@ async function meet() {
     byId("clone-note").hidden = facts.clones;
     showVoices(facts.voices);
     byId("version").textContent = `Shoal ${facts.version}`;
-    known = true;
+    loaded = true;
   } catch (problem) {
     if (problem.status === 401) await askForKey(server.key.get() ? problem : null);
-    else if (problem.title) notice.tell(problem);
+    else if (problem.title) notice.show(problem);
     else throw problem;
   }
 }
@@ -99,7 +99,7 @@ async function refreshVoices(choose) {
     showVoices((await server.about()).voices);
     if (choose !== undefined) picker.reveal(choose);
   } catch (problem) {
-    notice.tell(problem);
+    notice.show(problem);
   }
 }
 
@@ -125,22 +125,22 @@ async function listen(voice) {
   if (player.state === "playing") await player.toggle();
   await preview.toggle(voice, speaking.rate).catch((problem) => {
     if (!problem.title) throw problem;
-    notice.tell(problem);
+    notice.show(problem);
   });
 }
 
 function connectTheme() {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const tell = () => byId("theme-button").setAttribute("aria-pressed", String(isDark()));
+  const show = () => byId("theme-button").setAttribute("aria-pressed", String(isDark()));
   byId("theme-button").addEventListener("click", () => {
     const theme = isDark() ? "light" : "dark";
     document.documentElement.dataset.theme = theme;
-    remember("theme", theme);
-    tell();
+    writePreference("theme", theme);
+    show();
   });
-  system.addEventListener("change", tell);
-  tell();
+  system.addEventListener("change", show);
+  show();
 }
 
 function connectKeyboard() {
@@ -167,16 +167,16 @@ editDialog.addEventListener("changed", ({ detail: { was, now } }) =>
 );
 voiceDialog.addEventListener("saved", ({ detail }) => refreshVoices(detail));
 byId("add-voice").addEventListener("click", () => voiceDialog.open());
-byId("key-button").addEventListener("click", async () => (await askForKey()) && meet());
+byId("key-button").addEventListener("click", async () => (await askForKey()) && loadModelInfo());
 history.addEventListener("play", ({ detail }) => replay(detail));
 history.addEventListener("share", ({ detail: { speech, track } }) => shareDialog.open(speech, track));
 history.addEventListener("reuse", ({ detail }) => reuse(detail.speech));
 // Remember which sections are open.
 for (const section of ["advanced", "engine-card"]) {
-  byId(section).open = recall(section, false);
-  byId(section).addEventListener("toggle", () => remember(section, byId(section).open));
+  byId(section).open = readPreference(section, false);
+  byId(section).addEventListener("toggle", () => writePreference(section, byId(section).open));
 }
 connectTheme();
 connectKeyboard();
 speaking.update();
-lookAfterServer();
+pollServer();

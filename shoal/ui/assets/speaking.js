@@ -9,13 +9,13 @@ import { byId } from "./views/dom.js";
 import { save } from "./views/download.js";
 import { askForKey } from "./views/key-dialog.js";
 import * as notice from "./views/notice.js";
-import { duration, roughly } from "./views/words.js";
+import { duration, approximate } from "./views/words.js";
 
 const SILENCE = {
   title: "The model said nothing",
   detail: "It ended before its first sound. Another seed or other words will help.",
 };
-const UNREPEATABLE = [400, 413, 422]; // the same request would fail again
+const NOT_RETRYABLE = [400, 413, 422]; // the same request would fail again
 
 export class Speaking {
   #page;
@@ -53,7 +53,7 @@ export class Speaking {
   #ask() {
     const { composer, sampling } = this.#page;
     if (sampling.seedProblem) {
-      notice.tell(sampling.seedProblem);
+      notice.show(sampling.seedProblem);
       return sampling.focusSeed();
     }
     const seconds = expectedSeconds(characters(composer.lines)) / (sampling.moved.speed ?? 1);
@@ -62,53 +62,53 @@ export class Speaking {
   }
 
   #askAboutLength(seconds) {
-    const title = `This is ${roughly(seconds)} of speech`;
+    const title = `This is ${approximate(seconds)} of speech`;
     if (seconds > FILE_SECONDS) {
-      const detail = `A page can make ${roughly(FILE_SECONDS)} at a time. Divide the text, or use the command line: shoal batch.`;
-      return notice.tell({ title, detail });
+      const detail = `A page can make ${approximate(FILE_SECONDS)} at a time. Divide the text, or use the command line: shoal batch.`;
+      return notice.show({ title, detail });
     }
     const file = { label: "Make a file", work: () => this.#speak({ file: true }) };
     const here = { label: "Play it here", work: () => this.#speak() };
     const detail = "A file is not played and needs little memory: it is downloaded when it is complete.";
-    notice.tell({ title, detail }, ...(seconds > PLAYED_SECONDS ? [file] : [file, here]));
+    notice.show({ title, detail }, ...(seconds > PLAYED_SECONDS ? [file] : [file, here]));
   }
 
   async #speak({ file = false } = {}) {
     const { playback, composer, sampling } = this.#page;
     const seed = sampling.seed ?? randomSeed();
-    const recipe = { draft: composer.draft, moved: sampling.moved, seed, file, kept: null };
+    const job = { draft: composer.draft, moved: sampling.moved, seed, file, kept: null };
     const options = { ...sampling.options, seed, ...(sampling.showsText && { show_text: true }) };
     const track = file ? new FileTrack(this.rate) : new Track(this.rate);
     const synthesis = new Synthesis(composer.lines, options, track, { timed: this.timed && !file });
     this.#follow(synthesis);
     playback.expect(expectedSeconds(characters(synthesis.lines)));
     showText("");
-    await this.#run(synthesis, recipe, 0);
+    await this.#run(synthesis, job, 0);
   }
 
   /** `from` is the sample at which playback starts. */
-  async #run(synthesis, recipe, from) {
+  async #run(synthesis, job, from) {
     const { player, playback, download } = this.#page;
     this.#current = synthesis;
     notice.clear();
     this.update();
-    announce(recipe.file ? "Making a file" : "Speaking");
-    if (recipe.file) player.stop();
+    announce(job.file ? "Making a file" : "Speaking");
+    if (job.file) player.stop();
     else player.play(synthesis.track, from);
     playback.update();
     download.show(null);
-    await synthesis.run().catch((problem) => void this.#explain(problem, synthesis, recipe));
+    await synthesis.run().catch((problem) => void this.#explain(problem, synthesis, job));
     this.#current = null;
-    this.#end(synthesis, recipe);
+    this.#end(synthesis, job);
   }
 
   /** Goes on after a failure, from where it stopped. The entry of the broken speech is replaced. */
-  async #continue(synthesis, recipe) {
+  async #continue(synthesis, job) {
     const { player, history } = this.#page;
-    const heard = player.track === synthesis.track ? player.position : synthesis.track.length;
-    const id = await recipe.kept;
-    if (id) await history.forget(id);
-    await this.#run(synthesis, recipe, Math.min(heard, synthesis.track.length));
+    const resumeAt = player.track === synthesis.track ? player.position : synthesis.track.length;
+    const id = await job.kept;
+    if (id) await history.remove(id);
+    await this.#run(synthesis, job, Math.min(resumeAt, synthesis.track.length));
   }
 
   #follow(synthesis) {
@@ -137,29 +137,29 @@ export class Speaking {
     byId("progress-words").textContent = `Part ${Math.min(line + 1, lines.length)} of ${lines.length}`;
   }
 
-  #end(synthesis, recipe) {
+  #end(synthesis, job) {
     const { track, outcome } = synthesis;
-    if (!recipe.file) this.#showEnd(track, outcome);
+    if (!job.file) this.#showEnd(track, outcome);
     this.#show(synthesis);
     this.#page.playback.update();
     this.update();
     byId("keep-seed").disabled = false;
-    byId("keep-seed").onclick = () => (this.#page.sampling.seed = recipe.seed);
-    if (!track.length && outcome === "whole") notice.tell(SILENCE);
-    else if (recipe.file && outcome === "whole") save(track.wav(), "shoal.wav");
-    else if (track.length && !recipe.file) this.#keep(synthesis, recipe);
+    byId("keep-seed").onclick = () => (this.#page.sampling.seed = job.seed);
+    if (!track.length && outcome === "whole") notice.show(SILENCE);
+    else if (job.file && outcome === "whole") save(track.wav(), "shoal.wav");
+    else if (track.length && !job.file) this.#keep(synthesis, job);
     announce(outcome === "whole" ? `Done, ${duration(track.seconds)} of audio` : "Stopped");
   }
 
   /** Without storage only the history is lost. */
-  #keep({ lines, options, track, firstAudio, realTimeFactor, outcome }, recipe) {
+  #keep({ lines, options, track, firstAudio, realTimeFactor, outcome }, job) {
     const text = lines.map((line) => line.text).join(" ");
     const voices = [...new Set(lines.map(({ voice }) => (voice === null ? "Model’s own" : this.#page.picker.titleOf(voice))))];
     const { show_text: _, ...sent } = options;
-    const { draft, moved, seed } = recipe;
+    const { draft, moved, seed } = job;
     const speech = { draft, moved, seed, text, voices, requests: requestsOf(lines), options: sent };
     this.shown = speech;
-    recipe.kept = this.#page.history
+    job.kept = this.#page.history
       .add({ ...speech, firstAudio, rtf: realTimeFactor, outcome }, track)
       .catch(() => null);
   }
@@ -173,13 +173,13 @@ export class Speaking {
     download.show(track);
   }
 
-  async #explain(problem, synthesis, recipe) {
+  async #explain(problem, synthesis, job) {
     if (!problem.title) throw problem;
     if (problem.status === 401 && (await askForKey(problem))) return this.#ask();
-    if (UNREPEATABLE.includes(problem.status)) return notice.tell(problem);
+    if (NOT_RETRYABLE.includes(problem.status)) return notice.show(problem);
     const begun = synthesis.track.length > 0;
-    const work = () => (begun ? this.#continue(synthesis, recipe) : this.#speak({ file: recipe.file }));
-    notice.tell(problem, { label: begun ? "Continue" : "Try again", work, after: problem.retryAfter ?? 0 });
+    const work = () => (begun ? this.#continue(synthesis, job) : this.#speak({ file: job.file }));
+    notice.show(problem, { label: begun ? "Continue" : "Try again", work, after: problem.retryAfter ?? 0 });
   }
 }
 

@@ -10,13 +10,13 @@ const AHEAD_SECONDS = 4;
 const PIECE_SECONDS = 1;
 const PUMP_MILLISECONDS = 100;
 const LEAD_SECONDS = 0.06;
-const LONGEST_LEAD = 1.5;
+const MAX_LEAD_SECONDS = 1.5;
 
 export class Player extends EventTarget {
   #context = null;
   #track = null;
   #pieces = new Set();
-  #laid = 0; // samples handed to the context
+  #scheduled = 0; // samples handed to the context
   #anchor = { time: 0, sample: 0 }; // this sample plays at this context time
   #lead = LEAD_SECONDS;
   #pump = 0;
@@ -32,11 +32,11 @@ export class Player extends EventTarget {
   get position() {
     if (this.state !== "playing" && this.state !== "paused") return this.#rest;
     const passed = Math.round((this.#context.currentTime - this.#anchor.time) * this.#track.rate);
-    return Math.min(this.#anchor.sample + Math.max(0, passed), this.#laid);
+    return Math.min(this.#anchor.sample + Math.max(0, passed), this.#scheduled);
   }
 
   /** The sample that leaves the loudspeaker now: wireless ones are up to 0.3 s late. */
-  get heard() {
+  get audiblePosition() {
     if (this.state !== "playing") return this.position;
     const late = Math.round((this.#context.outputLatency || 0) * this.#track.rate);
     return Math.max(Math.min(this.#anchor.sample, this.position), this.position - late);
@@ -49,7 +49,7 @@ export class Player extends EventTarget {
     this.#lead = LEAD_SECONDS;
     this.#context = contextFor(track.rate, this.#context);
     this.#startAt(from);
-    this.#enter("playing");
+    this.#setState("playing");
     this.#pump = setInterval(() => this.follow(), PUMP_MILLISECONDS);
     this.follow();
   }
@@ -59,16 +59,16 @@ export class Player extends EventTarget {
     this.stop();
     this.#track = null;
     this.#rest = 0;
-    this.#enter("empty");
+    this.#setState("empty");
   }
 
   async toggle() {
     if (this.state === "playing") {
       await this.#context.suspend();
-      this.#enter("paused");
+      this.#setState("paused");
     } else if (this.state === "paused") {
       await this.#context.resume();
-      this.#enter("playing");
+      this.#setState("playing");
     } else if (this.#track) {
       this.play(this.#track, this.#rest < this.#track.length ? this.#rest : 0);
     }
@@ -93,7 +93,7 @@ export class Player extends EventTarget {
     this.#rest = this.position;
     clearInterval(this.#pump);
     this.#silence();
-    if (this.#track) this.#enter("ended");
+    if (this.#track) this.#setState("ended");
   }
 
   /** Schedules samples that arrived since the last call. Called by a timer, and when the track has grown. */
@@ -101,35 +101,37 @@ export class Player extends EventTarget {
     if (this.state !== "playing") return;
     const { rate, length } = this.#track;
     const horizon = this.position + AHEAD_SECONDS * rate;
-    while (this.#laid < Math.min(length, horizon)) this.#layOut(Math.min(length, this.#laid + PIECE_SECONDS * rate));
+    while (this.#scheduled < Math.min(length, horizon)) {
+      this.#schedule(Math.min(length, this.#scheduled + PIECE_SECONDS * rate));
+    }
     if (this.#track.complete && this.position >= length) this.stop();
   }
 
   #startAt(sample) {
-    this.#laid = sample;
+    this.#scheduled = sample;
     this.#anchor = { time: this.#onSample(this.#context.currentTime + this.#lead), sample };
   }
 
-  #layOut(end) {
+  #schedule(end) {
     const { rate } = this.#track;
     this.#catchUp();
-    const piece = this.#context.createBuffer(1, end - this.#laid, rate);
-    piece.copyToChannel(toFloat(this.#track.slice(this.#laid, end)), 0);
+    const piece = this.#context.createBuffer(1, end - this.#scheduled, rate);
+    piece.copyToChannel(toFloat(this.#track.slice(this.#scheduled, end)), 0);
     const source = this.#context.createBufferSource();
     source.buffer = piece;
     source.connect(this.#context.destination);
     source.onended = () => this.#pieces.delete(source);
-    source.start(this.#anchor.time + (this.#laid - this.#anchor.sample) / rate);
+    source.start(this.#anchor.time + (this.#scheduled - this.#anchor.sample) / rate);
     this.#pieces.add(source);
-    this.#laid = end;
+    this.#scheduled = end;
   }
 
   /** After an underrun, buffer longer before resuming, so that it does not repeat. */
   #catchUp() {
-    const due = this.#anchor.time + (this.#laid - this.#anchor.sample) / this.#track.rate;
+    const due = this.#anchor.time + (this.#scheduled - this.#anchor.sample) / this.#track.rate;
     if (due >= this.#context.currentTime) return;
-    if (this.#laid > this.#anchor.sample) this.#lead = Math.min(LONGEST_LEAD, 2.5 * this.#lead);
-    this.#startAt(this.#laid);
+    if (this.#scheduled > this.#anchor.sample) this.#lead = Math.min(MAX_LEAD_SECONDS, 2.5 * this.#lead);
+    this.#startAt(this.#scheduled);
   }
 
   #onSample(time) {
@@ -145,7 +147,7 @@ export class Player extends EventTarget {
     this.#pieces.clear();
   }
 
-  #enter(state) {
+  #setState(state) {
     this.state = state;
     this.dispatchEvent(new Event("change"));
   }

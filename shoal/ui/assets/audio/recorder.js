@@ -3,7 +3,7 @@
 import { Problem } from "../server/problem.js";
 import { toInteger, wavFile } from "./pcm.js";
 
-const AS_IT_IS = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: true };
+const UNPROCESSED = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: true };
 
 export class Recorder {
   #context = null;
@@ -20,7 +20,7 @@ export class Recorder {
     this.#context = new AudioContext();
     await this.#context.audioWorklet.addModule(new URL("recorder-worklet.js", import.meta.url));
     this.#worklet = new AudioWorkletNode(this.#context, "recorder", { numberOfOutputs: 0 });
-    this.#worklet.port.onmessage = ({ data }) => this.#hear(data);
+    this.#worklet.port.onmessage = ({ data }) => this.#onSamples(data);
     this.#context.createMediaStreamSource(this.#stream).connect(this.#worklet);
   }
 
@@ -33,12 +33,12 @@ export class Recorder {
     return wavFile(toInteger(joined(this.#recorded)), this.#context.sampleRate);
   }
 
-  #hear(samples) {
+  #onSamples(samples) {
     this.#recorded.push(samples);
     this.seconds += samples.length / this.#context.sampleRate;
     this.level = Math.max(
       0.85 * this.level,
-      samples.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0),
+      samples.reduce((peak, sample) => Math.max(peak, Math.abs(sample)), 0),
     );
   }
 }
@@ -51,7 +51,7 @@ async function microphone() {
     );
   }
   try {
-    return await navigator.mediaDevices.getUserMedia({ audio: AS_IT_IS });
+    return await navigator.mediaDevices.getUserMedia({ audio: UNPROCESSED });
   } catch (error) {
     if (error.name === "NotAllowedError") {
       throw new Problem("The microphone is not allowed", "Allow it for this page in the browser, or upload a file.");

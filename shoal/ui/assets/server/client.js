@@ -1,13 +1,13 @@
 /** Client for the server's routes. Failures raise a Problem; an abort signal raises an AbortError. */
 
-import { recall, remember } from "../store/preferences.js";
+import { readPreference, writePreference } from "../store/preferences.js";
 import { problemOf, unreachable } from "./problem.js";
 
 const JSON_BODY = { "Content-Type": "application/json" };
 
 export const key = {
-  get: () => recall("key", ""),
-  set: (value) => remember("key", value || null),
+  get: () => readPreference("key", ""),
+  set: (value) => writePreference("key", value || null),
 };
 
 export const about = (signal) => json("v1/about", { signal });

@@ -30,19 +30,19 @@ export function quantile(samples, name, share) {
   }
   const all = buckets.get(Infinity) ?? 0;
   if (!all) return null;
-  return between(
+  return interpolate(
     [...buckets].sort(([a], [b]) => a - b),
     share * all,
   );
 }
 
 /** Interpolates linearly within a bucket, like Prometheus; above the last bound, returns that bound. */
-function between(buckets, wanted) {
+function interpolate(buckets, rank) {
   let [lower, below] = [0, 0];
   for (const [bound, count] of buckets) {
-    if (count >= wanted) {
+    if (count >= rank) {
       if (bound === Infinity) return lower;
-      return lower + ((bound - lower) * (wanted - below)) / Math.max(1e-9, count - below);
+      return lower + ((bound - lower) * (rank - below)) / Math.max(1e-9, count - below);
     }
     [lower, below] = [bound, count];
   }
@@ -50,7 +50,7 @@ function between(buckets, wanted) {
 }
 
 /** Returns the figures to show. `before` is the previous reading, for rates; both have `at` in seconds. */
-export function reading(text, at, before = null) {
+export function readMetrics(text, at, before = null) {
   const samples = parse(text);
   const of = (name) => total(samples, name);
   const audioMade = of("shoal_audio_seconds_total") ?? 0;

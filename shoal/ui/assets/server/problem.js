@@ -63,10 +63,10 @@ export function unreachable() {
 }
 
 /** A stream that fails after its first samples has no error status: the server closes the connection. */
-export function brokenOff(heard, passed) {
-  const what = `The first ${heard.toFixed(1)} s are kept. You can go on from where it stopped.`;
-  const why =
-    passed > 30 ? ` The server gave up after ${passed.toFixed(0)} s of work; the rest is asked for in smaller parts.` : "";
+export function streamAborted(receivedSeconds, elapsedSeconds) {
+  const what = `The first ${receivedSeconds.toFixed(1)} s are kept. You can go on from where it stopped.`;
+  const work = `${elapsedSeconds.toFixed(0)} s of work`;
+  const why = elapsedSeconds > 30 ? ` The server gave up after ${work}; the rest is asked for in smaller parts.` : "";
   return new Problem("The audio broke off", what + why);
 }
 

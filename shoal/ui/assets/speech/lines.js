@@ -10,18 +10,18 @@ export const PLAYED_SECONDS = 2 * 3600; // the longest speech that is kept in th
 export const FILE_SECONDS = 8 * 3600; // well below the 4 GB that a wav file can hold, at any rate
 // About twelve seconds: enough to measure the machine's speed, and a good length for a voice reference.
 const FIRST_CHARACTERS = 180;
-const FEWEST_CHARACTERS = 60;
-const COMFORTABLE_SECONDS = 25; // well within the server's default deadline
-const LETTERS_PER_SECOND = 15; // of speech; only to estimate a duration in advance
+const MIN_CHARACTERS = 60;
+const TARGET_SECONDS = 25; // well within the server's default deadline
+const CHARACTERS_PER_SECOND = 15; // of speech; only to estimate a duration in advance
 
-/** Splits text into passages of at most `most` characters; only surrounding spaces are lost.
+/** Splits text into passages of at most `max` characters; only surrounding spaces are lost.
  *
  * The first passage ends at the sentence that passes `first` characters.
  */
-export function passages(text, most, first = most) {
+export function passages(text, max, first = max) {
   const found = [];
-  for (const piece of pieces(text, most)) {
-    const [last, room] = [found.at(-1), found.length === 1 ? first : most];
+  for (const piece of pieces(text, max)) {
+    const [last, room] = [found.at(-1), found.length === 1 ? first : max];
     if (last !== undefined && last.length + piece.length <= room) found[found.length - 1] = last + piece;
     else found.push(piece);
   }
@@ -29,14 +29,14 @@ export function passages(text, most, first = most) {
 }
 
 /** One line per passage, all with one voice; null is the model's own. */
-export function monologue(text, voice, most = PASSAGE_CHARACTERS) {
-  return passages(text, most, FIRST_CHARACTERS).map((passage) => ({ text: passage, voice, speaker: 0, turn: 0 }));
+export function monologue(text, voice, max = PASSAGE_CHARACTERS) {
+  return passages(text, max, FIRST_CHARACTERS).map((passage) => ({ text: passage, voice, speaker: 0, turn: 0 }));
 }
 
 /** One line per turn, or several where a turn is long. `cast` has the voice of each speaker. */
-export function dialogue(turns, cast, most = PASSAGE_CHARACTERS) {
+export function dialogue(turns, cast, max = PASSAGE_CHARACTERS) {
   return turns.flatMap(({ speaker, text }, turn) =>
-    passages(text, most).map((passage) => ({ text: passage, voice: cast[speaker] ?? null, speaker, turn })),
+    passages(text, max).map((passage) => ({ text: passage, voice: cast[speaker] ?? null, speaker, turn })),
   );
 }
 
@@ -45,19 +45,19 @@ export function characters(lines) {
 }
 
 export function expectedSeconds(letters) {
-  return letters / LETTERS_PER_SECOND;
+  return letters / CHARACTERS_PER_SECOND;
 }
 
 /** Splits a line so that no part should take longer than `seconds` at that real-time factor. */
-export function fitted(line, realTimeFactor, seconds = COMFORTABLE_SECONDS) {
-  const most = Math.max(FEWEST_CHARACTERS, Math.floor((LETTERS_PER_SECOND * seconds) / realTimeFactor));
-  return passages(line.text, most).map((text) => ({ ...line, text }));
+export function splitToDuration(line, realTimeFactor, seconds = TARGET_SECONDS) {
+  const max = Math.max(MIN_CHARACTERS, Math.floor((CHARACTERS_PER_SECOND * seconds) / realTimeFactor));
+  return passages(line.text, max).map((text) => ({ ...line, text }));
 }
 
-function pieces(text, most) {
+function pieces(text, max) {
   return segments(text, "sentence").flatMap((sentence) => {
-    if (sentence.length <= most) return [sentence];
-    return segments(sentence, "word").flatMap((word) => cut(word, most));
+    if (sentence.length <= max) return [sentence];
+    return segments(sentence, "word").flatMap((word) => cut(word, max));
   });
 }
 
@@ -66,10 +66,10 @@ function segments(text, granularity) {
 }
 
 /** Counts grapheme clusters, not code units, so that an emoji is never split. */
-function cut(word, most) {
-  if (word.length <= most) return [word];
+function cut(word, max) {
+  if (word.length <= max) return [word];
   const letters = segments(word, "grapheme");
   const half = Math.ceil(letters.length / 2);
   if (half === letters.length) return [word];
-  return [letters.slice(0, half), letters.slice(half)].flatMap((part) => cut(part.join(""), most));
+  return [letters.slice(0, half), letters.slice(half)].flatMap((part) => cut(part.join(""), max));
 }

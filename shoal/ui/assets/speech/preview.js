@@ -17,7 +17,7 @@ export class Preview extends EventTarget {
   constructor() {
     super();
     this.#player.addEventListener("change", () => {
-      if (this.#player.state === "ended" && !this.#synthesis) this.#tell(undefined);
+      if (this.#player.state === "ended" && !this.#synthesis) this.#setPlaying(undefined);
     });
   }
 
@@ -25,7 +25,7 @@ export class Preview extends EventTarget {
     this.#synthesis?.stop();
     this.#synthesis = null;
     this.#player.stop();
-    this.#tell(undefined);
+    this.#setPlaying(undefined);
   }
 
   /** Plays the preview of a voice at `rate` Hz; the same voice again stops it. Raises a Problem. */
@@ -35,7 +35,7 @@ export class Preview extends EventTarget {
     if (again) return;
     const text = sentenceOf(voice);
     const key = `${voice.name} ${text}`;
-    this.#tell(voice.name);
+    this.#setPlaying(voice.name);
     const kept = this.#tracks.get(key);
     if (kept?.rate === rate) this.#player.play(kept);
     else await this.#speak(voice.name, text, key, rate);
@@ -60,7 +60,7 @@ export class Preview extends EventTarget {
     if (this.#tracks.size > KEPT_TRACKS) this.#tracks.delete(this.#tracks.keys().next().value);
   }
 
-  #tell(name) {
+  #setPlaying(name) {
     if (this.playing === name) return;
     this.playing = name;
     this.dispatchEvent(new CustomEvent("change", { detail: name }));

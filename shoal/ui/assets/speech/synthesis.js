@@ -2,8 +2,8 @@
 
 import { SampleReader, wavFile } from "../audio/pcm.js";
 import * as server from "../server/client.js";
-import { Problem, brokenOff } from "../server/problem.js";
-import { characters, expectedSeconds, fitted } from "./lines.js";
+import { Problem, streamAborted } from "../server/problem.js";
+import { characters, expectedSeconds, splitToDuration } from "./lines.js";
 import { timedAudio } from "./timed-audio.js";
 
 const BETWEEN_TURNS_SECONDS = 0.2;
@@ -75,7 +75,7 @@ export class Synthesis extends EventTarget {
   /** Sends shorter requests to a slow machine, since each request has a deadline. */
   #fit() {
     const rtf = this.realTimeFactor;
-    if (rtf !== null) this.lines.splice(this.line, 1, ...fitted(this.lines[this.line], rtf));
+    if (rtf !== null) this.lines.splice(this.line, 1, ...splitToDuration(this.lines[this.line], rtf));
   }
 
   async #synthesize(line) {
@@ -90,7 +90,7 @@ export class Synthesis extends EventTarget {
     await this.#keepReference(line, from);
   }
 
-  /** Goes on with a line that broke off. The seed makes the same samples again: those that were heard are skipped.
+  /** Goes on with a line that broke off. The seed makes the same samples again: those that were received are skipped.
    *
    * A line that was split since then sounds different and is spoken from its beginning.
    */
@@ -129,10 +129,10 @@ export class Synthesis extends EventTarget {
         const speak = this.timed ? server.speakTimed : server.speak;
         const response = await speak(this.#bodyFor(line), this.#abort.signal);
         this.#check(response);
-        this.#tellText(response.headers.get("X-Spoken-Text"));
+        this.#dispatchText(response.headers.get("X-Spoken-Text"));
         return response.body;
       } catch (problem) {
-        if (this.timed && untimed(problem)) {
+        if (this.timed && refusesTimestamps(problem)) {
           this.timed = false;
           continue;
         }
@@ -150,7 +150,7 @@ export class Synthesis extends EventTarget {
   }
 
   /** `encoded` is the text as the model reads it, percent-encoded; null unless `show_text` asks for it. */
-  #tellText(encoded) {
+  #dispatchText(encoded) {
     if (encoded !== null) this.#dispatch("text", { text: decodeURIComponent(encoded) });
   }
 
@@ -171,7 +171,7 @@ export class Synthesis extends EventTarget {
       }
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw brokenOff(this.track.seconds, (performance.now() - this.#began) / 1000);
+      throw streamAborted(this.track.seconds, (performance.now() - this.#began) / 1000);
     }
   }
 
@@ -212,7 +212,7 @@ async function* plainAudio(body) {
 }
 
 /** Whether the server refuses only the times of words, which the model may have lost since the page was loaded. */
-function untimed({ status, detail }) {
+function refusesTimestamps({ status, detail }) {
   return status === 400 && /^timestamps: /i.test(detail);
 }
 

@@ -2,11 +2,11 @@
 
 const DATABASE = "shoal";
 const SPEECHES = "speeches";
-const MOST_SPEECHES = 60;
-const MOST_BYTES = 256 * 2 ** 20;
+const MAX_SPEECHES = 60;
+const MAX_BYTES = 256 * 2 ** 20;
 
 /** Stores a speech: samples (Int16Array), rate, parts and outline; text, voices and figures; settings to reproduce it. */
-export async function keep(speech) {
+export async function add(speech) {
   const id = await inStore("readwrite", (store) => store.add(speech));
   await evictOldest();
   return { ...speech, id };
@@ -23,8 +23,8 @@ export async function list() {
 }
 
 export const read = (id) => inStore("readonly", (store) => store.get(id));
-export const forget = (id) => inStore("readwrite", (store) => store.delete(id));
-export const forgetAll = () => inStore("readwrite", (store) => store.clear());
+export const remove = (id) => inStore("readwrite", (store) => store.delete(id));
+export const clear = () => inStore("readwrite", (store) => store.clear());
 
 async function evictOldest() {
   let count = 0;
@@ -33,7 +33,7 @@ async function evictOldest() {
     count += 1;
     bytes += cursor.value.samples.byteLength;
     // The newest entry is kept whatever its size.
-    if (count > 1 && (count > MOST_SPEECHES || bytes > MOST_BYTES)) cursor.delete();
+    if (count > 1 && (count > MAX_SPEECHES || bytes > MAX_BYTES)) cursor.delete();
   });
 }
 

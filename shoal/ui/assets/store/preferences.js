@@ -1,20 +1,20 @@
 /** Preferences in local storage. Without storage they last until the page is closed. */
 
-const kept = (name) => `shoal.${name}`;
+const keyOf = (name) => `shoal.${name}`;
 
-export function recall(name, otherwise = null) {
+export function readPreference(name, fallback = null) {
   try {
-    const text = localStorage.getItem(kept(name));
-    return text === null ? otherwise : JSON.parse(text);
+    const text = localStorage.getItem(keyOf(name));
+    return text === null ? fallback : JSON.parse(text);
   } catch {
-    return otherwise;
+    return fallback;
   }
 }
 
-export function remember(name, value) {
+export function writePreference(name, value) {
   try {
-    if (value === null || value === undefined) localStorage.removeItem(kept(name));
-    else localStorage.setItem(kept(name), JSON.stringify(value));
+    if (value === null || value === undefined) localStorage.removeItem(keyOf(name));
+    else localStorage.setItem(keyOf(name), JSON.stringify(value));
   } catch {
     // Storage is blocked or full: the preference lasts until the page is closed.
   }

@@ -1,9 +1,9 @@
 /** Text input: plain text or a dialogue. */
 
 import { LONG_SECONDS, PASSAGE_CHARACTERS, characters, dialogue, expectedSeconds, monologue } from "../speech/lines.js";
-import { recall, remember } from "../store/preferences.js";
+import { readPreference, writePreference } from "../store/preferences.js";
 import { byId, element } from "./dom.js";
-import { plural, roughly } from "./words.js";
+import { plural, approximate } from "./words.js";
 
 const TRIES = {
   "A greeting": "Hello! I am a small voice from a large shoal. It is good to be heard.",
@@ -21,23 +21,23 @@ const LONG_CHARACTERS = 280; // set smaller from here on, so that the sound stay
 export class Composer extends EventTarget {
   #dialogue;
   #picker;
-  #most = PASSAGE_CHARACTERS;
+  #maxCharacters = PASSAGE_CHARACTERS;
 
   constructor(dialogueEditor, picker) {
     super();
     this.#dialogue = dialogueEditor;
     this.#picker = picker;
-    this.text = recall("text", TRIES["A greeting"]);
+    this.text = readPreference("text", TRIES["A greeting"]);
     byId("tries").replaceChildren(...Object.entries(TRIES).map(([name, text]) => this.#try(name, text)));
     byId("text").addEventListener("input", () => this.#changed());
     byId("mode").addEventListener("change", () => this.#changed());
     dialogueEditor.addEventListener("change", () => this.#changed());
-    this.mode = recall("mode", "speech");
+    this.mode = readPreference("mode", "speech");
   }
 
   /** Sets the server's maximum text length in characters. */
-  set mostCharacters(most) {
-    this.#most = Math.min(PASSAGE_CHARACTERS, most);
+  set maxCharacters(max) {
+    this.#maxCharacters = Math.min(PASSAGE_CHARACTERS, max);
   }
 
   get mode() {
@@ -58,8 +58,8 @@ export class Composer extends EventTarget {
   }
 
   get lines() {
-    if (this.mode === "speech") return monologue(this.text, this.#picker.chosen, this.#most);
-    return dialogue(this.#dialogue.spoken, this.#dialogue.cast, this.#most);
+    if (this.mode === "speech") return monologue(this.text, this.#picker.chosen, this.#maxCharacters);
+    return dialogue(this.#dialogue.spoken, this.#dialogue.cast, this.#maxCharacters);
   }
 
   /** Returns the state needed to restore this input later. */
@@ -99,8 +99,8 @@ export class Composer extends EventTarget {
     byId("tries").hidden = !speech;
     byId("dialogue-editor").hidden = speech;
     byId("voices-note").hidden = speech;
-    remember("text", this.text);
-    remember("mode", this.mode);
+    writePreference("text", this.text);
+    writePreference("mode", this.mode);
     const letters = speech ? this.text.length : characters(this.#dialogue.spoken);
     byId("count").textContent = sizeInWords(letters);
     byId("count").classList.toggle("wrong", expectedSeconds(letters) > LONG_SECONDS);
@@ -110,5 +110,5 @@ export class Composer extends EventTarget {
 
 function sizeInWords(letters) {
   if (!letters) return "Nothing to say yet";
-  return `${plural(letters, "character")}, ${roughly(expectedSeconds(letters))}`;
+  return `${plural(letters, "character")}, ${approximate(expectedSeconds(letters))}`;
 }

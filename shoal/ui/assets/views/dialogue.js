@@ -1,6 +1,6 @@
 /** Lines for several speakers. Each speaker has a voice and a colour. */
 
-import { recall, remember } from "../store/preferences.js";
+import { readPreference, writePreference } from "../store/preferences.js";
 import { byId, element, icon } from "./dom.js";
 import { voiceSelect } from "./voices.js";
 
@@ -15,7 +15,7 @@ const FIRST_TURNS = [
 export class DialogueEditor extends EventTarget {
   #voices = [];
   #cast = null; // the voice of each speaker, null for the model's own
-  turns = recall("turns", FIRST_TURNS);
+  turns = readPreference("turns", FIRST_TURNS);
 
   constructor() {
     super();
@@ -37,7 +37,7 @@ export class DialogueEditor extends EventTarget {
   show(voices) {
     this.#voices = voices;
     const known = new Set(voices.map(({ name }) => name));
-    const wanted = this.#cast ?? recall("cast") ?? this.#firstCast();
+    const wanted = this.#cast ?? readPreference("cast") ?? this.#firstCast();
     this.#cast = wanted.map((name) => (known.has(name) ? name : null));
     this.#drawCast();
     this.#drawTurns();
@@ -145,8 +145,8 @@ export class DialogueEditor extends EventTarget {
   }
 
   #changed() {
-    remember("turns", this.turns);
-    remember("cast", this.cast);
+    writePreference("turns", this.turns);
+    writePreference("cast", this.cast);
     this.dispatchEvent(new Event("change"));
   }
 }

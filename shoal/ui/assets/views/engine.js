@@ -1,7 +1,7 @@
 /** Live engine view: slots, queue, memory, throughput. Polls /metrics while it is visible. */
 
 import { metrics, ready } from "../server/client.js";
-import { reading } from "../server/metrics.js";
+import { readMetrics } from "../server/metrics.js";
 import { byId, drawing, element } from "./dom.js";
 import { count, duration, factor } from "./words.js";
 
@@ -9,7 +9,7 @@ const EVERY_MILLISECONDS = 1000;
 /** What the card says of an engine process that has ended because the server was idle. */
 const SLEEP = { asleep: "asleep to save memory; the next text wakes it up", waking: "waking up" };
 const KEPT_READINGS = 60;
-const MOST_DRAWN_SLOTS = 96;
+const MAX_DRAWN_SLOTS = 96;
 
 export class EngineView {
   #readings = [];
@@ -31,7 +31,7 @@ export class EngineView {
   async #look() {
     try {
       const [text, { backend, codec_backend: codec, engine }] = [await metrics(), await ready()];
-      this.#readings = [...this.#readings, reading(text, performance.now() / 1000, this.#readings.at(-1))].slice(
+      this.#readings = [...this.#readings, readMetrics(text, performance.now() / 1000, this.#readings.at(-1))].slice(
         -KEPT_READINGS,
       );
       const backends = backend ? `Computed by: ${backend === codec ? backend : `${backend}, codec on ${codec}`}` : "";
@@ -94,7 +94,7 @@ const share = (part, all) => (all ? `${Math.round((100 * part) / all)} %` : "–
 
 /** One fish per slot; slots in use are lit. */
 function slotRow({ slots, running }) {
-  const drawn = Math.min(slots ?? 0, MOST_DRAWN_SLOTS);
+  const drawn = Math.min(slots ?? 0, MAX_DRAWN_SLOTS);
   const lit = slots ? Math.round((running / slots) * drawn) : 0;
   const fish = Array.from({ length: drawn }, (_, n) => element("i", { class: n < lit ? "slot on" : "slot" }));
   return element("div", { class: "slots", "aria-hidden": "true" }, ...fish);
@@ -118,9 +118,9 @@ function memoryBar({ blocks, blocksUsed, blocksCached }) {
 }
 
 function sparkline(values) {
-  const most = Math.max(1, ...values);
+  const peak = Math.max(1, ...values);
   const place = (value, n) =>
-    `${100 - (values.length - 1 - n) * (100 / (KEPT_READINGS - 1))},${27 - (25 * value) / most}`;
+    `${100 - (values.length - 1 - n) * (100 / (KEPT_READINGS - 1))},${27 - (25 * value) / peak}`;
   const points = values.map(place).join(" ");
   return drawing(
     "svg",

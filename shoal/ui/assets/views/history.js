@@ -22,7 +22,7 @@ export class HistoryList extends EventTarget {
   constructor() {
     super();
     byId("clear-history").addEventListener("click", async () => {
-      await store.forgetAll();
+      await store.clear();
       this.draw();
     });
     this.draw();
@@ -31,13 +31,13 @@ export class HistoryList extends EventTarget {
   async add(speech, track) {
     const { samples, rate, parts } = track;
     const outline = track.outline(OUTLINE_BARS).map((height) => Math.round(100 * height) / 100);
-    const { id } = await store.keep({ ...speech, rate, parts, outline, samples: samples.slice(), made: Date.now() });
+    const { id } = await store.add({ ...speech, rate, parts, outline, samples: samples.slice(), made: Date.now() });
     await this.draw();
     return id;
   }
 
-  async forget(id) {
-    await store.forget(id);
+  async remove(id) {
+    await store.remove(id);
     await this.draw();
   }
 
@@ -62,22 +62,22 @@ export class HistoryList extends EventTarget {
       button("Play", PLAY, () => this.#read(speech.id, "play"), true),
       element("div", { class: "speech-words" }, element("p", {}, speech.text), element("small", {}, facts(speech))),
       outlineOf(speech.outline),
-      button("Use again", AGAIN, () => this.#tell("reuse", { speech })),
+      button("Use again", AGAIN, () => this.#dispatch("reuse", { speech })),
       button("Download or copy as code", SHARE, () => this.#read(speech.id, "share")),
-      button("Delete", CROSS, () => this.forget(speech.id)),
+      button("Delete", CROSS, () => this.remove(speech.id)),
     );
   }
 
   async #read(id, event) {
     const speech = await store.read(id);
     if (!speech) {
-      notice.tell(GONE);
+      notice.show(GONE);
       return this.draw();
     }
-    this.#tell(event, { speech: withRequests(speech), track: Track.of(speech.samples, speech.rate, speech.parts) });
+    this.#dispatch(event, { speech: withRequests(speech), track: Track.of(speech.samples, speech.rate, speech.parts) });
   }
 
-  #tell(name, detail) {
+  #dispatch(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
 }
@@ -95,9 +95,9 @@ function facts({ voices, seconds, rtf, outcome, made }) {
 }
 
 function outlineOf(heights) {
-  const most = Math.max(0.1, ...heights);
+  const peak = Math.max(0.1, ...heights);
   const bars = heights.map((height, n) => {
-    const tall = Math.max(1.5, (22 * height) / most);
+    const tall = Math.max(1.5, (22 * height) / peak);
     return drawing("rect", { x: 3 * n, y: 12 - tall / 2, width: 1.8, height: tall, rx: 0.9 });
   });
   return drawing("svg", { class: "outline", viewBox: `0 0 ${3 * heights.length} 24`, "aria-hidden": "true" }, ...bars);

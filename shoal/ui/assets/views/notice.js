@@ -5,7 +5,7 @@ import { byId } from "./dom.js";
 let countdown = 0;
 
 /** `actions` are at most two of { label, work, after }; `after` is the number of seconds to wait before it is offered. */
-export function tell(problem, ...actions) {
+export function show(problem, ...actions) {
   clear();
   byId("notice-title").textContent = problem.title;
   byId("notice-detail").textContent = problem.detail;

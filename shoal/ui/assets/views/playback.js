@@ -183,9 +183,9 @@ export class PlaybackView extends EventTarget {
     const share = track.length ? track.seconds / this.#span(track) : 0;
     const filled = Math.round(share * size);
     const loud = filled ? track.outline(filled) : [];
-    const most = Math.max(QUIET, ...loud);
+    const peak = Math.max(QUIET, ...loud);
     const bars = Array.from({ length: size }, (_, n) => ({
-      height: (loud[n] ?? 0) / most,
+      height: (loud[n] ?? 0) / peak,
       speaker: track.partAt((n / Math.max(1, filled)) * track.length).speaker,
     }));
     this.#outline = { of: track, state, bars };

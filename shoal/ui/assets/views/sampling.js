@@ -1,6 +1,6 @@
 /** Sampling settings: a seed, and sliders that start at the model's defaults. */
 
-import { recall, remember } from "../store/preferences.js";
+import { readPreference, writePreference } from "../store/preferences.js";
 import { byId, element } from "./dom.js";
 
 /** `field` is the name in /v1/tts; `fallback` is the default if the model has none. */
@@ -41,8 +41,8 @@ export class SamplingForm {
   constructor() {
     for (const slider of SLIDERS) byId(slider.place ?? "sliders").append(this.#row(slider));
     byId("seed").addEventListener("input", () => this.#showSeedProblem());
-    byId("show-text").checked = recall("show-text", false);
-    byId("show-text").addEventListener("change", () => remember("show-text", byId("show-text").checked || null));
+    byId("show-text").checked = readPreference("show-text", false);
+    byId("show-text").addEventListener("change", () => writePreference("show-text", byId("show-text").checked || null));
     byId("sampling").addEventListener("submit", (event) => event.preventDefault());
     byId("sampling").addEventListener("reset", (event) => {
       event.preventDefault();
@@ -107,7 +107,7 @@ export class SamplingForm {
   show(moved) {
     for (const slider of SLIDERS) {
       input(slider).value = moved[slider.field] ?? this.#defaultOf(slider);
-      this.#tell(slider);
+      this.#showValue(slider);
     }
   }
 
@@ -136,13 +136,13 @@ export class SamplingForm {
         max,
         step,
         "aria-describedby": help ? `${field}-help` : null,
-        input: () => this.#tell(slider),
+        input: () => this.#showValue(slider),
       }),
       ...(help ? [element("p", { class: "help", id: `${field}-help` }, help)] : []),
     );
   }
 
-  #tell(slider) {
+  #showValue(slider) {
     const { value, min, max } = input(slider);
     input(slider).style.setProperty("--at", `${(100 * (value - min)) / (max - min)}%`);
     const isDefault = Number(value) === this.#defaultOf(slider);

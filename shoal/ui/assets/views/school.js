@@ -6,7 +6,7 @@
 
 const SPACE = 7; // pixels per fish
 const FISH = { length: 15, width: 4.8 };
-const BAR = { least: 3, width: 3.2, share: 0.84 };
+const BAR = { min: 3, width: 3.2, share: 0.84 };
 const LOOP_SECONDS = 44;
 
 /** Creates fish with fixed pseudo-random positions in the school. */
@@ -84,7 +84,7 @@ function between(from, to, share) {
 }
 
 function paint(pen, fish, { x, y, heading }, turned, height) {
-  const bar = Math.max(BAR.least, fish.height * height * BAR.share);
+  const bar = Math.max(BAR.min, fish.height * height * BAR.share);
   const length = FISH.length * fish.size * (1 - turned) + bar * turned;
   const width = FISH.width * fish.size * (1 - turned) + BAR.width * turned;
   pen.save();

@@ -2,7 +2,7 @@
 
 import { key } from "../server/client.js";
 import { LANGUAGES, snippet } from "../speech/snippets.js";
-import { recall, remember } from "../store/preferences.js";
+import { readPreference, writePreference } from "../store/preferences.js";
 import { byId, closable, element, showError } from "./dom.js";
 import { FORMAT_NAMES, downloadTrack } from "./download.js";
 
@@ -29,7 +29,7 @@ export class ShareDialog {
     this.#track = track;
     byId("share-text").textContent = speech.text;
     byId("share-formats").replaceChildren(...this.formats.map((format) => this.#download(format)));
-    const language = recall("language", "curl");
+    const language = readPreference("language", "curl");
     byId("share-languages").querySelector(`[value=${language in LANGUAGES ? language : "curl"}]`).checked = true;
     this.#showCode(language in LANGUAGES ? language : "curl");
     showError(byId("share-error"), null);
@@ -42,7 +42,7 @@ export class ShareDialog {
   }
 
   #showCode(language) {
-    remember("language", language);
+    writePreference("language", language);
     const server = { url: document.baseURI, needsKey: key.get() !== "" };
     byId("share-code").textContent = snippet(language, this.#speech, server);
     byId("copy-code").textContent = "Copy";

@@ -26,13 +26,13 @@ export class SpokenWords {
 
   /** Follows the player. Cheap enough for every frame: only a part with new words is drawn again. */
   update() {
-    const { track, heard } = this.#player;
+    const { track, audiblePosition } = this.#player;
     const timed = track?.parts.some(({ words }) => words) ?? false;
     if (this.#track !== track) this.#clear(track);
     this.box.hidden = !timed;
     if (!timed) return;
     this.#draw(track);
-    this.#mark(track.wordAt(heard));
+    this.#mark(track.wordAt(audiblePosition));
   }
 
   get #words() {

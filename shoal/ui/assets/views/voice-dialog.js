@@ -29,7 +29,7 @@ export class VoiceDialog extends EventTarget {
     );
     byId("transcript").addEventListener("change", () => this.#startCheck());
     byId("voice-form").addEventListener("submit", (event) => this.#save(event));
-    this.#dialog.addEventListener("close", () => this.#leave());
+    this.#dialog.addEventListener("close", () => this.#reset());
     this.#acceptDrops(byId("drop"));
   }
 
@@ -136,7 +136,7 @@ export class VoiceDialog extends EventTarget {
         detail: "Record something, or choose a file.",
       });
     }
-    if (await this.#findsMoreToSay()) return;
+    if (await this.#hasNewFindings()) return;
     const name = byId("voice-name").value.trim();
     byId("save-voice").disabled = true;
     try {
@@ -151,14 +151,14 @@ export class VoiceDialog extends EventTarget {
   }
 
   /** Waits for a check in progress; findings that the user has not seen yet are shown instead of saving. */
-  async #findsMoreToSay() {
+  async #hasNewFindings() {
     const box = byId("recording-check");
     if (box.dataset.state !== "checking") return false;
     await this.#check;
     return box.dataset.state === "findings";
   }
 
-  #leave() {
+  #reset() {
     this.#check = null;
     this.#recorder?.stop().catch(() => {});
     this.#recorder = null;

@@ -1,6 +1,6 @@
 /** Voice selection: stored voices, the model's built-in voices, or the model's own. */
 
-import { recall, remember } from "../store/preferences.js";
+import { readPreference, writePreference } from "../store/preferences.js";
 import { byId, drawing, element, icon } from "./dom.js";
 import { hash } from "./words.js";
 
@@ -23,14 +23,14 @@ export class VoicePicker extends EventTarget {
   show(voices) {
     this.voices = inOrder(voices);
     const standard = voices.find(isDefault)?.name;
-    const wanted = recall("voice") ?? standard ?? this.voices.find(({ builtin }) => builtin)?.name;
+    const wanted = readPreference("voice") ?? standard ?? this.voices.find(({ builtin }) => builtin)?.name;
     this.chosen = voices.some(({ name }) => name === wanted) ? wanted : (standard ?? null);
     this.#draw();
     this.dispatchEvent(new Event("change"));
   }
 
   choose(name) {
-    remember("voice", name ?? "");
+    writePreference("voice", name ?? "");
     this.show(this.voices);
   }
 

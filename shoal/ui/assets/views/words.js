@@ -13,7 +13,7 @@ export function duration(seconds) {
 }
 
 /** Formats an estimated duration. */
-export function roughly(seconds) {
+export function approximate(seconds) {
   if (seconds < 90) return `about ${Math.max(1, Math.round(seconds))} s`;
   const minutes = Math.round(seconds / 60);
   return minutes < 90 ? `about ${minutes} min` : `about ${(seconds / 3600).toFixed(1).replace(/\.0$/, "")} h`;
