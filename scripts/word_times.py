@@ -29,6 +29,7 @@ from shoal.engine.load import load
 from shoal.engine.output.word_times import WordTimes
 from shoal.engine.preprocess import check_alignment, plan_request, plan_turns, plan_words
 from shoal.kernels.attention import grouped_attention
+from shoal.kernels.text_path_numpy import path_origins
 from shoal.speech import Sampling, SpeechRequest
 from shoal.tools.bench.texts import sentence
 from shoal.voices.store import VoiceStore, voice_directory
@@ -168,8 +169,9 @@ def forced_words(engine: Engine, entry: Entry, folder: Path, lead: float | None)
     plan = plan_words(request, turns, checkpoint, None)
     lead_frames = alignment.lead_frames if lead is None else lead
     times = WordTimes(plan, 1 / checkpoint.codec.config.frame_rate, lead_frames)
-    for frame in range(len(frames)):
-        times.feed(0, weights[:, len(prompt) - 1 + frame].numpy())  # the token before a frame samples it
+    sampling = weights[:, len(prompt) - 1 : len(grid) - 1]  # the token before a frame samples it
+    for origins in path_origins(sampling.transpose(0, 1).numpy()):
+        times.feed(0, origins, tokens.count)
     times.collect(0, tokens.words, 0.0, 1.0, ended=True)
     return [asdict(word) for word in times.take()]
 

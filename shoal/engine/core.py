@@ -51,8 +51,14 @@ class EngineCore:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, config: EngineConfig | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        checkpoint: Checkpoint,
+        config: EngineConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        record_weights: bool = False,
     ) -> None:
+        """With `record_weights` steps return attention weights over texts, which requests must take, not word times."""
         self.checkpoint, self.config, self.clock = checkpoint, config or EngineConfig(), clock
         self.stats = StepStats()
         model, config = checkpoint.model, self.config
@@ -73,7 +79,8 @@ class EngineCore:
         head = Head(model.slow)
         alignment = checkpoint.profile.alignment
         heads = () if alignment is None else alignment.heads
-        eager = EagerRunner(model, head, kv, self.scheduler.tables, config.slots, heads)
+        tables = self.scheduler.tables
+        eager = EagerRunner(model, head, kv, tables, config.slots, heads, record_weights=record_weights)
         first = parse_backend(config.backend)
         self.runner = FallbackRunner(eager, head, first=first, buckets=config.buckets, isa=config.cpu_isa, clock=clock)
         self.health = DeviceHealth(self.runner, kv, self.scheduler.tables, model.config)

@@ -134,11 +134,11 @@ def slow_backends(core: EngineCore) -> str | None:
     return f"{', '.join(facts)} ({'; '.join(reasons) or 'quantized codec'}): slower, not different; {advice}"
 
 
-def build_core(checkpoint: Checkpoint, config: EngineConfig) -> EngineCore:
+def build_core(checkpoint: Checkpoint, config: EngineConfig, *, record_weights: bool = False) -> EngineCore:
     """Return a core with a KV cache sized to the device's memory limit. Raises InvalidRequest if that is too small."""
     if checkpoint.model.device.type == "cuda":
         config = plan_memory(checkpoint, config)
-    return EngineCore(checkpoint, config)
+    return EngineCore(checkpoint, config, record_weights=record_weights)
 
 
 def load_service(source: EngineSource) -> Service:

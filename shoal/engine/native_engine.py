@@ -30,6 +30,7 @@ from shoal.engine.scheduling.blocks import BlockPool, Key, extend_keys
 from shoal.engine.scheduling.scheduler import Batch, Scheduler, StepOutput
 from shoal.engine.utterance import Event, Utterance, UtteranceStream
 from shoal.errors import CheckpointError, GenerationFailed
+from shoal.kernels.text_path_numpy import new_scores
 from shoal.native.build import library_name
 from shoal.native.choice import BASELINE, open_context
 from shoal.native.dual_ar import NativeDualAR, SlotArrays
@@ -222,7 +223,8 @@ class NativeEngine:
         slots = SlotArrays.zeros(self.config.slots, 1 + model.num_codebooks, model.family.repetition_window)
         heads = () if alignment is None else alignment.heads
         native = NativeDualAR(self.checkpoint.model, self.context)
-        return NativeSteps(native, keys, values, self.scheduler.tables, slots, heads)
+        scores = new_scores(self.config.slots)
+        return NativeSteps(native, keys, values, self.scheduler.tables, slots, heads, scores)
 
     def _new_audio_decoder(self) -> AudioDecoder:
         return AudioDecoder(

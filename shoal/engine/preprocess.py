@@ -18,6 +18,7 @@ from shoal.engine.output.word_times import WordPlan, WordTimes
 from shoal.engine.scheduling.sequence import Tokens
 from shoal.engine.utterance import TextTokens, Turn, Utterance
 from shoal.errors import InvalidRequest
+from shoal.kernels.text_path_numpy import MAX_TOKENS
 from shoal.speech import Sampling, SamplingParams, SpeechRequest, SpokenTurn
 from shoal.text.lexicon import Lexicon
 from shoal.text.markup.ssml import is_ssml
@@ -27,7 +28,6 @@ from shoal.text.words import match_words, spoken_words, written_words
 from shoal.voices.voice import Voice
 
 # Bounds the work per frame of word times; about two minutes of speech.
-MAX_ALIGNED_TOKENS = 2048
 Voices = Mapping[str | None, Voice | None]  # by name; None is the voice of the request
 
 
@@ -199,10 +199,8 @@ def plan_words(
 ) -> WordPlan:
     """Return the words of a request and which of them its turns speak. Raises InvalidRequest for a turn too long."""
     longest = max(turn.text_tokens.count for turn in turns if turn.text_tokens is not None)
-    if longest > MAX_ALIGNED_TOKENS:
-        raise InvalidRequest(
-            f"timestamps: a turn has {longest} tokens, the limit is {MAX_ALIGNED_TOKENS}; lower chunk_bytes"
-        )
+    if longest > MAX_TOKENS:
+        raise InvalidRequest(f"timestamps: a turn has {longest} tokens, the limit is {MAX_TOKENS}; lower chunk_bytes")
     ssml = request.ssml or (request.ssml is None and request.normalize and is_ssml(request.text))
     written = written_words(request.text, ssml=bool(ssml))
     spoken = [[word.text for word in spoken_words(turn.text)] for turn in turns]

@@ -10,7 +10,6 @@ from shoal.audio.guard import SpeechDefect, SpeechGuard
 from shoal.config import EngineConfig
 from shoal.engine.output.audio_decoder import AudioDecoder, DecodeResult, PlannedChunk
 from shoal.engine.output.turn_audio import TurnAudio
-from shoal.engine.output.word_times import extend_paths
 from shoal.engine.scheduling.scheduler import Progress, Scheduler
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Event, Utterance
@@ -70,7 +69,7 @@ class RequestTracker:
         events = [each for each in advanced if isinstance(each, Event)]
         chunks = [each for each in advanced if isinstance(each, PlannedChunk)]
         self.audio_decoder.submit(chunks)
-        trace_paths(chunks)
+        find_words(chunks)
         return events if self.audio_decoder.overlap else events + self.collect_audio()
 
     def collect_audio(self) -> list[Event]:
@@ -118,8 +117,8 @@ class RequestTracker:
         utterance = self.active[sequence.id]
         if progress.frames:
             utterance.codes.append(sequence.tokens[sequence.length - 1, 1:].copy())
-            if utterance.words is not None and progress.attention is not None:
-                utterance.words.feed(utterance.turn, progress.attention)
+            if utterance.words is not None and progress.attention is not None and sequence.text is not None:
+                utterance.words.feed(utterance.turn, progress.attention, sequence.text.length)
             self.stats.frames += 1
         turn_ended = sequence.finish is not None
         utterance.truncated |= sequence.finish is FinishReason.LENGTH
@@ -270,14 +269,12 @@ class RequestTracker:
             self.audio_decoder.clear(slot)
 
 
-def trace_paths(chunks: list[PlannedChunk]) -> None:
-    """Find the paths through the text that the words of these chunks need, all together: numpy calls are the cost.
+def find_words(chunks: list[PlannedChunk]) -> None:
+    """Find the words that have ended in these chunks.
 
     Called while the codec decodes the chunks: afterwards the device may have nothing to do until they are delivered.
     """
-    timed = ((chunk.utterance.words, chunk.turn) for chunk in chunks)
-    found = (words.path(turn) for words, turn in timed if words is not None)
-    paths = list(dict.fromkeys(path for path in found if path is not None))
-    extend_paths(paths)
-    for path in paths:
-        path.tokens()
+    for chunk in chunks:
+        words, turn = chunk.utterance.words, chunk.utterance.turns[chunk.turn]
+        if words is not None and turn.text_tokens is not None:
+            words.find(chunk.turn, turn.text_tokens.words, ended=chunk.turn_ended)

@@ -1,7 +1,7 @@
 """CUDA graph capture and replay for fixed-shape workloads, and pinned host buffers that feed them."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -74,6 +74,40 @@ def compile_ahead(workloads: Iterable[Workload]) -> None:
             workload.run()
 
 
+ResultT = TypeVar("ResultT")
+
+
+def capture_launches(launch: Callable[[], ResultT], pool: Any) -> tuple[torch.cuda.CUDAGraph, ResultT]:
+    """Launch once, then capture the same launches as a graph in a memory pool; return it with their result."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.inference_mode():
+        # Compiles the kernels and warms up the allocator outside the capture.
+        launch()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # Thread-local: other threads, which encode voices, may allocate memory during the capture.
+    with torch.inference_mode(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = launch()
+    return graph, result
+
+
+class LaunchGraph:
+    """Captured launches without inputs of their own: they read what another graph has left on the device."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor) -> None:
+        self._graph, self._result = graph, result
+
+    @classmethod
+    def capture(cls, launch: Callable[[], Tensor], pool: Any) -> "LaunchGraph":
+        return cls(*capture_launches(launch, pool))
+
+    def replay(self) -> Tensor:
+        """Replay the launches and return their result, which the next replay overwrites."""
+        self._graph.replay()
+        return self._result
+
+
 WorkloadT = TypeVar("WorkloadT", bound=Workload)
 
 
@@ -105,18 +139,8 @@ class CapturedGraph(Generic[WorkloadT]):
         The workload runs once over padding before the capture.
         """
         self.host_buffer.upload(self.workload.padding())
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), torch.inference_mode():
-            # Compiles the kernels and warms up the allocator outside the capture.
-            self.workload.run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # Thread-local: other threads, which encode voices, may allocate memory during the capture.
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            self.workload.run()
-        self._graph = graph
-        return graph.pool()
+        self._graph, _ = capture_launches(self.workload.run, pool)
+        return self._graph.pool()
 
     def replay_seconds(self, replays: int) -> float:
         """Return the shortest of `replays` times of the captured graph over padding, in seconds."""

@@ -5,6 +5,8 @@ Reads queries and cached keys after a step; attention itself is not changed.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -15,23 +17,31 @@ from shoal.kernels.kv_quant import dequantize_kv
 BLOCK_N = 64
 
 
+class Texts(NamedTuple):
+    """Texts of the rows of a batch, int32 [rows] each."""
+
+    slots: Tensor
+    begins: Tensor  # position of the first token
+    lengths: Tensor  # tokens; 0: the row has no text
+
+
 def text_attention_reference(
     q: Tensor,
     keys: Tensor,
     tables: Tensor,
-    texts: Tensor,
+    texts: Texts,
     heads: Tensor,
     out: Tensor,
     *,
     key_scales: Tensor | None = None,
 ) -> None:
-    """Write the weights of `heads` [h] of one layer to out [m, h, width], which is zero after the length of a text.
+    """Write the weights of `heads` [h] of one layer to out [n, h, width], for each row of q [n, heads, d].
 
-    texts [4, m] holds, for each text, the row of q [n, heads, d] that attends to it, its slot, the position of its
-    first token and its length. The weights of a text add up to one. `tables` are the block tables [slots, blocks] of
-    keys [blocks, block_size, kv_heads, d].
+    `texts` are the texts that the rows attend to. The weights of a text add up to one; entries after it are undefined,
+    and so are rows without a text. `tables` are the block tables [slots, blocks] of keys [blocks, block_size, kv_heads,
+    d].
     """
-    rows, slots, begins, lengths = texts.long()
+    slots, begins, lengths = (each.long() for each in texts)
     size, kv_heads = keys.shape[1:3]
     offsets = torch.arange(out.shape[2], device=q.device)
     visible = offsets < lengths[:, None]
@@ -41,20 +51,21 @@ def text_attention_reference(
     k = keys[blocks, positions % size][:, :, heads // group]  # [m, width, h, d]
     if key_scales is not None:
         k = dequantize_kv(k, key_scales[blocks, positions % size][:, :, heads // group], torch.float32)
-    scores = torch.einsum("mhd,mwhd->mhw", q[rows][:, heads].float(), k.float()) * q.shape[2] ** -0.5
+    scores = torch.einsum("mhd,mwhd->mhw", q[:, heads].float(), k.float()) * q.shape[2] ** -0.5
     out.copy_(scores.masked_fill_(~visible[:, None], -torch.inf).softmax(-1))
 
 
-@kernel("count", "width", "row_stride")
+@kernel("width", "row_stride")
 def _text_attention_kernel(
     q,
     keys,
     key_scales,
     tables,
-    texts,
+    slots,
+    begins,
+    lengths,
     heads,
     out,
-    count,
     width,
     row_stride,
     scale,
@@ -66,12 +77,13 @@ def _text_attention_kernel(
     D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    number, text = tl.program_id(0), tl.program_id(1)
-    row, slot = tl.load(texts + text), tl.load(texts + count + text)
-    begin, length = tl.load(texts + 2 * count + text), tl.load(texts + 3 * count + text)
-    head = tl.load(heads + number)
-    table = tables + slot * TABLE_WIDTH
-    target = out + text * row_stride + number * width
+    number, row = tl.program_id(0), tl.program_id(1)
+    length = tl.load(lengths + row)
+    if length == 0:
+        return
+    begin, head = tl.load(begins + row), tl.load(heads + number)
+    table = tables + tl.load(slots + row) * TABLE_WIDTH
+    target = out + row * row_stride + number * width
     d = tl.arange(0, D)
     query = tl.load(q + (row * HEADS + head) * D + d)
     top, total = tl.full((), float("-inf"), tl.float32), tl.full((), 0.0, tl.float32)
@@ -88,23 +100,23 @@ def _text_attention_kernel(
         if QUANTIZED:
             score *= tl.load(key_scales + at, mask=visible, other=0.0).to(tl.float32)
         score = tl.where(visible, score, float("-inf"))
-        tl.store(target + offset, score, mask=offset < width)
+        tl.store(target + offset, score, mask=visible)
         new_top = tl.maximum(top, tl.max(score, axis=0))
         total = total * tl.exp(top - new_top) + tl.sum(tl.exp(score - new_top), axis=0)
         top = new_top
     # The scores of this program, which other threads of it may have stored.
     tl.debug_barrier()
-    for start in range(0, width, BLOCK_N):
+    for start in range(0, length, BLOCK_N):
         offset = start + tl.arange(0, BLOCK_N)
         score = tl.load(target + offset, mask=offset < length, other=float("-inf"))
-        tl.store(target + offset, tl.exp(score - top) / total, mask=offset < width)
+        tl.store(target + offset, tl.exp(score - top) / total, mask=offset < length)
 
 
 def text_attention(
     q: Tensor,
     keys: Tensor,
     tables: Tensor,
-    texts: Tensor,
+    texts: Texts,
     heads: Tensor,
     out: Tensor,
     *,
@@ -112,15 +124,14 @@ def text_attention(
 ) -> None:
     """The GPU counterpart of `text_attention_reference`: one program per text and head."""
     block_size, kv_heads = keys.shape[1:3]
-    _text_attention_kernel[(len(heads), texts.shape[1])](
+    _text_attention_kernel[(len(heads), len(q))](
         q,
         keys,
         keys if key_scales is None else key_scales,
         tables,
-        texts,
+        *texts,
         heads,
         out,
-        texts.shape[1],
         out.shape[2],
         out.stride(0),
         q.shape[2] ** -0.5,

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from shoal.engine.load import build_core, choose_device, choose_dtype, voice_cac
 from shoal.engine.output.word_times import MonotonicPath, WordTimes
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed, InvalidRequest
+from shoal.kernels.text_path_numpy import path_origins
 from shoal.model.linear import to_column_major
 from shoal.paths import atomic_write, output_errors
 from shoal.speech import AudioChunk, Sampling, SpeechRequest
@@ -81,7 +83,7 @@ class WeightRecorder(WordTimes):
 
     weights: dict[int, list[Weights]] = field(default_factory=dict)  # [heads, tokens] per frame, by turn
 
-    def feed(self, turn: int, weights: NDArray[np.float32]) -> None:
+    def feed(self, turn: int, weights: NDArray[Any], tokens: int) -> None:
         self.weights.setdefault(turn, []).append(weights.copy())
 
     def restart_turn(self, turn: int) -> None:
@@ -117,7 +119,7 @@ def _engine(model: str, device: str) -> Iterator[Engine]:
     if device == "cpu":
         to_column_major(checkpoint.model)
     guard = not model.startswith(RANDOM_PREFIX)
-    core = build_core(checkpoint, replace(config, guard=guard))
+    core = build_core(checkpoint, replace(config, guard=guard), record_weights=True)
     with Engine(core, voice_cache(checkpoint, voice_directory(), config)) as engine:
         yield engine
 
@@ -195,8 +197,8 @@ def quality(spoken: Sequence[SpokenSentence], heads: Sequence[int]) -> float:
 
 def _quality(weights: Weights, words: Sequence[Span]) -> float:
     path = MonotonicPath(weights.shape[1])
-    for frame in weights:
-        path.feed(frame[None])
+    for frame in path_origins(weights[:, None]):
+        path.feed(frame)
     # A mark or a space belongs to the word before it.
     owners = np.searchsorted([first for first, _ in words], np.arange(weights.shape[1]), side="right")
     on_path = owners[path.tokens()]

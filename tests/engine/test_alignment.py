@@ -96,6 +96,6 @@ def test_a_model_without_known_heads_is_refused_with_what_to_do(nano: Engine) ->
 
 
 def test_a_turn_with_too_many_tokens_is_refused(nano: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.engine.preprocess.MAX_ALIGNED_TOKENS", 8)
+    monkeypatch.setattr("shoal.engine.preprocess.MAX_TOKENS", 8)
     with pytest.raises(InvalidRequest, match="lower chunk_bytes"):
         nano.service.speak_blocking(SpeechRequest("Hello there.", timestamps=True))

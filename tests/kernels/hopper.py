@@ -29,7 +29,9 @@ from shoal.kernels.jit import Kernel
 from shoal.kernels.linear import linear
 from shoal.kernels.rms_norm import fused_rms_norm, int8_rms_norm
 from shoal.kernels.split_k_linear import split_k_linear
-from shoal.kernels.text_attention import text_attention
+from shoal.kernels.text_attention import Texts, text_attention
+from shoal.kernels.text_path import TILES, text_path
+from shoal.kernels.text_path_numpy import KEPT_FRAMES, MAX_TOKENS
 from shoal.model.dual_ar import DualAR
 from shoal.model.slow import Head
 from shoal.quantize.apply import quantize_model
@@ -137,15 +139,14 @@ class TextWeights:
 
     def run(self) -> None:
         q, tables = torch.empty(8, 16, 64, dtype=torch.bfloat16), torch.empty(9, 8, dtype=torch.int32)
-        texts, heads, out = (
-            torch.empty(4, 2, dtype=torch.int32),
-            torch.empty(3, dtype=torch.long),
-            torch.empty(2, 3, 64),
-        )
+        texts = Texts(*torch.empty(3, 8, dtype=torch.int32))
+        heads, out = torch.empty(3, dtype=torch.long), torch.empty(8, 3, MAX_TOKENS)
         for dtype in (torch.bfloat16, torch.int8, torch.float8_e4m3fn):
             keys = torch.empty(4, 16, 8, 64, dtype=dtype)
             scales = None if dtype == torch.bfloat16 else torch.empty(4, 16, 8, dtype=torch.float16)
             text_attention(q, keys, tables, texts, heads, out, key_scales=scales)
+        scores = torch.empty(9, KEPT_FRAMES, MAX_TOKENS, dtype=torch.int32)
+        text_path(out, texts, torch.empty(9, dtype=torch.long), scores, torch.empty(TILES, 8, 64, dtype=torch.int16))
 
 
 def frames(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.engine.execution.runner import EagerRunner, PendingStep
+from shoal.engine.execution.text_rows import TextRows
 from shoal.engine.scheduling.scheduler import Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.kernels.cuda_graph import GraphSizes, HostBuffer, Workload
@@ -94,9 +95,14 @@ class FixedSizeRunner(ABC):
         return [f"{each.name} {size}: {reason}" for each in self.graphs for size, reason in each.dropped.items()]
 
 
-def frame_inputs(workload: FrameWorkload, sequences: list[Sequence]) -> np.ndarray:
-    """Return inputs for the newest token of each sequence; the other rows are padding."""
+def frame_inputs(workload: FrameWorkload, sequences: list[Sequence], texts: TextRows | None = None) -> np.ndarray:
+    """Return inputs for the newest token of each sequence; the other rows are padding.
+
+    With `texts` the inputs have two more rows: begins and lengths of the texts.
+    """
     inputs = workload.padding()
     inputs[0, : len(sequences)] = [sequence.slot for sequence in sequences]
     inputs[1, : len(sequences)] = [sequence.computed - 1 for sequence in sequences]
+    if texts:
+        inputs[2, : len(sequences)], inputs[3, : len(sequences)] = texts.begins, texts.lengths
     return inputs

@@ -24,6 +24,7 @@ from shoal.kernels.qkv import rope_and_cache
 from shoal.kernels.rms_norm import RMSNorm, fused_rms_norm, int8_rms_norm
 from shoal.kernels.sample_token import SemanticIds, sample_code, sample_semantic
 from shoal.kernels.split_k_linear import split_k_linear
+from shoal.kernels.text_attention import Texts
 from shoal.model.dual_ar import DualAR
 from shoal.model.layers import TransformerBlock
 from shoal.model.linear import AnyLinear, Int4Linear, W8A8Linear, has_fused_kernels, row_scales
@@ -165,6 +166,11 @@ class FusedFrame(FusedTokens):
         """`recorded` are the layers whose queries stay readable after a run."""
         super().__init__(model, kv, tables, rows)
         self._recorded = recorded
+        if recorded:
+            # Two more rows: begins and lengths of the texts, which the frame itself does not read.
+            self.inputs = torch.zeros(4, rows, dtype=torch.int32, device=model.device)
+            self.slots, self.positions, begins, lengths = self.inputs
+            self.texts = Texts(self.slots, begins, lengths)
         config, slow, fast = model.config, model.config.slow, model.config.fast
         self._memory, self._rows = states.memory, rows
         self._workspace = DecodeWorkspace.allocate(rows, slow.n_head, slow.n_local_heads, slow.head_dim, model.device)

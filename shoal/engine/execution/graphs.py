@@ -2,21 +2,23 @@
 
 import logging
 from collections.abc import Sequence as Ordered
-from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.execution.text_rows import TextRows
-from shoal.engine.execution.text_weights import TextWeights
+from shoal.engine.execution.text_weights import Reading
 from shoal.engine.scheduling.scheduler import Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.errors import describe_error, device_errors
-from shoal.kernels.cuda_graph import GraphSizes, compile_ahead
+from shoal.kernels.cuda_graph import GraphSizes, LaunchGraph, compile_ahead
 from shoal.kernels.jit import kernels_unavailable
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import Quantized, has_fused_kernels
@@ -72,7 +74,8 @@ class FusedRunner(FixedSizeRunner):
             raise RuntimeError(unsupported(eager.model) or "the output head has no fused kernels")
         slots, model, kv, tables = len(eager.tables), eager.model, eager.kv, self._tables.target
         sizes = batch_sizes(slots, buckets)
-        self._reader, self._reads_by_kernel = eager.weight_reader, True
+        self._reader, self._reads_by_kernel = eager.text_reader, True
+        self._path_graphs: dict[int, LaunchGraph] = {}  # reading after a frame, by rows
         layers = self._reader.layers
         frames = {rows: FusedFrame(model, head, kv, eager.slots, tables, rows, layers) for rows in sizes}
         self._frames = GraphSizes("frame graph", frames)
@@ -87,17 +90,17 @@ class FusedRunner(FixedSizeRunner):
         return self._frames, self._prompts
 
     def _launch_frames(self, batch: Batch, sequences: list[Sequence]) -> PendingStep:
-        parts, attention, largest = [], list[TextWeights](), max(self._frames)
+        parts, attention, largest = [], list[Reading](), max(self._frames)
         for start in range(0, len(sequences), largest):
             group = sequences[start : start + largest]
             rows = next(size for size in self._frames if size >= len(group))
-            workload = self._frames.run(rows, frame_inputs(self._frames[rows].workload, group))
+            texts = TextRows.of(group, range(start, start + len(group)))
+            workload = self._frames.run(rows, frame_inputs(self._frames[rows].workload, group, texts))
             # The next group may run the same graph, which overwrites its tokens.
             tokens = workload.tokens[: len(group)]
             parts.append(tokens if len(group) == len(sequences) else tokens.clone())
-            if texts := TextRows.of(group):
-                read = self._read(workload, texts)
-                attention.append(replace(read, texts=texts.renumbered(range(start, start + len(group)))))
+            if texts:
+                attention.append(self._read(rows, workload, texts))
         tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
         return PendingStep.of(batch, tokens, attention=attention)
 
@@ -117,16 +120,24 @@ class FusedRunner(FixedSizeRunner):
             inputs[0, :count], inputs[1, :count], inputs[2:, :count] = slots[chunk], positions[chunk], tokens[chunk].T
             self._prompts.run(rows, inputs)
 
-    def _read(self, workload: FusedFrame, texts: TextRows) -> TextWeights:
-        """Launch the attention weights of the frames that `workload` ran last; not a part of its graph."""
-        return self._reader.read(workload.queries, self._tables.target, texts, kernel=self._reads_by_kernel)
+    def _read(self, rows: int, workload: FusedFrame, texts: TextRows) -> Reading:
+        """Read the attention of the frames that `workload` ran last; not a part of its graph."""
+        if not self._reads_by_kernel:
+            queries = {layer: q[: len(texts.slots)] for layer, q in workload.queries.items()}
+            return self._reader.read(queries, self._tables.target, texts)
+        if (graph := self._path_graphs.get(rows)) is not None:
+            return self._reader.copied(graph.replay(), texts)
+        return self._reader.copied(self._launch_reader(workload), texts)
+
+    def _launch_reader(self, workload: FusedFrame) -> Tensor:
+        return self._reader.launch(workload.queries, self._tables.target, workload.texts)
 
     def _build(self, *, capture: bool) -> None:
         self._tables.upload(self._padded)
         compile_ahead(sizes[size].workload for sizes in self.graphs for size in sizes)
         pool = self._prompts.build(capture=capture)
-        self._frames.build(pool, capture=capture)
-        self._compile_reader()
+        pool = self._frames.build(pool, capture=capture)
+        self._build_reader(pool, capture=capture)
         if capture:
             self._measure_prompts()
 
@@ -137,13 +148,19 @@ class FusedRunner(FixedSizeRunner):
         self.token_budget = affordable_tokens(seconds, size)
         logger.info("a step computes up to %d prompt tokens; %d take %.1f ms", self.token_budget, size, seconds * 1e3)
 
-    def _compile_reader(self) -> None:
-        """Compile the kernel of word times now, so that no request waits for it; without it, operators read them."""
-        if not self._reader.heads:
-            return
-        padding = TextRows([0], [len(self.eager.tables)], [0], [1])
+    def _build_reader(self, pool: Any, *, capture: bool) -> None:
+        """Compile and capture the kernels of word times now, so that no request waits for it.
+
+        Without them, operators read the attention.
+        """
+        frames = {rows: self._frames[rows].workload for rows in self._frames} if self._reader.heads else {}
         with device_errors(self._read_by_operators):
-            self._read(self._frames[min(self._frames)].workload, padding)
+            for rows, workload in frames.items():
+                launch = partial(self._launch_reader, workload)
+                if capture and self._reader.captured:
+                    self._path_graphs[rows] = LaunchGraph.capture(launch, pool)
+                else:
+                    launch()
 
     def _read_by_operators(self, error: Exception) -> None:
         logger.warning("word times are read by PyTorch operators: %s", describe_error(error))

@@ -4,6 +4,7 @@ import torch
 
 from shoal.engine.execution.native_steps import NativeSteps
 from shoal.engine.execution.runner import EagerRunner, PendingStep
+from shoal.engine.execution.text_weights import PathReader
 from shoal.engine.scheduling.scheduler import Batch
 from shoal.kernels.sample_token import SamplingState
 from shoal.model.slow import Head
@@ -24,8 +25,10 @@ class NativeRunner:
         keys, values = eager.kv.keys, eager.kv.values
         if keys.dtype != torch.float32:
             raise NativeUnavailable(f"the KV cache is {keys.dtype}: float32 is supported")
-        slots, heads = slot_arrays(eager.slots.memory), eager.weight_reader.heads
-        self.steps = NativeSteps(model, keys.numpy(), values.numpy(), eager.tables, slots, heads)
+        slots, reader = slot_arrays(eager.slots.memory), eager.text_reader
+        # None: the weights are recorded. The scores are those of the eager runner, so that either continues the other.
+        scores = reader.scores.numpy() if isinstance(reader, PathReader) else None
+        self.steps = NativeSteps(model, keys.numpy(), values.numpy(), eager.tables, slots, reader.heads, scores)
 
     def launch(self, batch: Batch) -> PendingStep:
         return PendingStep(batch, output=self.steps.run(batch))

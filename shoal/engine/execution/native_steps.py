@@ -1,6 +1,7 @@
 """Steps of the native backend over numpy arrays, without torch."""
 
 from collections.abc import Sequence as Ordered
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from shoal.engine.execution.text_rows import TextRows
 from shoal.engine.scheduling.scheduler import Batch, StepOutput
 from shoal.engine.scheduling.sequence import Sequence
+from shoal.kernels.text_path_numpy import extend_paths
 from shoal.model.sampling_settings import SamplingSettings
 from shoal.native.dual_ar import NativeDualAR, NativeState, SlotArrays, StepRows, TextReading
 
@@ -23,11 +25,15 @@ class NativeSteps:
         tables: NDArray[np.int32],
         slots: SlotArrays,
         text_heads: Ordered[tuple[int, int]] = (),
+        scores: NDArray[np.int32] | None = None,
     ) -> None:
-        """Keys and values are [layers, blocks, size, kv_heads, d]; `text_heads` as in `EagerRunner`."""
+        """Keys and values are [layers, blocks, size, kv_heads, d]; `text_heads` as in `EagerRunner`.
+
+        `scores` are those of the paths through texts (`new_scores`); without them steps return attention weights.
+        """
         self.model, self.keys, self.values, self._slots = model, keys, values, slots
         self.state = NativeState(keys, values, tables, slots)
-        self._heads = np.array(text_heads, np.int32).reshape(-1, 2)
+        self._heads, self._scores = np.array(text_heads, np.int32).reshape(-1, 2), scores
 
     def run(self, batch: Batch) -> StepOutput:
         """Run a batch. Raises RuntimeError for tokens out of range or when memory runs out."""
@@ -39,15 +45,23 @@ class NativeSteps:
         tokens = self.model.step(self.state, self._rows(batch), reading)
         if not len(tokens):
             return StepOutput.empty(batch)
-        weights = {} if reading is None else dict(zip(texts.rows, reading.weights, strict=True))
-        lengths = dict(zip(texts.rows, texts.lengths, strict=True))
-        attention = {row: each[:, : lengths[row]] for row, each in weights.items()}
+        attention = {} if reading is None else self._by_row(reading, np.array(texts.slots)[reading.samples])
         return StepOutput(batch, tokens.astype(np.int32), attention)
 
     def _reading(self, texts: TextRows) -> TextReading:
-        rows, begins, lengths = (np.array(each, np.int32) for each in (texts.rows, texts.begins, texts.lengths))
+        rows = np.array(texts.asked, np.int32)
+        begins, lengths = (np.array(each, np.int32)[rows] for each in (texts.begins, texts.lengths))
         weights = np.zeros((len(rows), len(self._heads), texts.width), np.float32)
         return TextReading(self._heads, rows, begins, lengths, weights)
+
+    def _by_row(self, reading: TextReading, slots: NDArray[np.int64]) -> dict[int, NDArray[Any]]:
+        """Return the path or the weights of each row that has a text."""
+        if self._scores is None:
+            read = zip(reading.samples.tolist(), reading.weights, reading.lengths, strict=True)
+            return {row: weights[:, :length] for row, weights, length in read}
+        frames = self._slots.frame[slots] - 1
+        origins = extend_paths(reading.weights, reading.lengths, slots, frames, self._scores)
+        return dict(zip(reading.samples.tolist(), origins, strict=True))
 
     def _rows(self, batch: Batch) -> StepRows:
         decodes = np.array([sequence.slot for sequence in batch.decodes], np.int32)

@@ -6,7 +6,6 @@ tables it is given, so there is a graph per batch size and context width.
 """
 
 from collections.abc import Sequence as Ordered
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -17,7 +16,7 @@ from shoal.config import EngineConfig
 from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.execution.text_rows import TextRows
-from shoal.engine.execution.text_weights import TextWeights
+from shoal.engine.execution.text_weights import Reading
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.scheduling.scheduler import Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
@@ -120,7 +119,7 @@ class PlainFrame(PlainWorkload):
     def run(self) -> None:
         model, states = self._eager.model, self._eager.slots
         slots, positions = self.inputs.long()
-        recorded = self._eager.weight_reader.layers
+        recorded = self._eager.text_reader.layers
         cache = FrameKV(self._eager.kv, self._tables, slots, positions, model.dtype, recorded)
         self.queries = cache.queries
         hidden = model.slow(states.newest[slots], positions, cache)
@@ -178,16 +177,16 @@ class PlainGraphRunner(FixedSizeRunner):
     def _launch_frames(self, batch: Batch, sequences: list[Sequence]) -> PendingStep:
         """Launch the sequences in groups of similar length: one long context must not widen all rows."""
         order = np.argsort([sequence.computed for sequence in sequences], kind="stable")
-        parts, attention, done = [], list[TextWeights](), 0
+        parts, attention, done = [], list[Reading](), 0
         while done < len(order):
             size, count = self._next_group([sequences[index].computed for index in order[done:]])
             group = [sequences[index] for index in order[done : done + count]]
             workload = self._frames.run(size, frame_inputs(self._frames[size].workload, group))
             # The next group may run the same graph, which overwrites its tokens.
             parts.append(workload.tokens[:count] if count == len(order) else workload.tokens[:count].clone())
-            if texts := TextRows.of(group):
-                read = self.eager.weight_reader.read(workload.queries, self._tables.target, texts)
-                attention.append(replace(read, texts=texts.renumbered(order[done : done + count].tolist())))
+            if texts := TextRows.of(group, order[done : done + count].tolist()):
+                queries = {layer: q[:count] for layer, q in workload.queries.items()}
+                attention.append(self.eager.text_reader.read(queries, self._tables.target, texts))
             done += count
         tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
         return PendingStep.of(batch, tokens, np.argsort(order), attention)

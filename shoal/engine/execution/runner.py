@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.engine.execution.cpu_threads import CPUThreads
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.execution.text_rows import TextRows
-from shoal.engine.execution.text_weights import TextWeights, WeightReader
+from shoal.engine.execution.text_weights import PathReader, Reading, TextReader, WeightReader
 from shoal.engine.kv_cache import AttentionMetadata, PagedKV, PrefillSegment
 from shoal.engine.scheduling.scheduler import Batch, Prefill, StepOutput
 from shoal.engine.scheduling.sequence import Sequence
@@ -26,13 +26,13 @@ NO_LAYERS: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A launched step; `wait` returns its sampled tokens and the attention weights that were read."""
+    """A launched step; `wait` returns its sampled tokens and what was read of the attention over texts."""
 
     batch: Batch
     tokens: Tensor | None = None  # on the host, valid after the event `ended`
     ended: torch.cuda.Event | None = None
     order: np.ndarray | None = None  # row of `tokens` of each sampled sequence; None: the same order
-    attention: Ordered[TextWeights] = ()
+    attention: Ordered[Reading] = ()
     output: StepOutput | None = None  # set by a backend that has finished the step
 
     @classmethod
@@ -41,12 +41,12 @@ class PendingStep:
         batch: Batch,
         tokens: Tensor,
         order: np.ndarray | None = None,
-        attention: Ordered[TextWeights] = (),
+        attention: Ordered[Reading] = (),
     ) -> "PendingStep":
         """Start copying tokens [rows, 1 + codebooks] to the host; the next launch may overwrite them."""
-        host, copied = to_host(tokens), [each.to_host() for each in attention]
+        host = to_host(tokens)
         ended = torch.cuda.current_stream().record_event() if tokens.device.type == "cuda" else None
-        return cls(batch, host, ended, order, copied)
+        return cls(batch, host, ended, order, attention)
 
     def wait(self) -> StepOutput:
         """Wait for the device; the only synchronization of a step."""
@@ -57,7 +57,7 @@ class PendingStep:
         if self.tokens is None:
             return StepOutput.empty(self.batch)
         tokens = self.tokens.numpy().astype(np.int32)
-        attention = {row: weights for each in self.attention for row, weights in each.by_row()}
+        attention = {row: found for each in self.attention for row, found in each.by_row()}
         return StepOutput(self.batch, tokens if self.order is None else tokens[self.order], attention)
 
 
@@ -98,12 +98,19 @@ class EagerRunner:
         tables: np.ndarray,
         slots: int,
         text_heads: Ordered[tuple[int, int]] = (),
+        *,
+        record_weights: bool = False,
     ) -> None:
-        """`text_heads` are the (layer, head) pairs whose weights are read for sequences with a text span."""
+        """`text_heads` are the (layer, head) pairs whose attention is read for sequences with a text span.
+
+        With `record_weights` steps return the weights instead of the path through the text.
+        """
         self.model, self.kv, self.tables = model, kv, tables
-        self.weight_reader = WeightReader(text_heads, kv)
         self.size = kv.keys.shape[2]
         self.slots = SlotStates(model, slots)
+        self.text_reader: TextReader = (
+            WeightReader(text_heads, kv) if record_weights else PathReader(text_heads, kv, self.slots)
+        )
         self.decoder = FrameSampler(model, head, max_rows=slots)
         self.threads = CPUThreads(model)
 
@@ -114,18 +121,18 @@ class EagerRunner:
         self.threads.choose(len(tokens))
         sequences = [sequence for sequence, _ in batch.sampled()]
         texts = TextRows.of(sequences)
-        self.kv.begin_pass(self._metadata(batch, where, self.weight_reader.layers if texts else NO_LAYERS))
+        self.kv.begin_pass(self._metadata(batch, where, self.text_reader.layers if texts else NO_LAYERS))
         hidden = self.model.slow(tokens, positions, self.kv)
         if not sequences:
             return PendingStep(batch)
         rows = self._sampled_rows(batch)
-        attention = [self._read(texts, rows)] if texts else []
-        return PendingStep.of(batch, self._sample(hidden[rows], sequences), attention=attention)
+        tokens = self._sample(hidden[rows], sequences)
+        return PendingStep.of(batch, tokens, attention=[self._read(texts, rows)] if texts else [])
 
-    def _read(self, texts: TextRows, rows: Tensor) -> TextWeights:
-        """Return the weights of the texts; `rows` are the rows of the pass that sample a frame."""
+    def _read(self, texts: TextRows, rows: Tensor) -> Reading:
+        """Read the attention over the texts; `rows` are the rows of the pass that sample a frame."""
         queries = {layer: q[rows] for layer, q in self.kv.queries.items()}
-        return self.weight_reader.read(queries, self._tensor(self.tables), texts)
+        return self.text_reader.read(queries, self._tensor(self.tables), texts)
 
     def _sample(self, hidden: Tensor, sequences: list[Sequence]) -> Tensor:
         slots = self._tensor([sequence.slot for sequence in sequences])

@@ -1,43 +1,44 @@
 """Rows of a step whose attention over the text of their turn is read."""
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from shoal.engine.scheduling.sequence import Sequence
+from shoal.engine.scheduling.sequence import Sequence, TextSpan
 
 # Widths of the result are multiples of this, so that few shapes are allocated.
 WIDTH_STEP = 64
+NO_TEXT = TextSpan(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class TextRows:
-    """Sampled rows of a step whose sequences have a text span. False if there are none."""
+    """Texts of the rows that a launch samples; length 0 for a row without one. False if no row has a text."""
 
-    rows: list[int]  # in the order of the sampled sequences
+    numbers: Ordered[int]  # of the rows among the sampled ones of the step
     slots: list[int]
-    begins: list[int]
-    lengths: list[int]
+    begins: Ordered[int]
+    lengths: Ordered[int]
 
     @classmethod
-    def of(cls, sequences: Ordered[Sequence]) -> "TextRows":
-        found = [(row, each.slot, *each.text) for row, each in enumerate(sequences) if each.text is not None]
-        return cls(*([each[column] for each in found] for column in range(4)))
+    def of(cls, sequences: Ordered[Sequence], numbers: Ordered[int] | None = None) -> "TextRows":
+        """Return the texts of these sequences; `numbers` are their rows, by default in the same order."""
+        if not any(each.text for each in sequences):
+            return cls((), [], (), ())
+        spans = [each.text or NO_TEXT for each in sequences]
+        begins, lengths = zip(*spans, strict=True)
+        return cls(
+            range(len(spans)) if numbers is None else numbers, [each.slot for each in sequences], begins, lengths
+        )
 
     def __bool__(self) -> bool:
-        return bool(self.rows)
+        return bool(self.slots)
 
     @property
     def width(self) -> int:
         """Longest text in tokens, rounded up."""
         return -(-max(self.lengths) // WIDTH_STEP) * WIDTH_STEP
 
-    def table(self) -> NDArray[np.int32]:
-        """Return [4, texts]: row, slot, first position and length of each."""
-        return np.array((self.rows, self.slots, self.begins, self.lengths), np.int32)
-
-    def renumbered(self, rows: Ordered[int]) -> "TextRows":
-        """Return the same texts with row i replaced by rows[i]."""
-        return replace(self, rows=[rows[row] for row in self.rows])
+    @property
+    def asked(self) -> list[int]:
+        """Return the indices of the rows that have a text."""
+        return [index for index, length in enumerate(self.lengths) if length]

@@ -1,64 +1,151 @@
-"""Attention weights over the text of a turn, read after the attention of chosen heads. Only on request."""
+"""Attention over the text of a turn, read after the attention of chosen heads. Only on request.
 
+Word times need the path through the text, which stays on the device: `PathReader`. Calibration needs the weights
+themselves: `WeightReader`.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.execution.text_rows import TextRows
 from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.cuda_graph import to_host
-from shoal.kernels.text_attention import text_attention, text_attention_reference
+from shoal.kernels.text_attention import Texts, text_attention, text_attention_reference
+from shoal.kernels.text_path import BLOCK_N, TILES, text_path, text_path_reference
+from shoal.kernels.text_path_numpy import KEPT_FRAMES, MAX_TOKENS
+
+Queries = Mapping[int, Tensor]  # [rows, heads, d] by layer
 
 
 @dataclass(frozen=True, slots=True)
-class TextWeights:
-    """Weights [texts, heads, width] of some texts; rows of `texts` count the sampled sequences of the batch."""
+class Reading(ABC):
+    """Results of some rows on their way to the host."""
 
     texts: TextRows
-    weights: Tensor
+    results: Tensor
 
-    def to_host(self) -> "TextWeights":
-        """Start copying the weights to the host."""
-        return replace(self, weights=to_host(self.weights))
-
-    def by_row(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield the weights [heads, tokens] of each row, after the copy has ended."""
-        weights = self.weights.numpy()
-        for index, (row, length) in enumerate(zip(self.texts.rows, self.texts.lengths, strict=True)):
-            yield row, weights[index, :, :length]
+    @abstractmethod
+    def by_row(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield the result of each row that has a text, after the copy has ended."""
 
 
-class WeightReader:
-    """Reads the weights of chosen (layer, head) pairs, in ascending order, from the queries of a step."""
+class WeightReading(Reading):
+    """Weights [rows, heads, width]."""
+
+    def by_row(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        weights, texts = self.results.numpy(), self.texts
+        return ((texts.numbers[index], weights[index, :, : texts.lengths[index]]) for index in texts.asked)
+
+
+class PathReading(Reading):
+    """Origins of the path in tiles [tiles, rows, 64]."""
+
+    def by_row(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        asked = self.texts.asked
+        # A copy: the pinned memory is free for another step.
+        origins = np.concatenate(self.results.numpy(), axis=1)[asked]
+        return zip([self.texts.numbers[index] for index in asked], origins, strict=True)
+
+
+class TextReader(ABC):
+    """Reads the attention of chosen (layer, head) pairs, in ascending order, from the queries of a step."""
+
+    captured = True  # whether `launch` may be captured: it allocates nothing
 
     def __init__(self, heads: Ordered[tuple[int, int]], kv: PagedKV) -> None:
-        self.heads, self._kv, device = tuple(heads), kv, kv.keys.device
+        self.heads, self._kv, self._device = tuple(heads), kv, kv.keys.device
         self.layers = frozenset(layer for layer, _ in heads)
         grouped = groupby(self.heads, key=lambda pair: pair[0])
-        self._by_layer = {layer: torch.tensor([head for _, head in pairs], device=device) for layer, pairs in grouped}
+        self._by_layer = {layer: torch.tensor([head for _, head in pairs]) for layer, pairs in grouped}
+        self._by_layer = {layer: each.to(self._device) for layer, each in self._by_layer.items()}
 
-    def read(
-        self, queries: Mapping[int, Tensor], tables: Tensor, texts: TextRows, *, kernel: bool = False
-    ) -> TextWeights:
-        """Return the weights of texts whose rows index the queries [rows, heads, d] of each layer.
+    @abstractmethod
+    def read(self, queries: Queries, tables: Tensor, texts: TextRows) -> Reading:
+        """Compute with PyTorch operators, after the frames of these rows are sampled, and start copying to the host."""
 
-        With `kernel` the fused kernel computes them instead of PyTorch operators.
-        """
-        compute = text_attention if kernel else text_attention_reference
-        device = self._kv.keys.device
-        table = torch.from_numpy(texts.table())
-        table = table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
-        out = torch.empty(len(texts.rows), len(self.heads), texts.width, device=device)
-        first = 0
+    @abstractmethod
+    def launch(self, queries: Queries, tables: Tensor, texts: Texts) -> Tensor:
+        """Launch the kernels over all rows and return their result, which the next launch may overwrite."""
+
+    @abstractmethod
+    def copied(self, result: Tensor, texts: TextRows) -> Reading:
+        """Start copying the result of a launch to the host."""
+
+    def _attend(self, queries: Queries, tables: Tensor, texts: Texts, out: Tensor, *, kernel: bool) -> None:
+        """Write the weights of all heads to out [rows, heads, width]."""
+        compute, first = text_attention if kernel else text_attention_reference, 0
         for layer, heads in self._by_layer.items():
-            part = out[:, first : first + len(heads)]
-            scales = self._kv.scales(layer)["key_scales"]
-            compute(queries[layer], self._kv.keys[layer], tables, table, heads, part, key_scales=scales)
+            part, scales = out[:, first : first + len(heads)], self._kv.scales(layer)["key_scales"]
+            compute(queries[layer], self._kv.keys[layer], tables, texts, heads, part, key_scales=scales)
             first += len(heads)
-        return TextWeights(texts, out)
+
+    def _upload(self, texts: TextRows) -> Texts:
+        table = torch.from_numpy(np.array((texts.slots, texts.begins, texts.lengths), np.int32))
+        on_gpu = self._device.type == "cuda"
+        return Texts(*(table.pin_memory().to(self._device, non_blocking=True) if on_gpu else table))
+
+
+class WeightReader(TextReader):
+    """Returns the weights of every head."""
+
+    captured = False
+
+    def read(self, queries: Queries, tables: Tensor, texts: TextRows) -> Reading:
+        out = torch.empty(len(texts.slots), len(self.heads), texts.width, device=self._device)
+        self._attend(queries, tables, self._upload(texts), out, kernel=False)
+        return self.copied(out, texts)
+
+    def launch(self, queries: Queries, tables: Tensor, texts: Texts) -> Tensor:
+        out = torch.empty(len(texts.slots), len(self.heads), MAX_TOKENS, device=self._device)
+        self._attend(queries, tables, texts, out, kernel=True)
+        return out
+
+    def copied(self, result: Tensor, texts: TextRows) -> Reading:
+        return WeightReading(texts, to_host(result[: len(texts.slots), :, : texts.width]))
+
+
+class PathReader(TextReader):
+    """Extends the path through the text of every slot, from the mean over the heads. Its scores stay on the device."""
+
+    def __init__(self, heads: Ordered[tuple[int, int]], kv: PagedKV, states: SlotStates) -> None:
+        super().__init__(heads, kv)
+        rows = states.spare + 1 if heads else 0
+        self.scores = torch.zeros(rows, KEPT_FRAMES, MAX_TOKENS, dtype=torch.int32, device=self._device)
+        self._frames = states.state.frame
+        # Allocated once: graphs contain their addresses.
+        self._weights = torch.zeros(rows * len(heads) * MAX_TOKENS, device=self._device)
+        self._origins = torch.zeros(TILES * rows * BLOCK_N, dtype=torch.int16, device=self._device)
+
+    def read(self, queries: Queries, tables: Tensor, texts: TextRows) -> Reading:
+        rows, table = len(texts.slots), self._upload(texts)
+        weights = torch.empty(rows, len(self.heads), texts.width, device=self._device)
+        self._attend(queries, tables, table, weights, kernel=False)
+        out = torch.empty(_tiles(texts), rows, BLOCK_N, dtype=torch.int16, device=self._device)
+        text_path_reference(weights, table, self._frames, self.scores, out)
+        return self.copied(out, texts)
+
+    def launch(self, queries: Queries, tables: Tensor, texts: Texts) -> Tensor:
+        rows = len(texts.slots)
+        weights = self._weights[: rows * len(self.heads) * MAX_TOKENS].view(rows, len(self.heads), MAX_TOKENS)
+        out = self._origins[: TILES * rows * BLOCK_N].view(TILES, rows, BLOCK_N)
+        self._attend(queries, tables, texts, weights, kernel=True)
+        text_path(weights, texts, self._frames, self.scores, out)
+        return out
+
+    def copied(self, result: Tensor, texts: TextRows) -> Reading:
+        return PathReading(texts, to_host(result[: _tiles(texts)]))
+
+
+def _tiles(texts: TextRows) -> int:
+    """Return the tiles that hold the end of the path and the origins of the longest text."""
+    return max(texts.lengths) // BLOCK_N + 1

@@ -1,125 +1,61 @@
-"""Word times from attention weights: a monotonic path through the text of each turn, and the words on it."""
+"""Word times from attention: a monotonic path through the text of each turn, and the words on it."""
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shoal.kernels.text_path_numpy import Origins
 from shoal.speech import Word
 from shoal.text.words import TextWord
 
 Span = tuple[int, int]
-# Penalty, in nats, of each token that the path leaves out: rapid speech passes more than one token per frame.
-SKIP_PENALTY = 0.4
 # A word has ended when the path has been past it for this long. Before the first sound of a turn attention looks at all
 # of its text, and a decision in those frames puts words up to a second too early.
 CONFIRM_SECONDS = 0.2
-# Attention is never taken as impossible: a frame that attends elsewhere must not break the path.
-FLOOR = 1e-4
+# Frames after which a path copies what it needs of the arrays of its steps.
+COPIED_FRAMES = 256
 
 
 class MonotonicPath:
-    """Most likely non-decreasing path through the tokens of a text, one token per frame (Viterbi).
-
-    Frames are only stored when they arrive; `extend_paths` computes the scores of the new ones. Origins are not stored,
-    only whether a token was reached from an earlier one: they follow from the scores of the frame before, and only
-    those of the path are needed.
-    """
+    """Most likely non-decreasing path through the tokens of a text, one token per frame (Viterbi)."""
 
     def __init__(self, tokens: int) -> None:
-        self.count, self._slope = tokens, _slope(tokens)
-        self.new: list[NDArray[np.float32]] = []  # frames without scores: attention weights [heads, tokens]
-        self.scores: list[NDArray[np.float64]] = []  # per frame, the score of the best path that ends in each token
-        self._moves: list[NDArray[np.bool_]] = []  # per frame, the tokens that this path reaches from an earlier one
+        self._count = tokens
+        self._origins: list[Origins] = []  # per frame; the last ones are parts of arrays over many paths
+        self._own = 0  # frames whose origins are copied
         self._path: list[int] = []
 
-    def feed(self, weights: NDArray[np.float32]) -> None:
-        """Append a frame with its attention weights [heads, tokens]."""
-        self.new.append(weights)
-
-    def append(self, scores: NDArray[np.float64], moves: NDArray[np.bool_]) -> None:
-        """Append the scores [frames, tokens] of the new frames, with which of the tokens are reached from earlier ones.
-
-        Copies them: the arguments are parts of arrays over many paths.
-        """
-        self.scores.extend(scores.copy())
-        self._moves.extend(moves.copy())
-        self.new.clear()
+    def feed(self, origins: Origins) -> None:
+        """Append a frame: the token in which the best path ends now, then the token before each token of the text."""
+        self._origins.append(origins)
+        if len(self._origins) - self._own >= COPIED_FRAMES:
+            self._copy()
 
     def tokens(self) -> list[int]:
         """Return the token of each frame, on the path that is most likely now; valid until the next frame."""
-        extend_paths([self])
-        if len(self._path) < len(self.scores):
+        if len(self._path) < len(self._origins):
             self._trace()
         return self._path
 
     def _trace(self) -> None:
         """Update the path from its end, as far back as it has changed."""
-        old, frame = self._path, len(self.scores) - 1
-        path = [*old, *([-1] * (len(self.scores) - len(old)))]
-        token = int(self.scores[-1].argmax())
+        path, origins, frame = self._path, self._origins, len(self._origins) - 1
+        path += [-1] * (len(origins) - len(path))
+        token = origins[frame].item(0)
         while frame >= 0 and path[frame] != token:
             path[frame] = token
-            if frame and self._moves[frame][token]:
-                token = int((self.scores[frame - 1][:token] + self._slope[:token]).argmax())
+            token = origins[frame].item(1 + token)
             frame -= 1
-        self._path = path
 
-
-def extend_paths(paths: Sequence[MonotonicPath]) -> None:
-    """Compute the scores of the new frames of several paths in array operations over all of them.
-
-    The scores of a path do not depend on the others: shorter texts are padded after their last token, and a token is
-    reached only from earlier ones.
-    """
-    paths = [path for path in paths if path.new]
-    if not paths:
-        return
-    emissions = _emissions(paths)  # [frames, paths, tokens]
-    slope, before = _slope(emissions.shape[2]), np.zeros(emissions.shape[1:])
-    for row, path in enumerate(paths):
-        if path.scores:
-            before[row, : path.count] = path.scores[-1]
-    scores, moves = np.empty(emissions.shape), np.zeros(emissions.shape, np.bool_)
-    for number, emission in enumerate(emissions):
-        arrivals = _arrivals(before, slope, moves[number])
-        if not number:
-            # A path starts at the first token; a later start leaves out those before it.
-            arrivals[[not path.scores for path in paths]] = -slope
-        before = np.add(arrivals, emission, out=scores[number])
-    for row, path in enumerate(paths):
-        frames = len(path.new)
-        path.append(scores[:frames, row, : path.count], moves[:frames, row, : path.count])
-
-
-def _slope(tokens: int) -> NDArray[np.float64]:
-    return SKIP_PENALTY * np.arange(tokens, dtype=np.float64)
-
-
-def _emissions(paths: Sequence[MonotonicPath]) -> NDArray[np.float64]:
-    """Return the logarithms of the weights [frames, paths, tokens] of the new frames, means over all heads."""
-    frames, heads = max(len(path.new) for path in paths), len(paths[0].new[0])
-    weights = np.zeros((frames, len(paths), heads, max(path.count for path in paths)), np.float32)
-    for row, path in enumerate(paths):
-        for frame, each in enumerate(path.new):
-            weights[frame, row, :, : path.count] = each
-    found: NDArray[np.float64] = np.log(weights.mean(2, dtype=np.float64) + FLOOR)
-    return found
-
-
-def _arrivals(before: NDArray[np.float64], slope: NDArray[np.float64], moves: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the best score [paths, tokens] with which each token is reached; set `moves` where from an earlier token.
-
-    The penalty is linear in the distance, so the best move from any earlier token is a running maximum.
-    """
-    moved = np.maximum.accumulate(before + slope, axis=1)[:, :-1] - slope[:-1]
-    arrivals = before.copy()
-    np.greater(moved, before[:, 1:], out=moves[:, 1:])
-    np.maximum(before[:, 1:], moved, out=arrivals[:, 1:])
-    return arrivals
+    def _copy(self) -> None:
+        """Copy the newest frames: those of other, longer texts in the same arrays would stay in memory."""
+        new = [each[: 1 + self._count] for each in self._origins[self._own :]]
+        self._origins[self._own :] = list(np.stack(new))
+        self._own = len(self._origins)
 
 
 def frame_of(path: Sequence[int], token: int) -> float:
@@ -141,10 +77,13 @@ class WordPlan:
 
 @dataclass(slots=True)
 class TurnTimes:
-    """Path of one turn; the first `done` of its words have been found."""
+    """Path of one turn, and how far its words have been found."""
 
     path: MonotonicPath
-    done: int = 0
+    found: int = 0  # words that have ended
+    frames: int = 0  # frames in which they were looked for
+    ended: bool = False
+    new: list[tuple[int, float, float]] = field(default_factory=list)  # written word, first and last frame
 
 
 @dataclass(slots=True)
@@ -163,11 +102,12 @@ class WordTimes:
     def __post_init__(self) -> None:
         self._remaining = self._count()
 
-    def feed(self, turn: int, weights: NDArray[np.float32]) -> None:
-        """Append a frame of a turn with its attention weights [heads, tokens]."""
-        if turn not in self._turns:
-            self._turns[turn] = TurnTimes(MonotonicPath(weights.shape[1]))
-        self._turns[turn].path.feed(weights)
+    def feed(self, turn: int, origins: Origins, tokens: int) -> None:
+        """Append a frame of a turn, whose text has this many tokens, with the origins of its path."""
+        times = self._turns.get(turn)
+        if times is None:
+            times = self._turns[turn] = TurnTimes(MonotonicPath(tokens))
+        times.path.feed(origins)
 
     def restart_turn(self, turn: int) -> None:
         """Drop the frames of a turn, none of whose audio was sent."""
@@ -185,32 +125,42 @@ class WordTimes:
         self.found.clear()
         self._remaining, self._last = self._count(), 0.0
 
-    def collect(self, turn: int, tokens: Sequence[Span], begin: float, rate: float, *, ended: bool) -> None:
+    def find(self, turn: int, tokens: Sequence[Span], *, ended: bool) -> TurnTimes | None:
         """Find the words of a turn that have ended. `tokens` are the tokens [first, last) of each.
 
-        The audio of the turn begins at `begin` seconds and is `rate` times as fast as it was generated. With `ended`
-        it has no more frames, and all its words are found.
+        With `ended` the turn has no more frames, and all its words are found. None for a turn without frames.
         """
         times = self._turns.get(turn)
         if times is None:
-            return
+            return None
         path = times.path.tokens()
-        confirmed = len(path) - max(1, int(CONFIRM_SECONDS / self.frame_seconds + 1e-9))
-        owned = zip(tokens[times.done :], self.plan.turns[turn][times.done :], strict=False)
-        for (first, last), written in owned:
-            start, end = frame_of(path, first), frame_of(path, last)
-            if end > confirmed and not ended:
+        if times.frames == len(path) and times.ended == ended:
+            return times
+        times.frames, times.ended = len(path), ended
+        confirmed = len(path) if ended else len(path) - max(1, int(CONFIRM_SECONDS / self.frame_seconds + 1e-9))
+        for (first, last), written in islice(zip(tokens, self.plan.turns[turn], strict=False), times.found, None):
+            end = frame_of(path, last)
+            if end > confirmed:
                 break
-            times.done += 1
+            times.found += 1
             if written is not None:
-                self._found(written, *(begin + self._seconds(frame, len(path)) / rate for frame in (start, end)))
+                times.new.append((written, frame_of(path, first), end))
+        return times
+
+    def collect(self, turn: int, tokens: Sequence[Span], begin: float, rate: float, *, ended: bool) -> None:
+        """Give times to the words of a turn that have ended, as `find` does.
+
+        The audio of the turn begins at `begin` seconds and is `rate` times as fast as it was generated.
+        """
+        times = self.find(turn, tokens, ended=ended)
+        if times is None:
+            return
+        for written, start, end in times.new:
+            first, last = self._seconds(start, times.frames), self._seconds(end, times.frames)
+            self._found(written, begin + first / rate, begin + last / rate)
+        times.new.clear()
         if ended:
             del self._turns[turn]
-
-    def path(self, turn: int) -> MonotonicPath | None:
-        """Return the path of a turn, or None if it has no frames."""
-        times = self._turns.get(turn)
-        return None if times is None else times.path
 
     def take(self) -> tuple[Word, ...]:
         """Return the words found since the last call."""

@@ -7,6 +7,7 @@ sequence is recomputed to the same result.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +57,8 @@ class StepOutput:
 
     batch: Batch
     tokens: Tokens
-    # By row: attention weights [heads, text tokens] of the sequences that have a text span.
-    attention: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+    # By row of a sequence that has a text span: origins of the path through the text, or recorded attention weights.
+    attention: Mapping[int, NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, batch: Batch) -> "StepOutput":
@@ -70,7 +71,7 @@ class Progress:
 
     sequence: Sequence
     frames: int
-    attention: NDArray[np.float32] | None = None  # [heads, text tokens] of the new frame
+    attention: NDArray[Any] | None = None  # what was read of the new frame, as in `StepOutput`
 
 
 @dataclass(slots=True)

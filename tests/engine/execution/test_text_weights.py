@@ -1,7 +1,8 @@
 """Attention weights over the text of a turn: the same on every backend, and without effect on the frames."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,15 +10,18 @@ import torch
 
 from shoal.checkpoint.format.profile import Alignment
 from shoal.checkpoint.load import Checkpoint
+from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.execution.fused import FusedFrame, ResidualStream
 from shoal.engine.execution.plain_graphs import PlainGraphRunner
 from shoal.engine.execution.runner import PipelinedRunner
 from shoal.engine.execution.text_rows import TextRows
-from shoal.engine.output.word_times import WordPlan
+from shoal.engine.execution.text_weights import PathReader
+from shoal.engine.output.word_times import MonotonicPath, WordPlan
 from shoal.engine.preprocess import build_turns, plan_turns
 from shoal.engine.utterance import TextTokens, Utterance
+from shoal.kernels.text_path_numpy import path_origins
 from shoal.model.cache import DenseKVCache
 from shoal.model.slow import Head
 from shoal.native.library import NativeUnavailable, open_library
@@ -35,9 +39,9 @@ def with_heads(checkpoint: Checkpoint, heads: tuple[tuple[int, int], ...] = HEAD
     return replace(checkpoint, profile=replace(checkpoint.profile, alignment=Alignment(heads)))
 
 
-def core_of(checkpoint: Checkpoint, backend: str, **changes: object) -> EngineCore:
-    config = EngineConfig(slots=3, guard=False, kv_bytes=1 << 20, backend=backend, **changes)  # type: ignore[arg-type]
-    core = EngineCore(checkpoint, config)
+def core_of(checkpoint: Checkpoint, backend: str, *, record_weights: bool = True) -> EngineCore:
+    config = EngineConfig(slots=3, guard=False, kv_bytes=1 << 20, backend=backend)
+    core = EngineCore(checkpoint, config, record_weights=record_weights)
     assert core.runner.backend == backend, core.runner.reasons
     if backend == "plain-graph":  # sizes so small that two sequences run in two groups
         runner = PlainGraphRunner(core.runner._eager, capture=False, buckets=(1, 2), widths=(32,), prompts=(16,))
@@ -92,6 +96,34 @@ def test_every_backend_reads_the_weights_of_the_eager_one(
         np.testing.assert_allclose(weights_of(ours), weights_of(theirs), atol=2e-5)
 
 
+def assert_paths(spoken: list[Utterance], expected: list[Utterance]) -> None:
+    """The recorder takes what is read: here the path, which is that of the expected weights."""
+    for ours, theirs in zip(spoken, expected, strict=True):
+        assert isinstance(ours.words, WeightRecorder)
+        found, known = MonotonicPath(100), MonotonicPath(100)
+        for one, other in zip(ours.words.weights[0], path_origins(weights_of(theirs)), strict=True):
+            found.feed(one)
+            known.feed(other)
+            assert found.tokens() == known.tokens()
+
+
+@pytest.mark.parametrize("backend", ["eager", "native", "plain-graph"])
+def test_every_backend_finds_the_path_of_the_weights(
+    backend: str, expected: tuple[Checkpoint, list[Utterance]]
+) -> None:
+    checkpoint, eager = expected
+    assert_paths(spoken(core_of(checkpoint, backend, record_weights=False)), eager)
+
+
+def test_another_backend_continues_the_path(expected: tuple[Checkpoint, list[Utterance]]) -> None:
+    """Native and eager backend in turn; the eager one takes over when the native one fails."""
+    checkpoint, eager = expected
+    core = core_of(checkpoint, "native", record_weights=False)
+    launchers = cycle((core.runner.runner.launcher, core.runner._eager))
+    core.runner.runner = PipelinedRunner(SimpleNamespace(launch=lambda batch: next(launchers).launch(batch)), 0)
+    assert_paths(spoken(core), eager)
+
+
 def test_weights_are_those_of_the_text_and_add_up_to_one(expected: tuple[Checkpoint, list[Utterance]]) -> None:
     _, eager = expected
     for utterance in eager:
@@ -130,7 +162,7 @@ def test_weights_are_the_softmax_of_queries_and_keys(expected: tuple[Checkpoint,
 
 
 def test_a_request_without_word_times_reads_nothing(tiny: Checkpoint) -> None:
-    core = core_of(with_heads(tiny), "eager")
+    core = core_of(with_heads(tiny), "eager", record_weights=False)
     made = spoken(core, reading=False)
     assert all(each.words is None and each.sequence.text is None for each in made)
     assert core.runner._eager.kv.queries == {}
@@ -147,15 +179,32 @@ def test_the_fused_backend_keeps_the_queries_of_a_layer_for_the_kernel(tiny: Che
     eager.kv.keys.normal_()
     tables = torch.arange(2 * 3, dtype=torch.int32).reshape(2, 3)
     head = Head(tiny.model.slow)
-    frame = FusedFrame(tiny.model, head, eager.kv, eager.slots, tables, 2, eager.weight_reader.layers)
-    frame.inputs.copy_(torch.tensor([[0, 1], [40, 30]]))
-    for layer in eager.weight_reader.layers:
+    frame = FusedFrame(tiny.model, head, eager.kv, eager.slots, tables, 2, eager.text_reader.layers)
+    frame.inputs[:2] = torch.tensor([[0, 1], [40, 30]])
+    for layer in eager.text_reader.layers:
         frame.layer(ResidualStream(torch.randn(2, config.dim)), layer)
-    texts = TextRows([0, 1], [0, 1], [2, 0], [20, 7])
-    ours = eager.weight_reader.read(frame.queries, tables, texts, kernel=True)
-    theirs = eager.weight_reader.read(frame.queries, tables, texts)
-    torch.testing.assert_close(ours.weights, theirs.weights)
-    assert [(row, weights.shape) for row, weights in ours.by_row()] == [(0, (3, 20)), (1, (3, 7))]
+    texts = TextRows([5, 4], [0, 1], [2, 0], [20, 7])
+    frame.inputs[2:] = torch.tensor([texts.begins, texts.lengths])
+    reader = eager.text_reader
+    ours = dict(reader.copied(reader.launch(frame.queries, tables, frame.texts), texts).by_row())
+    theirs = dict(reader.read(frame.queries, tables, texts).by_row())
+    assert {row: found.shape for row, found in ours.items()} == {5: (3, 20), 4: (3, 7)}
+    for row, found in theirs.items():
+        np.testing.assert_allclose(ours[row], found, atol=1e-6)
+    eager.slots.state.frame[:] = 1
+    paths = PathReader(HEADS, eager.kv, eager.slots)
+    launched = dict(paths.copied(paths.launch(frame.queries, tables, frame.texts), texts).by_row())
+    for row, found in paths.read(frame.queries, tables, texts).by_row():
+        end = 1 + texts.lengths[texts.numbers.index(row)]
+        assert launched[row][:end].tolist() == found[:end].tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["graph", "fused"])
+def test_the_kernels_find_the_path_of_the_weights_that_they_read(backend: str) -> None:
+    checkpoint = with_heads(random_checkpoint("tiny", device="cuda"))
+    weights = spoken(core_of(checkpoint, backend))
+    assert_paths(spoken(core_of(checkpoint, backend, record_weights=False)), weights)
 
 
 def test_all_heads_of_a_model_can_be_read(tiny: Checkpoint) -> None:
