@@ -28,8 +28,8 @@ AUTO = "auto"
 BASELINE = "baseline"
 # Instruction sets whose kernels for float activations differ. The others add products of int8 activations to these.
 FLOAT_SETS = ("avx512", "avx2", BASELINE)
-# Used only where `cpu_isa` names them: AMX has been compiled but has not run on such a CPU yet.
-UNTESTED = ("amx",)
+# Used only where `cpu_isa` names them: AMX has the bits of the others on a Sapphire Rapids, but its speed is not known.
+NOT_MEASURED = ("amx",)
 ROUNDS = 5  # the shortest counts: in the others the thread may have been suspended
 OUTPUTS, INPUTS = 1024, 384  # a layer of nano; it stays in the L2 cache
 # Products of one round: rows and repetitions, about as much time in each.
@@ -83,8 +83,8 @@ def candidates(*, int8_activations: bool) -> list[str]:
 
     On x86-64 `baseline` has no fused multiply-add and rounds once more, so it is used only where there is nothing else.
     """
-    tested = tuple(name for name in INSTRUCTION_SETS if name not in UNTESTED)
-    found = supported_sets(tested if int8_activations else FLOAT_SETS)
+    measured = tuple(name for name in INSTRUCTION_SETS if name not in NOT_MEASURED)
+    found = supported_sets(measured if int8_activations else FLOAT_SETS)
     fused = [name for name in found if name != BASELINE]
     return fused or found
 
