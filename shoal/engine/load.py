@@ -18,7 +18,7 @@ from shoal.engine.engine import Engine
 from shoal.engine.execution.cpu_threads import limit_threads, single_thread
 from shoal.engine.kv_cache import require_kv_backend
 from shoal.engine.memory.limit import parse_memory_limit
-from shoal.engine.memory.profile import ADVICE, device_memory_limit, plan_memory
+from shoal.engine.memory.profile import device_memory_limit, memory_advice, plan_memory
 from shoal.engine.process.worker import EngineSource
 from shoal.engine.service import Service
 from shoal.errors import InvalidRequest, counted
@@ -27,7 +27,7 @@ from shoal.model.linear import to_column_major
 from shoal.native.choice import native_library
 from shoal.quantize.frame_time import memory_bandwidth
 from shoal.quantize.modes import WeightModes
-from shoal.quantize.policy import check_requested, choose_modes
+from shoal.quantize.policy import AUTO, check_requested, choose_modes
 from shoal.text.lexicon import Lexicon, read_lexicon
 from shoal.voices.cache import VoiceCache
 from shoal.voices.encoder import CodecEncoder
@@ -67,8 +67,10 @@ def load(
         return _load(model, device, dtype, codec, voices, config, words, warm=warm)
     except torch.OutOfMemoryError as error:
         # SageMaker's Triton answers 507 to "out of memory", and SageMaker then unloads another model.
+        # `auto` has chosen the smallest weights that the memory limit asks for.
+        advice = memory_advice(smallest=config.quantize == AUTO or "int4" in config.quantize)
         raise InvalidRequest(
-            f"out of memory: {model} does not fit into the free memory of {device}; {ADVICE}"
+            f"out of memory: {model} does not fit into the free memory of {device}; {advice}"
         ) from error
 
 

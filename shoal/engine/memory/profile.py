@@ -16,6 +16,7 @@ from shoal.engine.kv_cache import AttentionMetadata, PrefillSegment
 from shoal.engine.memory.limit import parse_memory_limit
 from shoal.engine.scheduling.scheduler import prefill_budget
 from shoal.errors import DeviceFailed, GenerationFailed, InvalidRequest
+from shoal.quantize.apply import modes_of
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,10 @@ logger = logging.getLogger(__name__)
 PROFILE_BLOCKS = 8
 # Allocator rounding and fragmentation differ between runs.
 SLACK = 0.01
-ADVICE = "use smaller weights (--quantize slow=int4,fast=int8), raise gpu_memory, or stop other processes on the device"
+# Tokens of KV cache that a slot should have, about 24 s of reference and speech: with fewer, sequences preempt each
+# other, so that fewer slots are faster.
+MIN_SLOT_TOKENS = 512
+INT4 = "slow=int4,fast=int8"
 
 
 class SlotsDoNotFit(Exception):
@@ -51,8 +55,8 @@ def device_memory_limit(config: EngineConfig, device: torch.device) -> int:
 def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
     """Apply the memory limit to torch and return the configuration with `kv_bytes` filled in.
 
-    For GPUs only; an explicit `kv_bytes` is kept. Slots that do not fit are halved, with a warning. Raises
-    InvalidRequest if not even one fits.
+    For GPUs only; an explicit `kv_bytes` is kept. Slots that do not fit with MIN_SLOT_TOKENS each are halved, with a
+    warning. Raises InvalidRequest if not even one fits with any tokens.
     """
     device = checkpoint.model.device
     # Memory of other processes on the card is not available.
@@ -64,8 +68,8 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
         return config
     while (found := _with_kv_bytes(checkpoint, config, limit, last=config.slots == 1)) is None:
         logger.warning(
-            "out of GPU memory: %.1f GB do not hold %d slots beside the weights; trying %d",
-            *(limit / 1e9, config.slots, config.slots // 2),
+            "out of GPU memory: %.1f GB do not hold %d slots of %d tokens beside the weights; trying %d",
+            *(limit / 1e9, config.slots, MIN_SLOT_TOKENS, config.slots // 2),
         )
         config = replace(config, slots=config.slots // 2)
     return found
@@ -76,9 +80,10 @@ def _with_kv_bytes(checkpoint: Checkpoint, config: EngineConfig, limit: int, *, 
 
     Raises InvalidRequest instead of returning None for the `last` configuration to try.
     """
+    slot_bytes = MIN_SLOT_TOKENS * block_bytes(checkpoint, config) // config.block_size
     try:
         budget = measure(checkpoint, config, limit)
-        _require_kv(budget)
+        _require_kv(budget, checkpoint, 0 if last else config.slots * slot_bytes)
     except SlotsDoNotFit as error:
         if last:
             raise InvalidRequest(str(error)) from error
@@ -87,15 +92,30 @@ def _with_kv_bytes(checkpoint: Checkpoint, config: EngineConfig, limit: int, *, 
         "GPU memory limit %.2f GB: weights, graphs and workspace %.2f GB, outside torch %.2f GB, KV cache %.2f GB",
         *(size / 1e9 for size in (limit, budget.needed, budget.outside, budget.for_kv)),
     )
+    if budget.for_kv < slot_bytes:
+        logger.warning(
+            "the KV cache has room for only %d tokens: longer requests are refused; %s",
+            *(budget.for_kv * MIN_SLOT_TOKENS // slot_bytes, _advice(checkpoint)),
+        )
     return replace(config, kv_bytes=budget.for_kv)
 
 
-def _require_kv(budget: MemoryBudget) -> None:
-    if budget.for_kv <= 0:
+def memory_advice(*, smallest: bool) -> str:
+    """Return what to do when a model does not fit; `smallest` says that its weights cannot be made smaller."""
+    first = "use a smaller model" if smallest else f"use smaller weights (--quantize {INT4})"
+    return f"{first}, raise gpu_memory, or stop other processes on the device"
+
+
+def _advice(checkpoint: Checkpoint) -> str:
+    return memory_advice(smallest=modes_of(checkpoint.model, checkpoint.codec).slow == "int4")
+
+
+def _require_kv(budget: MemoryBudget, checkpoint: Checkpoint, least: int) -> None:
+    if budget.for_kv <= least:
         raise SlotsDoNotFit(
             f"out of memory: {budget.limit / 1e9:.1f} GB do not hold this model, which needs "
             f"{budget.needed / 1e9:.1f} GB without the KV cache, beside {budget.outside / 1e9:.1f} GB that the driver "
-            f"and other processes took; {ADVICE}"
+            f"and other processes took; {_advice(checkpoint)}"
         )
 
 
@@ -116,7 +136,7 @@ def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryB
             raise
         raise SlotsDoNotFit(
             f"out of memory: {limit / 1e9:.1f} GB do not hold the peak load of this model with {config.slots} slots; "
-            f"{ADVICE}"
+            f"{_advice(checkpoint)}"
         ) from error
     torch.cuda.synchronize(device)
     needed = torch.cuda.max_memory_reserved(device) - core.host_cache.kv.nbytes

@@ -1,3 +1,5 @@
+import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -6,10 +8,12 @@ import torch
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
-from shoal.engine.core import EngineCore
+from shoal.engine.core import EngineCore, block_bytes
 from shoal.engine.load import load
 from shoal.engine.memory import profile
 from shoal.engine.memory.profile import (
+    MIN_SLOT_TOKENS,
+    SLACK,
     MemoryBudget,
     SlotsDoNotFit,
     measure,
@@ -18,6 +22,8 @@ from shoal.engine.memory.profile import (
     run_peak_load,
 )
 from shoal.errors import GenerationFailed, InvalidRequest
+from shoal.quantize.apply import quantize_model
+from shoal.quantize.modes import WeightModes
 from tests.engine.oracle import assert_nothing_leaked
 
 
@@ -55,7 +61,34 @@ def test_slots_that_do_not_fit_are_halved_with_a_warning(tiny: Checkpoint, caplo
     tried = [
         record.getMessage().partition("do not hold ")[2] for record in caplog.records if record.levelname == "WARNING"
     ]
-    assert tried == [f"{slots} slots beside the weights; trying {slots // 2}" for slots in (16, 8, 4, 2)]
+    assert tried == [
+        f"{slots} slots of {MIN_SLOT_TOKENS} tokens beside the weights; trying {slots // 2}" for slots in (16, 8, 4, 2)
+    ]
+
+
+@pytest.mark.usefixtures("card")
+def test_slots_are_halved_until_each_has_room_for_a_request(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slot = MIN_SLOT_TOKENS * block_bytes(tiny, EngineConfig()) // EngineConfig.block_size
+    left = {16: 15 * slot, 8: 7 * slot, 4: 4 * slot + 1}
+
+    def measured(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryBudget:
+        return MemoryBudget(limit, int(limit * (1 - SLACK)) - left.get(config.slots, slot // 2), 0)
+
+    monkeypatch.setattr(profile, "measure", measured)
+    assert plan_memory(tiny, EngineConfig(slots=16)).slots == 4
+    assert "room for only" not in caplog.text
+    # One slot is kept with less, and the log says how much that is.
+    assert plan_memory(tiny, EngineConfig(slots=2)).slots == 1
+    assert f"room for only {MIN_SLOT_TOKENS // 2} tokens" in caplog.text
+
+
+def test_the_advice_names_smaller_weights_only_if_there_are_any(tiny: Checkpoint) -> None:
+    model = copy.deepcopy(tiny.model)
+    assert "use smaller weights" in profile._advice(tiny)
+    quantize_model(model, WeightModes("int4", "int8"))
+    assert profile._advice(replace(tiny, model=model)).startswith("use a smaller model, raise gpu_memory")
 
 
 @pytest.mark.usefixtures("card")
