@@ -46,6 +46,11 @@ def has_word_times(model: str) -> bool:
     return alignment is not None and bool(alignment.heads)
 
 
+def joins_short_sentences(model: str) -> bool:
+    """Return whether a model speaks a short sentence in one turn with the next one, and word times divide the two."""
+    return has_word_times(model) and read_json(find_directory(model) / PROFILE).get("sentence_turns") is True
+
+
 def speaks_english_only(model: str) -> bool:
     """Return whether a model needs texts that are spelled out in English. Raises ModelNotFound."""
     if model.startswith(RANDOM_PREFIX):

@@ -44,7 +44,11 @@ def find_sentence(chapters: list[PlannedChapter], place: str) -> PlannedSentence
 
 
 def redo(state: WorkState, chapters: list[PlannedChapter], places: list[str], seed: int | None) -> None:
-    """Give sentences another seed: `seed`, or the one after their last. Raises InvalidRequest."""
+    """Give sentences, and those that are spoken together with them, another seed: `seed`, or the one after their last.
+
+    Raises InvalidRequest.
+    """
     for sentence in [find_sentence(chapters, place) for place in places]:
         used = state.redone.get(sentence.key, state.seed)
-        state.redone[sentence.key] = used + 1 if seed is None else seed
+        for key in sentence.together:
+            state.redone[key] = used + 1 if seed is None else seed

@@ -1,12 +1,13 @@
 """Divide chapters into numbered sentences, and sentences into pieces that one voice speaks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal.book.document import Block, Chapter
 from shoal.book.readers.quotes import Span, quoted_spans
 from shoal.text.clean import has_words
-from shoal.text.split import split_sentences
+from shoal.text.plan import SHORT_SENTENCE
+from shoal.text.split import letters, split_sentences
 
 MAX_SENTENCE_BYTES = 1_000  # a longer sentence is divided at its clauses
 ENDERS = (".", "!", "?", "…", "。", "！", "？")
@@ -46,6 +47,27 @@ def chapter_sentences(chapter: Chapter, *, quotes: bool) -> list[Sentence]:
             pause = _pause_after(block, following) if place == len(found) else SENTENCE_PAUSE
             sentences.append(Sentence(len(sentences) + 1, text, pieces, index, block.heading, pause))
     return sentences
+
+
+def spoken_together(sentences: Sequence[Sentence]) -> list[list[Sentence]]:
+    """Return groups of consecutive sentences: a short one and the next of its paragraph, if one voice speaks both.
+
+    As texts are split elsewhere: alone, a small model slurs "Stop!". The last sentence of a paragraph stays alone.
+    """
+    groups: list[list[Sentence]] = []
+    for sentence in sentences:
+        if groups and _joins(groups[-1], sentence):
+            groups[-1].append(sentence)
+        else:
+            groups.append([sentence])
+    return groups
+
+
+def _joins(group: list[Sentence], following: Sentence) -> bool:
+    last = group[-1]
+    one_voice = len(last.pieces) == 1 and last.pieces[0].quoted == following.pieces[0].quoted
+    length = sum(letters(each.text, (0, len(each.text))) for each in group)
+    return one_voice and last.block == following.block and length < SHORT_SENTENCE
 
 
 def _pause_after(block: Block, following: Block | None) -> float:

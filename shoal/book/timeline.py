@@ -5,7 +5,7 @@ known before the first sample is encoded, and `render` yields the samples.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -13,9 +13,10 @@ import numpy as np
 
 from shoal.audio.loudness import LoudnessMeter, limit_peaks
 from shoal.audio.wav import open_wav
+from shoal.book.parts import part_cuts, words_of
 from shoal.book.sentences import PIECE_PAUSE
 from shoal.book.word_times import TimedWord, read_words
-from shoal.book.work import PlannedChapter, PlannedSentence, Speaker, unique_pieces
+from shoal.book.work import PlannedChapter, PlannedPiece, PlannedSentence, Speaker, pieces_of
 from shoal.errors import OutputError
 from shoal.speech import Samples
 
@@ -33,14 +34,17 @@ class Take:
     """A spoken piece: the samples of its file without silence, and its gain."""
 
     file: Path
+    piece: PlannedPiece
     start: int  # samples
     end: int
+    continued: bool = False  # speech goes on in the piece of the next sentence, without a pause
+    continues: bool = False  # that of the sentence before goes on in this one
     gain: float = 1.0  # factor
 
     def samples(self, rate: int) -> Samples:
         pcm, _ = read_piece(self.file)
         speech = limit_peaks(pcm[self.start : self.end] * np.float32(self.gain), rate, MAX_PEAK)
-        return _faded(speech, round(FADE_SECONDS * rate))
+        return _faded(speech, round(FADE_SECONDS * rate), start=not self.continues, end=not self.continued)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class TimedSentence:
         """Return the words with times from the start of the chapter; empty if those of a piece are not known."""
         at, words = self.start, list[TimedWord]()
         for take in self.takes:
-            found, length = read_words(take.file), take.end - take.start
+            found, length = words_of(read_words(take.file), take.piece), take.end - take.start
             if not found:
                 return []
             words += [word.within((at - take.start) / rate, at / rate, (at + length) / rate) for word in found]
@@ -94,10 +98,10 @@ def build_timeline(chapters: Iterable[PlannedChapter], file_of: Callable[[str], 
     A sentence with a piece that has no file is left out. Raises OutputError for a file that another program changed.
     """
     chapters = list(chapters)
-    measured: dict[str, _Measured] = {}
-    for piece in unique_pieces(chapters).values():
+    measured: dict[PlannedPiece, _Measured] = {}
+    for piece in dict.fromkeys(piece for chapter in chapters for piece in pieces_of(chapter)):
         if (path := file_of(piece.id)) is not None:
-            measured[piece.id] = _measure(path, piece.speaker)
+            measured[piece] = _measure(path, piece)
     rates = {each.rate for each in measured.values()}
     if len(rates) != 1:
         raise OutputError("the work folder has pieces of several sample rates, or none: remove it and start again")
@@ -135,29 +139,32 @@ def read_piece(path: Path) -> tuple[Samples, int]:
 class _Measured:
     take: Take
     rate: int
-    speaker: Speaker
     lufs: float | None  # None for a piece too short to measure
 
 
-def _measure(path: Path, speaker: Speaker) -> _Measured:
+def _measure(path: Path, piece: PlannedPiece) -> _Measured:
     samples, rate = read_piece(path)
-    start, end = speech_span(samples, rate)
+    words = () if piece.part is None else read_words(path)
+    begin, end = part_cuts(samples, rate, piece, words)
+    first, last = (begin.sample + each for each in speech_span(samples[begin.sample : end.sample], rate))
     meter = LoudnessMeter(rate)
-    if end > start:
-        meter.feed(samples[start:end])
-    return _Measured(Take(path, start, end), rate, speaker, meter.lufs)
+    # Of the whole file: sentences that were spoken together have one loudness.
+    whole = slice(*speech_span(samples, rate))
+    if whole.stop > whole.start:
+        meter.feed(samples[whole])
+    first, last = first if begin.silent else begin.sample, last if end.silent else end.sample
+    return _Measured(Take(path, piece, first, last, not end.silent, not begin.silent), rate, meter.lufs)
 
 
-def _takes(measured: dict[str, _Measured]) -> dict[str, Take]:
+def _takes(measured: dict[PlannedPiece, _Measured]) -> dict[PlannedPiece, Take]:
     """Return the takes by piece, each with its gain."""
     by_speaker: dict[Speaker, list[float]] = {}
-    for each in measured.values():
+    for piece, each in measured.items():
         if each.lufs is not None:
-            by_speaker.setdefault(each.speaker, []).append(each.lufs)
+            by_speaker.setdefault(piece.speaker, []).append(each.lufs)
     medians = {speaker: median(values) for speaker, values in by_speaker.items()}
     return {
-        id: Take(each.take.file, each.take.start, each.take.end, _gain(each.lufs, medians.get(each.speaker)))
-        for id, each in measured.items()
+        piece: replace(each.take, gain=_gain(each.lufs, medians.get(piece.speaker))) for piece, each in measured.items()
     }
 
 
@@ -169,17 +176,17 @@ def _gain(lufs: float | None, ordinary: float | None) -> float:
     return float(10 ** ((TARGET_LUFS - own) / 20))
 
 
-def _time_chapter(chapter: PlannedChapter, takes: dict[str, Take], rate: int) -> TimedChapter:
+def _time_chapter(chapter: PlannedChapter, takes: dict[PlannedPiece, Take], rate: int) -> TimedChapter:
     at, sentences = round(CHAPTER_START * rate), list[TimedSentence]()
     end = at
     for planned in chapter.sentences:
-        if not all(piece.id in takes for piece in planned.pieces):
+        if not all(piece in takes for piece in planned.pieces):
             continue
-        parts = tuple(takes[piece.id] for piece in planned.pieces)
+        parts = tuple(takes[piece] for piece in planned.pieces)
         length = sum(take.end - take.start for take in parts) + round(PIECE_PAUSE * rate) * (len(parts) - 1)
         end = at + length
         sentences.append(TimedSentence(planned, parts, at, end))
-        at = end + round(planned.sentence.pause * rate)
+        at = end if parts[-1].continued else end + round(planned.sentence.pause * rate)
     return TimedChapter(chapter, tuple(sentences), end + round(CHAPTER_END * rate))
 
 
@@ -197,14 +204,16 @@ def speech_span(samples: Samples, rate: int) -> tuple[int, int]:
     return max(0, int(loud[0]) * window - edge), min(len(samples), (int(loud[-1]) + 1) * window + edge)
 
 
-def _faded(samples: Samples, length: int) -> Samples:
+def _faded(samples: Samples, length: int, *, start: bool, end: bool) -> Samples:
     length = min(length, len(samples) // 2)
     if not length:
         return samples
     ramp = np.linspace(0, 1, length, dtype=np.float32)
     faded = samples.copy()
-    faded[:length] *= ramp
-    faded[-length:] *= ramp[::-1]
+    if start:
+        faded[:length] *= ramp
+    if end:
+        faded[-length:] *= ramp[::-1]
     return faded
 
 

@@ -8,14 +8,15 @@ another name, so nothing is ever overwritten, and a sentence that occurs twice i
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
 from shoal.batch.lines import InputFile, LineDefaults
 from shoal.book.document import Book
-from shoal.book.sentences import Piece, Sentence, chapter_sentences
+from shoal.book.readers.quotes import Span
+from shoal.book.sentences import Piece, Sentence, chapter_sentences, spoken_together
 from shoal.errors import InvalidRequest, TextError
 from shoal.paths import atomic_write
 from shoal.text.foreign import foreign_language
@@ -42,6 +43,7 @@ class Narration:
     quotes: Speaker | None = None
     english: bool = False  # the model speaks English only: also a sentence in French is read as English
     words: bool = False  # the model is calibrated: record when each word is spoken
+    joins_short: bool = False  # a short sentence is spoken with the next one, and cut by the times of the words
     seed: int = 0
 
     def fields(self) -> dict[str, object]:
@@ -62,6 +64,7 @@ class PlannedPiece:
     text: str
     speaker: Speaker
     seed: int
+    part: Span | None = None  # characters of `text` that are the piece; None: all, no other sentence is spoken with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class PlannedSentence:
     sentence: Sentence
     key: str  # identifies the sentence in the whole book, also after other sentences have changed
     pieces: tuple[PlannedPiece, ...]
+    together: tuple[str, ...]  # keys of the sentences that are spoken together with this one, and its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +120,37 @@ def plan_book(book: Book, narration: Narration, redone: dict[str, int]) -> list[
     chapters = []
     for number, chapter in enumerate(book.chapters, 1):
         found = chapter_sentences(chapter, quotes=narration.quotes is not None)
-        planned = tuple(_plan_sentence(sentence, narration, redone, seen) for sentence in found)
-        chapters.append(PlannedChapter(number, chapter.title, planned))
+        groups = spoken_together(found) if narration.joins_short else [[sentence] for sentence in found]
+        keyed = [(group, tuple(_key(sentence, seen) for sentence in group)) for group in groups]
+        planned = (each for group, keys in keyed for each in _plan_group(group, keys, narration, redone))
+        chapters.append(PlannedChapter(number, chapter.title, tuple(planned)))
     return chapters
 
 
-def _plan_sentence(
-    sentence: Sentence, narration: Narration, redone: dict[str, int], seen: Counter[str]
-) -> PlannedSentence:
+def _plan_group(
+    group: list[Sentence], keys: tuple[str, ...], narration: Narration, redone: dict[str, int]
+) -> Iterator[PlannedSentence]:
+    """Plan sentences that are spoken together: the first piece of each is a part of one text."""
+    seeds = {redone.get(key, narration.seed) for key in keys}
+    if len(seeds) > 1:  # redone by an earlier version, which spoke each of them alone
+        for key, sentence in zip(keys, group, strict=True):
+            yield from _plan_group([sentence], (key,), narration, redone)
+        return
+    seed, at = seeds.pop(), 0
+    text = " ".join(sentence.pieces[0].text for sentence in group)
+    whole = _plan_piece(replace(group[0].pieces[0], text=text), narration, seed)
+    for key, sentence in zip(keys, group, strict=True):
+        end = min(len(text), at + len(sentence.pieces[0].text) + 1)
+        first = whole if len(group) == 1 else replace(whole, part=(at, end))
+        rest = (_plan_piece(each, narration, seed) for each in sentence.pieces[1:])
+        yield PlannedSentence(sentence, key, (first, *rest), keys)
+        at = end
+
+
+def _key(sentence: Sentence, seen: Counter[str]) -> str:
     text_hash = _hash(sentence.text)
     seen[text_hash] += 1
-    key = f"{text_hash}-{seen[text_hash]}"
-    seed = redone.get(key, narration.seed)
-    return PlannedSentence(sentence, key, tuple(_plan_piece(piece, narration, seed) for piece in sentence.pieces))
+    return f"{text_hash}-{seen[text_hash]}"
 
 
 def _plan_piece(piece: Piece, narration: Narration, seed: int) -> PlannedPiece:

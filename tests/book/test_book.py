@@ -24,9 +24,9 @@ from tests.cli.conftest import Run, Shoal
 from tests.cli.conftest import shoal as shoal
 from tests.server.conftest import ROOT, surroundings
 
-CHAPTERS = {"One": ["“Come,” he said. It rains."], "Two": ["We stay here.", "It rains."]}
-TEXTS = ["One", "“Come,” he said.", "It rains.", "Two", "We stay here.", "It rains."]
-SENTENCES = 6  # of which "It rains." occurs twice
+CHAPTERS = {"One": ["“Come,” he said. It rains."], "Two": ["Stop! We stay here.", "It rains."]}
+TEXTS = ["One", "“Come,” he said.", "It rains.", "Two", "Stop!", "We stay here.", "It rains."]
+SENTENCES = 7  # of which "It rains." occurs twice, and "Stop!" is spoken with the next one
 PIECES = 6
 # Kills its own process when the third entry has reached the disk.
 KILLED = """
@@ -131,7 +131,7 @@ def test_a_killed_book_resumes_without_losing_or_repeating_a_sentence(
         assert (tmp_path / "whole.opus.work" / name).read_bytes() == (work / name).read_bytes()
 
     again = figures(shoal(*flags, "--redo", "2:2", "--seed", "5", "--json"))
-    assert (again["done_before"], len(stamps(work))) == (SENTENCES - 1, PIECES + 1)
+    assert (again["done_before"], len(stamps(work))) == (SENTENCES - 2, PIECES + 1)
     same = figures(shoal(*flags, "--json"))
     assert same["audio_seconds"] == again["audio_seconds"] != first["audio_seconds"], "the redone sentence stays"
 
@@ -140,7 +140,7 @@ def test_chapters_are_generated_separately_and_reused(book: Path, shoal: Shoal, 
     alone = figures(shoal("book", "in.epub", "-o", "out", "--only", "2", "--seed", "3", "--json"))
     assert alone["files"] == ["out/02 Two.mp3"]
     both = figures(shoal("book", "in.epub", "-o", "out", "--seed", "3", "--format", "opus", "--json"))
-    assert (both["done_before"], both["sentences"]) == (4, SENTENCES)
+    assert (both["done_before"], both["sentences"]) == (5, SENTENCES)
     redone = figures(shoal("book", "in.epub", "-o", "out", "--redo", "1:1", "--json"))
     assert redone["done_before"] == SENTENCES - 1, "the seed of the book is remembered"
 
@@ -177,9 +177,12 @@ def test_an_interrupt_keeps_what_was_made(book: Path, shoal: Shoal) -> None:
 
 
 def test_chapters_and_sentences_are_listed_without_a_model(book: Path, shoal: Shoal) -> None:
-    assert shoal("book", "in.epub", "--list", "--only", "2").text == "2:1\tTwo\n2:2\tWe stay here.\n2:3\tIt rains.\n"
+    assert (
+        shoal("book", "in.epub", "--list", "--only", "2").text
+        == "2:1\tTwo\n2:2\tStop!\n2:3\tWe stay here.\n2:4\tIt rains.\n"
+    )
     listed = figures(shoal("book", "in.epub", "--list", "--json"))
-    assert [(each["title"], each["sentences"]) for each in listed["chapters"]] == [("One", 3), ("Two", 3)]
+    assert [(each["title"], each["sentences"]) for each in listed["chapters"]] == [("One", 3), ("Two", 4)]
     assert "The Harbour & the Key" in shoal("book", "in.epub", "--list").text
 
 

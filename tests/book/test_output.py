@@ -18,6 +18,7 @@ from shoal.audio.loudness import LoudnessMeter, limit_peaks
 from shoal.book.document import Block, Book, Chapter, Cover
 from shoal.book.output import BookTarget, parse_target, write_book
 from shoal.book.overlay import write_overlay
+from shoal.book.sentences import SENTENCE_PAUSE
 from shoal.book.subtitles import Cue, chapter_cues, parse_subtitles, short_cues, write_subtitles
 from shoal.book.timeline import MAX_PEAK, TARGET_LUFS, Timeline, build_timeline, render, speech_span
 from shoal.book.work import Narration, PlannedChapter, Speaker, plan_book, unique_pieces
@@ -111,6 +112,49 @@ def test_the_limiter_keeps_the_length_and_leaves_quiet_speech_alone() -> None:
     assert limited.shape == loud.shape
     assert np.abs(limited).max() <= 0.5
     assert np.argmax(np.correlate(limited, loud[100:-100], "valid")) == 100
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_sentences_that_were_spoken_together_are_cut_between_their_words(tmp_path: Path, timed: bool) -> None:
+    """The times of the words are 0.05 s late; without them the cut is near the share of the letters."""
+    content = Book("B", (Chapter("One", (Block("Stop! Come in."),)),))
+    chapters = plan_book(content, Narration("m", "", Speaker("n"), joins_short=True), {})
+    (piece,) = unique_pieces(chapters).values()
+    first, second = speech("abcde", -20)[RATE // 2 : -RATE // 4], speech("abcdefgh", -20)[RATE // 2 : -RATE // 4]
+    gap = np.zeros(RATE // 5, dtype=np.float32)
+    (tmp_path / f"{piece.id}.wav").write_bytes(encode_file(np.concatenate((first, gap, second)), "wav", RATE))
+    words = (Word("Stop!", 0.0, 0.55, 0, 5), Word("Come", 0.75, 1.2, 6, 10), Word("in.", 1.2, 1.55, 11, 14))
+    if timed:
+        (tmp_path / f"{piece.id}.json").write_text(to_json(words))
+    timeline = build_timeline(chapters, lambda id: tmp_path / f"{id}.wav")
+    short, following = timeline.chapters[0].sentences
+    assert [(each.end - each.start) / RATE for each in (short, following)] == pytest.approx([0.56, 0.86], abs=0.02)
+    assert (following.start - short.end) / RATE == pytest.approx(SENTENCE_PAUSE)
+    named = [[word.text for word in each.words(RATE)] for each in (short, following)]
+    assert named == ([["Stop!"], ["Come", "in."]] if timed else [[], []])
+    if timed:
+        assert following.words(RATE)[0].start == pytest.approx(following.start / RATE + 0.11, abs=0.02)
+
+
+def test_speech_that_goes_on_between_two_sentences_is_not_interrupted(tmp_path: Path) -> None:
+    content = Book("B", (Chapter("One", (Block("Stop! Come in."),)),))
+    chapters = plan_book(content, Narration("m", "", Speaker("n"), joins_short=True), {})
+    (piece,) = unique_pieces(chapters).values()
+    spoken = speech("abcdefghijklm", -20)
+    (tmp_path / f"{piece.id}.wav").write_bytes(encode_file(spoken, "wav", RATE))
+    words = (Word("Stop!", 0.5, 1.0, 0, 5), Word("Come", 1.0, 1.3, 6, 10), Word("in.", 1.3, 1.8, 11, 14))
+    (tmp_path / f"{piece.id}.json").write_text(to_json(words))
+    timeline = build_timeline(chapters, lambda id: tmp_path / f"{id}.wav")
+    short, following = timeline.chapters[0].sentences
+    assert short.end == following.start
+    assert following.start / RATE == pytest.approx(short.start / RATE + 0.06 + 0.5, abs=0.12)
+    samples, (take, rest) = rendered(timeline)[short.start : following.end], (short.takes[0], following.takes[0])
+    expected = encoded(spoken)[take.start : rest.end] * take.gain
+    assert np.abs(samples - expected)[200:-200].max() < 1e-3, "as it was spoken"
+
+
+def encoded(samples: Samples) -> Samples:
+    return np.round(samples * 32767).clip(-32768, 32767).astype(np.float32) / np.float32(32768)
 
 
 def test_a_sentence_that_failed_is_left_out(chapters: list[PlannedChapter], work: Path) -> None:

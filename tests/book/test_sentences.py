@@ -1,5 +1,7 @@
 """Sentences of a chapter, and the pieces that each voice speaks."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from shoal.book.sentences import (
     PARAGRAPH_PAUSE,
     SENTENCE_PAUSE,
     chapter_sentences,
+    spoken_together,
 )
 from shoal.book.work import Narration, Speaker, WorkState, plan_book, unique_pieces
 from shoal.errors import InvalidRequest
@@ -115,6 +118,48 @@ def test_what_changes_the_audio_changes_the_id_and_nothing_else_does() -> None:
         assert not unique_pieces(plan_book(book, other, {})).keys() & first.keys()
     recorded_anew = Narration("model", "", Speaker("n"), Speaker("q", "other recording"))
     assert len(unique_pieces(plan_book(book, recorded_anew, {})).keys() & first.keys()) == 3
+
+
+def together(*paragraphs: str, quotes: bool = True) -> list[list[str]]:
+    found = chapter_sentences(chapter(*paragraphs), quotes=quotes)
+    return [[sentence.text for sentence in group] for group in spoken_together(found)]
+
+
+def test_a_short_sentence_is_spoken_with_the_next_one_of_its_paragraph_and_voice() -> None:
+    assert together("Stop! Come back here. It was late. No.") == [
+        ["Stop!", "Come back here."],
+        ["It was late."],
+        ["No."],  # the last one of a paragraph
+    ]
+    assert together("No. Yes. It may be so.") == [["No.", "Yes.", "It may be so."]]
+    assert together("Stop!", "Come back here.") == [["Stop!"], ["Come back here."]]
+    assert together("“Stop!” It was late. “Oh. Is it?” he said.") == [
+        ["“Stop!”"],
+        ["It was late."],
+        ["“Oh.", "Is it?” he said."],
+    ]
+    assert together("“Stop!” It was late.", quotes=False) == [["“Stop!”", "It was late."]]
+
+
+def test_sentences_that_are_spoken_together_are_parts_of_one_text_and_redone_together() -> None:
+    joining = replace(NARRATION, joins_short=True)
+    book = Book("B", (chapter("It rains here. “Oh. Is it?” he said."),))
+    chapters = plan_book(book, joining, {})
+    alone, short, following = chapters[0].sentences
+    assert (alone.pieces[0].part, alone.together) == (None, (alone.key,))
+    assert short.pieces[0].id == following.pieces[0].id
+    assert [piece.text for piece in following.pieces] == ["Oh. Is it?", "he said."]
+    parts = [each.pieces[0].part for each in (short, following)]
+    assert parts == [(0, 4), (4, 10)]
+    assert len(unique_pieces(chapters)) == 3
+    state = WorkState()
+    redo(state, chapters, ["1:3"], None)
+    assert state.redone == {short.key: 1, following.key: 1}
+    redone = plan_book(book, joining, state.redone)[0].sentences
+    assert [each.pieces[0].seed for each in redone] == [0, 1, 1]
+    # Seeds of an earlier version, which spoke them apart.
+    apart = plan_book(book, joining, {short.key: 1})[0].sentences
+    assert [piece.text for each in apart[1:] for piece in each.pieces] == ["Oh.", "Is it?", "he said."]
 
 
 def test_one_sentence_is_redone_also_after_the_text_before_it_has_changed() -> None:

@@ -155,7 +155,13 @@ def _read_source(source: Path, title: str | None, author: str | None, cover: Pat
 
 def _narration(settings: "Settings", voice: str | None, quotes_voice: str | None) -> "Narration":
     """Return the voices and the hashes of all that affects the audio. Raises VoiceNotFound, ModelNotFound."""
-    from shoal.book.fingerprint import has_word_times, model_fingerprint, speaker, speaks_english_only
+    from shoal.book.fingerprint import (
+        has_word_times,
+        joins_short_sentences,
+        model_fingerprint,
+        speaker,
+        speaks_english_only,
+    )
     from shoal.book.work import Narration
     from shoal.text.lexicon import lexicon_hash
 
@@ -168,6 +174,7 @@ def _narration(settings: "Settings", voice: str | None, quotes_voice: str | None
         quotes,
         english=speaks_english_only(model),
         words=has_word_times(model),
+        joins_short=joins_short_sentences(model),
     )
 
 
