@@ -14,8 +14,8 @@ UNCERTAIN_SECONDS = 0.1
 # Silence is looked for in windows of this length: longer than the closure before the sound of a "t".
 WINDOW_SECONDS = 0.08
 SAME_SILENCE = 4.0  # power of windows that belong to the same silence, relative to the quietest
-# Power of a silence relative to the mean of the file (-25 dB). A louder place is within speech, where a pause would sound
-# as if the sentence broke off.
+# Power of a silence relative to the mean of the file (-25 dB). A louder place is within speech, where a pause would
+# sound as if the sentence broke off.
 SILENT = 10 ** (-25 / 10)
 
 

@@ -97,7 +97,9 @@ def test_the_first_line_is_short_and_the_others_are_long(run: Run) -> None:
 @pytest.mark.parametrize(("factor", "parts"), [(0.2, 1), (2.0, 2), (6.0, 5), (1000.0, 5)])
 def test_a_slow_machine_gets_shorter_requests(run: Run, factor: float, parts: int) -> None:
     line = {"text": "One is here. " * 20, "voice": "me", "speaker": 1, "turn": 2}
-    lines = run("speech/lines.js", "({ splitToDuration }, [line, factor]) => splitToDuration(line, factor)", [line, factor])
+    lines = run(
+        "speech/lines.js", "({ splitToDuration }, [line, factor]) => splitToDuration(line, factor)", [line, factor]
+    )
     assert len(lines) == parts
     assert {(line["voice"], line["speaker"], line["turn"]) for line in lines} == {("me", 1, 2)}
 
