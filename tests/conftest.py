@@ -25,9 +25,9 @@ from tests import slow
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     with contextlib.suppress(ImportError):  # Triton is not installed everywhere
-        from tests.interpreter import keep_patches
+        from tests.interpreter import speed_up
 
-        keep_patches()
+        speed_up()
 
 # No example has a time limit: on a busy machine any may take long. Not installed where only the GPU tests run.
 with contextlib.suppress(ImportError):

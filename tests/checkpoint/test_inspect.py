@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shoal.checkpoint.empty_weights import init_empty_weights
 from shoal.checkpoint.format.model_config import config_document
 from shoal.checkpoint.inspect import as_json, inspect
 from shoal.checkpoint.load import load_checkpoint
@@ -56,7 +57,7 @@ def test_nine_gigabytes_are_inspected_without_being_read(tmp_path: Path) -> None
     config = SIZES["s2-pro"][0]
     write_json(tmp_path / "config.json", config_document(config))
     write_synthetic_tokenizer(tmp_path, config)
-    with torch.device("meta"):
+    with init_empty_weights():
         model = DualAR(config).to(torch.bfloat16)
     write_hollow_safetensors(tmp_path / "model.safetensors", upstream_tensors(model))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.checkpoint.empty_weights import init_empty_weights
 from shoal.checkpoint.random import fill_random
 from shoal.codec import fused
 from shoal.codec.config import MAX_POSITIONS, CodecConfig, WindowTransformerConfig
@@ -38,7 +39,7 @@ CONFIG = CodecConfig(
 
 
 def build(config: CodecConfig) -> Codec:
-    with torch.device("meta"):
+    with init_empty_weights():
         codec = Codec(config, encoder=False)
     fill_random(codec, torch.float32, "cpu", torch.Generator().manual_seed(0))
     return codec.eval()

@@ -1,8 +1,10 @@
 """Dockerfiles, the compose file and the manifests of Kubernetes: linted and checked by schemas, without a daemon."""
 
+import contextlib
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import venv
@@ -165,6 +167,12 @@ def environment_without_shoal(folder: Path) -> Path:
     return pip.parent
 
 
+def is_listening(port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError), contextlib.closing(socket.create_connection(("127.0.0.1", port))):
+        return True
+    return False
+
+
 def test_the_steps_of_the_cpu_image_install_a_server_that_is_healthy(image_wheel: Path, tmp_path: Path) -> None:
     """Offline: pip finds every requirement of the image installed, at a version that the constraints allow."""
     programs = environment_without_shoal(tmp_path / "venv")
@@ -173,19 +181,15 @@ def test_the_steps_of_the_cpu_image_install_a_server_that_is_healthy(image_wheel
         command = step.replace("/wheels", str(image_wheel.parent)).replace("/opt/shoal", str(ROOT))
         done = subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    env |= {"SHOAL_PORT": str(free_port()), "SHOAL_HOST": "127.0.0.1"}
+    port = free_port()
+    env |= {"SHOAL_PORT": str(port), "SHOAL_HOST": "127.0.0.1"}
     (check,) = re.findall(r'CMD (\["python".+\])$', stages()["base"], re.MULTILINE)
     health = [str(programs / "python"), *json.loads(check)[1:]]
     with subprocess.Popen([programs / "shoal", "serve"], cwd=tmp_path, env=env, stderr=subprocess.PIPE) as server:
         try:
-            wait_until(
-                lambda: (
-                    server.poll() is not None
-                    or subprocess.run(health, cwd=tmp_path, env=env, capture_output=True).returncode == 0
-                ),
-                interval=0.3,
-            )
+            wait_until(lambda: server.poll() is not None or is_listening(port), interval=0.1)
             assert server.poll() is None
+            subprocess.run(health, cwd=tmp_path, env=env, capture_output=True, check=True)
         finally:
             server.kill()
 

@@ -37,19 +37,23 @@ def quiet(reported: str) -> None:
     pass
 
 
-def test_the_same_model_gives_the_same_archive(tiny_directory: Path, tmp_path: Path) -> None:
-    written = []
-    for name in ("one", "two"):
-        for file in tiny_directory.iterdir():
-            file.touch()  # times do not count
-        package_sagemaker(model_files(str(tiny_directory)), tmp_path / name, quiet)
-        written.append((tmp_path / name / ARCHIVE).read_bytes())
-    assert written[0] == written[1]
+@pytest.fixture(scope="module")
+def packed(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package for SageMaker; the tests only read it."""
+    folder = tmp_path_factory.mktemp("packed") / "out"
+    package_sagemaker(model_files(str(tiny_directory)), folder, quiet)
+    return folder
 
 
-def test_the_archive_holds_the_model_and_the_handler(tiny_directory: Path, tmp_path: Path) -> None:
-    package_sagemaker(model_files(str(tiny_directory)), tmp_path / "out", quiet)
-    with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
+def test_the_same_model_gives_the_same_archive(packed: Path, tiny_directory: Path, tmp_path: Path) -> None:
+    for file in tiny_directory.iterdir():
+        file.touch()  # times do not count
+    package_sagemaker(model_files(str(tiny_directory)), tmp_path / "again", quiet)
+    assert (tmp_path / "again" / ARCHIVE).read_bytes() == (packed / ARCHIVE).read_bytes()
+
+
+def test_the_archive_holds_the_model_and_the_handler(packed: Path, tiny_directory: Path, tmp_path: Path) -> None:
+    with tarfile.open(packed / ARCHIVE) as archive:
         names = set(archive.getnames())
         archive.extractall(tmp_path / "model", filter="data")
     assert names == {
@@ -60,13 +64,12 @@ def test_the_archive_holds_the_model_and_the_handler(tiny_directory: Path, tmp_p
     }
     for path in tiny_directory.iterdir():
         assert (tmp_path / "model" / path.name).read_bytes() == path.read_bytes()
-    assert "shoal.deploy.container" in (tmp_path / "out" / "Dockerfile").read_text()
+    assert "shoal.deploy.container" in (packed / "Dockerfile").read_text()
 
 
-def test_an_archive_installs_offline_from_its_own_wheel(tiny_directory: Path, tmp_path: Path) -> None:
+def test_an_archive_installs_offline_from_its_own_wheel(packed: Path, tmp_path: Path) -> None:
     """Install as SageMaker's containers do, from another directory. `--no-deps`: the archive carries none."""
-    package_sagemaker(model_files(str(tiny_directory)), tmp_path / "out", quiet)
-    with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
+    with tarfile.open(packed / ARCHIVE) as archive:
         archive.extractall(tmp_path / "model", filter="data")
     installed = install_offline("--requirement", tmp_path / "model" / "code" / "requirements.txt", tmp_path)
     code = "import shoal.deploy.sagemaker as s; print(s.__file__)"

@@ -1,6 +1,7 @@
-"""The programs of `examples/`, each run as a person would, against a real server where they need one."""
+"""The programs of `examples/`, against a real server where they need one."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -28,10 +29,16 @@ def test_a_client_receives_audio(name: str, site_server: Serving, elsewhere: Pat
     assert run(name, site_server.url).strip()
 
 
-def test_speaking_in_this_process(elsewhere: Path) -> None:
-    assert "hello.wav" in run("speak.py", "Hello there.", "hello.wav")
+def test_speaking_in_this_process(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["speak.py", "Hello there.", "hello.wav"])
+    runpy.run_path(str(EXAMPLES / "speak.py"), run_name="__main__")
+    assert "hello.wav" in capsys.readouterr().out
     assert (elsewhere / "hello.wav").stat().st_size > 44
-    assert len(run("many_at_once.py").splitlines()) == 4
+    monkeypatch.setattr(sys, "argv", ["many_at_once.py"])
+    runpy.run_path(str(EXAMPLES / "many_at_once.py"), run_name="__main__")
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_a_voice_is_kept_used_and_removed(site_server: Serving, elsewhere: Path, recording: bytes) -> None:

@@ -22,6 +22,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from shoal.checkpoint.empty_weights import init_empty_weights
 from shoal.checkpoint.random import SIZES
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
@@ -83,7 +84,7 @@ def all_workloads(arch: int) -> Iterator[Workload]:
         model = released_model(name)
         quantize_model(model, WeightModes.parse(mode))
         yield from frames(model, kv_dtype, batch_sizes(SLOTS), PROMPTS)
-    with torch.device("meta"):
+    with init_empty_weights():
         codec = Codec(CodecConfig(), encoder=False)
     fused = FusedCodec(codec.to_empty(device="cpu"), 1, torch.float16)
     yield from (FusedCall(fused, size) for size in FRAME_BUCKETS)
@@ -93,7 +94,7 @@ def released_model(name: str) -> DualAR:
     """Return an uninitialised model of released width with two layers each; no kernel depends on the layer."""
     config, _ = SIZES[name]
     two = {part: replace(getattr(config, part), n_layer=2) for part in ("slow", "fast")}
-    with torch.device("meta"):
+    with init_empty_weights():
         model = DualAR(replace(config, **two))
     return model.to(torch.bfloat16).to_empty(device="cpu")
 

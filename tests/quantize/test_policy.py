@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from shoal.checkpoint.empty_weights import init_empty_weights
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import SIZES
 from shoal.codec.dac import Codec
@@ -25,7 +26,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def choose(size: str, memory: float, requested: str = "auto", bandwidth: float | None = None) -> QuantizationChoice:
     model, codec = SIZES[size]
-    with torch.device("meta"):
+    with init_empty_weights():
         skeleton, sound = DualAR(model), Codec(codec)
     limit = int(memory * 1e9)
     return choose_modes(requested, skeleton, sound, device=GPU, dtype=torch.bfloat16, memory=limit, bandwidth=bandwidth)

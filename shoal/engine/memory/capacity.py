@@ -5,6 +5,7 @@ from functools import cache
 
 import torch
 
+from shoal.checkpoint.empty_weights import init_empty_weights
 from shoal.checkpoint.random import SIZES
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
@@ -73,7 +74,7 @@ def weight_bytes(model: DualAR, codec: Codec, modes: WeightModes) -> int:
     """Return the resident bytes of all weights, including the copy that the fused decoder packs of the codec's."""
     size = model_bytes(model, modes, DTYPE) + codec_bytes(codec, modes.codec)
     if modes.codec == "none":
-        with torch.device("meta"):
+        with init_empty_weights():
             size += codec_bytes(Codec(codec.config, encoder=False), "none") // 2
     return size
 
@@ -93,7 +94,7 @@ def _token_bytes(model: DualAR, dtype: torch.dtype) -> int:
 @cache
 def skeletons(model: str) -> tuple[DualAR, Codec]:
     config, sound = SIZES[model]
-    with torch.device("meta"):
+    with init_empty_weights():
         return DualAR(config), Codec(sound)
 
 
@@ -111,8 +112,10 @@ def _stream_bytes(codec: CodecConfig) -> int:
 def _decoding(codec: CodecConfig) -> tuple[int, int]:
     """Return the bytes to decode one frame of a long chunk, and those of the state of one stream."""
     frames = EngineConfig.max_chunk_frames
+    with init_empty_weights():
+        empty = Codec(codec, encoder=False)
     with torch.device("meta"), torch.inference_mode():
-        decoder = StreamingDecoder(Codec(codec, encoder=False), 1)
+        decoder = StreamingDecoder(empty, 1)
         codes = torch.zeros(1, codec.num_codebooks, frames, dtype=torch.long)
         decoder.decode(codes, [0])  # allocates the persistent state
         with AllocationTracker() as tracker:

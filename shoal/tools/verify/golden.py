@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.checkpoint.empty_weights import init_empty_weights
 from shoal.checkpoint.format.directory import read_model_config
 from shoal.checkpoint.format.layout import read_json
 from shoal.checkpoint.format.names import model_tensors
@@ -117,7 +118,7 @@ class Golden:
     @cached_property
     def codec(self) -> Codec:
         weights = self.directory / "codec" / "codec.pth"
-        with torch.device("meta"):
+        with init_empty_weights():
             codec = Codec(CodecConfig.from_dict(self.document("codec/config.json")))
         assign(codec, codec_tensors(read_tensors(weights), encoder=True), weights, dtype=self.dtype, device=self.device)
         return codec.to(self.device).eval()

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import TextError
 from shoal.text.normalize import normalize
+from tests.cpu_limit import cpu_limit
 
 SPOKEN = [
     # plain text
@@ -303,7 +304,7 @@ TEXTS = (
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(TEXTS)
 def test_only_speakable_characters_come_out_and_a_second_pass_changes_nothing(text: str) -> None:
     try:
@@ -321,7 +322,7 @@ HOSTILE = (
 )  # fmt: skip
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_long_runs_of_anything_are_normalised_in_bounded_time(unit: str) -> None:
-    assert normalize(unit * (50_000 // len(unit)) + " a")
+    with cpu_limit(10):
+        assert normalize(unit * (10_000 // len(unit)) + " a")
