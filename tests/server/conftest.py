@@ -18,6 +18,7 @@ import pytest
 
 from shoal.audio.encode import encode_file
 from shoal.paths import rss_bytes
+from tests.server import engine_forks
 from tests.waiting import TIMEOUT_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,8 @@ def engine_of(serving: Serving) -> int:
 
 
 def engines_of(serving: Serving) -> list[int]:
+    if (serving.log.parent / engine_forks.PROCESSES).exists():
+        return engine_forks.forks(serving.log.parent)
     tasks = Path(f"/proc/{serving.process.pid}/task").iterdir()
     children = [child for task in tasks for child in (task / "children").read_text().split()]
     names = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
@@ -138,19 +141,22 @@ def surroundings(home: Path) -> dict[str, str]:
     }
 
 
-def start(home: Path, *, wait: bool = True, **settings: object) -> Serving:
+def start(home: Path, *, wait: bool = True, spawn: bool = False, **settings: object) -> Serving:
+    """Start a server; with `spawn` its engines start as in production, not as forks of a process with torch in it."""
     port = int(str(settings.pop("port", 0))) or free_port()
     model = str(settings.pop("model", "random:tiny"))
     flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     home.mkdir(exist_ok=True)
     log = home / "log"
+    fork = engine_forks.POSSIBLE and not spawn
     with log.open("wb") as out:
         process = subprocess.Popen(
             command("serve", "--model", model, "--port", str(port), *flags),
             stdout=out,
             stderr=out,
             cwd=ROOT,
-            env=surroundings(home),
+            env=surroundings(home) | (engine_forks.forking_environment(home) if fork else {}),
+            pass_fds=[engine_forks.fork_server()[1]] if fork else [],
         )
     serving = Serving(process, f"http://127.0.0.1:{port}", log, home / "shoal" / "voices")
     if wait:

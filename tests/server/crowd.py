@@ -107,7 +107,7 @@ def wait_until_settled(server: Serving) -> None:
 
 def full_form(model: str, requests: int, clients: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
-        server = start(Path(folder) / "home", model=model, slots=16, request_seconds=600, guard=False)
+        server = start(Path(folder) / "home", spawn=True, model=model, slots=16, request_seconds=600, guard=False)
         try:
             crowd = Crowd(server, seed=2)
             crowd.learn(20)

@@ -4,6 +4,9 @@ from shoal.cli import app, main
 from shoal.cli.serving import serve
 
 if __name__ == "__main__":
+    from tests.server.engine_forks import fork_engines
+
+    fork_engines()
     if "serve" not in [
         command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands
     ]:

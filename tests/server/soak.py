@@ -351,7 +351,7 @@ def open_soak(home: Path, model: str, seed: int) -> Soak:
     settings = {"guard": False, "request_seconds": 240, "drain_seconds": 240, "kept_speech_bytes": 0}
 
     def begin() -> Serving:
-        return start(home / "home", model=model, port=port, slots=8, **settings)
+        return start(home / "home", spawn=True, model=model, port=port, slots=8, **settings)
 
     codebooks = nano.CODEBOOKS if model == "nano" else 10  # the released families have ten
     return Soak(begin(), port, begin, random.Random(seed), codebooks)

@@ -149,7 +149,7 @@ def test_a_client_that_reads_nothing_is_disconnected(tight: Serving) -> None:
 
 def test_start_engine_crash_and_graceful_shutdown(start_server: Start) -> None:
     """The server starts, speaks, survives a killed engine, and finishes requests before it stops."""
-    serving = start_server(slots=4, wait=False, request_seconds=300, drain_seconds=200, backend="eager")
+    serving = start_server(spawn=True, slots=4, wait=False, request_seconds=300, drain_seconds=200, backend="eager")
     engine = pause_engine(serving)
     refuses_until_ready(serving)
     os.kill(engine, signal.SIGCONT)

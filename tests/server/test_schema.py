@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import schemathesis
 
 ELEVENLABS, DIALOGUE = "/v1/text-to-speech/{voice_id}", "/v1/text-to-dialogue"
-EXAMPLES = 25  # requests per route and mode
+EXAMPLES = 15  # requests per route and mode
 SPEAKING = ("/v1/tts", "/v1/audio/speech", "/invocations", ELEVENLABS, f"{ELEVENLABS}/stream", DIALOGUE)
 # Routes that parse the same body with the same code as another.
 SAME_BODY = (
