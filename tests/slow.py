@@ -39,7 +39,6 @@ FILES = (
     "training/test_text_corpus.py",
     "checkpoint/test_memory.py",
     "docs/test_examples.py",
-    "test_imports.py",
     "cluster/test_balancer.py",
     "checkpoint/test_inspect.py",
     "text/normalize/test_english.py",

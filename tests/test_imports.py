@@ -154,6 +154,7 @@ assert not found, found
 """
 
 
+@pytest.mark.slow
 def test_the_core_needs_only_torch_and_the_tokenizers() -> None:
     """A GPU host without a web framework, audio codecs or terminal output packages can load and run a model."""
     names = [module_name(path) for path in modules(*CORE)]
@@ -162,6 +163,7 @@ def test_the_core_needs_only_torch_and_the_tokenizers() -> None:
     assert finished.returncode == 0, finished.stderr
 
 
+@pytest.mark.slow
 def test_the_package_imports_without_the_modules_that_windows_lacks() -> None:
     """Third-party packages are imported first, as the platform that they were installed for."""
     program = """
