@@ -27,7 +27,7 @@ from shoal.model.linear import to_column_major
 from shoal.native.choice import native_library
 from shoal.quantize.frame_time import memory_bandwidth
 from shoal.quantize.modes import WeightModes
-from shoal.quantize.policy import AUTO, check_requested, choose_modes
+from shoal.quantize.policy import check_requested, choose_modes
 from shoal.text.lexicon import Lexicon, read_lexicon
 from shoal.voices.cache import VoiceCache
 from shoal.voices.encoder import CodecEncoder
@@ -67,8 +67,8 @@ def load(
         return _load(model, device, dtype, codec, voices, config, words, warm=warm)
     except torch.OutOfMemoryError as error:
         # SageMaker's Triton answers 507 to "out of memory", and SageMaker then unloads another model.
-        # `auto` has chosen the smallest weights that the memory limit asks for.
-        advice = memory_advice(smallest=config.quantize == AUTO or "int4" in config.quantize)
+        # `auto` chooses by the memory of the card, of which other processes may hold a part.
+        advice = memory_advice(smallest="int4" in config.quantize)
         raise InvalidRequest(
             f"out of memory: {model} does not fit into the free memory of {device}; {advice}"
         ) from error

@@ -448,13 +448,17 @@ def test_codec_tables_are_reserved_for_the_longest_recording_at_load(tiny: Check
     assert all(one is other for one, other in zip(before, after, strict=True))
 
 
-def test_a_model_that_does_not_fit_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("quantize", "advice"), [("auto", "use smaller weights"), ("int4", "use a smaller model")])
+def test_a_model_that_does_not_fit_is_refused_with_advice(
+    monkeypatch: pytest.MonkeyPatch, quantize: str, advice: str
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("shoal.engine.load.resolve_model", full)
-    with pytest.raises(InvalidRequest, match="use smaller weights"):
-        shoal.load("random:tiny", device="cpu")
+    monkeypatch.setattr("shoal.engine.load.check_requested", lambda *_: None)
+    with pytest.raises(InvalidRequest, match=advice):
+        shoal.load("random:tiny", device="cpu", config=EngineConfig(quantize=quantize))
 
 
 @pytest.mark.parametrize(
