@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shoal.codec.dac import Codec
 
 # Sizes of the captured calls, in frames. A call beyond the largest would be no faster and only take more memory.
-FRAME_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+FRAME_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 MAX_FRAMES = FRAME_BUCKETS[-1]
 
 
