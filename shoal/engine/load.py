@@ -139,7 +139,7 @@ def slow_backends(core: EngineCore) -> str | None:
 def build_core(checkpoint: Checkpoint, config: EngineConfig, *, record_weights: bool = False) -> EngineCore:
     """Return a core with a KV cache sized to the device's memory limit. Raises InvalidRequest if that is too small."""
     if checkpoint.model.device.type == "cuda":
-        config = plan_memory(checkpoint, config)
+        config = plan_memory(checkpoint, config, record_weights=record_weights)
     return EngineCore(checkpoint, config, record_weights=record_weights)
 
 

@@ -46,7 +46,7 @@ def to_host(results: Tensor) -> Tensor:
     The copy is ordered before the next replay, so the next run may overwrite `results`.
     """
     if results.device.type != "cuda":
-        return results.clone()
+        return results.to("cpu", copy=True)
     host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
     return host.copy_(results, non_blocking=True)
 

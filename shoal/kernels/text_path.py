@@ -52,7 +52,7 @@ def _larger(one, other):
     return tl.maximum(one, other)
 
 
-@kernel()
+@kernel("rows")
 def _text_path_kernel(
     weights,
     slots,
@@ -60,7 +60,7 @@ def _text_path_kernel(
     frames,
     scores,
     out,
-    ROWS: tl.constexpr,
+    rows,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     MAX_TOKENS: tl.constexpr,
@@ -104,7 +104,7 @@ def _text_path_kernel(
         ends = tl.where(visible, (result << INDEX_BITS) | (MAX_TOKENS - 1 - token).to(tl.int64), LOWEST)
         ended = tl.maximum(ended, tl.max(ends, axis=0))
         place = token + 1
-        target = out + ((place // BLOCK_N) * ROWS + row) * BLOCK_N + place % BLOCK_N
+        target = out + ((place // BLOCK_N) * rows + row) * BLOCK_N + place % BLOCK_N
         tl.store(target, origin.to(tl.int16), mask=visible)
     tl.store(out + row * BLOCK_N, (MAX_TOKENS - 1 - (ended & (MAX_TOKENS - 1))).to(tl.int16))
 
@@ -118,7 +118,7 @@ def text_path(weights: Tensor, texts: Texts, frames: Tensor, scores: Tensor, out
         frames,
         scores,
         out,
-        ROWS=out.shape[1],
+        out.shape[1],
         HEADS=weights.shape[1],
         WIDTH=weights.shape[2],
         MAX_TOKENS=MAX_TOKENS,

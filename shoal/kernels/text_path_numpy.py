@@ -1,13 +1,14 @@
 """Path through the text of a turn, one token per frame, that never goes back: a Viterbi search, one frame at a time.
 
-The scores are integers, in steps of 1/1024 nat, so that every backend finds the same path from the same weights:
-NumPy (here, without torch), PyTorch operators and the GPU kernel (`text_path`).
+Three implementations: NumPy (here, without torch), PyTorch operators and the GPU kernel (`text_path`). The scores are
+integers, in steps of 1/1024 nat: sums are exact, and of equal paths all choose the same. Only the logarithms of the
+weights are floats, which may be rounded to neighbouring steps: paths differ only where two are that close.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_TOKENS = 2048  # of a text
+MAX_TOKENS = 2048  # maximum tokens of a text
 INDEX_BITS = 11
 SCALE = 1024.0  # steps per nat
 # Penalty (0.4 nats) of each token that the path leaves out: rapid speech passes more than one token per frame.

@@ -12,7 +12,7 @@ from shoal.quantize.sizes import stack_bytes
 
 # Fitted to the frames of S1-mini and S2-Pro on an H200 (`shoal.tools.predicted_speed.fitted`).
 LAYER_SECONDS = 7.45e-6  # latency of a layer
-BANDWIDTH_SHARE = 0.648  # of the data sheet's bandwidth
+BANDWIDTH_SHARE = 0.648  # share of the data sheet's bandwidth that frames reach
 # Below this compute capability there are no fused kernels, and other costs than reading weights dominate.
 KERNELS_FROM = (8, 0)
 

@@ -95,6 +95,12 @@ def test_the_layer_without_kernels_computes_the_same_up_to_rounding(
     torch.testing.assert_close(layer(x.to(dtype)), ours, atol=close, rtol=max(close, 1e-6))
 
 
+def test_the_layer_without_kernels_does_not_overflow_in_float16() -> None:
+    layer = W8A8Linear.from_quantized(torch.full((2, 2560), 127, dtype=torch.int8), torch.full((2,), 1e-4))
+    y = layer(torch.full((1, 2560), 0.01, dtype=torch.float16))
+    torch.testing.assert_close(y, torch.full((1, 2), 2560 * 127 * 1e-4 * 0.01, dtype=torch.float16), atol=0, rtol=2e-3)
+
+
 def test_tiles_fit_small_cards_and_divide_the_inputs() -> None:
     for rows, (n, k, gated) in product((1, 8, 16, 17, 32, 64, 100, 128, 200, 256, 512), LAYERS):
         for limit in (SMALL_CARD, HOPPER_SHARED_MEMORY):

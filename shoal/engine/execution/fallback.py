@@ -172,9 +172,12 @@ class FallbackRunner:
 
 
 def best_backend(eager: EagerRunner) -> Backend:
-    """Return the first backend to try: native code on a CPU, graphs on a GPU, of fused kernels if they support this."""
+    """Return the first backend to try.
+
+    Native code on a CPU, CUDA graphs on a GPU, of fused kernels if they support it, PyTorch operators elsewhere (mps).
+    """
     if eager.model.device.type != "cuda":
-        return "native"
+        return "native" if eager.model.device.type == "cpu" else "eager"
     return "graph" if unsupported(eager.model) is None else "plain-graph"
 
 

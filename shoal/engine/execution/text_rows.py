@@ -14,7 +14,7 @@ NO_TEXT = TextSpan(0, 0)
 class TextRows:
     """Texts of the rows that a launch samples; length 0 for a row without one. False if no row has a text."""
 
-    numbers: Ordered[int]  # of the rows among the sampled ones of the step
+    numbers: Ordered[int]  # row of each among all sampled rows of the step
     slots: list[int]
     begins: Ordered[int]
     lengths: Ordered[int]

@@ -91,8 +91,9 @@ class TextReader(ABC):
 
     def _upload(self, texts: TextRows) -> Texts:
         table = torch.from_numpy(np.array((texts.slots, texts.begins, texts.lengths), np.int32))
-        on_gpu = self._device.type == "cuda"
-        return Texts(*(table.pin_memory().to(self._device, non_blocking=True) if on_gpu else table))
+        if self._device.type != "cuda":
+            return Texts(*table.to(self._device))
+        return Texts(*table.pin_memory().to(self._device, non_blocking=True))
 
 
 class WeightReader(TextReader):

@@ -52,11 +52,11 @@ def device_memory_limit(config: EngineConfig, device: torch.device) -> int:
     return parse_memory_limit(config.gpu_memory, torch.cuda.get_device_properties(device).total_memory)
 
 
-def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
+def plan_memory(checkpoint: Checkpoint, config: EngineConfig, *, record_weights: bool = False) -> EngineConfig:
     """Apply the memory limit to torch and return the configuration with `kv_bytes` filled in.
 
     For GPUs only; an explicit `kv_bytes` is kept. Slots that do not fit with MIN_SLOT_TOKENS each are halved, with a
-    warning. Raises InvalidRequest if not even one fits with any tokens.
+    warning. Raises InvalidRequest if not even one fits with any tokens. `record_weights` as in `EngineCore`.
     """
     device = checkpoint.model.device
     # Memory of other processes on the card is not available.
@@ -66,7 +66,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(device).total_memory, device)
     if config.kv_bytes is not None:
         return config
-    while (found := _with_kv_bytes(checkpoint, config, limit, last=config.slots == 1)) is None:
+    while (found := _with_kv_bytes(checkpoint, config, limit, record_weights=record_weights)) is None:
         logger.warning(
             "out of GPU memory: %.1f GB do not hold %d slots of %d tokens beside the weights; trying %d",
             *(limit / 1e9, config.slots, MIN_SLOT_TOKENS, config.slots // 2),
@@ -75,14 +75,17 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
     return found
 
 
-def _with_kv_bytes(checkpoint: Checkpoint, config: EngineConfig, limit: int, *, last: bool) -> EngineConfig | None:
+def _with_kv_bytes(
+    checkpoint: Checkpoint, config: EngineConfig, limit: int, *, record_weights: bool
+) -> EngineConfig | None:
     """Return the configuration with the memory that is left for the KV cache, or None if its slots do not fit.
 
-    Raises InvalidRequest instead of returning None for the `last` configuration to try.
+    Raises InvalidRequest instead of returning None for one slot, the last configuration to try.
     """
-    slot_bytes = MIN_SLOT_TOKENS * block_bytes(checkpoint, config) // config.block_size
+    tokens, last = min(MIN_SLOT_TOKENS, checkpoint.model.config.slow.max_seq_len), config.slots == 1
+    slot_bytes = tokens * block_bytes(checkpoint, config) // config.block_size
     try:
-        budget = measure(checkpoint, config, limit)
+        budget = measure(checkpoint, config, limit, record_weights=record_weights)
         _require_kv(budget, checkpoint, 0 if last else config.slots * slot_bytes)
     except SlotsDoNotFit as error:
         if last:
@@ -95,7 +98,7 @@ def _with_kv_bytes(checkpoint: Checkpoint, config: EngineConfig, limit: int, *, 
     if budget.for_kv < slot_bytes:
         logger.warning(
             "the KV cache has room for only %d tokens: longer requests are refused; %s",
-            *(budget.for_kv * MIN_SLOT_TOKENS // slot_bytes, _advice(checkpoint)),
+            *(budget.for_kv * tokens // slot_bytes, _advice(checkpoint)),
         )
     return replace(config, kv_bytes=budget.for_kv)
 
@@ -119,7 +122,7 @@ def _require_kv(budget: MemoryBudget, checkpoint: Checkpoint, least: int) -> Non
         )
 
 
-def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryBudget:
+def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int, *, record_weights: bool = False) -> MemoryBudget:
     """Build an engine with a minimal KV cache, run its peak load and return what it took."""
     device = checkpoint.model.device
     # Memory cached while the weights were loaded must not count.
@@ -127,7 +130,8 @@ def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryB
     outside = _outside(device)
     torch.cuda.reset_peak_memory_stats(device)
     try:
-        core = EngineCore(checkpoint, minimal_kv_config(checkpoint, config))
+        # Calibration reads all heads: the path kernel, which unrolls them, would compile for minutes per batch size.
+        core = EngineCore(checkpoint, minimal_kv_config(checkpoint, config), record_weights=record_weights)
         run_peak_load(core)
     except (torch.OutOfMemoryError, DeviceFailed, GenerationFailed) as error:
         # A step that ran out of memory ends as DeviceFailed, a codec call as GenerationFailed.

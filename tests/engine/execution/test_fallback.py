@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ import torch
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, codec_backends
-from shoal.engine.execution.fallback import Backend, parse_backend
+from shoal.engine.execution.fallback import Backend, best_backend, parse_backend
 from shoal.engine.execution.graphs import FusedRunner
 from shoal.engine.execution.runner import PipelinedRunner
 from shoal.engine.load import slow_backends
 from shoal.engine.scheduling.scheduler import Batch, StepOutput
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import InvalidRequest
+from shoal.kernels.cuda_graph import to_host
 from shoal.model.generate import generate
 from shoal.model.slow import Head
 from shoal.native.library import NativeUnavailable
@@ -231,3 +233,11 @@ def test_quantized_layers_without_kernels_refuse_the_fused_backends(tiny: Checkp
     core = EngineCore(replace(tiny, model=model), EngineConfig(slots=2, guard=False, backend="graph"))
     assert core.runner.backend == "plain-graph"
     assert core.runner.reasons["graph"] == "RuntimeError: int4 weights have no fused kernels"
+
+
+def test_an_apple_gpu_runs_pytorch_operators_and_its_results_are_copied_to_the_host() -> None:
+    device = torch.device("mps")
+    assert best_backend(Mock(model=Mock(device=device))) == "eager"
+    results = Mock(device=device)
+    assert to_host(results) is results.to.return_value
+    results.to.assert_called_once_with("cpu", copy=True)

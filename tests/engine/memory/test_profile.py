@@ -10,7 +10,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, block_bytes
-from shoal.engine.load import load
+from shoal.engine.load import build_core, load
 from shoal.engine.memory import profile
 from shoal.engine.memory.profile import (
     MIN_SLOT_TOKENS,
@@ -48,7 +48,7 @@ def test_the_kv_cache_gets_the_memory_that_is_left() -> None:
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of 8 GB on which an engine needs 6 GB, and 1 GB more per slot."""
 
-    def measured(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryBudget:
+    def measured(checkpoint: Checkpoint, config: EngineConfig, limit: int, **_: bool) -> MemoryBudget:
         if config.slots > 8:
             raise SlotsDoNotFit("out of memory")
         return MemoryBudget(limit, (6 + config.slots) * 10**9, 0)
@@ -80,7 +80,7 @@ def test_slots_are_halved_until_each_has_room_for_a_request(
     slot = MIN_SLOT_TOKENS * block_bytes(tiny, EngineConfig()) // EngineConfig.block_size
     left = {16: 15 * slot, 8: 7 * slot, 4: 4 * slot + 1}
 
-    def measured(checkpoint: Checkpoint, config: EngineConfig, limit: int) -> MemoryBudget:
+    def measured(checkpoint: Checkpoint, config: EngineConfig, limit: int, **_: bool) -> MemoryBudget:
         return MemoryBudget(limit, int(limit * (1 - SLACK)) - left.get(config.slots, slot // 2), 0)
 
     monkeypatch.setattr(profile, "measure", measured)
@@ -102,7 +102,7 @@ def test_the_advice_names_smaller_weights_only_if_there_are_any(tiny: Checkpoint
 def test_a_card_that_holds_not_even_one_slot_is_refused_with_advice(
     tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profile, "measure", lambda checkpoint, config, limit: MemoryBudget(limit, 9 * 10**9, 0))
+    monkeypatch.setattr(profile, "measure", lambda checkpoint, config, limit, **_: MemoryBudget(limit, 9 * 10**9, 0))
     with pytest.raises(InvalidRequest, match=r"needs 9.0 GB without the KV cache.+use smaller weights"):
         plan_memory(tiny, EngineConfig(slots=4))
 
@@ -129,6 +129,29 @@ def test_a_codec_that_runs_out_of_memory_while_profiling_is_a_matter_of_settings
     monkeypatch.setattr("shoal.engine.output.audio_decoder.AudioDecoder._run", failed)
     with pytest.raises(raised, match="use smaller weights" if cause else "the codec failed"):
         measure(tiny, EngineConfig(slots=2), 1 << 30)
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize("record_weights", [False, True])
+def test_the_engine_that_is_measured_reads_the_attention_as_the_engine_that_serves(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, record_weights: bool
+) -> None:
+    """Calibration reads all heads: the kernel of word times, which unrolls them, would compile for minutes."""
+    built: list[bool] = []
+
+    def out_of_memory(*_: object, record_weights: bool = False) -> None:
+        built.append(record_weights)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(profile, "measure", measure)
+    monkeypatch.setattr(profile, "EngineCore", out_of_memory)
+    monkeypatch.setattr(profile, "_outside", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(type(tiny.model), "device", torch.device("cuda"))
+    with pytest.raises(InvalidRequest, match="out of memory"):
+        build_core(tiny, EngineConfig(slots=1), record_weights=record_weights)
+    assert built == [record_weights]
 
 
 @pytest.mark.gpu
