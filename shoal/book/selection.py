@@ -2,7 +2,7 @@
 
 import re
 
-from shoal.book.work import PlannedChapter, PlannedSentence, WorkState
+from shoal.book.work import PlannedChapter, PlannedSentence, WorkState, seed_of
 from shoal.errors import InvalidRequest
 
 RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
@@ -48,7 +48,6 @@ def redo(state: WorkState, chapters: list[PlannedChapter], places: list[str], se
 
     Raises InvalidRequest.
     """
-    for sentence in [find_sentence(chapters, place) for place in places]:
-        used = state.redone.get(sentence.key, state.seed)
-        for key in sentence.together:
-            state.redone[key] = used + 1 if seed is None else seed
+    for keys in dict.fromkeys(find_sentence(chapters, place).together for place in places):
+        used = seed_of(keys, state.redone, state.seed)
+        state.redone |= dict.fromkeys(keys, used + 1 if seed is None else seed)

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from shoal.book.document import Block, Chapter
 from shoal.book.readers.quotes import Span, quoted_spans
+from shoal.errors import TextError
 from shoal.text.clean import has_words
+from shoal.text.normalize.fold import check_script
 from shoal.text.plan import SHORT_SENTENCE
 from shoal.text.split import letters, split_sentences
 
@@ -49,14 +51,16 @@ def chapter_sentences(chapter: Chapter, *, quotes: bool) -> list[Sentence]:
     return sentences
 
 
-def spoken_together(sentences: Sequence[Sentence]) -> list[list[Sentence]]:
+def spoken_together(sentences: Sequence[Sentence], *, english: bool = False) -> list[list[Sentence]]:
     """Return groups of consecutive sentences: a short one and the next of its paragraph, if one voice speaks both.
 
-    As texts are split elsewhere: alone, a small model slurs "Stop!". The last sentence of a paragraph stays alone.
+    As texts are split elsewhere: alone, a small model slurs "Stop!". The last sentence of a paragraph stays alone. So
+    does, for an `english` model, one in another script: the model refuses it, and would refuse its neighbours with it.
     """
     groups: list[list[Sentence]] = []
     for sentence in sentences:
-        if groups and _joins(groups[-1], sentence):
+        joined = bool(groups) and _joins(groups[-1], sentence)
+        if joined and not (english and _in_other_script(groups[-1][-1], sentence)):
             groups[-1].append(sentence)
         else:
             groups.append([sentence])
@@ -68,6 +72,15 @@ def _joins(group: list[Sentence], following: Sentence) -> bool:
     one_voice = len(last.pieces) == 1 and last.pieces[0].quoted == following.pieces[0].quoted
     length = sum(letters(each.text, (0, len(each.text))) for each in group)
     return one_voice and last.block == following.block and length < SHORT_SENTENCE
+
+
+def _in_other_script(*sentences: Sentence) -> bool:
+    """Return whether an English model refuses the script of one of them."""
+    try:
+        check_script(" ".join(each.text for each in sentences))
+    except TextError:
+        return True
+    return False
 
 
 def _pause_after(block: Block, following: Block | None) -> float:

@@ -6,6 +6,7 @@ known before the first sample is encoded, and `render` yields the samples.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 
@@ -38,12 +39,13 @@ class Take:
     start: int  # samples
     end: int
     continued: bool = False  # speech goes on in the piece of the next sentence, without a pause
-    continues: bool = False  # that of the sentence before goes on in this one
+    continues: bool = False  # speech of the sentence before goes on in this piece
     gain: float = 1.0  # factor
 
     def samples(self, rate: int) -> Samples:
         pcm, _ = read_piece(self.file)
-        speech = limit_peaks(pcm[self.start : self.end] * np.float32(self.gain), rate, MAX_PEAK)
+        # The whole file, since a limiter for each of its sentences would change the volume where one goes on.
+        speech = limit_peaks(pcm * np.float32(self.gain), rate, MAX_PEAK)[self.start : self.end]
         return _faded(speech, round(FADE_SECONDS * rate), start=not self.continues, end=not self.continued)
 
 
@@ -148,7 +150,7 @@ def _measure(path: Path, piece: PlannedPiece) -> _Measured:
     begin, end = part_cuts(samples, rate, piece, words)
     first, last = (begin.sample + each for each in speech_span(samples[begin.sample : end.sample], rate))
     meter = LoudnessMeter(rate)
-    # Of the whole file: sentences that were spoken together have one loudness.
+    # Measure the whole file: sentences that were spoken together have one loudness.
     whole = slice(*speech_span(samples, rate))
     if whole.stop > whole.start:
         meter.feed(samples[whole])
@@ -179,10 +181,12 @@ def _gain(lufs: float | None, ordinary: float | None) -> float:
 def _time_chapter(chapter: PlannedChapter, takes: dict[PlannedPiece, Take], rate: int) -> TimedChapter:
     at, sentences = round(CHAPTER_START * rate), list[TimedSentence]()
     end = at
-    for planned in chapter.sentences:
-        if not all(piece in takes for piece in planned.pieces):
-            continue
-        parts = tuple(takes[piece] for piece in planned.pieces)
+    spoken = [each for each in chapter.sentences if all(piece in takes for piece in each.pieces)]
+    for planned, following in zip_longest(spoken, spoken[1:]):
+        *before, last = (takes[piece] for piece in planned.pieces)
+        if following is None or not takes[following.pieces[0]].continues:
+            last = replace(last, continued=False)  # the sentence that it goes on in was left out
+        parts = (*before, last)
         length = sum(take.end - take.start for take in parts) + round(PIECE_PAUSE * rate) * (len(parts) - 1)
         end = at + length
         sentences.append(TimedSentence(planned, parts, at, end))

@@ -120,7 +120,8 @@ def plan_book(book: Book, narration: Narration, redone: dict[str, int]) -> list[
     chapters = []
     for number, chapter in enumerate(book.chapters, 1):
         found = chapter_sentences(chapter, quotes=narration.quotes is not None)
-        groups = spoken_together(found) if narration.joins_short else [[sentence] for sentence in found]
+        alone = ([sentence] for sentence in found)
+        groups = spoken_together(found, english=narration.english) if narration.joins_short else alone
         keyed = [(group, tuple(_key(sentence, seen) for sentence in group)) for group in groups]
         planned = (each for group, keys in keyed for each in _plan_group(group, keys, narration, redone))
         chapters.append(PlannedChapter(number, chapter.title, tuple(planned)))
@@ -131,12 +132,7 @@ def _plan_group(
     group: list[Sentence], keys: tuple[str, ...], narration: Narration, redone: dict[str, int]
 ) -> Iterator[PlannedSentence]:
     """Plan sentences that are spoken together: the first piece of each is a part of one text."""
-    seeds = {redone.get(key, narration.seed) for key in keys}
-    if len(seeds) > 1:  # redone by an earlier version, which spoke each of them alone
-        for key, sentence in zip(keys, group, strict=True):
-            yield from _plan_group([sentence], (key,), narration, redone)
-        return
-    seed, at = seeds.pop(), 0
+    seed, at = seed_of(keys, redone, narration.seed), 0
     text = " ".join(sentence.pieces[0].text for sentence in group)
     whole = _plan_piece(replace(group[0].pieces[0], text=text), narration, seed)
     for key, sentence in zip(keys, group, strict=True):
@@ -145,6 +141,15 @@ def _plan_group(
         rest = (_plan_piece(each, narration, seed) for each in sentence.pieces[1:])
         yield PlannedSentence(sentence, key, (first, *rest), keys)
         at = end
+
+
+def seed_of(keys: tuple[str, ...], redone: dict[str, int], default: int) -> int:
+    """Return the seed of sentences that are spoken together: that of the last one that was redone, or `default`.
+
+    They have different seeds after an edit, or if an earlier version spoke one of them again alone. The first ones are
+    short, and their keys move on when such a sentence ("No.") is added before them.
+    """
+    return next((redone[key] for key in reversed(keys) if key in redone), default)
 
 
 def _key(sentence: Sentence, seen: Counter[str]) -> str:

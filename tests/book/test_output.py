@@ -20,8 +20,8 @@ from shoal.book.output import BookTarget, parse_target, write_book
 from shoal.book.overlay import write_overlay
 from shoal.book.sentences import SENTENCE_PAUSE
 from shoal.book.subtitles import Cue, chapter_cues, parse_subtitles, short_cues, write_subtitles
-from shoal.book.timeline import MAX_PEAK, TARGET_LUFS, Timeline, build_timeline, render, speech_span
-from shoal.book.work import Narration, PlannedChapter, Speaker, plan_book, unique_pieces
+from shoal.book.timeline import MAX_PEAK, TARGET_LUFS, Take, Timeline, build_timeline, render, speech_span
+from shoal.book.work import Narration, PlannedChapter, PlannedPiece, Speaker, plan_book, unique_pieces
 from shoal.errors import InvalidRequest, OutputError
 from shoal.speech import Samples, Word
 
@@ -151,6 +151,30 @@ def test_speech_that_goes_on_between_two_sentences_is_not_interrupted(tmp_path: 
     samples, (take, rest) = rendered(timeline)[short.start : following.end], (short.takes[0], following.takes[0])
     expected = encoded(spoken)[take.start : rest.end] * take.gain
     assert np.abs(samples - expected)[200:-200].max() < 1e-3, "as it was spoken"
+
+
+def test_the_limiter_does_not_change_the_volume_where_speech_goes_on(tmp_path: Path) -> None:
+    """A peak just before the cut lowers the volume of what follows it as well."""
+    path, piece, cut = tmp_path / "a.wav", PlannedPiece("a", "Stop! Come in.", Speaker("n"), 0), RATE
+    tone = (0.1 * np.sin(2 * np.pi * 200 * np.arange(2 * RATE) / RATE)).astype(np.float32)
+    tone[cut - RATE // 100 : cut] *= 9
+    path.write_bytes(encode_file(tone, "wav", RATE))
+    parts = (Take(path, piece, 0, cut, continued=True), Take(path, piece, cut, 2 * RATE, continues=True))
+    samples = np.concatenate([take.samples(RATE) for take in parts])
+    assert np.abs(samples - limit_peaks(encoded(tone), RATE, MAX_PEAK))[200:-200].max() < 1e-4
+
+
+def test_speech_ends_before_a_sentence_that_failed(tmp_path: Path) -> None:
+    """The file of the short sentence goes on with the next one, another piece of which could not be spoken."""
+    content = Book("B", (Chapter("One", (Block("“Oh. Is it?” he said. It was over."),)),))
+    chapters = plan_book(content, Narration("m", "", Speaker("n"), Speaker("q"), joins_short=True), {})
+    joined, failed, last = unique_pieces(chapters).values()
+    for piece in (joined, last):
+        (tmp_path / f"{piece.id}.wav").write_bytes(encode_file(speech("abcdefghij", -20), "wav", RATE))
+    timeline = build_timeline(chapters, lambda id: None if id == failed.id else tmp_path / f"{id}.wav")
+    short, following = timeline.chapters[0].sentences
+    assert (following.start - short.end) / RATE == pytest.approx(SENTENCE_PAUSE)
+    assert rendered(timeline)[short.end - 1] == 0.0, "faded out"
 
 
 def encoded(samples: Samples) -> Samples:

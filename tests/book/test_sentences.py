@@ -157,9 +157,35 @@ def test_sentences_that_are_spoken_together_are_parts_of_one_text_and_redone_tog
     assert state.redone == {short.key: 1, following.key: 1}
     redone = plan_book(book, joining, state.redone)[0].sentences
     assert [each.pieces[0].seed for each in redone] == [0, 1, 1]
-    # Seeds of an earlier version, which spoke them apart.
-    apart = plan_book(book, joining, {short.key: 1})[0].sentences
-    assert [piece.text for each in apart[1:] for piece in each.pieces] == ["Oh.", "Is it?", "he said."]
+    redo(state, chapters, ["1:2", "1:3"], None)
+    assert state.redone == {short.key: 2, following.key: 2}, "one seed further for both"
+
+
+def test_sentences_that_were_redone_are_still_spoken_together_after_an_edit() -> None:
+    joining, state = replace(NARRATION, joins_short=True), WorkState()
+
+    def pieces(*paragraphs: str) -> list[tuple[str, int]]:
+        planned = plan_book(Book("B", (chapter(*paragraphs),)), joining, state.redone)
+        return [(piece.text, piece.seed) for piece in unique_pieces(planned).values()]
+
+    redo(state, plan_book(Book("B", (chapter("No. Come back here."),)), joining, {}), ["1:2"], 7)
+    assert pieces("No. Come back now.") == [("No. Come back now.", 7)]
+    # The key of the short sentence moves on to the one that was added, that of the long one does not.
+    assert pieces("No. Look at it.", "No. Come back here.") == [("No. Look at it.", 7), ("No. Come back here.", 7)]
+    edited = plan_book(Book("B", (chapter("No. Come back now."),)), joining, {})
+    redo(state, edited, ["1:2"], None)
+    assert pieces("No. Come back now.") == [("No. Come back now.", 8)]
+
+
+def test_a_sentence_in_another_script_is_spoken_alone_by_an_english_model() -> None:
+    """The model refuses it, and would refuse the sentences that are spoken with it."""
+    book = Book("B", (chapter("No. We go. 日! Oh. It may be so."),))
+    for english, expected in (
+        (True, ["No. We go.", "日!", "Oh. It may be so."]),
+        (False, ["No. We go. 日!", "Oh. It may be so."]),
+    ):
+        joining = replace(NARRATION, joins_short=True, english=english)
+        assert [piece.text for piece in unique_pieces(plan_book(book, joining, {})).values()] == expected
 
 
 def test_one_sentence_is_redone_also_after_the_text_before_it_has_changed() -> None:
