@@ -71,8 +71,9 @@ class SamplingParams(Sampling):
         _check_range("temperature", self.temperature, 0.0, 2.0)
         _check_range("top_p", self.top_p, 0.0, 1.0)
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 2.0)
-        if self.top_p == 0 or self.repetition_penalty == 0:
-            raise InvalidRequest("top_p and repetition_penalty must be greater than 0")
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) == 0:
+                raise InvalidRequest(f"{name} must be greater than 0")
         if self.top_k < 0 or self.max_frames < 0:
             raise InvalidRequest("top_k and max_frames must not be negative; 0 means no limit")
         if self.repetition not in ("upstream", "window"):

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from shoal import __version__
+from shoal.config import ISA_VARIABLE
 from shoal.cores import default_threads, usable_cores
 
 Mark = Literal["ok", "warn", "missing"]
@@ -117,15 +118,18 @@ def _torch() -> Iterator[DoctorFinding]:
     many = threads > available
     advice = f"more threads than cores reduce the speed: set OMP_NUM_THREADS={available}" if many else ""
     yield DoctorFinding("threads", f"{threads}", "warn" if many else "ok", advice)
-    from shoal.native.choice import native_library
+    from shoal.native.choice import AUTO, native_library
     from shoal.quantize.modes import int8_implementation
 
     native = native_library()
     computed = "int8 (in the native backend)" if native.available else int8_implementation()
     yield DoctorFinding("CPU weights", f"float32, {computed}")
-    advice = "" if native.available else "install g++ or clang++: eager is several times slower on a CPU"
-    yield DoctorFinding("CPU backend", native.detail, "ok" if native.available else "warn", advice)
-    if native.available:
+    if not native.available:
+        fix = f"unset {ISA_VARIABLE}" if native_library(AUTO).available else "install g++ or clang++"
+        advice = f"{fix}: eager is several times slower on a CPU"
+        yield DoctorFinding("CPU backend", native.detail, "warn", advice)
+    else:
+        yield DoctorFinding("CPU backend", native.detail)
         yield DoctorFinding("s1-mini on the CPU", predicted_cpu_speed(available))
 
 

@@ -117,3 +117,14 @@ def test_an_interrupt_ends_with_130(shoal: Shoal, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("shoal.tools.doctor.examine", interrupted)
     assert shoal("doctor").code == 130
+
+
+def test_flags_of_several_engines_without_ray_are_refused(shoal: Shoal, tmp_path: Path) -> None:
+    ran = shoal("batch", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out"), "--replicas", "2")
+    assert (ran.code, "add --ray" in ran.said) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("flag", "name"), [("--top-p", "top_p"), ("--repetition-penalty", "repetition_penalty")])
+def test_a_sampling_value_that_must_not_be_zero_is_named(shoal: Shoal, flag: str, name: str) -> None:
+    assert f"{name} must be greater than 0" in shoal("say", "Hello.", flag, "0").said

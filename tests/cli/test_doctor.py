@@ -36,6 +36,20 @@ def test_it_says_what_computes_int8_weights_on_the_cpu(
         assert findings["CPU weights"].value == f"float32, {expected}"
 
 
+@pytest.mark.parametrize(
+    ("unavailable", "advice"), [(("dotprod",), "unset SHOAL_CPU_ISA"), (("dotprod", "auto"), "install g++ or clang++")]
+)
+def test_the_advice_fits_the_reason_why_the_native_backend_is_not_available(
+    unavailable: tuple[str, ...], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def status(isa: str = "dotprod") -> LibraryStatus:
+        return LibraryStatus(isa not in unavailable, "")
+
+    monkeypatch.setattr(choice, "native_library", status)
+    findings = {finding.subject: finding for finding in doctor._torch()}
+    assert findings["CPU backend"].advice == f"{advice}: eager is several times slower on a CPU"
+
+
 def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_installed", lambda package: None if package == "av" else "1.0")
     findings = {finding.subject: finding for finding in examine().findings}

@@ -9,6 +9,7 @@ import typer
 from shoal.cli.flag_groups import with_groups
 from shoal.cli.flags import Json, Quiet
 from shoal.cli.serving.serve import EngineFlags, server_extra
+from shoal.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shoal.batch.lines import InputFile
@@ -80,6 +81,8 @@ def batch(
 
     Example: shoal batch lines.jsonl -o speech/ --model random:tiny
     """
+    if cluster != RayFlags() and not ray:
+        raise InvalidRequest("--replicas, --gpus, --cpus and --address are for several engines: add --ray")
     settings = engine.settings()
     with server_extra():
         from shoal.batch.lines import InputFile, LineDefaults, is_plain_text

@@ -298,6 +298,13 @@ def test_a_wrong_flag_is_reported_before_a_model_is_loaded(
     assert not list(folder.iterdir())
 
 
+def test_the_help_lists_the_voice_before_the_options_of_the_engine(shoal: Shoal) -> None:
+    options = shoal("say", "--help").text.partition(" Options ")[2]
+    flags = ("--output", "--voice", "--transcript", "--codec", "--device", "--seed")
+    places = [options.index(f" {flag} ") for flag in flags]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("model", ["nano", "random:tiny"])
 def test_an_unknown_instruction_set_is_refused(
     shoal: Shoal, folder: Path, monkeypatch: pytest.MonkeyPatch, model: str
