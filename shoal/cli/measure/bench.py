@@ -58,6 +58,11 @@ QualityVoices = Annotated[
     list[str] | None, typer.Option(help="Stored voice to speak with; repeat for several. Default: the model's own.")
 ]
 Clips = Annotated[Path | None, typer.Option("--clips", help="New directory in which to keep the generated clips.")]
+AtOnce = Annotated[int, typer.Option(min=1, max=64, help="Sentences to speak at the same time, as one batch.")]
+SpeakOnly = Annotated[
+    bool,
+    typer.Option("--speak-only", help="With --clips: only generate the clips, for judges on another machine."),
+]
 Within = Annotated[
     float | None,
     typer.Option(
@@ -185,7 +190,9 @@ def quality(
     sentences: QualitySentences = 25,
     text: QualityText = None,
     voice: QualityVoices = None,
+    at_once: AtOnce = 1,
     clips: Clips = None,
+    speak_only: SpeakOnly = False,
     within: Within = None,
     *,
     report: ReportFlags,
@@ -193,15 +200,23 @@ def quality(
     """Measure word error rate, predicted opinion score and speaker similarity of every configuration.
 
     The first configuration is the baseline of the comparison. Needs a checkout of the project with the speech judges
-    (`make quality` installs them).
+    (`make quality` installs them). A machine without them can generate the clips with --speak-only; copy them to one
+    that has them and run `python -m training.evaluate CLIPS/manifest.jsonl --reference BASELINE` there.
 
     Example: shoal bench quality -c default -c bf16 -c int8 --sentences 50
     """
     report.check_writable()
     from shoal.tools.bench.configurations import parse_configurations
-    from shoal.tools.bench.quality import QualityPlan, check_within, run_quality
+    from shoal.tools.bench.quality import QualityPlan, check_within, run_quality, write_clips
 
-    plan = QualityPlan(model, device, parse_configurations(config or ()), sentences, text, tuple(voice or ()))
+    configurations = parse_configurations(config or ())
+    plan = QualityPlan(model, device, configurations, sentences, text, tuple(voice or ()), at_once)
+    if speak_only:
+        if clips is None or within is not None:
+            raise typer.BadParameter("--speak-only needs --clips and judges nothing, so it has no --within")
+        for name, reason in write_clips(plan, clips, progress=not report.quiet).items():
+            typer.echo(f"{name} is not available: {reason}", err=True)
+        return
     document = run_quality(plan, clips, progress=not report.quiet)
     report.write(document)
     if within is not None:

@@ -8,10 +8,11 @@ import json
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ Clip = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class QualityPlan:
-    """Sentences, voices and configurations to judge. The first configuration is the baseline."""
+    """Sentences, voices and configurations to judge. The first configuration is the baseline.
+
+    `at_once` sentences are spoken at the same time: one row alone uses other GPU kernels than many.
+    """
 
     model: str
     device: str
@@ -39,6 +43,7 @@ class QualityPlan:
     sentences: int
     text: Path | None = None
     voices: tuple[str, ...] = ()
+    at_once: int = 1
 
 
 def run_quality(plan: QualityPlan, folder: Path | None = None, *, progress: bool = True) -> Document:
@@ -51,13 +56,12 @@ def run_quality(plan: QualityPlan, folder: Path | None = None, *, progress: bool
     from shoal.tools.bench.sweep import machine_of
 
     settings = {"model": plan.model, "device": plan.device, "sentences": len(sentences)}
-    settings |= {"voices": list(plan.voices), "text": plan.text.name if plan.text else None}
+    settings |= {"voices": list(plan.voices), "text": plan.text.name if plan.text else None, "at_once": plan.at_once}
     document = new_document("quality", machine_of(plan.device), settings)
-    total = len(sentences) * max(1, len(plan.voices)) * len(plan.configurations)
     with ExitStack() as stack:
         place = _new_folder(folder) if folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         try:
-            with progress_bar(total, shown=progress) as bar:
+            with progress_bar(_clip_count(plan, sentences), shown=progress) as bar:
                 reasons = speak_all(plan, sentences, place, bar)
             report = judge(place, plan.configurations[0].name)
         except INTERRUPTS:
@@ -65,6 +69,20 @@ def run_quality(plan: QualityPlan, folder: Path | None = None, *, progress: bool
     document["complete"] = report["complete"]
     document["runs"] = [run_of(each, report, reasons) for each in plan.configurations]
     return document
+
+
+def write_clips(plan: QualityPlan, folder: Path, *, progress: bool = True) -> dict[str, str]:
+    """Generate the clips in `folder`, which must not exist, for judges on another machine.
+
+    Returns the reasons of configurations that are not available.
+    """
+    sentences = read_sentences(plan)
+    with progress_bar(_clip_count(plan, sentences), shown=progress) as bar:
+        return speak_all(plan, sentences, _new_folder(folder), bar)
+
+
+def _clip_count(plan: QualityPlan, sentences: list[str]) -> int:
+    return len(sentences) * max(1, len(plan.voices)) * len(plan.configurations)
 
 
 def read_sentences(plan: QualityPlan) -> list[str]:
@@ -110,23 +128,26 @@ def speak(
     keywords, fields = split_settings(configuration.settings)
     place = folder / f"{plan.configurations.index(configuration):02d}"
     place.mkdir()
-    clips = []
     with load(plan.model, device=plan.device, config=EngineConfig(**fields), **keywords) as engine:
         defaults = engine.service.default_sampling
-        for voice in plan.voices or (None,):
-            for number, sentence in enumerate(sentences):
-                name = f"{voice or OWN_VOICE}-{number:04d}.wav"
-                try:
-                    speech = engine.speak(sentence, voice=voice, sampling=replace(defaults, seed=number))
-                    (place / name).write_bytes(encode_file(speech.samples, "wav", speech.sample_rate))
-                except GenerationFailed:
-                    pass  # without a file, the judges count the clip as a fault
-                path = f"{place.name}/{name}"
-                clips.append(
-                    {"path": path, "text": sentence, "voice": voice or OWN_VOICE, "system": configuration.name}
-                )
-                bar.advance()
-    return clips
+
+        def speak_one(voice: str | None, number: int) -> Clip:
+            name = f"{voice or OWN_VOICE}-{number:04d}.wav"
+            try:
+                speech = engine.speak(sentences[number], voice=voice, sampling=replace(defaults, seed=number))
+                (place / name).write_bytes(encode_file(speech.samples, "wav", speech.sample_rate))
+            except GenerationFailed:
+                pass  # without a file, the judges count the clip as a fault
+            bar.advance()
+            path, text = f"{place.name}/{name}", sentences[number]
+            return {"path": path, "text": text, "voice": voice or OWN_VOICE, "system": configuration.name}
+
+        wanted = list(product(plan.voices or (None,), range(len(sentences))))
+        pool = ThreadPoolExecutor(plan.at_once)
+        try:
+            return list(pool.map(speak_one, *zip(*wanted, strict=True)))
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupt waits for the sentences that are being spoken
 
 
 def judge(folder: Path, reference: str) -> dict[str, Any]:

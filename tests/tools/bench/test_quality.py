@@ -10,7 +10,16 @@ from shoal.errors import GenerationFailed, InvalidRequest, MissingExtra, Verific
 from shoal.tools.bench import quality
 from shoal.tools.bench.configurations import Configuration, parse_configurations
 from shoal.tools.bench.progress import progress_bar
-from shoal.tools.bench.quality import JUDGES, QualityPlan, check_within, read_sentences, run_of, run_quality, speak_all
+from shoal.tools.bench.quality import (
+    JUDGES,
+    QualityPlan,
+    check_within,
+    read_sentences,
+    run_of,
+    run_quality,
+    speak_all,
+    write_clips,
+)
 from tests.tools.bench.documents import check_schema
 
 
@@ -29,6 +38,16 @@ def test_every_configuration_speaks_the_same_sentences(tmp_path: Path) -> None:
     sounds = [(tmp_path / clip["path"]).read_bytes() for clip in clips]
     assert sounds[:2] == sounds[2:]
     assert "antigravity" in reasons["new"]
+
+
+def test_clips_for_judges_elsewhere_are_the_same_with_several_sentences_at_once(tmp_path: Path) -> None:
+    for at_once in (1, 2):
+        write_clips(plan(at_once=at_once), tmp_path / str(at_once), progress=False)
+    manifests = [(tmp_path / name / "manifest.jsonl").read_text() for name in "12"]
+    assert manifests[0] == manifests[1]
+    for line in manifests[0].splitlines():
+        one, two = ((tmp_path / name / json.loads(line)["path"]).read_bytes() for name in "12")
+        assert one == two
 
 
 def test_a_missing_baseline_is_an_error(tmp_path: Path) -> None:
