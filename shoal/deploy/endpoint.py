@@ -6,7 +6,7 @@ an existing name means equal content, and repeating a deployment does nothing.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -142,16 +142,15 @@ class EndpointSpec:
             "TreatMissingData": "notBreaching",
         }
 
-    def resources(self) -> list[Spec]:
-        """Return what autoscaling scales: the variants."""
-        return [
-            {
-                "ServiceNamespace": "sagemaker",
-                "ResourceId": f"endpoint/{self.name}/variant/{variant['VariantName']}",
-                "ScalableDimension": DIMENSION,
-            }
-            for variant in self.variants
-        ]
+    @property
+    def instances(self) -> dict[str, str]:
+        """Instance type of each variant, by its name."""
+        return {variant["VariantName"]: variant["InstanceType"] for variant in self.variants}
+
+    def resource(self, variant: str) -> Spec:
+        """Return what autoscaling scales: a variant."""
+        resource = f"endpoint/{self.name}/variant/{variant}"
+        return {"ServiceNamespace": "sagemaker", "ResourceId": resource, "ScalableDimension": DIMENSION}
 
     def target(self, resource: Spec) -> Spec:
         return resource | {"MinCapacity": self.min_instances, "MaxCapacity": self.max_instances}
@@ -237,9 +236,27 @@ class SageMakerAccount:
     def steps(self, spec: EndpointSpec) -> list[Step]:
         """Return the calls to make, in order; empty when the endpoint is up to date. Only reads from AWS."""
         with aws_errors():
-            return [*self._endpoint_steps(spec), *self._scaling_steps(spec)]
+            current = self._current_instances(spec)
+            _check_canary(spec, current)
+            outdated = [name for name in current if self._is_outdated(spec, name, current[name])]
+            return [*self._endpoint_steps(spec, outdated), *self._scaling_steps(spec, outdated)]
 
-    def _endpoint_steps(self, spec: EndpointSpec) -> Iterator[Step]:
+    def _current_instances(self, spec: EndpointSpec) -> dict[str, str]:
+        """Return the instance type of each variant that the endpoint has now; empty if there is no endpoint."""
+        endpoint = _describe(lambda: self._sagemaker.describe_endpoint(EndpointName=spec.name))
+        if endpoint is None:
+            return {}
+        name = endpoint["EndpointConfigName"]
+        config = _describe(lambda: self._sagemaker.describe_endpoint_config(EndpointConfigName=name))
+        return {
+            each["VariantName"]: each.get("InstanceType", "") for each in (config or {}).get("ProductionVariants", ())
+        }
+
+    def _is_outdated(self, spec: EndpointSpec, variant: str, instance: str) -> bool:
+        """Return whether AWS would reject the update: a scaled variant is removed or gets another instance type."""
+        return spec.instances.get(variant) != instance and self._target(spec.resource(variant)) is not None
+
+    def _endpoint_steps(self, spec: EndpointSpec, outdated: Sequence[str]) -> Iterator[Step]:
         sagemaker = self._sagemaker
         yield from filter(None, (self._model_step(model) for model in spec.models))
         if _describe(lambda: sagemaker.describe_endpoint_config(EndpointConfigName=spec.config_name)) is None:
@@ -250,6 +267,7 @@ class SageMakerAccount:
         if found is None:
             yield Step(f"create the endpoint {spec.name}", lambda: sagemaker.create_endpoint(**spec.names))
         elif changed:
+            yield from (self._stop_scaling_step(spec, variant) for variant in outdated)
             yield from self._update_steps(spec, found["EndpointConfigName"])
         if found is None or changed or found["EndpointStatus"] != "InService":
             # Scaling can only be set on an endpoint that is in service.
@@ -260,6 +278,10 @@ class SageMakerAccount:
         if _describe(lambda: sagemaker.describe_model(ModelName=name)) is not None:
             return None
         return Step(f"create the model {name}", lambda: sagemaker.create_model(**model))
+
+    def _stop_scaling_step(self, spec: EndpointSpec, variant: str) -> Step:
+        resource = spec.resource(variant)
+        return Step(f"stop scaling {variant}", lambda: self._scaling.deregister_scalable_target(**resource))
 
     def _update_steps(self, spec: EndpointSpec, current: str) -> Iterator[Step]:
         canary = spec.canary
@@ -276,23 +298,27 @@ class SageMakerAccount:
         found = self._alarms.describe_alarms(AlarmNames=[spec.alarm["AlarmName"]])["MetricAlarms"]
         return bool(found) and _matches(found[0], spec.alarm)
 
-    def _scaling_steps(self, spec: EndpointSpec) -> Iterator[Step]:
-        for resource in spec.resources():
-            yield from self._variant_scaling_steps(spec, resource)
+    def _scaling_steps(self, spec: EndpointSpec, outdated: Sequence[str]) -> Iterator[Step]:
+        for variant in spec.instances:
+            yield from self._variant_scaling_steps(spec, variant, anew=variant in outdated)
 
-    def _variant_scaling_steps(self, spec: EndpointSpec, resource: Spec) -> Iterator[Step]:
-        scaling, target, policy = self._scaling, spec.target(resource), spec.policy(resource)
-        which = resource["ResourceId"].rpartition("/")[2]
-        targets = scaling.describe_scalable_targets(
-            ServiceNamespace="sagemaker", ResourceIds=[resource["ResourceId"]], ScalableDimension=DIMENSION
-        )["ScalableTargets"]
-        if not targets or not _matches(targets[0], target):
-            description = f"scale {which} between {spec.min_instances} and {spec.max_instances} instances"
+    def _variant_scaling_steps(self, spec: EndpointSpec, variant: str, *, anew: bool) -> Iterator[Step]:
+        scaling, resource = self._scaling, spec.resource(variant)
+        target, policy = spec.target(resource), spec.policy(resource)
+        if anew or not _matches(self._target(resource), target):
+            description = f"scale {variant} between {spec.min_instances} and {spec.max_instances} instances"
             yield Step(description, lambda: scaling.register_scalable_target(**target))
         policies = scaling.describe_scaling_policies(**resource)["ScalingPolicies"]
-        if not any(_matches(each, policy) for each in policies):
-            description = f"aim at {spec.concurrency} concurrent requests per instance of {which}"
+        if anew or not any(_matches(each, policy) for each in policies):
+            description = f"aim at {spec.concurrency} concurrent requests per instance of {variant}"
             yield Step(description, lambda: scaling.put_scaling_policy(**policy))
+
+    def _target(self, resource: Spec) -> Spec | None:
+        """Return the variant's registration for scaling."""
+        found = self._scaling.describe_scalable_targets(
+            ServiceNamespace="sagemaker", ResourceIds=[resource["ResourceId"]], ScalableDimension=DIMENSION
+        )["ScalableTargets"]
+        return found[0] if found else None
 
     def _wait(self, spec: EndpointSpec) -> None:
         """Wait for the end of a change. Raises ShoalError if an alarm has rolled it back."""
@@ -304,6 +330,14 @@ class SageMakerAccount:
         if found["EndpointConfigName"] != spec.config_name:
             reason = found.get("FailureReason") or "an alarm went off"
             raise ShoalError(f"{spec.name} was rolled back to {found['EndpointConfigName']}: {reason}")
+
+
+def _check_canary(spec: EndpointSpec, current: Mapping[str, str]) -> None:
+    """Raises InvalidRequest for a canary that adds or removes a variant, which SageMaker does not support."""
+    if spec.canary is not None and current and current.keys() != spec.instances.keys():
+        raise InvalidRequest(
+            "a canary cannot add or remove a variant: deploy with or without --candidate first, without --canary"
+        )
 
 
 @contextmanager

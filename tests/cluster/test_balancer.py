@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +18,12 @@ import ormsgpack
 import pytest
 from starlette.requests import HTTPConnection, Request
 from starlette.testclient import TestClient
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.http11 import Request as Handshake
+from websockets.http11 import Response as Refusal
+from websockets.sync.server import ServerConnection, serve
 
+from shoal.api.exceptions import ClientDisconnected
 from shoal.cluster.balancer.app import BalancerServer, create_balancer
 from shoal.cluster.balancer.config import BalancerConfig, WorkerAddress, parse_candidate, parse_weights, parse_workers
 from shoal.cluster.balancer.proxy import Proxy, path_and_query
@@ -82,12 +88,12 @@ def test_pages_of_other_origins_are_rejected(balancer: Serving) -> None:
 def test_a_live_session_passes_through(balancer: Serving) -> None:
     url = balancer.url.replace("http", "ws") + "/v1/tts/live"
     begin = {"event": "start", "request": {"text": "", "seed": 7, "max_new_tokens": 12, "format": "pcm"}}
-    with connect(url) as socket:
+    with connect(url) as session:
         for event in (begin, {"event": "text", "text": "The tide is coming in. "}, {"event": "stop"}):
-            socket.send(ormsgpack.packb(event))
+            session.send(ormsgpack.packb(event))
         events = []
         while not events or events[-1]["event"] != "finish":
-            events.append(ormsgpack.unpackb(socket.recv(timeout=240)))
+            events.append(ormsgpack.unpackb(session.recv(timeout=240)))
     assert events[-1]["reason"] == "stop"
     assert sum(len(event.get("audio", b"")) for event in events) > 1000
 
@@ -265,9 +271,15 @@ def test_a_worker_that_is_lost_is_taken_out_by_the_next_check() -> None:
     assert (worker.healthy, "no answer" in worker.reason) == (False, True)
 
 
-def speech_request() -> Request:
+def speech_request(disconnected: asyncio.Event) -> Request:
+    """Request whose client disconnects when the event is set."""
+    body = [{"type": "http.request", "body": b"{}", "more_body": False}]
+
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"{}", "more_body": False}
+        if body:
+            return body.pop()
+        await disconnected.wait()
+        return {"type": "http.disconnect"}
 
     scope = {"type": "http", "method": "POST", "path": "/v1/tts", "query_string": b"", "headers": []}
     return Request({**scope, "state": {"request_id": "one"}}, receive)
@@ -293,7 +305,7 @@ def test_requests_leave_a_worker_that_hangs_and_answers_no_checks() -> None:
             pool = WorkerPool(config, client)
             for worker in pool.workers:
                 worker.mark("")
-            sending = asyncio.create_task(Proxy(config, pool, client).forward(speech_request()))
+            sending = asyncio.create_task(Proxy(config, pool, client).forward(speech_request(asyncio.Event())))
             await arrived.wait()
             await pool.check()
             assert not sending.done()  # one slow check is no proof
@@ -302,6 +314,91 @@ def test_requests_leave_a_worker_that_hangs_and_answers_no_checks() -> None:
 
     served_by, pool = asyncio.run(scenario())
     assert (served_by, pool.workers[0].counts["failed"], pool.workers[0].waits) == ("worker-2", 1, set())
+
+
+def test_a_client_that_disconnects_before_the_first_byte_cancels_the_request_at_the_worker() -> None:
+    arrived, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        arrived.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    async def scenario() -> WorkerPool:
+        config, disconnected = BalancerConfig((WorkerAddress("http://slow"),)), asyncio.Event()
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            pool = WorkerPool(config, client)
+            pool.workers[0].mark("")
+            sending = asyncio.create_task(Proxy(config, pool, client).forward(speech_request(disconnected)))
+            await arrived.wait()
+            disconnected.set()
+            with pytest.raises(ClientDisconnected):
+                await asyncio.wait_for(sending, TIMEOUT_SECONDS)
+            await asyncio.wait_for(cancelled.wait(), TIMEOUT_SECONDS)
+            return pool
+
+    (worker,) = asyncio.run(scenario()).workers
+    assert (worker.in_flight, worker.healthy, worker.counts["failed"]) == (0, True, 0)
+
+
+@contextlib.contextmanager
+def socket_worker(status: int | None) -> Iterator[str]:
+    """Ready server that refuses every WebSocket with `status`; None: accepts it and breaks the connection."""
+
+    def refuse(connection: ServerConnection, request: Handshake) -> Refusal | None:
+        if request.path == "/ready":
+            return connection.respond(200, "{}")
+        return None if status is None else connection.respond(status, "the reason")
+
+    def break_off(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.socket.shutdown(socket.SHUT_RDWR)
+
+    with serve(break_off, "127.0.0.1", 0, process_request=refuse) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def live_url(client: httpx.Client) -> str:
+    return str(client.base_url.join("/v1/tts/live")).replace("http", "ws")
+
+
+def test_a_socket_that_a_full_worker_refuses_goes_to_another_one(workers: list[Serving]) -> None:
+    with socket_worker(503) as full, balanced(full, workers[0].url) as client:
+        with connect(live_url(client)) as session:
+            assert session.response is not None
+            assert session.response.headers["x-shoal-worker"] == "worker-2"
+            assert "x-model" in session.response.headers
+        refused = client.get("/v1/workers").json()["workers"][0]
+    assert (refused["healthy"], refused["retried"]) == (True, 1)
+
+
+@pytest.mark.parametrize("status", [401, 503])
+def test_the_refusal_of_a_socket_passes_through(status: int) -> None:
+    with socket_worker(status) as url, balanced(url) as client, pytest.raises(InvalidStatus) as refused:
+        connect(live_url(client))
+    assert (refused.value.response.status_code, refused.value.response.body) == (status, b"the reason")
+
+
+def test_a_worker_lost_during_a_live_session_is_taken_out() -> None:
+    with socket_worker(None) as url, balanced(url) as client:
+        with connect(live_url(client)) as session:
+            session.send(b"")
+            with pytest.raises(ConnectionClosed) as closed:
+                session.recv(timeout=TIMEOUT_SECONDS)
+        (lost,) = client.get("/v1/workers").json()["workers"]
+        with pytest.raises(InvalidStatus) as refused:
+            connect(live_url(client))
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, lost["healthy"], lost["failed"]) == (1011, False, 1)
+    assert refused.value.response.status_code == 503
+    assert b"no worker is ready" in refused.value.response.body
 
 
 def test_sockets_are_forwarded_to_the_target_as_the_client_wrote_it() -> None:

@@ -144,6 +144,40 @@ def test_a_candidate_gets_its_share_of_the_requests() -> None:
     assert replace(spec, candidate=replace(candidate, percent=50.0)).config_name != spec.config_name
 
 
+def scaled_variants() -> list[str]:
+    targets = boto3.client("application-autoscaling").describe_scalable_targets(ServiceNamespace="sagemaker")
+    return sorted(each["ResourceId"].rpartition("/")[2] for each in targets["ScalableTargets"])
+
+
+def test_scaling_stops_before_a_variant_is_removed() -> None:
+    """AWS rejects an update that removes a variant which is registered for scaling."""
+    do_all(replace(SPEC, candidate=CandidateModel("other:2", "s3://bucket/next.tar.gz", 5.0)))
+    steps = SageMakerAccount().steps(SPEC)
+    assert [each.description.split()[0] for each in steps] == ["create", "stop", "update", "wait"]
+    assert (steps[1].description, scaled_variants()) == ("stop scaling candidate", ["candidate", "voice"])
+    steps[1].do()
+    assert scaled_variants() == ["voice"]
+
+
+def test_scaling_stops_while_the_instance_type_changes() -> None:
+    do_all(SPEC)
+    steps = SageMakerAccount().steps(replace(SPEC, instance="ml.g4dn.2xlarge"))
+    assert [each.description.split()[0] for each in steps] == ["create", "stop", "update", "wait", "scale", "aim"]
+    steps[1].do()
+    assert scaled_variants() == []
+    for step in steps[4:]:
+        step.do()
+    assert scaled_variants() == ["voice"]
+
+
+def test_a_canary_that_changes_the_variants_is_refused() -> None:
+    do_all(SPEC)
+    candidate = CandidateModel("other:2", "s3://bucket/next.tar.gz", 5.0)
+    with pytest.raises(InvalidRequest, match="cannot add or remove a variant"):
+        SageMakerAccount().steps(replace(SPEC, candidate=candidate, canary=Canary(10)))
+    assert SageMakerAccount().steps(replace(SPEC, image="other:1", canary=Canary(10)))
+
+
 def test_a_multi_model_endpoint_needs_a_prefix() -> None:
     spec = replace(SPEC, model_data="s3://bucket/models/", multi_model=True, instance="ml.c5.2xlarge")
     do_all(spec)
@@ -188,9 +222,10 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
     assert wet.exit_code == 0
     assert wet.stdout == dry.stdout.replace("would ", "")
     assert "is up to date" in runner.invoke(app, ARGUMENTS).stdout
-    rest = ["--candidate", "other:2,s3://bucket/next.tar.gz", "--candidate-percent", "5", "--canary", "10", "--dry-run"]
-    planned = runner.invoke(app, [*ARGUMENTS, *rest])
-    assert "10 % of the instances first, for 600 s" in planned.stdout
+    canary = runner.invoke(app, [*ARGUMENTS, "--env", "SHOAL_SLOTS=8", "--canary", "10", "--dry-run"])
+    assert "10 % of the instances first, for 600 s" in canary.stdout
+    candidate = ["--candidate", "other:2,s3://bucket/next.tar.gz", "--candidate-percent", "5", "--dry-run"]
+    planned = runner.invoke(app, [*ARGUMENTS, *candidate])
     assert "scale candidate between 1 and 4 instances" in planned.stdout
     assert runner.invoke(app, [*ARGUMENTS, "--candidate", "other:2"]).exit_code == 2
 

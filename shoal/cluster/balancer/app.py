@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from shoal.api.admission import BodyBudget
 from shoal.api.config import is_loopback
 from shoal.cluster.balancer.comparison import Comparison
-from shoal.cluster.balancer.config import BalancerConfig
+from shoal.cluster.balancer.config import RETRY_SECONDS, BalancerConfig
 from shoal.cluster.balancer.proxy import Proxy
 from shoal.cluster.balancer.sockets import forward_socket
 from shoal.cluster.balancer.workers import WorkerPool
@@ -32,7 +32,6 @@ from shoal.server.protocol import protocol_options
 logger = logging.getLogger(__name__)
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]
-RETRY_SECONDS = 2.0
 DRAIN_SECONDS = 30
 
 

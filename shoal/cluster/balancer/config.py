@@ -8,6 +8,8 @@ from shoal.api.config import Limits
 from shoal.cluster.routing import StrategyName
 from shoal.errors import InvalidRequest
 
+RETRY_SECONDS = 2.0  # Retry-After of requests that the balancer itself refuses
+
 
 @dataclass(frozen=True)
 class WorkerAddress:

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from shoal.api.accounting import cancel_on_disconnect
 from shoal.api.admission import BodyBudget
 from shoal.api.bodies.parsing import JSON, MSGPACK
 from shoal.api.exceptions import NotReady
@@ -21,7 +23,7 @@ from shoal.cluster.balancer.config import BalancerConfig
 from shoal.cluster.balancer.workers import RequestTimer, Worker, WorkerPool
 from shoal.errors import EngineStopped
 from shoal.server.request_body import INLINE_BYTES, media_type, read_body
-from shoal.server.streaming_response import close_connection
+from shoal.server.streaming_response import close_connection, wait_for_disconnect
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +51,17 @@ class Proxy:
         self._budget = BodyBudget(config.limits.all_bodies_bytes)
 
     async def forward(self, request: Request) -> Response:
-        """Return the worker's response, streamed. Raises NotReady without workers, EngineStopped if all failed."""
+        """Return the worker's response, streamed.
+
+        Raises NotReady without workers, EngineStopped if all failed, and ClientDisconnected if the client disconnects
+        before the first byte: the worker then stops generating.
+        """
         body = await read_body(request, self._config.limits, self._budget)
+        return await cancel_on_disconnect(
+            partial(wait_for_disconnect, request.receive), partial(self._try_workers, request, body)
+        )
+
+    async def _try_workers(self, request: Request, body: bytes) -> Response:
         workers = self._pool.order(voice_of(request, body))[: self._config.attempts]
         if not workers:
             raise NotReady("no worker is ready; /v1/workers says why")
