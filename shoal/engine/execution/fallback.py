@@ -154,8 +154,8 @@ class FallbackRunner:
         self.reasons[self.backend] = describe_error(error)
         if isinstance(error, NativeUnavailable):
             logger.warning("backend native is not available, using eager: %s", error)
-        # The start ends with one warning about the backend in use; this line has the cause.
-        logger.info("backend %s cannot be built; trying the next one", self.backend, exc_info=error)
+        else:  # the start ends with one warning about the backend in use; this line has the cause
+            logger.info("backend %s cannot be built; trying the next one", self.backend, exc_info=error)
         self.backend = self._candidates[self._candidates.index(self.backend) + 1]
 
     def _builders(self) -> dict[Backend, Callable[[], Launcher]]:

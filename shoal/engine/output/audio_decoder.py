@@ -224,7 +224,8 @@ class AudioDecoder:
         self.reasons[backend] = describe_error(error)
         if isinstance(error, NativeUnavailable):
             logger.warning("the native codec is not available, using eager: %s", error)
-        logger.info("codec backend %s cannot be built; trying the next one", backend, exc_info=error)
+        else:
+            logger.info("codec backend %s cannot be built; trying the next one", backend, exc_info=error)
 
     def _decoder_of(self, backend: CodecBackend) -> AnyDecoder:
         if backend not in self._built:

@@ -93,14 +93,26 @@ def start(job: TrialConfig, emit: Emit) -> tuple["Engine", "Voice | None"]:
     return engine, _voice(engine, job)
 
 
-def _engine(core: "EngineCore") -> dict[str, str | int]:
-    """Describe the engine that the settings resulted in."""
+def weight_modes(core: "EngineCore") -> str:
+    """Return the modes of the weights as they are computed: the native backend reads stored int8 weights as int8."""
+    from shoal.model.linear import DequantizedLinear
     from shoal.quantize.apply import modes_of
 
     checkpoint = core.checkpoint
+    modes = modes_of(checkpoint.model, checkpoint.codec)
+    if core.runner.backend == "native" and any(
+        isinstance(each, DequantizedLinear) for each in checkpoint.model.modules()
+    ):
+        return "int8 (as stored)" if not modes else f"{modes}, others as stored"
+    return str(modes)
+
+
+def _engine(core: "EngineCore") -> dict[str, str | int]:
+    """Describe the engine that the settings resulted in."""
+    checkpoint = core.checkpoint
     return {
         "dtype": str(checkpoint.model.dtype).removeprefix("torch."),
-        "weights": str(modes_of(checkpoint.model, checkpoint.codec)),
+        "weights": weight_modes(core),
         "backend": core.runner.backend,
         "sample_rate": checkpoint.codec.config.sample_rate,
     }

@@ -8,12 +8,14 @@ from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.engine.execution.fallback import BACKENDS
+from shoal.engine.load import load
 from shoal.errors import ModelNotFound, OutputError
 from shoal.tools.bench import engine as bench
 from shoal.tools.bench.document import Document, read_document
 from shoal.tools.bench.engine import PARTS, QUICK, last_line, measure_scheduler, run_engine_bench
 from shoal.tools.bench.report.compare import compare
 from shoal.tools.bench.report.markdown import markdown
+from shoal.tools.bench.trial import weight_modes
 from tests.tools.bench.documents import check_schema
 
 RUN = ["bench", "engine", "--model", "random:tiny", "--device", "cpu", "--quick"]
@@ -151,3 +153,9 @@ def test_missing_models_and_unwritable_files_raise_errors(monkeypatch: pytest.Mo
     assert isinstance(answer.exception, OutputError)
     # The measurement is not lost.
     assert json.loads(answer.stdout)["kind"] == "engine"
+
+
+def test_weights_that_the_native_backend_reads_as_stored_are_named() -> None:
+    with load("nano", device="cpu") as engine:
+        core = engine.service.core
+        assert weight_modes(core) == ("int8 (as stored)" if core.runner.backend == "native" else "none")

@@ -118,6 +118,17 @@ def test_documents_round_trip_and_match_the_schema(make: Any, tmp_path: Path) ->
     assert document["runs"][0]["name"] in markdown([document])
 
 
+def test_the_load_table_has_rate_and_percentiles_of_whole_requests() -> None:
+    document = load_document()
+    stage = document["runs"][0]["stages"][0]
+    table = next(each for each in tables(document) if each.title == "Load")
+    row = dict(zip(table.columns[-4:], table.rows[0][-4:], strict=True))
+    latency = stage["latency"]
+    assert row["P95"] == duration(latency["p95"])
+    assert row["P99"] == duration(latency["p99"])
+    assert f"{stage['throughput']:.2f}" in table.rows[0]
+
+
 def test_the_page_opens_from_disk_without_network_and_every_chart_is_drawn(tmp_path: Path) -> None:
     documents = [make() for make in ALL]
     path = tmp_path / "report.html"

@@ -285,17 +285,17 @@ def _scheduler(figures: dict[str, Any]) -> list[str]:
 
 
 def _load(document: Document) -> list[ReportTable]:
-    runs, stages = document["runs"], []
-    errors: list[list[str]] = []
-    for run in runs:
-        for stage in run["stages"]:
-            stages.append([run["name"], stage["name"], *_stage(stage)])
-            errors += [[run["name"], stage["name"], name, str(count)] for name, count in stage["errors"].items()]
+    runs = document["runs"]
+    stages = [([run["name"], stage["name"]], stage) for run in runs for stage in run["stages"]]
+    errors = [[*names, error, str(count)] for names, stage in stages for error, count in stage["errors"].items()]
     found = [[run["name"], f"{run['highest_rate']:.2f}"] for run in runs if run["highest_rate"] is not None]
     starved = [f"stalled {1000 * buffer:.0f} ms" for buffer in _buffers(runs)]
-    columns = ["server", "load", "requests", "TTFA P50", "P95", "P99", "time P50", "RTF P50", "audio-s/s"]
+    percentiles = ["TTFA P50", "P95", "P99", "request P50", "P95", "P99"]
+    rates = ["server", "load", "requests", "empty", "errors", "requests/s", *percentiles, "audio-s/s"]
+    playback = ["server", "load", "goodput/s", "good", "RTF P50", *starved]
     return [
-        ReportTable("Load", [*columns, "goodput/s", "good", *starved, "empty", "errors"], stages, words=2),
+        ReportTable("Load", rates, [[*names, *_stage_rates(stage)] for names, stage in stages], words=2),
+        ReportTable("Playback", playback, [[*names, *_stage_playback(stage)] for names, stage in stages], words=2),
         ReportTable("Highest rate that meets the objective", ["server", "requests/s"], found),
         ReportTable("Errors", ["server", "load", "error", "requests"], errors, words=3),
     ]
@@ -305,19 +305,25 @@ def _buffers(runs: Sequence[dict[str, Any]]) -> list[float]:
     return next(([each["buffer"] for each in stage["starved"]] for run in runs for stage in run["stages"]), [])
 
 
-def _stage(stage: dict[str, Any]) -> list[str]:
-    first, latency, rtf = stage["first_audio"] or {}, stage["latency"] or {}, stage["rtf"] or {}
+def _stage_rates(stage: dict[str, Any]) -> list[str]:
+    first, latency = stage["first_audio"] or {}, stage["latency"] or {}
     return [
         str(stage["requests"]),
-        *(duration(first.get(key)) for key in ("p50", "p95", "p99")),
-        duration(latency.get("p50")),
-        number(rtf.get("p50"), 3),
-        number(stage["audio_per_second"]),
-        number(stage["goodput"]),
-        percent(stage["good_share"]),
-        *(percent(each["share"]) for each in stage["starved"]),
         str(stage.get("empty", 0)),
         str(sum(stage["errors"].values())),
+        number(stage["throughput"]),
+        *(duration(times.get(key)) for times in (first, latency) for key in ("p50", "p95", "p99")),
+        number(stage["audio_per_second"]),
+    ]
+
+
+def _stage_playback(stage: dict[str, Any]) -> list[str]:
+    rtf = stage["rtf"] or {}
+    return [
+        number(stage["goodput"]),
+        percent(stage["good_share"]),
+        number(rtf.get("p50"), 3),
+        *(percent(each["share"]) for each in stage["starved"]),
     ]
 
 
