@@ -202,7 +202,7 @@ class Speech:
     sample_rate: int
     finish: FinishReason
     codes: NDArray[np.int32]  # [codebooks, frames]
-    words: tuple[Word, ...] = ()  # with `timestamps`
+    words: tuple[Word, ...] = ()  # empty without `timestamps`
 
     @property
     def seconds(self) -> float:

@@ -15,7 +15,7 @@ MAX_VOICES = 64
 class RequestOutcome(Enum):
     COMPLETED = "completed"
     FAILED = "failed"
-    CANCELLED = "cancelled"  # by the client, before the end
+    CANCELLED = "cancelled"  # the client disconnected before the end
 
 
 @dataclass(slots=True)

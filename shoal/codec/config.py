@@ -9,7 +9,7 @@ from typing import Any
 from shoal.errors import CheckpointError
 
 KERNEL = 7  # taps of the decoder's and the encoder's convolutions
-DILATIONS = (1, 3, 9)  # of the residual units of a block
+DILATIONS = (1, 3, 9)  # one per residual unit of a block
 # Length of the graph decoders' rotary table in frames: more than an hour and a half of speech per stream.
 MAX_POSITIONS = 1 << 17
 

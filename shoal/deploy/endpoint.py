@@ -300,16 +300,16 @@ class SageMakerAccount:
 
     def _scaling_steps(self, spec: EndpointSpec, outdated: Sequence[str]) -> Iterator[Step]:
         for variant in spec.instances:
-            yield from self._variant_scaling_steps(spec, variant, anew=variant in outdated)
+            yield from self._variant_scaling_steps(spec, variant, force=variant in outdated)
 
-    def _variant_scaling_steps(self, spec: EndpointSpec, variant: str, *, anew: bool) -> Iterator[Step]:
+    def _variant_scaling_steps(self, spec: EndpointSpec, variant: str, *, force: bool) -> Iterator[Step]:
         scaling, resource = self._scaling, spec.resource(variant)
         target, policy = spec.target(resource), spec.policy(resource)
-        if anew or not _matches(self._target(resource), target):
+        if force or not _matches(self._target(resource), target):
             description = f"scale {variant} between {spec.min_instances} and {spec.max_instances} instances"
             yield Step(description, lambda: scaling.register_scalable_target(**target))
         policies = scaling.describe_scaling_policies(**resource)["ScalingPolicies"]
-        if anew or not any(_matches(each, policy) for each in policies):
+        if force or not any(_matches(each, policy) for each in policies):
             description = f"aim at {spec.concurrency} concurrent requests per instance of {variant}"
             yield Step(description, lambda: scaling.put_scaling_policy(**policy))
 

@@ -62,6 +62,7 @@ class EngineCore:
         self.checkpoint, self.config, self.clock = checkpoint, config or EngineConfig(), clock
         self.stats = StepStats()
         model, config = checkpoint.model, self.config
+        self.use_device()
         require_kv_backend(config.kv_dtype, model.device, config.backend)
         dtype = resolve_kv_dtype(config.kv_dtype, model.dtype, model.device)
         kv = PagedKV(model.config.slow, block_count(checkpoint, config), config.block_size, dtype, model.device)
@@ -101,6 +102,14 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         return not self.tracker.active
+
+    def use_device(self) -> None:
+        """Make the model's GPU the current device of this thread: Triton, streams and graphs use no other.
+
+        Needed in every thread that calls `step`; a CUDA graph of another device would be empty.
+        """
+        if (device := self.checkpoint.model.device).type == "cuda":
+            torch.cuda.set_device(device)
 
     def add(self, utterance: Utterance) -> None:
         """Queue an utterance. Raises TextError or InvalidRequest if it can never run."""

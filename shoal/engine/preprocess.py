@@ -117,7 +117,7 @@ def continue_context(
     """Put `context` before the first of `turns`, in place, and return the part of it that was kept.
 
     A prompt has at most `limit` tokens. When the context does not fit, the most recent turns that fill half of the
-    space are kept, so that turns are dropped, and the prefix in the KV cache changes, only once in a while. With
+    space are kept, so that turns are dropped, and the prefix in the KV cache changes, only occasionally. With
     `keep_first` its first turn is kept too: without a voice it is what identifies the speaker.
     """
     prompts, first = prompt_builder(checkpoint), turns[0]

@@ -170,6 +170,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            self.core.use_device()
             # Not `core.idle`: submitted utterances may still be queued commands.
             while not (self._stopping and not self._active):
                 self._run_commands()

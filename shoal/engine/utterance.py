@@ -47,7 +47,7 @@ class Turn:
     hold_frames: int = 0  # frames a stream holds back; a turn that stops earlier can be generated again
     # Takes seconds of speech; returns the turn with the words they contain, and one with the rest, or None.
     divide: Callable[[float], "tuple[Turn, Turn] | None"] = lambda _: None
-    text_tokens: TextTokens | None = None  # with `timestamps`
+    text_tokens: TextTokens | None = None  # None without `timestamps`
 
     @property
     def prompt(self) -> Tokens:
@@ -68,7 +68,7 @@ class Utterance:
     sampling: SamplingParams
     whole: bool = False
     deadline: float | None = None  # absolute, on the engine's clock
-    client: str = ""  # for fair queueing
+    client: str = ""  # key of fair queueing
     replayed: bool = False  # an engine process that had this request has died
     context: tuple[SpokenTurn, ...] | None = None  # earlier turns that the prompt of the first turn contains
     carry_turns: bool = True  # every turn continues the previous ones

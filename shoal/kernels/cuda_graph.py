@@ -63,15 +63,25 @@ class Workload(Protocol):
         """Launch the kernels."""
 
 
-def compile_ahead(workloads: Iterable[Workload]) -> None:
+def compile_ahead(workloads: Iterable[Workload], *, strict: bool = False) -> None:
     """Compile the kernels of these workloads in parallel; compilation dominates a cold start.
 
     Each workload runs once with its kernel launches suppressed. Operators that are not Triton kernels do run, on
-    uninitialised memory, so they must accept any values.
+    uninitialised memory, so they must accept any values. A workload that raises, for lack of memory for example, is
+    skipped, so that only its own first launch fails; with `strict` the error is raised.
     """
     with torch.inference_mode(), compile_only() as possible:
         for workload in workloads if possible else ():
-            workload.run()
+            with device_errors(_raise_again if strict else _skip_compilation):
+                workload.run()
+
+
+def _raise_again(error: Exception) -> NoReturn:
+    raise error
+
+
+def _skip_compilation(error: Exception) -> None:
+    logger.info("a workload could not be compiled ahead of its first launch: %s", describe_error(error))
 
 
 ResultT = TypeVar("ResultT")
@@ -167,11 +177,11 @@ class GraphSizes(Generic[KeyT, WorkloadT]):
     """
 
     def __init__(self, name: str, workloads: Mapping[KeyT, WorkloadT]) -> None:
-        self.name = name  # for messages
+        self.name = name  # used in messages
         self.available = {key: CapturedGraph(workload) for key, workload in workloads.items()}
-        self.dropped: dict[KeyT, str] = {}  # with the reason
+        self.dropped: dict[KeyT, str] = {}  # reason by size
         self._withdrawn: dict[KeyT, CapturedGraph[WorkloadT]] = {}  # dropped by `run`: may work again later
-        self._failed: KeyT | None = None
+        self._failed: tuple[KeyT, str] | None = None  # size and reason, if the last run raised
 
     def __iter__(self) -> Iterator[KeyT]:
         return iter(self.available)
@@ -196,22 +206,24 @@ class GraphSizes(Generic[KeyT, WorkloadT]):
 
     def run(self, key: KeyT, inputs: np.ndarray) -> WorkloadT:
         """Run one size and return its workload, which holds the results."""
+        self._failed = None
         with device_errors(partial(self._raise_failed_run, key)):
             self.available[key].run(inputs)
         return self.available[key].workload
 
     def _raise_failed_run(self, key: KeyT, error: Exception) -> NoReturn:
         """Note the size for `drop_failed`, and raise the error again: the caller chooses another size."""
-        self._failed = key
-        self.dropped[key] = describe_error(error)
+        self._failed = key, describe_error(error)
         raise error
 
     def drop_failed(self) -> bool:
-        """Withdraw the size whose last run raised; return whether others remain. False if none raised."""
-        key, self._failed = self._failed, None
-        if key is None or len(self.available) == 1:
+        """Withdraw the size whose run raised last; return whether others remain. False if the last run succeeded."""
+        failed, self._failed = self._failed, None
+        if failed is None or len(self.available) == 1:
             return False
-        logger.warning("%s of size %s failed and is not used any more: %s", self.name, key, self.dropped[key])
+        key, reason = failed
+        self.dropped[key] = reason
+        logger.warning("%s of size %s failed and is not used any more: %s", self.name, key, reason)
         self._withdrawn[key] = self.available.pop(key)
         return True
 

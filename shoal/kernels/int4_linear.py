@@ -216,11 +216,11 @@ def int4_linear(
 
 
 def int4_split_k_linear(x: Tensor, weight: Tensor, affine: Tensor, *, tile: Tile | None = None) -> Tensor:
-    """Return the partial sums [4, rows, out] in fp32 of the quarters of K, for `fused_rms_norm` to reduce.
+    """Return the partial sums [4, rows, out] in fp32 of a 4-way split of K, for `fused_rms_norm` to reduce.
 
-    A layer with few outputs has too few programs to hide the latency of its loads; this has four times as many. A
-    quarter is summed in four splits of its own, so the result is not bit-identical to `int4_linear`: a layer has to use
-    the same function at any number of rows.
+    A layer with few outputs has too few programs to hide the latency of its loads; this has four times as many. Each
+    program sums its part of K in four splits again, so the result is not bit-identical to `int4_linear`: a layer has to
+    use the same function at any number of rows.
     """
     partials = torch.empty(4, len(x), len(weight), dtype=torch.float32, device=x.device)
     _launch(x, weight, affine, None, partials, len(weight), tile, partial=True)

@@ -36,7 +36,7 @@ OUTPUTS, INPUTS = 1024, 384  # a layer of nano; it stays in the L2 cache
 SMALL, LARGE = (1, 8), (16, 1)
 # A narrower instruction set has to be this much faster, so that noise does not choose it.
 MIN_GAIN = 1.1
-# Lines of /proc/cpuinfo that tell one model of a CPU from another.
+# Lines of /proc/cpuinfo that identify a CPU model.
 CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part")
 
 

@@ -69,9 +69,8 @@ def choose_modes(
 ) -> QuantizationChoice:
     """Return the requested modes, or for `auto` those that suit the device, the stored weights and `memory` bytes.
 
-    `bandwidth` of a GPU's memory, in bytes per second, tells which weights are read in real time; None: not considered.
-
-    `native` says that the native CPU backend will run, which is limited by the bytes of the weights it reads.
+    `bandwidth` of a GPU's memory, in bytes per second, limits `auto` to weights that are read in real time; None does
+    not. `native` says that the native CPU backend will run, which is limited by the bytes of the weights it reads.
     Raises InvalidRequest if the device cannot compute the modes, or on a CPU if int8 would have no effect.
     """
     on_cpu, stored = device.type == "cpu", modes_of(model, codec)

@@ -164,16 +164,17 @@ def _triton() -> Iterator[DoctorFinding]:
     import torch
 
     found = _installed("triton")
-    needed = found is None and torch.cuda.is_available()
+    # AMD's builds of torch bring a package of another name, and the fused kernels do not run there.
+    needed = found is None and torch.cuda.is_available() and torch.version.hip is None
     advice = "the fused kernels need it: pip install triton" if needed else ""
     yield DoctorFinding("Triton", found or "not installed, needed on GPUs only", "missing" if needed else "ok", advice)
 
 
 def _compiler() -> Iterator[DoctorFinding]:
-    """Look for the C compiler with which Triton builds the launchers of its kernels; a CPU needs none."""
+    """Look for the C compiler with which Triton builds the launchers of its kernels; only NVIDIA GPUs need it."""
     import torch
 
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and torch.version.hip is None:
         names = filter(None, (os.environ.get("CC"), "gcc", "clang", "cc"))
         found = next(filter(None, map(which, names)), None)
         advice = "" if found else "Triton needs a C compiler for the fused kernels: install gcc"
@@ -292,10 +293,13 @@ def _can_encode(codec: str) -> bool:
 def _installed(package: str) -> str | None:
     """Return the version of a package; None if it cannot be imported."""
     try:
-        import_module(package)
-        return version(package)
-    except (ImportError, OSError, PackageNotFoundError):
+        module = import_module(package)
+    except (ImportError, OSError):
         return None
+    try:
+        return version(package)
+    except PackageNotFoundError:  # installed by a distribution of another name, such as triton-windows
+        return str(getattr(module, "__version__", "version unknown"))
 
 
 def _memory_bytes() -> tuple[int, int]:

@@ -95,11 +95,17 @@ def predict(card: Card, model: str) -> PredictedSpeed:
 def frame_seconds(card: Card, model: str, modes: WeightModes) -> float:
     """Return the predicted time of a frame of one sequence."""
     latency, efficiency = fitted()
-    reading = frame_bytes(model, modes) / (efficiency * card.bandwidth)
     if card.capability >= KERNELS_FROM:
-        return layer_passes(model) * latency + reading
+        return layer_passes(model) * latency + frame_bytes(model, modes) / (efficiency * card.bandwidth)
     plain = PLAIN_FRAME - frame_bytes("s1-mini", WeightModes()) / (efficiency * H200.bandwidth)
-    return plain * layer_passes(model) / layer_passes("s1-mini") + reading
+    moved = plain_frame_bytes(model, modes) / (efficiency * card.bandwidth)
+    return plain * layer_passes(model) / layer_passes("s1-mini") + moved
+
+
+def plain_frame_bytes(model: str, modes: WeightModes) -> int:
+    """Return the bytes that plain operators move: quantized weights are copied to 16 bits, then the copy is read."""
+    quantized = (modes.slow, modes.fast) != ("none", "none")
+    return frame_bytes(model, modes) + (2 * frame_bytes(model, WeightModes()) if quantized else 0)
 
 
 @cache

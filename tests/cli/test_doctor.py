@@ -83,6 +83,24 @@ def test_a_missing_compiler_matters_on_a_gpu_only(monkeypatch: pytest.MonkeyPatc
     assert "gcc" in finding.advice
 
 
+def test_a_rocm_build_needs_neither_triton_nor_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused kernels do not run there, and Triton from PyPI would replace the one that torch uses."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    monkeypatch.setattr(doctor, "which", lambda name: None)
+    monkeypatch.setattr(doctor, "_installed", lambda package: None)
+    assert [finding.mark for finding in (*doctor._triton(), *doctor._compiler())] == ["ok"]
+
+
+def test_a_package_from_a_distribution_of_another_name_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reef_kernels.py").write_text('__version__ = "3.5"')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert doctor._installed("reef_kernels") == "3.5"
+    assert doctor._installed("no_such_kernels") is None
+
+
 def test_it_speaks_only_of_what_the_engine_uses(shoal: Shoal) -> None:
     assert "torch.compile" not in shoal("doctor").text + shoal("doctor", "--help").text
 

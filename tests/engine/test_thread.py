@@ -8,9 +8,12 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from threading import current_thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
@@ -75,6 +78,21 @@ class ThreadHarness:
 
 def samples(chunks: list[AudioChunk]) -> Samples:
     return np.concatenate([chunk.samples for chunk in chunks])
+
+
+def test_the_gpu_of_the_model_is_the_current_device_of_every_thread_that_runs_steps(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current device belongs to a thread and is the first GPU by default, also with `--device cuda:1`."""
+    core, second = EngineCore(tiny, PLAIN), torch.device("cuda", 1)
+    chosen: list[tuple[str, torch.device]] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append((current_thread().name, device)))
+    monkeypatch.setattr(core, "checkpoint", SimpleNamespace(model=SimpleNamespace(device=second)))
+    EngineThread(core).close()
+    assert chosen == [("shoal-engine", second)]
+    monkeypatch.setattr(EngineCore, "use_device", lambda core: chosen.append((current_thread().name, second)))
+    EngineCore(tiny, PLAIN)
+    assert chosen[1:] == [(current_thread().name, second)]
 
 
 @pytest.fixture

@@ -185,7 +185,7 @@ def main() -> None:
         if hasattr(module, "supports_pdl"):
             module.supports_pdl = lambda device: True
     triton.AsyncCompileMode = RaisingCompileMode
-    compile_ahead(workloads())
+    compile_ahead(workloads(), strict=True)
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
     variants = {name: len(each.function.device_caches[0][0]) for name, each in sorted(kernels.items())}
     print(json.dumps({"variants": variants, "norm_layouts": norm_layouts()}))

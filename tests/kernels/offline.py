@@ -1,9 +1,9 @@
 """Compile kernels for GPUs that are not present and check their shared memory: `python -m tests.kernels.offline`.
 
 Compiles the matrix products that need the most shared memory for every target, or with `--full` all kernels of S1-mini,
-S2-Pro and the codec at every bucket and prompt size for the given targets (many minutes each). Prints one JSON line per
-target with the number of variants, the largest shared memory and the most spilled registers in bytes, and the variants
-above a limit; exits with 1 if there are any. A compile error aborts.
+S2-Pro, nano and their codecs at every bucket and prompt size for the given targets (many minutes each). Prints one JSON
+line per target with the number of variants, the largest shared memory and the most spilled registers in bytes, and the
+variants above a limit; exits with 1 if there are any. A compile error aborts.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 
 from shoal.checkpoint.empty_weights import init_empty_weights
 from shoal.checkpoint.random import SIZES
+from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
 from shoal.codec.fused import FRAME_BUCKETS, FusedCall, FusedCodec
@@ -77,17 +78,20 @@ class LargestProducts:
 
 
 def all_workloads(arch: int) -> Iterator[Workload]:
-    """Yield all sizes of both released models with the weight and KV dtypes of the target, and of the codec in fp16."""
+    """Yield all sizes of S1-mini, S2-Pro and nano with the weight and KV dtypes of the target, and codecs in fp16."""
     modes = {"none": torch.bfloat16, "int8": torch.int8, "int4": torch.bfloat16, "w8a8": torch.bfloat16}
     modes |= {"fp8": torch.float8_e4m3fn} if arch >= 89 else {}
     for name, (mode, kv_dtype) in product(("s1-mini", "s2-pro"), modes.items()):
         model = released_model(name)
         quantize_model(model, WeightModes.parse(mode))
         yield from frames(model, kv_dtype, batch_sizes(SLOTS), PROMPTS)
+    yield from frames(released_model("s1-mini").half(), torch.float16, batch_sizes(SLOTS), PROMPTS)
+    nano = resolve_model("nano", dtype=torch.bfloat16)
+    yield from frames(nano.model, torch.bfloat16, batch_sizes(SLOTS), PROMPTS)
     with init_empty_weights():
         codec = Codec(CodecConfig(), encoder=False)
-    fused = FusedCodec(codec.to_empty(device="cpu"), 1, torch.float16)
-    yield from (FusedCall(fused, size) for size in FRAME_BUCKETS)
+    for fused in (FusedCodec(each, 1, torch.float16) for each in (codec.to_empty(device="cpu"), nano.codec)):
+        yield from (FusedCall(fused, size) for size in FRAME_BUCKETS)
 
 
 def released_model(name: str) -> DualAR:
@@ -110,7 +114,7 @@ def compile_for(arch: int, workloads: Iterator[Workload], limit: int) -> dict[st
             module.shared_memory_limit = lambda device: limit
         if hasattr(module, "multiprocessor_count"):
             module.multiprocessor_count = lambda device: MULTIPROCESSORS[arch]
-    compile_ahead(workloads)
+    compile_ahead(workloads, strict=True)
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
     variants = [
         (name, variant.metadata.shared, spilled_bytes(variant.asm["cubin"]))

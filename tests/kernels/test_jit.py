@@ -13,7 +13,7 @@ import torch
 from triton.runtime import _async_compile
 
 from shoal.kernels import jit
-from shoal.kernels.cuda_graph import compile_ahead
+from shoal.kernels.cuda_graph import GraphSizes, compile_ahead
 from shoal.kernels.jit import compile_only, kernels_unavailable
 from shoal.kernels.linear import _small_m_kernel, linear
 from shoal.paths import cache_directory
@@ -69,18 +69,38 @@ def test_an_interrupt_does_not_wait_for_compilations_that_have_not_started() -> 
     assert _async_compile.active_mode.get() is None
 
 
+class RaisingWorkload:
+    inputs = torch.zeros(0)
+
+    def padding(self) -> np.ndarray:
+        return self.inputs.numpy()
+
+    def run(self) -> None:
+        raise RuntimeError("kernels would be launched")
+
+
 def test_without_parallel_compilation_compile_ahead_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class RaisingWorkload:
-        inputs = torch.zeros(0)
-
-        def padding(self) -> np.ndarray:
-            return self.inputs.numpy()
-
-        def run(self) -> None:
-            raise AssertionError("kernels would be launched")
-
     monkeypatch.delattr("triton.AsyncCompileMode")
+    compile_ahead([RaisingWorkload()], strict=True)
+
+
+def test_a_workload_that_raises_while_compiling_ahead_is_skipped() -> None:
     compile_ahead([RaisingWorkload()])
+    with pytest.raises(RuntimeError, match="would be launched"):
+        compile_ahead([RaisingWorkload()], strict=True)
+
+
+def test_only_a_size_that_was_withdrawn_counts_as_dropped() -> None:
+    """A step that runs out of memory is repeated with fewer sequences; its size stays in use."""
+    raising = RaisingWorkload()
+    sizes = GraphSizes("graph", {1: raising, 2: RaisingWorkload()})
+    with pytest.raises(RuntimeError):
+        sizes.run(1, raising.padding())
+    assert sizes.dropped == {}
+    raising.run = lambda: None  # type: ignore[method-assign]
+    sizes.run(1, raising.padding())
+    assert not sizes.drop_failed()
+    assert list(sizes) == [1, 2]
 
 
 @pytest.mark.gpu

@@ -1,8 +1,8 @@
 """Child process that decodes recordings, one after the other, from its standard input to its standard output.
 
-Before the first recording it gives up files, sockets and child processes, for good, and on Linux every system call that
-decoding does not need. Address space and CPU time are
-limited per recording. Systems without `resource` (Windows) have no limits, but faults stay in this process.
+Before the first recording it permanently gives up files, sockets and child processes, and on Linux every system call
+that decoding does not need. Address space and CPU time are limited per recording. Systems without `resource` (Windows)
+have no limits, but faults stay in this process.
 """
 
 import os

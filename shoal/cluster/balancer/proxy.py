@@ -112,7 +112,7 @@ class Proxy:
 
 
 class RelayedResponse(StreamingResponse):
-    """Streamed response that holds the worker's connection until it is sent or the client is gone."""
+    """Streamed response that holds the worker's connection until it is sent or the client disconnects."""
 
     def __init__(
         self, content: AsyncIterator[bytes], status: int, headers: dict[str, str], *, held: AsyncExitStack

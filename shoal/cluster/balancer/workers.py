@@ -33,7 +33,7 @@ class Worker:
     slots: int = DEFAULT_SLOTS
     in_flight: int = 0  # requests of this balancer
     reported_load: int = 0  # requests of all its clients, when it was last checked
-    unanswered_checks: int = 0  # in a row
+    unanswered_checks: int = 0  # consecutive ones
     waits: set[asyncio.Timeout] = field(default_factory=set)  # requests that wait for bytes of this worker
     counts: Counter[str] = field(default_factory=Counter)  # requests, retried, failed
     first_byte_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))

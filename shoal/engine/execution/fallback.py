@@ -33,7 +33,7 @@ BACKENDS: tuple[Backend, ...] = ("graph", "fused", "plain-graph", "native", "eag
 
 
 class FallbackRunner:
-    """Runs steps on one backend; `downgrade` switches to the next one, for a while."""
+    """Runs steps on one backend; `downgrade` switches to the next one until a retry is due."""
 
     def __init__(
         self,
@@ -132,8 +132,10 @@ class FallbackRunner:
     def _upgrade(self) -> None:
         """Return to the fastest backend that could be built, with all its sizes. Steps in flight are kept."""
         self._retry.stop()
-        self._worked = False
-        self.backend = next(each for each in self._candidates if each in self._built)
+        fastest = next(each for each in self._candidates if each in self._built)
+        # A backend that kept running has worked: if one of its sizes fails again, only that size is left out again.
+        self._worked = self._worked and fastest == self.backend
+        self.backend = fastest
         self.runner.launcher = launcher = self._built[self.backend]
         self.reasons.pop(self.backend, None)
         if isinstance(launcher, FixedSizeRunner):

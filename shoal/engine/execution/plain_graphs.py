@@ -7,6 +7,7 @@ tables it is given, so there is a graph per batch size and context width.
 
 from collections.abc import Sequence as Ordered
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -193,7 +194,7 @@ class PlainGraphRunner(FixedSizeRunner):
 
     def _next_group(self, lengths: list[int]) -> tuple[Size, int]:
         """Return the size for the first of these ascending lengths, and how many of them it holds."""
-        width = min(width for width, _ in self._frames if width >= lengths[0])
+        width = _context_width(self._frames, lengths[0])
         fitting = sum(length <= width for length in lengths)
         rows = [rows for each, rows in self._frames if each == width]
         chosen = next((each for each in rows if each >= fitting), max(rows))
@@ -208,7 +209,7 @@ class PlainGraphRunner(FixedSizeRunner):
 
     def _launch_prompt(self, sequence: Sequence, start: int, end: int) -> int:
         """Launch the next tokens of a prompt; return how many."""
-        width = min(width for width, _ in self._prompts if width >= end)
+        width = _context_width(self._prompts, end)
         sizes = [rows for each, rows in self._prompts if each == width]
         rows = next((each for each in sizes if each >= end - start), max(sizes))
         count = min(rows, end - start)
@@ -217,3 +218,11 @@ class PlainGraphRunner(FixedSizeRunner):
         inputs[2:, :count] = sequence.tokens[start : start + count].T
         self._prompts.run((width, rows), inputs)
         return count
+
+
+def _context_width(sizes: GraphSizes[Size, Any], tokens: int) -> int:
+    """Return the smallest context width that holds so many tokens. Raises RuntimeError if all its sizes have failed."""
+    widths = [width for width, _ in sizes if width >= tokens]
+    if not widths:
+        raise RuntimeError(f"every {sizes.name} for a context of {tokens} tokens has failed")
+    return min(widths)

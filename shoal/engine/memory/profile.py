@@ -113,8 +113,8 @@ def _advice(checkpoint: Checkpoint) -> str:
     return memory_advice(smallest=modes_of(checkpoint.model, checkpoint.codec).slow == "int4")
 
 
-def _require_kv(budget: MemoryBudget, checkpoint: Checkpoint, least: int) -> None:
-    if budget.for_kv <= least:
+def _require_kv(budget: MemoryBudget, checkpoint: Checkpoint, min_bytes: int) -> None:
+    if budget.for_kv <= min_bytes:
         raise SlotsDoNotFit(
             f"out of memory: {budget.limit / 1e9:.1f} GB do not hold this model, which needs "
             f"{budget.needed / 1e9:.1f} GB without the KV cache, beside {budget.outside / 1e9:.1f} GB that the driver "

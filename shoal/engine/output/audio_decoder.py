@@ -260,10 +260,11 @@ class AudioDecoder:
     def _upgrade(self) -> None:
         """Return to the fastest decoder that could be built, with all its sizes."""
         self._retry.stop()
-        self._worked = False
         backend = next(each for each in self._backends if each in self._built)
         decoder = self._built[backend]
-        self.reasons.pop(backend, None)
+        # A decoder that kept running has worked: if one of its sizes fails again, only that size is left out again.
+        self._worked = self._worked and decoder is self._decoder
+        self.reasons = {each: why for each, why in self.reasons.items() if each not in self._built}
         if uses_graphs(decoder):
             decoder.restore()
         if decoder is not self._decoder:

@@ -32,7 +32,7 @@ class Sequence:
     sampling: SamplingParams
     max_length: int  # maximum length in tokens
     tokens: Tokens
-    client: str = ""  # for fair queueing
+    client: str = ""  # key of fair queueing
     length: int = 0
     turn_start: int = 0
     planned: int = 0

@@ -13,6 +13,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, codec_backends
 from shoal.engine.execution.fallback import Backend, best_backend, parse_backend
+from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.graphs import FusedRunner
 from shoal.engine.execution.runner import PipelinedRunner
 from shoal.engine.load import slow_backends
@@ -138,6 +139,22 @@ def test_there_is_a_graph_for_every_configured_bucket_up_to_the_slots(tiny: Chec
     launcher = EngineCore(tiny, config).runner.runner.launcher
     assert isinstance(launcher, FusedRunner)
     assert list(launcher._frames) == [1, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, AssertionError])
+def test_a_fused_size_that_fails_at_start_is_left_out_and_the_others_are_built(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def run(workload: FusedFrame) -> None:
+        if workload.inputs.shape[1] == 2:
+            raise kind("out of memory")
+
+    monkeypatch.setattr(FusedFrame, "run", run)
+    monkeypatch.setattr(FusedPrefill, "run", lambda workload: None)
+    core = EngineCore(tiny, EngineConfig(slots=4, guard=False, backend="eager", kv_bytes=1 << 20))
+    runner = FusedRunner(core.runner._eager, Head(tiny.model.slow), capture=False, check=True, prompts=(32,))
+    assert list(runner._frames) == [1, 4]
+    assert runner.dropped == [f"frame graph 2: {kind.__name__}: out of memory"]
 
 
 @pytest.mark.parametrize("lag", [1, 2])

@@ -154,6 +154,21 @@ def test_a_size_that_fails_in_service_is_left_out_and_tried_again_later(
     assert core.runner.dropped == []
 
 
+def test_a_size_that_fails_again_after_the_retry_does_not_cost_the_backend(
+    tiny: Checkpoint, expected: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    core = engine(tiny, 3, clock=clock)
+    speak_all(core, utterances(tiny, [3], 1))
+    Failing(monkeypatch, {3})
+    for retry in range(3):  # the first step with three rows after each retry fails
+        assert all(map(np.array_equal, spoken(core, LENGTHS, 3), expected))
+        assert core.stats.failed == 1 + retry
+        assert core.runner.backend == "plain-graph"
+        assert len(core.runner.dropped) == 1
+        clock.now += FIRST_SECONDS * 2**retry
+
+
 def test_a_backend_that_fails_in_service_is_tried_again_later(
     tiny: Checkpoint, expected: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +184,18 @@ def test_a_backend_that_fails_in_service_is_tried_again_later(
     assert all(map(np.array_equal, spoken(core, LENGTHS, 3), expected))
     assert core.runner.backend == "plain-graph"
     assert core.runner.reasons == {}
+    assert core.runner.dropped == []
+
+
+def test_contexts_whose_sizes_were_left_out_run_on_the_next_backend_and_the_reason_says_so(tiny: Checkpoint) -> None:
+    core = engine(tiny, 2)
+    runner = core.runner.runner.launcher
+    assert isinstance(runner, PlainGraphRunner)
+    for size in [size for size in runner._frames if size[0] > WIDTHS[0]]:
+        runner._frames._drop(size, RuntimeError("out of memory"))
+    spoken(core, [WIDTHS[0] + 1], 1)
+    assert core.runner.backend in ("native", "eager")
+    assert "every plain frame graph for a context of 33 tokens has failed" in core.runner.reasons["plain-graph"]
 
 
 def test_sizes_that_cannot_be_built_are_left_out_and_others_serve_their_batches(

@@ -391,3 +391,26 @@ def test_a_codec_backend_that_fails_is_tried_again_later(tiny: Checkpoint, monke
     assert decoder.backend == "plain-graph"
     assert decoder.reasons == {}
     assert np.allclose(np.concatenate(received), whole(tiny, frames), atol=1e-5)
+
+
+def test_a_codec_size_that_fails_again_when_it_is_retried_is_left_out_again(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, failing, run = FakeClock(), {2}, PlainCall.run
+
+    def run_or_fail(call: PlainCall) -> None:
+        if call.frames in failing:
+            raise ValueError("an illegal memory access")
+        run(call)
+
+    decoder = AudioDecoder(
+        tiny.codec, 4, first_frames=2, max_frames=32, clock=clock, backends=("plain-graph", "eager"), overlap=True
+    )
+    monkeypatch.setattr(PlainCall, "run", run_or_fail)
+    speaker, frames = utterance(0), codes(12, 1)
+    for until in (8, 10, 12):
+        speaker.codes = list(frames[:, :until].T)
+        decode(decoder, [PlannedChunk(speaker, speaker.backlog, ended=False)])
+        assert decoder.backend == "plain-graph"
+        clock.now += 100 * FIRST_SECONDS
+    assert [size for size in decoder.dropped if "(2, 1)" in size]

@@ -67,12 +67,12 @@ class LoadOutcome:
 
     @property
     def empty(self) -> bool:
-        """Whether the answer was complete but without audio: the model ended the speech at its first frame."""
+        """Return whether the answer was complete but without audio: the model ended the speech at its first frame."""
         return self.error is None and self.first_audio is None
 
     @property
     def spoken(self) -> bool:
-        """Whether the answer was complete and had audio."""
+        """Return whether the answer was complete and had audio."""
         return self.error is None and self.first_audio is not None
 
 
