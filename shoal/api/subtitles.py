@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,10 @@ MAX_CHARACTERS = 84
 MAX_SECONDS = 7.0
 MAX_PAUSE_SECONDS = 0.8
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？")
-CLOSERS = "\"'”’»)]"
+CLOSERS = "\"'”’»)]*_`"
+ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z]\w{1,30});")
+# Marks of Markdown around a word or a part of it; "5*3" and "snake_case" have them within.
+EMPHASIS = re.compile(r"(?<![^\W_])(?<![*_`~])(?:[*_`]|~~)+|(?:[*_`]|~~)+(?![^\W_]|[*_`~])")
 
 
 def cues(words: Iterable[Word]) -> Iterator[list[Word]]:
@@ -45,11 +49,17 @@ def _text(cue: Sequence[Word]) -> str:
 
 
 def _spaced(cue: Sequence[Word]) -> Iterator[tuple[str, str]]:
-    """Yield each word with the space before it; adjacent characters of Chinese or Japanese have none."""
+    """Yield each word as it is shown, with the space before it; adjacent characters of Chinese have none."""
     end = cue[0].first
     for word in cue:
-        yield " " if word.first > end else "", word.text
+        yield " " if word.first > end else "", _shown(word.text)
         end = word.last
+
+
+def _shown(word: str) -> str:
+    """Return a word without the marks of Markdown, with characters in place of entities: "**A&amp;B**" is "A&B"."""
+    bare = EMPHASIS.sub("", word)
+    return ENTITY.sub(lambda entity: html.unescape(entity[0]), bare or word)
 
 
 def to_srt(words: Sequence[Word]) -> str:

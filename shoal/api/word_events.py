@@ -1,10 +1,15 @@
 """Word times in the forms of the APIs: words, Fish's segments, ElevenLabs' characters."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 from shoal.speech import Word
+from shoal.text.lexicon import UNSPACED
+
+UNSPACED_WORD = re.compile(f"[{UNSPACED}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,16 @@ def word_list(words: Iterable[Word]) -> list[dict[str, Any]]:
     return [asdict(word) for word in words]
 
 
+def with_spaces(words: Sequence[Word]) -> Iterator[tuple[Word, str]]:
+    """Yield each word with the space after it; characters of Chinese or Japanese that adjoin have none.
+
+    The last word has one unless it is such a character: clients take the space as the end of a word.
+    """
+    for word, following in zip_longest(words, words[1:]):
+        adjoins = bool(UNSPACED_WORD.match(word.text)) if following is None else following.first == word.last
+        yield word, "" if adjoins else " "
+
+
 class FishAlignment:
     """Alignment of consecutive messages, each with the words that are new; `chunk_seq` counts those with words."""
 
@@ -57,7 +72,7 @@ class FishAlignment:
             for word in words
         ]
         alignment = {"segments": segments, "audio_duration": segments[-1]["end"]}
-        content = " ".join(word.text for word in words)
+        content = "".join(word.text + space for word, space in with_spaces(words)).rstrip()
         return {"content": content, "alignment": alignment, "chunk_seq": self._number, "chunk_audio_offset_sec": begin}
 
 
@@ -70,16 +85,16 @@ class CharacterTimes:
     ends: list[float]
 
     @classmethod
-    def of(cls, words: Iterable[Word]) -> "CharacterTimes":
-        """Return the characters of words, each followed by a space that takes no time: it completes the word."""
+    def of(cls, words: Sequence[Word]) -> "CharacterTimes":
+        """Return the characters of words. A space after a word takes no time: it completes the word."""
         times = cls([], [], [])
-        for word in words:
+        for word, space in with_spaces(words):
             step = (word.end - word.start) / len(word.text)
-            times.characters.extend((*word.text, " "))
+            times.characters.extend((*word.text, *space))
             times.starts.extend(round(word.start + index * step, 3) for index in range(len(word.text)))
             times.ends.extend(round(word.start + (index + 1) * step, 3) for index in range(len(word.text)))
-            times.starts.append(word.end)
-            times.ends.append(word.end)
+            times.starts.extend(word.end for _ in space)
+            times.ends.extend(word.end for _ in space)
         return times
 
     def as_seconds(self) -> dict[str, Any]:

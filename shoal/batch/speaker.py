@@ -68,7 +68,7 @@ class LineSpeaker:
             task.digest,
             file=path.name,
             size=size,
-            audio_seconds=round(len(spoken.samples) / self.loaded.service.sample_rate, 3),
+            audio_seconds=round(len(spoken.samples) / self.loaded.service.sample_rate / body.output().speed, 3),
             wall_seconds=round(time.monotonic() - started, 3),
             seed=request.sampling.seed,
             finish=spoken.finish.value,

@@ -15,6 +15,7 @@ from shoal.book.word_times import TimedWord
 from shoal.errors import InvalidRequest
 from shoal.paths import atomic_write
 from shoal.text.split import split_text
+from shoal.text.words import bare_word, written_words
 
 LINE_CHARACTERS, LINES = 42, 2  # size of a cue on screen, as subtitling guides recommend
 
@@ -70,16 +71,40 @@ def chapter_cues(chapter: TimedChapter, rate: int, start: float = 0.0) -> Iterat
         sentence = each.planned.sentence
         begin, end = (round(start + samples / rate, 3) for samples in (each.start, each.end))
         words = (word.within(start, begin, end) for word in each.words(rate))
-        named = tuple(_as_written(sentence.text, list(words)))
+        named = tuple(as_written(sentence.text, list(words)))
         yield Cue(chapter.planned.number, sentence.number, begin, end, sentence.text, named)
 
 
-def _as_written(text: str, words: list[TimedWord]) -> list[TimedWord]:
-    """Return the words with the marks that the sentence has; its pieces are spoken without quotes."""
-    written = text.split()
-    if len(written) != len(words):
-        return words
-    return [replace(word, text=own) for word, own in zip(words, written, strict=True)]
+def as_written(text: str, words: list[TimedWord]) -> list[TimedWord]:
+    """Return the words with the marks and the characters that they have in the sentence.
+
+    The pieces of a sentence are spoken without quotes, and a short sentence in one file with the next one.
+    """
+    spoken = [" "] * len(text)
+    for each in written_words(text):
+        spoken[each.first : each.last] = each.text
+    readable, found, at = "".join(spoken), list[TimedWord](), 0
+    for word in words:
+        first, at = _place(readable, bare_word(word.text), at)
+        found.append(replace(word, text=text[first:at] or word.text, first=first, last=at))
+    return found
+
+
+def _place(text: str, word: str, at: int) -> tuple[int, int]:
+    """Return the characters of a word from `at` on, with the marks beside it; none at `at` if it is not there."""
+    first = text.find(word, at)
+    if first < 0:
+        return at, at
+    last = first + len(word)
+    while first > at and _is_mark(text[first - 1]):
+        first -= 1
+    while last < len(text) and _is_mark(text[last]):
+        last += 1
+    return first, last
+
+
+def _is_mark(character: str) -> bool:
+    return not character.isalnum() and not character.isspace()
 
 
 def short_cues(cue: Cue) -> Iterator[Cue]:
@@ -100,9 +125,9 @@ def _parts(text: str) -> list[str]:
 
 def _part_starts(cue: Cue, parts: list[str]) -> list[float]:
     """Return when each part begins: when its first word does, or estimated from the time to read what precedes it."""
-    counts = [len(part.split()) for part in parts]
-    if sum(counts) == len(cue.words):
-        return [cue.words[index].start for index in accumulate(counts[:-1], initial=0)]
+    if cue.words:
+        ends = accumulate(parts[:-1], lambda at, part: max(at, cue.text.find(part, at)) + len(part), initial=0)
+        return [next((word.start for word in cue.words if word.first >= end), cue.end) for end in ends]
     weights = [reading_seconds(part) for part in parts]
     speed = (cue.end - cue.start) / (sum(weights) or 1.0)
     return [round(cue.start + speed * before, 3) for before in accumulate(weights[:-1], initial=0.0)]

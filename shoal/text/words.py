@@ -20,7 +20,15 @@ from shoal.text.tokenizer import SPEAKER_TAG
 WORD = re.compile(rf"{SPAN.pattern}|[{UNSPACED}][^\w\s]*|[^\s{UNSPACED}]+")
 UNSPOKEN = re.compile(f"{PAUSE.pattern}|{SPEAKER_TAG.pattern}|{S1_TAG.pattern}|{S2_TAG.pattern}", re.IGNORECASE)
 XML_TAG = re.compile(r"<[^<>]{1,1000}>")
+# Markdown reads the label of a link; `<https://…>` is a link too, not a tag.
+LINK = re.compile(
+    r"(?<!\\)!?\[(?P<label>[^\[\]\n]{1,200})\]\([^\s()]{0,1000}(?:[ \t]{1,4}(?:\"[^\"\n]{0,200}\"|'[^'\n]{0,200}'))?\)"
+)
+HTML_TAG = re.compile(r"</?[A-Za-z][\w-]{0,32}(?:\s[^<>]{0,1000})?/?>")
 NOT_LETTERS = re.compile(r"[\W_]+")
+# A word with one of these may be read as more than its letters: "C++", "#tag".
+SYMBOL = re.compile(r"[^\w\s.,;:!?…'\"‘’“”()\[\]*`~—–-]")
+OPERATOR = re.compile(r"[-+*/<>=×÷±≤≥≠≈→&%@^°]+")
 MARKS_BEFORE, MARKS_AFTER = re.compile(r"^[\W_]+"), re.compile(r"[\W_]+$")
 # Words that a mismatch may comprise on both sides together; bounds the search for the next match.
 WINDOW = 24
@@ -40,7 +48,9 @@ Reading = Callable[[str], Sequence[str]]
 
 def written_words(text: str, *, ssml: bool = False) -> list[TextWord]:
     """Return the words of a text as its author wrote it, with their punctuation; markup is not a word."""
-    return _words(_masked(XML_TAG if ssml else UNSPOKEN, text))
+    if ssml:
+        return _words(_masked(XML_TAG, text))
+    return _words(_masked(HTML_TAG, _masked(UNSPOKEN, LINK.sub(_masked_link, text))))
 
 
 def spoken_words(text: str) -> list[TextWord]:
@@ -49,8 +59,9 @@ def spoken_words(text: str) -> list[TextWord]:
 
 
 def match_words(written: Sequence[str], spoken: Sequence[str], reading: Reading) -> list[int | None]:
-    """Return, for each spoken word, the index of the written word it belongs to; None: it is not in the text.
+    """Return, for each spoken word, the index of the written word it belongs to; None: it precedes all of them.
 
+    Words that normalization adds belong to the written word before them: "$1.5 million" reads "… million dollars".
     `reading` returns the words that one written word is spoken as when it stands alone. Takes linear time.
     """
     return _Matcher(written, spoken, reading).match()
@@ -59,6 +70,12 @@ def match_words(written: Sequence[str], spoken: Sequence[str], reading: Reading)
 def _masked(tags: re.Pattern[str], text: str) -> str:
     """Return the text with spaces in place of tags: positions stay the same."""
     return tags.sub(lambda match: " " * len(match[0]), text)
+
+
+def _masked_link(link: re.Match[str]) -> str:
+    """Return a link with spaces in place of all but its label."""
+    before, after = link.start("label") - link.start(), link.end() - link.end("label")
+    return " " * before + link["label"] + " " * after
 
 
 def _words(text: str) -> list[TextWord]:
@@ -74,6 +91,11 @@ def _bare(word: TextWord) -> TextWord:
     return TextWord(word.text[first:last], word.first + first, word.first + last)
 
 
+def bare_word(word: str) -> str:
+    """Return a word without the marks around it; a word of marks alone is returned unchanged."""
+    return MARKS_AFTER.sub("", MARKS_BEFORE.sub("", word)) or word
+
+
 def letters(word: str) -> str:
     """Return what two spellings of a word have in common: its letters and digits in lower case."""
     return NOT_LETTERS.sub("", word).lower()
@@ -86,6 +108,11 @@ class _Matcher:
         self._reading = reading
         self._known: dict[str, list[str]] = {}
         self._owners: list[int | None] = []  # written word of each spoken word so far
+        # The last word before each place that may have a sound; None if there is none.
+        self._last_sounding: list[int | None] = [None]
+        for index, word in enumerate(written):
+            sounds = letters(word) or OPERATOR.fullmatch(word)
+            self._last_sounding.append(index if sounds else self._last_sounding[-1])
 
     def match(self) -> list[int | None]:
         at = 0
@@ -96,15 +123,19 @@ class _Matcher:
                 at += 1
             else:
                 at += self._skip_mismatch(at)
-        return self._owners + [None] * (len(self._spoken) - len(self._owners))
+        left = len(self._spoken) - len(self._owners)
+        return self._owners + [self._last_sounding[-1]] * left
 
     def _matching(self, at: int, place: int) -> int | None:
         """Return how many spoken words from `place` on are the written word `at`; None if they are not."""
         word = letters(self._written[at])
-        if word and place < len(self._spoken) and self._spoken[place] == word:
+        as_written = bool(word) and self._spoken[place : place + 1] == [word]
+        if as_written and not SYMBOL.search(self._written[at]):
             return 1
         expected = self._expected(at)
-        return len(expected) if self._spoken[place : place + len(expected)] == expected else None
+        if self._spoken[place : place + len(expected)] == expected and (expected or not as_written):
+            return len(expected)
+        return 1 if as_written else None
 
     def _expected(self, at: int) -> list[str]:
         word = self._written[at]
@@ -116,6 +147,9 @@ class _Matcher:
         """Assign the spoken words up to the next match to the written ones before it; return how many those are."""
         place = len(self._owners)
         skipped, unmatched = self._next_match(at, place)
+        if not skipped:
+            self._owners += [self._last_sounding[at]] * unmatched
+            return 0
         sizes = [max(1, sum(map(len, self._expected(each)))) for each in range(at, at + skipped)]
         self._owners += _divide(at, sizes, self._spoken[place : place + unmatched])
         return skipped
@@ -145,8 +179,6 @@ class _Matcher:
 
 def _divide(first: int, sizes: Sequence[int], spoken: Sequence[str]) -> list[int | None]:
     """Return the written word of each spoken one, in proportion to the letters of both."""
-    if not sizes:
-        return [None] * len(spoken)
     ends = list(accumulate(sizes))
     places = list(accumulate(max(1, len(word)) for word in spoken))
     owners, word = list[int | None](), 0

@@ -26,6 +26,13 @@ def test_webvtt_has_a_time_for_every_word_and_escapes_markup() -> None:
     assert to_vtt(WORDS[:2]) == "WEBVTT\n\n00:00:00.000 --> 00:00:00.500\nSalt <00:00:00.400>&amp;\n"
 
 
+def test_subtitles_show_neither_marks_of_markdown_nor_entities() -> None:
+    texts = ("**A&amp;B**", "`5*3`", "*", "snake_case", "a&copy=b", "**bold.**", "Next")
+    words = [Word(text, each, each + 0.5, each * 20, each * 20 + len(text)) for each, text in enumerate(texts)]
+    assert to_srt(words).splitlines()[2::4] == ["A&B 5*3 * snake_case a&copy=b bold.", "Next"]
+    assert "A&amp;B <00:00:01.000>5*3 <00:00:02.000>* <" in to_vtt(words)
+
+
 def test_json_has_the_words_as_they_are() -> None:
     words = json.loads(to_json(WORDS))["words"]
     assert words[3] == {"text": "你", "start": 3661.6, "end": 3661.8, "first": 14, "last": 15}

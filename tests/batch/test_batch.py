@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from shoal.api.engine_client import EngineHandle
 from shoal.batch.lines import InputFile, LineDefaults
 from shoal.batch.manifest import MANIFEST, Manifest
@@ -63,6 +65,18 @@ def test_many_lines_are_in_flight_at_one_time_and_each_sounds_as_if_alone(tiny: 
     assert core.most == 4
     files = [(tmp_path / "out" / f"{line:06d}.wav").read_bytes() for line in range(1, 17)]
     assert files[:8] == files[8:]
+
+
+def test_the_seconds_of_a_line_are_those_of_its_file(tiny: Checkpoint, tmp_path: Path) -> None:
+    line = {"text": "Line.", "max_new_tokens": 12, "seed": 3, "format": "pcm", "prosody": {"speed": 2.0}}
+    source = InputFile(write(tmp_path / "in.jsonl", line), LineDefaults("tiny"))
+    core = EngineCore(tiny, EngineConfig(slots=1, guard=False))
+    with Engine(core, voice_cache(tiny, tmp_path / "voices")) as engine, Manifest.opened(tmp_path / "out") as manifest:
+        loaded = EngineHandle(engine.service, VoiceStore(tmp_path / "voices"), 1.0)
+        run(plan_batch(source, manifest), source, loaded, manifest, 1, lambda task, entry: None)
+    (entry,) = entries(tmp_path / "out").values()
+    written = len((tmp_path / "out" / "000001.pcm").read_bytes()) / 2 / tiny.codec.config.sample_rate
+    assert entry["audio_seconds"] == pytest.approx(written, abs=0.001)
 
 
 def start(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:

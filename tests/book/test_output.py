@@ -19,8 +19,9 @@ from shoal.book.document import Block, Book, Chapter, Cover
 from shoal.book.output import BookTarget, parse_target, write_book
 from shoal.book.overlay import write_overlay
 from shoal.book.sentences import SENTENCE_PAUSE
-from shoal.book.subtitles import Cue, chapter_cues, parse_subtitles, short_cues, write_subtitles
+from shoal.book.subtitles import Cue, as_written, chapter_cues, parse_subtitles, short_cues, write_subtitles
 from shoal.book.timeline import MAX_PEAK, TARGET_LUFS, Take, Timeline, build_timeline, render, speech_span
+from shoal.book.word_times import TimedWord
 from shoal.book.work import Narration, PlannedChapter, PlannedPiece, Speaker, plan_book, unique_pieces
 from shoal.errors import InvalidRequest, OutputError
 from shoal.speech import Samples, Word
@@ -278,10 +279,33 @@ def test_words_have_the_times_of_the_whole_file(work: Path, chapters: list[Plann
         ("now,”", pytest.approx(100.56 + 1.66, abs=0.002)),
         ("twice.", pytest.approx(100.56 + 2.32, abs=0.002)),
     ]
-    long = replace(cue, text=" ".join(["longest"] * 20), words=tuple(replace(cue.words[0], start=n) for n in range(20)))
+    long = replace(
+        cue,
+        text=" ".join(["longest"] * 20),
+        words=tuple(replace(cue.words[0], start=n, first=n * 8) for n in range(20)),
+    )
     assert [part.start for part in short_cues(long)] == [cue.start, 10]
     (tmp_path / f"{planned.sentences[0].pieces[0].id}.json").write_text("{")
     assert next(chapter_cues(timed, RATE)).words == (), "times that are not known for one piece are left out"
+
+
+def test_words_have_their_characters_in_the_sentence() -> None:
+    """Three pieces, spoken without quotes; the first in one file with the sentence before it."""
+    spoken = [("Tide,", 6), ("C++", 12), ("said", 0), ("1", 5), ("go", 0), ("now", 3)]
+    words = [TimedWord(word, number, number + 0.5, first, first) for number, (word, first) in enumerate(spoken)]
+    text = "Tide, [I 1] C++ — said £1: “go—now”"
+    found = as_written(text, words)
+    assert [word.text for word in found] == ["Tide,", "C++", "said", "£1:", "“go—", "now”"]
+    assert all(text[word.first : word.last] == word.text for word in found)
+    assert as_written("Other.", words[:1]) == [replace(words[0], first=0, last=0)]
+
+
+def test_a_part_begins_with_its_first_word_after_a_dash_that_is_not_spoken() -> None:
+    text = "The first clause of this sentence is not short at all — and the second clause is as long, or longer."
+    words = as_written(text, [TimedWord(word, n, n + 0.5) for n, word in enumerate(text.replace(" —", "").split())])
+    parts = list(short_cues(Cue(1, 1, 0.0, 30.0, text, tuple(words))))
+    assert len(parts) == 2
+    assert parts[1].start == len(parts[0].text.replace(" —", "").split())
 
 
 def test_the_epub_refers_to_every_sentence_and_its_time(timeline: Timeline, work: Path, tmp_path: Path) -> None:

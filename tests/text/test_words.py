@@ -57,6 +57,31 @@ def test_markup_is_no_word() -> None:
     }
 
 
+def test_the_label_of_a_link_is_words_and_its_address_is_not() -> None:
+    text = 'See ![the new](map.png "a map") and [our docs](https://example.com/x), <b>both</b> <https://e.org>.'
+    assert list(owned(text)) == ["See", "the", "new", "and", "our", "docs", ",", "both", "<https://e.org>."]
+    assert owned(text)["docs"] == "docs"
+    assert owned(text)["<https://e.org>."]
+    assert all(text[word.first : word.last] == word.text for word in written_words(text))
+
+
+def test_every_spoken_word_belongs_to_a_written_one() -> None:
+    assert owned("C++ and #tides cost $1.5 million — if 5 > 3.") == {
+        "C++": "C plus plus",
+        "and": "and",
+        "#tides": "hashtag tides",
+        "cost": "cost",
+        "$1.5": "one point five",
+        "million": "million dollars",
+        "—": "",
+        "if": "if",
+        "5": "five",
+        ">": "is greater than",
+        "3.": "three",
+    }
+    assert owned("He paid $2.5 million.")["million."] == "million dollars"
+
+
 def test_a_respelled_word_keeps_its_spelling() -> None:
     text = "Ask Nguyen today."
     request = SpeechRequest(text, lexicon=(Pronunciation("Nguyen", "win noon"),))
