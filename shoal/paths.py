@@ -4,6 +4,7 @@ import errno
 import os
 import secrets
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,6 +52,8 @@ class AtomicFile:
     def __init__(self, path: Path, *, private: bool = False) -> None:
         self._path = path
         self._temporary = path.with_name(f".shoal-{secrets.token_hex(8)}.part")
+        # Registered before the file exists: an interrupt may arrive before the caller can discard it.
+        self._remove = weakref.finalize(self, _remove_own, self._temporary, os.getpid())
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self.file = os.fdopen(os.open(self._temporary, flags, _mode(private)), "w+b")
 
@@ -60,13 +63,20 @@ class AtomicFile:
         os.fsync(self.file.fileno())
         self.file.close()
         self._temporary.replace(self._path)
+        self._remove.detach()
 
     def discard(self) -> None:
         """Remove the temporary file. Does nothing after `commit`; never raises."""
         with suppress(OSError):
             self.file.close()
+        self._remove()
+
+
+def _remove_own(path: Path, process: int) -> None:
+    """Remove a temporary file of this process, not of the one that it was forked from."""
+    if os.getpid() == process:
         with suppress(OSError):
-            self._temporary.unlink()
+            path.unlink()
 
 
 def atomic_write(path: Path, content: bytes, *, private: bool = False) -> None:

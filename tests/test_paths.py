@@ -1,11 +1,14 @@
 """One copy of the user directories, atomic writes, file locks and memory readings."""
 
+import gc
 import os
 import stat
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -161,3 +164,32 @@ def test_the_memory_of_a_process_is_measured_while_it_runs() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(240)
     assert rss_bytes(ended.pid) == 0
+
+
+def test_an_interrupt_before_the_caller_has_the_file_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        assert list(tmp_path.glob(PARTIAL_FILES))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fdopen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        AtomicFile(tmp_path / "speech.wav")
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_keeps_the_file_of_its_parent(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        target = AtomicFile(tmp_path / "speech.wav")
+        stack.callback(target.discard)
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            child = os.fork()
+        if child == 0:
+            target.discard()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert list(tmp_path.glob(PARTIAL_FILES))
+    assert not list(tmp_path.iterdir())

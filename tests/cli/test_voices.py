@@ -57,7 +57,7 @@ def test_a_name_with_a_space_is_quoted_for_the_shell(shoal: Shoal, recording: Pa
 def test_cloning_with_nano_prints_a_note(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.wav"
     ran = shoal("say", "Hi.", "--voice", recording, "--transcript", "La la.", "-o", out, "--max-frames", "4")
-    assert "hardly follows recordings" in ran.err
+    assert "only a part of a recorded voice" in ran.err
 
 
 def test_without_a_recogniser_a_transcript_is_needed(

@@ -92,7 +92,9 @@ def _check_speaker(speaker: VoiceOption, model: str) -> None:
     check_model(model)
     check_voice(speaker.name, model)
     if model == BUNDLED and speaker.recording is not None:
-        typer.echo("note: nano hardly follows recordings; use its built-in voices, or s1-mini or s2-pro", err=True)
+        typer.echo(
+            "note: nano takes on only a part of a recorded voice; s1-mini and s2-pro follow it closely", err=True
+        )
 
 
 def _speak(

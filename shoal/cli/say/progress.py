@@ -48,11 +48,11 @@ class SpeechProgress:
         self._started = time.perf_counter()
         self._show("preparing the text")
 
-    def record(self, chunk: "AudioChunk", turn: int = 1, turns: int = 1) -> None:
-        """Count a chunk of turn `turn` of `turns` and update the status line."""
+    def record(self, chunk: "AudioChunk", turn: int = 1, turns: int = 1, *, speed: float = 1.0) -> None:
+        """Count a chunk of turn `turn` of `turns`, which is written at `speed`, and update the status line."""
         if chunk.seconds and self.first_audio is None:
             self.first_audio = self.elapsed
-        self.seconds += chunk.seconds
+        self.seconds += chunk.seconds / speed
         self.wall, self.finish = self.elapsed, chunk.finish
         bar = f"{_bar((turn - 1) / turns)} turn {turn} of {turns}, " if turns > 1 else ""
         self._show(f"{bar}{self.seconds:.1f} s of speech, RTF {self.rtf or 0:.2f}")

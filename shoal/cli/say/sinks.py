@@ -36,7 +36,7 @@ class AudioSinks:
             for chunk, turn in chunks:
                 words += chunk.words
                 _write(writers, adjust.feed(chunk.samples))
-                progress.record(chunk, *turn)
+                progress.record(chunk, *turn, speed=self.prosody.speed)
             _write(writers, adjust.finish())
             if self.subtitles is not None:
                 write_subtitles(self.subtitles, words, self.prosody.speed)

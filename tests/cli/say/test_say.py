@@ -318,11 +318,14 @@ def test_an_unknown_instruction_set_is_refused(
 
 def test_volume_and_speed_change_the_audio(shoal: Shoal, folder: Path) -> None:
     variants = {"plain": (), "quiet": ("--volume", "-6"), "fast": ("--speed", "2")}
+    seconds = {}
     for name, flags in variants.items():
-        assert shoal("say", "Hello there.", "-o", folder / f"{name}.wav", *TINY, *flags).code == 0
+        ran = shoal("say", "Hello there.", "-o", folder / f"{name}.wav", "--json", *TINY, *flags)
+        seconds[name] = json.loads(ran.text)["seconds"]
     plain, quiet, fast = (samples_of(folder / f"{name}.wav") for name in variants)
     assert np.abs(quiet - plain * 10 ** (-6 / 20)).max() <= 1
-    assert len(fast) == pytest.approx(len(plain) / 2, rel=0.1)
+    assert len(fast) == pytest.approx(len(plain) / 2, abs=1)
+    assert seconds["fast"] == pytest.approx(seconds["plain"] / 2, abs=0.002)
 
 
 def test_completion_knows_the_voices_of_the_model_and_the_stored_ones(
