@@ -64,8 +64,8 @@ def test_held_out_sentences_are_understood_in_eight_voices(engine: Engine, judge
         edits, words = edits + errors.edits, words + errors.length
         scores.append(judges.score(heard))
     assert edits / words <= 0.10
-    # The whole set of sentences scores 3.3, the voices 2.8 to 3.9.
-    assert np.mean(scores) >= 2.8
+    # The whole set of sentences scores 4.2, the voices 3.8 to 4.4.
+    assert np.mean(scores) >= 3.8, scores
 
 
 def scores(engine: Engine, judges: Judges, sentences: list[str]) -> NDArray[np.float64]:
