@@ -10,6 +10,7 @@ run alone: `exact` says whether they have the same codes. Prints one line of JSO
 import argparse
 import json
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,13 @@ def utterance(core: EngineCore, number: int, frames: int) -> Utterance:
     return Utterance(next(_ids), turns, SamplingParams(seed=number, max_frames=frames))
 
 
-def closed_loop(core: EngineCore, voices: int, frames: int, each: int) -> tuple[Figures, dict[int, NDArray[np.int32]]]:
+def closed_loop(
+    core: EngineCore,
+    voices: int,
+    frames: int,
+    each: int,
+    request: Callable[[EngineCore, int, int], Utterance] = utterance,
+) -> tuple[Figures, dict[int, NDArray[np.int32]]]:
     """Run `each` requests per client; return the figures, and the codes of the requests to compare by number."""
     core.pool.clear_cache()
     waiting, waits, steps = dict[int, float](), list[float](), core.stats.steps
@@ -45,7 +52,7 @@ def closed_loop(core: EngineCore, voices: int, frames: int, each: int) -> tuple[
     began = time.perf_counter()
     while len(requests) < voices * each or not core.idle:
         while len(requests) < voices * each and len(core.tracker.active) < voices:
-            requests.append(utterance(core, len(requests), frames))
+            requests.append(request(core, len(requests), frames))
             waiting[requests[-1].id] = time.perf_counter()
             core.add(requests[-1])
         waits += _step(core, waiting)

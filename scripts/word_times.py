@@ -4,6 +4,7 @@
     force MANIFEST -o FOUND          read the times of recordings that the model did not make, such as the teacher's
     truth MANIFEST -o TRUTH          times of an independent forced aligner (pip install pocketsphinx; English)
     compare TRUTH FOUND              error of the word starts, in seconds
+    cost --model random:s1-mini      throughput of many voices without heads, with heads, and with word times; on a GPU
 
 A manifest has one JSON object per line: `audio` (a wav file, relative to the manifest), `text`, `voice` (a name or
 null) and `words`, a list of objects with `text`, `start` and `end` in seconds. `force` is how nano is judged by the
@@ -11,10 +12,12 @@ exact durations of its teacher: the recording's codes are read like frames that 
 belong to the same audio.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,15 +25,22 @@ import numpy as np
 import torch
 import typer
 
+from scripts.many_voices import closed_loop
 from shoal.audio.decode import read_audio
 from shoal.audio.write import AudioFile
+from shoal.checkpoint.format.profile import Alignment
+from shoal.checkpoint.resolve import resolve_model
+from shoal.config import EngineConfig
+from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
-from shoal.engine.load import load
+from shoal.engine.load import build_core, choose_dtype, load
 from shoal.engine.output.word_times import WordTimes
-from shoal.engine.preprocess import check_alignment, plan_request, plan_turns, plan_words
+from shoal.engine.preprocess import build_utterance, check_alignment, plan_request, plan_turns, plan_words
+from shoal.engine.utterance import Utterance
 from shoal.kernels.attention import grouped_attention
 from shoal.kernels.text_path_numpy import path_origins
 from shoal.speech import Sampling, SpeechRequest
+from shoal.tools.bench.engine import TEXT
 from shoal.tools.bench.texts import sentence
 from shoal.voices.store import VoiceStore, voice_directory
 from shoal.voices.voice import DEFAULT_LIMITS
@@ -38,6 +48,8 @@ from shoal.voices.voice import DEFAULT_LIMITS
 app = typer.Typer(add_completion=False)
 Entry = dict[str, Any]
 ALIGNER_RATE, ALIGNER_PADDING = 16_000, 0.2
+COST_KV_BYTES = 16 << 30  # two engines share the GPU
+_ids = itertools.count()
 
 
 @app.command()
@@ -104,6 +116,36 @@ def compare(truth: Path, found: Path) -> None:
             }
         )
     )
+
+
+@app.command()
+def cost(
+    model: str = "random:s1-mini", device: str = "cuda", voices: int = 64, frames: int = 150, rounds: int = 4
+) -> None:
+    """Print the throughput in audio-s/s of engines that take turns, as JSON. Three heads of two layers are read."""
+    dtype = choose_dtype(None, device)
+    checkpoint = resolve_model(model, dtype=dtype, device=device, encoder=False)
+    last = checkpoint.model.config.slow.n_layer - 1
+    alignment = Alignment(((last // 2, 0), (last, 0), (last, 1)), quality=1.0)
+    aligned = replace(checkpoint, profile=replace(checkpoint.profile, alignment=alignment))
+    config = EngineConfig(slots=voices, guard=False, kv_bytes=COST_KV_BYTES)
+    plain, reading = (build_core(each, config) for each in (checkpoint, aligned))
+    runs = {"no heads": (plain, False), "unused": (reading, False), "all requests": (reading, True)}
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for number, (name, (core, timestamps)) in itertools.product(range(-1, rounds), runs.items()):
+        request = partial(timed_request, timestamps=timestamps)
+        figures, _ = closed_loop(core, voices, frames, 2, request)
+        if number >= 0:  # the first round warms up
+            found[name].append(round(figures["audio_per_second"], 1))
+    typer.echo(json.dumps(found))
+
+
+def timed_request(core: EngineCore, number: int, frames: int, *, timestamps: bool) -> Utterance:
+    """Return the request of that number, with word times or without."""
+    sampling = Sampling(seed=number, max_frames=frames)
+    request = SpeechRequest(f"{number} {number % 7}. {TEXT}", timestamps=timestamps, sampling=sampling)
+    plan, limit = plan_request(request, core.checkpoint), core.tracker.context_limit
+    return build_utterance(next(_ids), request, plan, {None: None}, core.checkpoint, context_limit=limit)
 
 
 def read(manifest: Path) -> Iterator[Entry]:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from scripts import card_memory, many_voices, shared_memory
+from scripts import card_memory, many_voices, shared_memory, word_times
 from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.save import save_random
@@ -60,3 +61,14 @@ def test_an_engine_in_the_memory_of_a_card_is_described(tmp_path: Path) -> None:
     assert found["weights"] == "none"
     assert [run["voices"] for run in found["runs"]] == [1, found["slots"]]
     assert card_memory.run_engine(str(tmp_path / "none"), "cpu", 8)["error"].startswith("ModelNotFound: ")
+
+
+def test_the_cost_of_word_times_is_measured_by_engines_that_take_turns(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(word_times, "resolve_model", lambda *_, **__: tiny)
+    flags = ["--model", "random:tiny", "--device", "cpu", "--voices", "2", "--frames", "3", "--rounds", "2"]
+    ran = CliRunner().invoke(word_times.app, ["cost", *flags])
+    found = json.loads(ran.stdout)
+    assert list(found) == ["no heads", "unused", "all requests"]
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in found.values())
