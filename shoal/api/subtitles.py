@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from shoal.api.word_events import with_spaces
 from shoal.errors import InvalidRequest
 from shoal.speech import Word
 
@@ -45,15 +46,7 @@ def _ends(cue: Sequence[Word], following: Word) -> bool:
 
 
 def _text(cue: Sequence[Word]) -> str:
-    return "".join(part for word in _spaced(cue) for part in word)
-
-
-def _spaced(cue: Sequence[Word]) -> Iterator[tuple[str, str]]:
-    """Yield each word as it is shown, with the space before it; adjacent characters of Chinese have none."""
-    end = cue[0].first
-    for word in cue:
-        yield " " if word.first > end else "", _shown(word.text)
-        end = word.last
+    return "".join(_shown(word.text) + space for word, space in with_spaces(cue)).rstrip()
 
 
 def _shown(word: str) -> str:
@@ -77,10 +70,10 @@ def to_vtt(words: Sequence[Word]) -> str:
 
 def _vtt_cue(cue: Sequence[Word]) -> str:
     parts = [
-        f"{space}{f'<{_clock(word.start)}>' if number else ''}{html.escape(text, quote=False)}"
-        for number, (word, (space, text)) in enumerate(zip(cue, _spaced(cue), strict=True))
+        f"{f'<{_clock(word.start)}>' if number else ''}{html.escape(_shown(word.text), quote=False)}{space}"
+        for number, (word, space) in enumerate(with_spaces(cue))
     ]
-    return f"{_clock(cue[0].start)} --> {_clock(cue[-1].end)}\n{''.join(parts)}\n"
+    return f"{_clock(cue[0].start)} --> {_clock(cue[-1].end)}\n{''.join(parts).rstrip()}\n"
 
 
 def to_json(words: Sequence[Word]) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -72,12 +73,8 @@ def compile_ahead(workloads: Iterable[Workload], *, strict: bool = False) -> Non
     """
     with torch.inference_mode(), compile_only() as possible:
         for workload in workloads if possible else ():
-            with device_errors(_raise_again if strict else _skip_compilation):
+            with nullcontext() if strict else device_errors(_skip_compilation):
                 workload.run()
-
-
-def _raise_again(error: Exception) -> NoReturn:
-    raise error
 
 
 def _skip_compilation(error: Exception) -> None:

@@ -93,7 +93,7 @@ def _bare(word: TextWord) -> TextWord:
 
 def bare_word(word: str) -> str:
     """Return a word without the marks around it; a word of marks alone is returned unchanged."""
-    return MARKS_AFTER.sub("", MARKS_BEFORE.sub("", word)) or word
+    return _bare(TextWord(word, 0, len(word))).text or word
 
 
 def letters(word: str) -> str:

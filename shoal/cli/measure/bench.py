@@ -58,7 +58,7 @@ QualityVoices = Annotated[
     list[str] | None, typer.Option(help="Stored voice to speak with; repeat for several. Default: the model's own.")
 ]
 Clips = Annotated[Path | None, typer.Option("--clips", help="New directory in which to keep the generated clips.")]
-AtOnce = Annotated[int, typer.Option(min=1, max=64, help="Sentences to speak at the same time, as one batch.")]
+Concurrency = Annotated[int, typer.Option(min=1, max=64, help="Sentences to speak at the same time, as one batch.")]
 SpeakOnly = Annotated[
     bool,
     typer.Option("--speak-only", help="With --clips: only generate the clips, for judges on another machine."),
@@ -190,7 +190,7 @@ def quality(
     sentences: QualitySentences = 25,
     text: QualityText = None,
     voice: QualityVoices = None,
-    at_once: AtOnce = 1,
+    concurrency: Concurrency = 1,
     clips: Clips = None,
     speak_only: SpeakOnly = False,
     within: Within = None,
@@ -210,7 +210,7 @@ def quality(
     from shoal.tools.bench.quality import QualityPlan, check_within, run_quality, write_clips
 
     configurations = parse_configurations(config or ())
-    plan = QualityPlan(model, device, configurations, sentences, text, tuple(voice or ()), at_once)
+    plan = QualityPlan(model, device, configurations, sentences, text, tuple(voice or ()), concurrency)
     if speak_only:
         if clips is None or within is not None:
             raise typer.BadParameter("--speak-only needs --clips and judges nothing, so it has no --within")

@@ -34,7 +34,7 @@ Clip = dict[str, str]
 class QualityPlan:
     """Sentences, voices and configurations to judge. The first configuration is the baseline.
 
-    `at_once` sentences are spoken at the same time: one row alone uses other GPU kernels than many.
+    `concurrency` sentences are spoken at the same time: one row alone uses other GPU kernels than many.
     """
 
     model: str
@@ -43,7 +43,7 @@ class QualityPlan:
     sentences: int
     text: Path | None = None
     voices: tuple[str, ...] = ()
-    at_once: int = 1
+    concurrency: int = 1
 
 
 def run_quality(plan: QualityPlan, folder: Path | None = None, *, progress: bool = True) -> Document:
@@ -56,7 +56,11 @@ def run_quality(plan: QualityPlan, folder: Path | None = None, *, progress: bool
     from shoal.tools.bench.sweep import machine_of
 
     settings = {"model": plan.model, "device": plan.device, "sentences": len(sentences)}
-    settings |= {"voices": list(plan.voices), "text": plan.text.name if plan.text else None, "at_once": plan.at_once}
+    settings |= {
+        "voices": list(plan.voices),
+        "text": plan.text.name if plan.text else None,
+        "concurrency": plan.concurrency,
+    }
     document = new_document("quality", machine_of(plan.device), settings)
     with ExitStack() as stack:
         place = _new_folder(folder) if folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -143,7 +147,7 @@ def speak(
             return {"path": path, "text": text, "voice": voice or OWN_VOICE, "system": configuration.name}
 
         wanted = list(product(plan.voices or (None,), range(len(sentences))))
-        pool = ThreadPoolExecutor(plan.at_once)
+        pool = ThreadPoolExecutor(plan.concurrency)
         try:
             return list(pool.map(speak_one, *zip(*wanted, strict=True)))
         finally:

@@ -40,9 +40,9 @@ def test_every_configuration_speaks_the_same_sentences(tmp_path: Path) -> None:
     assert "antigravity" in reasons["new"]
 
 
-def test_clips_for_judges_elsewhere_are_the_same_with_several_sentences_at_once(tmp_path: Path) -> None:
-    for at_once in (1, 2):
-        write_clips(plan(at_once=at_once), tmp_path / str(at_once), progress=False)
+def test_clips_for_judges_elsewhere_are_the_same_with_several_sentences_concurrency(tmp_path: Path) -> None:
+    for concurrency in (1, 2):
+        write_clips(plan(concurrency=concurrency), tmp_path / str(concurrency), progress=False)
     manifests = [(tmp_path / name / "manifest.jsonl").read_text() for name in "12"]
     assert manifests[0] == manifests[1]
     for line in manifests[0].splitlines():
