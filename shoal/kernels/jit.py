@@ -216,6 +216,12 @@ def supports_pdl(device: torch.device) -> bool:
 
 
 @cache
+def has_wgmma(device: torch.device) -> bool:
+    """Return whether products of 64 rows and more use other instructions than few rows: wgmma (9.0), tcgen05 (10.x)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+@cache
 def shared_memory_limit(device: torch.device) -> int:
     """Return the opt-in shared memory per block in bytes: 101,376 on sm_86/89/120, 232,448 on sm_90/100."""
     if device.type != "cuda":

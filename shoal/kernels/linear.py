@@ -24,6 +24,7 @@ from shoal.kernels.int8_tiles import int8_tile
 from shoal.kernels.jit import (
     HOPPER_SHARED_MEMORY,
     grid_dependency_wait,
+    has_wgmma,
     jit,
     kernel,
     launch_dependents,
@@ -36,11 +37,6 @@ from shoal.kernels.jit import (
 from shoal.kernels.rms_norm import fused_rms_norm, rms_norm
 from shoal.kernels.tile import NARROW, SMALL_M, SWAP_AB_ROWS, Tile
 from shoal.kernels.waves import card_width
-
-# Up to this many rows int8 and fp8 weights use tiles of so many rows, which are too small for Hopper's asynchronous
-# tensor-core instruction. The compiler assigns other elements of a K of one byte to that instruction than to the one
-# that few rows use, and sums differ in their last bit. A batch of 16 has 32 rows where the fast transformer starts.
-MMA_ROWS = 32
 
 
 def linear_reference(
@@ -101,8 +97,22 @@ def _epilogue(acc, acc_up, scale, up_scale, row_scales, residual, out, m, n, row
 
 
 @jit
-def _batched_dot(x_tile, w, acc, SWAP_AB: tl.constexpr):
+def regroup(tile):
+    """Swap bits 1 and 4 of the last index of tile [..., K].
+
+    With 8-bit weights, the compiler gives an mma instruction elements 0, 1, 4, 5, ..., 28, 29 of each 32 of K and the
+    next one the other 16; wgmma, which many rows use, takes 16 neighbours. Regrouped tiles have the order of wgmma. It
+    costs nothing in itself: a thread holds the same elements, in other registers.
+    """
+    groups = tl.reshape(tile, (tile.numel // 32, 2, 4, 2, 2))
+    return tl.reshape(tl.permute(groups, (0, 3, 2, 1, 4)), tile.shape)
+
+
+@jit
+def _batched_dot(x_tile, w, acc, SWAP_AB: tl.constexpr, REGROUP: tl.constexpr = False):
     """Multiply the K splits of inputs [4, BLOCK_M, BLOCK_K] by those of weights [4, BLOCK_N, BLOCK_K]."""
+    if REGROUP:
+        x_tile, w = regroup(x_tile), regroup(w)
     if SWAP_AB:
         acc = tl.dot(w, tl.permute(x_tile, (0, 2, 1)), acc, input_precision="ieee", out_dtype=acc.dtype)
     else:
@@ -141,6 +151,7 @@ def _small_m_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SINGLE_ROW: tl.constexpr,
+    REGROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if SINGLE_ROW:
@@ -148,6 +159,8 @@ def _small_m_kernel(
     K_SPLIT: tl.constexpr = K // 4
     # A short K is dequantized before the wait; a long one keeps loads in flight throughout.
     LONG_K: tl.constexpr = K_SPLIT > 8 * BLOCK_K
+    # A volatile conversion of the weights hides their size from the compiler, which then groups K as for 16 bits.
+    GROUPED: tl.constexpr = REGROUP and not (LONG_K and x.dtype.element_ty == tl.bfloat16)
     SWAP_AB: tl.constexpr = BLOCK_M == 8  # SWAP_AB_ROWS
     DIM_A: tl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
     DIM_B: tl.constexpr = BLOCK_M if SWAP_AB else BLOCK_N
@@ -197,10 +210,11 @@ def _small_m_kernel(
             w_next = tl.load(w_ptrs + start + 2 * BLOCK_K)
             if GATED:
                 w_up_next = tl.load(w_ptrs + N * K + start + 2 * BLOCK_K)
-        x_tile = dequantize(x_tile, dtype, VOLATILE=True)
-        acc = _batched_dot(x_tile, w_used, acc, SWAP_AB)
+        if not (GROUPED and K_SPLIT == BLOCK_K):  # a single load has no other that its layout conversion would delay
+            x_tile = dequantize(x_tile, dtype, VOLATILE=True)
+        acc = _batched_dot(x_tile, w_used, acc, SWAP_AB, GROUPED)
         if GATED:
-            acc_up = _batched_dot(x_tile, w_up_used, acc_up, SWAP_AB)
+            acc_up = _batched_dot(x_tile, w_up_used, acc_up, SWAP_AB, GROUPED)
         if start + BLOCK_K < K_SPLIT:
             w = dequantize(w, dtype, LONG_K)
             if GATED:
@@ -382,7 +396,8 @@ def linear(
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
     options = {"num_warps": tile.warps, "launch_pdl": pdl}
     if small_m:
-        _small_m_kernel[grid](*arguments, N=n, K=k, SINGLE_ROW=rows == 1, **form, **blocks, **options)
+        form |= {"SINGLE_ROW": rows == 1, "REGROUP": needs_regroup(x, weight, tile.block_k)}
+        _small_m_kernel[grid](*arguments, N=n, K=k, **form, **blocks, **options)
         return out
     options["num_stages"] = tile.stages
     if tile.sequential:
@@ -391,6 +406,11 @@ def linear(
     else:
         _large_m_kernel[grid](*arguments, N=n, K=k, SPLIT_K=split_k, **form, **blocks, **options)
     return out
+
+
+def needs_regroup(x: Tensor, weight: Tensor, block_k: int) -> bool:
+    """Return whether a product of few rows must be regrouped to add in the order of many rows."""
+    return weight.element_size() == 1 and x.element_size() == 2 and block_k % 32 == 0 and has_wgmma(x.device)
 
 
 def choose_tile(
@@ -405,8 +425,6 @@ def choose_tile(
     if rows <= SMALL_M:
         sizes = {"element_size": dtype.itemsize, "shared_limit": shared_limit}
         return _small_m_tile(rows, k_split, gated=gated, quantized=quantized, **sizes)
-    if quantized and rows <= MMA_ROWS and shared_limit >= HOPPER_SHARED_MEMORY and k_split >= 128:
-        return Tile(MMA_ROWS, 64, 64)
     # Measured on Hopper in bf16 only; other cards and dtypes keep the interleaved form.
     if shared_limit >= HOPPER_SHARED_MEMORY and dtype == torch.bfloat16 and k_split % 128 == 0:
         tile = _gated_tile(rows, n, quantized=quantized) if gated else _plain_tile(rows, n, quantized=quantized)
@@ -463,7 +481,7 @@ def _small_m_tile(
 ) -> Tile:
     swap_ab = rows <= SWAP_AB_ROWS and (quantized or k_split <= 512)
     if swap_ab and quantized:
-        block_n, max_block_k = (16, 64 if gated else 128) if k_split > 512 else (16 if gated else 32, 128)
+        block_n, max_block_k = (16, 64 if gated else 128) if k_split > 512 else (16 if gated else 32, 256)
     elif swap_ab:
         block_n, max_block_k = 16 if gated and rows > 1 else 32, 256
         # All four splits of gate, up and input blocks are in shared memory at once.
@@ -471,7 +489,8 @@ def _small_m_tile(
         if gated and buffer > shared_limit:
             block_n = 16
     else:
-        max_block_k = 256 if not gated and k_split in (512, 768, 1024) else 64 if k_split > 512 else 128
+        short = quantized and k_split <= 256
+        max_block_k = 256 if short or (not gated and k_split in (512, 768, 1024)) else 64 if k_split > 512 else 128
         block_n = 16 if gated or max_block_k == 256 else 32
     block_k = next((size for size in (256, 128, 64, 32) if size <= max_block_k and k_split % size == 0), 16)
     return Tile(SWAP_AB_ROWS if swap_ab else SMALL_M, block_n, block_k)

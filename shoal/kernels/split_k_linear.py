@@ -25,7 +25,7 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.linear import MMA_ROWS, dequant_dot
+from shoal.kernels.linear import dequant_dot, needs_regroup, regroup
 from shoal.kernels.tile import NARROW, SMALL_M, SWAP_AB_ROWS, Tile
 from shoal.kernels.waves import card_width
 
@@ -50,12 +50,14 @@ def _small_m_split_k_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SINGLE_ROW: tl.constexpr,
+    REGROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if SINGLE_ROW:
         rows = 1
     K_SPLIT: tl.constexpr = K // 4
     LONG_K: tl.constexpr = K_SPLIT > 8 * BLOCK_K
+    GROUPED: tl.constexpr = REGROUP and not (LONG_K and x.dtype.element_ty == tl.bfloat16)  # as in `linear`
     SWAP_AB: tl.constexpr = BLOCK_M == 8  # SWAP_AB_ROWS
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -94,6 +96,8 @@ def _small_m_split_k_kernel(
         if start + 3 * BLOCK_K < K_SPLIT:
             w_third = _load_weights(w_ptrs, k, start + 3 * BLOCK_K, K_SPLIT, BLOCK_K)
         x_used = dequantize(x_used, dtype, VOLATILE=True)
+        if GROUPED:
+            x_used, w_used = regroup(x_used), regroup(w_used)
         if SWAP_AB:
             acc = tl.dot(w_used, tl.trans(x_used), acc, input_precision="ieee", out_dtype=acc.dtype)
         else:
@@ -210,7 +214,8 @@ def split_k_linear(x: Tensor | Int8Rows, weight: Tensor, *, tile: Tile | None = 
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
     options = {"N": n, "K": k, "PDL": pdl, "num_warps": tile.warps, "launch_pdl": pdl}
     if tile.block_m <= SMALL_M:
-        _small_m_split_k_kernel[grid](x, weight, partials, rows, SINGLE_ROW=rows == 1, **blocks, **options)
+        options |= {"SINGLE_ROW": rows == 1, "REGROUP": needs_regroup(x, weight, tile.block_k)}
+        _small_m_split_k_kernel[grid](x, weight, partials, rows, **blocks, **options)
     elif is_even(rows, n, k // SPLIT_K, tile):
         # Dequantized weights go from registers to the tensor cores only as operand A; narrow layers are faster without.
         swap_ab, steps = quantized and dtype == torch.float32 and n > NARROW // 2, k // SPLIT_K // tile.block_k
@@ -237,8 +242,6 @@ def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool, dtype: torc
         if swap_ab and buffer > shared_limit:
             block_n = 32
         return Tile(SWAP_AB_ROWS if swap_ab else SMALL_M, block_n, block_k)
-    if quantized and rows <= MMA_ROWS and shared_limit >= HOPPER_SHARED_MEMORY and k_split >= 256:
-        return Tile(MMA_ROWS, 64, 128)
     if shared_limit >= HOPPER_SHARED_MEMORY and dtype == torch.bfloat16:  # measured there and so only
         tile = _many_rows_tile(rows, n, quantized=quantized)
         if is_even(rows, n, k_split, tile):

@@ -1,8 +1,8 @@
 """Compile every kernel of an engine for an H200 on a machine without one: `python -m tests.kernels.hopper`.
 
 The interpreter accepts code that the compiler rejects. As long as nothing is launched, Triton needs no more than a
-driver that names the target. Prints as JSON the number of compiled variants of each kernel and of the layouts in which
-RMSNorm sums a row; a compile error aborts.
+driver that names the target. Prints as JSON the number of compiled variants of each kernel, of the layouts in which
+RMSNorm sums a row, and of products over 8-bit weights by how they group K; a compile error aborts.
 """
 
 import json
@@ -21,7 +21,9 @@ from shoal.codec.fused import FusedCall, FusedCodec
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
+from shoal.kernels import linear as linear_kernels
 from shoal.kernels import rms_norm
+from shoal.kernels import split_k_linear as split_k_kernels
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.int4_linear import int4_linear, int4_split_k_linear
 from shoal.kernels.int8_rows import int8_rows
@@ -92,6 +94,10 @@ class ManyRows:
             linear(x, weight, scales=scales)
             linear(x, weight, scales=scales, gated=True)
             split_k_linear(x, weight)
+        for rows, columns in ((1, 1024), (9, 1024), (24, 1024), (1, 9728), (9, 9728)):
+            x, weight = torch.empty(rows, columns, dtype=torch.bfloat16), torch.empty(6144, columns, dtype=torch.int8)
+            linear(x, weight, scales=torch.empty(6144, dtype=torch.float32))
+            split_k_linear(x, weight)
         weight, scales = torch.empty(6144, 1024, dtype=torch.int8), torch.empty(6144, dtype=torch.float32)
         for rows in (1, 16, 64, 256):
             quantized = int8_rows(torch.empty(rows, 1024, dtype=torch.bfloat16))
@@ -127,6 +133,23 @@ def norm_layouts() -> dict[str, int]:
         size, layout = re.search(r'"tt\.reduce".*?\}\) : \(tensor<(\d+)xf32, (#\w+)>', text, re.S).groups()  # type: ignore[union-attr]
         found.setdefault(size, set()).add(layouts[layout])
     return {size: len(each) for size, each in found.items()}
+
+
+def k_groups() -> dict[str, int]:
+    """Return the number of products that regroup K, and of those that should or should not have.
+
+    An mma instruction of 16-bit operands with `kWidth = 4` adds other elements than wgmma does.
+    """
+    found = {"regrouped": 0, "wrong": 0}
+    for kernels in (vars(linear_kernels), vars(split_k_kernels)):
+        for each in kernels.values():
+            for variant in each.function.device_caches[0][0].values() if isinstance(each, Kernel) else ():
+                text = variant.asm["ttgir"]
+                regrouped = "order = array<i32: 0, 3, 2, 1, 4>" in text
+                interleaved = re.search(r"tt\.dot .*bf16.*kWidth = 4", text) is not None
+                found["regrouped"] += regrouped
+                found["wrong"] += regrouped != interleaved
+    return found
 
 
 class TextWeights:
@@ -182,13 +205,14 @@ def main() -> None:
     triton.runtime.driver.set_active(Hopper())
     modules = [module for name, module in sys.modules.items() if name.startswith("shoal.kernels.")]
     for module in modules:
-        if hasattr(module, "supports_pdl"):
-            module.supports_pdl = lambda device: True
+        for name in ("supports_pdl", "has_wgmma"):
+            if hasattr(module, name):
+                setattr(module, name, lambda device: True)
     triton.AsyncCompileMode = RaisingCompileMode
     compile_ahead(workloads(), strict=True)
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
     variants = {name: len(each.function.device_caches[0][0]) for name, each in sorted(kernels.items())}
-    print(json.dumps({"variants": variants, "norm_layouts": norm_layouts()}))
+    print(json.dumps({"variants": variants, "norm_layouts": norm_layouts(), "k_groups": k_groups()}))
 
 
 if __name__ == "__main__":

@@ -110,6 +110,8 @@ def compile_for(arch: int, workloads: Iterator[Workload], limit: int) -> dict[st
     for module in modules:
         if hasattr(module, "supports_pdl"):
             module.supports_pdl = lambda device: arch >= 90
+        if hasattr(module, "has_wgmma"):
+            module.has_wgmma = lambda device: arch in (90, 100)
         if hasattr(module, "shared_memory_limit"):
             module.shared_memory_limit = lambda device: limit
         if hasattr(module, "multiprocessor_count"):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from shoal.kernels.linear import linear, linear_reference
+from shoal.kernels.linear import linear, linear_reference, needs_regroup
 from shoal.kernels.rms_norm import fused_rms_norm, rms_norm
 from shoal.kernels.split_k_linear import split_k_linear, split_k_linear_reference
 from shoal.model.linear import quantize_rows
@@ -135,6 +135,21 @@ def test_split_k_partials_are_reduced_by_the_following_norm(
     ours = fused_rms_norm(stream, norm, 1e-6, partials=partials, scales=scales)
     torch.testing.assert_close(stream, expected, atol=close, rtol=close)
     torch.testing.assert_close(ours, rms_norm(expected, norm, 1e-6), atol=2 * close, rtol=2 * close)
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("columns", [1024, 4608])
+def test_a_regrouped_k_gives_the_same_product(
+    rows: int, columns: int, dtype: torch.dtype, device: str, close: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.kernels.linear.has_wgmma", lambda device: True)
+    x, weight = matrices(rows, columns, 32, dtype, device)
+    weight, scales = quantize_rows(weight, torch.int8)
+    assert needs_regroup(x, weight, 128) == (dtype != torch.float32)
+    expected = linear_reference(x, weight, scales=scales)
+    torch.testing.assert_close(linear(x, weight, scales=scales), expected, atol=close, rtol=close)
+    partials, largest = split_k_linear(x, weight), weight.float().abs().max().item()
+    torch.testing.assert_close(partials, split_k_linear_reference(x, weight), atol=close * largest, rtol=1e-3)
 
 
 @pytest.mark.gpu

@@ -44,17 +44,11 @@ def test_a_smaller_card_changes_only_what_leaves_the_order_of_sums_alone(choose:
     assert callable(choose)
     for case in product(FEW_ROWS, OUTPUTS, K_SPLITS, (False, True), (False, True)):
         small, full = choose(*case, SMALL_CARD), choose(*case, UNLIMITED)
-        if full.sequential or full.block_m == linear.MMA_ROWS:
-            continue  # the gated product of S2-Pro, 8-bit weights of 24 rows: the order of sums is the same
+        if full.sequential:
+            continue  # the gated product of S2-Pro: the order of sums is the same
         assert small._replace(block_n=0, stages=0) == full._replace(block_n=0, stages=0), case
         assert small.block_n <= full.block_n
         assert 2 <= small.stages <= full.stages
-
-
-def test_only_hopper_has_tiles_of_32_rows_for_8_bit_weights() -> None:
-    for choose, rows, quantized in product((linear_tile, split_k_tile), (16, 24, 32, 48), (False, True)):
-        tiles = [choose(rows, 1024, 512, False, quantized, limit) for limit in (HOPPER_SHARED_MEMORY, SMALL_CARD)]
-        assert [tile.block_m == linear.MMA_ROWS for tile in tiles] == [quantized and rows in (24, 32), False]
 
 
 def test_tiles_that_do_not_fit_a_smaller_card_are_reduced() -> None:

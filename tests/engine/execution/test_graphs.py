@@ -137,11 +137,11 @@ def test_codes_do_not_depend_on_the_number_of_slots(full: Checkpoint, slots: int
     assert_same_alone_and_together(full, slots)
 
 
-@pytest.mark.parametrize("mode", ["int8", "fp8"])
-def test_codes_of_quantized_weights_are_the_same_alone_and_among_16(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "slots"), [("int8", 16), ("int8", 96), ("fp8", 40)])
+def test_codes_of_quantized_weights_do_not_depend_on_the_number_of_slots(mode: str, slots: int) -> None:
     checkpoint = random_checkpoint("s1-mini", device="cuda", encoder=False)
     quantize_model(checkpoint.model, WeightModes.parse(mode))
-    assert_same_alone_and_together(checkpoint, 16)
+    assert_same_alone_and_together(checkpoint, slots)
 
 
 @torch.inference_mode()
