@@ -101,8 +101,8 @@ def regroup(tile):
     """Swap bits 1 and 4 of the last index of tile [..., K].
 
     With 8-bit weights, the compiler gives an mma instruction elements 0, 1, 4, 5, ..., 28, 29 of each 32 of K and the
-    next one the other 16; wgmma, which many rows use, takes 16 neighbours. Regrouped tiles have the order of wgmma. It
-    costs nothing in itself: a thread holds the same elements, in other registers.
+    next one the other 16; wgmma, which many rows use on Hopper, takes 16 neighbours. Regrouped tiles have the order of
+    wgmma. It costs nothing in itself: a thread holds the same elements, in other registers.
     """
     groups = tl.reshape(tile, (tile.numel // 32, 2, 4, 2, 2))
     return tl.reshape(tl.permute(groups, (0, 3, 2, 1, 4)), tile.shape)
@@ -159,8 +159,9 @@ def _small_m_kernel(
     K_SPLIT: tl.constexpr = K // 4
     # A short K is dequantized before the wait; a long one keeps loads in flight throughout.
     LONG_K: tl.constexpr = K_SPLIT > 8 * BLOCK_K
-    # A volatile conversion of the weights hides their size from the compiler, which then groups K as for 16 bits.
-    GROUPED: tl.constexpr = REGROUP and not (LONG_K and x.dtype.element_ty == tl.bfloat16)
+    VOLATILE: tl.constexpr = LONG_K and (REGROUP or weight.dtype.element_ty == x.dtype.element_ty)
+    # A volatile conversion hides the size of the weights from the compiler, which then groups K as for 16 bits.
+    GROUPED: tl.constexpr = REGROUP and not (VOLATILE and x.dtype.element_ty == tl.bfloat16)
     SWAP_AB: tl.constexpr = BLOCK_M == 8  # SWAP_AB_ROWS
     DIM_A: tl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
     DIM_B: tl.constexpr = BLOCK_M if SWAP_AB else BLOCK_N
@@ -181,9 +182,9 @@ def _small_m_kernel(
         if GATED:
             w_up_next = tl.load(w_ptrs + N * K + BLOCK_K)
     scale, up_scale = _load_scales(scales, n, N, HAS_SCALES, GATED)
-    w = dequantize(w, dtype, LONG_K, PINNED=not LONG_K)
+    w = dequantize(w, dtype, VOLATILE, PINNED=not LONG_K)
     if GATED:
-        w_up = dequantize(w_up, dtype, LONG_K, PINNED=not LONG_K)
+        w_up = dequantize(w_up, dtype, VOLATILE, PINNED=not LONG_K)
     if not LONG_K and K_SPLIT > BLOCK_K:
         w_next = dequantize(w_next, dtype, PINNED=True)
         if GATED:
@@ -216,9 +217,9 @@ def _small_m_kernel(
         if GATED:
             acc_up = _batched_dot(x_tile, w_up_used, acc_up, SWAP_AB, GROUPED)
         if start + BLOCK_K < K_SPLIT:
-            w = dequantize(w, dtype, LONG_K)
+            w = dequantize(w, dtype, VOLATILE)
             if GATED:
-                w_up = dequantize(w_up, dtype, LONG_K)
+                w_up = dequantize(w_up, dtype, VOLATILE)
     acc, acc_up = _reduce_splits(acc, DIM_A, DIM_B, SWAP_AB), _reduce_splits(acc_up, DIM_A, DIM_B, SWAP_AB)
     _epilogue(acc, acc_up, scale, up_scale, row_scales, residual, out, m, n, rows, N, HAS_SCALES, GATED, HAS_RESIDUAL)
 
@@ -409,7 +410,10 @@ def linear(
 
 
 def needs_regroup(x: Tensor, weight: Tensor, block_k: int) -> bool:
-    """Return whether a product of few rows must be regrouped to add in the order of many rows."""
+    """Return whether a product of few rows must be regrouped to add in the order of many rows.
+
+    Without wgmma, products of any number of rows use the same instruction and group K the same way.
+    """
     return weight.element_size() == 1 and x.element_size() == 2 and block_k % 32 == 0 and has_wgmma(x.device)
 
 
@@ -422,7 +426,7 @@ def choose_tile(
     byte. The reduction changes only block_n and stages, which do not affect the order of sums: results have the
     same bits on every card.
     """
-    if rows <= SMALL_M:
+    if rows <= few_rows(n, k_split, quantized=quantized):
         sizes = {"element_size": dtype.itemsize, "shared_limit": shared_limit}
         return _small_m_tile(rows, k_split, gated=gated, quantized=quantized, **sizes)
     # Measured on Hopper in bf16 only; other cards and dtypes keep the interleaved form.
@@ -435,6 +439,11 @@ def choose_tile(
     # A stage buffers one block of inputs and weights for each of the four splits; one stage fewer is in shared memory.
     buffer = 4 * tile.block_k * (tile.block_m * dtype.itemsize + weight_bytes)
     return tile._replace(stages=max(2, min(tile.stages, 1 + shared_limit // buffer)))
+
+
+def few_rows(n: int, k_split: int, *, quantized: bool) -> int:
+    """Return the number of rows up to which the small-M kernel is faster: for S1-mini's 8-bit layers two tiles."""
+    return 2 * SMALL_M if quantized and n <= NARROW and k_split <= 768 else SMALL_M
 
 
 # Layers with fewer outputs have too few large tiles to fill the GPU.

@@ -25,7 +25,7 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.linear import dequant_dot, needs_regroup, regroup
+from shoal.kernels.linear import dequant_dot, few_rows, needs_regroup, regroup
 from shoal.kernels.tile import NARROW, SMALL_M, SWAP_AB_ROWS, Tile
 from shoal.kernels.waves import card_width
 
@@ -57,7 +57,8 @@ def _small_m_split_k_kernel(
         rows = 1
     K_SPLIT: tl.constexpr = K // 4
     LONG_K: tl.constexpr = K_SPLIT > 8 * BLOCK_K
-    GROUPED: tl.constexpr = REGROUP and not (LONG_K and x.dtype.element_ty == tl.bfloat16)  # as in `linear`
+    VOLATILE: tl.constexpr = LONG_K and (REGROUP or weight.dtype.element_ty == x.dtype.element_ty)  # as in `linear`
+    GROUPED: tl.constexpr = REGROUP and not (VOLATILE and x.dtype.element_ty == tl.bfloat16)
     SWAP_AB: tl.constexpr = BLOCK_M == 8  # SWAP_AB_ROWS
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -71,7 +72,7 @@ def _small_m_split_k_kernel(
         w_next = _load_weights(w_ptrs, k, BLOCK_K, K_SPLIT, BLOCK_K)
     if K_SPLIT > 2 * BLOCK_K:
         w_third = _load_weights(w_ptrs, k, 2 * BLOCK_K, K_SPLIT, BLOCK_K)
-    w = dequantize(w, dtype, LONG_K, PINNED=not LONG_K)
+    w = dequantize(w, dtype, VOLATILE, PINNED=not LONG_K)
     if not LONG_K and K_SPLIT > BLOCK_K:
         w_next = dequantize(w_next, dtype, PINNED=True)
     if not LONG_K and K_SPLIT > 2 * BLOCK_K:
@@ -103,7 +104,7 @@ def _small_m_split_k_kernel(
         else:
             acc = tl.dot(x_used, tl.trans(w_used), acc, input_precision="ieee", out_dtype=acc.dtype)
         if start + BLOCK_K < K_SPLIT:
-            w = dequantize(w, dtype, LONG_K)
+            w = dequantize(w, dtype, VOLATILE)
     if SWAP_AB:
         acc = tl.trans(acc)
     _store_partial(acc, out, m, n, rows, N)
@@ -217,8 +218,10 @@ def split_k_linear(x: Tensor | Int8Rows, weight: Tensor, *, tile: Tile | None = 
         options |= {"SINGLE_ROW": rows == 1, "REGROUP": needs_regroup(x, weight, tile.block_k)}
         _small_m_split_k_kernel[grid](x, weight, partials, rows, **blocks, **options)
     elif is_even(rows, n, k // SPLIT_K, tile):
-        # Dequantized weights go from registers to the tensor cores only as operand A; narrow layers are faster without.
-        swap_ab, steps = quantized and dtype == torch.float32 and n > NARROW // 2, k // SPLIT_K // tile.block_k
+        # Dequantized weights go from registers to the tensor cores only as operand A, of at least 64 rows; a narrow
+        # layer is faster without.
+        wide = n > NARROW // 2 and tile.block_n >= 64
+        swap_ab, steps = quantized and dtype == torch.float32 and wide, k // SPLIT_K // tile.block_k
         options |= {"SWAP_AB": swap_ab, "num_stages": tile.stages}
         _even_split_k_kernel[grid[1], grid[0], SPLIT_K](x, weight, partials, rows, steps, **blocks, **options)
     else:
@@ -231,7 +234,7 @@ def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool, dtype: torc
 
     See `linear.choose_tile` for the arguments.
     """
-    if rows <= SMALL_M:
+    if rows <= few_rows(n, k_split, quantized=quantized):
         swap_ab = rows <= SWAP_AB_ROWS and (quantized or k_split < 1024)
         block_k = min(256, next_power_of_two(k_split))
         if quantized and swap_ab:

@@ -135,20 +135,24 @@ def norm_layouts() -> dict[str, int]:
     return {size: len(each) for size, each in found.items()}
 
 
-def k_groups() -> dict[str, int]:
-    """Return the number of products that regroup K, and of those that should or should not have.
+def k_groups(device: int, *, wgmma: bool) -> dict[str, int]:
+    """Return the number of products over 8-bit weights by how they group K, and of those that add in a wrong order.
 
-    An mma instruction of 16-bit operands with `kWidth = 4` adds other elements than wgmma does.
+    An mma instruction with `kWidth = 4` adds other elements than wgmma does, or than one with `kWidth = 2`. With wgmma
+    such products must be regrouped; without it all must have the same width.
     """
-    found = {"regrouped": 0, "wrong": 0}
+    found = {"interleaved": 0, "regrouped": 0, "wrong": 0}
     for kernels in (vars(linear_kernels), vars(split_k_kernels)):
         for each in kernels.values():
-            for variant in each.function.device_caches[0][0].values() if isinstance(each, Kernel) else ():
+            for variant in each.function.device_caches[device][0].values() if isinstance(each, Kernel) else ():
                 text = variant.asm["ttgir"]
-                regrouped = "order = array<i32: 0, 3, 2, 1, 4>" in text
-                interleaved = re.search(r"tt\.dot .*bf16.*kWidth = 4", text) is not None
+                dots = re.findall(r"tt\.dot .*bf16.*kWidth = (\d)", text)
+                if "!tt.ptr<i8>" not in text or not dots:
+                    continue
+                regrouped, interleaved = "order = array<i32: 0, 3, 2, 1, 4>" in text, "4" in dots
                 found["regrouped"] += regrouped
-                found["wrong"] += regrouped != interleaved
+                found["interleaved"] += interleaved
+                found["wrong"] += regrouped != interleaved if wgmma else regrouped or not interleaved
     return found
 
 
@@ -212,7 +216,7 @@ def main() -> None:
     compile_ahead(workloads(), strict=True)
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
     variants = {name: len(each.function.device_caches[0][0]) for name, each in sorted(kernels.items())}
-    print(json.dumps({"variants": variants, "norm_layouts": norm_layouts(), "k_groups": k_groups()}))
+    print(json.dumps({"variants": variants, "norm_layouts": norm_layouts(), "k_groups": k_groups(0, wgmma=True)}))
 
 
 if __name__ == "__main__":

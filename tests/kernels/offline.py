@@ -3,7 +3,8 @@
 Compiles the matrix products that need the most shared memory for every target, or with `--full` all kernels of S1-mini,
 S2-Pro, nano and their codecs at every bucket and prompt size for the given targets (many minutes each). Prints one JSON
 line per target with the number of variants, the largest shared memory and the most spilled registers in bytes, and the
-variants above a limit; exits with 1 if there are any. A compile error aborts.
+variants above a limit, and how products over 8-bit weights group K; exits with 1 if a variant is above a limit or adds
+in another order than the others. A compile error aborts.
 """
 
 import argparse
@@ -34,15 +35,19 @@ from shoal.kernels import compile_check
 from shoal.kernels.compile_check import check_kernels, launch_largest_products
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.jit import Kernel
+from shoal.kernels.linear import linear
+from shoal.kernels.split_k_linear import split_k_linear
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
-from tests.kernels.hopper import RaisingCompileMode, frames
+from tests.kernels.hopper import RaisingCompileMode, frames, k_groups
 
 # Opt-in shared memory per block in bytes, by compute capability.
 LIMITS = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 # Multiprocessors of an A100, RTX 3060, L4, H200, B200 and RTX 5070 Ti.
 MULTIPROCESSORS = {80: 108, 86: 28, 89: 58, 90: 132, 100: 148, 120: 70}
+# Targets whose products of many rows use another instruction than those of few rows.
+WGMMA = (90, 100)
 SUBSET = (80, 86, 89, 90, 100, 120)
 # Registers that a variant may spill to local memory, in bytes per thread.
 MAX_SPILLS = 512
@@ -75,6 +80,21 @@ class LargestProducts:
 
     def run(self) -> None:
         launch_largest_products(torch.device("cpu"), torch.bfloat16)
+
+
+class EightBitProducts:
+    """Workload of few and many rows over int8 weights, with a short and a long K."""
+
+    inputs = torch.zeros(0)
+
+    def padding(self) -> np.ndarray:
+        return self.inputs.numpy()
+
+    def run(self) -> None:
+        for rows, columns in ((1, 1024), (1, 9728), (64, 1024)):
+            x, weight = torch.empty(rows, columns, dtype=torch.bfloat16), torch.empty(2560, columns, dtype=torch.int8)
+            linear(x, weight, scales=torch.empty(2560, dtype=torch.bfloat16))
+            split_k_linear(x, weight)
 
 
 def all_workloads(arch: int) -> Iterator[Workload]:
@@ -111,7 +131,7 @@ def compile_for(arch: int, workloads: Iterator[Workload], limit: int) -> dict[st
         if hasattr(module, "supports_pdl"):
             module.supports_pdl = lambda device: arch >= 90
         if hasattr(module, "has_wgmma"):
-            module.has_wgmma = lambda device: arch in (90, 100)
+            module.has_wgmma = lambda device: arch in WGMMA
         if hasattr(module, "shared_memory_limit"):
             module.shared_memory_limit = lambda device: limit
         if hasattr(module, "multiprocessor_count"):
@@ -127,7 +147,8 @@ def compile_for(arch: int, workloads: Iterator[Workload], limit: int) -> dict[st
     _, shared, spills = (max(column) for column in zip(*variants, strict=True))
     spilling = sum(each[2] > 0 for each in variants)
     sizes = {"largest": shared, "spills": spills, "spilling": spilling}
-    return {"arch": arch, "limit": limit, "variants": len(variants), **sizes, "over": over}
+    groups = k_groups(arch, wgmma=arch in WGMMA)
+    return {"arch": arch, "limit": limit, "variants": len(variants), **sizes, "over": over, "k_groups": groups}
 
 
 def spilled_bytes(cubin: bytes) -> int:
@@ -157,10 +178,10 @@ def main() -> int:
     results = []
     for arch in arguments.arch:
         limit = arguments.limit or LIMITS[arch]
-        workloads = all_workloads(arch) if arguments.full else iter([LargestProducts()])
+        workloads = all_workloads(arch) if arguments.full else iter([LargestProducts(), EightBitProducts()])
         results.append(compile_for(arch, workloads, limit) | predictions(limit))
         print(json.dumps(results[-1]), flush=True)
-    return 1 if any(result["over"] for result in results) else 0
+    return 1 if any(result["over"] or result["k_groups"]["wrong"] for result in results) else 0
 
 
 if __name__ == "__main__":
