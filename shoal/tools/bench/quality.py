@@ -105,26 +105,29 @@ def read_sentences(plan: QualityPlan) -> list[str]:
 def speak_all(plan: QualityPlan, sentences: list[str], folder: Path, bar: BenchProgress) -> dict[str, str]:
     """Write the clips and their manifest; return the reasons of configurations that are not available."""
     reasons: dict[str, str] = {}
-    clips: list[Clip] = []
+    spoken: set[str] = set()
     for configuration in plan.configurations:
         bar.describe(f"{configuration.name}: generating")
         missing = missing_settings(configuration)
         try:
             if missing is not None:
                 raise InvalidRequest(missing)
-            clips += speak(plan, configuration, sentences, folder, bar)
+            speak(plan, configuration, sentences, folder, bar)
+            spoken.add(configuration.name)
         except (InvalidRequest, MissingExtra) as problem:
             reasons[configuration.name] = str(problem)
-    if not any(clip["system"] == plan.configurations[0].name for clip in clips):
+    if plan.configurations[0].name not in spoken:
         raise GenerationFailed(f"the baseline {plan.configurations[0].name} generated no speech: {reasons}")
-    (folder / "manifest.jsonl").write_text("".join(json.dumps(clip) + "\n" for clip in clips), encoding="utf-8")
     return reasons
 
 
 def speak(
     plan: QualityPlan, configuration: Configuration, sentences: list[str], folder: Path, bar: BenchProgress
-) -> list[Clip]:
-    """Generate every sentence in every voice, with the same seeds under every configuration."""
+) -> None:
+    """Generate every sentence in every voice, with the same seeds under every configuration.
+
+    A clip is added to the manifest when it is complete, so that an interrupt keeps what has been generated.
+    """
     from shoal.audio.encode import encode_file
     from shoal.config import EngineConfig
     from shoal.engine.load import load
@@ -149,7 +152,10 @@ def speak(
         wanted = list(product(plan.voices or (None,), range(len(sentences))))
         pool = ThreadPoolExecutor(plan.concurrency)
         try:
-            return list(pool.map(speak_one, *zip(*wanted, strict=True)))
+            with open(folder / "manifest.jsonl", "a", encoding="utf-8") as manifest:
+                for clip in pool.map(speak_one, *zip(*wanted, strict=True)):
+                    manifest.write(json.dumps(clip) + "\n")
+                    manifest.flush()
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupt waits for the sentences that are being spoken
 

@@ -1,8 +1,12 @@
 """`shoal bench quality`: clips of every configuration and their comparison."""
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +52,19 @@ def test_clips_for_judges_elsewhere_are_the_same_with_several_sentences_concurre
     for line in manifests[0].splitlines():
         one, two = ((tmp_path / name / json.loads(line)["path"]).read_bytes() for name in "12")
         assert one == two
+
+
+def test_an_interrupt_keeps_the_clips_that_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(ThreadPoolExecutor):
+        def map(self, *arguments: Any, **options: Any) -> Iterator[Any]:
+            yield from islice(super().map(*arguments, **options), 1)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(quality, "ThreadPoolExecutor", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_clips(plan(), tmp_path / "clips", progress=False)
+    (clip,) = map(json.loads, (tmp_path / "clips" / "manifest.jsonl").read_text().splitlines())
+    assert (tmp_path / "clips" / clip["path"]).is_file()
 
 
 def test_a_missing_baseline_is_an_error(tmp_path: Path) -> None:
