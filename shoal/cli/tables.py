@@ -35,7 +35,9 @@ def show_report(report: "DoctorReport") -> None:
     show_table(table)
     if report.choice is not None:
         chosen = report.choice
-        Console().print(f"\nwill be used: [bold]{chosen.device}, {chosen.dtype}, {chosen.backend}[/] ({chosen.why})")
+        same = chosen.backend == chosen.codec_backend
+        backend = chosen.backend if same else f"{chosen.backend}, codec {chosen.codec_backend}"
+        Console().print(f"\nwill be used: [bold]{chosen.device}, {chosen.dtype}, {backend}[/] ({chosen.why})")
 
 
 def show_plan(holdings: "Sequence[CardCapacity]") -> None:

@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -45,7 +45,8 @@ class BackendChoice:
 
     device: str
     dtype: str
-    backend: str
+    backend: str  # of the model
+    codec_backend: str
     why: str
 
 
@@ -265,7 +266,7 @@ def _choose() -> BackendChoice:
     import torch
 
     from shoal.engine.load import choose_device, choose_dtype
-    from shoal.kernels.compile_check import check_kernels
+    from shoal.kernels.compile_check import check_codec_kernels, check_kernels
     from shoal.native.choice import native_library
 
     device = choose_device("auto")
@@ -273,11 +274,21 @@ def _choose() -> BackendChoice:
     name = str(dtype).removeprefix("torch.")
     if device == "cpu":
         backend = "native" if native_library().available else "eager"
-        return BackendChoice(device, name, backend, "torch finds no GPU")
-    reason = check_kernels(torch.device(device), dtype)
-    if reason is not None:
-        return BackendChoice(device, name, "plain-graph", f"torch finds a GPU; no fused kernels: {reason}")
-    return BackendChoice(device, name, "graph", "torch finds a GPU; the largest kernels compile and fit")
+        return BackendChoice(device, name, backend, backend, "torch finds no GPU")
+    found = {
+        "model": check_kernels(torch.device(device), dtype),
+        "codec": check_codec_kernels(torch.device(device), torch.float16),
+    }
+    backend, codec_backend = ("graph" if reason is None else "plain-graph" for reason in found.values())
+    return BackendChoice(device, name, backend, codec_backend, f"torch finds a GPU; {_kernels(found)}")
+
+
+def _kernels(found: Mapping[str, str | None]) -> str:
+    """Say which parts of the engine have no fused kernels on this GPU, and why."""
+    if len(set(found.values())) == 1:
+        (reason,) = set(found.values())
+        return "the largest kernels compile and fit" if reason is None else f"no fused kernels: {reason}"
+    return "; ".join(f"no fused kernels for the {part}: {reason}" for part, reason in found.items() if reason)
 
 
 def _can_encode(codec: str) -> bool:

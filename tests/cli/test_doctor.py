@@ -138,16 +138,29 @@ def test_only_complete_models_of_the_cache_are_listed(tmp_path: Path, monkeypatc
     assert next(found for found in doctor._models() if found.subject == "models").value == "nano, reef/small"
 
 
-@pytest.mark.parametrize(("reason", "backend"), [(None, "graph"), ("Triton is not installed", "plain-graph")])
-def test_the_backend_of_a_gpu_is_predicted_from_its_kernels(
-    monkeypatch: pytest.MonkeyPatch, reason: str | None, backend: str
+MISSING = "Triton is not installed"
+
+
+@pytest.mark.parametrize(
+    ("model", "codec", "backends", "why"),
+    [
+        (None, None, ("graph", "graph"), "; the largest kernels compile and fit"),
+        (MISSING, MISSING, ("plain-graph", "plain-graph"), f"; no fused kernels: {MISSING}"),
+        ("too large", None, ("plain-graph", "graph"), "; no fused kernels for the model: too large"),
+        (None, "too large", ("graph", "plain-graph"), "; no fused kernels for the codec: too large"),
+    ],
+)
+def test_the_backends_of_a_gpu_are_predicted_from_its_kernels(
+    monkeypatch: pytest.MonkeyPatch, model: str | None, codec: str | None, backends: tuple[str, str], why: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr("shoal.kernels.compile_check.check_kernels", lambda device, dtype: reason)
+    monkeypatch.setattr("shoal.kernels.compile_check.check_kernels", lambda device, dtype: model)
+    monkeypatch.setattr("shoal.kernels.compile_check.check_codec_kernels", lambda device, dtype: codec)
     choice = doctor._choose()
-    assert (choice.device, choice.dtype, choice.backend) == ("cuda", "float16", backend)
-    assert (reason or "fit") in choice.why
+    assert (choice.device, choice.dtype) == ("cuda", "float16")
+    assert (choice.backend, choice.codec_backend) == backends
+    assert choice.why.endswith(why)
 
 
 def cached(cache: Path, folder: str, files: dict[str, str]) -> None:

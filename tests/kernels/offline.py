@@ -32,7 +32,7 @@ from shoal.codec.fused import FRAME_BUCKETS, FusedCall, FusedCodec
 from shoal.engine.execution.fixed_size import batch_sizes
 from shoal.engine.execution.graphs import PROMPTS
 from shoal.kernels import compile_check
-from shoal.kernels.compile_check import check_kernels, launch_largest_products
+from shoal.kernels.compile_check import check_codec_kernels, check_kernels, launch_largest_products
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.jit import Kernel
 from shoal.kernels.linear import linear
@@ -165,7 +165,13 @@ def predictions(limit: int) -> dict[str, str | None]:
     """Return what `shoal doctor` says about the kernels on this target, and on one with very little shared memory."""
     compile_check.kernels_unavailable = lambda device: None
     check = partial(check_kernels, torch.device("cpu"), torch.bfloat16)
-    return {"predicted": check(limit), "with_16_kb": check(16_384)}
+    check_codec = partial(check_codec_kernels, torch.device("cpu"), torch.float16)
+    return {
+        "predicted": check(limit),
+        "with_16_kb": check(16_384),
+        "codec_predicted": check_codec(limit),
+        "codec_with_16_kb": check_codec(16_384),
+    }
 
 
 def main() -> int:

@@ -152,7 +152,7 @@ def speak(
         wanted = list(product(plan.voices or (None,), range(len(sentences))))
         pool = ThreadPoolExecutor(plan.concurrency)
         try:
-            with open(folder / "manifest.jsonl", "a", encoding="utf-8") as manifest:
+            with (folder / "manifest.jsonl").open("a", encoding="utf-8") as manifest:
                 for clip in pool.map(speak_one, *zip(*wanted, strict=True)):
                     manifest.write(json.dumps(clip) + "\n")
                     manifest.flush()
