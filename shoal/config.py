@@ -31,7 +31,7 @@ class EngineConfig:
     block_size: int = 16  # tokens per block of the KV cache
     quantize: str = "auto"  # weights: none, int8, int4, fp8, or per part; auto: chosen for the device
     gpu_memory: str = "0.9"  # GPU memory the engine may use: a fraction of the device or a size such as 4GB
-    kv_dtype: str = "auto"  # type of the KV cache: auto (the model's type), fp8 or int8
+    kv_dtype: str = "auto"  # dtype of the KV cache: auto (the model's dtype), fp8 or int8
     # Maximum size of the KV cache, never more than all slots can fill. None: what remains of `gpu_memory`; on a CPU,
     # 1 GiB.
     kv_bytes: int | None = None

@@ -160,7 +160,7 @@ class Metrics:
         self.audio_seconds = Counter(
             "shoal_audio_seconds", "Seconds of audio generated, by name of the API key.", ("key",), registry=registry
         )
-        self.errors = Counter("shoal_errors", "Failed requests by kind of error.", ("kind",), registry=registry)
+        self.errors = Counter("shoal_errors", "Failed requests by error code.", ("kind",), registry=registry)
         self.encoding_seconds = Counter(
             "shoal_encoding_seconds", "Seconds spent in audio encoders, by format.", ("format",), registry=registry
         )

@@ -109,7 +109,7 @@ def outcome_of(error: BaseException | None) -> str:
 
 
 def expected_seconds(request: SpeechRequest, frame_rate: float) -> float:
-    """Estimate the audio of a request, rather too long than too short, at most its maximum number of frames."""
+    """Return an upper estimate of the audio of a request in seconds, at most its maximum number of frames."""
     seconds = sum(map(_seconds_of, request.text)) + 0.5
     frames = None if request.sampling is None else request.sampling.max_frames
     return min(seconds, frames / frame_rate) if frames else seconds

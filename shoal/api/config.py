@@ -51,7 +51,7 @@ class ServerConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_key: str | None = field(default=None, repr=False)  # None: the routes of the operator do not exist
     keys_file: Path | None = None
-    # Key file that does not exist yet. The server needs no key until it is created, and takes it up then.
+    # Key file that does not exist yet. The server needs no key until it is created, and loads it then.
     upcoming_keys_file: Path | None = None
     usage_file: Path | None = None  # daily audio per key; None: counting restarts with the server
     cors_origins: tuple[str, ...] = ()

@@ -109,7 +109,7 @@ class SpeechStream:
         self._task.add_done_callback(lambda _: callback())
 
     def take_words(self) -> tuple[Word, ...]:
-        """Return the words that have ended since the last call. Those of a piece of audio are known before it."""
+        """Return the words that have ended since the last call. Words are available before their audio."""
         words, self._words = tuple(self._words), []
         return words
 

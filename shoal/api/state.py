@@ -116,7 +116,7 @@ class ServerState:
     async def _reload_keys(self, file: KeyFile) -> None:
         try:
             self.keys = await asyncio.to_thread(load_keys, self.config)
-            logger.info("%s after a change of %s", counted(len(self.keys), "key"), file.path.name)
+            logger.info("loaded %s after a change of %s", counted(len(self.keys), "key"), file.path.name)
         except ShoalError as problem:
             logger.warning("keys not reloaded, keeping the previous ones: %s", problem)
 

@@ -14,7 +14,7 @@ from shoal.voices.store import VoiceStore
 PROFILE = "shoal.json"
 BUILTIN_VOICES = "voices"  # directory of a model's own voices
 MODEL_FILES = (".json", ".pth", ".safetensors", ".tiktoken")
-SAMPLES, SAMPLE_BYTES = 8, 64 << 10  # blocks hashed of a large file, evenly spread: models have gigabytes
+SAMPLES, SAMPLE_BYTES = 8, 64 << 10  # blocks hashed of a large file, evenly spaced: models have gigabytes
 
 
 def model_fingerprint(name: str, codec: Path | None) -> str:

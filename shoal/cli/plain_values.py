@@ -12,7 +12,7 @@ PLAIN = {bool, int, float, str, Path, NoneType}
 
 
 def skip_conversion(param: Any) -> None:
-    """Let a parameter pass on values that have its type, and make paths of strings. In place, repeatable.
+    """Let a parameter pass on values that have its type, and convert strings to paths. In place, repeatable.
 
     Parameters of other types, and those of a Typer that converts differently, are left alone.
     """

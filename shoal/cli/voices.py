@@ -86,7 +86,7 @@ def describe(
     preview: Annotated[str | None, typer.Option(help="Sentence that the preview on the web page speaks.")] = None,
     voices: Directory = None,
 ) -> None:
-    """Set the words about a stored voice that lists and the web page show; what is not given stays.
+    """Set the description of a stored voice for lists and the web page; omitted fields do not change.
 
     Example: shoal voices describe narrator --title Anna --gender female --accent Irish
     """
@@ -121,7 +121,7 @@ def remove(name: Name, voices: Directory = None) -> None:
 
 
 def _words(voice: dict[str, Any]) -> str:
-    """Return the words about a voice for one line of a list."""
+    """Return the description of a voice as one line of a list."""
     facts = ", ".join(voice[key] for key in ("title", "gender", "accent") if voice[key])
     origin = "(built into nano)" if voice["builtin"] else ""
     return "  ".join(part for part in (facts, voice["description"], origin) if part)

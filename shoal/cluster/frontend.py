@@ -91,7 +91,7 @@ async def watch_replicas(
             found = await asyncio.to_thread(health or replica_health)
             service.ready = found["ready"] > 0
         except Exception:  # edge to Ray, whose controller may restart: the last known state stays
-            logger.exception("the state of the replicas is not known")
+            logger.exception("cannot read the state of the replicas; keeping the last known one")
         await asyncio.sleep(seconds)
 
 

@@ -39,7 +39,7 @@ class JsonErrors:
 
         await self._app(scope, receive, send_unless_replaced)
         if not started:
-            problem = EngineStopped("the server in charge of this request stopped; another takes over, try again")
+            problem = EngineStopped("the frontend that served this request stopped; send the request again")
             await send_error(scope, receive, send, problem)
 
 

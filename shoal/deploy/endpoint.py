@@ -73,7 +73,7 @@ class EndpointSpec:
     concurrency: int = 16  # target of autoscaling: concurrent requests per instance
     multi_model: bool = False
     environment: dict[str, str] = field(default_factory=dict)
-    canary: Canary | None = None  # how an update proceeds; no part of the state
+    canary: Canary | None = None  # how an update proceeds; not part of the state
     candidate: CandidateModel | None = None
 
     def __post_init__(self) -> None:

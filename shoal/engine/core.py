@@ -167,9 +167,9 @@ class EngineCore:
     def _plan(self) -> Batch:
         """Return the next batch; empty while other sequences are in flight and a suspect has to run alone.
 
-        Otherwise a failing step would make them suspects as well, and the culprit would never be found.
+        Otherwise a failing step would make them suspects as well, and the request that fails could not be identified.
         """
-        # Asked at every step: another backend may be in use since the last one.
+        # Read at every step: the backend may have changed since the last one.
         self.scheduler.token_budget = self.config.token_budget or self.runner.token_budget
         suspect = self._suspect()
         if suspect is not None and suspect.slot < 0 and not self.scheduler.has_free_slot:

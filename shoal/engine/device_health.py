@@ -37,7 +37,7 @@ class DeviceHealth:
         self._failures = 0
 
     def record_step(self, has_frames: bool, codec_failures: int) -> None:
-        """Forget earlier failures after a step with frames. Raises DeviceFailed when the codec fails all the time."""
+        """Forget earlier failures after a step with frames. Raises DeviceFailed when the codec keeps failing."""
         if codec_failures >= MAX_FAILURES:
             raise DeviceFailed(f"{codec_failures} codec calls in a row failed")
         if has_frames:

@@ -177,7 +177,7 @@ class NativeEngine:
     def _prefix_file(self, utterance: Utterance, voice: str | None) -> PrefixFile | None:
         """Return the stored blocks of the built-in voice that an utterance starts with; None if there can be none.
 
-        Nothing is stored of a user's own voices: what is computed from a recording must go when it is deleted.
+        Blocks of a user's own voices are not stored: deleting a recording must delete everything computed from it.
         """
         prefix, pool = utterance.turns[0].prefix, self.scheduler.pool
         if self._prefixes is None or prefix is None or not self.config.prefix_cache:

@@ -1,4 +1,4 @@
-"""Compile the kernels that need the most of a GPU and compare them with its limits, without launching anything."""
+"""Compile the kernels with the highest resource use and compare them with the GPU's limits, without launching any."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
 """Transformer block shared by the slow and the fast transformer.
 
 Activations are [tokens, dim]: the tokens of all sequences, concatenated. Only attention depends on which token belongs
-to which sequence, so that knowledge lives in the KV cache: a block passes it q, k and v and receives the attention
+to which sequence, so the KV cache holds that mapping: a block passes it q, k and v and receives the attention
 output.
 """
 

@@ -110,7 +110,7 @@ def _choose_for_gpu(
 
 
 def _require_effect(modes: WeightModes, stored: WeightModes, model: DualAR, codec: Codec) -> None:
-    """Refuse a setting that would silently do nothing. int8 is no such setting for weights that are stored so."""
+    """Raise InvalidRequest for modes without effect. Weights that are stored as int8 may stay int8."""
     if "int8" in (modes.slow, modes.fast) and not _has_int8(stored) and not benefits_from_int8(model):
         raise InvalidRequest("this model's matrices are too small for int8 on a CPU: leave --quantize out")
     if modes.codec == "int8" and not any(map(benefits_from_int8, decode_side(codec))):

@@ -61,7 +61,7 @@ class StallWatchdog:
             self._schedule()
 
     def stop(self) -> None:
-        """Stop for good: a lost transport has no buffer to query."""
+        """Stop permanently: a lost transport has no buffer to query."""
         self._stopped = True
         if self._next is not None:
             self._next.cancel()

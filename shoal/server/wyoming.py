@@ -217,7 +217,7 @@ class WyomingConnection:
         await self._fail(InternalError())
 
     async def _fail(self, error: BaseException) -> None:
-        """Tell the client and close. An error leaves the state of the connection unknown to the client."""
+        """Send the error and close: after an error the client does not know the state of the connection."""
         logger.info("%s: %s", self.id, error)
         if isinstance(error, SlowReader):
             self.writer.transport.abort()

@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     device: Device = Field("auto", description="Device to run on: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.")
     dtype: Dtype = Field(
         None,
-        description="Type of weights and activations: `float32`, `bfloat16` or `float16`. Unset: chosen "
+        description="Dtype of weights and activations: `float32`, `bfloat16` or `float16`. Unset: chosen "
         "for the device.",
     )
     quantize: Weights = Field(
@@ -116,7 +116,7 @@ class Settings(BaseSettings):
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
-        description="Type of the KV cache; `auto` is the model's type. `int8` and `fp8` hold twice as many tokens; "
+        description="Dtype of the KV cache; `auto` is the model's dtype. `int8` and `fp8` hold twice as many tokens; "
         'on a CPU they need `backend = "eager"`.',
     )
     prefix_cache: bool = Field(
@@ -184,13 +184,13 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = Field(
         None,
         min_length=16,
-        description="Key of the operator's routes, `/v1/admin/…`, at least 16 characters; it is no API key. "
+        description="Key of the operator's routes, `/v1/admin/…`, at least 16 characters; it is not an API key. "
         "Unset: these routes do not exist.",
     )
     keys_file: Path | None = Field(
         None,
         description="File of API keys made by `shoal keys`. Unset: `keys.json` in the user's "
-        "configuration directory; a running server takes it up when it is created.",
+        "configuration directory; a running server loads it when it is created.",
     )
     ignore_instructions: bool = Field(
         False,

@@ -250,7 +250,7 @@ class VoiceCache:
 
     @contextmanager
     def _waiting(self, pending: PendingVoice) -> Iterator[None]:
-        """Count the caller out on exit; without callers an encoding that has not started is cancelled."""
+        """Stop counting the caller on exit; without callers, cancel an encoding that has not started."""
         try:
             yield
         finally:

@@ -11,7 +11,7 @@ MAX_CHARACTERS = {"title": 80, "description": 500, "gender": 16, "accent": 60, "
 
 @dataclass(frozen=True, slots=True)
 class VoiceDescription:
-    """Words about a voice. Every field may be empty; the synthesis reads none of them."""
+    """Description of a voice. Every field may be empty; none affects the audio."""
 
     title: str = ""  # shown instead of the name
     description: str = ""  # character and use

@@ -49,7 +49,7 @@ class CodecEncoder(CodecRates):
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Run the block on a stream of its own, so that it does not hold up steps, and as the codec's only call."""
+        """Run the block on a stream of its own, so that it does not delay steps, and as the codec's only call."""
         with self._lock, self._on_own_stream():
             yield
 

@@ -156,6 +156,6 @@ def _speech_findings(report: RecordingReport, spread_db: float) -> Iterator[Find
 def _transcript_findings(seconds: float, transcript: str) -> Iterator[Finding]:
     pace = seconds / (reading_seconds(transcript) or math.inf)
     if pace and pace < PACE[0]:
-        yield Finding("transcript_long", "the transcript is longer than the recording: does it say more than is heard?")
+        yield Finding("transcript_long", "the transcript is longer than the recording: does it have extra words?")
     elif pace > PACE[1]:
         yield Finding("transcript_short", "the transcript is short for this recording: are words missing?")

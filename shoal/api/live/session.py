@@ -3,9 +3,9 @@
 A context is one stream of audio with one header and one encoder. Its sentences are spoken one after the other; each is
 its own request to the engine, so a context without text holds no slot, and each continues the sentences before it
 within the model's context limit. While a context has text to speak it holds a place in the admission queue. Cancelling
-a context releases its slot at the engine's next step and leaves the other contexts of the socket alone.
+a context releases its slot at the engine's next step and does not affect the other contexts of the socket.
 
-Nothing here knows a wire format: a route parses events, calls the methods below and sends what it is given.
+This module does not depend on a wire format: a route parses events, calls the methods below and sends the audio.
 """
 
 import asyncio

@@ -29,7 +29,7 @@ OPENAI_VOICES = frozenset({*GENDERS, "default"})
 def assign_openai_voices(store: VoiceStore, default: str | None) -> dict[str, str]:
     """Return the built-in voice of each OpenAI name; empty without built-in voices. Blocks on file I/O.
 
-    `alloy`, the name most clients send by default, is the default voice. The others are spread over the
+    `alloy`, the name most clients send by default, is the default voice. The others are distributed over the
     voices of their gender, always in the same way.
     """
     genders = {name: store.description(name).gender for name in store.names() if store.is_builtin(name)}

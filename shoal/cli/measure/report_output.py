@@ -30,7 +30,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class ReportFlags:
-    """Where the results of a measurement go."""
+    """Destinations of the results of a measurement."""
 
     json: JsonFile = None
     html: Html = None

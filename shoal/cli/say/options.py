@@ -62,7 +62,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How `shoal say` reads a text."""
+    """Text options of `shoal say`: normalization and SSML."""
 
     as_written: flags.AsWritten = False
     normalize: flags.Normalize = None

@@ -117,7 +117,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the changes witho
 
 @dataclass(frozen=True)
 class RolloutFlags:
-    """How an update of an endpoint takes effect."""
+    """Rollout options of an endpoint update: canary and candidate."""
 
     canary: CanaryOption = None
     canary_seconds: CanarySeconds = 600

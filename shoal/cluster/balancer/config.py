@@ -27,7 +27,7 @@ class BalancerConfig:
     strategy: StrategyName = "least-connections"
     check_seconds: float = 2.0  # between two health checks of a worker
     connect_seconds: float = 2.0
-    give_up_checks: int = 5  # unanswered health checks in a row after which requests in flight leave the worker
+    give_up_checks: int = 5  # consecutive unanswered health checks after which requests are retried or ended
     attempts: int = 3  # workers that one request is tried on: a request that crashes workers must not crash all
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # names in Host headers, which workers do not see; see HostMiddleware

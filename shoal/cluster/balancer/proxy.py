@@ -103,7 +103,7 @@ class Proxy:
             return RelayedResponse(body_chunks, response.status_code, headers, held=stack.pop_all())
 
     def _lost(self, request: Request, worker: Worker, problem: httpx.TransportError) -> None:
-        """Take the worker out until its next check. Raises EngineStopped if the request must not be repeated."""
+        """Mark the worker unhealthy until its next check. Raises EngineStopped if the request must not be repeated."""
         worker.mark(f"connection failed: {type(problem).__name__}")
         worker.counts["failed"] += 1
         if not is_repeatable(request) and not isinstance(problem, httpx.ConnectError | httpx.ConnectTimeout):

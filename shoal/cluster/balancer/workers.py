@@ -57,7 +57,7 @@ class Worker:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """Wait for bytes of the worker inside the block. Raises httpx.ReadTimeout if the worker is given up."""
+        """Wait for bytes of the worker inside the block. Raises httpx.ReadTimeout after `give_up`."""
         try:
             async with asyncio.timeout(None) as wait:
                 self.waits.add(wait)
@@ -72,7 +72,7 @@ class Worker:
         """End all waits: a machine that lost power or network never closes its connections."""
         if self.waits:
             logger.warning(
-                "worker %s: %d health checks unanswered, %d requests leave it",
+                "worker %s: %d health checks unanswered; retrying or ending its %d requests",
                 self.name,
                 self.unanswered_checks,
                 len(self.waits),
@@ -171,7 +171,7 @@ class WorkerPool:
 
 
 class WeightedShares:
-    """Smooth weighted round robin: spreads the choices of each key evenly over time, in proportion to its share."""
+    """Smooth weighted round robin: distributes the choices of each key evenly over time, in proportion to its share."""
 
     def __init__(self) -> None:
         self._credit: Counter[float] = Counter()

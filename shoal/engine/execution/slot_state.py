@@ -55,7 +55,7 @@ class SlotStates:
         state.window[slots] = past[:, width:].unflatten(1, (width, -1))
 
     def _packed(self, sequence: Sequence) -> np.ndarray:
-        """Slot, frame, settings, newest token and window as one row."""
+        """Return slot, frame, settings, newest token and window as one row."""
         window = np.zeros(self.state.window.shape[1:])
         recent = sequence.recent(window.shape[1])
         window[:, : len(recent)] = recent.T

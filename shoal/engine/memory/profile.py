@@ -31,7 +31,7 @@ INT4 = "slow=int4,fast=int8"
 
 
 class SlotsDoNotFit(Exception):
-    """The device's memory limit does not hold the engine with this many slots. Not seen outside of this module."""
+    """The device's memory limit does not hold the engine with this many slots. Caught in this module."""
 
 
 @dataclass(frozen=True, slots=True)

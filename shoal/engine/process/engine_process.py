@@ -48,7 +48,7 @@ class EngineProcess:
         self.start_error: ShoalError | None = None
         self.blamed: frozenset[int] | None = None  # jobs suspected of crashing the process; None: not known
         self.steps = 0
-        # Times: of the last step or the last heartbeat without work, of the last message, with a job.
+        # Monotonic times of the last step or idle heartbeat, of the last message, and of the last moment with a job.
         self.progress = self.last_reply = self.busy = time.monotonic()
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._on_reply = on_reply

@@ -66,7 +66,7 @@ class Backends:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts about a loaded model, known without a round trip to the engine. Only `backends` changes in service."""
+    """Properties of a loaded model, known without a round trip to the engine. Only `backends` changes in service."""
 
     default_sampling: SamplingParams
     default_voice: str | None  # for requests that name no voice

@@ -328,7 +328,7 @@ class Supervisor:
         return None
 
     def _replay(self, process: EngineProcess, job: EngineJob) -> None:
-        """Give a job of a dead process to the next one, which starts it alone if it may have crashed the process."""
+        """Resubmit a job of a dead process; the next process starts it alone if it may have caused the crash."""
         blamed = process.blamed is None or job.id in process.blamed
         if blamed and isinstance(job.command, Speak):
             job.command = replace(job.command, replayed=True)
@@ -398,7 +398,7 @@ class Supervisor:
             if asleep:
                 self._wake_for_work()
             elif self._fall_asleep():
-                logger.info("engine process ends after %g s without requests", self.config.sleep_seconds)
+                logger.info("stopping the engine process after %g s without requests", self.config.sleep_seconds)
             elif current is None or current.exited.wait(0.1):
                 self._restart(current)
             elif current.jobs and time.monotonic() - current.progress > self.config.hang_seconds:
@@ -427,7 +427,7 @@ class Supervisor:
                 return
             self.activity = "waking"
             self.wakes += 1
-        logger.info("engine process starts again: a request has arrived")
+        logger.info("starting the engine process for a new request")
         self._start_again()
 
     def _kill_overdue(self) -> None:

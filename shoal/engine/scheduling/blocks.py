@@ -1,8 +1,8 @@
 """KV block pool: reference counts, prefix cache keyed by content hash, LRU eviction.
 
 A block is free, held by one or more sequences, or cached: full and unreferenced, kept for prompts with the same prefix.
-The key of a full block hashes all tokens up to its end, all codebooks included, so equal keys mean equal keys and
-values. A partially filled block has no key and exactly one holder.
+The key of a full block is a hash of all tokens up to its end, all codebooks included, so blocks with equal hashes have
+equal KV content. A partially filled block has no key and exactly one holder.
 """
 
 from collections import OrderedDict, deque

@@ -3,7 +3,7 @@
 `stream-input` speaks one text: an empty text ends it, and the server closes the socket after the last audio.
 `multi-stream-input` has several contexts, each with its own text and audio. `flush` speaks the buffered text.
 `close_context` after a flush ends the context once its text is spoken; before a flush, or when it is repeated, it
-interrupts: the slot is released at the engine's next step. Errors of one context leave the others alone.
+interrupts: the slot is released at the engine's next step. Errors of one context do not affect the others.
 The dialogue socket, which clients use with newer models, differs in the names of fields and in where the voice is: each
 context names its own.
 

@@ -55,7 +55,7 @@ FORM: dict[str, Any] = {
     "name": {"type": "string", "pattern": VOICE_NAME, "maxLength": 255},
     "files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}},
     "text": {"type": "string", "minLength": 1, "description": "Extension: transcript, if there is one recording."},
-    "description": {"type": "string", "maxLength": 500, "description": "Words about the voice."},
+    "description": {"type": "string", "maxLength": 500, "description": "Description of the voice."},
     "labels": {"type": "string", "description": "JSON object; `gender` and `accent` are kept."},
     "remove_background_noise": IGNORED_PART,
 }

@@ -1,7 +1,7 @@
 """`/v1/tts/live`: text arrives as it is written, audio is sent as it is generated.
 
 Messages are binary frames with one MessagePack map each. The client sends `start` with the fields of `/v1/tts`, any
-number of `text`, `flush` to speak the buffered text, and `stop`, or `cancel` to be silent at once. The server sends
+number of `text`, `flush` to speak the buffered text, and `stop`, or `cancel` to stop immediately. The server sends
 `audio`, and `finish` with the reason `stop`, `cancel` or `error` and how much was spoken. The socket then waits for the
 next `start`; after an error it is closed. All audio of a session is one stream, with one header and one encoder.
 

@@ -37,7 +37,7 @@ class NewVoice(Body):
 
 
 class VoiceWords(Body):
-    """Words about a voice, for people who choose one. They do not change how it sounds."""
+    """Description of a voice, shown in lists of voices. It does not affect the audio."""
 
     title: Annotated[str, Field(max_length=80, description="Name to display.")] = ""
     description: Annotated[str, Field(max_length=500, description="Character and use of the voice.")] = ""

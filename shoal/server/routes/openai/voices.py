@@ -1,4 +1,4 @@
-"""`/v1/audio/voices` and `/v1/audio/models`: voices as objects, for OpenAI's clients, Open WebUI and relatives."""
+"""`/v1/audio/voices` and `/v1/audio/models`: voices as objects, for OpenAI's clients, Open WebUI and similar ones."""
 
 import asyncio
 from datetime import datetime
@@ -39,7 +39,7 @@ class AudioVoice(BaseModel):
 
 
 class AudioVoiceList(BaseModel):
-    """All voices, as OpenAI lists objects (`data`) and as Open WebUI and its relatives read them (`voices`)."""
+    """All voices, as OpenAI lists objects (`data`) and as Open WebUI and similar clients read them (`voices`)."""
 
     object: Literal["list"] = "list"
     data: list[AudioVoice]

@@ -37,7 +37,7 @@ class Objective:
 def summarize_stage(stage: LoadStage, outcomes: Sequence[LoadOutcome], objective: Objective) -> dict[str, Any]:
     """Return the figures of a stage. Rates refer to the time until the last request has ended.
 
-    Complete answers without audio are counted as `empty`: they are no errors of the server, miss the objective, and
+    Complete answers without audio are counted as `empty`: they are not server errors, miss the objective, and
     have no part in latency and throughput.
     """
     outcomes = sorted(outcomes, key=lambda each: each.number)
