@@ -141,7 +141,7 @@ class SpeechRequest:
     language: str | None = None  # spell out numbers and symbols in this language, for models that do not need it
     ssml: bool | None = None  # whether the text is SSML; None: if it begins with <speak>
     lexicon: tuple[Pronunciation, ...] = ()
-    timeout: float | None = None  # seconds from submission to the last sample
+    timeout: float | None = None  # seconds from admission to the last sample
     whole: bool = False  # return audio only when complete, so that a failed generation can be retried
     client: str = ""  # name of the API key; waiting requests start round robin over the clients
     # Earlier turns that this text continues, as returned by the last chunk of the request before. None: the text stands
@@ -166,6 +166,10 @@ class SpeechRequest:
             raise InvalidRequest(f"timeout must be greater than 0 seconds, not {self.timeout:g}")
         if self.first_chunk_frames is not None and self.first_chunk_frames < 1:
             raise InvalidRequest(f"first_chunk_frames must be at least 1, not {self.first_chunk_frames}")
+
+    def deadline_from(self, admitted: float) -> float | None:
+        """Return the absolute deadline, on the clock of `admitted`; None without a timeout."""
+        return None if self.timeout is None else admitted + self.timeout
 
     def first_voice(self, exists: Callable[[str], bool]) -> str | None:
         """Return the first of `voice` and its fallbacks that exists, `voice` without one; None: the model's default."""

@@ -36,8 +36,11 @@ class SpeechService(Protocol):
     @property
     def sample_rate(self) -> int: ...
 
-    def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
-        """Yield chunks as they are generated. Closing the generator cancels the request."""
+    def speak(self, request: SpeechRequest, deadline: float | None = None) -> AsyncGenerator[AudioChunk, None]:
+        """Yield chunks as they are generated. Closing the generator cancels the request.
+
+        `deadline` is absolute, in `time.monotonic()` seconds; without it the request's timeout starts now.
+        """
 
     async def aencode(self, audio: bytes) -> Codes:
         """Return the codes [codebooks, frames] of a recording. Cancelling the task cancels the work."""

@@ -91,7 +91,7 @@ class SpeechStream:
         self._state, self._job = state, job
         expected = expected_seconds(job.request, job.engine.frame_rate)
         self.accounting = RequestAccounting(state, job.api, job.key, job.id, expected_seconds=expected)
-        self._deadline = deadline_of(job.request)
+        self._deadline = job.request.deadline_from(self.accounting.started)
         self._recorder = state.kept_speech.record(job.key.name, job.id, job.request.text)
         self.buffer = ByteBuffer(limits.buffer_bytes, limits.slow_reader)
         self._words: list[Word] = []  # words that have not been taken
@@ -159,20 +159,19 @@ class SpeechStream:
         return piece
 
 
-def deadline_of(request: SpeechRequest) -> float | None:
-    """Return the absolute deadline, in event loop time, of a request that starts now."""
-    return None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
-
-
 async def chunks_before(
     deadline: float | None, service: SpeechService, request: SpeechRequest
 ) -> AsyncGenerator[AudioChunk, None]:
-    """Yield the chunks of a request. Raises DeadlineExceeded when the engine does not answer in time."""
-    limit = None if deadline is None else deadline + GRACE_SECONDS
-    async with aclosing(service.speak(request)) as chunks:
+    """Yield the chunks of a request. Raises DeadlineExceeded when the engine does not answer in time.
+
+    `deadline` is absolute, in `time.monotonic()` seconds.
+    """
+    async with aclosing(service.speak(request, deadline)) as chunks:
         while True:
             try:
-                async with asyncio.timeout_at(limit):
+                # Relative, because the event loop may have another clock.
+                remaining = None if deadline is None else deadline + GRACE_SECONDS - time.monotonic()
+                async with asyncio.timeout(remaining):
                     chunk = await anext(chunks)
             except StopAsyncIteration:
                 return

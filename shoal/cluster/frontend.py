@@ -52,9 +52,9 @@ class Frontend:
         log_level: str = "info",
     ) -> None:
         set_up_logging(log_format, log_level)
-        facts = await wait_for_facts(replicas, source)
-        service = ClusterService(replicas, facts)
-        engine = engine_handle(service, facts, source, voices)
+        model_info = await wait_for_model_info(replicas, source)
+        service = ClusterService(replicas, model_info)
+        engine = engine_handle(service, model_info, source, voices)
         # This frontend bounds the queue by its share of the capacity of all replicas.
         share = math.ceil(config.capacity * cluster.max_replicas / cluster.frontends)
         # Several frontends would overwrite each other's counts in one file.
@@ -70,7 +70,7 @@ class Frontend:
         return strip_request_id(create_app(self._state, before=[self._routes]))
 
 
-async def wait_for_facts(replicas: DeploymentHandle, source: EngineSource) -> ModelInfo:
+async def wait_for_model_info(replicas: DeploymentHandle, source: EngineSource) -> ModelInfo:
     """Return the model information of a replica that runs `source`: in an upgrade, old ones run another model."""
     while True:
         known: list[tuple[EngineSource, ModelInfo] | Exception] = []

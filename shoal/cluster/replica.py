@@ -102,7 +102,7 @@ class Replica:
             "first_audio_seconds": percentiles(stats.first_audio),
             "speech_seconds": percentiles(stats.whole),
             "voices": list(reversed(stats.voices)),
-            "facts": _summary(supervisor.model_info),
+            "model_info": _summary(supervisor.model_info),
         }
         with suppress(TimeoutError, ShoalError):
             async with asyncio.timeout(STATISTICS_SECONDS):
@@ -124,6 +124,6 @@ class Replica:
             await asyncio.to_thread(supervisor.close)
 
 
-def _summary(facts: ModelInfo) -> dict[str, Any]:
-    backends = {"backend": facts.backends.model, "codec_backend": facts.backends.codec}
-    return {"model": facts.model, "device": facts.device, **backends, "sample_rate": facts.sample_rate}
+def _summary(info: ModelInfo) -> dict[str, Any]:
+    backends = {"backend": info.backends.model, "codec_backend": info.backends.codec}
+    return {"model": info.model, "device": info.device, **backends, "sample_rate": info.sample_rate}

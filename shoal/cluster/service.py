@@ -28,33 +28,36 @@ REPORT_SECONDS = 5.0
 class ClusterService:
     """Implements the interface of the engine service on top of Ray Serve."""
 
-    def __init__(self, replicas: DeploymentHandle, facts: ModelInfo) -> None:
-        self._replicas, self._facts = replicas, facts
+    def __init__(self, replicas: DeploymentHandle, model_info: ModelInfo) -> None:
+        self._replicas, self._model_info = replicas, model_info
         self._speak = replicas.options(stream=True).speak
         # Whether a replica runs. Requests are accepted either way: Ray queues them until one does.
         self.ready = True
 
     @property
     def default_sampling(self) -> SamplingParams:
-        return self._facts.default_sampling
+        return self._model_info.default_sampling
 
     @property
     def default_voice(self) -> str | None:
-        return self._facts.default_voice
+        return self._model_info.default_voice
 
     @property
     def sample_rate(self) -> int:
-        return self._facts.sample_rate
+        return self._model_info.sample_rate
 
-    async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
+    async def speak(
+        self, request: SpeechRequest, deadline: float | None = None
+    ) -> AsyncGenerator[AudioChunk, None]:
         """Yield chunks as they are generated; closing the generator cancels the request.
 
         When a replica is lost, a request without audio so far is sent to another replica. Raises ShoalError.
+        `deadline` is absolute, in `time.monotonic()` seconds; without it the request's timeout starts now.
         """
-        started = time.monotonic()
+        deadline = request.deadline_from(time.monotonic()) if deadline is None else deadline
         for attempt in range(1, ATTEMPTS + 1):
             has_audio, resample = False, ChunkResampler(self.sample_rate)
-            chunks = self._stream(_with_remaining_timeout(request, started))
+            chunks = self._stream(_with_remaining_timeout(request, deadline))
             try:
                 async for chunk in chunks:
                     has_audio = True
@@ -141,10 +144,9 @@ def gather(replicas: DeploymentHandle) -> list[dict[str, Any]]:
     return sorted((each for each in reports if isinstance(each, dict)), key=lambda each: each["rank"])
 
 
-def _with_remaining_timeout(request: SpeechRequest, started: float) -> SpeechRequest:
-    if request.timeout is None:
-        return request
-    return replace(request, timeout=max(request.timeout - (time.monotonic() - started), 1e-3))
+def _with_remaining_timeout(request: SpeechRequest, deadline: float | None) -> SpeechRequest:
+    """Set the timeout to the time until the deadline: machines do not share a monotonic clock."""
+    return request if deadline is None else replace(request, timeout=max(deadline - time.monotonic(), 1e-3))
 
 
 def _add(total: dict[str, Any], figures: dict[str, Any]) -> None:

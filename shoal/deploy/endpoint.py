@@ -206,7 +206,7 @@ class EndpointSpec:
 
 
 @dataclass(frozen=True)
-class Step:
+class ApiCall:
     """API call that changes something, with a description."""
 
     description: str
@@ -233,13 +233,13 @@ class SageMakerAccount:
             self._scaling = boto3.client("application-autoscaling", region_name=region)
             self._alarms = boto3.client("cloudwatch", region_name=region)
 
-    def steps(self, spec: EndpointSpec) -> list[Step]:
+    def calls(self, spec: EndpointSpec) -> list[ApiCall]:
         """Return the calls to make, in order; empty when the endpoint is up to date. Only reads from AWS."""
         with aws_errors():
             current = self._current_instances(spec)
             _check_canary(spec, current)
             outdated = [name for name in current if self._is_outdated(spec, name, current[name])]
-            return [*self._endpoint_steps(spec, outdated), *self._scaling_steps(spec, outdated)]
+            return [*self._endpoint_calls(spec, outdated), *self._scaling_calls(spec, outdated)]
 
     def _current_instances(self, spec: EndpointSpec) -> dict[str, str]:
         """Return the instance type of each variant that the endpoint has now; empty if there is no endpoint."""
@@ -256,40 +256,40 @@ class SageMakerAccount:
         """Return whether AWS would reject the update: a scaled variant is removed or gets another instance type."""
         return spec.instances.get(variant) != instance and self._target(spec.resource(variant)) is not None
 
-    def _endpoint_steps(self, spec: EndpointSpec, outdated: Sequence[str]) -> Iterator[Step]:
+    def _endpoint_calls(self, spec: EndpointSpec, outdated: Sequence[str]) -> Iterator[ApiCall]:
         sagemaker = self._sagemaker
-        yield from filter(None, (self._model_step(model) for model in spec.models))
+        yield from filter(None, (self._model_call(model) for model in spec.models))
         if _describe(lambda: sagemaker.describe_endpoint_config(EndpointConfigName=spec.config_name)) is None:
             description = f"create the configuration {spec.config_name} ({spec.min_instances} x {spec.instance})"
-            yield Step(description, lambda: sagemaker.create_endpoint_config(**spec.config))
+            yield ApiCall(description, lambda: sagemaker.create_endpoint_config(**spec.config))
         found = _describe(lambda: sagemaker.describe_endpoint(EndpointName=spec.name))
         changed = found is not None and found["EndpointConfigName"] != spec.config_name
         if found is None:
-            yield Step(f"create the endpoint {spec.name}", lambda: sagemaker.create_endpoint(**spec.names))
+            yield ApiCall(f"create the endpoint {spec.name}", lambda: sagemaker.create_endpoint(**spec.names))
         elif changed:
-            yield from (self._stop_scaling_step(spec, variant) for variant in outdated)
-            yield from self._update_steps(spec, found["EndpointConfigName"])
+            yield from (self._stop_scaling_call(spec, variant) for variant in outdated)
+            yield from self._update_calls(spec, found["EndpointConfigName"])
         if found is None or changed or found["EndpointStatus"] != "InService":
             # Scaling can only be set on an endpoint that is in service.
-            yield Step(f"wait until {spec.name} is in service", lambda: self._wait(spec))
+            yield ApiCall(f"wait until {spec.name} is in service", lambda: self._wait(spec))
 
-    def _model_step(self, model: Spec) -> Step | None:
+    def _model_call(self, model: Spec) -> ApiCall | None:
         name, sagemaker = model["ModelName"], self._sagemaker
         if _describe(lambda: sagemaker.describe_model(ModelName=name)) is not None:
             return None
-        return Step(f"create the model {name}", lambda: sagemaker.create_model(**model))
+        return ApiCall(f"create the model {name}", lambda: sagemaker.create_model(**model))
 
-    def _stop_scaling_step(self, spec: EndpointSpec, variant: str) -> Step:
+    def _stop_scaling_call(self, spec: EndpointSpec, variant: str) -> ApiCall:
         resource = spec.resource(variant)
-        return Step(f"stop scaling {variant}", lambda: self._scaling.deregister_scalable_target(**resource))
+        return ApiCall(f"stop scaling {variant}", lambda: self._scaling.deregister_scalable_target(**resource))
 
-    def _update_steps(self, spec: EndpointSpec, current: str) -> Iterator[Step]:
+    def _update_calls(self, spec: EndpointSpec, current: str) -> Iterator[ApiCall]:
         canary = spec.canary
         if canary is not None and not canary.alarms and not self._alarm_exists(spec):
             description = f"create the alarm {spec.alarm['AlarmName']} (more than {ALARM_ERROR_SHARE:.0%} 5xx)"
-            yield Step(description, lambda: self._alarms.put_metric_alarm(**spec.alarm))
+            yield ApiCall(description, lambda: self._alarms.put_metric_alarm(**spec.alarm))
         how = "" if canary is None else f", {canary.percent} % of the instances first, for {canary.seconds} s"
-        yield Step(
+        yield ApiCall(
             f"update the endpoint {spec.name} from {current}{how}",
             lambda: self._sagemaker.update_endpoint(**spec.update),
         )
@@ -298,20 +298,20 @@ class SageMakerAccount:
         found = self._alarms.describe_alarms(AlarmNames=[spec.alarm["AlarmName"]])["MetricAlarms"]
         return bool(found) and _matches(found[0], spec.alarm)
 
-    def _scaling_steps(self, spec: EndpointSpec, outdated: Sequence[str]) -> Iterator[Step]:
+    def _scaling_calls(self, spec: EndpointSpec, outdated: Sequence[str]) -> Iterator[ApiCall]:
         for variant in spec.instances:
-            yield from self._variant_scaling_steps(spec, variant, force=variant in outdated)
+            yield from self._variant_scaling_calls(spec, variant, force=variant in outdated)
 
-    def _variant_scaling_steps(self, spec: EndpointSpec, variant: str, *, force: bool) -> Iterator[Step]:
+    def _variant_scaling_calls(self, spec: EndpointSpec, variant: str, *, force: bool) -> Iterator[ApiCall]:
         scaling, resource = self._scaling, spec.resource(variant)
         target, policy = spec.target(resource), spec.policy(resource)
         if force or not _matches(self._target(resource), target):
             description = f"scale {variant} between {spec.min_instances} and {spec.max_instances} instances"
-            yield Step(description, lambda: scaling.register_scalable_target(**target))
+            yield ApiCall(description, lambda: scaling.register_scalable_target(**target))
         policies = scaling.describe_scaling_policies(**resource)["ScalingPolicies"]
         if force or not any(_matches(each, policy) for each in policies):
             description = f"aim at {spec.concurrency} concurrent requests per instance of {variant}"
-            yield Step(description, lambda: scaling.put_scaling_policy(**policy))
+            yield ApiCall(description, lambda: scaling.put_scaling_policy(**policy))
 
     def _target(self, resource: Spec) -> Spec | None:
         """Return the variant's registration for scaling."""

@@ -142,7 +142,7 @@ class NativeEngine:
             self.checkpoint,
             context_limit=self.tracker.context_limit,
             lexicon=self.lexicon,
-            deadline=None if request.timeout is None else self._clock() + request.timeout,
+            deadline=request.deadline_from(self._clock()),
         )
         voice = utterance.turns[0].delivery.voice or request.voice or self.checkpoint.profile.voice
         return UtteranceStream(utterance, self._chunks(utterance, self._prefix_file(utterance, voice)))

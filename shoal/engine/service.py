@@ -89,16 +89,21 @@ class Service:
             clones=checkpoint.profile.clones,
         )
 
-    async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
-        """Yield chunks as they are generated; the last carries the finish reason. Closing the generator cancels."""
-        utterance = await self.prepare(request)
+    async def speak(
+        self, request: SpeechRequest, deadline: float | None = None
+    ) -> AsyncGenerator[AudioChunk, None]:
+        """Yield chunks as they are generated; the last carries the finish reason. Closing the generator cancels.
+
+        `deadline` is absolute, on the engine's clock; without it the request's timeout starts now.
+        """
+        utterance = await self.prepare(request, deadline=deadline)
         async with aclosing(self.thread.aspeak(utterance)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     def speak_blocking(self, request: SpeechRequest, voice: Voice | None = None) -> UtteranceStream:
         """Start an utterance from a thread that may block. `voice` overrides the voice that the request names."""
-        deadline = self.deadline_of(request)
+        deadline = request.deadline_from(self.core.clock())
         utterance = self.build_utterance(request, voice or self.resolve_blocking(request), deadline)
         return UtteranceStream(utterance, self.thread.speak(utterance))
 
@@ -106,10 +111,6 @@ class Service:
         """Return the voice of a request, encoding it first if it is not cached."""
         source = self._voice_source(request)
         return None if source is None else self.voices.resolve_blocking(source)
-
-    def deadline_of(self, request: SpeechRequest) -> float | None:
-        """Return the absolute deadline, on the engine's clock, of a request that is admitted now."""
-        return None if request.timeout is None else self.core.clock() + request.timeout
 
     async def prepare(
         self, request: SpeechRequest, voice: Voice | None = None, *, deadline: float | None = None
@@ -119,7 +120,7 @@ class Service:
         `voice` overrides the voice that the request names. Without `deadline` the request's timeout starts now. Raises
         DeadlineExceeded when the deadline passes first, for instance while the voice is encoded.
         """
-        deadline = self.deadline_of(request) if deadline is None else deadline
+        deadline = request.deadline_from(self.core.clock()) if deadline is None else deadline
         remaining = None if deadline is None else deadline - self.core.clock()
         try:
             async with asyncio.timeout(remaining):

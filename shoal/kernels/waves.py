@@ -10,7 +10,7 @@ from shoal.kernels.jit import HOPPER_SHARED_MEMORY, multiprocessor_count, shared
 
 MIN_WIDTH = 16
 # A narrower tile reads the inputs more often, so it has to fill the card better by at least this factor.
-WORTHWHILE = 1.1
+MIN_GAIN = 1.1
 
 
 def card_width(width: int, outputs: int, others: int, device: torch.device) -> int:
@@ -25,12 +25,12 @@ def card_width(width: int, outputs: int, others: int, device: torch.device) -> i
 
 
 def balanced_width(width: int, outputs: int, others: int, multiprocessors: int) -> int:
-    """Return the widest of `width` and its halves that no narrower one beats by the factor WORTHWHILE."""
+    """Return the widest of `width` and its halves that no narrower one beats by the factor MIN_GAIN."""
     narrower = [size for size in (width // 2, width // 4) if size >= MIN_WIDTH]
     best = width
     for size in narrower:
         gain = _utilization(size, outputs, others, multiprocessors)
-        if gain >= WORTHWHILE * _utilization(best, outputs, others, multiprocessors):
+        if gain >= MIN_GAIN * _utilization(best, outputs, others, multiprocessors):
             best = size
     return best
 

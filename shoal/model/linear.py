@@ -5,7 +5,7 @@ int8 and int4 are stored and computed as upstream does it; fp8 uses the layout o
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from shoal.kernels.int4_linear import supports_int4
 
 QuantizedMode = Literal["int8", "int4", "fp8", "w8a8"]
-# "per_channel": the fused Triton kernels read `weight` and its scales per row. "grouped": they read packed int4 and its
-# scales per group. "torch": PyTorch operators only.
-KernelKind = Literal["per_channel", "grouped", "torch"]
+# "per_channel": the fused Triton kernels read `weight` and its scales per row. "int8_activations": the same, with
+# activations that are quantized to int8 row by row. "grouped": they read packed int4 and its scales per group.
+# "torch": PyTorch operators only.
+KernelKind = Literal["per_channel", "int8_activations", "grouped", "torch"]
 
 # Input columns that share a scale and a zero point in int4.
 GROUP_SIZE = 128
@@ -30,13 +31,20 @@ class Quantized(nn.Module):
 
     mode: ClassVar[QuantizedMode]
     kernel: ClassVar[KernelKind] = "torch"
+    native: ClassVar[bool] = False  # whether the native CPU backend reads `weight`, `scales` and `bias` as they are
+    weight: Tensor
+    scales: Tensor  # [out]; layers with scales per group have `scales_and_zeros` instead
+    bias: Tensor | None
+
+    @property
+    def kernel_scales(self) -> Tensor:
+        """Return the scales in the layout of `kernel`: [out], or [groups, out, 2] with zero points for "grouped"."""
+        return self.scales
 
 
 class QuantizedLinear(Quantized, ABC):
     """Replacement of `nn.Linear` whose weights are stored quantized. `forward` takes x [..., in] -> [..., out]."""
 
-    weight: Tensor
-    bias: Tensor | None
     group_size: int | None = None  # input columns per scale; None: one scale per output row
 
     @property
@@ -84,7 +92,6 @@ class PerChannelLinear(QuantizedLinear):
 
     kernel: ClassVar[KernelKind] = "per_channel"
     DTYPE: ClassVar[torch.dtype]
-    scales: Tensor
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -140,6 +147,7 @@ class PerChannelLinear(QuantizedLinear):
 
 class Int8Linear(PerChannelLinear):
     mode = "int8"
+    native = True
     DTYPE = torch.int8
 
 
@@ -156,6 +164,8 @@ class W8A8Linear(PerChannelLinear):
     """
 
     mode = "w8a8"
+    kernel = "int8_activations"
+    native = True
     DTYPE = torch.int8
 
     @classmethod
@@ -191,6 +201,10 @@ class Int4Linear(QuantizedLinear):
     @property
     def in_features(self) -> int:
         return 2 * self.weight.shape[1]
+
+    @property
+    def kernel_scales(self) -> Tensor:
+        return self.scales_and_zeros
 
     @classmethod
     def from_weight(cls, weight: Tensor, group_size: int = GROUP_SIZE) -> "Int4Linear":
@@ -274,6 +288,7 @@ class CpuInt8Linear(Quantized, ABC):
     """int8 layer in the form that a CPU computes fastest, made from an `Int8Linear`; it cannot be converted back."""
 
     mode = "int8"
+    native = True
 
     @abstractmethod
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
@@ -287,10 +302,7 @@ class DynamicInt8Linear(CpuInt8Linear):
     packed by the first product: the native backend reads them as they are and never needs the packed form.
     """
 
-    weight: Tensor
-    scales: Tensor
     zeros: Tensor
-    bias: Tensor | None
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -319,10 +331,6 @@ class DynamicInt8Linear(CpuInt8Linear):
 
 class WeightOnlyInt8Linear(CpuInt8Linear):
     """int8 weights on a CPU without VNNI, dequantized one tile of rows at a time and multiplied in floats."""
-
-    weight: Tensor
-    scales: Tensor
-    bias: Tensor | None
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -356,11 +364,16 @@ def row_scales(layer: nn.Module) -> Tensor | None:
     return layer.scales if isinstance(layer, PerChannelLinear) else None
 
 
+def uses_kernel(layer: nn.Module, kernel: KernelKind) -> TypeGuard[QuantizedLinear]:
+    """Return whether this is a quantized layer that the fused kernels compute as `kernel`."""
+    return isinstance(layer, QuantizedLinear) and layer.kernel == kernel
+
+
 def has_fused_kernels(layer: nn.Module) -> bool:
     """Return whether the fused Triton kernels can compute with this layer's weights."""
     if isinstance(layer, Int4Linear):
         return supports_int4(layer.in_features, layer.group_size)
-    return not isinstance(layer, Quantized) or layer.kernel == "per_channel"
+    return not isinstance(layer, Quantized) or layer.kernel in ("per_channel", "int8_activations")
 
 
 def dense(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:

@@ -11,14 +11,7 @@ from shoal.codec.arrays import CodecArrays
 from shoal.codec.dac import Codec
 from shoal.model.arrays import ModelArrays
 from shoal.model.dual_ar import DualAR
-from shoal.model.linear import (
-    DequantizedLinear,
-    DynamicInt8Linear,
-    Int8Linear,
-    Quantized,
-    W8A8Linear,
-    WeightOnlyInt8Linear,
-)
+from shoal.model.linear import DequantizedLinear, Quantized
 from shoal.model.slow import Head
 from shoal.native.library import NativeUnavailable
 
@@ -62,14 +55,14 @@ def _arrays(module: nn.Module, *, without: str = "") -> Named:
 def layer_arrays(name: str, layer: nn.Module) -> Named:
     """Yield the arrays of one linear layer. Raises NativeUnavailable for weights in a layout of another backend."""
     layer = layer.int8 if isinstance(layer, DequantizedLinear) else layer
-    if not isinstance(layer, nn.Linear | Int8Linear | W8A8Linear | DynamicInt8Linear | WeightOnlyInt8Linear):
+    if not isinstance(layer, nn.Linear | Quantized) or (isinstance(layer, Quantized) and not layer.native):
         raise NativeUnavailable(f"{type(layer).__name__} weights are not supported")
     yield f"{name}.weight", _array(layer.weight)
     if layer.bias is not None:
         yield f"{name}.bias", _array(layer.bias)
-    if not isinstance(layer, nn.Linear):
+    if isinstance(layer, Quantized):
         yield f"{name}.scales", _array(layer.scales)
-    if isinstance(layer, W8A8Linear):
+    if isinstance(layer, Quantized) and layer.mode == "w8a8":
         yield f"{name}.w8a8", np.ones(1, np.bool_)
 
 

@@ -107,7 +107,7 @@ def to_mode(layer: AnyLinear, mode: Mode, component: str, dtype: torch.dtype) ->
     if isinstance(layer, QuantizedLinear):
         if mode == "none":
             return dequantized(layer, dtype)
-        if mode == "w8a8" and isinstance(layer, Int8Linear):
+        if (layer.mode, mode) == ("int8", "w8a8"):
             return W8A8Linear.from_quantized(layer.weight, layer.scales, layer.bias)
         raise InvalidRequest(
             f"{component} is stored as {layer.mode} and cannot be quantized again to {mode}: "

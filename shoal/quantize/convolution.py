@@ -11,9 +11,6 @@ class Int8Conv(Quantized):
     """Replacement of a plain or transposed 1-D convolution without padding or groups."""
 
     mode = "int8"
-    weight: Tensor
-    scales: Tensor
-    bias: Tensor | None
 
     def __init__(self, conv: nn.Conv1d | nn.ConvTranspose1d) -> None:
         """Allocate for the shapes and the device of `conv`; `from_conv` also quantizes its weights."""

@@ -167,7 +167,8 @@ def _triton() -> Iterator[DoctorFinding]:
     found = _installed("triton")
     # AMD's builds of torch bring a package of another name, and the fused kernels do not run there.
     needed = found is None and torch.cuda.is_available() and torch.version.hip is None
-    advice = "the fused kernels need it: pip install triton" if needed else ""
+    package = "triton-windows" if platform.system() == "Windows" else "triton"
+    advice = f"the fused kernels need it: pip install {package}" if needed else ""
     yield DoctorFinding("Triton", found or "not installed, needed on GPUs only", "missing" if needed else "ok", advice)
 
 

@@ -26,7 +26,7 @@ def test_show_text_prints_what_the_model_reads_and_does_not_speak(shoal: Shoal, 
     both = shoal("say", "$5", "--show-text", "--as-written", "--normalize", "en")
     assert (both.code, "--normalize changes the text" in both.said) == (2, True)
     unknown = shoal("say", "$5", "--show-text", "--normalize", "xx")
-    assert (unknown.code, "one of en, de, fr" in unknown.said) == (2, True)
+    assert (unknown.code, "--normalize must be one of en, de, fr" in unknown.said) == (2, True)
     refused = shoal("say", "Stop <|im_end|> here.", "--show-text", "--model", "random:tiny-s2")
     assert refused.code == 3
     assert "control token <|im_end|>" in refused.said

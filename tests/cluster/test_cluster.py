@@ -292,7 +292,7 @@ def test_an_upgrade_to_another_model_fails_no_request(cluster: Cluster) -> None:
             each.result(240)
     assert upgrade.returncode == 0, upgrade.stderr
     assert set(statuses) == {200}
-    assert {(worker["facts"]["model"], worker["engine"]["slots"]) for worker in cluster.workers()} == {
+    assert {(worker["model_info"]["model"], worker["engine"]["slots"]) for worker in cluster.workers()} == {
         ("random:tiny-s2", 2)
     }
     with cluster.client() as http:

@@ -40,10 +40,10 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def do_all(spec: EndpointSpec) -> list[str]:
-    steps = SageMakerAccount().steps(spec)
-    for step in steps:
-        step.do()
-    return [step.description for step in steps]
+    calls = SageMakerAccount().calls(spec)
+    for call in calls:
+        call.do()
+    return [call.description for call in calls]
 
 
 def test_every_resource_is_created_once() -> None:
@@ -81,8 +81,8 @@ def test_another_image_is_a_new_model_and_an_update_that_keeps_the_instances() -
     """moto does not update endpoints: the call itself is checked against the API's own description."""
     do_all(SPEC)
     changed, account = replace(SPEC, image="other:1"), SageMakerAccount()
-    steps = account.steps(changed)
-    assert [step.description.split()[0] for step in steps] == ["create", "create", "update", "wait"]
+    calls = account.calls(changed)
+    assert [call.description.split()[0] for call in calls] == ["create", "create", "update", "wait"]
     expected: dict[str, Any] = {
         "EndpointName": "voices",
         "EndpointConfigName": changed.config_name,
@@ -91,7 +91,7 @@ def test_another_image_is_a_new_model_and_an_update_that_keeps_the_instances() -
     }
     with Stubber(account._sagemaker) as stubbed:
         stubbed.add_response("update_endpoint", {"EndpointArn": "arn:aws:sagemaker:us-east-1:1:endpoint/x"}, expected)
-        steps[2].do()
+        calls[2].do()
         stubbed.assert_no_pending_responses()
 
 
@@ -101,20 +101,20 @@ UPDATED = {"EndpointArn": "arn:aws:sagemaker:us-east-1:1:endpoint/x"}
 def test_a_canary_updates_a_share_first_and_an_alarm_rolls_it_back() -> None:
     do_all(SPEC)
     changed, account = replace(SPEC, image="other:1", canary=Canary(10, 300)), SageMakerAccount()
-    steps = account.steps(changed)
-    assert [step.description.split()[0] for step in steps] == ["create", "create", "create", "update", "wait"]
-    assert steps[3].description.endswith("10 % of the instances first, for 300 s")
-    steps[2].do()
+    calls = account.calls(changed)
+    assert [call.description.split()[0] for call in calls] == ["create", "create", "create", "update", "wait"]
+    assert calls[3].description.endswith("10 % of the instances first, for 300 s")
+    calls[2].do()
     (alarm,) = boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
     assert (alarm["AlarmName"], alarm["MetricName"], alarm["Threshold"]) == ("voices-5xx", "Invocation5XXErrors", 0.01)
     with Stubber(account._sagemaker) as stubbed:  # checks the arguments against the API's own description
         stubbed.add_response("update_endpoint", UPDATED, changed.update)
-        steps[3].do()
+        calls[3].do()
     deployment = changed.update["DeploymentConfig"]
     assert deployment["AutoRollbackConfiguration"] == {"Alarms": [{"AlarmName": "voices-5xx"}]}
     assert deployment["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]["CanarySize"]["Value"] == 10
     # The alarm is there now; alarms of one's own replace it.
-    assert "alarm" not in " ".join(step.description for step in account.steps(changed))
+    assert "alarm" not in " ".join(call.description for call in account.calls(changed))
     own = replace(changed, canary=Canary(10, 300, ("too-slow",)))
     assert own.update["DeploymentConfig"]["AutoRollbackConfiguration"] == {"Alarms": [{"AlarmName": "too-slow"}]}
     assert own.config_name == changed.config_name
@@ -152,21 +152,21 @@ def scaled_variants() -> list[str]:
 def test_scaling_stops_before_a_variant_is_removed() -> None:
     """AWS rejects an update that removes a variant which is registered for scaling."""
     do_all(replace(SPEC, candidate=CandidateModel("other:2", "s3://bucket/next.tar.gz", 5.0)))
-    steps = SageMakerAccount().steps(SPEC)
-    assert [each.description.split()[0] for each in steps] == ["create", "stop", "update", "wait"]
-    assert (steps[1].description, scaled_variants()) == ("stop scaling candidate", ["candidate", "voice"])
-    steps[1].do()
+    calls = SageMakerAccount().calls(SPEC)
+    assert [each.description.split()[0] for each in calls] == ["create", "stop", "update", "wait"]
+    assert (calls[1].description, scaled_variants()) == ("stop scaling candidate", ["candidate", "voice"])
+    calls[1].do()
     assert scaled_variants() == ["voice"]
 
 
 def test_scaling_stops_while_the_instance_type_changes() -> None:
     do_all(SPEC)
-    steps = SageMakerAccount().steps(replace(SPEC, instance="ml.g4dn.2xlarge"))
-    assert [each.description.split()[0] for each in steps] == ["create", "stop", "update", "wait", "scale", "aim"]
-    steps[1].do()
+    calls = SageMakerAccount().calls(replace(SPEC, instance="ml.g4dn.2xlarge"))
+    assert [each.description.split()[0] for each in calls] == ["create", "stop", "update", "wait", "scale", "aim"]
+    calls[1].do()
     assert scaled_variants() == []
-    for step in steps[4:]:
-        step.do()
+    for call in calls[4:]:
+        call.do()
     assert scaled_variants() == ["voice"]
 
 
@@ -174,8 +174,8 @@ def test_a_canary_that_changes_the_variants_is_refused() -> None:
     do_all(SPEC)
     candidate = CandidateModel("other:2", "s3://bucket/next.tar.gz", 5.0)
     with pytest.raises(InvalidRequest, match="cannot add or remove a variant"):
-        SageMakerAccount().steps(replace(SPEC, candidate=candidate, canary=Canary(10)))
-    assert SageMakerAccount().steps(replace(SPEC, image="other:1", canary=Canary(10)))
+        SageMakerAccount().calls(replace(SPEC, candidate=candidate, canary=Canary(10)))
+    assert SageMakerAccount().calls(replace(SPEC, image="other:1", canary=Canary(10)))
 
 
 def test_a_multi_model_endpoint_needs_a_prefix() -> None:

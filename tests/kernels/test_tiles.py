@@ -9,7 +9,7 @@ import torch
 from shoal.kernels import linear, split_k_linear, waves
 from shoal.kernels.jit import H200_MULTIPROCESSORS, HOPPER_SHARED_MEMORY, multiprocessor_count
 from shoal.kernels.tile import Tile
-from shoal.kernels.waves import WORTHWHILE, balanced_width, card_width, wave_utilization
+from shoal.kernels.waves import MIN_GAIN, balanced_width, card_width, wave_utilization
 
 SMALL_CARD = 101_376  # sm_86, sm_89, sm_120
 ROWS = (1, 2, 8, 9, 16, 24, 48, 64, 96, 128, 512)
@@ -81,7 +81,7 @@ def utilization(
 @pytest.mark.parametrize("card", CARDS)
 def test_the_last_wave_of_a_product_leaves_few_multiprocessors_idle(card: str) -> None:
     found = list(launches(CARDS[card]))
-    assert all(after == before or after >= WORTHWHILE * before for _, before, after in found)
+    assert all(after == before or after >= MIN_GAIN * before for _, before, after in found)
     assert min(after for _, _, after in found) >= 0.75, min(found, key=lambda each: each[2])
 
 

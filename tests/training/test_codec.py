@@ -271,17 +271,17 @@ def test_a_resumed_run_goes_on_where_it_stopped(corpus: Path, tmp_path: Path) ->
     out = tmp_path / "out"
     plan = replace(PLAN, adversary_from=0.0, revive_every=100)
     first = trainer_for(corpus, plan)
-    run_for(first, out, 10).go()
+    run_for(first, out, 4).go()
     second = trainer_for(corpus, plan)
     second.load(torch.load(out / "state.pt", weights_only=True))
-    assert second.pace.step == 10
+    assert second.pace.step == 4
     for a, b in zip(first.state()["ema"].values(), second.state()["ema"].values(), strict=True):
         assert torch.equal(a, b)
     torch.manual_seed(1)
-    run_for(first, out, 12).go()
+    run_for(first, out, 6).go()
     torch.manual_seed(1)
-    run_for(second, out, 12).go()
-    assert second.pace.step == 12
+    run_for(second, out, 6).go()
+    assert second.pace.step == 6
     for a, b in zip(first.codec.parameters(), second.codec.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-5)
 
@@ -299,25 +299,25 @@ def test_a_loss_that_is_no_number_stops_the_run(corpus: Path, tmp_path: Path) ->
 
 def test_a_run_that_diverges_goes_back_to_its_checkpoint_at_half_the_rate(corpus: Path, tmp_path: Path) -> None:
     trainer = trainer_for(corpus, replace(PLAN, recoveries=1))
-    run = run_for(trainer, tmp_path / "out", 8)
+    run = run_for(trainer, tmp_path / "out", 4)
     run.go()
     with torch.no_grad():
         trainer.codec.decoder.model[0].conv.weight.fill_(float("nan"))
-    trainer.plan = replace(trainer.plan, max_steps=12)
+    trainer.plan = replace(trainer.plan, max_steps=6)
     run.go()
-    assert trainer.pace.step == 12
+    assert trainer.pace.step == 6
     assert trainer.pace.rate_scale == 0.5
     assert all(weight.isfinite().all() for weight in trainer.codec.parameters())
 
 
 def test_frozen_codes_stay_bit_identical_while_the_decoding_side_learns(corpus: Path, tmp_path: Path) -> None:
     done, out = tmp_path / "done", tmp_path / "out"
-    run_for(trainer_for(corpus), done, 8).go()
+    run_for(trainer_for(corpus), done, 2).go()
     # Narrower than those of the command line, which starts new ones when there are none.
     (done / "companions.safetensors").unlink()
     options = ["--corpus", str(corpus), "--out", str(out), "--start", str(done), "--freeze-codes", "--plain"]
     options += ["--decoded-frames", "3", "--depth", "2"]
-    main([*options, "--batch", "2", "--frames", "8", "--hours", "0.01", "--max-steps", "3", "--minutes", "5"])
+    main([*options, "--batch", "2", "--frames", "8", "--hours", "0.01", "--max-steps", "2", "--minutes", "5"])
     before, after = load_codec(done), load_codec(out)
     samples = torch.from_numpy(np.fromfile(corpus / "shard-00000.pcm", dtype="<i2")).float()[None] / 32768
     assert torch.equal(before.encode(samples), after.encode(samples))

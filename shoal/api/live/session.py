@@ -9,7 +9,6 @@ This module does not depend on a wire format: a route parses events, calls the m
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,12 +16,11 @@ from enum import Enum
 
 from shoal.api.accounting import RequestAccounting, expected_seconds
 from shoal.api.admission import BodyReservation
-from shoal.api.engine_client import SpeechService
 from shoal.api.exceptions import IdleTimeout, Interrupted, NotReady
 from shoal.api.live.events import TextBuffer, TextPiece
 from shoal.api.output import OutputEncoder
 from shoal.api.requests import SpeechJob
-from shoal.api.speech_stream import chunks_before, deadline_of
+from shoal.api.speech_stream import chunks_before
 from shoal.api.state import ServerState
 from shoal.api.word_events import WordScale
 from shoal.errors import InvalidRequest, ShoalError, TextError
@@ -108,7 +106,6 @@ class LiveContext:
         """`job` holds everything but the text. `reservation` is the memory of its recordings, released at the end."""
         self._state, self._job, self._buffer, self._send, self._idle = state, job, buffer, send, idle
         self._reservation = reservation
-        self._engine = job.engine
         self._encoder = OutputEncoder(job.output, job.engine.service.sample_rate, stream=True)
         # NotReady: text arrived during shutdown; raised once earlier text is spoken.
         self._pieces: asyncio.Queue[TextPiece | TextMark | NotReady] = asyncio.Queue()
@@ -125,7 +122,7 @@ class LiveContext:
         if self._buffer.received + len(text) - self.spoken.characters > limit:
             raise TextError(f"more than {limit:,} characters wait to be spoken: send the text more slowly")
         try:
-            self._state.lifecycle.require_engine()
+            self._state.lifecycle.require_engine()  # no new text during shutdown
         except NotReady as refused:
             self.ending = True
             self._pieces.put_nowait(refused)
@@ -162,7 +159,7 @@ class LiveContext:
 
     def close(self) -> None:
         """Release the place in the queue and the memory of the recordings. Idempotent."""
-        self._rest()
+        self._leave_queue()
         if self._reservation is not None:
             self._reservation.release()
 
@@ -172,17 +169,18 @@ class LiveContext:
 
     def _enqueue(self, pieces: list[TextPiece]) -> None:
         for piece in pieces:
-            self._begin()
+            self._enter_queue()
             self._pieces.put_nowait(piece)
 
-    def _begin(self) -> None:
-        """Take a place in the admission queue. Raises EngineBusy when it is full."""
+    def _enter_queue(self) -> None:
+        """Take a place in the admission queue unless one is held. Raises EngineBusy when it is full."""
         if self._busy_since is None:
             self._state.enter_queue(self._job.key)
             self._busy_since = asyncio.get_running_loop().time()
             self._idle.begin()
 
-    def _rest(self) -> None:
+    def _leave_queue(self) -> None:
+        """Release the place in the admission queue. Idempotent."""
         if self._busy_since is not None:
             self._state.leave_queue(self._job.key, asyncio.get_running_loop().time() - self._busy_since)
             self._busy_since = None
@@ -191,7 +189,7 @@ class LiveContext:
     async def _next_piece(self) -> TextPiece | TextMark:
         """Return the next piece or mark. Raises NotReady in place of a rejected text."""
         if self._pieces.empty():
-            self._rest()
+            self._leave_queue()
         piece = await self._pieces.get()
         if isinstance(piece, NotReady):
             raise piece
@@ -219,12 +217,14 @@ class LiveContext:
         """Yield the encoded audio of one sentence, each piece with its chunk, and keep its turns as context."""
         job = self._job
         request = replace(request, client=job.key.name)
-        expected = expected_seconds(request, self._engine.frame_rate)
+        expected = expected_seconds(request, job.engine.frame_rate)
         with RequestAccounting(
             self._state, job.api, job.key, job.id, queued=True, expected_seconds=expected
         ) as accounting:
             try:
-                async with aclosing(chunks_before(deadline_of(request), self._service(), request)) as chunks:
+                deadline = request.deadline_from(accounting.started)
+                # The handle of the job also during shutdown: accepted text is still spoken.
+                async with aclosing(chunks_before(deadline, job.engine.service, request)) as chunks:
                     async for chunk in chunks:
                         accounting.record_audio(chunk)
                         self._turns = self._turns if chunk.context is None else chunk.context
@@ -232,12 +232,6 @@ class LiveContext:
             finally:
                 if self.cancelled:
                     accounting.finish(Interrupted())
-
-    def _service(self) -> SpeechService:
-        """Return the current service. During shutdown, keep the previous one: accepted text is still spoken."""
-        with contextlib.suppress(NotReady):
-            self._engine = self._state.lifecycle.require_engine()
-        return self._engine.service
 
 
 # Called in the context's task when it has ended; the error is None after `end`. Not called for a cancelled context.

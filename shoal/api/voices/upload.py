@@ -9,11 +9,13 @@ from shoal.api.state import ServerState
 from shoal.audio.decode import AudioLimits
 from shoal.voices.description import NO_DESCRIPTION, VoiceDescription
 from shoal.voices.recording_check import RecordingReport
+from shoal.voices.store import VoiceStore
 from shoal.voices.transcriber import transcribe_recording
 
 
 async def store_recordings(
     state: ServerState,
+    store: VoiceStore,
     name: str,
     clips: Sequence[tuple[bytes, str | None]],
     description: VoiceDescription = NO_DESCRIPTION,
@@ -22,22 +24,21 @@ async def store_recordings(
 
     Raises VoiceExists, AudioError, TextError, or MissingExtra without a transcript and a recogniser.
     """
-    store = state.lifecycle.require_engine().voices
     limits = AudioLimits(max_seconds=state.config.limits.reference_seconds)
     complete = [(audio, await _transcribed(state, audio, limits) if text is None else text) for audio, text in clips]
     await asyncio.to_thread(store.add_recordings, name, complete, description)
 
 
-async def check_recording(state: ServerState, audio: bytes, text: str | None) -> RecordingReport:
+async def check_recording(
+    state: ServerState, store: VoiceStore, audio: bytes, text: str | None
+) -> RecordingReport:
     """Measure a recording without storing it. Raises AudioError for one that cannot become a voice."""
-    store = state.lifecycle.require_engine().voices
     return await asyncio.get_running_loop().run_in_executor(state.convert_pool, store.check, audio, text)
 
 
-async def store_speech(state: ServerState, name: str, key: Key, request_id: str) -> None:
+async def store_speech(state: ServerState, store: VoiceStore, name: str, key: Key, request_id: str) -> None:
     """Store the speech of an earlier request of this key as a voice. Raises SpeechNotKept, VoiceExists, AudioError."""
     speech = state.kept_speech.find(key.name, request_id)
-    store = state.lifecycle.require_engine().voices
     await asyncio.to_thread(lambda: store.add(name, speech.wav(), speech.text))
 
 

@@ -69,10 +69,14 @@ class ReadingOptions:
     ssml: flags.Ssml = None
 
     def apply(self, request: "SpeechRequest", lexicon: Path | None) -> "SpeechRequest":
-        """Return the request with these options. Raises InvalidRequest for those that contradict each other."""
+        """Return the request with these options. Raises InvalidRequest for unknown or contradictory ones."""
+        from shoal.speech import LANGUAGES
+
         for name, value in (("lexicon", lexicon), ("normalize", self.normalize)):
             if self.as_written and value is not None:
                 raise InvalidRequest(f"--{name} changes the text and --as-written does not: use one of them")
+        if self.normalize is not None and self.normalize not in LANGUAGES:
+            raise InvalidRequest(f"--normalize must be one of {', '.join(LANGUAGES)}, not {self.normalize!r:.40}")
         return replace(request, normalize=not self.as_written, language=self.normalize, ssml=self.ssml)
 
 

@@ -178,7 +178,7 @@ def deploy_sagemaker(
         canary=rollout.canary_step(),
         candidate=rollout.candidate_model(),
     )
-    steps = SageMakerAccount(region).steps(spec)
+    steps = SageMakerAccount(region).calls(spec)
     for step in steps:
         typer.echo(f"{'would ' if dry_run else ''}{step.description}")
         if not dry_run:

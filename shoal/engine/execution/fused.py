@@ -27,7 +27,7 @@ from shoal.kernels.split_k_linear import split_k_linear
 from shoal.kernels.text_attention import Texts
 from shoal.model.dual_ar import DualAR
 from shoal.model.layers import TransformerBlock
-from shoal.model.linear import AnyLinear, Int4Linear, W8A8Linear, has_fused_kernels, row_scales
+from shoal.model.linear import AnyLinear, has_fused_kernels, row_scales, uses_kernel
 from shoal.model.slow import Head
 
 # Up to this many rows products use split-K; larger batches fill the GPU without it.
@@ -49,10 +49,10 @@ class ResidualStream:
     def add(self, inner: Tensor, layer: AnyLinear) -> None:
         """Add layer(inner) to x; the sum may become visible in `x` only after the next norm."""
         scales = row_scales(layer)
-        if isinstance(layer, Int4Linear):
-            self._partials = int4_split_k_linear(inner, layer.weight, layer.scales_and_zeros)
+        if uses_kernel(layer, "grouped"):
+            self._partials = int4_split_k_linear(inner, layer.weight, layer.kernel_scales)
             return
-        rows = int8_rows(inner) if isinstance(layer, W8A8Linear) else inner
+        rows = int8_rows(inner) if uses_kernel(layer, "int8_activations") else inner
         if len(self.x) > SPLIT_K_ROWS or inner.shape[1] % 128:
             linear(rows, layer.weight, scales=scales, residual=self.x, out=self.x)
             return
@@ -64,9 +64,9 @@ class ResidualStream:
 
     def project(self, norm: RMSNorm, layer: AnyLinear, *, gated: bool = False) -> Tensor:
         """Apply a norm and a layer to x."""
-        if isinstance(layer, W8A8Linear):
+        if uses_kernel(layer, "int8_activations"):
             rows = int8_rms_norm(self.x, norm.weight, norm.eps, **self._take_partials())
-            return linear(rows, layer.weight, scales=layer.scales, gated=gated)
+            return linear(rows, layer.weight, scales=layer.kernel_scales, gated=gated)
         return project(self.normed(norm), layer, gated=gated)
 
     def _take_partials(self) -> dict[str, Tensor | None]:
@@ -250,10 +250,10 @@ class FusedFrame(FusedTokens):
 
 def project(x: Tensor, layer: AnyLinear, count: int | None = None, *, gated: bool = False) -> Tensor:
     """Apply a layer of any weights with kernels; with `count` only its first output channels."""
-    if isinstance(layer, Int4Linear):
-        return int4_linear(x, layer.weight[:count], layer.scales_and_zeros, gated=gated)
+    if uses_kernel(layer, "grouped"):
+        return int4_linear(x, layer.weight[:count], layer.kernel_scales, gated=gated)
     scales = row_scales(layer)
-    rows = int8_rows(x) if isinstance(layer, W8A8Linear) else x
+    rows = int8_rows(x) if uses_kernel(layer, "int8_activations") else x
     return linear(rows, layer.weight[:count], scales=None if scales is None else scales[:count], gated=gated)
 
 

@@ -121,14 +121,16 @@ class Supervisor:
     def process_id(self) -> int | None:
         return self._current.process.pid if self._current is not None else None
 
-    async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
+    async def speak(
+        self, request: SpeechRequest, deadline: float | None = None
+    ) -> AsyncGenerator[AudioChunk, None]:
         """Yield chunks as they are generated. Closing the generator cancels the request.
 
-        The timeout of the request becomes an absolute deadline here; it covers queueing, voice encoding, generation
-        and resubmission to another process.
+        `deadline` is absolute, in `time.monotonic()` seconds; without it the request's timeout starts now. It covers
+        queueing, voice encoding, generation and resubmission to another process.
         """
         replies: asyncio.Queue[JobReply] = asyncio.Queue()
-        deadline = None if request.timeout is None else time.monotonic() + request.timeout
+        deadline = request.deadline_from(time.monotonic()) if deadline is None else deadline
         job, ended = self._submit(Speak(request, deadline), _from_thread(replies)), False
         try:
             while not ended:
@@ -221,7 +223,10 @@ class Supervisor:
         with self._lock:
             if self._closing:
                 raise EngineStopped("the engine is closed")
-            if isinstance(command, Speak) and self._active() >= config.slots + config.max_waiting:
+            # The server's AdmissionQueue has the same limit and admits a request before it arrives here. This check
+            # protects callers without one: batches, books and the replicas of a cluster. Like AdmissionQueue it ignores
+            # statistics and other calls without a place in the queue, so that it refuses no admitted request.
+            if isinstance(command, Speak) and self._speech_jobs() >= config.slots + config.max_waiting:
                 raise EngineBusy("the queue is full; try again later")
             job = EngineJob(next(self._ids), command, deliver)
             if not isinstance(command, GetStats):
@@ -230,9 +235,13 @@ class Supervisor:
             self._changed.notify_all()  # wakes a sleeping engine
             return job
 
-    def _active(self) -> int:
+    def _jobs(self) -> list[EngineJob]:
+        """Return all unanswered jobs, sent to a process or queued. The lock is held."""
         processes = [each for each in (self._current, *self._retiring) if each is not None]
-        return len(self._queued) + sum(len(process.jobs) for process in processes)
+        return [*self._queued, *(job for process in processes for job in process.jobs.values())]
+
+    def _speech_jobs(self) -> int:
+        return sum(isinstance(job.command, Speak) for job in self._jobs())
 
     def _assign(self, job: EngineJob) -> None:
         """Send a job to the current engine, or queue it until there is one. The lock is held."""
@@ -413,7 +422,7 @@ class Supervisor:
             if not self.config.sleep_seconds or idle < self.config.sleep_seconds or current is None:
                 return False
             # A start in progress is a reload, which the operator waits for.
-            if not current.alive or self._active() or self._starting or self._closing:
+            if not current.alive or self._jobs() or self._starting or self._closing:
                 return False
             self._current, self.activity = None, "asleep"
             self._retire(current)

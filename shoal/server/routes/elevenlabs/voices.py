@@ -103,6 +103,7 @@ async def voice(voice_id: str, state: State, key: Caller) -> JSONResponse:
     openapi_extra=NEW_VOICE,
 )
 async def add_voice(http: Request, state: State, key: Caller) -> JSONResponse:
+    store = state.lifecycle.require_engine().voices
     form = await read_form(http, state.config.limits, state.body_budget)
     check_parts(form, *FORM)
     name = validated(ElevenLabsNewVoice, {"name": text_part(form, "name")}).name
@@ -112,7 +113,7 @@ async def add_voice(http: Request, state: State, key: Caller) -> JSONResponse:
     text = text_part(form, "text") if "text" in form and len(files) == 1 else None
     clips = [(file, text) for file in files]
     about = description_of_form(form)
-    await run_for_client(http, state, key, "voices", lambda: store_recordings(state, name, clips, about))
+    await run_for_client(http, state, key, "voices", lambda: store_recordings(state, store, name, clips, about))
     return JSONResponse(ElevenLabsVoiceAdded(voice_id=name).model_dump())
 
 

@@ -125,14 +125,14 @@ ResponseType = Annotated[str, Depends(response_type)]
     openapi_extra=form_body(NEW_VOICE, required=("id", "audio")),
 )
 async def add(http: Request, state: State, key: Caller, kind: ResponseType) -> Response:
-    state.lifecycle.require_engine()
+    store = state.lifecycle.require_engine().voices
     form = await read_form(http, state.config.limits, state.body_budget)
     check_parts(form, *NEW_VOICE)
     name = validated(NewVoice, {"id": text_part(form, "id")}).id
     clip = file_part(form, "audio"), text_part(form, "text") if "text" in form else None
     words = validated(VoiceWords, {part: text_part(form, part) for part in WORDS if part in form})
     about = VoiceDescription(**words.model_dump())
-    await run_for_client(http, state, key, "voices", lambda: store_recordings(state, name, [clip], about))
+    await run_for_client(http, state, key, "voices", lambda: store_recordings(state, store, name, [clip], about))
     return respond(VoiceChanged(success=True, message=f"voice {name} was added", reference_id=name), kind)
 
 
@@ -143,11 +143,11 @@ async def add(http: Request, state: State, key: Caller, kind: ResponseType) -> R
     openapi_extra=form_body(CHECKED_RECORDING, required=("audio",)),
 )
 async def check(http: Request, state: State, key: Caller, kind: ResponseType) -> Response:
-    state.lifecycle.require_engine()
+    store = state.lifecycle.require_engine().voices
     form = await read_form(http, state.config.limits, state.body_budget)
     check_parts(form, *CHECKED_RECORDING)
     audio, text = file_part(form, "audio"), text_part(form, "text") if "text" in form else None
-    report = await run_for_client(http, state, key, "voices", lambda: check_recording(state, audio, text))
+    report = await run_for_client(http, state, key, "voices", lambda: check_recording(state, store, audio, text))
     return respond(RecordingChecked(**asdict(report)), kind)
 
 

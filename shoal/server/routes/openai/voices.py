@@ -128,14 +128,14 @@ async def create(http: Request, state: State, key: Caller) -> JSONResponse:
     if media_type(http) == JSON:
         body = await read_model(http, SpeechAsVoice, state.config.limits, state.body_budget)
         name = body.name
-        await store_speech(state, name, key, body.request_id)
+        await store_speech(state, store, name, key, body.request_id)
     else:
         form = await read_form(http, state.config.limits, state.body_budget)
         check_parts(form, *FORM)
         fields = {part: text_part(form, part) for part in ("name", "type") if part in form}
         name, audio = validated(RecordingAsVoice, fields).name, file_part(form, "audio_sample")
         text = text_part(form, "text") if "text" in form else None
-        await run_for_client(http, state, key, "voices", lambda: store_recordings(state, name, [(audio, text)]))
+        await run_for_client(http, state, key, "voices", lambda: store_recordings(state, store, name, [(audio, text)]))
     return JSONResponse((await asyncio.to_thread(_voice, store, name)).model_dump())
 
 
