@@ -46,9 +46,7 @@ class ClusterService:
     def sample_rate(self) -> int:
         return self._model_info.sample_rate
 
-    async def speak(
-        self, request: SpeechRequest, deadline: float | None = None
-    ) -> AsyncGenerator[AudioChunk, None]:
+    async def speak(self, request: SpeechRequest, deadline: float | None = None) -> AsyncGenerator[AudioChunk, None]:
         """Yield chunks as they are generated; closing the generator cancels the request.
 
         When a replica is lost, a request without audio so far is sent to another replica. Raises ShoalError.

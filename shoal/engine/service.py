@@ -89,9 +89,7 @@ class Service:
             clones=checkpoint.profile.clones,
         )
 
-    async def speak(
-        self, request: SpeechRequest, deadline: float | None = None
-    ) -> AsyncGenerator[AudioChunk, None]:
+    async def speak(self, request: SpeechRequest, deadline: float | None = None) -> AsyncGenerator[AudioChunk, None]:
         """Yield chunks as they are generated; the last carries the finish reason. Closing the generator cancels.
 
         `deadline` is absolute, on the engine's clock; without it the request's timeout starts now.

@@ -55,7 +55,7 @@ def _arrays(module: nn.Module, *, without: str = "") -> Named:
 def layer_arrays(name: str, layer: nn.Module) -> Named:
     """Yield the arrays of one linear layer. Raises NativeUnavailable for weights in a layout of another backend."""
     layer = layer.int8 if isinstance(layer, DequantizedLinear) else layer
-    if not isinstance(layer, nn.Linear | Quantized) or (isinstance(layer, Quantized) and not layer.native):
+    if not (isinstance(layer, nn.Linear) or (isinstance(layer, Quantized) and layer.native)):
         raise NativeUnavailable(f"{type(layer).__name__} weights are not supported")
     yield f"{name}.weight", _array(layer.weight)
     if layer.bias is not None:

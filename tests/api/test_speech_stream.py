@@ -1,9 +1,24 @@
 import asyncio
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from shoal.api.config import Limits, ServerConfig
+from shoal.api.engine_client import EngineHandle, EngineLifecycle
 from shoal.api.exceptions import SlowReader
-from shoal.api.speech_stream import ByteBuffer
+from shoal.api.keys import ANONYMOUS
+from shoal.api.output import OutputOptions
+from shoal.api.requests import SpeechJob
+from shoal.api.speech_stream import ByteBuffer, SpeechStream
+from shoal.api.state import create_state
+from shoal.engine.process.messages import Speak
+from shoal.engine.process.supervisor import Supervisor
+from shoal.engine.process.worker import EngineSource
+from shoal.speech import SpeechRequest
+from shoal.voices.store import VoiceStore
+from tests.engine.clock import FakeClock
 
 
 def test_pieces_are_read_in_the_order_they_were_written() -> None:
@@ -64,3 +79,27 @@ def test_an_error_is_raised_after_the_pieces_before_it() -> None:
             await anext(reading)
 
     asyncio.run(run())
+
+
+def test_time_between_admission_and_submission_counts_against_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock(now=100.0)
+    monkeypatch.setattr(time, "monotonic", clock)
+    supervisor = Supervisor(EngineSource("random:tiny"))  # not started, so its jobs stay in its queue
+    supervisor._model_info = SimpleNamespace(sample_rate=16_000)  # type: ignore[assignment]
+    engine = EngineHandle(supervisor, VoiceStore(tmp_path), 25.0)
+    state = create_state(ServerConfig(limits=Limits()), EngineLifecycle(lambda: engine, engine), 4)
+    job = SpeechJob("fish", SpeechRequest("Hello.", timeout=30.0), OutputOptions("pcm"), engine, ANONYMOUS, "id")
+
+    async def submit() -> Speak:
+        stream = SpeechStream(state, job)  # admitted
+        clock.now += 7.0  # the event loop is busy with other requests
+        while not supervisor._queued:
+            await asyncio.sleep(0)
+        command = supervisor._queued[0].command
+        stream.close()
+        assert isinstance(command, Speak)
+        return command
+
+    assert asyncio.run(submit()).deadline == 130.0

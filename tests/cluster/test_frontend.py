@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.engine.clock import FakeClock
+
 
 @pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # raised by Ray
 def test_a_cluster_without_replicas_is_not_ready() -> None:
@@ -64,3 +66,34 @@ def test_a_proxy_that_does_not_start_is_reported_as_such(monkeypatch: pytest.Mon
     monkeypatch.setattr(serve, "start", start)
     with pytest.raises(EngineStopped, match=r"^Ray Serve did not start: .* On a busy machine, try again$"):
         lifecycle._start_serve("HeadOnly", "127.0.0.1", 8080)
+
+
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # raised by Ray
+def test_a_replica_gets_the_time_that_is_left_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shoal.cluster import service
+    from shoal.speech import SpeechRequest
+
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=FakeClock(now=107.0)))
+    sent: list[SpeechRequest] = []
+
+    class Response:
+        def __aiter__(self) -> "Response":
+            return self
+
+        async def __anext__(self) -> None:
+            raise StopAsyncIteration
+
+    def remote(request: SpeechRequest) -> Response:
+        sent.append(request)
+        return Response()
+
+    handle = SimpleNamespace(options=lambda stream: SimpleNamespace(speak=SimpleNamespace(remote=remote)))
+    cluster = service.ClusterService(handle, SimpleNamespace(sample_rate=16_000))  # type: ignore[arg-type]
+
+    async def collect(deadline: float | None) -> None:
+        request = SpeechRequest("Hello.", timeout=30.0)
+        assert [chunk async for chunk in cluster.speak(request, deadline)] == []
+
+    for deadline in (130.0, None, 100.0):
+        asyncio.run(collect(deadline))
+    assert [request.timeout for request in sent] == [23.0, 30.0, 1e-3]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.kernels.sample import sample_reference
-from shoal.model.linear import DynamicInt8Linear, Int4Linear, Int8Linear, W8A8Linear, WeightOnlyInt8Linear
+from shoal.model.linear import DynamicInt8Linear, Fp8Linear, Int4Linear, Int8Linear, W8A8Linear, WeightOnlyInt8Linear
 from shoal.native import build, choice, library
 from shoal.native.build import library_name
 from shoal.native.choice import native_library
@@ -136,9 +136,10 @@ def test_the_layer_with_int8_activations_is_the_fallback_of_the_native_product(c
     assert 0 < (found - exact).abs().max() < 0.03 * exact.abs().max()
 
 
-def test_int4_weights_are_refused() -> None:
-    with pytest.raises(NativeUnavailable, match="Int4Linear"):
-        list(layer_arrays("", Int4Linear.from_weight(torch.randn(8, 128))))
+@pytest.mark.parametrize("kind", [Int4Linear, Fp8Linear])
+def test_weights_in_a_layout_of_other_backends_are_refused(kind: type[Int4Linear | Fp8Linear]) -> None:
+    with pytest.raises(NativeUnavailable, match=kind.__name__):
+        list(layer_arrays("", kind.from_weight(torch.randn(8, 128))))
 
 
 @pytest.mark.skipif(which(ARM_COMPILER) is None, reason=f"needs {ARM_COMPILER}")

@@ -38,7 +38,7 @@ class Standin:
         self.ended: list[str] = []  # and the caller has taken the last chunk
         self.encoding = self.left = 0
 
-    async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
+    async def speak(self, request: SpeechRequest, deadline: float | None = None) -> AsyncGenerator[AudioChunk, None]:
         self.begun.append(request.text)
         before = request.context
         self.contexts.append(None if before is None else tuple(turn.text for turn in before))

@@ -29,9 +29,7 @@ async def store_recordings(
     await asyncio.to_thread(store.add_recordings, name, complete, description)
 
 
-async def check_recording(
-    state: ServerState, store: VoiceStore, audio: bytes, text: str | None
-) -> RecordingReport:
+async def check_recording(state: ServerState, store: VoiceStore, audio: bytes, text: str | None) -> RecordingReport:
     """Measure a recording without storing it. Raises AudioError for one that cannot become a voice."""
     return await asyncio.get_running_loop().run_in_executor(state.convert_pool, store.check, audio, text)
 

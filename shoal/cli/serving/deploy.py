@@ -178,12 +178,12 @@ def deploy_sagemaker(
         canary=rollout.canary_step(),
         candidate=rollout.candidate_model(),
     )
-    steps = SageMakerAccount(region).calls(spec)
-    for step in steps:
-        typer.echo(f"{'would ' if dry_run else ''}{step.description}")
+    calls = SageMakerAccount(region).calls(spec)
+    for call in calls:
+        typer.echo(f"{'would ' if dry_run else ''}{call.description}")
         if not dry_run:
-            step.do()
-    if not steps:
+            call.do()
+    if not calls:
         typer.echo(f"{name} is up to date")
 
 

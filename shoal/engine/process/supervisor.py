@@ -121,9 +121,7 @@ class Supervisor:
     def process_id(self) -> int | None:
         return self._current.process.pid if self._current is not None else None
 
-    async def speak(
-        self, request: SpeechRequest, deadline: float | None = None
-    ) -> AsyncGenerator[AudioChunk, None]:
+    async def speak(self, request: SpeechRequest, deadline: float | None = None) -> AsyncGenerator[AudioChunk, None]:
         """Yield chunks as they are generated. Closing the generator cancels the request.
 
         `deadline` is absolute, in `time.monotonic()` seconds; without it the request's timeout starts now. It covers
@@ -223,9 +221,9 @@ class Supervisor:
         with self._lock:
             if self._closing:
                 raise EngineStopped("the engine is closed")
-            # The server's AdmissionQueue has the same limit and admits a request before it arrives here. This check
-            # protects callers without one: batches, books and the replicas of a cluster. Like AdmissionQueue it ignores
-            # statistics and other calls without a place in the queue, so that it refuses no admitted request.
+            # The server's AdmissionQueue has the same limit, so this check refuses none of its requests: it only bounds
+            # the queue of callers without one, such as batches, books and cluster replicas. Other jobs do not count: a
+            # pending GetStats would refuse a request that AdmissionQueue has admitted.
             if isinstance(command, Speak) and self._speech_jobs() >= config.slots + config.max_waiting:
                 raise EngineBusy("the queue is full; try again later")
             job = EngineJob(next(self._ids), command, deliver)

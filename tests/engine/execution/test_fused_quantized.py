@@ -1,18 +1,22 @@
 """Quantized weights and KV cache through the fused kernels give what the eager path samples."""
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 from shoal.checkpoint.load import Checkpoint
-from shoal.engine.execution.fused import FusedFrame
+from shoal.engine.execution import fused
+from shoal.engine.execution.fused import FusedFrame, ResidualStream, project
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import AttentionMetadata, PagedKV
 from shoal.engine.scheduling.sequence import Sequence
+from shoal.kernels.rms_norm import RMSNorm
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameSampler
+from shoal.model.linear import QUANTIZED_LINEARS, QuantizedMode
 from shoal.model.slow import Head
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
@@ -58,3 +62,40 @@ def test_the_fused_frame_samples_what_the_eager_path_samples(tiny: Checkpoint, m
     assert torch.equal(frame.tokens, plain)
     assert torch.equal(ours.keys, kv.keys)
     assert torch.equal(ours.value_scales, kv.value_scales)
+
+
+KERNELS = ("linear", "split_k_linear", "int4_linear", "int4_split_k_linear", "int8_rows", "int8_rms_norm")
+PER_CHANNEL = [["linear"], ["linear"], ["split_k_linear"]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("int8", PER_CHANNEL),
+        ("fp8", PER_CHANNEL),
+        ("w8a8", [["int8_rows", "linear"], ["int8_rms_norm", "linear"], ["int8_rows", "split_k_linear"]]),
+        ("int4", [["int4_linear"], ["int4_linear"], ["int4_split_k_linear"]]),
+    ],
+)
+def test_each_mode_runs_its_own_kernels(
+    monkeypatch: pytest.MonkeyPatch, mode: QuantizedMode, expected: list[list[str]]
+) -> None:
+    """The kernels of `project`, of a norm with a projection, and of a residual add."""
+    launched: list[str] = []
+    monkeypatch.setattr(fused, "fused_rms_norm", lambda x, *_, **__: x)
+    for kernel in KERNELS:
+        monkeypatch.setattr(fused, kernel, lambda x, *_, kernel=kernel, **__: launched.append(kernel) or x)
+    layer = QUANTIZED_LINEARS[mode].from_linear(torch.nn.Linear(128, 128, bias=False))
+    x, norm = torch.zeros(2, 128), RMSNorm(128, 1e-6)
+
+    def kernels_of(launch: Callable[[], object]) -> list[str]:
+        launched.clear()
+        launch()
+        return launched.copy()
+
+    calls = (
+        lambda: project(x, layer),
+        lambda: ResidualStream(x).project(norm, layer),
+        lambda: ResidualStream(x).add(x, layer),
+    )
+    assert [kernels_of(call) for call in calls] == expected

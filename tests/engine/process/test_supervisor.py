@@ -20,10 +20,10 @@ from shoal.checkpoint.save import save_random
 from shoal.config import EngineConfig
 from shoal.engine.process.engine_process import EngineProcess
 from shoal.engine.process.jobs import JobRunner
-from shoal.engine.process.messages import Backends, Encode, Fragment, GetStats, Heartbeat, Result
+from shoal.engine.process.messages import Backends, Encode, Fragment, GetStats, Heartbeat, ReleaseMemory, Result, Speak
 from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
 from shoal.engine.process.worker import EngineSource, EngineWorker, ReplyChannel
-from shoal.errors import EngineStopped, GenerationFailed, InvalidRequest, ModelNotFound, TextError
+from shoal.errors import EngineBusy, EngineStopped, GenerationFailed, InvalidRequest, ModelNotFound, TextError
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
 from tests.engine.process.conftest import forking
 from tests.engine.rigged import POISON_SEED, RiggedSource, break_batches, break_the_device, break_the_thread
@@ -403,6 +403,16 @@ def test_after_close_requests_are_refused_and_the_process_has_exited(tmp_path: P
         asyncio.run(collect(supervisor, short(1)))
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+def test_only_speech_counts_against_the_queue_limit() -> None:
+    supervisor = Supervisor(EngineSource("random:tiny", config=EngineConfig(slots=1, max_waiting=1)))  # not started
+    supervisor._submit(Speak(short(1)), print)
+    supervisor._submit(GetStats(), print)
+    supervisor._submit(ReleaseMemory(), print)
+    supervisor._submit(Speak(short(2)), print)
+    with pytest.raises(EngineBusy):
+        supervisor._submit(Speak(short(3)), print)
 
 
 def test_backends_reported_by_heartbeats_are_those_of_the_current_process() -> None:

@@ -31,7 +31,7 @@ TEXT = "It costs $12.50 now."
 class TimedStandin(Standin):
     """Speaks each word for 0.4 s after 0.1 s of silence, two words per chunk."""
 
-    async def speak(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
+    async def speak(self, request: SpeechRequest, deadline: float | None = None) -> AsyncGenerator[AudioChunk, None]:
         found = written_words(request.text)
         spoken = [
             Word(word.text, number / 2 + 0.1, number / 2 + 0.5, word.first, word.last)
