@@ -1,6 +1,7 @@
 """Choose the quantization modes: those requested, or for `auto` those that suit device, model and memory."""
 
 from dataclasses import astuple, dataclass
+from functools import cache
 
 import torch
 
@@ -93,8 +94,13 @@ def _choose_for_gpu(
 ) -> QuantizationChoice:
     """Return the largest modes that leave enough memory and are predicted to be real time, if any of them is."""
 
+    @cache
+    def codec_size(mode: Mode) -> int:
+        return codec_bytes(codec, mode)
+
+    @cache
     def size(modes: WeightModes) -> int:
-        return model_bytes(model, modes, dtype) + codec_bytes(codec, modes.codec)
+        return model_bytes(model, modes, dtype) + codec_size(modes.codec)
 
     def is_real_time(modes: WeightModes) -> bool:
         seconds = 0.0 if bandwidth is None else frame_seconds(model, modes, dtype, bandwidth)

@@ -73,10 +73,13 @@ def card_capacity(card: int, model: str, bandwidth: float | None = None) -> Card
 def weight_bytes(model: DualAR, codec: Codec, modes: WeightModes) -> int:
     """Return the resident bytes of all weights, including the copy that the fused decoder packs of the codec's."""
     size = model_bytes(model, modes, DTYPE) + codec_bytes(codec, modes.codec)
-    if modes.codec == "none":
-        with init_empty_weights():
-            size += codec_bytes(Codec(codec.config, encoder=False), "none") // 2
-    return size
+    return size + _packed_bytes(codec.config) if modes.codec == "none" else size
+
+
+@cache
+def _packed_bytes(config: CodecConfig) -> int:
+    with init_empty_weights():
+        return codec_bytes(Codec(config, encoder=False), "none") // 2
 
 
 def max_sequences(available: int, codec: CodecConfig, kv_bytes: int) -> int:
