@@ -48,6 +48,8 @@ LIMITS = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120:
 MULTIPROCESSORS = {80: 108, 86: 28, 89: 58, 90: 132, 100: 148, 120: 70}
 # Targets whose products of many rows use another instruction than those of few rows.
 WGMMA = (90, 100)
+# Without `--full`, products over 8-bit weights and kernels of the codec are compiled for one target of each kind only.
+EIGHT_BIT, CODEC = (89, 90), (86, 90)
 SUBSET = (80, 86, 89, 90, 100, 120)
 # Registers that a variant may spill to local memory, in bytes per thread.
 MAX_SPILLS = 512
@@ -161,17 +163,14 @@ def spilled_bytes(cubin: bytes) -> int:
     return max(int(stack) for stack in re.findall(r"STACK:(\d+)", usage.stdout))
 
 
-def predictions(limit: int) -> dict[str, str | None]:
+def predictions(limit: int, *, codec: bool) -> dict[str, str | None]:
     """Return what `shoal doctor` says about the kernels on this target, and on one with very little shared memory."""
     compile_check.kernels_unavailable = lambda device: None
-    check = partial(check_kernels, torch.device("cpu"), torch.bfloat16)
-    check_codec = partial(check_codec_kernels, torch.device("cpu"), torch.float16)
-    return {
-        "predicted": check(limit),
-        "with_16_kb": check(16_384),
-        "codec_predicted": check_codec(limit),
-        "codec_with_16_kb": check_codec(16_384),
-    }
+    parts = {"": partial(check_kernels, torch.device("cpu"), torch.bfloat16)}
+    if codec:
+        parts["codec_"] = partial(check_codec_kernels, torch.device("cpu"), torch.float16)
+    limits = {"predicted": limit, "with_16_kb": 16_384}
+    return {part + name: check(size) for part, check in parts.items() for name, size in limits.items()}
 
 
 def main() -> int:
@@ -184,8 +183,9 @@ def main() -> int:
     results = []
     for arch in arguments.arch:
         limit = arguments.limit or LIMITS[arch]
-        workloads = all_workloads(arch) if arguments.full else iter([LargestProducts(), EightBitProducts()])
-        results.append(compile_for(arch, workloads, limit) | predictions(limit))
+        subset = [LargestProducts(), *([EightBitProducts()] if arch in EIGHT_BIT else [])]
+        workloads = all_workloads(arch) if arguments.full else iter(subset)
+        results.append(compile_for(arch, workloads, limit) | predictions(limit, codec=arguments.full or arch in CODEC))
         print(json.dumps(results[-1]), flush=True)
     return 1 if any(result["over"] or result["k_groups"]["wrong"] for result in results) else 0
 

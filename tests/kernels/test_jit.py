@@ -143,11 +143,14 @@ def test_the_largest_products_fit_the_shared_memory_of_every_target() -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert [result["arch"] for result in results] == [80, 86, 89, 90, 100, 120]
-    assert all(result["variants"] == 12 for result in results)
-    assert all(result["k_groups"]["interleaved"] and not result["k_groups"]["wrong"] for result in results)
-    for part in ("", "codec_"):
-        assert all(result[f"{part}predicted"] is None for result in results)
-        too_small = [result[f"{part}with_16_kb"] for result in results]
+    assert [result["variants"] for result in results] == [6, 6, 12, 12, 6, 6]
+    assert all(result["k_groups"]["interleaved"] > 1 for result in results if result["variants"] == 12)
+    assert not any(result["k_groups"]["wrong"] for result in results)
+    for part, targets in (("", 6), ("codec_", 2)):
+        known = [result for result in results if f"{part}predicted" in result]
+        assert len(known) == targets
+        assert all(result[f"{part}predicted"] is None for result in known)
+        too_small = [result[f"{part}with_16_kb"] for result in known]
         assert all("bytes of shared memory, this GPU has 16,384" in reason for reason in too_small)
 
 
