@@ -25,7 +25,8 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.linear import dequant_dot, few_rows, needs_regroup, regroup
+from shoal.kernels.linear import dequant_dot, needs_regroup, regroup
+from shoal.kernels.linear_tiles import few_rows
 from shoal.kernels.tile import NARROW, SMALL_M, SWAP_AB_ROWS, Tile
 from shoal.kernels.waves import card_width
 
@@ -232,7 +233,7 @@ def split_k_linear(x: Tensor | Int8Rows, weight: Tensor, *, tile: Tile | None = 
 def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool, dtype: torch.dtype, shared_limit: int) -> Tile:
     """Return the fastest tile on an H200 at the released sizes, reduced to `shared_limit` bytes if necessary.
 
-    See `linear.choose_tile` for the arguments.
+    See `linear_tiles.choose_tile` for the arguments.
     """
     if rows <= few_rows(n, k_split, quantized=quantized):
         swap_ab = rows <= SWAP_AB_ROWS and (quantized or k_split < 1024)
