@@ -22,7 +22,7 @@ from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUni
 from shoal.kernels import residual_unit as unit
 from shoal.kernels.conv import Taps, conv, depthwise_norm, update_past
 from shoal.kernels.cuda_graph import CapturedGraph, GraphSizes, compile_ahead
-from shoal.kernels.linear import linear
+from shoal.kernels.linear.linear import linear
 from shoal.kernels.packing import Packing
 from shoal.kernels.rms_norm import rms_norm
 from shoal.kernels.rope import rope_table

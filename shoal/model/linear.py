@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.kernels.int4_linear import supports_int4
+from shoal.kernels.linear.int4_linear import supports_int4
 
 QuantizedMode = Literal["int8", "int4", "fp8", "w8a8"]
 # "per_channel": the fused Triton kernels read `weight` and its scales per row. "int8_activations": the same, with

@@ -21,16 +21,16 @@ from shoal.codec.fused import FusedCall, FusedCodec
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
-from shoal.kernels import linear as linear_kernels
 from shoal.kernels import rms_norm
-from shoal.kernels import split_k_linear as split_k_kernels
 from shoal.kernels.cuda_graph import Workload, compile_ahead
-from shoal.kernels.int4_linear import int4_linear, int4_split_k_linear
 from shoal.kernels.int8_rows import int8_rows
 from shoal.kernels.jit import Kernel
-from shoal.kernels.linear import linear
+from shoal.kernels.linear import linear as linear_kernels
+from shoal.kernels.linear import split_k_linear as split_k_kernels
+from shoal.kernels.linear.int4_linear import int4_linear, int4_split_k_linear
+from shoal.kernels.linear.linear import linear
+from shoal.kernels.linear.split_k_linear import split_k_linear
 from shoal.kernels.rms_norm import fused_rms_norm, int8_rms_norm
-from shoal.kernels.split_k_linear import split_k_linear
 from shoal.kernels.text_attention import Texts, text_attention
 from shoal.kernels.text_path import TILES, text_path
 from shoal.kernels.text_path_numpy import KEPT_FRAMES, MAX_TOKENS

@@ -35,8 +35,8 @@ from shoal.kernels import compile_check
 from shoal.kernels.compile_check import check_codec_kernels, check_kernels, launch_largest_products
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.jit import Kernel
-from shoal.kernels.linear import linear
-from shoal.kernels.split_k_linear import split_k_linear
+from shoal.kernels.linear.linear import linear
+from shoal.kernels.linear.split_k_linear import split_k_linear
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes

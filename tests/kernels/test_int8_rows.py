@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.kernels.int8_rows import Int8Rows, int8_rows, int8_rows_reference
-from shoal.kernels.int8_tiles import int8_split_k_tile, int8_tile
 from shoal.kernels.jit import HOPPER_SHARED_MEMORY
-from shoal.kernels.linear import linear
+from shoal.kernels.linear.int8_tiles import int8_split_k_tile, int8_tile
+from shoal.kernels.linear.linear import linear
+from shoal.kernels.linear.split_k_linear import split_k_linear
 from shoal.kernels.rms_norm import fused_rms_norm, int8_rms_norm
-from shoal.kernels.split_k_linear import split_k_linear
 from shoal.model.linear import W8A8Linear, quantize_rows
 
 SMALL_CARD = 101_376

@@ -15,7 +15,7 @@ from triton.runtime import _async_compile
 from shoal.kernels import jit
 from shoal.kernels.cuda_graph import GraphSizes, compile_ahead
 from shoal.kernels.jit import compile_only, kernels_unavailable
-from shoal.kernels.linear import _small_m_kernel, linear
+from shoal.kernels.linear.linear import _small_m_kernel, linear
 from shoal.paths import cache_directory
 
 
@@ -174,7 +174,7 @@ import sys, types
 import torch, triton
 sys.modules["triton.language.extra.cuda"] = types.ModuleType("cuda")
 from shoal.kernels import jit
-from shoal.kernels.linear import linear
+from shoal.kernels.linear.linear import linear
 assert jit.triton is not None and not jit.PDL_OPTION
 assert linear(torch.ones(1, 32), torch.eye(32)).tolist() == [[1.0] * 32]
 """

@@ -15,7 +15,8 @@ from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.save import save_random
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.kernels import jit, linear
+from shoal.kernels import jit
+from shoal.kernels.linear import linear
 
 
 @pytest.fixture(scope="module")

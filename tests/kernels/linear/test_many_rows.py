@@ -5,9 +5,9 @@ import torch
 
 from shoal.kernels.conv import choose_tile as choose_conv_tile
 from shoal.kernels.jit import HOPPER_SHARED_MEMORY
-from shoal.kernels.linear import linear, linear_reference
-from shoal.kernels.linear_tiles import choose_tile
-from shoal.kernels.split_k_linear import split_k_linear, split_k_linear_reference
+from shoal.kernels.linear.linear import linear, linear_reference
+from shoal.kernels.linear.split_k_linear import split_k_linear, split_k_linear_reference
+from shoal.kernels.linear.tiles import choose_tile
 from shoal.kernels.tile import Tile
 from shoal.model.linear import quantize_rows
 

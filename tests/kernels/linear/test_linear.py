@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from shoal.kernels.linear import linear, linear_reference, needs_regroup
+from shoal.kernels.linear.linear import linear, linear_reference, needs_regroup
+from shoal.kernels.linear.split_k_linear import split_k_linear, split_k_linear_reference
 from shoal.kernels.rms_norm import fused_rms_norm, rms_norm
-from shoal.kernels.split_k_linear import split_k_linear, split_k_linear_reference
 from shoal.model.linear import quantize_rows
 
 SHAPES = [(1, 48, 64), (3, 160, 100), (17, 64, 48), (70, 32, 16)]
@@ -142,7 +142,7 @@ def test_split_k_partials_are_reduced_by_the_following_norm(
 def test_a_regrouped_k_gives_the_same_product(
     rows: int, columns: int, dtype: torch.dtype, device: str, close: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.kernels.linear.has_wgmma", lambda device: True)
+    monkeypatch.setattr("shoal.kernels.linear.linear.has_wgmma", lambda device: True)
     x, weight = matrices(rows, columns, 32, dtype, device)
     weight, scales = quantize_rows(weight, torch.int8)
     assert needs_regroup(x, weight, 128) == (dtype != torch.float32)

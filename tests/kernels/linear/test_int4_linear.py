@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from shoal.engine.execution.fused import ResidualStream, project
-from shoal.kernels.int4_linear import int4_linear, int4_linear_reference, int4_split_k_linear, supports_int4
+from shoal.kernels.linear.int4_linear import int4_linear, int4_linear_reference, int4_split_k_linear, supports_int4
 from shoal.kernels.rms_norm import RMSNorm
 from shoal.kernels.tile import Tile
 from shoal.model.linear import Int4Linear, has_fused_kernels, quantize_groups

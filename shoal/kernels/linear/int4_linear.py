@@ -27,7 +27,7 @@ from shoal.kernels.jit import (
     tl,
     triton,
 )
-from shoal.kernels.linear import _batched_dot, _epilogue, _reduce_splits
+from shoal.kernels.linear.linear import _batched_dot, _epilogue, _reduce_splits
 from shoal.kernels.tile import SWAP_AB_ROWS, Tile
 
 GROUP = 128  # input columns per scale and zero

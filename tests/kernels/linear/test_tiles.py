@@ -6,10 +6,10 @@ from itertools import product
 import pytest
 import torch
 
-from shoal.kernels import linear, linear_tiles, split_k_linear, waves
 from shoal.kernels.jit import H200_MULTIPROCESSORS, HOPPER_SHARED_MEMORY, multiprocessor_count
+from shoal.kernels.linear import linear, split_k_linear, tiles, waves
+from shoal.kernels.linear.waves import MIN_GAIN, balanced_width, card_width, wave_utilization
 from shoal.kernels.tile import Tile
-from shoal.kernels.waves import MIN_GAIN, balanced_width, card_width, wave_utilization
 
 SMALL_CARD = 101_376  # sm_86, sm_89, sm_120
 ROWS = (1, 2, 8, 9, 16, 24, 48, 64, 96, 128, 512)
@@ -25,7 +25,7 @@ SPLIT_LAYERS = ((1024, 512), (1024, 768), (2560, 1024), (2560, 2432))
 
 def linear_tile(rows: int, n: int, k_split: int, gated: bool, quantized: bool, limit: int) -> Tile:
     form = {"gated": gated, "quantized": quantized, "dtype": torch.bfloat16}
-    return linear_tiles.choose_tile(rows, n, k_split, **form, shared_limit=limit)  # type: ignore[arg-type]
+    return tiles.choose_tile(rows, n, k_split, **form, shared_limit=limit)  # type: ignore[arg-type]
 
 
 def split_k_tile(rows: int, n: int, k_split: int, gated: bool, quantized: bool, limit: int) -> Tile:

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from shoal.kernels.dequant import dequantize
 from shoal.kernels.int8_rows import Int8Rows
-from shoal.kernels.int8_tiles import int8_split_k_tile
 from shoal.kernels.jit import (
     HOPPER_SHARED_MEMORY,
     grid_dependency_wait,
@@ -25,10 +24,11 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.linear import dequant_dot, needs_regroup, regroup
-from shoal.kernels.linear_tiles import few_rows
+from shoal.kernels.linear.int8_tiles import int8_split_k_tile
+from shoal.kernels.linear.linear import dequant_dot, needs_regroup, regroup
+from shoal.kernels.linear.tiles import few_rows
+from shoal.kernels.linear.waves import card_width
 from shoal.kernels.tile import NARROW, SMALL_M, SWAP_AB_ROWS, Tile
-from shoal.kernels.waves import card_width
 
 SPLIT_K = 4
 
@@ -233,7 +233,7 @@ def split_k_linear(x: Tensor | Int8Rows, weight: Tensor, *, tile: Tile | None = 
 def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool, dtype: torch.dtype, shared_limit: int) -> Tile:
     """Return the fastest tile on an H200 at the released sizes, reduced to `shared_limit` bytes if necessary.
 
-    See `linear_tiles.choose_tile` for the arguments.
+    See `tiles.choose_tile` for the arguments.
     """
     if rows <= few_rows(n, k_split, quantized=quantized):
         swap_ab = rows <= SWAP_AB_ROWS and (quantized or k_split < 1024)

@@ -8,7 +8,7 @@ the activation dtype where the plain path would store it.
 Results are batch invariant: a row has the same bits for any number of rows. K is split in four, each split is
 accumulated from its first to its last element, and the four sums are added in order. For few rows this also gives four
 independent chains of dots per program; for many rows the splits follow each other in one accumulator, which leaves room
-for larger tiles. Where a layer has too few outputs to fill the GPU, `kernels/split_k_linear.py` gives each split a
+for larger tiles. Where a layer has too few outputs to fill the GPU, `linear/split_k_linear.py` gives each split a
 program of its own (split-K).
 """
 
@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from shoal.kernels.dequant import dequantize
 from shoal.kernels.int8_rows import Int8Rows
-from shoal.kernels.int8_tiles import int8_tile
 from shoal.kernels.jit import (
     grid_dependency_wait,
     has_wgmma,
@@ -31,10 +30,11 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.linear_tiles import choose_tile
+from shoal.kernels.linear.int8_tiles import int8_tile
+from shoal.kernels.linear.tiles import choose_tile
+from shoal.kernels.linear.waves import card_width
 from shoal.kernels.rms_norm import fused_rms_norm, rms_norm
 from shoal.kernels.tile import SMALL_M, Tile
-from shoal.kernels.waves import card_width
 
 
 def linear_reference(
