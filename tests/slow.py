@@ -81,7 +81,7 @@ FILES = (
     "audio/test_decode.py",
     "engine/test_kv_cache.py",
     "codec/test_fused.py",
-    "kernels/test_paged_attention.py",
+    "kernels/attention/test_paged_attention.py",
     "cluster/test_end.py",
     "model/test_frame.py",
     "engine/process/test_worker.py",

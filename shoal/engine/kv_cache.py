@@ -11,8 +11,8 @@ from torch import Tensor
 
 from shoal.engine.scheduling.blocks import Key
 from shoal.errors import InvalidRequest
-from shoal.kernels.kv_quant import QMAX, SCALE_DTYPE, KVScales, write_kv
-from shoal.kernels.paged_attention import paged_decode_reference, paged_prefill_reference
+from shoal.kernels.attention.kv_quant import QMAX, SCALE_DTYPE, KVScales, write_kv
+from shoal.kernels.attention.paged_attention import paged_decode_reference, paged_prefill_reference
 from shoal.model.config import BlockConfig
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shoal.kernels.attention.kv_quant import dequantize_kv
 from shoal.kernels.dequant import dequantize
 from shoal.kernels.jit import kernel, tl
-from shoal.kernels.kv_quant import dequantize_kv
 
 BLOCK_N = 64
 

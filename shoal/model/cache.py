@@ -5,7 +5,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from shoal.kernels.attention import grouped_attention
+from shoal.kernels.attention.grouped_attention import grouped_attention
 from shoal.model.config import BlockConfig
 
 

@@ -13,7 +13,7 @@ from shoal.engine.kv_cache import HostCache, PagedKV, resolve_kv_dtype
 from shoal.engine.preprocess import build_turns
 from shoal.engine.utterance import Utterance
 from shoal.errors import InvalidRequest
-from shoal.kernels.kv_quant import SCALE_DTYPE, dequantize_kv, quantize_kv
+from shoal.kernels.attention.kv_quant import SCALE_DTYPE, dequantize_kv, quantize_kv
 from shoal.model.config import BlockConfig
 from shoal.speech import SamplingParams
 from shoal.text.prompt import Codes

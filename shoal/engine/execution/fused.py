@@ -13,15 +13,15 @@ from torch import Tensor
 
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
+from shoal.kernels.attention.fast_attention import fast_attention
+from shoal.kernels.attention.paged_attention import DecodeWorkspace, paged_decode
+from shoal.kernels.attention.prefill_attention import paged_prefill
+from shoal.kernels.attention.qkv import rope_and_cache
 from shoal.kernels.embed import embed_tokens
-from shoal.kernels.fast_attention import fast_attention
 from shoal.kernels.int8_rows import Int8Rows, int8_rows
 from shoal.kernels.linear.int4_linear import int4_linear, int4_split_k_linear
 from shoal.kernels.linear.linear import linear
 from shoal.kernels.linear.split_k_linear import split_k_linear
-from shoal.kernels.paged_attention import DecodeWorkspace, paged_decode
-from shoal.kernels.prefill_attention import paged_prefill
-from shoal.kernels.qkv import rope_and_cache
 from shoal.kernels.rms_norm import RMSNorm, fused_rms_norm, int8_rms_norm
 from shoal.kernels.sample_token import SemanticIds, sample_code, sample_semantic
 from shoal.kernels.text_attention import Texts

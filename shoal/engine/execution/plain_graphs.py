@@ -21,9 +21,9 @@ from shoal.engine.execution.text_weights import Reading
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.scheduling.scheduler import Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
+from shoal.kernels.attention.kv_quant import write_kv
+from shoal.kernels.attention.paged_attention import decode_mask, masked_prefill, paged_decode_reference
 from shoal.kernels.cuda_graph import GraphSizes
-from shoal.kernels.kv_quant import write_kv
-from shoal.kernels.paged_attention import decode_mask, masked_prefill, paged_decode_reference
 
 # Context widths in tokens; the maximum of the model is added.
 WIDTHS = (512, 2048, 8192)

@@ -14,7 +14,7 @@ from shoal.engine.execution.plain_graphs import PlainFrame, PlainGraphRunner
 from shoal.engine.execution.retry import FIRST_SECONDS
 from shoal.engine.execution.runner import PipelinedRunner
 from shoal.engine.utterance import Turn, Utterance
-from shoal.kernels.paged_attention import grouped_decode
+from shoal.kernels.attention.paged_attention import grouped_decode
 from shoal.speech import SamplingParams
 from tests.engine.clock import FakeClock
 from tests.engine.execution.test_fallback import speak_all
@@ -223,7 +223,7 @@ def test_a_device_without_doubles_or_grouped_attention_samples_the_same_codes(
     tiny: Checkpoint, expected: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Disable operations that Apple's GPUs lack: float64 tensors, complex products, heads that share keys."""
-    monkeypatch.setattr("shoal.kernels.attention.has_grouped_operator", lambda device: False)
+    monkeypatch.setattr("shoal.kernels.attention.grouped_attention.has_grouped_operator", lambda device: False)
     monkeypatch.setattr("shoal.kernels.rope.has_complex", lambda device: False)
     core = EngineCore(tiny, EngineConfig(slots=3, guard=False, backend="eager"))
     core.runner._eager.slots.has_float64 = False

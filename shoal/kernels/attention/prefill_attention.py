@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.kernels.attention.paged_attention import BLOCK_N, NUM_SPLITS, add_values, merge_softmax, score_block
 from shoal.kernels.jit import (
     HOPPER_SHARED_MEMORY,
     kernel,
@@ -20,7 +21,6 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.paged_attention import BLOCK_N, NUM_SPLITS, add_values, merge_softmax, score_block
 
 # From this many rows on, a tile holds 32 query rows; fewer rows fill the GPU better with tiles of 16. Both are
 # distributed over the warps by columns, so the order of sums is the same. Measured on Hopper, without a quantized KV

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.kernels.attention.kv_quant import QMAX, write_kv
 from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, supports_pdl, tl
-from shoal.kernels.kv_quant import QMAX, write_kv
 from shoal.kernels.rms_norm import rms_norm
 from shoal.kernels.rope import rotate, rotate_head, split_pairs
 

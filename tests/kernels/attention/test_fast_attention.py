@@ -1,6 +1,6 @@
 import torch
 
-from shoal.kernels.fast_attention import fast_attention, fast_attention_reference
+from shoal.kernels.attention.fast_attention import fast_attention, fast_attention_reference
 from shoal.kernels.rope import rope_table
 
 

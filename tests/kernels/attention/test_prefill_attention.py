@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from shoal.kernels.kv_quant import quantize_kv
-from shoal.kernels.paged_attention import paged_decode
-from shoal.kernels.prefill_attention import paged_prefill
+from shoal.kernels.attention.kv_quant import quantize_kv
+from shoal.kernels.attention.paged_attention import paged_decode
+from shoal.kernels.attention.prefill_attention import paged_prefill
 
 BLOCKS, SIZE = 120, 4
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.kernels.kv_quant import dequantize_kv, quantize_kv
-from shoal.kernels.paged_attention import paged_decode, paged_decode_reference, paged_prefill_reference
-from shoal.kernels.qkv import rope_and_cache, rope_and_cache_reference
+from shoal.kernels.attention.kv_quant import dequantize_kv, quantize_kv
+from shoal.kernels.attention.paged_attention import paged_decode, paged_decode_reference, paged_prefill_reference
+from shoal.kernels.attention.qkv import rope_and_cache, rope_and_cache_reference
 from shoal.kernels.rope import rope_table
 
 KV_DTYPES = [torch.int8, torch.float8_e4m3fn]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from shoal.kernels.qkv import rope_and_cache, rope_and_cache_reference
+from shoal.kernels.attention.qkv import rope_and_cache, rope_and_cache_reference
 from shoal.kernels.rope import rope_table
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from shoal.kernels.paged_attention import paged_decode, paged_decode_reference, paged_prefill_reference
+from shoal.kernels.attention.paged_attention import paged_decode, paged_decode_reference, paged_prefill_reference
 
 
 def kv_cache(kv_heads: int, d: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:

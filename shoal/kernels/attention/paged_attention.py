@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.kernels.attention import grouped_attention
+from shoal.kernels.attention.grouped_attention import grouped_attention
+from shoal.kernels.attention.kv_quant import dequantize_kv
 from shoal.kernels.dequant import dequantize
 from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
-from shoal.kernels.kv_quant import dequantize_kv
 
 # Tokens per iteration. This and the number of warps decide the order of sums, so they do not depend on the batch size.
 BLOCK_N = 128

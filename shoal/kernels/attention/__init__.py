@@ -1,0 +1,1 @@
+"""Attention of the slow and the fast transformer, and the KV cache writes before it."""
