@@ -19,14 +19,14 @@ from torch.nn import functional as F
 from shoal.codec.config import MAX_POSITIONS
 from shoal.codec.graph_decoder import FrameSpan, GraphDecoder, ResetCall
 from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, Snake, WindowLayer
-from shoal.kernels import residual_unit as unit
-from shoal.kernels.conv import Taps, conv, depthwise_norm, update_past
+from shoal.kernels.codec_decoder import residual_unit as unit
+from shoal.kernels.codec_decoder.conv import Taps, conv, depthwise_norm, update_past
+from shoal.kernels.codec_decoder.packing import Packing
+from shoal.kernels.codec_decoder.window_attention import MAX_STEPS, window_attention
 from shoal.kernels.cuda_graph import CapturedGraph, GraphSizes, compile_ahead
 from shoal.kernels.linear.linear import linear
-from shoal.kernels.packing import Packing
 from shoal.kernels.rms_norm import rms_norm
 from shoal.kernels.rope import rope_table
-from shoal.kernels.window_attention import MAX_STEPS, window_attention
 
 if TYPE_CHECKING:
     from shoal.codec.dac import Codec

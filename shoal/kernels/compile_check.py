@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from shoal.errors import describe_error, device_errors
-from shoal.kernels.conv import Taps, conv
+from shoal.kernels.codec_decoder.conv import Taps, conv
+from shoal.kernels.codec_decoder.packing import Packing
+from shoal.kernels.codec_decoder.residual_unit import residual_unit
 from shoal.kernels.jit import collect_compiled, kernels_unavailable, shared_memory_limit
 from shoal.kernels.linear.linear import linear
 from shoal.kernels.linear.split_k_linear import split_k_linear
-from shoal.kernels.packing import Packing
-from shoal.kernels.residual_unit import residual_unit
 
 
 def check_kernels(device: torch.device, dtype: torch.dtype, limit: int | None = None) -> str | None:

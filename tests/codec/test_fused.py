@@ -14,9 +14,9 @@ from shoal.codec import fused
 from shoal.codec.config import MAX_POSITIONS, CodecConfig, WindowTransformerConfig
 from shoal.codec.dac import Codec
 from shoal.codec.fused import FRAME_BUCKETS, FusedDecoder, pack_calls
-from shoal.kernels import residual_unit as unit
+from shoal.kernels.codec_decoder import residual_unit as unit
+from shoal.kernels.codec_decoder.window_attention import MAX_STEPS
 from shoal.kernels.cuda_graph import compile_ahead
-from shoal.kernels.window_attention import MAX_STEPS
 from tests.poison import poisoned_memory
 
 pytest.importorskip("triton")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shoal.kernels.conv import choose_tile as choose_conv_tile
+from shoal.kernels.codec_decoder.conv import choose_tile as choose_conv_tile
 from shoal.kernels.jit import HOPPER_SHARED_MEMORY
 from shoal.kernels.linear.linear import linear, linear_reference
 from shoal.kernels.linear.split_k_linear import split_k_linear, split_k_linear_reference

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shoal.kernels.codec_decoder.packing import Packing
 from shoal.kernels.jit import kernel, launch_dependents_and_wait, supports_pdl, tl
-from shoal.kernels.packing import Packing
 from shoal.kernels.rope import rotate
 
 # Maximum steps of one stream per call. The block size is fixed, because the order of sums follows from it.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shoal.kernels.codec_decoder.packing import Packing
 from shoal.kernels.jit import (
     HOPPER_SHARED_MEMORY,
     jit,
@@ -25,7 +26,6 @@ from shoal.kernels.jit import (
     supports_pdl,
     tl,
 )
-from shoal.kernels.packing import Packing
 from shoal.kernels.tile import Tile
 
 Activation = Literal["none", "gelu", "tanh"]

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from shoal.kernels.codec_decoder.window_attention import window_attention, window_attention_reference
 from shoal.kernels.rope import rope_table
-from shoal.kernels.window_attention import window_attention, window_attention_reference
-from tests.kernels.packs import pack
+from tests.kernels.codec_decoder.packs import pack
 
 
 @pytest.mark.parametrize("chunks", [[(1, 2), (1, 1), (3, 4)], [(5, 1), (20, 32), (2, 2)]])

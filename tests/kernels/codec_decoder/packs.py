@@ -1,6 +1,6 @@
 import torch
 
-from shoal.kernels.packing import Packing
+from shoal.kernels.codec_decoder.packing import Packing
 
 SPARE = 6
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from shoal.kernels.conv import Taps, conv
-from shoal.kernels.residual_unit import residual_unit, residual_unit_reference, should_fuse
+from shoal.kernels.codec_decoder.conv import Taps, conv
+from shoal.kernels.codec_decoder.residual_unit import residual_unit, residual_unit_reference, should_fuse
 from shoal.kernels.tile import Tile
-from tests.kernels.packs import pack
+from tests.kernels.codec_decoder.packs import pack
 
 
 @pytest.fixture(params=[(48, 3), (32, 1)], ids=["unequal blocks", "equal blocks"])

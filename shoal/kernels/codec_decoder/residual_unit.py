@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.kernels.conv import Taps, conv_reference, snake
+from shoal.kernels.codec_decoder.conv import Taps, conv_reference, snake
+from shoal.kernels.codec_decoder.packing import Packing
 from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
-from shoal.kernels.packing import Packing
 from shoal.kernels.tile import Tile
 
 # With more channels, or fewer rows per channel, two launches are faster because they distribute channels over programs.

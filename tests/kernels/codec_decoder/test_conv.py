@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from shoal.kernels.conv import (
+from shoal.kernels.codec_decoder.conv import (
     Taps,
     conv,
     conv_reference,
@@ -10,7 +10,7 @@ from shoal.kernels.conv import (
     update_past,
     update_past_reference,
 )
-from tests.kernels.packs import pack
+from tests.kernels.codec_decoder.packs import pack
 
 
 def rows(count: int, channels: int, dtype: torch.dtype, device: str) -> torch.Tensor:

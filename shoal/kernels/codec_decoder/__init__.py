@@ -1,0 +1,1 @@
+"""Kernels of the codec's streaming decoder, over frames of several streams packed along time."""
