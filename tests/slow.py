@@ -87,7 +87,7 @@ FILES = (
     "engine/process/test_worker.py",
     "cli/say/test_server_speech.py",
     "cli/say/test_player.py",
-    "kernels/test_sample_token.py",
+    "kernels/sampling/test_sample_token.py",
     "checkpoint/test_load.py",
     "kernels/linear/test_int4_linear.py",
     "kernels/linear/test_linear.py",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from shoal.checkpoint.load import load_model
-from shoal.kernels.sample import probabilities
+from shoal.kernels.sampling.sample import probabilities
 from shoal.model.dual_ar import DualAR
 from training.encode import About, batches, follow, prompts_for
 from training.language import hidden_states, is_audio, residual_logits

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.kernels.sample import apply_repetition_penalty, exponential_noise, exponential_race, probabilities
-from shoal.kernels.sample_token import RAS_TEMPERATURE, RAS_TOP_P, SEMANTIC_LANE
+from shoal.kernels.sampling.sample import apply_repetition_penalty, exponential_noise, exponential_race, probabilities
+from shoal.kernels.sampling.sample_token import RAS_TEMPERATURE, RAS_TOP_P, SEMANTIC_LANE
 from shoal.model.cache import DenseKVCache
 from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import TextError
-from shoal.kernels.sample import exponential_noise
+from shoal.kernels.sampling.sample import exponential_noise
 from shoal.model.cache import DenseKVCache
 from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.kernels.sample import sample_reference
+from shoal.kernels.sampling.sample import sample_reference
 from shoal.model.linear import DynamicInt8Linear, Fp8Linear, Int4Linear, Int8Linear, W8A8Linear, WeightOnlyInt8Linear
 from shoal.native import build, choice, library
 from shoal.native.build import library_name

@@ -16,7 +16,7 @@ from shoal.codec import layers as codec_layers
 from shoal.codec.layers import WindowTransformer, window_mask
 from shoal.codec.streaming import Past
 from shoal.errors import CheckpointError, InvalidRequest, VerificationFailed
-from shoal.kernels.sample import probabilities
+from shoal.kernels.sampling.sample import probabilities
 from shoal.model import cache as cache_module
 from shoal.model import frame as frame_module
 from shoal.model import layers as model_layers

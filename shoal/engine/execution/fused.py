@@ -23,7 +23,7 @@ from shoal.kernels.linear.int4_linear import int4_linear, int4_split_k_linear
 from shoal.kernels.linear.linear import linear
 from shoal.kernels.linear.split_k_linear import split_k_linear
 from shoal.kernels.rms_norm import RMSNorm, fused_rms_norm, int8_rms_norm
-from shoal.kernels.sample_token import SemanticIds, sample_code, sample_semantic
+from shoal.kernels.sampling.sample_token import SemanticIds, sample_code, sample_semantic
 from shoal.kernels.text_attention import Texts
 from shoal.model.dual_ar import DualAR
 from shoal.model.layers import TransformerBlock

@@ -6,7 +6,7 @@ from shoal.engine.execution.native_steps import NativeSteps
 from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.execution.text_weights import PathReader
 from shoal.engine.scheduling.scheduler import Batch
-from shoal.kernels.sample_token import SamplingState
+from shoal.kernels.sampling.sample_token import SamplingState
 from shoal.model.slow import Head
 from shoal.native.choice import open_context
 from shoal.native.dual_ar import NativeDualAR, SlotArrays

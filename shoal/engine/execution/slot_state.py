@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from shoal.engine.scheduling.sequence import Sequence
-from shoal.kernels.sample_token import SamplingState
+from shoal.kernels.sampling.sample_token import SamplingState
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameState
 from shoal.model.sampling import TENSOR_FIELDS, SamplingTensors

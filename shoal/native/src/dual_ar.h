@@ -72,7 +72,7 @@ enum Status : int32_t { OK = 0, OUT_OF_RANGE = 1, OUT_OF_MEMORY = 2 };
 
 Status run_step(Context& context, const Model& model, const State& state, const Step& step);
 
-// Sample one frame entry from logits [size], as shoal/kernels/sample.py does.
+// Sample one frame entry from logits [size], as shoal/kernels/sampling/sample.py does.
 struct SampleSettings {
     float temperature, top_p;
     int64_t top_k;

@@ -1,4 +1,4 @@
-// Sampling from logits with the noise, the top-k and top-p rules and the order of shoal/kernels/sample.py.
+// Sampling from logits with the noise, the top-k and top-p rules and the order of shoal/kernels/sampling/sample.py.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

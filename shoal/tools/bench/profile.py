@@ -30,7 +30,7 @@ from shoal.engine.scheduling.scheduler import Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed
-from shoal.kernels.sample_token import sample_code, sample_semantic
+from shoal.kernels.sampling.sample_token import sample_code, sample_semantic
 from shoal.model.frame import FrameState
 from shoal.speech import SamplingParams
 from shoal.tools.bench.busy import gpu_busy_fraction

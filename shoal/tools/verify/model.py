@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shoal.kernels.sample import apply_repetition_penalty, exponential_noise, probabilities
-from shoal.kernels.sample_token import SEMANTIC_LANE
+from shoal.kernels.sampling.sample import apply_repetition_penalty, exponential_noise, probabilities
+from shoal.kernels.sampling.sample_token import SEMANTIC_LANE
 from shoal.model.cache import NoKVCache
 from shoal.model.dual_ar import DualAR
 from shoal.model.frame import FrameSampler, FrameState, Noise

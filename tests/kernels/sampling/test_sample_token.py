@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from shoal.kernels.sample_token import (
+from shoal.kernels.sampling.sample_token import (
     SamplingState,
     SemanticIds,
     sample_code,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shoal.kernels.sample import apply_repetition_penalty, exponential_noise, exponential_race, probabilities
+from shoal.kernels.sampling.sample import apply_repetition_penalty, exponential_noise, exponential_race, probabilities
 from shoal.model.sampling import SamplingTensors
 from shoal.speech import SamplingParams
 

@@ -15,7 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
-from shoal.kernels.sample import apply_repetition_penalty, penalize, penalize_in_place, sample_reference, sample_row
+from shoal.kernels.sampling.sample import (
+    apply_repetition_penalty,
+    penalize,
+    penalize_in_place,
+    sample_reference,
+    sample_row,
+)
 
 # Repetition-aware sampling (RAS) of S2: a repeated semantic token is sampled again with these settings.
 RAS_TEMPERATURE, RAS_TOP_P = 1.0, 0.9
