@@ -38,7 +38,7 @@ from shoal.engine.output.word_times import WordTimes
 from shoal.engine.preprocess import build_utterance, check_alignment, plan_request, plan_turns, plan_words
 from shoal.engine.utterance import Utterance
 from shoal.kernels.attention.grouped_attention import grouped_attention
-from shoal.kernels.text_path_numpy import path_origins
+from shoal.kernels.word_times.text_path_numpy import path_origins
 from shoal.speech import Sampling, SpeechRequest
 from shoal.tools.bench.engine import TEXT
 from shoal.tools.bench.texts import sentence

@@ -30,7 +30,7 @@ from shoal.engine.scheduling.blocks import BlockPool, Key, extend_keys
 from shoal.engine.scheduling.scheduler import Batch, Scheduler, StepOutput
 from shoal.engine.utterance import Event, Utterance, UtteranceStream
 from shoal.errors import CheckpointError, GenerationFailed
-from shoal.kernels.text_path_numpy import new_scores
+from shoal.kernels.word_times.text_path_numpy import new_scores
 from shoal.native.build import library_name
 from shoal.native.choice import BASELINE, open_context
 from shoal.native.dual_ar import NativeDualAR, SlotArrays

@@ -18,7 +18,7 @@ from shoal.engine.output.word_times import WordPlan, WordTimes
 from shoal.engine.scheduling.sequence import Tokens
 from shoal.engine.utterance import TextTokens, Turn, Utterance
 from shoal.errors import InvalidRequest
-from shoal.kernels.text_path_numpy import MAX_TOKENS
+from shoal.kernels.word_times.text_path_numpy import MAX_TOKENS
 from shoal.speech import Sampling, SamplingParams, SpeechRequest, SpokenTurn
 from shoal.text.lexicon import Lexicon
 from shoal.text.markup.ssml import is_ssml

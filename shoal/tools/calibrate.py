@@ -26,7 +26,7 @@ from shoal.engine.load import build_core, choose_device, choose_dtype, voice_cac
 from shoal.engine.output.word_times import MonotonicPath, WordTimes
 from shoal.engine.utterance import Utterance
 from shoal.errors import GenerationFailed, InvalidRequest
-from shoal.kernels.text_path_numpy import path_origins
+from shoal.kernels.word_times.text_path_numpy import path_origins
 from shoal.model.linear import to_column_major
 from shoal.paths import atomic_write, output_errors
 from shoal.speech import AudioChunk, Sampling, SpeechRequest

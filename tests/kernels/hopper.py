@@ -31,9 +31,9 @@ from shoal.kernels.linear.int4_linear import int4_linear, int4_split_k_linear
 from shoal.kernels.linear.linear import linear
 from shoal.kernels.linear.split_k_linear import split_k_linear
 from shoal.kernels.rms_norm import fused_rms_norm, int8_rms_norm
-from shoal.kernels.text_attention import Texts, text_attention
-from shoal.kernels.text_path import TILES, text_path
-from shoal.kernels.text_path_numpy import KEPT_FRAMES, MAX_TOKENS
+from shoal.kernels.word_times.text_attention import Texts, text_attention
+from shoal.kernels.word_times.text_path import TILES, text_path
+from shoal.kernels.word_times.text_path_numpy import KEPT_FRAMES, MAX_TOKENS
 from shoal.model.dual_ar import DualAR
 from shoal.model.slow import Head
 from shoal.quantize.apply import quantize_model

@@ -24,7 +24,7 @@ from shoal.kernels.linear.linear import linear
 from shoal.kernels.linear.split_k_linear import split_k_linear
 from shoal.kernels.rms_norm import RMSNorm, fused_rms_norm, int8_rms_norm
 from shoal.kernels.sampling.sample_token import SemanticIds, sample_code, sample_semantic
-from shoal.kernels.text_attention import Texts
+from shoal.kernels.word_times.text_attention import Texts
 from shoal.model.dual_ar import DualAR
 from shoal.model.layers import TransformerBlock
 from shoal.model.linear import AnyLinear, has_fused_kernels, row_scales, uses_kernel

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from shoal.engine.execution.text_rows import TextRows
 from shoal.engine.scheduling.scheduler import Batch, StepOutput
 from shoal.engine.scheduling.sequence import Sequence
-from shoal.kernels.text_path_numpy import extend_paths
+from shoal.kernels.word_times.text_path_numpy import extend_paths
 from shoal.model.sampling_settings import SamplingSettings
 from shoal.native.dual_ar import NativeDualAR, NativeState, SlotArrays, StepRows, TextReading
 

@@ -20,9 +20,9 @@ from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.execution.text_rows import TextRows
 from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.cuda_graph import to_host
-from shoal.kernels.text_attention import Texts, text_attention, text_attention_reference
-from shoal.kernels.text_path import BLOCK_N, TILES, text_path, text_path_reference
-from shoal.kernels.text_path_numpy import KEPT_FRAMES, MAX_TOKENS
+from shoal.kernels.word_times.text_attention import Texts, text_attention, text_attention_reference
+from shoal.kernels.word_times.text_path import BLOCK_N, TILES, text_path, text_path_reference
+from shoal.kernels.word_times.text_path_numpy import KEPT_FRAMES, MAX_TOKENS
 
 Queries = Mapping[int, Tensor]  # [rows, heads, d] by layer
 

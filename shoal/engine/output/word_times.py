@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from shoal.kernels.text_path_numpy import Origins
+from shoal.kernels.word_times.text_path_numpy import Origins
 from shoal.speech import Word
 from shoal.text.words import TextWord
 

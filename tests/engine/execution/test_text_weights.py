@@ -21,7 +21,7 @@ from shoal.engine.execution.text_weights import PathReader
 from shoal.engine.output.word_times import MonotonicPath, WordPlan
 from shoal.engine.preprocess import build_turns, plan_turns
 from shoal.engine.utterance import TextTokens, Utterance
-from shoal.kernels.text_path_numpy import path_origins
+from shoal.kernels.word_times.text_path_numpy import path_origins
 from shoal.model.cache import DenseKVCache
 from shoal.model.slow import Head
 from shoal.native.library import NativeUnavailable, open_library

@@ -9,7 +9,7 @@ from shoal.engine.output.audio_decoder import PlannedChunk
 from shoal.engine.output.word_times import MonotonicPath, WordPlan, WordTimes, frame_of
 from shoal.engine.request_tracker import find_words
 from shoal.engine.utterance import TextTokens, Turn, Utterance
-from shoal.kernels.text_path_numpy import path_origins
+from shoal.kernels.word_times.text_path_numpy import path_origins
 from shoal.speech import SamplingParams, Word
 from shoal.text.words import TextWord, written_words
 

@@ -1,9 +1,9 @@
 import numpy as np
 import torch
 
-from shoal.kernels.text_attention import Texts
-from shoal.kernels.text_path import BLOCK_N, TILES, text_path, text_path_reference
-from shoal.kernels.text_path_numpy import KEPT_FRAMES, MAX_TOKENS, extend_paths, new_scores
+from shoal.kernels.word_times.text_attention import Texts
+from shoal.kernels.word_times.text_path import BLOCK_N, TILES, text_path, text_path_reference
+from shoal.kernels.word_times.text_path_numpy import KEPT_FRAMES, MAX_TOKENS, extend_paths, new_scores
 
 SLOTS = torch.tensor([2, 0, 1], dtype=torch.int32)
 LENGTHS = torch.tensor([1, 0, 100], dtype=torch.int32)  # the second row has no text

@@ -1,7 +1,7 @@
 import torch
 
 from shoal.kernels.attention.kv_quant import quantize_kv
-from shoal.kernels.text_attention import Texts, text_attention, text_attention_reference
+from shoal.kernels.word_times.text_attention import Texts, text_attention, text_attention_reference
 
 TEXTS = torch.tensor([[2, 1, 0, 1], [5, 3, 0, 130], [1, 0, 100, 64]], dtype=torch.int32)  # the second row has no text
 HEADS = torch.tensor([0, 3])

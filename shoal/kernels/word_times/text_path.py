@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from shoal.kernels.jit import jit, kernel, tl
-from shoal.kernels.text_attention import Texts
-from shoal.kernels.text_path_numpy import FLOOR, INDEX_BITS, KEPT_FRAMES, MAX_TOKENS, SCALE, SKIP_PENALTY
+from shoal.kernels.word_times.text_attention import Texts
+from shoal.kernels.word_times.text_path_numpy import FLOOR, INDEX_BITS, KEPT_FRAMES, MAX_TOKENS, SCALE, SKIP_PENALTY
 
 BLOCK_N = 64
 # Tiles of the kernel's result: tokens in 64s, and one entry for the end of the path.
