@@ -61,7 +61,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN pip install --no-cache-dir torch==2.13.0
 RUN --mount=from=wheel,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --constraint /opt/shoal/constraints.txt "$(echo /wheels/shoal_tts-*.whl)[${EXTRAS}]"
+    pip install --no-cache-dir --constraint /opt/shoal/constraints.txt "$(echo /wheels/shoal_tts-*.whl)[${EXTRAS},hopper]"
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000

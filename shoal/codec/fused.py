@@ -27,6 +27,7 @@ from shoal.kernels.cuda_graph import CapturedGraph, GraphSizes, compile_ahead
 from shoal.kernels.linear.linear import linear
 from shoal.kernels.rms_norm import rms_norm
 from shoal.kernels.rope import rope_table
+from shoal.kernels.sm90 import convolutions as sm90
 
 if TYPE_CHECKING:
     from shoal.codec.dac import Codec
@@ -68,6 +69,7 @@ class ConvLayer:
     taps: Taps
     alpha: Tensor | None
     past: Tensor | None
+    sm90: sm90.UnitWeights | None = None  # of the residual unit that begins here, on a Hopper GPU
 
     @classmethod
     def of(cls, taps: Taps, slots: int, following: Snake | None) -> ConvLayer:
@@ -121,6 +123,10 @@ class FusedCodec:
             stages = [cast(nn.ModuleList, stage) for stage in quantizer.upsample]
             self.upsample = [self._pack_stage(cast(CausalUpsample, up), cast(ConvNeXt, mix)) for up, mix in stages]
             self.layers = self._decoder_layers(decoder.model)
+            units = self._residual_units()
+            packed = sm90.pack_units([(inner.taps, outer.taps) for inner, outer in units])
+            for (inner, _), weights in zip(units, packed, strict=True):
+                inner.sm90 = weights
 
     def run(self, codes: Tensor, packing: Packing) -> Tensor:
         """Decode codes [F, codebooks] of packed streams -> samples [F x frame_length]."""
@@ -181,14 +187,22 @@ class FusedCodec:
         self, x: Tensor, activated: Tensor, inner: ConvLayer, outer: ConvLayer, packing: Packing
     ) -> tuple[Tensor, Tensor]:
         """Apply a residual unit to x and activated = snake(x); returns its output y and snake(y)."""
-        if not unit.should_fuse(*x.shape):
-            hidden = self._apply(activated, inner, packing, plain=False)[1]
-            return self._apply(hidden, outer, packing, residual=x)
         assert inner.past is not None
         assert inner.alpha is not None
         assert outer.alpha is not None
+        hopper = inner.sm90 if inner.sm90 is not None and inner.sm90.applies(len(x), packing.rate(x)) else None
+        if hopper is not None and not hopper.whole_unit:
+            hidden = sm90.conv(activated, hopper, inner.taps, inner.alpha, inner.past, packing)
+            self._update_past(activated, inner, packing)
+            return self._apply(hidden, outer, packing, residual=x)
         weights = inner.taps, inner.alpha, outer.taps, outer.alpha
-        outputs = unit.residual_unit(x, activated, *weights, inner.past, packing)
+        if hopper is not None:
+            outputs = sm90.residual_unit(x, activated, hopper, *weights, inner.past, packing)
+        elif unit.should_fuse(*x.shape):
+            outputs = unit.residual_unit(x, activated, *weights, inner.past, packing)
+        else:
+            hidden = self._apply(activated, inner, packing, plain=False)[1]
+            return self._apply(hidden, outer, packing, residual=x)
         self._update_past(activated, inner, packing)
         return outputs
 
@@ -226,6 +240,14 @@ class FusedCodec:
             expand=pack_linear(mix.pwconv1, self.dtype),
             project=pack_linear(mix.pwconv2, self.dtype, mix.gamma.detach().float()),
         )
+
+    def _residual_units(self) -> list[tuple[ConvLayer, ConvLayer]]:
+        """Return the two convolutions of each residual unit, in the order of `_decode`."""
+        layers, units = iter(self.layers[1:]), []
+        for _ in self.config.decoder_rates:
+            next(layers)  # upsampling
+            units += [(next(layers), next(layers)) for _ in range(3)]
+        return units
 
     def _decoder_layers(self, model: nn.ModuleList) -> list[ConvLayer]:
         """Pack every convolution in order, each with the Snake that follows it."""

@@ -26,6 +26,7 @@ __all__ = [
     "ASSEMBLER",
     "collect_compiled",
     "compile_only",
+    "compiling_only",
     "grid_dependency_wait",
     "interpreted",
     "jit",
@@ -124,6 +125,11 @@ def kernel(*do_not_specialize: str) -> Callable[[Callable[..., Any]], Any]:
 
 _compiled: ContextVar[set[Any] | None] = ContextVar("compiled", default=None)
 _collected: ContextVar[list[tuple[str, int]] | None] = ContextVar("collected", default=None)
+
+
+def compiling_only() -> bool:
+    """Return whether launches of this context compile kernels without running them."""
+    return _compiled.get() is not None
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def examine() -> DoctorReport:
         return DoctorReport(
             [*findings, DoctorFinding("torch", f"cannot be imported: {problem}", "missing", advice)], None
         )
-    findings += [*_torch(), *_gpu(), *_triton(), *_compiler(), *_kernel_cache()]
+    findings += [*_torch(), *_gpu(), *_triton(), *_hopper(), *_compiler(), *_kernel_cache()]
     findings += [*_extras(), *_audio(), *_models()]
     return DoctorReport(findings, _choose())
 
@@ -170,6 +170,22 @@ def _triton() -> Iterator[DoctorFinding]:
     package = "triton-windows" if platform.system() == "Windows" else "triton"
     advice = f"the fused kernels need it: pip install {package}" if needed else ""
     yield DoctorFinding("Triton", found or "not installed, needed on GPUs only", "missing" if needed else "ok", advice)
+
+
+def _hopper() -> Iterator[DoctorFinding]:
+    """Only on a Hopper GPU: whether the codec has its CUDA C++ kernels."""
+    import torch
+
+    from shoal.kernels.sm90.launch import is_hopper, kernels_unavailable
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not is_hopper(device):
+        return
+    reason = kernels_unavailable(device)
+    if reason is None:
+        yield DoctorFinding("codec kernels", "CUDA C++ for compute capability 9.0")
+    else:
+        yield DoctorFinding("codec kernels", "Triton", "warn", f"CUDA C++ kernels are faster: {reason}")
 
 
 def _compiler() -> Iterator[DoctorFinding]:

@@ -194,3 +194,18 @@ def test_plan_shows_the_capacity_of_common_gpus(shoal: Shoal) -> None:
 def test_the_speed_of_s1_mini_on_a_cpu_is_interpolated_from_the_measured_ones(cores: int, rtf: str) -> None:
     assert f"RTF about {rtf}" in doctor.predicted_cpu_speed(cores)
     assert ("measured" in doctor.predicted_cpu_speed(cores)) == (cores in doctor.CPU_RTF)
+
+
+@pytest.mark.parametrize(
+    ("reason", "value", "mark"),
+    [(None, "CUDA C++ for compute capability 9.0", "ok"), ("cuda-bindings is not installed", "Triton", "warn")],
+)
+def test_a_hopper_gpu_names_the_kernels_of_the_codec(
+    reason: str | None, value: str, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not [*doctor._hopper()]
+    monkeypatch.setattr("shoal.kernels.sm90.launch.is_hopper", lambda device: True)
+    monkeypatch.setattr("shoal.kernels.sm90.launch.kernels_unavailable", lambda device: reason)
+    (finding,) = doctor._hopper()
+    assert (finding.value, finding.mark) == (value, mark)
+    assert (reason or "") in finding.advice

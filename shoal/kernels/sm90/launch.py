@@ -1,0 +1,163 @@
+"""Compile CUDA C++ kernels with NVRTC, keep them on disk, load and launch them.
+
+NVRTC and the driver are called through NVIDIA's cuda-bindings. Where it is missing, or the GPU is no Hopper,
+`kernels_unavailable` says so, and callers use Triton kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.kernels.jit import compiling_only, interpreted, multiprocessor_count
+from shoal.kernels.sm90.source import source
+from shoal.paths import atomic_write, cache_directory
+
+try:
+    from cuda.bindings import driver, nvrtc
+except ImportError:  # other builds of torch
+    driver = nvrtc = None
+
+ARCHITECTURE = "sm_90a"
+OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "--std=c++17")
+
+
+class KernelError(RuntimeError):
+    """NVRTC or the driver refused a kernel; the message has their reason."""
+
+
+def kernels_unavailable(device: torch.device) -> str | None:
+    """Return why these kernels do not run on tensors of this device, None if they do."""
+    if not is_hopper(device):
+        return "they are for GPUs of compute capability 9.0"
+    if driver is None:
+        return "cuda-bindings is not installed: pip install cuda-bindings"
+    return None
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Return whether the device is a GPU of compute capability 9.0, such as H100 and H200."""
+    if device.type != "cuda" or torch.version.hip is not None or interpreted():
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90Kernel:
+    """A loaded kernel whose blocks are persistent: one block per multiprocessor works on tiles of `tile_rows` rows."""
+
+    function: Any
+    shared_bytes: int
+    threads: int
+    tile_rows: int
+    multiprocessors: int
+
+    def launch(self, rows: int, *arguments: Tensor | int) -> None:
+        """Launch on the current stream with programmatic dependent launch. In compile-only mode nothing is launched."""
+        if compiling_only():
+            return
+        assert rows % self.tile_rows == 0
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = driver.CUlaunchConfig()
+        config.gridDimX = min(self.multiprocessors, rows // self.tile_rows)
+        config.gridDimY = config.gridDimZ = 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
+        config.sharedMemBytes = self.shared_bytes
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        config.attrs, config.numAttrs = [attribute], 1
+        values = tuple(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
+        types = tuple(ctypes.c_void_p if isinstance(each, Tensor) else ctypes.c_int for each in arguments)
+        _checked("launching a kernel", driver.cuLaunchKernelEx(config, self.function, (values, types), 0))
+
+
+@cache
+def load_kernel(name: str, channels: int, device: torch.device) -> Sm90Kernel:
+    """Compile the kernel, or read it from the user's cache, and load it. Raises KernelError."""
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # creates the context that the module is loaded into
+        (module,) = _checked(f"loading {name}", driver.cuModuleLoadData(compiled(name, channels)))
+        (function,) = _checked(f"loading {name}", driver.cuModuleGetFunction(module, name.encode()))
+        shared_bytes, threads, tile_rows = _launch_sizes(module)
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked(f"loading {name}", driver.cuFuncSetAttribute(function, attribute, shared_bytes))
+    return Sm90Kernel(function, shared_bytes, threads, tile_rows, multiprocessor_count(device))
+
+
+def compile_kernels(wanted: Collection[tuple[str, int]]) -> None:
+    """Compile (name, channels) of all of them at once, so that loading them takes no time. Raises KernelError."""
+    with ThreadPoolExecutor(max(1, len(wanted))) as compilers:
+        list(compilers.map(lambda each: compiled(*each), wanted))
+
+
+@cache
+def compiled(name: str, channels: int) -> bytes:
+    """Return the machine code of a kernel. Compiling takes about a second; the user's cache directory keeps it."""
+    text = source(name, channels)
+    path = _cached_file(name, channels, text)
+    if path is not None:
+        with suppress(OSError):
+            return path.read_bytes()
+    cubin = compile_source(text, f"{name}.cu")
+    if path is not None:
+        with suppress(OSError):  # a read-only home directory: compiled again next time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, cubin)
+    return cubin
+
+
+def _cached_file(name: str, channels: int, text: str) -> Path | None:
+    version = _checked("asking NVRTC for its version", nvrtc.nvrtcVersion())
+    key = hashlib.sha256(repr((text, OPTIONS, version)).encode()).hexdigest()[:16]
+    with suppress(RuntimeError):  # a user without a home directory
+        return cache_directory() / ARCHITECTURE / f"{name}-{channels}-{key}.cubin"
+    return None
+
+
+def compile_source(text: str, name: str) -> bytes:
+    """Compile CUDA C++ to machine code. Raises KernelError with the compiler's messages."""
+    (program,) = _checked("creating a program", nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
+    try:
+        (failed,) = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), [each.encode() for each in OPTIONS])
+        if failed != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise KernelError(f"{name} does not compile for {ARCHITECTURE}: {_log(program)}")
+        (size,) = _checked("compiling", nvrtc.nvrtcGetCUBINSize(program))
+        cubin = bytes(size)
+        _checked("compiling", nvrtc.nvrtcGetCUBIN(program, cubin))
+        return cubin
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _log(program: Any) -> str:
+    (size,) = _checked("compiling", nvrtc.nvrtcGetProgramLogSize(program))
+    log = bytes(size)
+    _checked("compiling", nvrtc.nvrtcGetProgramLog(program, log))
+    return log.rstrip(b"\0").decode(errors="replace").strip()
+
+
+def _launch_sizes(module: Any) -> tuple[int, int, int]:
+    """Return shared memory in bytes, threads and rows of a tile, which the source defines."""
+    pointer, size = _checked("reading launch_sizes", driver.cuModuleGetGlobal(module, b"launch_sizes"))
+    sizes = (ctypes.c_int * 3)()
+    _checked("reading launch_sizes", driver.cuMemcpyDtoH(ctypes.addressof(sizes), pointer, size))
+    return sizes[0], sizes[1], sizes[2]
+
+
+def _checked(action: str, result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values of a call of cuda-bindings. Raises KernelError if its status is an error."""
+    status, *values = result
+    if int(status) != 0:
+        raise KernelError(f"{action} failed: {status.name}")
+    return tuple(values)
