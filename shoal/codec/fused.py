@@ -69,7 +69,8 @@ class ConvLayer:
     taps: Taps
     alpha: Tensor | None
     past: Tensor | None
-    sm90: sm90.UnitWeights | None = None  # of the residual unit that begins here, on a Hopper GPU
+    # On a Hopper GPU: weights of this upsampling convolution, or of the residual unit that begins here.
+    sm90: sm90.Sm90Weights | None = None
 
     @classmethod
     def of(cls, taps: Taps, slots: int, following: Snake | None) -> ConvLayer:
@@ -123,10 +124,10 @@ class FusedCodec:
             stages = [cast(nn.ModuleList, stage) for stage in quantizer.upsample]
             self.upsample = [self._pack_stage(cast(CausalUpsample, up), cast(ConvNeXt, mix)) for up, mix in stages]
             self.layers = self._decoder_layers(decoder.model)
-            units = self._residual_units()
-            packed = sm90.pack_units([(inner.taps, outer.taps) for inner, outer in units])
-            for (inner, _), weights in zip(units, packed, strict=True):
-                inner.sm90 = weights
+            groups = self._decoder_groups()
+            packed = sm90.pack_layers([tuple(layer.taps for layer in group) for group in groups])
+            for group, weights in zip(groups, packed, strict=True):
+                group[0].sm90 = weights
 
     def run(self, codes: Tensor, packing: Packing) -> Tensor:
         """Decode codes [F, codebooks] of packed streams -> samples [F x frame_length]."""
@@ -175,7 +176,8 @@ class FusedCodec:
         layers = iter(self.layers)
         activated = self._apply(x, next(layers), packing, plain=False)[1]
         for rate in self.config.decoder_rates:
-            x, activated = (each.view(rate * len(each), -1) for each in self._apply(activated, next(layers), packing))
+            outputs = self._upsample_decoder(activated, next(layers), packing)
+            x, activated = (each.view(rate * len(each), -1) for each in outputs)
             for _ in range(3):
                 x, activated = self._residual(x, activated, next(layers), next(layers), packing)
         last = next(layers)
@@ -190,9 +192,9 @@ class FusedCodec:
         assert inner.past is not None
         assert inner.alpha is not None
         assert outer.alpha is not None
-        hopper = inner.sm90 if inner.sm90 is not None and inner.sm90.applies(len(x), packing.rate(x)) else None
+        hopper = self._hopper(inner, x, packing)
         if hopper is not None and not hopper.whole_unit:
-            hidden = sm90.conv(activated, hopper, inner.taps, inner.alpha, inner.past, packing)
+            _, hidden = sm90.conv(activated, hopper, inner.taps, inner.alpha, inner.past, packing)
             self._update_past(activated, inner, packing)
             return self._apply(hidden, outer, packing, residual=x)
         weights = inner.taps, inner.alpha, outer.taps, outer.alpha
@@ -204,6 +206,22 @@ class FusedCodec:
             hidden = self._apply(activated, inner, packing, plain=False)[1]
             return self._apply(hidden, outer, packing, residual=x)
         self._update_past(activated, inner, packing)
+        return outputs
+
+    def _hopper(self, layer: ConvLayer, x: Tensor, packing: Packing) -> sm90.Sm90Weights | None:
+        """Return the weights of the CUDA C++ kernel for Hopper if it takes these rows."""
+        applies = layer.sm90 is not None and layer.sm90.applies(len(x), packing.rate(x))
+        return layer.sm90 if applies else None
+
+    def _upsample_decoder(self, activated: Tensor, layer: ConvLayer, packing: Packing) -> tuple[Tensor, Tensor]:
+        """Apply an upsampling convolution of the decoder, whose outputs are the phases of each row."""
+        hopper = self._hopper(layer, activated, packing)
+        if hopper is None:
+            return self._apply(activated, layer, packing)
+        assert layer.past is not None
+        assert layer.alpha is not None
+        outputs = sm90.conv(activated, hopper, layer.taps, layer.alpha, layer.past, packing)
+        self._update_past(activated, layer, packing)
         return outputs
 
     def _apply(
@@ -241,13 +259,13 @@ class FusedCodec:
             project=pack_linear(mix.pwconv2, self.dtype, mix.gamma.detach().float()),
         )
 
-    def _residual_units(self) -> list[tuple[ConvLayer, ConvLayer]]:
-        """Return the two convolutions of each residual unit, in the order of `_decode`."""
-        layers, units = iter(self.layers[1:]), []
+    def _decoder_groups(self) -> list[tuple[ConvLayer, ...]]:
+        """Return the upsampling convolutions and, as pairs, the residual units, in the order of `_decode`."""
+        layers, found = iter(self.layers[1:]), list[tuple[ConvLayer, ...]]()
         for _ in self.config.decoder_rates:
-            next(layers)  # upsampling
-            units += [(next(layers), next(layers)) for _ in range(3)]
-        return units
+            found.append((next(layers),))
+            found += [(next(layers), next(layers)) for _ in range(3)]
+        return found
 
     def _decoder_layers(self, model: nn.ModuleList) -> list[ConvLayer]:
         """Pack every convolution in order, each with the Snake that follows it."""

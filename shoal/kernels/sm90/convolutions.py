@@ -8,7 +8,7 @@ convolution read one copy of the inputs from shared memory.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,73 +24,78 @@ from shoal.kernels.sm90.launch import (
     kernels_unavailable,
     load_kernel,
 )
+from shoal.kernels.sm90.source import CONV_UNIT, Variant
 
 logger = logging.getLogger(__name__)
 
-TAPS = 7
 MAX_DILATION = 9
+# Kernels and the number of rows from which they are faster than Triton's on an H200.
+UNIT_96, UNIT_192 = Variant("residual_unit", 96, 96), Variant("residual_unit", 192, 192)
+CONV_384 = Variant("conv", 384, 384)
+UPSAMPLE_192, UPSAMPLE_384 = Variant("conv", 192, 192, taps=2), Variant("conv", 384, 768, taps=2)
+MIN_ROWS = {UNIT_96: 1 << 14, UNIT_192: 1 << 13, CONV_384: 1 << 14, UPSAMPLE_192: 1 << 14, UPSAMPLE_384: 1 << 14}
 
 
-class Layer(NamedTuple):
-    """Kernel of a layer and the number of rows from which it is faster than Triton's on an H200."""
+class Sm90Weights(NamedTuple):
+    """Packed weights of a layer and the kernel that reads them."""
 
-    kernel: str
-    min_rows: int
-
-
-# By channels: a whole residual unit in one launch, or its dilated convolution alone.
-LAYERS = {96: Layer("residual_unit", 1 << 14), 192: Layer("residual_unit", 1 << 13), 384: Layer("conv", 1 << 14)}
-
-
-class UnitWeights(NamedTuple):
-    """Packed weights of a residual unit or of its dilated convolution, and the kernel that reads them."""
-
+    variant: Variant
     kernel: Sm90Kernel
     weight: Tensor
-    min_rows: int
-    whole_unit: bool
+
+    @property
+    def whole_unit(self) -> bool:
+        """Return whether the kernel computes a residual unit, not only its dilated convolution."""
+        return self.variant.name == "residual_unit"
 
     def applies(self, rows: int, rate: int) -> bool:
         """Return whether the kernel takes so many rows, `rate` of each frame, and is faster than Triton's."""
-        return rows >= self.min_rows and rate % self.kernel.tile_rows == 0
+        return rows >= MIN_ROWS[self.variant] and rate % self.kernel.tile_rows == 0
 
 
-def pack_units(units: Sequence[tuple[Taps, Taps]]) -> list[UnitWeights | None]:
-    """Pack residual units (dilated, pointwise) for the kernels of their sizes; None where the Triton kernels are used.
+def unit_variant(inner: Taps, outer: Taps) -> Variant | None:
+    """Return the kernel of a residual unit (dilated, pointwise), None if there is none of its shape and dtype."""
+    taps, outputs, channels = inner.weight.shape
+    if outputs != channels or outer.weight.shape != (1, channels, channels) or inner.dilation > MAX_DILATION:
+        return None
+    candidates = (UNIT_96, UNIT_192, CONV_384)
+    return _matching(inner, taps, (each for each in candidates if each.channels == channels))
 
-    On a Hopper GPU whose kernels cannot be compiled or loaded all are None, with a warning.
+
+def upsample_variant(layer: Taps) -> Variant | None:
+    """Return the kernel of an upsampling convolution, None if there is none of its shape and dtype."""
+    taps, outputs, channels = layer.weight.shape
+    candidates = (UPSAMPLE_192, UPSAMPLE_384)
+    return _matching(layer, taps, (each for each in candidates if (each.channels, each.outputs) == (channels, outputs)))
+
+
+def _matching(layer: Taps, taps: int, candidates: Iterable[Variant]) -> Variant | None:
+    found = next((each for each in candidates if each.taps == taps), None)
+    return found if layer.weight.dtype == torch.float16 else None
+
+
+def pack_layers(layers: Sequence[tuple[Taps, ...]]) -> list[Sm90Weights | None]:
+    """Pack residual units (dilated, pointwise) and upsampling convolutions (one element) for their kernels.
+
+    None where the Triton kernels are used: on other GPUs, for other shapes, and, with a warning, on a Hopper GPU where
+    the kernels cannot be compiled or loaded.
     """
-    device = units[0][0].weight.device
+    device = layers[0][0].weight.device
     if (reason := kernels_unavailable(device)) is None:
-        wanted = {
-            (layer.kernel, inner.weight.shape[1]) for inner, outer in units if (layer := find_layer(inner, outer))
-        }
+        variants = [unit_variant(*each) if len(each) == 2 else upsample_variant(*each) for each in layers]
         try:
-            compile_kernels(wanted)
-            return [_pack(inner, outer) for inner, outer in units]
+            compile_kernels({each for each in variants if each is not None})
+            return [None if each is None else _pack(each, *taps) for each, taps in zip(variants, layers, strict=True)]
         except KernelError as error:
             reason = str(error)
     if is_hopper(device):
         logger.warning("codec: CUDA C++ kernels for Hopper are not used, Triton's are slower: %s", reason)
-    return [None] * len(units)
+    return [None] * len(layers)
 
 
-def find_layer(inner: Taps, outer: Taps) -> Layer | None:
-    """Return the kernel of a residual unit, None if there is none of its size and dtype."""
-    taps, outputs, channels = inner.weight.shape
-    if outputs != channels or outer.weight.shape != (1, channels, channels) or inner.weight.dtype != torch.float16:
-        return None
-    return LAYERS.get(channels) if taps == TAPS and inner.dilation <= MAX_DILATION else None
-
-
-def _pack(inner: Taps, outer: Taps) -> UnitWeights | None:
-    layer = find_layer(inner, outer)
-    if layer is None:
-        return None
-    kernel = load_kernel(layer.kernel, inner.weight.shape[1], inner.weight.device)
-    whole_unit = layer.kernel == "residual_unit"
-    weight = pack_residual_unit(inner, outer) if whole_unit else pack_conv(inner)
-    return UnitWeights(kernel, weight, layer.min_rows, whole_unit)
+def _pack(variant: Variant, *layers: Taps) -> Sm90Weights:
+    pack: Callable[..., Tensor] = pack_residual_unit if variant.name == "residual_unit" else pack_conv
+    return Sm90Weights(variant, load_kernel(variant, layers[0].weight.device), pack(*layers))
 
 
 def pack_residual_unit(inner: Taps, outer: Taps) -> Tensor:
@@ -99,10 +104,10 @@ def pack_residual_unit(inner: Taps, outer: Taps) -> Tensor:
     return torch.cat((_columns(inner.weight), _columns(pointwise))).flatten()
 
 
-def pack_conv(inner: Taps) -> Tensor:
-    """Return the weights of the dilated convolution in the order in which src/conv.cu loads them: half by half."""
-    halves = inner.weight[:, neighbours(inner.weight.shape[1], inner.weight.device)].chunk(2, dim=1)
-    return torch.cat([_columns(half) for half in halves]).flatten()
+def pack_conv(layer: Taps, *_: Taps) -> Tensor:
+    """Return the weights of a convolution in the order in which src/conv.cu loads them: 192 outputs at a time."""
+    units = layer.weight[:, neighbours(layer.weight.shape[1], layer.weight.device)].split(CONV_UNIT, dim=1)
+    return torch.cat([_columns(unit) for unit in units]).flatten()
 
 
 def _columns(weight: Tensor) -> Tensor:
@@ -121,7 +126,7 @@ def neighbours(channels: int, device: torch.device) -> Tensor:
 def residual_unit(
     x: Tensor,
     activated: Tensor,
-    weights: UnitWeights,
+    weights: Sm90Weights,
     inner: Taps,
     inner_alpha: Tensor,
     outer: Taps,
@@ -138,10 +143,14 @@ def residual_unit(
     return out, out_activated
 
 
-def conv(x: Tensor, weights: UnitWeights, inner: Taps, alpha: Tensor, past: Tensor, packing: Packing) -> Tensor:
-    """Return the Snake of a dilated convolution of x [rows, channels]."""
-    activated = torch.empty_like(x)
+def conv(
+    x: Tensor, weights: Sm90Weights, layer: Taps, alpha: Tensor, past: Tensor, packing: Packing
+) -> tuple[Tensor, Tensor]:
+    """Convolve x [rows, channels] -> y and snake(y) [rows, outputs]; a dilated convolution returns x instead of y."""
+    variant = weights.variant
+    activated = x.new_empty(len(x), variant.outputs)
+    out = torch.empty_like(activated) if variant.taps == 2 else x
     streams = past, packing.slots, packing.starts
-    sizes = len(x), packing.rate(x), inner.dilation
-    weights.kernel.launch(len(x), x, weights.weight, inner.bias, alpha, *streams, activated, *sizes)
-    return activated
+    sizes = len(x), packing.rate(x), layer.dilation, len(alpha)
+    weights.kernel.launch(len(x), x, weights.weight, layer.bias, alpha, *streams, out, activated, *sizes)
+    return out, activated

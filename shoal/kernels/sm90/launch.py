@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from shoal.kernels.jit import compiling_only, interpreted, multiprocessor_count
-from shoal.kernels.sm90.source import source
+from shoal.kernels.sm90.source import Variant, source
 from shoal.paths import atomic_write, cache_directory
 
 try:
@@ -83,33 +83,34 @@ class Sm90Kernel:
 
 
 @cache
-def load_kernel(name: str, channels: int, device: torch.device) -> Sm90Kernel:
+def load_kernel(variant: Variant, device: torch.device) -> Sm90Kernel:
     """Compile the kernel, or read it from the user's cache, and load it. Raises KernelError."""
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # creates the context that the module is loaded into
-        (module,) = _checked(f"loading {name}", driver.cuModuleLoadData(compiled(name, channels)))
-        (function,) = _checked(f"loading {name}", driver.cuModuleGetFunction(module, name.encode()))
+        loading = f"loading {variant.name}"
+        (module,) = _checked(loading, driver.cuModuleLoadData(compiled(variant)))
+        (function,) = _checked(loading, driver.cuModuleGetFunction(module, variant.name.encode()))
         shared_bytes, threads, tile_rows = _launch_sizes(module)
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _checked(f"loading {name}", driver.cuFuncSetAttribute(function, attribute, shared_bytes))
+        _checked(loading, driver.cuFuncSetAttribute(function, attribute, shared_bytes))
     return Sm90Kernel(function, shared_bytes, threads, tile_rows, multiprocessor_count(device))
 
 
-def compile_kernels(wanted: Collection[tuple[str, int]]) -> None:
-    """Compile (name, channels) of all of them at once, so that loading them takes no time. Raises KernelError."""
+def compile_kernels(wanted: Collection[Variant]) -> None:
+    """Compile all of them at once, so that loading them takes no time. Raises KernelError."""
     with ThreadPoolExecutor(max(1, len(wanted))) as compilers:
-        list(compilers.map(lambda each: compiled(*each), wanted))
+        list(compilers.map(compiled, wanted))
 
 
 @cache
-def compiled(name: str, channels: int) -> bytes:
+def compiled(variant: Variant) -> bytes:
     """Return the machine code of a kernel. Compiling takes about a second; the user's cache directory keeps it."""
-    text = source(name, channels)
-    path = _cached_file(name, channels, text)
+    text = source(variant)
+    path = _cached_file(variant, text)
     if path is not None:
         with suppress(OSError):
             return path.read_bytes()
-    cubin = compile_source(text, f"{name}.cu")
+    cubin = compile_source(text, f"{variant.name}.cu")
     if path is not None:
         with suppress(OSError):  # a read-only home directory: compiled again next time
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,11 +118,11 @@ def compiled(name: str, channels: int) -> bytes:
     return cubin
 
 
-def _cached_file(name: str, channels: int, text: str) -> Path | None:
+def _cached_file(variant: Variant, text: str) -> Path | None:
     version = _checked("asking NVRTC for its version", nvrtc.nvrtcVersion())
     key = hashlib.sha256(repr((text, OPTIONS, version)).encode()).hexdigest()[:16]
     with suppress(RuntimeError):  # a user without a home directory
-        return cache_directory() / ARCHITECTURE / f"{name}-{channels}-{key}.cubin"
+        return cache_directory() / ARCHITECTURE / f"{variant.name}-{variant.channels}-{key}.cubin"
     return None
 
 

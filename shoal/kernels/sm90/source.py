@@ -2,16 +2,29 @@
 
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCES = Path(__file__).parent / "src"
+CONV_UNIT = 192  # outputs that a warpgroup of src/conv.cu computes at a time
 
 
-def source(name: str, channels: int) -> str:
-    """Return the complete source of the kernel in src/NAME.cu for layers of so many channels."""
-    common, kernel = ((SOURCES / each).read_text(encoding="utf-8") for each in ("common.cuh", f"{name}.cu"))
-    width = channels // 2 if name == "conv" else channels
+class Variant(NamedTuple):
+    """A kernel for layers of one shape: src/NAME.cu with these numbers of input channels, outputs and taps."""
+
+    name: str
+    channels: int
+    outputs: int
+    taps: int = 7
+
+
+def source(variant: Variant) -> str:
+    """Return the complete source of a kernel."""
+    common, kernel = ((SOURCES / each).read_text(encoding="utf-8") for each in ("common.cuh", f"{variant.name}.cu"))
+    sizes = {"CHANNELS": variant.channels, "OUTPUTS": variant.outputs, "TAPS": variant.taps}
+    defines = (f"#define {name} {value}" for name, value in sizes.items())
+    width = CONV_UNIT if variant.name == "conv" else variant.channels
     products = (wgmma(width, a_in_registers=each) for each in (False, True))
-    return "\n".join((f"#define CHANNELS {channels}", common, *products, kernel))
+    return "\n".join((*defines, common, *products, kernel))
 
 
 @cache

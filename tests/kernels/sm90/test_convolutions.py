@@ -11,7 +11,8 @@ from shoal.kernels.codec_decoder import conv as conv_kernels
 from shoal.kernels.codec_decoder.conv import Taps
 from shoal.kernels.codec_decoder.packing import Packing
 from shoal.kernels.sm90 import convolutions, launch
-from shoal.kernels.sm90.convolutions import UnitWeights, neighbours, pack_conv, pack_residual_unit, pack_units
+from shoal.kernels.sm90.convolutions import Sm90Weights, neighbours, pack_conv, pack_layers, pack_residual_unit
+from shoal.kernels.sm90.source import Variant, source
 from tests.kernels.codec_decoder.packs import pack
 
 RATES = {96: 2048, 192: 1024, 384: 256}
@@ -47,7 +48,7 @@ def test_the_outputs_of_a_wide_convolution_are_packed_half_by_half() -> None:
 
 def test_other_devices_use_the_triton_kernels_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert pack_units([(taps(7, 96, "cpu"), taps(1, 96, "cpu"))] * 2) == [None, None]
+        assert pack_layers([(taps(7, 96, "cpu"), taps(1, 96, "cpu"))] * 2) == [None, None]
     assert not caplog.records
 
 
@@ -57,7 +58,7 @@ def test_a_hopper_gpu_without_cuda_bindings_warns_and_says_what_to_install(
     for module in (convolutions, launch):
         monkeypatch.setattr(module, "is_hopper", lambda device: True)
     monkeypatch.setattr(launch, "driver", None)
-    assert pack_units([(taps(7, 96, "cpu"), taps(1, 96, "cpu"))]) == [None]
+    assert pack_layers([(taps(7, 96, "cpu"), taps(1, 96, "cpu"))]) == [None]
     assert "pip install cuda-bindings" in caplog.text
 
 
@@ -70,7 +71,7 @@ def test_a_kernel_that_does_not_compile_leaves_the_triton_kernels(
     monkeypatch.setattr(convolutions, "kernels_unavailable", lambda device: None)
     monkeypatch.setattr(convolutions, "is_hopper", lambda device: True)
     monkeypatch.setattr(convolutions, "compile_kernels", fail)
-    assert pack_units([(taps(7, 96, "cpu"), taps(1, 96, "cpu"))]) == [None]
+    assert pack_layers([(taps(7, 96, "cpu"), taps(1, 96, "cpu"))]) == [None]
     assert "out of memory" in caplog.text
 
 
@@ -85,13 +86,21 @@ def test_a_kernel_that_does_not_compile_leaves_the_triton_kernels(
     ids=["channels", "taps", "dilation", "float32"],
 )
 def test_units_of_other_shapes_have_no_kernel(unit: tuple[Taps, Taps]) -> None:
-    assert convolutions.find_layer(*unit) is None
+    assert convolutions.unit_variant(*unit) is None
 
 
-@pytest.mark.parametrize(("name", "channels"), [("residual_unit", 96), ("residual_unit", 192), ("conv", 384)])
-def test_every_kernel_compiles(name: str, channels: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((2, 192, 384), torch.float16), ((3, 192, 192), torch.float16), ((2, 192, 192), torch.float32)]
+)
+def test_upsampling_convolutions_of_other_shapes_have_no_kernel(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    assert convolutions.upsample_variant(Taps(torch.zeros(2, 768, 384).half(), torch.zeros(768))) is not None
+    assert convolutions.upsample_variant(Taps(torch.zeros(shape, dtype=dtype), torch.zeros(shape[1]))) is None
+
+
+@pytest.mark.parametrize("variant", convolutions.MIN_ROWS, ids=str)
+def test_every_kernel_compiles(variant: Variant) -> None:
     pytest.importorskip("cuda.bindings", reason="NVRTC comes with CUDA builds of torch")
-    assert launch.compile_source(launch.source(name, channels), f"{name}.cu").startswith(b"\x7fELF")
+    assert launch.compile_source(source(variant), f"{variant.name}.cu").startswith(b"\x7fELF")
 
 
 def test_a_kernel_with_an_error_names_the_line() -> None:
@@ -111,9 +120,9 @@ class Unit:
         self.alphas = torch.rand(2, channels, device="cuda") + 0.5
         self.past = torch.randn(65, self.inner.steps, channels, device="cuda").half()
         self.packing: Packing = pack(streams, "cuda", frames=frames)
-        weights = pack_units([(self.inner, self.outer)])[0]
+        weights = pack_layers([(self.inner, self.outer)])[0]
         assert weights is not None
-        self.weights: UnitWeights = weights
+        self.weights: Sm90Weights = weights
 
     def by_triton(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         options = {"alpha": self.alphas[0], "plain": False}
@@ -150,18 +159,34 @@ def test_a_residual_unit_has_the_bits_of_triton(channels: int, dilation: int, fr
 @pytest.mark.parametrize("dilation", [1, 3, 9])
 def test_a_wide_convolution_has_the_bits_of_triton(dilation: int, frames: int) -> None:
     unit = Unit(384, dilation, STREAMS[frames], frames)
-    ours = convolutions.conv(unit.activated, unit.weights, unit.inner, unit.alphas[0], unit.past, unit.packing)
+    _, ours = convolutions.conv(unit.activated, unit.weights, unit.inner, unit.alphas[0], unit.past, unit.packing)
     assert torch.equal(ours, unit.by_triton()[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("frames", STREAMS)
+@pytest.mark.parametrize(("channels", "phases", "rate"), [(192, 2, 1024), (384, 4, 256)])
+def test_an_upsampling_convolution_has_the_bits_of_triton(channels: int, phases: int, rate: int, frames: int) -> None:
+    torch.manual_seed(0)
+    outputs = phases * channels // 2
+    layer = Taps((torch.randn(2, outputs, channels, device="cuda") / 20).half(), torch.randn(outputs, device="cuda"))
+    x, past = (torch.randn(rows, channels, device="cuda").half() for rows in (frames * rate, 65))
+    alpha, packing = torch.rand(channels // 2, device="cuda") + 0.5, pack(STREAMS[frames], "cuda", frames=frames)
+    (weights,) = pack_layers([(layer,)])
+    assert weights is not None
+    ours = convolutions.conv(x, weights, layer, alpha, past[:, None], packing)
+    expected = conv_kernels.conv(x, layer, past[:, None], packing, alpha=alpha)
+    assert all(torch.equal(*pair) for pair in zip(ours, expected, strict=True))
 
 
 @pytest.mark.gpu
 def test_the_codec_decodes_the_same_samples_with_and_without_these_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = random_checkpoint("s1-mini", device="cuda", encoder=False).codec
     samples = []
-    for kernels in (pack_units, lambda units: [None] * len(units)):
-        monkeypatch.setattr(convolutions, "pack_units", kernels)
+    for kernels in (pack_layers, lambda layers: [None] * len(layers)):
+        monkeypatch.setattr(convolutions, "pack_layers", kernels)
         fused = FusedCodec(codec, 64, torch.float16)
-        assert any(each.sm90 is not None for each in fused.layers) == (kernels is pack_units)
+        assert any(each.sm90 is not None for each in fused.layers) == (kernels is pack_layers)
         call, calls = FusedCall(fused, 128), []
         for step in range(2):  # the second call starts from the state of the first
             inputs = call.padding()

@@ -7,8 +7,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;  // the bits of a half
 
-constexpr int TAPS = 7;
-constexpr int MAX_STEPS = 54;  // left context of the largest dilation, 9
+constexpr int MAX_STEPS = TAPS == 7 ? 54 : TAPS - 1;  // left context, for dilations up to 9 of seven taps
 constexpr int LOADERS = 128;   // threads of the producer warpgroup
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -109,12 +108,14 @@ __device__ __forceinline__ float snake(float y, float frequency, float inverse) 
     return __fmaf_rn(sine_squared, inverse, y);
 }
 
-// Parameters of an epilogue in shared memory: bias, frequency of Snake, 1 / alpha; `width` of each.
-__device__ __forceinline__ void store_params(float* params, const float* bias, const float* alpha, int width, int threads) {
+// Parameters of an epilogue in shared memory: bias, frequency of Snake, 1 / alpha; `width` of each. The values of alpha
+// repeat after `period`: an upsampling convolution has the same channels in every phase.
+__device__ __forceinline__ void store_params(float* params, const float* bias, const float* alpha, int width, int period, int threads) {
     for (int c = threadIdx.x; c < width; c += threads) {
+        const float a = alpha[c % period];
         float inverse;
-        asm("div.full.f32 %0, 0f3F800000, %1;" : "=f"(inverse) : "f"(__fadd_rn(alpha[c], 1e-9f)));
-        params[c] = bias[c], params[width + c] = __fmul_rn(alpha[c], 0.3183098861837907f), params[2 * width + c] = inverse;
+        asm("div.full.f32 %0, 0f3F800000, %1;" : "=f"(inverse) : "f"(__fadd_rn(a, 1e-9f)));
+        params[c] = bias[c], params[width + c] = __fmul_rn(a, 0.3183098861837907f), params[2 * width + c] = inverse;
     }
 }
 

@@ -47,8 +47,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < GROUPS; ++i) barrier_init(turn + 8 * i, 4);
         barriers_ready();
     }
-    store_params(params, bias, alpha, C, THREADS);
-    store_params(params + 3 * C, outer_bias, outer_alpha, C, THREADS);
+    store_params(params, bias, alpha, C, C, THREADS);
+    store_params(params + 3 * C, outer_bias, outer_alpha, C, C, THREADS);
     __syncthreads();
     launch_dependents();
     if (group == GROUPS) {
