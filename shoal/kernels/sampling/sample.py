@@ -26,7 +26,8 @@ def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Ten
     """
     logits = logits.float()
     ranked, order = logits.sort(dim=-1, descending=True)
-    cumulative = ranked.softmax(-1).cumsum(-1)
+    # On a GPU the scan of a single row adds in an order that depends on timing. In fp64 that does not reach top_p.
+    cumulative = ranked.softmax(-1).cumsum(-1, dtype=torch.float64 if logits.is_cuda else torch.float32)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     drop = (cumulative > top_p[:, None]) | (rank >= top_k[:, None])
     drop[:, 0] = False
