@@ -16,14 +16,7 @@ from torch import Tensor
 
 from shoal.kernels.codec_decoder.conv import Taps
 from shoal.kernels.codec_decoder.packing import Packing
-from shoal.kernels.sm90.launch import (
-    KernelError,
-    Sm90Kernel,
-    compile_kernels,
-    is_hopper,
-    kernels_unavailable,
-    load_kernel,
-)
+from shoal.kernels.sm90.launch import Sm90Kernel, is_hopper, kernels_unavailable, load_kernels
 from shoal.kernels.sm90.source import CONV_UNIT, Variant
 
 logger = logging.getLogger(__name__)
@@ -39,18 +32,17 @@ MIN_ROWS = {UNIT_96: 1 << 14, UNIT_192: 1 << 13, CONV_384: 1 << 14, UPSAMPLE_192
 class Sm90Weights(NamedTuple):
     """Packed weights of a layer and the kernel that reads them."""
 
-    variant: Variant
     kernel: Sm90Kernel
     weight: Tensor
 
     @property
     def whole_unit(self) -> bool:
         """Return whether the kernel computes a residual unit, not only its dilated convolution."""
-        return self.variant.name == "residual_unit"
+        return self.kernel.variant.name == "residual_unit"
 
     def applies(self, rows: int, rate: int) -> bool:
         """Return whether the kernel takes so many rows, `rate` of each frame, and is faster than Triton's."""
-        return rows >= MIN_ROWS[self.variant] and rate % self.kernel.tile_rows == 0
+        return rows >= MIN_ROWS[self.kernel.variant] and rate % self.kernel.tile_rows == 0
 
 
 def unit_variant(inner: Taps, outer: Taps) -> Variant | None:
@@ -84,18 +76,20 @@ def pack_layers(layers: Sequence[tuple[Taps, ...]]) -> list[Sm90Weights | None]:
     if (reason := kernels_unavailable(device)) is None:
         variants = [unit_variant(*each) if len(each) == 2 else upsample_variant(*each) for each in layers]
         try:
-            compile_kernels({each for each in variants if each is not None})
-            return [None if each is None else _pack(each, *taps) for each, taps in zip(variants, layers, strict=True)]
-        except KernelError as error:
+            kernels = load_kernels({each for each in variants if each is not None}, device)
+        except RuntimeError as error:  # KernelError, or a library that cuda-bindings does not find
             reason = str(error)
+        else:
+            chosen = [None if each is None else kernels[each] for each in variants]
+            return [None if each is None else _pack(each, *taps) for each, taps in zip(chosen, layers, strict=True)]
     if is_hopper(device):
         logger.warning("codec: CUDA C++ kernels for Hopper are not used, Triton's are slower: %s", reason)
     return [None] * len(layers)
 
 
-def _pack(variant: Variant, *layers: Taps) -> Sm90Weights:
-    pack: Callable[..., Tensor] = pack_residual_unit if variant.name == "residual_unit" else pack_conv
-    return Sm90Weights(variant, load_kernel(variant, layers[0].weight.device), pack(*layers))
+def _pack(kernel: Sm90Kernel, *layers: Taps) -> Sm90Weights:
+    pack: Callable[..., Tensor] = pack_residual_unit if kernel.variant.name == "residual_unit" else pack_conv
+    return Sm90Weights(kernel, pack(*layers))
 
 
 def pack_residual_unit(inner: Taps, outer: Taps) -> Tensor:
@@ -147,7 +141,7 @@ def conv(
     x: Tensor, weights: Sm90Weights, layer: Taps, alpha: Tensor, past: Tensor, packing: Packing
 ) -> tuple[Tensor, Tensor]:
     """Convolve x [rows, channels] -> y and snake(y) [rows, outputs]; a dilated convolution returns x instead of y."""
-    variant = weights.variant
+    variant = weights.kernel.variant
     activated = x.new_empty(len(x), variant.outputs)
     out = torch.empty_like(activated) if variant.taps == 2 else x
     streams = past, packing.slots, packing.starts

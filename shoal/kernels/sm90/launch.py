@@ -29,6 +29,7 @@ except ImportError:  # other builds of torch
     driver = nvrtc = None
 
 ARCHITECTURE = "sm_90a"
+ELF = b"\x7fELF"  # how machine code begins
 OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "--std=c++17")
 
 
@@ -56,6 +57,7 @@ def is_hopper(device: torch.device) -> bool:
 class Sm90Kernel:
     """A loaded kernel whose blocks are persistent: one block per multiprocessor works on tiles of `tile_rows` rows."""
 
+    variant: Variant
     function: Any
     shared_bytes: int
     threads: int
@@ -82,6 +84,13 @@ class Sm90Kernel:
         _checked("launching a kernel", driver.cuLaunchKernelEx(config, self.function, (values, types), 0))
 
 
+def load_kernels(variants: Collection[Variant], device: torch.device) -> dict[Variant, Sm90Kernel]:
+    """Compile kernels, all at once, and load them. Raises KernelError, and RuntimeError if a library is missing."""
+    with ThreadPoolExecutor(max(1, len(variants))) as compilers:
+        list(compilers.map(compiled, variants))
+    return {each: load_kernel(each, device) for each in variants}
+
+
 @cache
 def load_kernel(variant: Variant, device: torch.device) -> Sm90Kernel:
     """Compile the kernel, or read it from the user's cache, and load it. Raises KernelError."""
@@ -93,13 +102,7 @@ def load_kernel(variant: Variant, device: torch.device) -> Sm90Kernel:
         shared_bytes, threads, tile_rows = _launch_sizes(module)
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(loading, driver.cuFuncSetAttribute(function, attribute, shared_bytes))
-    return Sm90Kernel(function, shared_bytes, threads, tile_rows, multiprocessor_count(device))
-
-
-def compile_kernels(wanted: Collection[Variant]) -> None:
-    """Compile all of them at once, so that loading them takes no time. Raises KernelError."""
-    with ThreadPoolExecutor(max(1, len(wanted))) as compilers:
-        list(compilers.map(compiled, wanted))
+    return Sm90Kernel(variant, function, shared_bytes, threads, tile_rows, multiprocessor_count(device))
 
 
 @cache
@@ -109,7 +112,8 @@ def compiled(variant: Variant) -> bytes:
     path = _cached_file(variant, text)
     if path is not None:
         with suppress(OSError):
-            return path.read_bytes()
+            if (cached := path.read_bytes()).startswith(ELF):
+                return cached
     cubin = compile_source(text, f"{variant.name}.cu")
     if path is not None:
         with suppress(OSError):  # a read-only home directory: compiled again next time

@@ -1,6 +1,7 @@
 """CUDA C++ kernels for Hopper: the GPU tests compare them with the Triton kernels bit by bit."""
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,17 +63,25 @@ def test_a_hopper_gpu_without_cuda_bindings_warns_and_says_what_to_install(
     assert "pip install cuda-bindings" in caplog.text
 
 
-def test_a_kernel_that_does_not_compile_leaves_the_triton_kernels(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "error",
+    [
+        launch.KernelError("residual_unit.cu does not compile for sm_90a: error"),
+        RuntimeError("Failure finding libnvrtc.so"),
+    ],
+    ids=str,
+)
+def test_kernels_that_cannot_be_compiled_leave_those_of_triton(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(wanted: object) -> None:
-        raise launch.KernelError("residual_unit.cu does not compile for sm_90a: out of memory")
+    def fail(variants: object, device: torch.device) -> None:
+        raise error
 
     monkeypatch.setattr(convolutions, "kernels_unavailable", lambda device: None)
     monkeypatch.setattr(convolutions, "is_hopper", lambda device: True)
-    monkeypatch.setattr(convolutions, "compile_kernels", fail)
+    monkeypatch.setattr(convolutions, "load_kernels", fail)
     assert pack_layers([(taps(7, 96, "cpu"), taps(1, 96, "cpu"))]) == [None]
-    assert "out of memory" in caplog.text
+    assert str(error) in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -101,6 +110,19 @@ def test_upsampling_convolutions_of_other_shapes_have_no_kernel(shape: tuple[int
 def test_every_kernel_compiles(variant: Variant) -> None:
     pytest.importorskip("cuda.bindings", reason="NVRTC comes with CUDA builds of torch")
     assert launch.compile_source(source(variant), f"{variant.name}.cu").startswith(b"\x7fELF")
+
+
+def test_a_cached_kernel_is_read_and_a_damaged_one_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_cached_file", lambda variant, text: tmp_path / "sm_90a" / "conv.cubin")
+    monkeypatch.setattr(launch, "compile_source", lambda text, name: launch.ELF + b"new")
+    variant = convolutions.CONV_384
+    assert launch.compiled.__wrapped__(variant) == launch.ELF + b"new"
+    (tmp_path / "sm_90a" / "conv.cubin").write_bytes(launch.ELF + b"old")
+    assert launch.compiled.__wrapped__(variant) == launch.ELF + b"old"
+    (tmp_path / "sm_90a" / "conv.cubin").write_bytes(b"")
+    assert launch.compiled.__wrapped__(variant) == launch.ELF + b"new"
 
 
 def test_a_kernel_with_an_error_names_the_line() -> None:
