@@ -78,6 +78,20 @@ class Int4Products:
             int4_split_k_linear(x, weight, affine)
 
 
+# K that `linear` and `split_k_linear` treat as long, by rows. Their loops over K are unrolled: a larger K adds only
+# iterations, and time to compile them.
+LONG_K = {1: (4608, 9728), 9: (2560, 9728)}
+
+
+def eight_bit_products(rows: int) -> None:
+    """Launch products of rows over int8 weights, with a short K and, for few rows, a long one."""
+    for of_linear, of_split_k in ((1024, 1024), *([LONG_K[rows]] if rows in LONG_K else [])):
+        x, weight = torch.empty(rows, of_linear, dtype=torch.bfloat16), torch.empty(6144, of_linear, dtype=torch.int8)
+        linear(x, weight, scales=torch.empty(6144, dtype=torch.float32))
+        x, weight = x.new_empty(rows, of_split_k), weight.new_empty(6144, of_split_k)
+        split_k_linear(x, weight)
+
+
 class ManyRows:
     """Products of many rows, whose kernels nano is too small for."""
 
@@ -94,10 +108,8 @@ class ManyRows:
             linear(x, weight, scales=scales)
             linear(x, weight, scales=scales, gated=True)
             split_k_linear(x, weight)
-        for rows, columns in ((1, 1024), (9, 1024), (24, 1024), (1, 9728), (9, 9728)):
-            x, weight = torch.empty(rows, columns, dtype=torch.bfloat16), torch.empty(6144, columns, dtype=torch.int8)
-            linear(x, weight, scales=torch.empty(6144, dtype=torch.float32))
-            split_k_linear(x, weight)
+        for rows in (1, 9, 24):
+            eight_bit_products(rows)
         weight, scales = torch.empty(6144, 1024, dtype=torch.int8), torch.empty(6144, dtype=torch.float32)
         for rows in (1, 16, 64, 256):
             quantized = int8_rows(torch.empty(rows, 1024, dtype=torch.bfloat16))

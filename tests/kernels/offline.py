@@ -35,12 +35,10 @@ from shoal.kernels import compile_check
 from shoal.kernels.compile_check import check_codec_kernels, check_kernels, launch_largest_products
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.jit import Kernel
-from shoal.kernels.linear.linear import linear
-from shoal.kernels.linear.split_k_linear import split_k_linear
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
-from tests.kernels.hopper import RaisingCompileMode, frames, k_groups
+from tests.kernels.hopper import RaisingCompileMode, eight_bit_products, frames, k_groups
 
 # Opt-in shared memory per block in bytes, by compute capability.
 LIMITS = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
@@ -85,7 +83,7 @@ class LargestProducts:
 
 
 class EightBitProducts:
-    """Workload of few and many rows over int8 weights, with a short and a long K."""
+    """Workload of few and many rows over int8 weights: those of `tests.kernels.hopper`, which Triton's cache has."""
 
     inputs = torch.zeros(0)
 
@@ -93,10 +91,8 @@ class EightBitProducts:
         return self.inputs.numpy()
 
     def run(self) -> None:
-        for rows, columns in ((1, 1024), (1, 9728), (64, 1024)):
-            x, weight = torch.empty(rows, columns, dtype=torch.bfloat16), torch.empty(2560, columns, dtype=torch.int8)
-            linear(x, weight, scales=torch.empty(2560, dtype=torch.bfloat16))
-            split_k_linear(x, weight)
+        for rows in (1, 64):
+            eight_bit_products(rows)
 
 
 def all_workloads(arch: int) -> Iterator[Workload]:
