@@ -22,6 +22,7 @@ from training.text_corpus import (
     ordinal_words,
     parse_synset,
     read_sentences,
+    templates,
     words_of,
     year_words,
 )
@@ -40,6 +41,12 @@ def synsets() -> list[Synset]:
 @pytest.fixture(scope="module")
 def corpus() -> TextCorpus:
     return make_corpus(synsets())
+
+
+@pytest.fixture
+def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill each template a hundredth as often."""
+    monkeypatch.setattr(templates, "TEMPLATES", [(text, count // 100) for text, count in TEMPLATES])
 
 
 NOUNS = [
@@ -160,12 +167,15 @@ def test_heldout_sentences_are_everyday_ones_of_ordinary_length(corpus: TextCorp
     assert [text for text in corpus.heldout if len(words_of(text)) not in HELDOUT_WORDS or not is_plain(text)] == []
 
 
-def test_the_seed_decides_the_corpus(corpus: TextCorpus) -> None:
-    again, other = (make_corpus(synsets(), seed) for seed in (0, 1))
+@pytest.mark.usefixtures("few_sentences")
+def test_the_seed_decides_the_corpus() -> None:
+    corpus, again, other = (make_corpus(synsets(), seed) for seed in (0, 0, 1))
+    assert len(corpus.training) > 2_000
     assert corpus == again
     assert corpus.training != other.training
 
 
+@pytest.mark.usefixtures("few_sentences")
 def test_the_command_writes_both_sets_and_reads_them_back(tmp_path: Path) -> None:
     for part in ("noun", "verb", "adj", "adv"):
         (tmp_path / f"data.{part}").write_text(f"  1 licence text\n{SYNSET}\n")
