@@ -19,6 +19,7 @@ import pytest
 from shoal.audio.encode import encode_file
 from shoal.paths import rss_bytes
 from tests.server import engine_forks
+from tests.server.server_forks import ForkedServer
 from tests.waiting import TIMEOUT_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 class Serving:
     """A server process and its address."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedServer
     url: str
     log: Path
     voices: Path
@@ -142,22 +143,20 @@ def surroundings(home: Path) -> dict[str, str]:
 
 
 def start(home: Path, *, wait: bool = True, spawn: bool = False, **settings: object) -> Serving:
-    """Start a server; with `spawn` its engines start as in production, not as forks of a process with torch in it."""
+    """Start a server; with `spawn` it and its engines start as in production, not as forks of prepared processes."""
     port = int(str(settings.pop("port", 0))) or free_port()
     model = str(settings.pop("model", "random:tiny"))
     flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    arguments = ["serve", "--model", model, "--port", str(port), *flags]
     home.mkdir(exist_ok=True)
     log = home / "log"
-    fork = engine_forks.POSSIBLE and not spawn
+    process: subprocess.Popen[bytes] | ForkedServer
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command("serve", "--model", model, "--port", str(port), *flags),
-            stdout=out,
-            stderr=out,
-            cwd=ROOT,
-            env=surroundings(home) | (engine_forks.forking_environment(home) if fork else {}),
-            pass_fds=[engine_forks.fork_server()[1]] if fork else [],
-        )
+        if engine_forks.POSSIBLE and not spawn:
+            env = surroundings(home) | engine_forks.forking_environment(home)
+            process = ForkedServer(arguments, out, env, engine_forks.fork_server()[1])
+        else:
+            process = subprocess.Popen(command(*arguments), stdout=out, stderr=out, cwd=ROOT, env=surroundings(home))
     serving = Serving(process, f"http://127.0.0.1:{port}", log, home / "shoal" / "voices")
     if wait:
         serving.wait_until_ready()

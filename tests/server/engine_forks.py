@@ -24,7 +24,7 @@ PRELOADED = [
 ]
 ADDRESS, PROCESSES = "ENGINE_FORK_SERVER", "ENGINE_FORKS"
 # Later versions authenticate connections to the process that forks with a key of its starter.
-POSSIBLE = sys.version_info < (3, 14)
+POSSIBLE = sys.platform == "linux" and sys.version_info < (3, 14)
 
 
 @cache

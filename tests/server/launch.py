@@ -3,7 +3,8 @@
 from shoal.cli import app, main
 from shoal.cli.serving import serve
 
-if __name__ == "__main__":
+
+def run() -> None:
     from tests.server.engine_forks import fork_engines
 
     fork_engines()
@@ -12,3 +13,7 @@ if __name__ == "__main__":
     ]:
         serve.add_to(app)
     main()
+
+
+if __name__ == "__main__":
+    run()
