@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import multiprocessing
 import os
 import signal
 import socket
@@ -10,7 +11,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.context import BaseContext
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -18,6 +21,7 @@ import pytest
 
 from shoal.audio.encode import encode_file
 from shoal.paths import rss_bytes
+from shoal.server import preflight
 from tests.server import engine_forks
 from tests.server.server_forks import ForkedServer
 from tests.waiting import TIMEOUT_SECONDS, wait_until
@@ -184,6 +188,18 @@ def start_server(tmp_path: Path) -> Iterator[Start]:
     yield begin
     for serving in started:
         serving.end()
+
+
+@pytest.fixture
+def forked_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the process that checks the device from the one that forks engines, which has imported torch."""
+
+    def context(method: str) -> BaseContext:
+        engine_forks.fork_server()
+        return multiprocessing.get_context("forkserver")
+
+    if engine_forks.POSSIBLE:
+        monkeypatch.setattr(preflight, "multiprocessing", SimpleNamespace(get_context=context))
 
 
 @pytest.fixture(scope="session")

@@ -185,6 +185,7 @@ def test_a_missing_model_is_an_error_before_the_port_is_opened(caplog: pytest.Lo
         ({"device": "cpu", "quantize": "fp8"}, "slow=fp8 is not"),
     ],
 )
+@pytest.mark.usefixtures("forked_preflight")
 def test_missing_hardware_is_an_error_before_the_port_is_opened(
     flags: dict[str, str], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
