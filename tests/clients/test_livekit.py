@@ -1,5 +1,7 @@
 """LiveKit's Fish Audio plugin, as published, against a running server."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -8,17 +10,19 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from livekit.agents import APIConnectOptions, APIStatusError
-from livekit.agents.types import NOT_GIVEN
-from livekit.plugins import fishaudio
 
 from tests.clients.conftest import KEY
+from tests.lazy import LazyModule
 from tests.nano import OTHER_VOICE
 from tests.server.conftest import Serving
 from tests.waiting import TIMEOUT_SECONDS, wait_until
 
-ONCE = APIConnectOptions(max_retry=0, timeout=240)
-Talk = Callable[[fishaudio.TTS], Awaitable[None]]
+agents, fishaudio = LazyModule("livekit.agents"), LazyModule("livekit.plugins.fishaudio")
+Talk = Callable[["fishaudio.TTS"], Awaitable[None]]
+
+
+def once() -> agents.APIConnectOptions:
+    return agents.APIConnectOptions(max_retry=0, timeout=240)
 
 
 @asynccontextmanager
@@ -44,7 +48,7 @@ def with_plugin(server: Serving, talk: Talk, **options: Any) -> None:
 
 async def reply(speaker: fishaudio.TTS, *pieces: str) -> tuple[float, np.ndarray]:
     """Push the pieces of a reply as a language model writes them; return its seconds and samples."""
-    stream = speaker.stream(conn_options=ONCE)
+    stream = speaker.stream(conn_options=once())
     for piece in pieces:
         stream.push_text(piece)
     stream.end_input()
@@ -58,7 +62,7 @@ async def reply(speaker: fishaudio.TTS, *pieces: str) -> tuple[float, np.ndarray
 @pytest.mark.parametrize("output_format", ["wav", "pcm", "mp3", "opus"])
 def test_synthesize_returns_speech(nano: Serving, output_format: str) -> None:
     async def talk(speaker: fishaudio.TTS) -> None:
-        frame = await speaker.synthesize("Good morning.", conn_options=ONCE).collect()
+        frame = await speaker.synthesize("Good morning.", conn_options=once()).collect()
         assert (frame.sample_rate, frame.num_channels) == (speaker.sample_rate, 1)
         assert 0.3 < frame.duration < 5
         assert np.abs(np.frombuffer(frame.data, np.int16)).max() > 1000
@@ -80,7 +84,7 @@ def test_several_replies_use_one_connection(nano: Serving) -> None:
 
 def test_an_interrupted_reply_frees_its_place_and_the_next_one_is_spoken(nano: Serving) -> None:
     async def talk(speaker: fishaudio.TTS) -> None:
-        stream = speaker.stream(conn_options=ONCE)
+        stream = speaker.stream(conn_options=once())
         stream.push_text("One two three four five six seven eight nine ten eleven twelve. " * 10)
         await anext(aiter(stream))
         await stream.aclose()
@@ -97,16 +101,16 @@ def test_the_default_voice_of_the_model_needs_no_voice_id(nano: Serving) -> None
         seconds, _ = await reply(speaker, "Hello.")
         assert seconds > 0.1
 
-    with_plugin(nano, talk, voice_id=NOT_GIVEN)
+    with_plugin(nano, talk, voice_id=agents.NOT_GIVEN)
 
 
 def test_an_unknown_voice_is_an_error_that_names_it(nano: Serving) -> None:
     async def talk(speaker: fishaudio.TTS) -> None:
-        with pytest.raises(APIStatusError) as raised:
+        with pytest.raises(agents.APIStatusError) as raised:
             await reply(speaker, "Hello.")
         assert fishaudio.tts.DEFAULT_VOICE_ID in str(raised.value.body)
-        with pytest.raises(APIStatusError) as missing:
-            await speaker.synthesize("Hello.", conn_options=ONCE).collect()
+        with pytest.raises(agents.APIStatusError) as missing:
+            await speaker.synthesize("Hello.", conn_options=once()).collect()
         assert missing.value.status_code == 404
 
     with_plugin(nano, talk, voice_id=fishaudio.tts.DEFAULT_VOICE_ID)

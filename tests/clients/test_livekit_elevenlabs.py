@@ -1,5 +1,7 @@
 """LiveKit's ElevenLabs plugin, which speaks over `multi-stream-input` and `/stream`."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
@@ -7,19 +9,20 @@ from typing import TypeVar
 
 import aiohttp
 import httpx
-from livekit.agents import APIConnectOptions
-from livekit.agents.tts import SynthesizeStream
-from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT, TimedString
-from livekit.plugins import elevenlabs
 
 from tests.clients.conftest import KEY
+from tests.lazy import LazyModule
 from tests.nano import OTHER_VOICE, VOICES, is_plausible
 from tests.server.conftest import Serving
 from tests.waiting import wait_until
 
-PATIENT = APIConnectOptions(max_retry=0, timeout=240)
+agents, elevenlabs = LazyModule("livekit.agents"), LazyModule("livekit.plugins.elevenlabs")
 CLOCK = 0.15  # seconds
 T = TypeVar("T")
+
+
+def patient() -> agents.APIConnectOptions:
+    return agents.APIConnectOptions(max_retry=0, timeout=240)
 
 
 def with_plugin(nano: Serving, use: Callable[[elevenlabs.TTS], Awaitable[T]], model: str = "eleven_turbo_v2_5") -> T:
@@ -36,19 +39,23 @@ def with_plugin(nano: Serving, use: Callable[[elevenlabs.TTS], Awaitable[T]], mo
     return asyncio.run(run())
 
 
-async def speak(tts: elevenlabs.TTS, text: str) -> tuple[float, SynthesizeStream]:
+async def speak(tts: elevenlabs.TTS, text: str) -> tuple[float, agents.tts.SynthesizeStream]:
     """Return the seconds of audio of a reply, and its stream. Its words come with it, with their times."""
-    async with tts.stream(conn_options=PATIENT) as stream:
+    async with tts.stream(conn_options=patient()) as stream:
         for word in text.split(" "):
             stream.push_text(f"{word} ")
         stream.end_input()
         frames = [event.frame async for event in stream]
     seconds = sum(frame.duration for frame in frames)
-    check_words([word for frame in frames for word in frame.userdata.get(USERDATA_TIMED_TRANSCRIPT, [])], text, seconds)
+    check_words(
+        [word for frame in frames for word in frame.userdata.get(agents.types.USERDATA_TIMED_TRANSCRIPT, [])],
+        text,
+        seconds,
+    )
     return seconds, stream
 
 
-def check_words(words: list[TimedString], text: str, seconds: float) -> None:
+def check_words(words: list[agents.types.TimedString], text: str, seconds: float) -> None:
     assert "".join(words).split() == text.split()
     starts = [word.start_time for word in words if word.strip()]
     # With mp3 the plugin counts time by bytes, which an encoder holds back.
@@ -60,7 +67,7 @@ def check_words(words: list[TimedString], text: str, seconds: float) -> None:
 
 def test_a_text_is_synthesized(nano: Serving) -> None:
     async def use(tts: elevenlabs.TTS) -> float:
-        return (await tts.synthesize("Good morning.", conn_options=PATIENT).collect()).duration
+        return (await tts.synthesize("Good morning.", conn_options=patient()).collect()).duration
 
     assert is_plausible(with_plugin(nano, use), "Good morning.")
 
@@ -68,7 +75,7 @@ def test_a_text_is_synthesized(nano: Serving) -> None:
 def test_replies_use_one_connection_and_can_be_interrupted(nano: Serving) -> None:
     async def use(tts: elevenlabs.TTS) -> tuple[list[float], list[bool]]:
         first, one = await speak(tts, "Good morning. The tide is coming in.")
-        stream = tts.stream(conn_options=PATIENT)
+        stream = tts.stream(conn_options=patient())
         stream.push_text("One sentence follows another. " * 3)
         await anext(aiter(stream))
         await stream.aclose()
@@ -84,7 +91,7 @@ def test_replies_use_one_connection_and_can_be_interrupted(nano: Serving) -> Non
 
 def test_newer_models_speak_over_the_dialogue_api(nano: Serving) -> None:
     async def use(tts: elevenlabs.TTS) -> list[float]:
-        whole = (await tts.synthesize("Good morning.", conn_options=PATIENT).collect()).duration
+        whole = (await tts.synthesize("Good morning.", conn_options=patient()).collect()).duration
         first, _ = await speak(tts, "Good morning. The tide is coming in.")
         second, stream = await speak(tts, "It is going out.")
         assert stream._connection_reused

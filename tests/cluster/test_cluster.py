@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import ormsgpack
 
 from tests.cluster.conftest import SLOTS, Cluster
+from tests.lazy import LazyModule
 from tests.server.conftest import samples_of, signal_all, slowed
 from tests.waiting import wait_until
 from tests.websocket import connect
 
+openai = LazyModule("openai")
 SHORT = {"text": "Hello there.", "max_new_tokens": 10, "seed": 3}
 LONGEST = 200  # frames: far more than one pulse of `begin_speaking` generates; the seed's speech does not end before
 PULSE_SECONDS = 0.05

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from websockets.exceptions import InvalidStatus
 
 from shoal.api.keys import KeyFile
+from tests.lazy import LazyModule
 from tests.server.conftest import (
     ROOT,
     Serving,
@@ -32,6 +32,7 @@ from tests.server.conftest import (
 from tests.waiting import wait_until
 from tests.websocket import connect
 
+openai = LazyModule("openai")
 LONG = {"text": "Hello there.", "max_new_tokens": 150, "streaming": True, "seed": 10, "temperature": 1.5, "top_p": 1.0}
 # Hundreds of turns: no machine finishes them within the server's deadline.
 ENDLESS = {**LONG, "text": "Hello there. " * 300, "chunk_length": 16, "max_new_tokens": 1500}

@@ -1,17 +1,20 @@
 """OpenAI's API with the published client."""
 
+from __future__ import annotations
+
 import base64
 import io
 import json
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from shoal.audio.decode import AudioLimits, read_audio
+from tests.lazy import LazyModule
 from tests.server.conftest import Serving
 
+openai = LazyModule("openai")
 SHORT = {"max_new_tokens": 12, "seed": 5}
 LONG = SHORT | {"max_new_tokens": 60}  # without a seed, random weights may end at once
 ANY_LENGTH = AudioLimits(min_seconds=0.0)

@@ -1,20 +1,23 @@
 """Voices as objects, with OpenAI's published client and with Open WebUI's requests."""
 
+from __future__ import annotations
+
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 
 from shoal.api.config import Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle, EngineLifecycle
 from shoal.api.state import create_state
 from shoal.voices.store import VoiceStore
+from tests.lazy import LazyModule
 from tests.server.conftest import Serving
 from tests.server.standin import Standin, listening
 
+openai = LazyModule("openai")
 SHORT = {"max_new_tokens": 12, "seed": 5}
 KEY = "a-key-of-the-tests"
 
