@@ -26,7 +26,7 @@ def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Ten
     """
     logits = logits.float()
     ranked, order = logits.sort(dim=-1, descending=True)
-    # On a GPU the scan of a single row adds in an order that depends on timing. In fp64 that does not reach top_p.
+    # By its documentation torch adds floats on a GPU in no fixed order here. In fp64 the difference does not matter.
     cumulative = ranked.softmax(-1).cumsum(-1, dtype=torch.float64 if logits.is_cuda else torch.float32)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     drop = (cumulative > top_p[:, None]) | (rank >= top_k[:, None])

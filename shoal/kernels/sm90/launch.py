@@ -25,7 +25,7 @@ from shoal.paths import atomic_write, cache_directory
 
 try:
     from cuda.bindings import driver, nvrtc
-except ImportError:  # other builds of torch
+except ImportError:  # an optional dependency
     driver = nvrtc = None
 
 ARCHITECTURE = "sm_90a"
@@ -42,7 +42,7 @@ def kernels_unavailable(device: torch.device) -> str | None:
     if not is_hopper(device):
         return "they are for GPUs of compute capability 9.0"
     if driver is None:
-        return "cuda-bindings is not installed: pip install cuda-bindings"
+        return "cuda-bindings is not installed: pip install 'shoal-tts[hopper]'"
     return None
 
 

@@ -60,7 +60,7 @@ def test_a_hopper_gpu_without_cuda_bindings_warns_and_says_what_to_install(
         monkeypatch.setattr(module, "is_hopper", lambda device: True)
     monkeypatch.setattr(launch, "driver", None)
     assert pack_layers([(taps(7, 96, "cpu"), taps(1, 96, "cpu"))]) == [None]
-    assert "pip install cuda-bindings" in caplog.text
+    assert "pip install 'shoal-tts[hopper]'" in caplog.text
 
 
 @pytest.mark.parametrize(
