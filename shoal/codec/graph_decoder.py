@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.codec.config import MAX_POSITIONS
-from shoal.kernels.cuda_graph import CapturedGraph, GraphSizes, Workload, to_host
+from shoal.kernels.cuda_graph import CaptureContext, CapturedGraph, GraphSizes, Workload, to_host
 
 if TYPE_CHECKING:
     from shoal.codec.dac import Codec
@@ -94,7 +94,8 @@ class GraphDecoder(ABC, Generic[KeyT, CallT]):
     def __init__(self, codec: Codec, slots: int) -> None:
         self.codec = codec
         self._seen = [0] * slots  # frames per slot
-        self._stream = torch.cuda.Stream() if codec.device.type == "cuda" else None
+        self._context = CaptureContext() if codec.device.type == "cuda" else None
+        self._stream = None if self._context is None else self._context.stream
 
     @abstractmethod
     def _split(self, lengths: Sequence[int]) -> Iterable[list[FrameSpan]]:
@@ -153,4 +154,6 @@ class GraphDecoder(ABC, Generic[KeyT, CallT]):
         return [f"{self._calls.name} {size}: {reason}" for size, reason in self._calls.dropped.items()]
 
     def _capture(self) -> None:
-        self._reset.capture(self._calls.build(capture=True))
+        assert self._context is not None, "only a GPU has graphs"
+        self._calls.build(self._context)
+        self._reset.capture(self._context)

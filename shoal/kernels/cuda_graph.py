@@ -1,6 +1,8 @@
 """CUDA graph capture and replay for fixed-shape workloads, and pinned host buffers that feed them."""
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -84,30 +86,66 @@ def _skip_compilation(error: Exception) -> None:
 ResultT = TypeVar("ResultT")
 
 
-def capture_launches(launch: Callable[[], ResultT], pool: Any) -> tuple[torch.cuda.CUDAGraph, ResultT]:
-    """Launch once, then capture the same launches as a graph in a memory pool; return it with their result."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side), torch.inference_mode():
-        # Compiles the kernels and warms up the allocator outside the capture.
-        launch()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    # Thread-local: other threads, which encode voices, may allocate memory during the capture.
-    with torch.inference_mode(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        result = launch()
-    return graph, result
+# torch.cuda.Stream() hands out so many streams of a device in turn.
+STREAMS = 32
+# Contexts, not streams: torch's stream objects crash when a weak reference to them is cleared.
+_live: "weakref.WeakSet[CaptureContext]" = weakref.WeakSet()
+
+
+class CaptureContext:
+    """Stream and memory of graphs that are replayed on one stream, so that no two of them run at the same time.
+
+    A graph keeps the cuBLAS workspace of the stream it was captured on. torch.cuda.graph captures on the same stream
+    every time, so graphs of the model and of the codec, which are replayed at the same time, would share a workspace
+    and overwrite each other's partial sums. Each context has a stream that no other live context has: keep it as long
+    as its graphs.
+    """
+
+    def __init__(self) -> None:
+        self.stream = _reserve_stream()
+        self._pool: Any = None
+        _live.add(self)
+
+    def capture(self, launch: Callable[[], ResultT]) -> tuple[torch.cuda.CUDAGraph, ResultT]:
+        """Launch once, then capture the same launches as a graph; return it with their result."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream), torch.inference_mode():
+            # Compiles the kernels and warms up the allocator outside the capture.
+            launch()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        # Thread-local: other threads, which encode voices, may allocate memory during the capture.
+        mode = "thread_local"
+        with torch.inference_mode(), torch.cuda.graph(graph, self._pool, self.stream, capture_error_mode=mode):
+            result = launch()
+        self._pool = graph.pool()
+        return graph, result
+
+
+def _reserve_stream() -> torch.cuda.Stream:
+    """Return a stream of the current device that no other live context has. Raises RuntimeError if there is none."""
+    if (stream := _free_stream()) is None:
+        gc.collect()  # engines that are not used any more may hold streams
+        stream = _free_stream()
+    if stream is None:
+        raise RuntimeError(f"no free CUDA stream: all {STREAMS} of this device are used by engines of this process")
+    return stream
+
+
+def _free_stream() -> torch.cuda.Stream | None:
+    reserved = {context.stream for context in _live}
+    return next((stream for _ in range(STREAMS) if (stream := torch.cuda.Stream()) not in reserved), None)
 
 
 class LaunchGraph:
     """Captured launches without inputs of their own: they read what another graph has left on the device."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor) -> None:
-        self._graph, self._result = graph, result
+    def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor, context: CaptureContext) -> None:
+        self._graph, self._result, self._context = graph, result, context
 
     @classmethod
-    def capture(cls, launch: Callable[[], Tensor], pool: Any) -> "LaunchGraph":
-        return cls(*capture_launches(launch, pool))
+    def capture(cls, launch: Callable[[], Tensor], context: CaptureContext) -> "LaunchGraph":
+        return cls(*context.capture(launch), context)
 
     def replay(self) -> Tensor:
         """Replay the launches and return their result, which the next replay overwrites."""
@@ -125,6 +163,7 @@ class CapturedGraph(Generic[WorkloadT]):
         self.workload = workload
         self.host_buffer = HostBuffer(workload.inputs)
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._context: CaptureContext | None = None
 
     def run(self, inputs: np.ndarray) -> None:
         self.host_buffer.upload(inputs)
@@ -140,14 +179,11 @@ class CapturedGraph(Generic[WorkloadT]):
         if self.workload.inputs.device.type == "cuda":
             torch.cuda.synchronize(self.workload.inputs.device)
 
-    def capture(self, pool: Any) -> Any:
-        """Capture the graph and return its memory pool, which other graphs may share.
-
-        The workload runs once over padding before the capture.
-        """
+    def capture(self, context: CaptureContext) -> None:
+        """Capture the graph. The workload runs once over padding before."""
         self.host_buffer.upload(self.workload.padding())
-        self._graph, _ = capture_launches(self.workload.run, pool)
-        return self._graph.pool()
+        self._graph, _ = context.capture(self.workload.run)
+        self._context = context
 
     def replay_seconds(self, replays: int) -> float:
         """Return the shortest of `replays` times of the captured graph over padding, in seconds."""
@@ -186,20 +222,19 @@ class GraphSizes(Generic[KeyT, WorkloadT]):
     def __getitem__(self, key: KeyT) -> CapturedGraph[WorkloadT]:
         return self.available[key]
 
-    def build(self, pool: Any = None, *, capture: bool) -> Any:
-        """Capture every size, or launch it once, largest first; drop those that fail. Returns the memory pool.
+    def build(self, context: CaptureContext | None) -> None:
+        """Capture every size, or without a context launch it once, largest first; drop those that fail.
 
-        Smaller graphs reuse the memory pool of the largest. Raises RuntimeError if no size works.
+        Smaller graphs reuse the memory of the largest. Raises RuntimeError if no size works.
         """
         for key, graph in reversed(list(self.available.items())):
             with device_errors(partial(self._drop, key)):
-                if capture:
-                    pool = graph.capture(pool)
-                else:
+                if context is None:
                     graph.launch_padding()
+                else:
+                    graph.capture(context)
         if not self.available:
             raise RuntimeError(f"no size of {self.name} works: {next(iter(self.dropped.values()))}")
-        return pool
 
     def run(self, key: KeyT, inputs: np.ndarray) -> WorkloadT:
         """Run one size and return its workload, which holds the results."""

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence as Ordered
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from shoal.engine.execution.text_weights import Reading
 from shoal.engine.scheduling.scheduler import Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.errors import describe_error, device_errors
-from shoal.kernels.cuda_graph import GraphSizes, LaunchGraph, compile_ahead
+from shoal.kernels.cuda_graph import CaptureContext, GraphSizes, LaunchGraph, compile_ahead
 from shoal.kernels.jit import kernels_unavailable
 from shoal.model.dual_ar import DualAR
 from shoal.model.linear import Quantized, has_fused_kernels
@@ -135,9 +134,10 @@ class FusedRunner(FixedSizeRunner):
     def _build(self, *, capture: bool) -> None:
         self._tables.upload(self._padded)
         compile_ahead(sizes[size].workload for sizes in self.graphs for size in sizes)
-        pool = self._prompts.build(capture=capture)
-        pool = self._frames.build(pool, capture=capture)
-        self._build_reader(pool, capture=capture)
+        context = CaptureContext() if capture else None
+        self._prompts.build(context)
+        self._frames.build(context)
+        self._build_reader(context)
         if capture:
             self._measure_prompts()
 
@@ -148,7 +148,7 @@ class FusedRunner(FixedSizeRunner):
         self.token_budget = affordable_tokens(seconds, size)
         logger.info("a step computes up to %d prompt tokens; %d take %.1f ms", self.token_budget, size, seconds * 1e3)
 
-    def _build_reader(self, pool: Any, *, capture: bool) -> None:
+    def _build_reader(self, context: CaptureContext | None) -> None:
         """Compile and capture the kernels of word times now, so that no request waits for it.
 
         Without them, operators read the attention.
@@ -157,8 +157,8 @@ class FusedRunner(FixedSizeRunner):
         with device_errors(self._read_by_operators):
             for rows, workload in frames.items():
                 launch = partial(self._launch_reader, workload)
-                if capture and self._reader.captured:
-                    self._path_graphs[rows] = LaunchGraph.capture(launch, pool)
+                if context is not None and self._reader.captured:
+                    self._path_graphs[rows] = LaunchGraph.capture(launch, context)
                 else:
                     launch()
 

@@ -23,7 +23,7 @@ from shoal.engine.scheduling.scheduler import Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.kernels.attention.kv_quant import write_kv
 from shoal.kernels.attention.paged_attention import decode_mask, masked_prefill, paged_decode_reference
-from shoal.kernels.cuda_graph import GraphSizes
+from shoal.kernels.cuda_graph import CaptureContext, GraphSizes
 
 # Context widths in tokens; the maximum of the model is added.
 WIDTHS = (512, 2048, 8192)
@@ -169,7 +169,9 @@ class PlainGraphRunner(FixedSizeRunner):
         self._prompts = GraphSizes("plain prompt graph", prefills)
         if capture:
             self._tables.upload(self._padded)
-            self._frames.build(self._prompts.build(capture=True), capture=True)
+            context = CaptureContext()
+            self._prompts.build(context)
+            self._frames.build(context)
 
     @property
     def graphs(self) -> tuple[GraphSizes[Size, PlainFrame], GraphSizes[Size, PlainPrefill]]:

@@ -89,7 +89,7 @@ def engine(checkpoint: Checkpoint, slots: int, backend: str) -> EngineCore:
 def first_unlike(ours: list[np.ndarray], theirs: list[np.ndarray]) -> dict[int, object]:
     """Return, by request, the first frame that differs and both versions of it, or both numbers of frames."""
     found: dict[int, object] = {}
-    for request, (one, two) in enumerate(zip(ours, theirs, strict=True)):
+    for request, (one, two) in enumerate(zip((codes.T for codes in ours), (codes.T for codes in theirs), strict=True)):
         unlike = [frame for frame in range(min(len(one), len(two))) if (one[frame] != two[frame]).any()]
         if unlike:
             found[request] = unlike[0], one[unlike[0]].tolist(), two[unlike[0]].tolist()

@@ -205,7 +205,7 @@ def test_sizes_that_cannot_be_built_are_left_out_and_others_serve_their_batches(
     Failing(monkeypatch, {2, 3})
     runner = core.runner.runner.launcher
     assert isinstance(runner, PlainGraphRunner)
-    runner._frames.build(capture=False)
+    runner._frames.build(None)
     assert {rows for _, rows in runner._frames} == {1}
     assert all(map(np.array_equal, spoken(core, LENGTHS, 3), expected))
     assert core.stats.failed == 0
@@ -216,7 +216,7 @@ def test_a_backend_without_any_size_is_not_built(tiny: Checkpoint, monkeypatch: 
     assert isinstance(runner, PlainGraphRunner)
     Failing(monkeypatch, {1, 2})
     with pytest.raises(RuntimeError, match=r"no size of plain frame graph works.*shared memory"):
-        runner._frames.build(capture=False)
+        runner._frames.build(None)
 
 
 def test_a_device_without_doubles_or_grouped_attention_samples_the_same_codes(
