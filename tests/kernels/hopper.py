@@ -9,13 +9,14 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from shoal.checkpoint.random import random_checkpoint
+from shoal.checkpoint.empty_weights import init_empty_weights
 from shoal.checkpoint.resolve import resolve_model
 from shoal.codec.fused import FusedCall, FusedCodec
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
@@ -34,7 +35,9 @@ from shoal.kernels.rms_norm import fused_rms_norm, int8_rms_norm
 from shoal.kernels.word_times.text_attention import Texts, text_attention
 from shoal.kernels.word_times.text_path import TILES, text_path
 from shoal.kernels.word_times.text_path_numpy import KEPT_FRAMES, MAX_TOKENS
+from shoal.model.config import DualARConfig
 from shoal.model.dual_ar import DualAR
+from shoal.model.family import S2
 from shoal.model.slow import Head
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
@@ -201,16 +204,30 @@ def frames(
         yield FusedPrefill(model, kv, tables, size)
 
 
+def two_layers(config: DualARConfig) -> DualAR:
+    """Return an uninitialised model whose products have few different sizes, each of which is compiled.
+
+    Slow and fast blocks are equal, `wo` has the size of `w2`, and `wqkv` that of the fast output. No kernel depends on
+    the layer.
+    """
+    slow = replace(config.slow, n_layer=2, dim=512, n_head=8, n_local_heads=4, head_dim=64, intermediate_size=512)
+    fast = replace(slow, attention_qk_norm=False, max_seq_len=config.num_codebooks)
+    with init_empty_weights():
+        model = DualAR(replace(config, slow=slow, fast=fast))
+    return model.to(torch.bfloat16).to_empty(device="cpu")
+
+
 def workloads() -> Iterator[Workload]:
     """Yield workloads of both families with every weight and KV dtype and every tile branch."""
-    yield from frames(random_checkpoint("tiny-s2", dtype=torch.bfloat16, device="cpu").model, torch.bfloat16, [1])
+    nano = resolve_model("nano", dtype=torch.bfloat16)
+    config = nano.model.config
+    yield from frames(two_layers(replace(config, family=S2, tie_word_embeddings=True)), torch.bfloat16, [1], [])
     modes = {"none": (torch.bfloat16, [1, 8, 16, 64]), "int8": (torch.int8, [8]), "fp8": (torch.float8_e4m3fn, [8])}
     for mode, (kv_dtype, rows) in modes.items():
-        checkpoint = resolve_model("nano", dtype=torch.bfloat16)
-        for step in ("none", mode):  # nano is stored in int8
-            quantize_model(checkpoint.model, WeightModes.parse(step))
-        yield from frames(checkpoint.model, kv_dtype, rows)
-    yield FusedCall(FusedCodec(checkpoint.codec, SLOTS, torch.float16), 256)
+        model = two_layers(config)
+        quantize_model(model, WeightModes.parse(mode))
+        yield from frames(model, kv_dtype, rows)
+    yield FusedCall(FusedCodec(nano.codec, SLOTS, torch.float16), 256)
     yield Int4Products()
     yield ManyRows()
     yield TextWeights()
