@@ -79,11 +79,12 @@ class EngineProcess:
     def _receive_replies(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                job, reply = self._pipe.recv()
+                replies = self._pipe.recv()
                 self.last_reply = time.monotonic()
-                whole = self._joined(job, reply)
-                if whole is not None:
-                    self._on_reply(self, job, whole)
+                for job, reply in replies:
+                    whole = self._joined(job, reply)
+                    if whole is not None:
+                        self._on_reply(self, job, whole)
         self.process.join()
         self.exited.set()
         self._commands.put(None)

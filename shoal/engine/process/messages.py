@@ -1,7 +1,7 @@
 """Messages between the supervisor and the engine process: commands in, replies out.
 
-Only plain picklable values. On the pipe every message travels as `(job, message)`; job 0 is the process itself.
-Audio has no envelope of its own: an `AudioChunk` is sent as it is.
+Only plain picklable values. On the pipe a command travels as `(job, command)`, and replies as a list of
+`(job, reply)`; job 0 is the process itself. Audio has no envelope of its own: an `AudioChunk` is sent as it is.
 """
 
 import math

@@ -42,12 +42,15 @@ from shoal.engine.process.native_memory import HeapTrimmer, bound_heap
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeviceFailed, EngineStopped, InternalError, ShoalError
 from shoal.gc_pause import paused_gc
+from shoal.speech import AudioChunk
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.5
 EXIT_DONE, EXIT_BROKEN = 0, 70  # 70 is EX_SOFTWARE
 FRAGMENT_BYTES = 256 << 10  # 3 s of samples at 22 kHz; a pipe takes it in well under a millisecond
+MAX_QUEUED_BYTES = 64 << 20  # audio that waits for a server process that does not read
+FLUSH_SECONDS = 5.0
 PREPARE_THREADS = 8  # for hashing recordings, tokenizing and sending results; encoding has its own thread
 
 
@@ -77,39 +80,46 @@ def run_worker(pipe: Connection, source: EngineSource, log_level: int) -> None:
         worker = EngineWorker(pipe, replies, source)
     except ShoalError as error:
         replies.send(0, Failed(error))
+        replies.flush(FLUSH_SECONDS)
         return
     except Exception:  # edge of the process: the supervisor sees only the exit code, so the cause is logged here
         logger.exception("loading the engine failed")
-        exit_process(EXIT_BROKEN)
+        exit_process(EXIT_BROKEN, replies)
     worker.run()
-    exit_process(EXIT_DONE)
+    exit_process(EXIT_DONE, replies)
 
 
-def exit_process(code: int) -> NoReturn:
-    """Exit at once; a normal exit would wait for threads that still encode recordings of cancelled requests.
+def exit_process(code: int, replies: "ReplyChannel") -> NoReturn:
+    """Send what is queued and exit; a normal exit would wait for threads that still encode recordings.
 
     After `EXIT_BROKEN` the supervisor starts a new process and resubmits the requests that have sent no audio.
     """
     logging.shutdown()
+    replies.flush(FLUSH_SECONDS)
     os._exit(code)
 
 
 class ReplyChannel:
-    """Sending side of the pipe, shared by all threads of this process."""
+    """Sending side of the pipe: a queue that all threads of this process may fill, and a thread that empties it.
+
+    A pipe holds less than a large chunk of audio. If the engine thread wrote to it, the next step would wait until the
+    server process has read. Replies that have gathered meanwhile are sent as one message, a list of `(job, reply)`.
+    """
 
     def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._sending = pipe, threading.Lock()
-        self._waiting, self._changed = 0, threading.Condition()  # calls of `send` that have not returned
+        self._pipe = pipe
+        self._queued: list[tuple[int, Reply | Fragment]] = []
+        self._size = 0  # bytes of audio in `_queued`
+        self._writing = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._write, name="shoal-reply", daemon=True).start()
 
     def send(self, job: int, reply: Reply) -> None:
+        """Queue a reply. Audio waits while a server that does not read has left more than MAX_QUEUED_BYTES of it."""
         with self._changed:
-            self._waiting += 1
-        try:
-            self._write(job, reply)
-        finally:
-            with self._changed:
-                self._waiting -= 1
-                self._changed.notify_all()
+            if isinstance(reply, AudioChunk):
+                self._changed.wait_for(lambda: self._size <= MAX_QUEUED_BYTES)
+            self._append(job, reply)
 
     def send_large(self, job: int, reply: Reply) -> None:
         """Send a reply of any size in fragments, between which chunks of audio are sent first."""
@@ -117,18 +127,48 @@ class ReplyChannel:
         for start in range(0, len(data), FRAGMENT_BYTES):
             end = start + FRAGMENT_BYTES
             with self._changed:
-                self._changed.wait_for(lambda: not self._waiting)
-            self._write(job, Fragment(data[start:end], last=end >= len(data)))
+                self._changed.wait_for(lambda: not self._queued and not self._writing)
+                self._append(job, Fragment(data[start:end], last=end >= len(data)))
 
-    def _write(self, job: int, reply: Reply | Fragment) -> None:
-        # A closed pipe is handled by the reading side, which ends the process.
-        with suppress(OSError), self._sending:
-            self._pipe.send((job, reply))
+    def flush(self, timeout: float) -> None:
+        """Wait until everything has been sent, for at most `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queued and not self._writing, timeout)
+
+    def _append(self, job: int, reply: Reply | Fragment) -> None:
+        self._queued.append((job, reply))
+        self._size += reply.samples.nbytes if isinstance(reply, AudioChunk) else 0
+        self._changed.notify_all()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queued)
+                batch, self._queued, self._size, self._writing = self._queued, [], 0, True
+                self._changed.notify_all()
+            self._write_batch(batch)
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+
+    def _write_batch(self, batch: list[tuple[int, Reply | Fragment]]) -> None:
+        try:
+            self._pipe.send(batch)
+        except OSError:
+            pass  # a closed pipe is handled by the reading side, which ends the process
+        except (pickle.PicklingError, TypeError, AttributeError):  # what cannot be pickled must not hold back the rest
+            if len(batch) > 1:
+                for each in batch:
+                    self._write_batch([each])
+                return
+            [(job, reply)] = batch
+            logger.exception("a reply of type %s cannot be sent", type(reply).__name__, extra={"job": job})
+            self._write_batch([(job, Failed(InternalError()))])
 
 
 class EngineWorker:
     def __init__(self, pipe: Connection, replies: ReplyChannel, source: EngineSource) -> None:
-        self._pipe, self._send, self._send_large = pipe, replies.send, replies.send_large
+        self._pipe, self._replies, self._send, self._send_large = pipe, replies, replies.send, replies.send_large
         # The objects of torch and the model stay out of later collections, which would pause the engine thread.
         with paused_gc():
             from shoal.engine.load import load_service
@@ -154,7 +194,7 @@ class EngineWorker:
         """Exit after the engine thread failed; tell the supervisor which requests may be the cause, if known."""
         if isinstance(failure, DeviceFailed):
             self._send(0, Dying(failure.blamed))
-        exit_process(EXIT_BROKEN)
+        exit_process(EXIT_BROKEN, self._replies)
 
     def _shut_down(self, command: Close) -> None:
         """Close in a thread, and keep handling CancelJob commands until it is done."""
@@ -209,7 +249,7 @@ class EngineWorker:
             raise
 
     def _send_event(self, job: int, ended: "asyncio.Future[None]", event: Event) -> None:
-        """Send a chunk or an error from the engine thread itself, which saves a hand-off per chunk."""
+        """Queue a chunk or an error; called by the engine thread."""
         if event.error is not None:
             self._send(job, Failed(event.error))
         elif event.chunk is not None:

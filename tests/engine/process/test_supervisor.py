@@ -20,10 +20,29 @@ from shoal.checkpoint.save import save_random
 from shoal.config import EngineConfig
 from shoal.engine.process.engine_process import EngineProcess
 from shoal.engine.process.jobs import JobRunner
-from shoal.engine.process.messages import Backends, Encode, Fragment, GetStats, Heartbeat, ReleaseMemory, Result, Speak
+from shoal.engine.process.messages import (
+    Backends,
+    Encode,
+    Failed,
+    Fragment,
+    GetStats,
+    Heartbeat,
+    ReleaseMemory,
+    Result,
+    Speak,
+)
 from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
-from shoal.engine.process.worker import EngineSource, EngineWorker, ReplyChannel
-from shoal.errors import EngineBusy, EngineStopped, GenerationFailed, InvalidRequest, ModelNotFound, TextError
+from shoal.engine.process.worker import MAX_QUEUED_BYTES, EngineSource, EngineWorker, ReplyChannel
+from shoal.errors import (
+    EngineBusy,
+    EngineStopped,
+    GenerationFailed,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    ShoalError,
+    TextError,
+)
 from shoal.speech import AudioChunk, FinishReason, Recording, Sampling, SpeechRequest
 from tests.engine.process.conftest import forking
 from tests.engine.rigged import POISON_SEED, RiggedSource, break_batches, break_the_device, break_the_thread
@@ -343,31 +362,34 @@ class RecordingPipe:
     """A pipe whose first message is held until `go_on` is set."""
 
     def __init__(self) -> None:
-        self.sent: list[object] = []
+        self.sent: list[list[tuple[int, object]]] = []
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def send(self, message: tuple[int, object]) -> None:
-        self.sent.append(message[1])
+    def send(self, message: list[tuple[int, object]]) -> None:
+        self.sent.append(message)
         self.begun.set()
         assert self.go_on.wait(240)
+
+
+def audio(samples: int = 1) -> AudioChunk:
+    return AudioChunk(np.zeros(samples, np.float32), 16_000)
 
 
 def test_audio_is_sent_between_the_fragments_of_a_large_reply() -> None:
     pipe = RecordingPipe()
     channel, value = ReplyChannel(pipe), np.arange(200_000)  # type: ignore[arg-type]
-    chunk = AudioChunk(np.zeros(1, np.float32), 16_000)
+    chunk = audio()
     large = threading.Thread(target=channel.send_large, args=(1, Result(value)))
     large.start()
     assert pipe.begun.wait(240)
-    small = threading.Thread(target=channel.send, args=(2, chunk))
-    small.start()
-    wait_until(lambda: channel._waiting == 1)
+    channel.send(2, chunk)
     pipe.go_on.set()
     large.join(240)
-    small.join(240)
-    fragments = [each for each in pipe.sent if isinstance(each, Fragment)]
+    channel.flush(240)
+    sent = [reply for message in pipe.sent for _, reply in message]
+    fragments = [each for each in sent if isinstance(each, Fragment)]
     assert len(fragments) > 3
-    assert pipe.sent[1] is chunk
+    assert sent[1] is chunk
     process = object.__new__(EngineProcess)
     process._fragments = {}
     *parts, whole = [process._joined(1, each) for each in fragments]
@@ -375,6 +397,48 @@ def test_audio_is_sent_between_the_fragments_of_a_large_reply() -> None:
     assert isinstance(whole, Result)
     np.testing.assert_array_equal(whole.value, value)
     assert process._fragments == {}
+
+
+def test_the_engine_thread_does_not_wait_until_the_server_reads() -> None:
+    pipe = RecordingPipe()
+    channel, chunks = ReplyChannel(pipe), [audio() for _ in range(4)]  # type: ignore[arg-type]
+    channel.send(1, chunks[0])
+    assert pipe.begun.wait(240)
+    for job, chunk in enumerate(chunks[1:], 2):
+        channel.send(job, chunk)  # returns, although nothing has been read
+    pipe.go_on.set()
+    channel.flush(240)
+    # What gathered meanwhile is one message.
+    assert pipe.sent == [[(1, chunks[0])], [(2, chunks[1]), (3, chunks[2]), (4, chunks[3])]]
+
+
+def test_a_reply_that_cannot_be_pickled_ends_its_request_and_no_other() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    channel, broken = ReplyChannel(ours), ShoalError("?")
+    broken.detail = lambda: None  # type: ignore[attr-defined]
+    with channel._changed:  # so that both are one message
+        channel._append(1, Failed(broken))
+        channel._append(2, audio())
+    (first, failed), (second, chunk) = *theirs.recv(), *theirs.recv()
+    assert (first, second) == (1, 2)
+    assert isinstance(failed.error, InternalError)
+    assert isinstance(chunk, AudioChunk)
+
+
+def test_audio_that_a_server_does_not_read_is_bounded() -> None:
+    pipe = RecordingPipe()
+    channel = ReplyChannel(pipe)  # type: ignore[arg-type]
+    channel.send(1, audio())
+    assert pipe.begun.wait(240)
+    large = audio(1 + MAX_QUEUED_BYTES // 4)
+    channel.send(1, large)
+    waiting = threading.Thread(target=channel.send, args=(1, audio()), daemon=True)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    pipe.go_on.set()
+    waiting.join(240)
+    assert not waiting.is_alive()
 
 
 @pytest.mark.usefixtures("forked_engines")
