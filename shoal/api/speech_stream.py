@@ -21,7 +21,7 @@ from shoal.api.requests import SpeechJob
 from shoal.api.state import ServerState
 from shoal.api.word_events import WordScale
 from shoal.errors import DeadlineExceeded, ShoalError
-from shoal.speech import AudioChunk, SpeechRequest, Word
+from shoal.speech import AudioChunk, Samples, SpeechRequest, Word
 
 logger = logging.getLogger(__name__)
 
@@ -148,13 +148,13 @@ class SpeechStream:
                 self.accounting.record_audio(chunk)
                 self._recorder.add(chunk)
                 self._words += self._scale.apply(chunk.words)
-                await self.buffer.put(await self._encode(encoder.feed, chunk.samples))
+                await self.buffer.put(await self._encode(encoder, encoder.feed, chunk.samples))
         self._recorder.finish()
-        await self.buffer.put(await self._encode(encoder.finish))
+        await self.buffer.put(await self._encode(encoder, encoder.finish))
 
-    async def _encode(self, work: Callable[..., bytes], *args: object) -> bytes:
+    async def _encode(self, encoder: OutputEncoder, work: Callable[..., bytes], *args: Samples) -> bytes:
         started = time.perf_counter()
-        piece = await self._state.encode(work, *args)
+        piece = await self._state.encode(encoder, work, *args)
         self._state.metrics.encoding_seconds.labels(self._job.output.format).inc(time.perf_counter() - started)
         return piece
 

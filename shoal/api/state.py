@@ -5,8 +5,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from shoal.api.admission import AdmissionQueue, BodyBudget
 from shoal.api.config import ServerConfig
@@ -14,17 +13,16 @@ from shoal.api.engine_client import EngineLifecycle
 from shoal.api.exceptions import Unauthorized
 from shoal.api.key_usage import KeyUsageTracker, UsageFile, UsageRecorder
 from shoal.api.keys import ANONYMOUS, Key, KeyFile, KeyRing, key_from_settings
+from shoal.api.output import OutputEncoder
 from shoal.api.voices.kept_speech import KeptSpeechStore
 from shoal.errors import ShoalError, counted
 from shoal.metrics import Metrics
+from shoal.speech import Samples
 from shoal.voices.transcriber import Transcriber
 
 logger = logging.getLogger(__name__)
 
 KEY_CHECK_SECONDS = 2.0
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -78,9 +76,14 @@ class ServerState:
         """Release the place of a request that took `seconds`."""
         self.queue.release(seconds, key.name)
 
-    async def encode(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run audio encoding in the encoder threads, whose number bounds its CPU use."""
-        return await asyncio.get_running_loop().run_in_executor(self.encoder_pool, partial(work, *args, **kwargs))
+    async def encode(self, encoder: OutputEncoder, work: Callable[..., bytes], *args: Samples) -> bytes:
+        """Run a method of an encoder in the encoder threads, whose number bounds its CPU use.
+
+        Conversions run here: they take less time than a thread needs to start and report them.
+        """
+        if encoder.only_converts:
+            return work(*args)
+        return await asyncio.get_running_loop().run_in_executor(self.encoder_pool, work, *args)
 
     def authenticate(self, authorization: str) -> Key:
         """Return the key in an Authorization header value. Raises Unauthorized; a server without keys accepts any."""

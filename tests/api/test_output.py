@@ -1,9 +1,14 @@
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.api.output import OutputEncoder, OutputOptions
+from shoal.api.state import ServerState
 from shoal.audio.tempo import Tempo, tempo_factors
 
 
@@ -47,3 +52,31 @@ def test_a_flushed_encoder_has_returned_everything_and_can_be_reused(rate: int, 
     assert encoder.drain() == b""
     assert [b"".join([*map(encoder.feed, pieces), encoder.drain()]) for _ in range(2)] == [expected] * 2
     assert encoder.drain() == encoder.finish() == b""
+
+
+@pytest.mark.parametrize(
+    ("options", "stream", "thread"),
+    [
+        (OutputOptions("pcm", 24_000), True, False),
+        (OutputOptions("wav"), True, False),
+        (OutputOptions("wav", decibels=3.0), True, False),
+        (OutputOptions("wav"), False, True),  # copies the whole file
+        (OutputOptions("wav", speed=1.2), True, True),
+        (OutputOptions("wav", normalize_loudness=True), True, True),
+        (OutputOptions("mp3"), True, True),
+    ],
+)
+def test_only_conversions_run_on_the_event_loop(options: OutputOptions, stream: bool, thread: bool) -> None:
+    class Encoders(ThreadPoolExecutor):
+        calls = 0
+
+        def submit(self, *args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return super().submit(*args, **kwargs)
+
+    with Encoders(1) as pool:
+        state = object.__new__(ServerState)
+        state.encoder_pool = pool
+        encoder = OutputEncoder(options, 16_000, stream=stream)
+        asyncio.run(state.encode(encoder, encoder.feed, np.zeros(3200, np.float32)))
+        assert pool.calls == thread

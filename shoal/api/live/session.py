@@ -151,9 +151,9 @@ class LiveContext:
                     await self._speak(piece, number)
                     number += 1
                 else:
-                    await self._send(await self._state.encode(self._encoder.drain), ())
+                    await self._send(await self._state.encode(self._encoder, self._encoder.drain), ())
             if number:
-                await self._send(await self._state.encode(self._encoder.finish), ())
+                await self._send(await self._state.encode(self._encoder, self._encoder.finish), ())
         finally:
             self.close()
 
@@ -228,7 +228,7 @@ class LiveContext:
                     async for chunk in chunks:
                         accounting.record_audio(chunk)
                         self._turns = self._turns if chunk.context is None else chunk.context
-                        yield await self._state.encode(self._encoder.feed, chunk.samples), chunk
+                        yield await self._state.encode(self._encoder, self._encoder.feed, chunk.samples), chunk
             finally:
                 if self.cancelled:
                     accounting.finish(Interrupted())
