@@ -20,6 +20,7 @@ from shoal.cluster.balancer.config import RETRY_SECONDS, BalancerConfig
 from shoal.cluster.balancer.proxy import Proxy
 from shoal.cluster.balancer.sockets import forward_socket
 from shoal.cluster.balancer.workers import WorkerPool
+from shoal.http_connections import SeparateConnections
 from shoal.metrics import Metrics
 from shoal.server.error_responses import add_exception_handlers
 from shoal.server.middleware.connection_limit import ConnectionLimit
@@ -39,7 +40,7 @@ def create_balancer(config: BalancerConfig) -> FastAPI:
     """Return the application: its own health routes, and everything else forwarded."""
     client = httpx.AsyncClient(
         timeout=httpx.Timeout(None, connect=config.connect_seconds),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        transport=SeparateConnections(),
         trust_env=False,
     )
     pool = WorkerPool(config, client)

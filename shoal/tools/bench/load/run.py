@@ -183,9 +183,10 @@ def _client(plan: LoadPlan, transport: "httpx.AsyncBaseTransport | None") -> "ht
         import httpx
     except ModuleNotFoundError:
         raise MissingExtra("load tests need httpx: pip install 'shoal-tts[bench]'") from None
+    from shoal.http_connections import SeparateConnections
+
     # No proxy, which would be measured too, and no connection limit: queueing must happen in the server.
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-    return httpx.AsyncClient(timeout=plan.timeout, limits=limits, trust_env=False, transport=transport)
+    return httpx.AsyncClient(timeout=plan.timeout, trust_env=False, transport=transport or SeparateConnections())
 
 
 def _settings(plan: LoadPlan) -> dict[str, Any]:
