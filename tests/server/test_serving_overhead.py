@@ -1,0 +1,12 @@
+"""The script that measures the server without a model."""
+
+from scripts.serving_overhead import FRAMES, measure
+from tests.server.conftest import free_port
+
+
+def test_the_cost_of_serving_is_measured_without_a_device() -> None:
+    found = measure(clients=2, requests=4, port=free_port())
+    assert (found["requests"], found["errors"]) == (4, {})
+    assert found["cpu_ms_per_request"].keys() == {"server", "engine", "load"}
+    # Frames of 2,048 samples at 44.1 kHz take at least the time of their steps.
+    assert found["latency_ms"]["p50"] > FRAMES * 1.06
