@@ -29,7 +29,11 @@ def application(plan: ClusterPlan) -> serve.Application:
         max_ongoing_requests=config.slots + config.max_waiting,
         request_router_config=RequestRouterConfig(
             request_router_class=StrategyRouter,
-            request_router_kwargs={"strategy": plan.cluster.strategy, "slots": config.slots},
+            request_router_kwargs={
+                "strategy": plan.cluster.strategy,
+                "slots": config.slots,
+                "frontends": plan.cluster.frontends,
+            },
         ),
         max_constructor_retry_count=MAX_CONSTRUCTOR_RETRIES,
         health_check_period_s=2.0,

@@ -12,13 +12,15 @@ from shoal.speech import SpeechRequest
 class StrategyRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes are not followed
     """Request router of one deployment handle.
 
-    It counts its own requests from the moment of the choice, so that simultaneous requests see each other. The load
-    from other handles arrives from Ray with a delay; the higher of the two counts is the better estimate.
+    It counts its own requests from the moment of the choice, so that simultaneous requests see each other. With
+    several frontends the load from the others arrives from Ray with a delay; the higher of the two counts is the better
+    estimate. With one frontend its own count is exact, and Ray's is not: it includes calls for statistics that were
+    running when a replica last reported.
     """
 
-    def initialize_state(self, strategy: str, slots: int) -> None:
+    def initialize_state(self, strategy: str, slots: int, frontends: int) -> None:
         self._strategy: Strategy = make_strategy(strategy)
-        self._slots = slots
+        self._slots, self._frontends = slots, frontends
         self._in_flight: dict[str, tuple[ReplicaID, PendingRequest]] = {}  # by Ray's request id
 
     async def choose_replicas(
@@ -47,7 +49,8 @@ class StrategyRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes are 
         return Counter(replica for replica, _ in self._in_flight.values())
 
     def _candidate(self, id: ReplicaID, loads: Counter[ReplicaID]) -> Candidate:
-        return Candidate(id.unique_id, max(loads[id], self.replica_queue_len_cache.get(id) or 0), self._slots)
+        reported = 0 if self._frontends == 1 else self.replica_queue_len_cache.get(id) or 0
+        return Candidate(id.unique_id, max(loads[id], reported), self._slots)
 
 
 def _voice(pending: PendingRequest | None) -> str | None:
