@@ -10,6 +10,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from shoal import __version__
 from shoal.native.build import BUNDLED, find_compiler, library_name
@@ -64,6 +65,19 @@ def test_the_version_comes_from_one_place(wheel: Path) -> None:
     assert f"shoal_tts-{__version__}.dist-info/licenses/LICENSE" in names
     assert "version" not in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert __version__ not in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_windows_installs_no_package_that_it_does_not_have(wheel: Path) -> None:
+    """`pip install 'shoal-tts[server]'` would fail there."""
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = Parser().parsestr(archive.read(f"shoal_tts-{__version__}.dist-info/METADATA").decode())
+    windows = {"platform_system": "Windows", "sys_platform": "win32", "os_name": "nt"}
+    wanted = [Requirement(each) for each in metadata.get_all("Requires-Dist") or ()]
+    extras = [None, *(metadata.get_all("Provides-Extra") or ())]
+    environments = [windows | {"extra": extra or ""} for extra in extras]
+    names = {each.name for each in wanted for where in environments if each.marker is None or each.marker.evaluate(where)}
+    assert {"torch", "fastapi", "uvicorn"} <= names
+    assert names.isdisjoint({"uvloop", "triton"})
 
 
 def test_the_sdist_holds_what_it_takes_to_test_it(dist: Path) -> None:
