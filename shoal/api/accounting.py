@@ -6,6 +6,7 @@ import time
 import unicodedata
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import lru_cache
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -45,6 +46,7 @@ class RequestAccounting:
         self._state, self._api, self._key, self._id, self._queued = state, api, key, request_id, queued
         self.started = time.monotonic()
         self.audio_seconds = 0.0
+        self._audio_counter = state.metrics.audio_seconds.labels(key.name)
         self._finished = False
         with ExitStack() as undo:
             if not queued:
@@ -67,7 +69,7 @@ class RequestAccounting:
             self._state.metrics.time_to_first_audio.labels(self._api).observe(time.monotonic() - self.started)
         self.audio_seconds += chunk.seconds
         self._state.key_usage.record_audio(self._key, chunk.seconds, self._reservation)
-        self._state.metrics.audio_seconds.labels(self._key.name).inc(chunk.seconds)
+        self._audio_counter.inc(chunk.seconds)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Release the queue place and record the outcome. Only the first call has an effect."""
@@ -115,6 +117,7 @@ def expected_seconds(request: SpeechRequest, frame_rate: float) -> float:
     return min(seconds, frames / frame_rate) if frames else seconds
 
 
+@lru_cache(maxsize=4096)
 def _seconds_of(character: str) -> float:
     """Return the time to speak one character: letters, wide letters such as Chinese ones, digits that are spelled."""
     if character.isdigit():

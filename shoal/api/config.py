@@ -1,6 +1,7 @@
 """Configuration of the serving layer, frozen. Built by `shoal/settings`, or directly in tests."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
@@ -77,6 +78,7 @@ class ServerConfig:
         return is_loopback(self.host)
 
 
+@cache
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

@@ -144,7 +144,9 @@ class KeyUsageTracker:
 
     def _usage_of(self, key: Key) -> KeyUsage:
         limits = self.limits_for(key)
-        usage = self._usage.setdefault(key.name, KeyUsage(float(limits.requests_per_minute or 0), self._clock()))
+        usage = self._usage.get(key.name)
+        if usage is None:
+            usage = self._usage[key.name] = KeyUsage(float(limits.requests_per_minute or 0), self._clock())
         usage.has_quota = limits.daily_audio_seconds is not None
         today = self._now().date().isoformat()
         if usage.day != today:

@@ -94,6 +94,7 @@ class SpeechStream:
         self._deadline = job.request.deadline_from(self.accounting.started)
         self._recorder = state.kept_speech.record(job.key.name, job.id, job.request.text)
         self.buffer = ByteBuffer(limits.buffer_bytes, limits.slow_reader)
+        self._encoding_seconds = state.metrics.encoding_seconds.labels(job.output.format)
         self._words: list[Word] = []  # words that have not been taken
         self._scale = WordScale(job.output.speed, characters=-job.prefix)
         self._task = asyncio.create_task(self._generate())
@@ -155,7 +156,7 @@ class SpeechStream:
     async def _encode(self, encoder: OutputEncoder, work: Callable[..., bytes], *args: Samples) -> bytes:
         started = time.perf_counter()
         piece = await self._state.encode(encoder, work, *args)
-        self._state.metrics.encoding_seconds.labels(self._job.output.format).inc(time.perf_counter() - started)
+        self._encoding_seconds.inc(time.perf_counter() - started)
         return piece
 
 

@@ -52,7 +52,10 @@ def create_app(
     )
     app.state.server = state
     modules = (text, codec, convert, sagemaker, about, health)
-    for router in (*before, *fish.ROUTERS, *openai.ROUTERS, *elevenlabs.ROUTERS, *(each.router for each in modules)):
+    # Routes are tried in this order: those of speech come first.
+    speech = (fish.speech.speech_router, openai.speech.speech_router)
+    others = (*fish.ROUTERS, *openai.ROUTERS, *elevenlabs.ROUTERS, *(each.router for each in modules))
+    for router in (*before, *speech, *others):
         app.include_router(router)
     # The address of Fish Audio's cloud for ElevenLabs' clients.
     for router in elevenlabs.SEPARATE_ROUTERS:

@@ -1,8 +1,11 @@
 """FastAPI dependencies: the server's state and the authenticated key of a request."""
 
-from typing import Annotated
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
 
 from fastapi import Depends, Request, WebSocket
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.requests import HTTPConnection
 
@@ -34,6 +37,23 @@ async def get_caller(request: Request) -> Key:
         state.key_usage.count_request(key)
     request.state.key = key.name
     return key
+
+
+class DirectRoute(APIRoute):
+    """Route whose endpoint takes the request only, for the busiest routes: FastAPI resolves no dependencies.
+
+    That saves a twentieth of the server's CPU time for a short request. Declared dependencies only describe the route
+    in the OpenAPI document; the endpoint calls `resolve_caller`.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return handler
+
+
+async def resolve_caller(request: Request) -> tuple[ServerState, Key]:
+    """Return what `State` and `Caller` declare. Raises Unauthorized or RateLimited."""
+    return state_of(request), await get_caller(request)
 
 
 def websocket_caller(socket: WebSocket) -> Key:

@@ -7,9 +7,9 @@ they do not know; they are checked only if `allowed_hosts` is set.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from ipaddress import ip_address
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.api.exceptions import UnknownHost
@@ -27,11 +27,12 @@ class HostMiddleware:
     def __init__(self, app: ASGIApp, allowed: tuple[str, ...], is_open: Callable[[], bool]) -> None:
         self._app, self._is_open = app, is_open
         self._allowed = tuple(name.lower() for name in allowed)
+        self._is_known = lru_cache(maxsize=64)(self._check_host)  # clients send the same few headers again and again
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and scope["path"] not in PROBES and self._checks():
-            for host in Headers(scope=scope).getlist("host"):
-                if not self._is_known(host_name(host)):
+            for host in (value.decode("latin-1") for name, value in scope["headers"] if name == b"host"):
+                if not self._is_known(host):
                     await send_error(scope, receive, send, UnknownHost(REJECTION.format(host=host[:128])))
                     return
         await self._app(scope, receive, send)
@@ -39,7 +40,8 @@ class HostMiddleware:
     def _checks(self) -> bool:
         return ANY not in self._allowed and (bool(self._allowed) or self._is_open())
 
-    def _is_known(self, name: str) -> bool:
+    def _check_host(self, host: str) -> bool:
+        name = host_name(host)
         if name in ("", LOCAL, *self._allowed) or name.endswith("." + LOCAL) or _is_address(name):
             return True
         return any(pattern.startswith("*.") and name.endswith(pattern[1:]) for pattern in self._allowed)

@@ -44,6 +44,8 @@ class OriginMiddleware:
             await (self._cors if self._allowed else self._app)(scope, receive, send)
 
     def _is_foreign(self, scope: Scope) -> bool:
+        if not any(name in (b"origin", b"sec-fetch-site") for name, _ in scope["headers"]):
+            return False  # not a browser
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if scope.get("method") in SAFE_METHODS or "*" in self._allowed or origin in self._allowed:

@@ -16,12 +16,13 @@ from shoal.api.word_events import FishAlignment
 from shoal.server.middleware.request_id import request_id
 from shoal.server.openapi import audio_response, error_responses, request_body
 from shoal.server.request_body import read_model
-from shoal.server.state import Caller, State, bearer
+from shoal.server.state import Caller, DirectRoute, State, bearer, resolve_caller
 from shoal.server.streaming_response import Transform, respond
 
 EVENT_STREAM = "text/event-stream"
 
 router = APIRouter(tags=["Fish"], dependencies=[Depends(bearer)])
+speech_router = APIRouter(tags=["Fish"], dependencies=[Depends(bearer)], route_class=DirectRoute)
 
 EXAMPLES = {
     "plain": {"value": {"text": "Hello there.", "format": "mp3"}},
@@ -30,14 +31,15 @@ EXAMPLES = {
 }
 
 
-@router.post(
+@speech_router.post(
     "/v1/tts",
     summary="Generate speech from text",
     response_class=Response,
     responses=audio_response() | error_responses(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 504),
     openapi_extra=request_body(SpeechBody, ALL, EXAMPLES),
 )
-async def speak(http: Request, state: State, key: Caller) -> Response:
+async def speak(http: Request) -> Response:
+    state, key = await resolve_caller(http)
     engine, limits = state.lifecycle.require_engine(), state.config.limits
     body = await read_model(http, SpeechBody, limits, state.body_budget, from_form=form_fields)
     ignored = ignored_model(http.headers.get("model"), state.config)

@@ -20,12 +20,13 @@ from shoal.server.middleware.request_id import request_id
 from shoal.server.openapi import audio_response, error_responses, request_body
 from shoal.server.request_body import read_model
 from shoal.server.routes.elevenlabs.voices import model_list
-from shoal.server.state import Caller, State, bearer
+from shoal.server.state import Caller, DirectRoute, State, bearer, resolve_caller
 from shoal.server.streaming_response import Transform, respond
 
 EVENT_STREAM = "text/event-stream"
 
 router = APIRouter(tags=["OpenAI"], dependencies=[Depends(bearer)])
+speech_router = APIRouter(tags=["OpenAI"], dependencies=[Depends(bearer)], route_class=DirectRoute)
 
 EXAMPLES = {
     "plain": {"value": {"model": "tts-1", "input": "Hello there.", "voice": "alloy"}},
@@ -33,7 +34,7 @@ EXAMPLES = {
 }
 
 
-@router.post(
+@speech_router.post(
     "/v1/audio/speech",
     summary="Generate speech from text",
     response_class=Response,
@@ -41,7 +42,8 @@ EXAMPLES = {
     | error_responses(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 504, openai=True),
     openapi_extra=request_body(OpenAISpeech, (JSON, MSGPACK), EXAMPLES),
 )
-async def speak(http: Request, state: State, key: Caller) -> Response:
+async def speak(http: Request) -> Response:
+    state, key = await resolve_caller(http)
     engine = state.lifecycle.require_engine()
     body = await read_model(http, OpenAISpeech, state.config.limits, state.body_budget)
     return await respond_openai(http, body, state, engine, key)
