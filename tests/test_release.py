@@ -75,7 +75,9 @@ def test_windows_installs_no_package_that_it_does_not_have(wheel: Path) -> None:
     wanted = [Requirement(each) for each in metadata.get_all("Requires-Dist") or ()]
     extras = [None, *(metadata.get_all("Provides-Extra") or ())]
     environments = [windows | {"extra": extra or ""} for extra in extras]
-    names = {each.name for each in wanted for where in environments if each.marker is None or each.marker.evaluate(where)}
+    names = {
+        each.name for each in wanted for where in environments if each.marker is None or each.marker.evaluate(where)
+    }
     assert {"torch", "fastapi", "uvicorn"} <= names
     assert names.isdisjoint({"uvloop", "triton"})
 
