@@ -147,25 +147,40 @@ def _frame_samples(frame: av.AudioFrame) -> Samples:
 
 @dataclass(frozen=True, slots=True)
 class MuxerSettings:
-    """ffmpeg settings of a format; the `live` options apply to streams, to send data without delay."""
+    """ffmpeg settings of a format; the `live` options apply to streams, to send data without delay.
+
+    `encoder` options trade CPU time for quality: docs/benchmarks.md has what they cost and how they were judged.
+    """
 
     container: str
     codec: str
     sample_format: Literal["s16", "flt", "fltp"]
+    encoder: dict[str, str] = field(default_factory=dict)
     live_codec: dict[str, str] = field(default_factory=dict)
     live_container: dict[str, str] = field(default_factory=dict)
 
 
+# From level 7 on libopus looks for speech and codes it with SILK, which takes three times as long and is further from
+# the original at every bitrate from 24 kbit/s on.
+OPUS_ENCODER = {"compression_level": "6"}
+
 MUXERS = {
     # Level 2 is the highest with blocks of 27 ms instead of 105 ms.
-    "flac": MuxerSettings("flac", "flac", "s16", {"compression_level": "2"}, {"metadata_header_padding": "0"}),
+    "flac": MuxerSettings("flac", "flac", "s16", {}, {"compression_level": "2"}, {"metadata_header_padding": "0"}),
     # The bit reservoir delays frames; the Xing header would state a duration that is not known yet.
-    "mp3": MuxerSettings("mp3", "libmp3lame", "fltp", {"reservoir": "0"}, {"write_xing": "0", "id3v2_version": "0"}),
+    "mp3": MuxerSettings(
+        "mp3",
+        "libmp3lame",
+        "fltp",
+        {"compression_level": "7"},
+        {"reservoir": "0"},
+        {"write_xing": "0", "id3v2_version": "0"},
+    ),
     # One page per packet costs 28 bytes every 20 ms; the default page size delays the first second.
-    "opus": MuxerSettings("ogg", "libopus", "flt", {}, {"page_duration": "20000"}),
-    "aac": MuxerSettings("adts", "aac", "fltp"),
+    "opus": MuxerSettings("ogg", "libopus", "flt", OPUS_ENCODER, {}, {"page_duration": "20000"}),
+    "aac": MuxerSettings("adts", "aac", "fltp", {"aac_coder": "fast"}),
     # A cluster is sent when it is full, here after two packets.
-    "webm": MuxerSettings("webm", "libopus", "flt", {}, {"live": "1", "cluster_time_limit": "40"}),
+    "webm": MuxerSettings("webm", "libopus", "flt", OPUS_ENCODER, {}, {"live": "1", "cluster_time_limit": "40"}),
     "ulaw": MuxerSettings("mulaw", "pcm_mulaw", "s16"),
     "alaw": MuxerSettings("alaw", "pcm_alaw", "s16"),
 }
@@ -191,7 +206,8 @@ class ContainerWriter:
         self._position = 0
         options = {"flush_packets": "1", **muxing.live_container} if live else {}
         self._container = av.open(sink, "w", format=muxing.container, container_options=options)
-        stream = self._container.add_stream(muxing.codec, rate, options=muxing.live_codec if live else {})
+        encoder = {**muxing.encoder, **(muxing.live_codec if live else {})}
+        stream = self._container.add_stream(muxing.codec, rate, options=encoder)
         assert isinstance(stream, av.AudioStream)
         self._stream = stream
         self._stream.codec_context.layout = "mono"

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from shoal.api.config import MODEL_ALIASES, KeyLimits, Limits, ServerConfig
 from shoal.config import CpuIsa, EngineConfig
+from shoal.cores import usable_cores
 from shoal.engine.memory.limit import read_memory_limit
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest
@@ -242,7 +243,9 @@ class Settings(BaseSettings):
         "next request starts it again and waits for it. 0: never.",
     )
     drain_seconds: Positive = Field(30.0, description="Time in seconds to finish running requests after SIGTERM.")
-    encoding_threads: Count = Field(2, description="Number of threads for audio encoders.")
+    encoding_threads: Count | None = Field(
+        None, description="Number of threads for audio encoders. Unset: one per usable core, at least 2."
+    )
     models_bytes: Bytes | None = Field(
         None,
         description="Memory limit for all models of a SageMaker multi-model endpoint, such as `12GiB`. "
@@ -373,7 +376,7 @@ class Settings(BaseSettings):
             insecure=self.insecure,
             limits=self.limits(),
             capacity=self.slots + self.max_waiting,
-            encoding_threads=self.encoding_threads,
+            encoding_threads=self.encoding_threads or max(2, usable_cores()),
             sleep_seconds=self.sleep_seconds,
             drain_seconds=self.drain_seconds,
             metrics=self.metrics,

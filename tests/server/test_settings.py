@@ -99,6 +99,14 @@ def test_compile_switches_of_the_older_server_select_a_backend(
     assert (resolved.settings.source().config.backend, resolved.sources["backend"]) == (backend, place)
 
 
+@pytest.mark.parametrize(("cores", "given", "threads"), [(1, {}, 2), (16, {}, 16), (16, {"encoding_threads": 3}, 3)])
+def test_audio_encoders_have_a_thread_per_core(
+    cores: int, given: dict[str, int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.settings.fields.usable_cores", lambda: cores)
+    assert Settings(**given).server().encoding_threads == threads
+
+
 def test_every_backend_can_be_set() -> None:
     assert get_args(Settings.model_fields["backend"].annotation) == ("auto", *BACKENDS)
 
