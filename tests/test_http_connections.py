@@ -19,6 +19,16 @@ class CountingServer:
     def __init__(self) -> None:
         self.connections, self.waiting, self.go_on = 0, 0, asyncio.Event()
         self.ended = 0
+        self._changed = asyncio.Condition()
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition holds; it is checked whenever a request has arrived or a connection has ended."""
+        async with self._changed:
+            await self._changed.wait_for(condition)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -26,12 +36,14 @@ class CountingServer:
             while (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /answer"):
                 writer.write(ANSWER)
                 self.waiting += 1
+                await self._notify()
                 await self.go_on.wait()
                 writer.write(b"ok")
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
         self.ended += 1
+        await self._notify()
 
 
 @asynccontextmanager
@@ -46,8 +58,7 @@ async def connected(
     ) as http:
         yield counting, http
     server.close()
-    while counting.ended < counting.connections:
-        await asyncio.sleep(0.001)
+    await counting.wait_for(lambda: counting.ended == counting.connections)
 
 
 def test_a_connection_serves_one_request_after_the_other() -> None:
@@ -67,8 +78,7 @@ def test_requests_at_once_have_a_connection_each_and_leave_them_to_the_next() ->
                 server.waiting = 0
                 server.go_on.clear()
                 requests = [asyncio.create_task(http.get("/answer")) for _ in range(5)]
-                while server.waiting < 5:
-                    await asyncio.sleep(0.001)
+                await server.wait_for(lambda: server.waiting == 5)
                 server.go_on.set()
                 assert [answer.content for answer in await asyncio.gather(*requests)] == [b"ok"] * 5
                 assert server.connections == 5
@@ -83,14 +93,12 @@ def test_connections_without_requests_are_closed_by_a_later_one() -> None:
         nonlocal now
         async with connected(lambda: now) as (server, http):
             requests = [asyncio.create_task(http.get("/answer")) for _ in range(5)]
-            while server.waiting < 5:
-                await asyncio.sleep(0.001)
+            await server.wait_for(lambda: server.waiting == 5)
             server.go_on.set()
             await asyncio.gather(*requests)
             now = 60.0
             assert (await http.get("/answer")).content == b"ok"
-            while server.ended < 4:  # the last one was used again
-                await asyncio.sleep(0.001)
+            await server.wait_for(lambda: server.ended == 4)  # the last one was used again
             assert (await http.get("/answer")).content == b"ok"
             assert (server.connections, server.ended) == (5, 4)
 
